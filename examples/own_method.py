@@ -17,7 +17,7 @@ class Spread:
     def sees_batch(self, pool):
         return True  # the deviation is over the batch
 
-    def __call__(self, anchors, targets, labels, pool=None, whole=None):
+    def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
         align = -(anchors * targets.flip(0)).sum(-1).mean()
         flat = torch.relu(anchors.shape[-1] ** -0.5 - anchors.std(1)).mean()
         return supancl.Terms(align + self.weight * flat, align.detach(), flat.detach())

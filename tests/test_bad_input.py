@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from supancl.files import digest, temporary_of
+from supancl.files import digest, temporary_path
 from supancl.weights import checkpoint
 from supancl.weights.metrics_log import MetricsLog
 from supancl.weights.run_folder import RunFolder
@@ -749,12 +749,14 @@ def closed_places(root: Path, finished: Path) -> list[tuple[list[str], tuple[str
 def full(path: Path) -> None:
     """Whatever is written to the temporary file of `path` meets a disk without room."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary_of(path).symlink_to("/dev/full")
+    temporary_path(path).symlink_to("/dev/full")
 
 
 def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, capsys):
     class_folders(place / "data")
-    monkeypatch.setattr(RunFolder, "tidy", lambda self: None)  # it would remove what stands for the full disk
+    monkeypatch.setattr(
+        RunFolder, "remove_temporary_files", lambda self: None
+    )  # it would remove what stands for the full disk
     (place / "out").mkdir()
     before = contents(place)
     full(place / "out" / "recipe.json")
@@ -766,7 +768,9 @@ def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, ca
 def test_a_disk_full_at_a_checkpoint_keeps_the_one_before_and_the_run_can_go_on(place, monkeypatch, capsys):
     class_folders(place / "data")
     command = (*PRETRAIN, "--data", "data", "--epochs", "2")
-    monkeypatch.setattr(RunFolder, "tidy", lambda self: None)  # it would remove what stands for the full disk
+    monkeypatch.setattr(
+        RunFolder, "remove_temporary_files", lambda self: None
+    )  # it would remove what stands for the full disk
     full(place / "out" / "checkpoints" / "step-000000004.pt")
     said = supancl(capsys, *command)
     assert_refused(said, "out/checkpoints/step-000000004.pt", "No space left on device", "--resume", "--out")

@@ -21,7 +21,7 @@ from supancl.config import (
     checked,
     flattened,
     from_json,
-    parsed,
+    parse_value,
     replaced,
     to_json,
     validated,
@@ -34,7 +34,7 @@ from supancl.core.methods import METHODS
 from supancl.core.pools import PoolSpec
 from supancl.core.schedules import ScheduleSpec
 from supancl.data.views.specs import Crops, Masks, ViewSpec
-from supancl.errors import BadInput, SupanclError, nearest
+from supancl.errors import BadInput, SupanclError, did_you_mean
 from tests.files import mentions
 from tests.helpers import property_test
 
@@ -250,8 +250,8 @@ def test_every_row_of_the_method_table_is_valid(name):
      ("1e-3", 0.001), ("", ""), ("[1,", "[1,"), ("data/train", "data/train"), ("1_0", "1_0")],
 )  # fmt: skip
 def test_an_override_is_json_or_else_the_text_itself(text, value):
-    assert parsed(text) == value
-    assert type(parsed(text)) is type(value)
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
 
 
 def test_leaves_are_listed_by_their_dotted_names():
@@ -280,5 +280,5 @@ def test_bad_input_is_exit_code_2_and_the_base_is_1():
 
 
 def test_nearest_suggests_one_name_or_lists_all():
-    assert nearest("quue", ["queue", "prototypes"]) == "; did you mean 'queue'?"
-    assert nearest("zzz", ["b", "a"]) == "; known: a, b"
+    assert did_you_mean("quue", ["queue", "prototypes"]) == "; did you mean 'queue'?"
+    assert did_you_mean("zzz", ["b", "a"]) == "; known: a, b"

@@ -13,7 +13,7 @@ import supancl as package
 from supancl import pretrain
 from supancl.cli import console as telling
 from supancl.cli import entry, main
-from supancl.cli.console import SILENCE, Terminal, duration
+from supancl.cli.console import MAX_SILENCE, Terminal, duration
 from tests.files import TINY, class_folders, supancl
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -46,7 +46,7 @@ def test_within_an_epoch_a_file_gets_a_line_every_half_minute(clock) -> None:
         clock[0] += 1.0
         terminal.stepped(step, ROW if step % 10 == 0 else None)
     lines = text.getvalue().splitlines()[before:]
-    assert len(lines) == 300 / SILENCE
+    assert len(lines) == 300 / MAX_SILENCE
     assert lines[0] == "epoch 1 of 4, step 130 of 1,000, loss -0.7312, 1520 img/s, about 14 min left"
     assert lines[-1] == "epoch 2 of 4, step 400 of 1,000, loss -0.7312, 1520 img/s, about 10 min left"
 
@@ -54,10 +54,10 @@ def test_within_an_epoch_a_file_gets_a_line_every_half_minute(clock) -> None:
 def test_the_line_of_an_epoch_is_word_enough_for_the_next_half_minute(clock) -> None:
     terminal, text = written()
     begun(terminal)
-    clock[0] += SILENCE - 1
+    clock[0] += MAX_SILENCE - 1
     terminal.stepped(1, ROW)
     terminal.epoch_ended({"epoch": 0})
-    clock[0] += SILENCE - 1
+    clock[0] += MAX_SILENCE - 1
     terminal.stepped(2, None)
     assert "step" not in text.getvalue()
     clock[0] += 1
@@ -68,7 +68,7 @@ def test_the_line_of_an_epoch_is_word_enough_for_the_next_half_minute(clock) -> 
 def test_without_a_row_of_the_log_the_step_alone_is_told(clock) -> None:
     terminal, text = written()
     begun(terminal, step=5)
-    clock[0] += SILENCE
+    clock[0] += MAX_SILENCE
     terminal.stepped(4, None)  # went back to a checkpoint: no pace to judge by
     assert text.getvalue().splitlines()[-1] == "epoch 1 of 4, step 4 of 1,000"
 
@@ -77,7 +77,7 @@ def test_without_a_row_of_the_log_the_step_alone_is_told(clock) -> None:
 def test_nothing_of_it_where_nobody_wants_it_or_a_bar_shows_it(how: str, clock) -> None:
     terminal, text = written(terminal=how == "terminal", quiet=how == "quiet")
     begun(terminal)
-    clock[0] += SILENCE
+    clock[0] += MAX_SILENCE
     terminal.stepped(9, ROW)
     terminal.ends()
     assert "epoch 1 of 4, step" not in text.getvalue()
@@ -97,10 +97,10 @@ def test_a_run_that_goes_on_when_it_is_finished_says_so(tmp_path: Path) -> None:
     terminal, text = written()
     pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=terminal)
     assert (
-        f"{tmp_path / 'run'} is finished, at step 10 of 10; to train on, start another run with --init "
+        f"{tmp_path / 'run'} is finished, at step 10 of 10; to train longer, start another run with --init "
         f"{tmp_path / 'run'} and another --out"
     ) in text.getvalue()
-    assert "going on" not in text.getvalue()
+    assert "continuing" not in text.getvalue()
 
 
 def test_the_way_out_of_a_finished_run_can_be_gone(tmp_path: Path, capsys, monkeypatch) -> None:

@@ -15,14 +15,14 @@ import torch
 from supancl import METHODS, Data, NonFinite, open_data, pretrain, recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.core.pools import PoolSpec
-from supancl.data.splits import whole_split
+from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages
 from supancl.data.views.augment import Draws, render_in_chunks
 from supancl.data.views.products import render
 from supancl.data.views.specs import Crops
-from supancl.training.cuda.capture import WARM_UP
+from supancl.training.cuda.capture import WARM_UP_STEPS
 from supancl.training.cuda.layers import optimize_for_cuda
-from supancl.training.cuda.reuse import serves
+from supancl.training.cuda.reuse import can_share_step
 from supancl.training.loop import capture_step
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
@@ -167,11 +167,13 @@ def test_rates_momentum_and_draws_advance_from_replay_to_replay() -> None:
 
 def test_a_step_that_cannot_be_recorded_goes_on_and_can_be_recorded_later() -> None:
     trainer, notes = digits_trainer("supsiam", **{"train.replay": True, "loss.samples": 2}), Notes()
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP_STEPS):
         trainer.advance()
     step, stream = trainer.captured.step, torch.cuda.current_stream()
-    push = lambda *what: (float(trainer.inputs.momentum), step.run.push(*what))  # noqa: E731 - nobody may look while a step is recorded
-    trainer.captured.replace_step(Step(step.recipe, step.model, step.inputs, replace(step.run, push=push), step.ranks))
+    push = lambda *what: (float(trainer.inputs.momentum), step.functions.push(*what))  # noqa: E731 - nobody may look while a step is recorded
+    trainer.captured.replace_step(
+        Step(step.recipe, step.model, step.inputs, replace(step.functions, push=push), step.ranks)
+    )
     capture_step(trainer, notes)
     trainer.captured.replace_step(step)
     assert len(notes.warnings) == 1
@@ -180,11 +182,11 @@ def test_a_step_that_cannot_be_recorded_goes_on_and_can_be_recorded_later() -> N
     assert torch.cuda.current_stream() == stream
     losses = losses_of(trainer, 6)  # draws of the views' generator, and of torch's own
     assert all(math.isfinite(loss) for loss in losses)
-    assert trainer.step == int(trainer.inputs.step_tensor) == WARM_UP + 6
+    assert trainer.step == int(trainer.inputs.step_tensor) == WARM_UP_STEPS + 6
     trainer.capture()
     assert all(math.isfinite(loss) for loss in losses_of(trainer, 3))
     assert trainer.captured.replay is not None
-    assert trainer.step == int(trainer.inputs.step_tensor) == WARM_UP + 9
+    assert trainer.step == int(trainer.inputs.step_tensor) == WARM_UP_STEPS + 9
 
 
 @pytest.mark.parametrize("settings", [{"train.replay": True}, {}])
@@ -208,15 +210,15 @@ def test_images_that_are_not_resident_are_replayed_too(monkeypatch: pytest.Monke
     sides = [(8 + i % 3, 8 + i % 5) if packed else (8, 8) for i in range(96)]
     images = [torch.randint(0, 256, (1, *side), generator=random, dtype=torch.uint8) for side in sides]
     labels = torch.arange(96) % 3
-    store = PackedImages.of(images) if packed else ArrayImages(torch.stack(images))
-    split = whole_split(store, labels, [str(i) for i in range(96)])
+    store = PackedImages.from_images(images) if packed else ArrayImages(torch.stack(images))
+    split = full_split(store, labels, [str(i) for i in range(96)])
     data = Data(split, split, ("a", "b", "c"))
 
     def made(resident: bool, replay: bool) -> Trainer:
-        monkeypatch.setattr("supancl.data.store.memory.fits", lambda nbytes, device: resident)
+        monkeypatch.setattr("supancl.data.store.memory.fits_on_gpu", lambda nbytes, device: resident)
         chosen = tiny_recipe(train__device="cuda", train__precision="fp32", train__replay=replay, train__epochs=4)
         trainer = Trainer(chosen, data, torch.device("cuda"))
-        assert trainer.feed.resident == resident
+        assert trainer.feed.is_resident == resident
         return trainer
 
     for resident, replay in ((True, True), (False, True), (False, False)):
@@ -247,7 +249,7 @@ def test_a_captured_step_serves_another_seed_and_alpha(method: str) -> None:
     changes: dict = {"train.seed": 3, "loss.alpha": 0.1, "optimizer.lr": 0.02}
     captured, other = trainer.captured.replay, trainer.recipe.with_set(changes)
     assert captured is not None
-    assert serves(trainer, other)
+    assert can_share_step(trainer, other)
     trainer.restart(other, open_data(other.data, other.encoder.channels))
     expected, again, apart = side_by_side(digits_trainer(method, **settings, **changes), trainer, 30)
     assert trainer.captured.replay is captured

@@ -100,13 +100,13 @@ def test_the_order_in_which_content_is_given_does_not_count(order, tmp_path):
 
 
 def test_a_detector_file_is_sorted_too(tmp_path):
-    from supancl.detect.model import build_detector, normalization_of, resnet_of
+    from supancl.detect.model import build_detector, copy_resnet, normalization_of
     from supancl.detect.saving import save_detector
     from supancl.detect.spec import detect_spec
 
     spec = EncoderSpec("resnet18")
     with mock.patch("torchvision.models.resnet18", narrow_resnet):
-        detector = build_detector(resnet_of(spec.build()), detect_spec("c4"), 2, normalization_of(spec))
+        detector = build_detector(copy_resnet(spec.build()), detect_spec("c4"), 2, normalization_of(spec))
     found = set()
     for number in range(4):
         file = Path(tmp_path / str(number))

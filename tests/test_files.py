@@ -14,7 +14,7 @@ from supancl import files
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.files import beside, write_atomically, write_text
+from supancl.files import did_you_mean_path, write_atomically, write_text
 from supancl.weights.importing import open_encoder
 from tests.files import mentions
 
@@ -22,9 +22,9 @@ from tests.files import mentions
 def test_a_slip_in_a_path_is_answered_with_what_lies_beside_it(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "photos").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert beside("photo") == "; did you mean 'photos'?"
-    assert beside(tmp_path / "phtos") == f"; did you mean {str(tmp_path / 'photos')!r}?"
-    assert beside("nothing/like/it") == beside("birds") == beside("a\0b") == ""
+    assert did_you_mean_path("photo") == "; did you mean 'photos'?"
+    assert did_you_mean_path(tmp_path / "phtos") == f"; did you mean {str(tmp_path / 'photos')!r}?"
+    assert did_you_mean_path("nothing/like/it") == did_you_mean_path("birds") == did_you_mean_path("a\0b") == ""
     with pytest.raises(BadInput, match=mentions("photo", "photos")):
         open_data(DataSpec(source="photo"), 3)
     with pytest.raises(BadInput, match=mentions("digit", "digits")):
@@ -69,7 +69,7 @@ def test_processes_of_one_number_in_two_containers_write_one_file(tmp_path: Path
 
     def other(temporary: Path) -> None:
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(files, "OWN", "another")
+            elsewhere.setattr(files, "PROCESS_TOKEN", "another")
             write_text(path, "theirs")
         temporary.write_text("ours")
 

@@ -596,7 +596,7 @@ def test_a_layer_that_gives_no_tensor_is_bad_input():
 def table_row(row: Any) -> str:
     target = ", ".join(f"`{name}`" for name in row.target) or "-"
     online = f"`{row.online}`" if row.online else "none"
-    return f"| {row.name} | {online} | {target} | {row.place} | {row.ignored} | {row.source} |"
+    return f"| {row.name} | {online} | {target} | {row.state_dict_key} | {row.ignored} | {row.source} |"
 
 
 def test_the_documented_table_is_the_table():

@@ -11,7 +11,14 @@ from supancl import Collapsed, effective_rank, pretrain, recipe
 from supancl.core.encoders import Encoder
 from supancl.data.splits import Split
 from supancl.probes import Features, embed
-from supancl.training.monitor import COLLAPSED_STD, IN_A_ROW, RANKS_IN_A_ROW, Monitor, alarm, relative_std
+from supancl.training.monitor import (
+    COLLAPSED_STD,
+    LOW_RANK_IN_A_ROW,
+    LOW_STD_IN_A_ROW,
+    Monitor,
+    collapse_message,
+    relative_std,
+)
 from supancl.training.trainer import Trainer
 from tests.files import mentions
 from tests.tiny import Notes, tiny_data, tiny_recipe
@@ -49,7 +56,7 @@ def test_effective_rank_is_that_of_the_singular_values(size: int, width: int) ->
 
 def test_one_low_reading_is_no_collapse_but_several_in_a_row_are() -> None:
     monitor, flat, spread = Monitor(tiny_data(), True), torch.ones(8, 4), torch.eye(8)
-    for targets in [flat] * (IN_A_ROW - 1) + [spread] + [flat] * (IN_A_ROW - 1):
+    for targets in [flat] * (LOW_STD_IN_A_ROW - 1) + [spread] + [flat] * (LOW_STD_IN_A_ROW - 1):
         monitor.note(float(relative_std(targets)))
     assert not monitor.collapsed
     monitor.note(float(relative_std(flat)))
@@ -80,7 +87,7 @@ def test_a_collapse_is_said_once_in_plain_words_with_cause_and_remedy(tmp_path: 
     step = int(notes.warnings[0].split("by step ")[1].split(":")[0])
     stds = [row["std"] for row in run.metrics if row["step"] <= step]
     low = [std < COLLAPSED_STD for std in stds]
-    runs = [all(low[i : i + IN_A_ROW]) for i in range(len(low) - IN_A_ROW + 1)]
+    runs = [all(low[i : i + LOW_STD_IN_A_ROW]) for i in range(len(low) - LOW_STD_IN_A_ROW + 1)]
     assert runs == [False] * (len(runs) - 1) + [True]  # said at the first moment it was sure
     assert stds[0] > 0.9
 
@@ -122,21 +129,21 @@ def test_healthy_runs_stay_silent(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_the_cause_fits_the_recipe(method: str, overrides: dict, words: str) -> None:
-    said = alarm(tiny_recipe(method, **overrides), Monitor(tiny_data(), True), 7)
+    said = collapse_message(tiny_recipe(method, **overrides), Monitor(tiny_data(), True), 7)
     assert words in said
     assert said.count("Try ") == 1
 
 
 def test_of_partly_labelled_images_the_monitor_takes_the_labelled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth has a label: 20 images at random would hold two of them."""
-    monkeypatch.setattr("supancl.training.monitor.MOST_IMAGES", 20)
+    monkeypatch.setattr("supancl.training.monitor.MAX_IMAGES", 20)
     partly = tiny_data(400, unlabelled=0.9)
     monitor = Monitor(partly, True)
-    assert partly.train.labelled > 20
-    assert (len(monitor.reference), monitor.reference.labelled) == (20, 20)
-    assert 0 < len(monitor.held_out) == monitor.held_out.labelled == min(20, partly.held_out.labelled)
+    assert partly.train.num_labelled > 20
+    assert (len(monitor.reference), monitor.reference.num_labelled) == (20, 20)
+    assert 0 < len(monitor.held_out) == monitor.held_out.num_labelled == min(20, partly.held_out.num_labelled)
     whole = tiny_data(400)
-    assert torch.equal(Monitor(whole, True).reference.index, whole.train.some(20).index)
+    assert torch.equal(Monitor(whole, True).reference.index, whole.train.sample(20).index)
 
 
 def test_without_labels_there_is_no_accuracy_and_no_training_image_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,13 +183,13 @@ def test_targets_that_use_few_directions_are_a_collapse_though_they_are_spread_o
     data = tiny_data(4 * classes, classes)
     monitor = Monitor(data, supervised)
     trainer = Trainer(tiny_recipe("supsiam"), data, torch.device("cpu"))
-    for _ in range(RANKS_IN_A_ROW):
+    for _ in range(LOW_RANK_IN_A_ROW):
         assert not monitor.collapsed
         assert monitor.note(float(relative_std(of_rank(rank)))) > 0.9
         monitor.measure(trainer.model.branches.encoder, of_rank(rank), None, torch.device("cpu"))
     assert monitor.collapsed == collapsed
     if collapsed:
-        assert "use only" in alarm(tiny_recipe("simsiam"), monitor, 7)
+        assert "use only" in collapse_message(tiny_recipe("simsiam"), monitor, 7)
 
 
 @pytest.mark.parametrize(("epochs", "checked"), [(7, [4, 6]), (10, [4, 9]), (3, [2])])

@@ -70,7 +70,7 @@ def test_evaluate_finds_what_the_last_check_found(source, tmp_path, capsys):
 
 
 def test_an_earlier_check_may_take_a_sample_and_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("supancl.training.monitor.MOST_IMAGES", 25)
+    monkeypatch.setattr("supancl.training.monitor.MAX_IMAGES", 25)
     run, data = tmp_path / "run", photographs(tmp_path / "data")
     said = supancl(capsys, "pretrain", "cifar100.supsiam", "--data", data, *SMALL, "--out", run)
     first, last = checks(run)
@@ -83,7 +83,7 @@ def test_an_earlier_check_may_take_a_sample_and_says_so(tmp_path, capsys, monkey
 
 
 def test_the_last_check_has_a_bound_and_says_it(monkeypatch):
-    monkeypatch.setattr("supancl.training.monitor.MOST_AT_LAST", 30)
+    monkeypatch.setattr("supancl.training.monitor.MAX_IMAGES_LAST_CHECK", 30)
     data = tiny_data(120)
     encoder = Trainer(tiny_recipe(), data, CPU).model.branches.encoder
     row = Monitor(data, True).measure(encoder, torch.empty(0, 8), None, CPU, last=True)
@@ -93,7 +93,7 @@ def test_the_last_check_has_a_bound_and_says_it(monkeypatch):
 def test_rows_are_sampled_as_images_are():
     split = sample_labelled(tiny_data(200, unlabelled=0.5).train, 10**6)
     rows = sample_rows(Features(split.index[:, None].float(), split.labels), 20)
-    few = split.some(20)
+    few = split.sample(20)
     assert torch.equal(rows.values[:, 0].long(), few.index)
     assert torch.equal(rows.labels, few.labels)
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from supancl.probes import Features
 from supancl.reports.alpha_page import _unbroken_flags
-from supancl.reports.detections import class_bars, comparison_curves, detection_curves
+from supancl.reports.detections import draw_class_bars, draw_comparison_curves, draw_detection_curves
 from supancl.reports.pictures import escape_label, loss_curves, tsne_map, tsne_panels
 
 FORMULA = "US$_to_$5"  # between its dollars there is half a formula
@@ -46,9 +46,9 @@ def test_no_picture_fails_for_a_name(tmp_path: Path) -> None:
         for kind in ("train", "monitor", "test")
     ]
     loss_curves({FORMULA: rows}, tmp_path / "loss.png")
-    detection_curves({FORMULA: rows, "_b": rows}, tmp_path / "detection.png")
-    comparison_curves({FORMULA: [rows]}, tmp_path / "comparison.png")
-    class_bars({FORMULA: {FORMULA: 1.0, "cat": 2.0}}, tmp_path / "bars.png")
+    draw_detection_curves({FORMULA: rows, "_b": rows}, tmp_path / "detection.png")
+    draw_comparison_curves({FORMULA: [rows]}, tmp_path / "comparison.png")
+    draw_class_bars({FORMULA: {FORMULA: 1.0, "cat": 2.0}}, tmp_path / "bars.png")
     assert len(list(tmp_path.glob("*.png"))) == 4
 
 

@@ -11,7 +11,7 @@ from supancl.config import to_json
 from supancl.core.branches import HeadSpec
 from supancl.core.pools import UNLABELLED, Queue
 from supancl.paper.tables.layouts import is_published
-from supancl.recipes import RECIPES, recipe_from_json, released
+from supancl.recipes import RECIPES, as_released_code, recipe_from_json
 from supancl.training.trainer import Trainer
 from tests.test_resume import crash_and_resume
 from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
@@ -94,7 +94,7 @@ def test_paper_mode_has_the_heads_it_had():
 def test_byols_momentum_never_leaves_its_start(method):
     made = recipe(f"imagenet100.{method}", compat="released-code")
     assert (made.branches.momentum, made.branches.momentum_end) == (0.996, 0.996)
-    trainer = trainer_of(released(tiny_recipe(method, branches__momentum=0.996)))
+    trainer = trainer_of(as_released_code(tiny_recipe(method, branches__momentum=0.996)))
     assert {trainer.inputs.schedule.momentum(step) for step in range(trainer.steps + 1)} == {0.996}
 
 
@@ -111,7 +111,7 @@ def trainer_of(made) -> Trainer:
 
 
 def queue_of(seed: int, method: str = "moco2") -> Tensor:
-    pool = trainer_of(released(tiny_recipe(method, train__seed=seed))).model.pool
+    pool = trainer_of(as_released_code(tiny_recipe(method, train__seed=seed))).model.pool
     assert isinstance(pool, Queue)
     stored = pool.stored()
     assert bool(stored.valid.all())
@@ -129,7 +129,7 @@ def test_a_random_queue_is_full_of_unit_vectors_that_hang_on_the_seed():
 
 @pytest.mark.parametrize("method", ["moco2", "supmoco", "byol", "supcon"])
 def test_a_run_resumes_with_the_same_bits(method, tmp_path):
-    made, data = released(tiny_recipe(method, train__checkpoint_every=2)), tiny_data(unlabelled=0.3)
+    made, data = as_released_code(tiny_recipe(method, train__checkpoint_every=2)), tiny_data(unlabelled=0.3)
     whole = pretrain(made, data, tmp_path / "whole")
     resumed = crash_and_resume(made, data, tmp_path / "stopped", at=8)
     assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))

@@ -204,7 +204,7 @@ def test_a_run_that_ended_at_a_loss_without_numbers_goes_on_without_the_step(pol
     way = rf"every loss \(slower on a GPU\): supancl pretrain --resume --on-nan skip --out {folder}; or start anew with"
     with pytest.raises(NonFinite, match=way) as stopped:
         pretrain(recipe, data, folder)
-    assert str(stopped.value).startswith(f"{stopped.value.what}; to go on")
+    assert str(stopped.value).startswith(f"{stopped.value.cause}; to go on")
     with pytest.raises(NonFinite, match=mentions("step 3", "--on-nan")):
         pretrain(None, data, folder, resume=True)  # who does not ask for it is stopped again
     with pytest.raises(Crash):
@@ -308,8 +308,8 @@ def test_a_run_that_was_stopped_for_a_collapse_goes_on_when_it_is_asked_to_and_s
     with pytest.raises(Collapsed, match=mentions("step 3", "train.on_collapse", "stop")) as again:
         pretrain(None, data, folder, resume=True)
     for error in (first.value, again.value):
-        assert str(error) == error.what + way
-        assert "Try" in error.what
+        assert str(error) == error.cause + way
+        assert "Try" in error.cause
     assert all(path.read_bytes() == was for path, was in before.items())
     going = recipe.with_set({"train.on_collapse": "warn"})
     with pytest.raises(Crash):

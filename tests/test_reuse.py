@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from supancl.training.cuda.reuse import one_step, serves, trainer_for
+from supancl.training.cuda.reuse import can_share_step, share_step, trainer_for
 from supancl.training.pretrain import pretrain
 from supancl.training.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
@@ -50,7 +50,7 @@ def test_a_step_serves_what_differs_in_values_and_nothing_else():
     first, data = tiny_recipe("supsiam", "queue"), tiny_data()
     trainer = Trainer(first, data, CPU)
     for changes in ({"train.seed": 9}, {"optimizer.lr": 0.5}, {"schedule.decay": "constant"}, {"train.log_every": 3}):
-        assert serves(trainer, first.with_set(changes)), changes
+        assert can_share_step(trainer, first.with_set(changes)), changes
     for changes in (
         {"optimizer.weight_decay": 0.5},
         {"pool.size": 32},
@@ -60,14 +60,14 @@ def test_a_step_serves_what_differs_in_values_and_nothing_else():
         {"loss.form": "squared"},
         {"optimizer.momentum": 0.5},
     ):
-        assert not serves(trainer, first.with_set(changes)), changes
+        assert not can_share_step(trainer, first.with_set(changes)), changes
     trainer.compilation.enabled = True
-    assert not serves(trainer, first)
+    assert not can_share_step(trainer, first)
     trainer.compilation.enabled = False
     # on a CPU alpha is a number of the step itself; a captured one reads it from the device
-    assert not serves(trainer, first.with_set({"loss.alpha": 0.1}))
+    assert not can_share_step(trainer, first.with_set({"loss.alpha": 0.1}))
     trainer.inputs.alpha = torch.tensor(0.5)
-    assert serves(trainer, first.with_set({"loss.alpha": 0.1}))
+    assert can_share_step(trainer, first.with_set({"loss.alpha": 0.1}))
 
 
 def test_runs_in_one_block_share_a_trainer_and_the_first_ones_encoder_is_its_own(tmp_path, monkeypatch):
@@ -76,7 +76,7 @@ def test_runs_in_one_block_share_a_trainer_and_the_first_ones_encoder_is_its_own
     data = tiny_data()
     first, second = (tiny_recipe("supsiam", "queue", train__seed=seed) for seed in (0, 1))
     alone = pretrain(second, data, tmp_path / "alone")
-    with one_step():
+    with share_step():
         run = pretrain(first, data, tmp_path / "a")
         before = {name: value.clone() for name, value in run.encoder.state_dict().items()}
         other = pretrain(second, data, tmp_path / "b")
@@ -91,7 +91,7 @@ def test_runs_in_one_block_share_a_trainer_and_the_first_ones_encoder_is_its_own
 
 def test_other_data_get_a_trainer_of_their_own():
     made = tiny_recipe("supsiam", "queue")
-    with one_step():
+    with share_step():
         one = trainer_for(made, tiny_data(), CPU)
         assert trainer_for(made, tiny_data(), CPU) is one
         assert trainer_for(made, tiny_data(unlabelled=0.5), CPU) is not one
@@ -100,7 +100,7 @@ def test_other_data_get_a_trainer_of_their_own():
 def test_arrays_with_other_pixels_are_other_data_though_their_labels_agree():
     made = tiny_recipe("supsiam", "queue")
     one, other = tiny_data(), tiny_data(seed=1)
-    assert one.described["fingerprint"] == other.described["fingerprint"]
-    with one_step():
+    assert one.summary["fingerprint"] == other.summary["fingerprint"]
+    with share_step():
         first = trainer_for(made, one, CPU)
         assert trainer_for(made, other, CPU) is not first

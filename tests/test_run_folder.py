@@ -28,7 +28,7 @@ from pathlib import Path
 from supancl.weights.run_folder import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 folder.create()
-with folder.locked():
+with folder.lock():
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -77,13 +77,13 @@ def test_the_lock_is_free_again_after_an_error(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     (folder.path / "recipe.json").write_text("{}")
-    with pytest.raises(ZeroDivisionError), folder.locked():
+    with pytest.raises(ZeroDivisionError), folder.lock():
         raise ZeroDivisionError
-    with folder.locked():
+    with folder.lock():
         assert (folder.path / ".lock").read_text() == str(os.getpid())
         with (
             pytest.raises(BadInput, match=mentions("in use", f"process {os.getpid()}")),
-            RunFolder(folder.path).locked(),
+            RunFolder(folder.path).lock(),
         ):
             raise AssertionError("two writers")
 
@@ -94,7 +94,7 @@ def test_the_lock_is_free_again_after_an_error(tmp_path):
 def test_a_run_that_never_began_leaves_no_folder(tmp_path):
     folder = RunFolder(tmp_path / "deep" / "run")
     folder.create()
-    with pytest.raises(ZeroDivisionError), folder.locked():
+    with pytest.raises(ZeroDivisionError), folder.lock():
         raise ZeroDivisionError
     assert not folder.path.exists()
 
@@ -104,7 +104,7 @@ def test_a_folder_that_was_there_before_stays_with_all_that_was_in_it(tmp_path):
     (tmp_path / "run" / "notes.txt").write_text("mine")
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    with pytest.raises(ZeroDivisionError), folder.locked():
+    with pytest.raises(ZeroDivisionError), folder.lock():
         raise ZeroDivisionError
     assert contents(tmp_path) == {"run": None, "run/notes.txt": b"mine"}
     assert not (tmp_path / "run" / ".lock").exists()
@@ -131,7 +131,7 @@ def test_a_run_that_began_stays_whatever_ends_it(tmp_path):
 
     with pytest.raises(ZeroDivisionError):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=Stop())
-    assert RunFolder(tmp_path / "run").holds_run
+    assert RunFolder(tmp_path / "run").has_run
     assert RunFolder(tmp_path / "run").read_recipe()[0].name == "tiny.supsiam"
 
 
@@ -179,11 +179,11 @@ def test_recipe_json_has_the_settings_the_classes_the_data_and_the_versions(tmp_
     recipe, data = tiny_recipe(), tiny_data()
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    folder.write_recipe(recipe, data.classes, data.described)
+    folder.write_recipe(recipe, data.classes, data.summary)
     kept = json.loads(folder.recipe_file.read_text())
     assert set(kept) >= {"recipe", "classes", "data", "versions", "commit"}
     assert folder.read_recipe() == (recipe, ("class 0", "class 1", "class 2"))
-    assert kept["data"] == {**data.described, "skipped": 0}
+    assert kept["data"] == {**data.summary, "skipped": 0}
     assert kept["versions"] == versions()
     assert set(kept["versions"]) >= {"python", "supancl", "torch", "numpy"}
 

@@ -92,7 +92,7 @@ def test_every_run_is_judged_and_embedded_once_it_has_ended(kept, name):
 def test_a_study_goes_on_without_training_and_is_measured_again(kept, capsys):
     before = {file: file.read_bytes() for file in Path("study").glob("*/checkpoints/*.pt")}
     assert main([*study_words(), "--out", "study"]) == 0
-    assert "4 of 4 runs are already there" in capsys.readouterr().out
+    assert "4 of 4 runs are already finished" in capsys.readouterr().out
     assert {file: file.read_bytes() for file in Path("study").glob("*/checkpoints/*.pt")} == before
     found = [json.loads(file.read_text()) for file in Path("study").glob("*/evaluate/linear.json")]
     assert [result["chosen_on"] for result in found] == ["other half"] * 4

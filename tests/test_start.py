@@ -11,21 +11,21 @@ import torch
 from supancl import BadInput, Data, pretrain, recipe
 from supancl.cli.pretrain import check_agrees
 from supancl.data.opening import open_data
-from supancl.data.sources.folder import check_apart
-from supancl.data.splits import whole_split
+from supancl.data.sources.folder import check_out_folder
+from supancl.data.splits import full_split
 from supancl.data.store.memory import Batch, PackedImages
-from supancl.distributed import ALONE, Ranks
+from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.sweeps.runner import Sweep
-from supancl.training.cuda.capture import WARM_UP, Replay
+from supancl.training.cuda.capture import WARM_UP_STEPS, Replay
 from supancl.training.loop import capture_step, report_compile_failures
 from supancl.training.preflight import (
-    WORTH_COMPILING,
-    agrees,
+    MIN_STEPS_TO_COMPILE,
     check_same_device,
-    determinism,
+    deterministic_mode,
+    is_same_or_automatic,
+    out_of_memory_message,
     pick_device,
     resolve_recipe,
-    too_large,
     with_speed,
 )
 from supancl.training.step import Step
@@ -61,7 +61,7 @@ def test_a_cpu_gets_the_plain_step() -> None:
 def test_a_gpu_gets_the_fast_one_and_compiles_where_the_run_is_long_enough(gpu) -> None:
     gpu(bf16=True)
     made = recipe("cifar100.supsiam")
-    long_enough = made.with_set({"train.epochs": -(-WORTH_COMPILING // 195)})
+    long_enough = made.with_set({"train.epochs": -(-MIN_STEPS_TO_COMPILE // 195)})
     assert chosen(long_enough, CUDA, 50_000) == ("bf16", True, True)
     assert chosen(made.with_set({"train.epochs": 2}), CUDA, 50_000) == ("bf16", False, True)
     assert chosen(long_enough.with_set({"train.deterministic": True}), CUDA, 50_000) == ("bf16", False, False)
@@ -100,8 +100,8 @@ def test_a_run_keeps_what_was_chosen_and_continues_when_it_is_left_open_again(tm
     pretrain(made, data, tmp_path / "run", resume=True)
     with pytest.raises(BadInput, match=mentions("train.precision", "bf16", "fp32")):
         pretrain(made.with_set({"train.precision": "bf16"}), data, tmp_path / "run", resume=True)
-    assert agrees("train.compile", None, True)
-    assert not agrees("train.epochs", None, 3)
+    assert is_same_or_automatic("train.compile", None, True)
+    assert not is_same_or_automatic("train.epochs", None, 3)
 
 
 def test_a_run_may_go_on_compiled_or_captured_otherwise(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_capture_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.Mo
     def fails(*how: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing. More of it")
 
-    trainer.captured.may_replay, trainer.captured.steps_warmed_up = True, WARM_UP
+    trainer.captured.may_replay, trainer.captured.warm_up_steps_done = True, WARM_UP_STEPS
     monkeypatch.setattr("supancl.training.cuda.capture.Replay", fails)
     assert trainer.captured.is_due
     capture_step(trainer, notes)
@@ -181,13 +181,13 @@ def packed_trainer(*sizes: tuple[int, int], replay: bool | None = None) -> Train
     images = [
         torch.randint(0, 256, (1, *sizes[i % len(sizes)]), generator=random, dtype=torch.uint8) for i in range(48)
     ]
-    split = whole_split(PackedImages.of(images), torch.arange(48) % 3, [str(i) for i in range(48)])
+    split = full_split(PackedImages.from_images(images), torch.arange(48) % 3, [str(i) for i in range(48)])
     return Trainer(tiny_recipe(train__replay=replay), Data(split, split, ("a", "b", "c")), CPU)
 
 
 def test_a_step_is_captured_on_one_gpu_with_batches_of_one_shape_and_losses_nobody_waits_for() -> None:
     one, another = packed_trainer((8, 8), replay=True), packed_trainer((8, 8), (9, 8))
-    usual = {"recipe": one.recipe, "device": CUDA, "ranks": ALONE, "feed": one.feed}
+    usual = {"recipe": one.recipe, "device": CUDA, "ranks": SINGLE_PROCESS, "feed": one.feed}
     assert not one.captured.may_replay
     assert can_replay(**usual)
     for changed in (
@@ -275,8 +275,8 @@ def test_a_run_of_a_gpu_is_refused_here_before_anything_changes(tmp_path: Path) 
 def test_too_little_memory_in_fp32_on_a_gpu_names_its_size_and_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16e9))
     said = "the GPU's memory (16 GB) is too small for batches of 8; try --accumulate 2 or --batch-size 4"
-    assert too_large(tiny_recipe(train__precision="fp32"), CUDA) == f"{said} or --precision bf16"
-    assert too_large(tiny_recipe(train__precision="bf16"), CUDA) == said
+    assert out_of_memory_message(tiny_recipe(train__precision="fp32"), CUDA) == f"{said} or --precision bf16"
+    assert out_of_memory_message(tiny_recipe(train__precision="bf16"), CUDA) == said
 
 
 def test_a_compiler_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -317,8 +317,10 @@ def test_a_compiler_that_fails_at_the_pool_has_the_step_taken_once(monkeypatch: 
     monkeypatch.setattr(trainer.model.optimizer, "step", lambda: taken.append(optimize()))
     monkeypatch.setattr(torch, "compile", lambda function: fails)
     trainer.compilation.enabled = True
-    push = trainer.compilation._try("filling the pool", trainer.model.push_targets)
-    trainer.captured.replace_step(Step(step.recipe, step.model, step.inputs, replace(step.run, push=push), step.ranks))
+    push = trainer.compilation._compile_or_eager("filling the pool", trainer.model.push_targets)
+    trainer.captured.replace_step(
+        Step(step.recipe, step.model, step.inputs, replace(step.functions, push=push), step.ranks)
+    )
     for _ in range(2):
         assert trainer.advance() is not None
         report_compile_failures(trainer, notes)
@@ -327,15 +329,15 @@ def test_a_compiler_that_fails_at_the_pool_has_the_step_taken_once(monkeypatch: 
     assert "filling the pool could not be compiled" in notes.warnings[0]
     assert "no C compiler" in notes.warnings[0]
     trainer.compilation.failures.append("the views could not be compiled")
-    trainer.compilation.give_up()  # the whole step as written, which is said by one line
+    trainer.compilation.disable()  # the whole step as written, which is said by one line
     assert trainer.compilation.failures == []
 
 
 def test_while_a_step_is_recorded_no_thread_makes_batches_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = packed_trainer((8, 8), (9, 8))
     trainer.advance()
-    assert trainer.feed.thread is not None
-    threads, seen = trainer.feed.thread._threads, []
+    assert trainer.feed.executor is not None
+    threads, seen = trainer.feed.executor._threads, []
     monkeypatch.setattr(
         "supancl.training.cuda.capture.Replay", lambda *how: seen.append([each.is_alive() for each in threads])
     )
@@ -351,7 +353,7 @@ def test_determinism_is_given_back_as_it_was() -> None:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         torch.use_deterministic_algorithms(True, warn_only=True)
-        with determinism(True):
+        with deterministic_mode(True):
             assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
@@ -405,17 +407,17 @@ def test_a_run_may_lie_where_its_data_are_not_read(tmp_path):
         (tmp_path / "flat", tmp_path / "flat-runs"),
         (tmp_path / "none", tmp_path / "none" / "a"),
     ):
-        check_apart(str(source), out)
+        check_out_folder(str(source), out)
     for source, out in (
         (split, split / "train" / "runs"),
         (split, split / "unlabelled" / "a"),
         (tmp_path / "flat", tmp_path / "split" / ".." / "flat" / "a"),
     ):
         with pytest.raises(BadInput, match=mentions("another", "--out")):
-            check_apart(str(source), out)
+            check_out_folder(str(source), out)
     (tmp_path / "link").symlink_to(tmp_path / "flat")
     with pytest.raises(BadInput, match=mentions("another", "--out")):
-        check_apart(str(tmp_path / "link"), tmp_path / "flat" / "runs")
+        check_out_folder(str(tmp_path / "link"), tmp_path / "flat" / "runs")
 
 
 def test_no_file_of_a_folder_of_images_is_asked_whether_it_is_a_folder(tmp_path, monkeypatch):
@@ -424,7 +426,7 @@ def test_no_file_of_a_folder_of_images_is_asked_whether_it_is_a_folder(tmp_path,
         (tmp_path / name).touch()
     asked, plain = [], Path.is_dir
     monkeypatch.setattr(Path, "is_dir", lambda path: asked.append(path) or plain(path))
-    check_apart(str(tmp_path), tmp_path.parent / "runs")
+    check_out_folder(str(tmp_path), tmp_path.parent / "runs")
     assert asked == [tmp_path]
 
 

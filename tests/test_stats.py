@@ -12,12 +12,12 @@ from scipy import stats
 
 from supancl.stats import (
     Interval,
-    Pooled,
+    PooledDeviation,
     accuracy_half_width,
     difference_interval,
     episode_half_width,
     mean_interval,
-    pooled,
+    pooled_deviation,
     seed_stats,
     seed_stats_numpy,
     tukey_half_width,
@@ -60,8 +60,8 @@ def test_the_interval_of_a_difference_is_scipys(interval, equal_variances: bool)
 def test_a_difference_of_single_values_needs_the_spread_of_others() -> None:
     assert difference_interval([70.0], [68.0]) == Interval(2.0, -math.inf, math.inf)
     half = stats.t.ppf(0.975, 8) * 0.2 * 2**0.5
-    assert difference_interval([70.0], [68.0], Pooled(0.2, 8)) == pytest.approx((2, 2 - half, 2 + half))
-    assert pooled([[1.0], [2.0]]) is None
+    assert difference_interval([70.0], [68.0], PooledDeviation(0.2, 8)) == pytest.approx((2, 2 - half, 2 + half))
+    assert pooled_deviation([[1.0], [2.0]]) is None
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from supancl.reports.tables import (
     Cell,
     Table,
     cell_text,
+    mark_for_rank,
     mean_text,
-    place_mark,
     to_html,
     to_latex,
     to_markdown,
@@ -126,9 +126,9 @@ def test_only_formats_that_there_are() -> None:
 
 
 def test_cells() -> None:
-    assert [place_mark(place) for place in range(4)] == ["best", "second", "", ""]
+    assert [mark_for_rank(place) for place in range(4)] == ["best", "second", "", ""]
     assert cell_text(Cell("1", "2", "best", "(3)")) == "1 ± 2* (3)"
-    assert cell_text(Cell("", beside="(3)")) == "(3)"
+    assert cell_text(Cell("", suffix="(3)")) == "(3)"
     assert [mean_text(*values, 1) for values in ((1.0, 0.5), (1.0, None), (1.0, math.nan), (None, 0.5))] == [
         "1.0 +- 0.5",
         "1.0",

@@ -325,7 +325,7 @@ def test_steps_traced_as_one_graph_and_eager_ones_agree(method: str, monkeypatch
     for compiled in (False, True):
         torch.compiler.reset()
         trainer = trainer_of(tiny_recipe(method, train__compile=compiled))
-        assert trainer.model.branches.join(2)  # as on a GPU
+        assert trainer.model.branches.join_views()  # as on a GPU
         for _ in range(3):
             trainer.advance()
         trained[compiled] = {name: value.clone() for name, value in trainer.model.branches.state_dict().items()}

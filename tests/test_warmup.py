@@ -9,7 +9,7 @@ import pytest
 from supancl import pretrain, recipe
 from supancl.config import to_json
 from supancl.evaluate.naming import group_of
-from supancl.paper.tables.runs import changes
+from supancl.paper.tables.runs import changed_fields
 from supancl.recipes import recipe_from_json
 from supancl.recipes.recipe import resolve_warmup
 from supancl.weights.run_folder import RunFolder
@@ -104,7 +104,7 @@ def test_a_study_says_once_that_it_cuts_and_is_found_again(tmp_path, monkeypatch
     assert said.out.count("schedule.warmup_epochs = 2 instead of 40") == 1
     said = supancl(capsys, *command)
     assert said.code == 0, said.err
-    assert "2 of 2 runs are already there" in said.out
+    assert "2 of 2 runs are already finished" in said.out
 
 
 def test_a_run_of_0_1_0_is_read_as_what_it_did(tmp_path):
@@ -118,9 +118,9 @@ def test_a_run_of_0_1_0_is_read_as_what_it_did(tmp_path):
 
 def test_a_warm_up_that_follows_from_the_epochs_is_no_change_of_its_own():
     short = resolve_warmup(recipe("imagenet100.supsiam").with_set({"train.epochs": 10}))
-    assert changes(short) == {"train.epochs": 10}
+    assert changed_fields(short) == {"train.epochs": 10}
     other = short.with_set({"schedule.warmup_epochs": 3})
-    assert changes(other) == {"train.epochs": 10, "schedule.warmup_epochs": 3}
+    assert changed_fields(other) == {"train.epochs": 10, "schedule.warmup_epochs": 3}
 
 
 def test_a_recipe_made_short_and_long_again_has_its_own_warm_up():

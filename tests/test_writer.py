@@ -260,7 +260,7 @@ def test_the_end_waits_and_the_lock_is_held_until_then(tmp_path: Path, monkeypat
             ended.wait(0.3)
             with (
                 pytest.raises(BadInput, match=mentions("in use", "process")) as told,
-                RunFolder(tmp_path / "run").locked(),
+                RunFolder(tmp_path / "run").lock(),
             ):
                 raise AssertionError("two writers")
             refused.append(told)

@@ -31,7 +31,7 @@ from PIL import Image, ImageDraw
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from supancl.data.decode import decode, map_in_order, workers
+from supancl.data.decode import decode, decode_threads, map_in_order
 from supancl.data.store.cache import Cache, CachedImages
 from supancl.reports.tables import Table, to_markdown
 
@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         memory_child(*args.child)
         return {}
     torch.set_num_threads(1)
-    cores = workers()
+    cores = decode_threads()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         paths = make_jpegs(root / "photos", args.images, WIDTH, HEIGHT, 90)

@@ -37,7 +37,7 @@ from supancl.core.precision import autocast_for
 from supancl.detect import DetectData, DetectSpec, build_detector, detect_spec, open_scenes
 from supancl.detect.batches import Batches
 from supancl.detect.model import Normalization
-from supancl.detect.scenes import Scenes, for_training, made_scene
+from supancl.detect.scenes import Scenes, make_scene, prepare_for_training
 from supancl.detect.train import Training
 
 NORMALIZATION = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -58,15 +58,15 @@ def noise(count: int, height: int, width: int) -> Scenes:
         sides = (0.1 + 0.3 * torch.rand(3, 2, generator=generator)) * torch.tensor([width, height])
         boxes = torch.cat([corners, corners + sides], 1).tolist()
         labels = torch.randint(CLASSES, (3,), generator=generator).tolist()
-        scenes.append(made_scene(Path(f"{number}.jpg"), (height, width), boxes, labels)[0])
+        scenes.append(make_scene(Path(f"{number}.jpg"), (height, width), boxes, labels)[0])
         kept[number] = torch.randint(256, (3, height, width), generator=generator, dtype=torch.uint8)
-    return Scenes(tuple(scenes), tuple(f"class {i:02d}" for i in range(CLASSES)), "noise", kept=kept)
+    return Scenes(tuple(scenes), tuple(f"class {i:02d}" for i in range(CLASSES)), "noise", decoded=kept)
 
 
 def images_of(args: argparse.Namespace) -> Scenes:
     if not args.data:
         return noise(args.images, *((375, 500) if not args.quick else (96, 128)))
-    scenes = for_training(open_scenes(DetectData(args.data, args.year))[0], True, False, 8)
+    scenes = prepare_for_training(open_scenes(DetectData(args.data, args.year))[0], True, False, 8)
     first = replace(scenes, scenes=scenes.scenes[: args.images])
     for position in range(len(first)):
         first.image(position)  # keeps it

@@ -44,7 +44,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from supancl.probes import Features, accuracy, few_shot, knn_accuracy, sample_episodes, transfer
-from supancl.probes.fewshot import episode_answers
+from supancl.probes.fewshot import predict_episodes
 from supancl.probes.transfer import WEIGHTS
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -240,7 +240,7 @@ def bench_few_shot(features: Features, episodes: int, first: int) -> dict[str, A
     ours, theirs, equal, asked, scores = Times(), Times(), 0, 0, []
     values = features.values.numpy()
     fit, truth = np.repeat(np.arange(5), 5), np.repeat(np.arange(5), 16)
-    answers = episode_answers(features.values, drawn.support[:first], drawn.query[:first])
+    answers = predict_episodes(features.values, drawn.support[:first], drawn.query[:first])
 
     def peer(row: int) -> np.ndarray:
         model = OneVsRestClassifier(LogisticRegression(solver="liblinear"))

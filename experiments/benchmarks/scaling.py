@@ -34,13 +34,13 @@ from step_report import commit_here
 
 from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
 from supancl.core.schedules import ema_momentum, learning_rate
-from supancl.data.decode import workers
+from supancl.data.decode import decode_threads
 from supancl.data.opening import open_data
 from supancl.data.order import WindowedOrder, epoch_order
 from supancl.data.sources.tar_index import index_tars
 from supancl.data.splits import Data, DataSpec
 from supancl.recipes import recipe
-from supancl.training.cuda.capture import WARM_UP
+from supancl.training.cuda.capture import WARM_UP_STEPS
 from supancl.training.preflight import with_speed
 from supancl.training.trainer import Trainer
 
@@ -130,7 +130,7 @@ def orders(most: float) -> Iterator[Row]:
         for step in range(middle, middle + 1500):
             windowed.positions(step)
         each = (time.perf_counter() - since) / 1500
-        held = tensor_bytes([windowed.layouts, windowed.windows, windowed.counts, windowed.firsts])
+        held = tensor_bytes([windowed.cached_layouts, windowed.cached_windows, windowed.counts, windowed.shard_starts])
         row: Row = {
             "images": images,
             "windowed_first_ms": first * 1e3,
@@ -198,11 +198,11 @@ def streams(scratch: Path, device: torch.device) -> Iterator[Row]:
         rates.append(128 / (time.perf_counter() - since))
     yield {
         "what": "decode",
-        "threads": workers(),
+        "threads": decode_threads(),
         "file_bytes": each,
         "pixels": "500 x 375 to 341 x 256",
         "images_per_second": statistics.median(rates),
-        "per_thread": statistics.median(rates) / workers(),
+        "per_thread": statistics.median(rates) / decode_threads(),
     }
     if device.type == "cuda":
         yield {"what": "train"} | streamed_step(data, device)
@@ -212,7 +212,7 @@ def streamed_step(data: Data, device: torch.device) -> Row:
     """The captured ResNet-50 step, fed from shards: as fast as the slower of decoding and training."""
     chosen = recipe("imagenet100.supsiam").with_set({"train.epochs": 200, "train.compile": False})
     trainer = Trainer(with_speed(chosen, device, len(data.train)), data, device)
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP_STEPS):
         trainer.advance()
     trainer.capture()
     each = milliseconds(trainer.advance, device, repeats=5, calls=6)
@@ -261,7 +261,7 @@ def steps(device: torch.device, compiled: bool) -> Iterator[Row]:
         row: Row = {"variant": variant, "parameters": parameters, "norms": len(norms), "norm_channels": sum(norms)}
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-            for _ in range(WARM_UP):
+            for _ in range(WARM_UP_STEPS):
                 trainer.advance()
             if trainer.captured.may_replay:
                 trainer.capture()
@@ -283,7 +283,7 @@ def steps(device: torch.device, compiled: bool) -> Iterator[Row]:
 
 
 def about(device: torch.device) -> str:
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{workers()} cores, {_processor()}"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{decode_threads()} cores, {_processor()}"
     return (
         f"{where}, {torch.get_num_threads()} torch threads, Python {platform.python_version()}, "
         f"torch {torch.__version__}, batch {BATCH}, width {WIDTH}"

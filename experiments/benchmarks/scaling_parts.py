@@ -89,8 +89,8 @@ def write_shards(folder: Path, shards: int, each: int, side: tuple[int, int]) ->
         name = folder / f"{'val' if shard == 0 else 'train'}-{shard:05d}.tar"
         with tarfile.open(name, "w") as tar:
             for i in range(each):
-                for part, content in (("jpg", contents[i % 16]), ("cls", str(i % 1000).encode())):
-                    about = tarfile.TarInfo(f"{shard * each + i:09d}.{part}")
+                for row_range, content in (("jpg", contents[i % 16]), ("cls", str(i % 1000).encode())):
+                    about = tarfile.TarInfo(f"{shard * each + i:09d}.{row_range}")
                     about.size = len(content)
                     tar.addfile(about, io.BytesIO(content))
     return sum(map(len, contents)) // 16
@@ -117,11 +117,11 @@ def _rank(rank: int, ranks: int, meeting: str, answer: str) -> None:
 
 def sharded(ranks: Ranks) -> Row:
     """Prototypes of which each rank holds its share: a look-up asks all of them, a push nobody."""
-    pool, part = ShardedPrototypes(WIDTH, SHARDED, 0.9, ranks), ranks.part(BATCH)
+    pool, row_range = ShardedPrototypes(WIDTH, SHARDED, 0.9, ranks), ranks.row_range(BATCH)
     pool.seen[:-1].fill_(True)
     targets = F.normalize(torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(0)), dim=1)
     labels = torch.arange(BATCH) * 389 % SHARDED
-    look_up = partial(pool.class_mean, part.of(labels), part.of(targets), part=part)
+    look_up = partial(pool.class_mean, row_range.select(labels), row_range.select(targets), row_range=row_range)
     cpu = torch.device("cpu")
     return {
         "sharded_class_mean_ms": milliseconds(look_up, cpu, 10),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from supancl.files import put_between
+from supancl.files import replace_section
 from supancl.reports.tables import Table, to_markdown
 
 Row = dict[str, Any]
@@ -190,4 +190,4 @@ def put_into(page: Path, result: Row) -> None:
     """The tables between the page's marks for this device; from a GPU's, the model too."""
     blocks = {result["device"]: tables(result)} | ({"model": model(result)} if result["device"] == "cuda" else {})
     for name, content in blocks.items():
-        put_between(page, f"scaling: {name}", f"\n{content}\n\n")
+        replace_section(page, f"scaling: {name}", f"\n{content}\n\n")

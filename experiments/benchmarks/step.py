@@ -37,7 +37,7 @@ from step_rows import (
 )
 from step_runs import agree_row, command_row, compile_at_once, profile_rows
 
-from supancl.files import put_between
+from supancl.files import replace_section
 
 ROWS: dict[str, Callable[[Bench], list[Record]]] = {
     "supsiam": partial(cifar_row, "supsiam"), "supbyol": partial(cifar_row, "supbyol"),
@@ -111,7 +111,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="only to see that everything runs")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing, write this file's tables")
     parser.add_argument("--into", type=Path, help="with --markdown: a document with markers of the file's name")
-    parser.add_argument("--short", action="store_true", help="with --markdown: ours beside the best peer, no more")
+    parser.add_argument("--short", action="store_true", help="with --markdown: only ours and the fastest peer")
     return parser.parse_args(argv)
 
 
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> list[Record]:
     if args.markdown:
         text = (short if args.short else markdown)(read(args.markdown))
         if args.into:
-            put_between(args.into, args.markdown.stem, text)
+            replace_section(args.into, args.markdown.stem, text)
         else:
             print(text, end="")
         return []

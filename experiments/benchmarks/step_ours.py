@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from supancl import recipe
-from supancl.data.splits import Data, whole_split
+from supancl.data.splits import Data, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.recipes import Recipe
-from supancl.training.cuda.capture import WARM_UP
+from supancl.training.cuda.capture import WARM_UP_STEPS
 from supancl.training.trainer import Trainer
 
 # sizes that a CPU gets through in seconds, to see that everything runs; their times mean nothing
@@ -62,12 +62,12 @@ def synthetic(images: int, size: tuple[int, int], classes: int, channels: int = 
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, channels, *size), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, classes, (images,), generator=generator)
-    train = whole_split(ArrayImages(pixels), labels, [str(number) for number in range(images)])
+    train = full_split(ArrayImages(pixels), labels, [str(number) for number in range(images)])
     return Data(
         train,
         train.take(torch.arange(min(64, images))),
         tuple(map(str, range(classes))),
-        described={"source": "synthetic"},
+        summary={"source": "synthetic"},
     )
 
 
@@ -101,7 +101,7 @@ def ours(chosen: Recipe, data: Data, device: torch.device, name: str = "ours") -
     note = "; ".join(trainer.compilation.take_failures())
     wait(device)
     first = time.perf_counter() - begin
-    for _ in range(WARM_UP - 1):
+    for _ in range(WARM_UP_STEPS - 1):
         trainer.advance()
     if trainer.captured.is_due:
         trainer.capture()

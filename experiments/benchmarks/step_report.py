@@ -271,22 +271,19 @@ def detailed(record: Record) -> list[str]:
 
 
 def short(records: list[Record]) -> str:
-    """For the README: ours beside other libraries run in the same call, and, apart from them, what only orients."""
+    """For the README: ours and the fastest other library of the same call; docs/performance.md has everything else."""
     rows = []
     for record in speeds(records):
         best = best_peer(record)
         if best is not None and not best["name"].startswith("ours"):
-            rows.append(beside(record, best))
-    return (
-        f"Measured side by side, in one run on one machine:\n\n{_markdown(BESIDE, rows)}\n\n"
-        f"For orientation, not measured side by side with the thing itself:\n\n{orientation(records)}\n"
-    )
+            rows.append(comparison_row(record, best))
+    return f"{_markdown(COMPARISON, rows)}\n"
 
 
-BESIDE = ("work", "images/s", "beside", "images/s", "ratio")
+COMPARISON = ("work", "images/s", "compared with", "images/s", "ratio")
 
 
-def beside(record: Record, peer: Record) -> list[str]:
+def comparison_row(record: Record, peer: Record) -> list[str]:
     return [
         record["work"],
         number(record["ours"]["rate"]),
@@ -299,12 +296,12 @@ def beside(record: Record, peer: Record) -> list[str]:
 def orientation(records: list[Record]) -> str:
     """The table of the peers that were not run themselves, with what their figures are."""
     rows = [
-        [*beside(record, peer), why]
+        [*comparison_row(record, peer), why]
         for record in speeds(records)
         for peer in record["peers"]
         if (why := reservation(peer))
     ]
-    return _markdown((*BESIDE, "what it is"), rows) if rows else ""
+    return _markdown((*COMPARISON, "what it is"), rows) if rows else ""
 
 
 def _load(record: Record) -> str:

@@ -174,7 +174,9 @@ def folder_rows(bench: Bench) -> list[Record]:
             chosen = settled(name, bench.device, bench.settings())
             data = open_data(DataSpec(str(root), short_side=256, cache="always"), 3)
             on_gpu = ours(chosen, data, bench.device, "ours, resident")
-            with patch("supancl.data.store.memory.fits", return_value=False):  # as if the GPU had no room for them
+            with patch(
+                "supancl.data.store.memory.fits_on_gpu", return_value=False
+            ):  # as if the GPU had no room for them
                 fed = ours(chosen, data, bench.device, "ours, fed from the cache")
             assert fed.trainer is not None
             for _ in range(fed.trainer.steps_per_epoch):  # the first epoch reads the files

@@ -29,27 +29,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="python -m experiments.evidence", description="The runs behind RESULTS.md, and the page."
     )
-    made.add_argument("what", choices=("plan", "run", "judge", "page", "defaults"))
-    made.add_argument("name", nargs="?", help="of the run to judge")
-    made.add_argument("--plan", default="cifar100", help=f"{', '.join(PLANS)}, or one of them with -rehearsal")
-    made.add_argument(
+    arguments.add_argument("what", choices=("plan", "run", "judge", "page", "defaults"))
+    arguments.add_argument("name", nargs="?", help="of the run to judge")
+    arguments.add_argument("--plan", default="cifar100", help=f"{', '.join(PLANS)}, or one of them with -rehearsal")
+    arguments.add_argument(
         "--results",
         type=Path,
         help="folder of the files, one a run (default: experiments/results, or PLAN in it for later plans)",
     )
-    made.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", help="folder with data/; gets runs/")
-    made.add_argument("--until-seconds", type=float, help="no run is started that would not be judged by then")
-    made.add_argument("--beside", action="store_true", help="judge a run while the next one trains")
-    made.add_argument("--shared", action="store_true", help="other work is on the machine: speeds are marked")
-    made.add_argument("--only", action="append", default=[], help="runs whose name contains this; may be repeated")
-    made.add_argument("--commit", help="of the code, where it runs from no repository")
-    made.add_argument("--out", type=Path, default=ROOT / "RESULTS.md", help="the page")
-    made.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures", help="folder of its figures")
-    made.add_argument("--readme", type=Path, help="a page that gets a short table between its marks")
-    return made
+    arguments.add_argument(
+        "--work", type=Path, default=ROOT / "runs" / "evidence", help="folder with data/; gets runs/"
+    )
+    arguments.add_argument("--until-seconds", type=float, help="no run is started that would not be judged by then")
+    arguments.add_argument("--beside", action="store_true", help="judge a run while the next one trains")
+    arguments.add_argument("--shared", action="store_true", help="other work is on the machine: speeds are marked")
+    arguments.add_argument("--only", action="append", default=[], help="runs whose name contains this; may be repeated")
+    arguments.add_argument("--commit", help="of the code, where it runs from no repository")
+    arguments.add_argument("--out", type=Path, default=ROOT / "RESULTS.md", help="the page")
+    arguments.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures", help="folder of its figures")
+    arguments.add_argument("--readme", type=Path, help="a page that gets a short table between its marks")
+    return arguments
 
 
 def show_plan(plan: Plan, args: argparse.Namespace) -> None:
@@ -74,14 +76,14 @@ def run(plan: Plan, args: argparse.Namespace) -> None:
     if args.until_seconds is not None and args.until_seconds <= 0:
         raise BadInput(f"--until-seconds {args.until_seconds:g}: must be above 0")
     driver = Driver(plan, args.results, args.work, args.until_seconds, args.beside, args.only, args.commit, args.shared)
-    made = driver.run()
-    print(f"{len(made)} runs were made: {', '.join(made) or 'none'}")
+    names = driver.run()
+    print(f"{len(names)} runs were made: {', '.join(names) or 'none'}")
 
 
 def judge_one(plan: Plan, args: argparse.Namespace) -> None:
-    from experiments.evidence.judge import TOLD, called, inside, judge
+    from experiments.evidence.judge import TRAINING_FILE, called, inside, judge
 
-    if args.name is None or not (args.work / "runs" / args.name / TOLD).exists():
+    if args.name is None or not (args.work / "runs" / args.name / TRAINING_FILE).exists():
         raise BadInput(f"judge {args.name}: no such run in {args.work / 'runs'}; name one that was trained there")
     results = args.results.resolve()
     with inside(args.work):
@@ -90,18 +92,20 @@ def judge_one(plan: Plan, args: argparse.Namespace) -> None:
 
 def page(plan: Plan, args: argparse.Namespace) -> None:
     from experiments.evidence.figures import draw
-    from experiments.evidence.imagenet_page import imagenet_part
-    from experiments.evidence.page import put_short, write_page
+    from experiments.evidence.imagenet_page import imagenet_line, imagenet_part
+    from experiments.evidence.page import update_readme, write_page
 
     if plan.family == "imagenet100":  # its part alone, to look at: RESULTS.md has all of them
         print(imagenet_part(args.results, plan))
         return
-    known = Evidence(plan, read_results(args.results, plan))
-    drawn = draw(known, args.results / "maps", args.figures)
-    args.out.write_text(write_page(known, drawn) + imagenet_part(args.results / "imagenet"), encoding="utf-8")
+    evidence = Evidence(plan, read_results(args.results, plan))
+    figure_names = draw(evidence, args.results / "maps", args.figures)
+    second = args.results / "imagenet"
+    text = write_page(evidence, figure_names, imagenet_line(second)) + imagenet_part(second)
+    args.out.write_text(text, encoding="utf-8")
     if args.readme:
-        put_short(args.readme, known)
-    print(f"{args.out}: {len(known.results)} runs; figures: {', '.join(drawn) or 'none yet'}")
+        update_readme(args.readme, evidence)
+    print(f"{args.out}: {len(evidence.results)} runs; figures: {', '.join(figure_names) or 'none yet'}")
 
 
 def defaults(plan: Plan, args: argparse.Namespace) -> None:

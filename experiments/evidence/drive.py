@@ -1,7 +1,7 @@
-"""Works through the plan: trains a run, judges it beside the next one, and keeps what came out as one file.
+"""Work through the plan: train a run, evaluate it while the next one trains, and write one result file per run.
 
-The state is which files are in results/: a run that was not finished when its machine went away is made again, one
-that the same machine still has goes on. Several drivers may work in one folder: each locks what it makes.
+The files in results/ are the state: an unfinished run continues on the same machine and starts again on another one.
+Several drivers may work in one folder; each locks its run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from experiments.evidence.judge import TOLD, UNMEASURED, called, inside, judge, measured_by_log
+from experiments.evidence.judge import TRAINING_FILE, UNMEASURED, called, inside, judge, measured_by_log
 from experiments.evidence.plan import START_SECONDS, Plan, Step, kind_of, settings_of, words_of
 from experiments.evidence.results import (
     Results,
@@ -35,16 +35,16 @@ from experiments.evidence.results import (
     waiting,
 )
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
-from supancl.files import held, write_text
+from supancl.files import hold_lock, write_text
 from supancl.sweeps.runs import is_finished
-from supancl.training.cuda.reuse import one_step
+from supancl.training.cuda.reuse import share_step
 from supancl.weights.run_folder import RunFolder
 
-# success, collapse, a loss that is no number: what the settings did; anything else is a fault of ours or of the machine
-A_RESULT = (0, Collapsed.exit_code, NonFinite.exit_code)
-FEW = 4  # so many next runs of the plan may change places
-FAULTS = 2  # in a row, that are not the runs' own, before a driver gives up
-PAUSE = 0.5  # seconds between looks at what others do
+# success, collapse, non-finite loss: results of the settings; any other code is a fault of the code or the machine
+RESULT_CODES = (0, Collapsed.exit_code, NonFinite.exit_code)
+LOOK_AHEAD = 4  # so many next runs of the plan may be reordered
+MAX_FAULTS = 2  # consecutive faults before a driver gives up
+POLL_SECONDS = 0.5  # between checks of what other drivers do
 
 
 def say(text: str) -> None:
@@ -52,65 +52,65 @@ def say(text: str) -> None:
 
 
 class RunLocks:
-    """Who makes which run: the locks of one driver; all drivers of a work folder have the same `folder`.
+    """The locks of one driver on runs; all drivers of a work folder share `folder`.
 
-    A lock goes with its process, so what a killed driver had begun is free at once; the process that judges a run
-    inherits it, so that the run is not free while that one still works.
+    A lock ends with its process, so the run of a killed driver is free at once. The process that evaluates a run
+    inherits the lock, so the run stays locked until it ends.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.mine: dict[str, int] = {}  # what is locked -> the open file
+        self.own_locks: dict[str, int] = {}  # name -> open file
 
-    def take(self, what: str, **told: Any) -> bool:
-        """False where somebody has it; `told` is for the others to read."""
-        if what in self.mine:
+    def take(self, name: str, **content: Any) -> bool:
+        """Lock a name; False if another driver has it. The others can read `content`."""
+        if name in self.own_locks:
             return True
-        with self._alone():
-            opened = os.open(self.folder / what, os.O_RDWR | os.O_CREAT, 0o644)
-            if not _locked(opened):
-                os.close(opened)
+        with self._exclusive():
+            descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o644)
+            if not _try_lock(descriptor):
+                os.close(descriptor)
                 return False
-            self.mine[what] = opened
-            os.ftruncate(opened, 0)
-            os.pwrite(opened, json.dumps({"pid": os.getpid(), **told}).encode(), 0)
+            self.own_locks[name] = descriptor
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), **content}).encode(), 0)
         return True
 
-    def release(self, what: str) -> None:
-        opened = self.mine.pop(what, None)
-        if opened is not None:
-            fcntl.flock(opened, fcntl.LOCK_UN)  # whoever else may have inherited it
-            os.close(opened)
+    def release(self, name: str) -> None:
+        descriptor = self.own_locks.pop(name, None)
+        if descriptor is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # even if another process inherited it
+            os.close(descriptor)
 
     def leave(self) -> None:
-        """Nothing is locked here any more; what a judging process has inherited stays locked until its end."""
-        for opened in self.mine.values():
-            os.close(opened)
-        self.mine.clear()
+        """Release all locks; those that an evaluating process inherited stay until it ends."""
+        for descriptor in self.own_locks.values():
+            os.close(descriptor)
+        self.own_locks.clear()
 
     def others(self) -> list[dict[str, Any]]:
-        """What the others have said of what they hold."""
-        found: list[dict[str, Any]] = []
-        with self._alone():
+        """The contents of the locks of other drivers."""
+        contents: list[dict[str, Any]] = []
+        with self._exclusive():
             for path in sorted(self.folder.iterdir()):
-                if path.name.startswith(".") or path.name in self.mine:
+                if path.name.startswith(".") or path.name in self.own_locks:
                     continue
-                opened = os.open(path, os.O_RDONLY)
+                descriptor = os.open(path, os.O_RDONLY)
                 try:
-                    if not _locked(opened):
-                        found.append(json.loads(path.read_text()))
+                    if not _try_lock(descriptor):
+                        contents.append(json.loads(path.read_text()))
                 finally:
-                    os.close(opened)  # and with it the lock, where nobody had it
-        return found
+                    os.close(descriptor)  # releases the lock if we got it
+        return contents
 
-    def _alone(self) -> contextlib.AbstractContextManager[None]:
-        """One at a time looks at the locks, since looking takes them for a moment."""
-        return held(self.folder / ".lock", lambda owner: None, every=0.01)
+    def _exclusive(self) -> contextlib.AbstractContextManager[None]:
+        """One driver at a time: checking a lock takes it for a moment."""
+        return hold_lock(self.folder / ".lock", lambda owner: None, every=0.01)
 
 
-def _locked(opened: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -118,24 +118,24 @@ def _locked(opened: int) -> bool:
 
 @dataclass
 class Driver:
-    """`work` holds data/ and gets runs/ and locks/; `until` is how many seconds there are, judging included."""
+    """`work` holds data/ and gets runs/ and locks/; `until` is the time limit in seconds, evaluations included."""
 
     plan: Plan
     results: Path
     work: Path
     until: float | None = None
-    beside: bool = False  # judge a run in a process of its own while the next one trains
+    beside: bool = False  # evaluate a run in another process while the next one trains
     only: Sequence[str] = ()
     commit: str | None = None
-    shared: bool = False  # with other work on the same machine, so that speeds are not the run's own
+    shared: bool = False  # other work is on the machine, so speeds are not comparable
     tell: Callable[[str], None] = say
     started: float = field(default_factory=time.monotonic)
-    locked: dict[str, str] = field(default_factory=dict)  # run -> what is locked for it
+    locked: dict[str, str] = field(default_factory=dict)  # run -> name of its lock
     tried: set[str] = field(default_factory=set)
-    kinds: list[str] = field(default_factory=list)  # that were compiled here, the last one last
-    trained: list[Step] = field(default_factory=list)  # and not judged yet
+    kinds: list[str] = field(default_factory=list)  # kinds compiled here, the last one last
+    trained: list[Step] = field(default_factory=list)  # and not evaluated yet
     judging: tuple[Step, subprocess.Popen[bytes]] | None = None
-    unjudged: set[str] = field(default_factory=set)  # judging has failed once
+    unjudged: set[str] = field(default_factory=set)  # the evaluation has failed once
     faults: list[str] = field(default_factory=list)
     in_a_row: int = 0  # faults
 
@@ -148,14 +148,14 @@ class Driver:
         return float("inf") if self.until is None else self.until - (time.monotonic() - self.started)
 
     def run(self) -> list[str]:
-        """The names of the runs that were made."""
+        """Work through the plan; returns the names of the runs that were started."""
         self.work.mkdir(parents=True, exist_ok=True)
         try:
-            with inside(self.work), one_step():  # seeds and alphas of one method share a compiled step
+            with inside(self.work), share_step():  # seeds and alphas of one method share a compiled step
                 while self.turn():
                     pass
         except Exception as error:
-            if not isinstance(error, Interrupted):  # with the driver its machine may go, and what is being judged on it
+            if not isinstance(error, Interrupted):  # the machine may end with the driver, so finish the evaluation
                 self.wait()
             raise
         finally:
@@ -165,15 +165,15 @@ class Driver:
         return sorted(self.tried)
 
     def turn(self) -> bool:
-        """One run, or waiting for what others or the data bring; False at the end."""
+        """Make one run, or wait for other drivers or data; False when nothing is left."""
         self.judge_next()
         step = self.next_step()
         if step is not None:
             self.make(step)
         elif self.judging is not None:
-            self.wait()  # what is being judged may be the last of the pilots that others wait for
+            self.wait()  # it may be the last pilot that other runs wait for
         elif self.worth_waiting():
-            time.sleep(PAUSE)
+            time.sleep(POLL_SECONDS)
         else:
             self.tell_stuck()
             return False
@@ -188,11 +188,11 @@ class Driver:
             return
         self.locks.release(self.locked[step.name])
         self.in_a_row += 1
-        if self.in_a_row >= FAULTS:
+        if self.in_a_row >= MAX_FAULTS:
             raise BadInput("; ".join(self.faults))
 
     def tell_stuck(self) -> None:
-        """What was left: runs without their data, and methods of which no pilot could be judged."""
+        """Report what is left: runs without evaluation data, and methods without an evaluated pilot."""
         for step in self.trained:
             self.tell(
                 f"{step.name}: trained, not judged for want of {', '.join(self.lacks(step)) or 'time'}; start "
@@ -210,116 +210,122 @@ class Driver:
     # --- which run comes next -----------------------------------------------------------------------------------------
 
     def next_step(self) -> Step | None:
-        """The best of those that are wanted, can be started, still fit into the time, and that nobody else makes."""
+        """The best run that is selected, can start, fits into the time, and is not locked by another driver."""
         known = self.known()
         free = [
             step
             for step in self.possible(known)
             if step.follows is None or choose(self.plan, known, step.follows) is not None
         ]
-        if self.judging is not None and self.judging[0].stage == "pilot":  # in seconds it may free what comes earlier
-            near = waiting(self.plan, known)[:FEW]
-            free = [step for step in free if step in near]
+        if self.judging is not None and self.judging[0].stage == "pilot":  # may soon free earlier runs
+            next_steps = waiting(self.plan, known)[:LOOK_AHEAD]
+            free = [step for step in free if step in next_steps]
         busy = self.compiled_by_others() - set(self.kinds) if free else set()
-        for _, _, step in sorted((self.rank(step, place, busy), place, step) for place, step in enumerate(free)):
-            what = self.lock_of(step, known)
+        for _, _, step in sorted(
+            (self.rank(step, position, busy), position, step) for position, step in enumerate(free)
+        ):
+            lock = self.lock_of(step, known)
             compiles = kind_of(step) not in self.kinds
-            if not self.locks.take(what, run=step.name, kind=kind_of(step), compiles=compiles, since=time.time()):
+            if not self.locks.take(lock, run=step.name, kind=kind_of(step), compiles=compiles, since=time.time()):
                 continue
-            if step not in waiting(self.plan, self.known()):  # judged by somebody else since we looked
-                self.locks.release(what)
+            if step not in waiting(self.plan, self.known()):  # done by another driver meanwhile
+                self.locks.release(lock)
                 continue
-            self.locked[step.name] = what
+            self.locked[step.name] = lock
             return step
         return None
 
     def compiled_by_others(self) -> set[str]:
-        """The kinds of which another driver has just begun its first run; later their kernels are in the cache."""
+        """The kinds that another driver is compiling now; later their kernels are in the cache."""
         begin = self.plan.speeds.compile_seconds + START_SECONDS
         return {
-            told["kind"] for told in self.locks.others() if told["compiles"] and time.time() - told["since"] < begin
+            content["kind"]
+            for content in self.locks.others()
+            if content["compiles"] and time.time() - content["since"] < begin
         }
 
     def possible(self, known: Results) -> list[Step]:
-        """Wanted, not tried, and short enough; the pilots of some may not be known yet."""
+        """Runs that are selected, not tried and short enough; pilots of some may not be done yet."""
         owed = sum(judging_seconds(step, self.plan, known) for step in self.trained)
         return [
             step
             for step in waiting(self.plan, known)
             if step.name not in self.tried
-            and self.wanted(step)
+            and self.is_selected(step)
             and self.has_encoder(step)
             and self.expected(step, known) + owed <= self.left
         ]
 
-    def rank(self, step: Step, place: int, busy: set[str]) -> int:
-        """What only lacks its judging, then a pilot whose kernels are at hand, then what nobody else compiles.
+    def rank(self, step: Step, position: int, busy: set[str]) -> int:
+        """Trained runs first, then a pilot whose kernels are compiled, then what no other driver is compiling.
 
-        Final runs come as the plan has them: one that waited for its kind would cost more than compiling does.
+        Final runs keep the plan's order: waiting for their kernels would cost more than compiling.
         """
         if self.is_trained(step):
             return 0
-        if self.kinds and kind_of(step) == self.kinds[-1] and place < FEW and step.stage == "pilot":
+        if self.kinds and kind_of(step) == self.kinds[-1] and position < LOOK_AHEAD and step.stage == "pilot":
             return 1
         return 3 if kind_of(step) in busy else 2
 
     def lock_of(self, step: Step, known: Results) -> str:
-        """The same for steps that are the same run under two names."""
+        """The lock's name; steps that are the same run share it."""
         same = None if step.stage == "pilot" else identity_of(step, self.plan, known)
         return step.name if same is None else f"{same} seed={step.seed}"
 
     def worth_waiting(self) -> bool:
-        """For data of a run that is trained, while there is time; for others whose results, or end, free a run."""
+        """Whether evaluation data may still arrive in time, or another driver may free a run."""
         known = self.known()
         if self.trained and self.until is not None and self.left > judging_seconds(self.trained[0], self.plan, known):
             return True
         return bool(self.possible(known)) and bool(self.locks.others())
 
     def has_encoder(self, step: Step) -> bool:
-        """Whether what a detector is trained from lies on this machine; True for runs that train an encoder."""
+        """Whether a detector's encoder and data are on this machine; True for runs that train an encoder."""
         return step.needs is None or (
             (self.work / self.plan.scenes).exists() and (self.work / "runs" / step.needs / "evaluate").exists()
         )
 
     def is_trained(self, step: Step) -> bool:
-        return (self.work / "runs" / step.name / TOLD).exists()
+        return (self.work / "runs" / step.name / TRAINING_FILE).exists()
 
     def expected(self, step: Step, known: Results) -> float:
-        """Judging included; what was compiled here before is compiled quickly."""
+        """Expected seconds, evaluation included; kinds that were compiled here before compile quickly."""
         if self.is_trained(step):
             return judging_seconds(step, self.plan, known)
-        measured = {**self.told_by_runs(), **known}
+        measured = {**self.training_files(), **known}
         return expected_seconds(step, self.plan, measured, compiled=kind_of(step) in self.kinds, shared=self.shared)
 
-    def told_by_runs(self) -> dict[str, dict[str, Any]]:
-        """What the runs of this machine say of their training, those that are not judged yet among them."""
-        return {path.parent.name: json.loads(path.read_text()) for path in (self.work / "runs").glob(f"*/{TOLD}")}
+    def training_files(self) -> dict[str, dict[str, Any]]:
+        """The training files of all runs on this machine, also of those not evaluated yet."""
+        return {
+            path.parent.name: json.loads(path.read_text()) for path in (self.work / "runs").glob(f"*/{TRAINING_FILE}")
+        }
 
-    def wanted(self, step: Step) -> bool:
+    def is_selected(self, step: Step) -> bool:
         return not self.only or any(word in step.name for word in self.only)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def train(self, step: Step) -> bool:
-        """False where it failed for a reason that is not the run's own: nothing of it is kept then."""
+        """Train a run; False if it failed for a reason outside the run, and then nothing is kept."""
         known = self.known()
-        chosen = None if step.follows is None else choose(self.plan, known, step.follows)
-        settings = settings_of(step, self.plan, chosen)
+        setting = None if step.follows is None else choose(self.plan, known, step.follows)
+        settings = settings_of(step, self.plan, setting)
         words, folder = words_of(step, self.plan, settings), RunFolder(Path("runs") / step.name)
         same = identity_of(step, self.plan, known) or step.name
-        if (folder.path / TOLD).exists():  # trained before on this machine, and not judged
-            if json.loads((folder.path / TOLD).read_text())["identity"] != same:
+        if (folder.path / TRAINING_FILE).exists():  # trained before on this machine, not evaluated
+            if json.loads((folder.path / TRAINING_FILE).read_text())["identity"] != same:
                 raise BadInput(
                     f"{self.work / folder.path} was trained with other settings than the plan has now; remove it"
                 )
             return True
-        if step.needs is not None:  # a detector takes a minute: one that was stopped is begun again
+        if step.needs is not None:  # a detector takes a minute: start a stopped one again
             shutil.rmtree(folder.path, ignore_errors=True)
-        resumed = folder.holds_run
+        resumed = folder.has_run
         self.kinds = [*(kind for kind in self.kinds if kind != kind_of(step)), kind_of(step)]
         code, lines, seconds = called([*words, *["--resume"] * resumed, "--quiet"])
         why = lines[-1] if code and lines else ""
-        told = {
+        training = {
             "name": step.name,
             "stage": step.stage,
             "method": step.method,
@@ -338,7 +344,7 @@ class Driver:
             "commit": self.commit,
             **(measured_by_log(folder) if step.needs is None else UNMEASURED),
         }
-        if code not in A_RESULT:
+        if code not in RESULT_CODES:
             self.faults.append(
                 f"{step.name}: {why or f'exit {code}'}; nothing of it was kept, mend that and start again"
             )
@@ -346,7 +352,7 @@ class Driver:
             free_memory()
             return False
         folder.path.mkdir(parents=True, exist_ok=True)
-        write_text(folder.path / TOLD, json.dumps(told))
+        write_text(folder.path / TRAINING_FILE, json.dumps(training))
         finished = code == 0 and (step.needs is not None or is_finished(folder, folder.read_recipe()[0]))
         self.tell(f"{step.name}: trained in {seconds:.0f} s" if finished else f"{step.name}: exit {code}: {why}")
         free_memory()
@@ -355,13 +361,12 @@ class Driver:
     # --- judging ------------------------------------------------------------------------------------------------------
 
     def lacks(self, step: Step) -> list[str]:
-        """Data that judging it needs and that are not there: they may arrive later than those it is trained on."""
+        """Data that the evaluation needs and that are missing; they may arrive after the training data."""
         tasks = self.plan.tasks_of(step.stage, step.method, step.seed)
         return list(dict.fromkeys(name for task in tasks for name in task.lacks()))
 
     def judge_next(self) -> None:
-        """The first trained run whose data are there: in a process of its own where the next run can be trained
-        meanwhile; one at a time."""
+        """Evaluate the first trained run whose data are there, one at a time; with `beside` in another process."""
         step = next((step for step in self.trained if not self.lacks(step)), None)
         if step is None:
             return
@@ -369,40 +374,41 @@ class Driver:
         self.trained.remove(step)
         if not self.beside:
             judge(self.plan, step.name, Path("runs") / step.name, self.results, called)
-            self.told(step)
+            self.report_result(step)
             return
         words = [sys.executable, "-m", "experiments.evidence", "judge", step.name, "--plan", self.plan.name]
         words += ["--results", str(self.results), "--work", str(self.work)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        lock = self.locks.mine[self.locked[step.name]]
+        lock = self.locks.own_locks[self.locked[step.name]]
         self.judging = step, subprocess.Popen(words, env=environment, pass_fds=(lock,))
 
     def wait(self) -> None:
         if self.judging is not None:
             (step, process), self.judging = self.judging, None
             process.wait()
-            self.told(step)
+            self.report_result(step)
 
-    def told(self, step: Step) -> None:
-        found = self.known().get(step.name)
-        if found is None and step.name not in self.unjudged:
+    def report_result(self, step: Step) -> None:
+        result = self.known().get(step.name)
+        if result is None and step.name not in self.unjudged:
             self.unjudged.add(step.name)
-            self.trained.append(step)  # a process may die of what is over a minute later
+            self.trained.append(step)  # try once more: the cause may be temporary
             return
         self.locks.release(self.locked[step.name])
-        if found is None:
+        if result is None:
             self.tell(f"{step.name}: could not be judged")
             return
-        shown = ", ".join(f"{key} {value:.2f}" for key, value in found["values"].items() if "interval" not in key)
-        lacking = "".join(f"; {task} failed: {why}" for task, why in found["not_measured"].items())
-        self.tell(f"{step.name}: {found['status']}; {shown}; judged in {found['judge_seconds']:.0f} s{lacking}")
+        values_text = ", ".join(
+            f"{key} {value:.2f}" for key, value in result["values"].items() if "interval" not in key
+        )
+        failures = "".join(f"; {task} failed: {why}" for task, why in result["not_measured"].items())
+        self.tell(
+            f"{step.name}: {result['status']}; {values_text}; judged in {result['judge_seconds']:.0f} s{failures}"
+        )
 
 
 def free_memory() -> None:
-    """Memory of the run before the last, which nothing refers to but itself.
-
-    The compiler is left alone: what it compiled belongs to the captured step that the next run may take over.
-    """
+    """Free the memory of finished runs; the compiler's cache stays, as the next run may reuse the captured step."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The figures of the page: what alpha does, and the maps of related classes."""
+"""The figures of the page: what labels add, the effect of alpha, all differences, and maps of related classes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.evidence.claims import ASKED, PAIRS, pair_title, widened
-from experiments.evidence.results import ACCURACIES, MEASURES, Evidence, Row
+from experiments.evidence.claims import PAIRS, QUESTIONS, pair_title, significant_measures
+from experiments.evidence.findings import LABELLED, SMALL_TABLE
+from experiments.evidence.results import ACCURACIES, MEASURES, NAMES, Evidence, Row
 from supancl.reports.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
 from supancl.stats import seed_stats, t_half_width
 
-# a measure has its own scale, or a course of one point beside one of thirty could not be seen
+# one scale per panel, so that small changes stay visible
 LOSSES = {"ssl": "l_ssl", "sup": "l_sup"}
 PANELS = (
     ("loss of the last epoch", tuple(LOSSES)),
     ("S_W/S_T", ("ratio", "train_ratio")),
     ("in-domain accuracy (%)", ("knn", "linear")),
-    ("crossed accuracy (%)", ("crossed",)),
-    ("crossed accuracy (%)", ("pets",)),
+    ("transfer accuracy (%)", ("crossed",)),
+    ("transfer accuracy (%)", ("pets",)),
     ("5-way accuracy (%)", ("omniglot_1",)),
     ("5-way accuracy (%)", ("omniglot_5",)),
     ("5-way accuracy (%)", ("traffic-signs_1",)),
@@ -32,37 +33,45 @@ PANELS = (
 )
 
 
-def draw(known: Evidence, maps: Path, folder: Path) -> list[str]:
-    """The names of the figures that could be drawn; what there is no number for is left out."""
+def draw(evidence: Evidence, maps: Path, folder: Path) -> list[str]:
+    """Draw the figures that there are numbers for; returns their names."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = drawn_names(known, maps)
-    rows = {alpha: row for alpha, row in known.alphas.items() if row.results}
-    for name in drawn:
+    names = figure_names(evidence, maps)
+    rows = {alpha: row for alpha, row in evidence.alphas.items() if row.results}
+    for name in names:
         if name.endswith("-alpha.png"):
             curves(rows, folder / name)
         elif name.endswith("-differences.png"):
-            forest(known, folder / name)
+            forest(evidence, folder / name)
+        elif name.endswith("-labels.png"):
+            with_and_without_labels(evidence, folder / name)
         else:
             panels(map_files(rows, maps), folder / name)
-    return drawn
+    return names
 
 
-def drawn_names(known: Evidence, maps: Path) -> list[str]:
-    """What `draw` would draw."""
-    rows = {alpha: row for alpha, row in known.alphas.items() if row.results}
-    compared = any(known.gaps(*pair) for pair in PAIRS)
-    there = {"alpha": len(rows) > 1, "differences": compared, "maps": map_files(rows, maps)}
-    return [f"{known.plan.name}-{what}.png" for what, is_there in there.items() if is_there]
+def figure_names(evidence: Evidence, maps: Path) -> list[str]:
+    """The names of the figures that `draw` can draw."""
+    rows = {alpha: row for alpha, row in evidence.alphas.items() if row.results}
+    has_differences = any(evidence.gaps(*pair) for pair in PAIRS)
+    has_pairs = any(evidence.gaps(*pair) for pair in LABELLED.items())
+    available = {
+        "alpha": len(rows) > 1,
+        "differences": has_differences,
+        "labels": has_pairs,
+        "maps": map_files(rows, maps),
+    }
+    return [f"{evidence.plan.name}-{name}.png" for name, is_available in available.items() if is_available]
 
 
 def map_files(rows: dict[float, Row], maps: Path) -> dict[str, dict[str, Any]]:
-    """By title; of the run with seed 0."""
-    found = {}
+    """Title -> map of the run with seed 0."""
+    maps_by_title = {}
     for alpha, row in rows.items():
         path = maps / f"{row.results[0]['name']}.json"
         if path.exists():
-            found[f"alpha = {alpha:g}"] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+            maps_by_title[f"alpha = {alpha:g}"] = json.loads(path.read_text(encoding="utf-8"))
+    return maps_by_title
 
 
 def curves(rows: dict[float, Row], path: Path) -> None:
@@ -70,11 +79,16 @@ def curves(rows: dict[float, Row], path: Path) -> None:
     for axis, (unit, measures) in zip(figure.subplots(3, 3, sharex=True).flat, PANELS, strict=True):
         names = [LOSSES.get(measure) or MEASURES[measure][0] for measure in measures]
         for number, (measure, name) in enumerate(zip(measures, names, strict=True)):
-            found = {
+            values_by_alpha = {
                 alpha: row.last(measure) if measure in LOSSES else row.values(measure) for alpha, row in rows.items()
             }
             style = {"color": COLOURS[number], "marker": MARKERS[number], "label": name}
-            curve(axis, {alpha: values for alpha, values in found.items() if values}, style, measure in ACCURACIES)
+            curve(
+                axis,
+                {alpha: values for alpha, values in values_by_alpha.items() if values},
+                style,
+                measure in ACCURACIES,
+            )
         axis.set_title(" and ".join(names), fontsize=11)
         axis.set_ylabel(unit, fontsize=9)
         axis.grid(alpha=0.3)
@@ -86,61 +100,92 @@ def curves(rows: dict[float, Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def curve(axis: Axes, found: Mapping[float, Sequence[float]], style: Mapping[str, Any], ringed: bool) -> None:
+def curve(axis: Axes, values_by_alpha: Mapping[float, Sequence[float]], style: Mapping[str, Any], ringed: bool) -> None:
     """Means over seeds, each seed as a point, a 95% interval where there are several, a ring around the best mean."""
-    if not found:
+    if not values_by_alpha:
         return
-    means = {alpha: statistics.fmean(values) for alpha, values in found.items()}
+    means = {alpha: statistics.fmean(values) for alpha, values in values_by_alpha.items()}
     axis.plot(list(means), list(means.values()), linewidth=1.5, markersize=5, **style)
-    for alpha, values in found.items():
+    for alpha, values in values_by_alpha.items():
         if len(values) > 1:
             half = t_half_width(seed_stats(values).sd, len(values))
             axis.errorbar([alpha], [means[alpha]], yerr=[half], capsize=3, color=style["color"])
-            beside = [alpha + 0.025] * len(values)  # on the bar they could not be seen
-            axis.scatter(beside, values, s=12, facecolors="none", edgecolors=style["color"], linewidths=0.8)
+            positions = [alpha + 0.025] * len(values)  # next to the bar, to be visible
+            axis.scatter(positions, values, s=12, facecolors="none", edgecolors=style["color"], linewidths=0.8)
     if ringed:
         best = max(means, key=lambda alpha: means[alpha])
         axis.plot([best], [means[best]], "o", markersize=12, fillstyle="none", color=style["color"])
 
 
-def forest(known: Evidence, path: Path) -> None:
-    """Every difference between two methods with its interval: a panel an accuracy, a line a pair."""
-    found = {pair: each for pair in PAIRS if (each := known.gaps(*pair))}
-    sure = {pair: widened(known, *pair) for pair in found}
-    colours = {pair: COLOURS[number] for number, (_, pairs, _) in enumerate(ASKED) for pair in pairs}
-    figure = Figure(figsize=(13, 1.6 + 0.55 * len(found)), layout="constrained")
+def with_and_without_labels(evidence: Evidence, path: Path) -> None:
+    """Each method without labels (hollow) and with them (filled), a panel per column of the small table."""
+    rows = evidence.methods
+    pairs = [(ours, theirs) for ours, theirs in LABELLED.items() if rows[ours].results and rows[theirs].results]
+    figure = Figure(figsize=(13, 1.2 + 0.45 * len(pairs)), layout="constrained")
+    for axis, (measure, title) in zip(
+        figure.subplots(1, len(SMALL_TABLE), sharey=True), SMALL_TABLE.items(), strict=True
+    ):
+        for height, pair in enumerate(pairs):
+            values = {method: rows[method].values(measure) for method in pair if rows[method].values(measure)}
+            means = {method: statistics.fmean(seeds) for method, seeds in values.items()}
+            axis.plot(list(means.values()), [height] * len(means), color="0.7", linewidth=2, zorder=1)
+            for method, mean in means.items():
+                seeds, colour = values[method], COLOURS[height]
+                half = t_half_width(seed_stats(seeds).sd, len(seeds)) if len(seeds) > 1 else 0.0
+                face = colour if method == pair[0] else "white"
+                axis.errorbar([mean], [height], xerr=[half], fmt="o", color=colour, markerfacecolor=face, markersize=7)
+        if "crossentropy" in rows and rows["crossentropy"].values(measure):
+            axis.axvline(
+                statistics.fmean(rows["crossentropy"].values(measure)), color="0.3", linestyle="--", linewidth=1
+            )
+        axis.set_title(title, fontsize=11)
+        axis.set_yticks(range(len(pairs)), [f"{NAMES[theirs]} / {NAMES[ours]}" for ours, theirs in pairs], fontsize=9)
+        axis.set_ylim(len(pairs) - 0.5, -0.5)
+        axis.grid(axis="x", alpha=0.3)
+    figure.supxlabel("accuracy (%)", fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+def forest(evidence: Evidence, path: Path) -> None:
+    """Every difference between two methods with its interval: a panel per accuracy, a line per pair."""
+    by_pair = {pair: gaps for pair in PAIRS if (gaps := evidence.gaps(*pair))}
+    bold = {pair: significant_measures(evidence, *pair) for pair in by_pair}
+    colours = {pair: COLOURS[number] for number, (_, pairs, _) in enumerate(QUESTIONS) for pair in pairs}
+    figure = Figure(figsize=(13, 1.6 + 0.55 * len(by_pair)), layout="constrained")
     for axis, measure in zip(figure.subplots(2, 4, sharey=True).flat, ACCURACIES, strict=True):
-        for height, (pair, each) in enumerate(found.items()):
-            if measure not in each:
+        for height, (pair, gaps) in enumerate(by_pair.items()):
+            if measure not in gaps:
                 continue
-            one = each[measure]
-            if one.low is not None and one.high is not None:
+            difference = gaps[measure]
+            if difference.low is not None and difference.high is not None:
                 axis.plot(
-                    [one.low, one.high],
+                    [difference.low, difference.high],
                     [height, height],
                     color=colours[pair],
-                    linewidth=3.5 if measure in sure[pair] else 1.2,
+                    linewidth=3.5 if measure in bold[pair] else 1.2,
                     solid_capstyle="butt",
                 )
             axis.plot(
-                [one.mean],
+                [difference.mean],
                 [height],
                 "o",
                 markersize=5,
                 color=colours[pair],
-                markerfacecolor="white" if one.borrowed else colours[pair],
+                markerfacecolor="white" if difference.borrowed else colours[pair],
             )
         axis.axvline(0, color="black", linewidth=0.8)
         axis.set_title(MEASURES[measure][0], fontsize=11)
-        axis.set_yticks(range(len(found)), [pair_title(*pair) for pair in found], fontsize=9)
-        axis.set_ylim(len(found) - 0.5, -0.5)
+        axis.set_yticks(range(len(by_pair)), [pair_title(*pair) for pair in by_pair], fontsize=9)
+        axis.set_ylim(len(by_pair) - 0.5, -0.5)
         axis.grid(axis="x", alpha=0.3)
     figure.supxlabel("difference of accuracies, in points", fontsize=9)
     figure.savefig(path, dpi=110)
 
 
-def panels(found: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draw one map an alpha, a class with the same colour and marker in all of them."""
-    maps = [Panel(title, np.array(content["points"]), np.array(content["labels"])) for title, content in found.items()]
-    classes = [name.replace("_", " ") for name in next(iter(found.values()))["classes"]]
+def panels(contents: dict[str, dict[str, Any]], path: Path) -> None:
+    """Draw one map per alpha; a class has the same colour and marker in all of them."""
+    maps = [
+        Panel(title, np.array(content["points"]), np.array(content["labels"])) for title, content in contents.items()
+    ]
+    classes = [name.replace("_", " ") for name in next(iter(contents.values()))["classes"]]
     draw_panels(maps, classes, path, sheet=Sheet(width=16, side=4.2, font=10, dpi=110))

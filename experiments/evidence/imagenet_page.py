@@ -9,9 +9,9 @@ from experiments.evidence.plan import Plan
 from experiments.evidence.plans import DETECTED, IMAGENET_METHODS, IMAGENET_PILOTS, imagenet_plan
 from experiments.evidence.results import NAMES, Evidence, Result, Row, gap, mean_text, read_results, waiting
 from experiments.evidence.tables import COLUMNS, average_ranks, problem_lines, run_row, stated_alphas, table, unique
-from supancl.errors import counted
+from supancl.errors import plural
 from supancl.recipes import recipe
-from supancl.stats import Pooled, pooled
+from supancl.stats import PooledDeviation, pooled_deviation
 
 # measure -> title
 ACCURACIES: dict[str, str] = {
@@ -31,6 +31,7 @@ RATIOS: dict[str, str] = {
     "projector_ratio": "S_W/S_T, projector, train",
     "effective_rank": "effective rank, test",
 }
+ANCHOR = "imagenet-photographs-resnet-50"
 PAIRS = (
     ("supsiam", "simsiam"),
     ("supbyol", "byol"),
@@ -44,45 +45,68 @@ PAIRS = (
 def imagenet_part(folder: Path, plan: Plan | None = None) -> str:
     """The part as Markdown; empty while the folder holds no result."""
     plan = plan or imagenet_plan()
-    known = Evidence(plan, read_results(folder, plan))
-    if not known.results:
+    evidence = Evidence(plan, read_results(folder, plan))
+    if not evidence.results:
         return ""
-    rows = {method: known.row(NAMES[method], f"final-{method}-0") for method in IMAGENET_METHODS}
-    there = {method: one for method, one in rows.items() if one.results}
-    parts = [head(known), *([main_table(there), differences(there), ratio_table(there)] if there else [])]
-    parts += [pilot_table(known), detector_table(known), left_over(known), every_run(known)]
-    return "\n" + "\n".join(part for part in parts if part)
+    rows = {method: evidence.row(NAMES[method], f"final-{method}-0") for method in IMAGENET_METHODS}
+    measured = {method: row for method, row in rows.items() if row.results}
+    sections = [
+        head(evidence),
+        *([main_table(measured), differences(measured), ratio_table(measured)] if measured else []),
+    ]
+    sections += [pilot_table(evidence), detector_table(evidence), left_over(evidence), every_run(evidence)]
+    return "\n" + "\n".join(section for section in sections if section)
 
 
-def head(known: Evidence) -> str:
-    done = len(known.plan.steps) - len(waiting(known.plan, known.results))
+def imagenet_line(folder: Path) -> str:
+    """One sentence about this study for the first page; empty while the folder holds no result."""
+    plan = imagenet_plan()
+    evidence = Evidence(plan, read_results(folder, plan))
+    if not evidence.results:
+        return ""
+    rows = [evidence.row(NAMES[method], f"final-{method}-0") for method in IMAGENET_METHODS]
+    several = [row.name for row in rows if len(row.results) > 1]
+    collapsed = [row.name for row in rows if row.collapsed]
+    done = len(plan.steps) - len(waiting(plan, evidence.results))
+    return (
+        f"Whether it holds for photographs: [a study of ImageNet images of 64 px](#{ANCHOR}) has {done} of "
+        f"{plural(len(plan.steps), 'run')}, several seeds of {' and '.join(several) or 'no method'} only"
+        + f", and collapsed runs of {' and '.join(collapsed)}" * bool(collapsed)
+        + "."
+    )
+
+
+def head(evidence: Evidence) -> str:
+    done = len(evidence.plan.steps) - len(waiting(evidence.plan, evidence.results))
     return f"""## ImageNet photographs, ResNet-50
 
-{done} of the plan's {len(known.plan.steps)} runs are there (`python -m experiments.evidence plan --plan imagenet`).
+{done} of the plan's {len(evidence.plan.steps)} runs are done (`python -m experiments.evidence plan --plan imagenet`).
 
 - 100 classes of ImageNet (mini-ImageNet), 300 training and 50 test images each, at 64 px. ResNet-50 with the ImageNet
   stem, batch 256, 200 epochs, bf16, the augmentations of the recipe `imagenet100.METHOD-256` with views of 64 px.
 - Every method has its recipe's learning rate (App. C; cross-entropy, which the paper does not train, the usual 0.1) and
-  weight decay 1e-4. SupSiam and SimSiam warm up for 10 epochs (the recipe: 40). Alpha is {stated_alphas(known.plan)}.
-- 10% of the training images are held out of pretraining: monitor and pilots look at them, and the ridge of the linear
-  probe is chosen on them. Test images are used once, when a final run is judged.
-- CIFAR-10, CIFAR-100 and Pets: transfer as App. E has it, images brought to 64 px; Pets has a short side of 64 px.
+  weight decay 1e-4. SupSiam and SimSiam warm up for 10 epochs (the recipe: 40). Alpha is
+  {stated_alphas(evidence.plan)}.
+- 10% of the training images are held out of pretraining, for the monitor, the pilots and the ridge of the linear probe.
+  Test images are used once, when a final run is evaluated.
+- CIFAR-10, CIFAR-100 and Pets: transfer as in App. E, images resized to 64 px; Pets has a short side of 64 px.
   Omniglot and GTSRB: 5-way, 2000 episodes, the same for all.
 - "±" is half a 95% t-interval over seeds; a number without it is one seed.
-- Hardware: {unique(known, "hardware")}. Commits: {unique(known, "commit")}.
+- Hardware: {unique(evidence, "hardware")}. Commits: {unique(evidence, "commit")}.
 """
 
 
 def main_table(rows: Mapping[str, Row]) -> str:
-    ranks, shown = average_ranks(rows.values(), ACCURACIES), (*ACCURACIES, "linear_sgd")
+    ranks, measures = average_ranks(rows.values(), ACCURACIES), (*ACCURACIES, "linear_sgd")
     lines = [
-        [mark(one), one.seeds, *(mean_text(one.values(m)) for m in shown), ranks.get(one.name, "-")]
-        for one in rows.values()
+        [mark(row), row.seeds, *(mean_text(row.values(m)) for m in measures), ranks.get(row.name, "-")]
+        for row in rows.values()
     ]
     columns = ["method", "seeds", *ACCURACIES.values(), "linear, SGD probe", "average rank"]
     return f"""### Methods
 
-Average rank over the accuracies that every method here has, without the SGD probe; 1 is the best. It has no interval.
+The average rank is over the accuracies that every method here has, without the SGD probe; 1 is best. It has no
+interval.
 {describe_collapse(rows)}
 {table(columns, lines)}"""
 
@@ -93,21 +117,21 @@ def mark(row: Row) -> str:
 
 
 def describe_collapse(rows: Mapping[str, Row]) -> str:
-    names = [one.name for one in rows.values() if one.collapsed]
+    names = [row.name for row in rows.values() if row.collapsed]
     return (
         f"""
-† {" and ".join(names)}: the monitor called it collapsed while it trained (a batch's targets use fewer than 10
-directions). It was trained to its end and judged all the same. Differences from it say that labels kept a network from
-collapsing at this learning rate, not how far labels help one that trains well at its best rate.
+† {" and ".join(names)}: the monitor reported collapse during training (a batch's targets use fewer than 10
+directions). Training went on to the end, and the encoder was evaluated. A difference to it shows that labels prevent
+collapse at this learning rate, not how much they help a network that trains well.
 """
         if names
         else ""
     )
 
 
-def spread_of(rows: Mapping[str, Row], measure: str) -> Pooled | None:
-    """How far seeds lie apart, over the methods that have several."""
-    return pooled(one.values(measure) for one in rows.values() if not one.collapsed)
+def spread_of(rows: Mapping[str, Row], measure: str) -> PooledDeviation | None:
+    """The deviation over seeds, pooled over the methods that have several."""
+    return pooled_deviation(row.values(measure) for row in rows.values() if not row.collapsed)
 
 
 def differences(rows: Mapping[str, Row]) -> str:
@@ -116,13 +140,13 @@ def differences(rows: Mapping[str, Row]) -> str:
         return ""
     lines = []
     for ours, theirs in pairs:
-        found = {m: gap(rows[ours].values(m), rows[theirs].values(m), spread_of(rows, m)) for m in ACCURACIES}
-        cells = [one.text() if one else "-" for one in found.values()]
+        gaps = {m: gap(rows[ours].values(m), rows[theirs].values(m), spread_of(rows, m)) for m in ACCURACIES}
+        cells = [difference.text() if difference else "-" for difference in gaps.values()]
         lines.append([f"{mark(rows[ours])} - {mark(rows[theirs])}", *cells])
     return f"""### Differences
 
-In points, "[low, high]" a 95% interval over seeds; "*": one side has one seed, and the spread is pooled over the
-methods that have several. "(one seed)": no method has several yet. Intervals are not about other test images or
+In points; "[low, high]" is a 95% interval over seeds. "*": one side has one seed, and the deviation is pooled over the
+methods that have several. "(one seed)": too few seeds for an interval. Intervals do not cover other test images or
 settings.
 
 {table(["difference", *ACCURACIES.values()], lines)}"""
@@ -130,8 +154,8 @@ settings.
 
 def ratio_table(rows: Mapping[str, Row]) -> str:
     lines = [
-        [one.name, *(mean_text(one.values(m), 1 if m == "effective_rank" else 3) for m in RATIOS)]
-        for one in rows.values()
+        [row.name, *(mean_text(row.values(m), 1 if m == "effective_rank" else 3) for m in RATIOS)]
+        for row in rows.values()
     ]
     return f"""### Within-class variance
 
@@ -140,23 +164,23 @@ Of L2-normalised features: the encoder's for test and training images, the proje
 {table(["method", *RATIOS.values()], lines)}"""
 
 
-def pilot_table(known: Evidence) -> str:
+def pilot_table(evidence: Evidence) -> str:
     lines = [
         [
             NAMES[method],
             f"{lr:g}",
-            f"{found['values'].get('linear', float('nan')):.2f}",
-            f"{found['values'].get('knn', float('nan')):.2f}",
+            f"{result['values'].get('linear', float('nan')):.2f}",
+            f"{result['values'].get('knn', float('nan')):.2f}",
         ]
         for method, grid in IMAGENET_PILOTS.items()
         for number, (lr, _) in enumerate(grid)
-        if (found := known.results.get(f"pilot-{method}-{number}")) is not None
+        if (result := evidence.results.get(f"pilot-{method}-{number}")) is not None
     ]
     return (
         f"""### Pilots
 
-20 epochs, judged on held-out images. The first rate is the recipe's, at batch 128. No final run follows them: tuning
-two of nine methods would favour these two.
+20 epochs, evaluated on held-out images. The first rate is the recipe's, at batch 128. Final runs do not use them:
+tuning two of nine methods would favour these two.
 
 {table(["method", "learning rate", "linear", "k-NN"], lines)}"""
         if lines
@@ -164,12 +188,12 @@ two of nine methods would favour these two.
     )
 
 
-def detector_table(known: Evidence) -> str:
-    rows = [known.row(NAMES[method], f"detect-{method}-0") for method in DETECTED]
+def detector_table(evidence: Evidence) -> str:
+    rows = [evidence.row(NAMES[method], f"detect-{method}-0") for method in DETECTED]
     lines = [
-        [one.name, one.seeds, *(mean_text(one.values(m)) for m in ("AP", "AP50", "AP75"))]
-        for one in rows
-        if one.results
+        [row.name, row.seeds, *(mean_text(row.values(m)) for m in ("AP", "AP50", "AP75"))]
+        for row in rows
+        if row.results
     ]
     return (
         f"""### Detection
@@ -182,35 +206,37 @@ Faster R-CNN (C4) on 800 images of VOC2012, tested on 400, 720 steps; a detector
     )
 
 
-def left_over(known: Evidence) -> str:
-    left = waiting(known.plan, known.results)
-    missing = f"{counted(len(left), 'run')}: {', '.join(step.name for step in left)}." if left else "none."
+def left_over(evidence: Evidence) -> str:
+    unfinished = waiting(evidence.plan, evidence.results)
+    missing = (
+        f"{plural(len(unfinished), 'run')}: {', '.join(step.name for step in unfinished)}." if unfinished else "none."
+    )
     return f"""### Failed, collapsed and not run
 
-{problem_lines(known)}
+{problem_lines(evidence)}
 
 Not run: {missing}
 """
 
 
-def every_run(known: Evidence) -> str:
-    """Detectors are among the commands alone: they have no epochs and no rates of a recipe."""
-    shown = [
-        run_row(name, with_rates(known.plan, result))
-        for name, result in known.results.items()
+def every_run(evidence: Evidence) -> str:
+    """All runs and their commands; detectors are only among the commands, as they have no epochs and rates."""
+    rows = [
+        run_row(name, with_rates(evidence.plan, result))
+        for name, result in evidence.results.items()
         if result["stage"] != "detect"
     ]
-    commands = "\n".join(result["commands"][0] for result in known.results.values())
-    judged = max(known.results.values(), key=lambda result: len(result["commands"]))
-    judging = "\n".join(line.replace(f"runs/{judged['name']}", "RUN") for line in judged["commands"][1:])
+    commands = "\n".join(result["commands"][0] for result in evidence.results.values())
+    longest = max(evidence.results.values(), key=lambda result: len(result["commands"]))
+    judging = "\n".join(line.replace(f"runs/{longest['name']}", "RUN") for line in longest["commands"][1:])
     return f"""### Every run of this part
 
-{table(COLUMNS, shown)}
+{table(COLUMNS, rows)}
 ```
 {commands}
 ```
 
-Judged with, RUN standing for the folder that `--out` names:
+Evaluated with (RUN is the folder of `--out`):
 
 ```
 {judging}
@@ -219,7 +245,7 @@ Judged with, RUN standing for the folder that `--out` names:
 
 
 def with_rates(plan: Plan, result: Result) -> Result:
-    """The result with its recipe's learning rate and weight decay among the settings, where it set no other."""
-    own = recipe(plan.recipe_name(str(result["method"]))).optimizer
-    rates = {"optimizer.lr": own.lr, "optimizer.weight_decay": own.weight_decay}
+    """The result with the recipe's learning rate and weight decay in its settings, unless it sets others."""
+    optimizer = recipe(plan.recipe_name(str(result["method"]))).optimizer
+    rates = {"optimizer.lr": optimizer.lr, "optimizer.weight_decay": optimizer.weight_decay}
     return {**result, "settings": {**rates, **result["settings"]}}

@@ -1,4 +1,4 @@
-"""What is measured of a run: a trained one becomes one small file, with every evaluation's values and commands."""
+"""Evaluate a trained run and write one small file with all values and commands."""
 
 from __future__ import annotations
 
@@ -32,80 +32,82 @@ from supancl.training.preflight import pick_device
 from supancl.weights.provenance import commit, versions
 from supancl.weights.run_folder import RunFolder
 
-TOLD = "evidence.json"  # in the run folder: what judging needs to know of the training
+TRAINING_FILE = "evidence.json"  # in the run folder: facts of the training that the result needs
 UNMEASURED: dict[str, Any] = {"images_per_second": None, "last": {}, "curve": []}
-ATTEMPTS = 2  # at each evaluation: memory may be short for a moment where others are on the GPU
+ATTEMPTS = 2  # per evaluation: GPU memory may be short for a moment if it is shared
 Called = Callable[[Sequence[str]], tuple[int, list[str], float]]
 
 
 def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> dict[str, Any]:
-    """Judge the run and write results/NAME.json; what could not be measured is told there, the rest goes on."""
-    told, since = json.loads((run / TOLD).read_text()), time.perf_counter()
+    """Evaluate the run and write results/NAME.json, which also lists what could not be measured."""
+    training, started = json.loads((run / TRAINING_FILE).read_text()), time.perf_counter()
     values: dict[str, float | None] = {}
-    commands, failures = [told.pop("command")], {}
-    for task in plan.tasks_of(told["stage"], told["method"], told["seed"]) if told["exit"] == 0 else ():
-        words, wanted = task.of(str(run)), run / "wanted.json"
+    commands, failures = [training.pop("command")], {}
+    for task in plan.tasks_of(training["stage"], training["method"], training["seed"]) if training["exit"] == 0 else ():
+        words, answer = task.of(str(run)), run / "wanted.json"
         commands.append(shlex.join(["supancl", *words]))
         for _ in range(ATTEMPTS):
-            code, lines, _ = called([*words, "--quiet", "--json", str(wanted)])
+            code, lines, _ = called([*words, "--quiet", "--json", str(answer)])
             if code == 0:
-                values |= task.keeps(json.loads(wanted.read_text()))
+                values |= task.read_values(json.loads(answer.read_text()))
                 break
         else:
             failures[shlex.join(words[1:])] = lines[-1] if lines else f"exit {code}"
-    if told["stage"] == "detect" and told["exit"] == 0:
+    if training["stage"] == "detect" and training["exit"] == 0:
         values |= detected(run)
-    if failures and not values:  # not the run's fault: it is judged again the next time
+    if failures and not values:  # not the run's fault: it is evaluated again next time
         raise BadInput(f"{name}: nothing could be measured: {next(iter(failures.values()))}")
-    if failures and told["stage"] == "pilot" and CHOSEN_BY not in values:  # or it would quietly be no candidate
+    if failures and training["stage"] == "pilot" and CHOSEN_BY not in values:  # or it would silently drop out
         raise BadInput(
             f"{name}: {CHOSEN_BY}, by which pilots are chosen, could not be measured: {next(iter(failures.values()))}"
         )
-    if told["exit"] == 0 and plan.picture and pictured(told):  # before the result, after which nobody comes back
+    if (
+        training["exit"] == 0 and plan.picture and pictured(training)
+    ):  # before the result is written, which ends the run
         try:
             write_map(plan, name, run, results)
         except Exception as error:
             failures["map"] = reason(error)
-    code, why = told.pop("exit"), told.pop("why")
+    code, why = training.pop("exit"), training.pop("why")
     collapsed = code == Collapsed.exit_code or (code == 0 and was_collapsed(run))
     result = {
-        **told,
+        **training,
         "plan": plan.name,
         "status": "collapsed" if collapsed else "failed" if code else "finished",
         "why": why or None,
         "commands": commands,
         "values": {key: round(value, 4) for key, value in values.items() if value is not None},
         "not_measured": failures,
-        "judge_seconds": round(time.perf_counter() - since, 1),
+        "judge_seconds": round(time.perf_counter() - started, 1),
         "hardware": hardware(),
         "versions": versions(),
-        "commit": told["commit"] or commit(),
+        "commit": training["commit"] or commit(),
         "data": data_of(run),
         "features_version": VERSION,
     }
     write_result(results, result)
-    if not failures:  # else `evidence judge` can still be asked on this machine
+    if not failures:  # otherwise `evidence judge` can be repeated on this machine
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
     return result
 
 
-def pictured(told: dict[str, Any]) -> bool:
-    """The alpha sweep's first seed: its own runs, SupSiam's final one, and SimSiam's, which may be its alpha = 1."""
-    return told["seed"] == 0 and (
-        told["stage"] == "alpha" or (told["stage"] == "final" and told["method"] in ("supsiam", "simsiam"))
+def pictured(training: dict[str, Any]) -> bool:
+    """Whether the run gets a map: seed 0 of the alpha sweep, of SupSiam, and of SimSiam (which may be alpha = 1)."""
+    return training["seed"] == 0 and (
+        training["stage"] == "alpha" or (training["stage"] == "final" and training["method"] in ("supsiam", "simsiam"))
     )
 
 
 def write_map(plan: Plan, name: str, run: Path, results: Path) -> None:
-    """Where t-SNE puts the test images of the related classes: two numbers an image, so that it can be kept."""
-    subject = open_evaluated_encoder(str(run), EvaluationOptions(pick_device("auto")), Reporter())
-    data = data_for(subject, None)
+    """Write the t-SNE map of the related classes' test images, two numbers per image."""
+    evaluated = open_evaluated_encoder(str(run), EvaluationOptions(pick_device("auto")), Reporter())
+    data = data_for(evaluated, None)
     split = data.test if data.test is not None else data.held_out
-    wanted = torch.tensor([data.classes.index(label) for label in plan.picture])
-    mine = torch.isin(split.labels, wanted).nonzero()[:, 0]
-    if len(mine) < 4:
+    labels = torch.tensor([data.classes.index(label) for label in plan.picture])
+    positions = torch.isin(split.labels, labels).nonzero()[:, 0]
+    if len(positions) < 4:
         return
-    features: Features = subject.features(split.take(mine))
+    features: Features = evaluated.features(split.take(positions))
     points = tsne_map(features)
     content = {
         "classes": list(plan.picture),
@@ -118,13 +120,13 @@ def write_map(plan: Plan, name: str, run: Path, results: Path) -> None:
 
 
 def detected(run: Path) -> dict[str, float | None]:
-    """What `detect train` measured at its end."""
-    found = json.loads((run / "evaluate" / "detect.json").read_text(encoding="utf-8"))
-    return {key: found[key] for key in ("AP", "AP50", "AP75")}
+    """The scores of `detect train`."""
+    content = json.loads((run / "evaluate" / "detect.json").read_text(encoding="utf-8"))
+    return {key: content[key] for key in ("AP", "AP50", "AP75")}
 
 
 def was_collapsed(run: Path) -> bool:
-    """The monitor's verdict, as the newest checkpoint has it; a detector has no such monitor."""
+    """The monitor's verdict in the newest checkpoint; False for a detector, which has no monitor."""
     from supancl.weights.checkpoint import load_newest
 
     state, _ = load_newest(run / "checkpoints")
@@ -132,7 +134,7 @@ def was_collapsed(run: Path) -> bool:
 
 
 def data_of(run: Path) -> dict[str, Any]:
-    """What was trained on; where it lay on the machine is no part of it."""
+    """What the run was trained on, without its path on the machine."""
     path = run / "recipe.json"
     if not path.exists():
         return {}
@@ -149,7 +151,7 @@ def hardware() -> str:
 
 
 def measured_by_log(folder: RunFolder) -> dict[str, Any]:
-    """Speed and the losses of the last epoch, as the run's own log has them."""
+    """Speed and the losses of the last epoch from the run's log."""
     rows = [row for row in folder.metrics() if row["kind"] == "train"]
     if not rows:
         return dict(UNMEASURED)
@@ -177,24 +179,24 @@ def measured_by_log(folder: RunFolder) -> dict[str, Any]:
 
 
 def called(words: Sequence[str]) -> tuple[int, list[str], float]:
-    """The command in this process: its exit status, the lines of its standard error, and the seconds it took."""
-    heard, since = io.StringIO(), time.perf_counter()
-    with contextlib.redirect_stderr(heard):
+    """Run a command in this process; returns exit status, lines of standard error, and seconds."""
+    stderr, started = io.StringIO(), time.perf_counter()
+    with contextlib.redirect_stderr(stderr):
         try:
             code = main(list(words))
         except SystemExit as stop:
             code = int(stop.code or 0)
-    lines = [line.removeprefix("supancl: ") for line in heard.getvalue().splitlines() if line.strip()]
+    lines = [line.removeprefix("supancl: ") for line in stderr.getvalue().splitlines() if line.strip()]
     for line in lines:
         print(line, file=sys.stderr, flush=True)
     if code in (130, 143):
         raise Interrupted(lines[-1] if lines else "stopped", code - 128)
-    return code, lines, time.perf_counter() - since
+    return code, lines, time.perf_counter() - started
 
 
 @contextlib.contextmanager
 def inside(folder: Path) -> Iterator[None]:
-    """Commands name data and runs from there, so that a result says nothing of the machine."""
+    """Work in this folder, so that commands have relative paths and results do not depend on the machine."""
     before = Path.cwd()
     os.chdir(folder)
     try:

@@ -1,4 +1,4 @@
-"""RESULTS.md and README's table from the files in results/: every number is computed here, none is typed."""
+"""Write RESULTS.md and the README's table from the files in results/; no number is typed."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from experiments.evidence.claims import (
     ALPHA_QUESTION,
     ANCL,
     ANCL_QUESTION,
-    ASKED,
     COLLAPSE_QUESTION,
     CONTRASTIVE,
     CONTRASTIVE_QUESTION,
     PAIRS,
+    QUESTIONS,
     STANDING,
     STANDING_QUESTION,
-    TESTED,
+    TEST_IMAGES,
     VARIANCE_QUESTION,
-    best_alpha,
+    best_alpha_lines,
     best_alphas,
     collapse_cells,
     collapse_lines,
+    count_verdicts,
     differences,
     missing,
     pair_lines,
     pair_title,
-    tallied,
+    significant_measures,
     variance_lines,
     variance_summary,
-    widened,
 )
+from experiments.evidence.findings import first_page, join_names, readme_block
 from experiments.evidence.results import (
     ACCURACIES,
     KINDS,
@@ -42,97 +43,89 @@ from experiments.evidence.results import (
     Evidence,
     Gap,
     Row,
-    mean_text,
-    waiting,
 )
 from experiments.evidence.sensitivity import sensitivity_lines
 from experiments.evidence.tables import (
     alpha_table,
     collapse_table,
     every_run,
+    image_uncertainty,
     main_table,
     not_finished,
     paper_columns,
     pilot_table,
-    second,
+    separate_simsiam,
     stated_alphas,
     table,
-    uncertain,
     unique,
 )
-from supancl.files import put_between
+from supancl.files import replace_section
 from supancl.paper.numbers import SIX
 
-SHOWN = ("knn", "linear", "crossed", "pets", "omniglot_5", "traffic-signs_5")
-PAGE = "RESULTS.md"
-PETS_TESTED = 3_669
+PETS_TEST_IMAGES = 3_669
 
-BEST = """The alpha inside with the highest mean against the better end. It was picked by these same numbers, so its
-interval is widened to allow for the choice (Bonferroni over the alphas inside; "where all 8 are allowed for" over those
-times the accuracies). Another alpha inside may be as good. Learning rate and weight decay are those that pilots chose
-at alpha .5, which may favour it."""
-COLLAPSE = """One seed a cell. At the higher weight decay SimSiam collapses too ([monitor](docs/monitor.md)): those
-cells show what survives it, not that a supervised target without a pool is what fails."""
-AT_ITS_ALPHA = """SupSiam and SupBYOL stand here at the alpha that App. H has for each. On CIFAR-100 SupBYOL was not run
-at another one, so "ahead" and "behind" are said of SupBYOL at that alpha alone."""
+BEST = """For each accuracy: the alpha inside (0, 1) with the highest mean, compared with the better end. It was picked
+by the same numbers, so its interval is widened for the choice (Bonferroni over the alphas inside; "if all 8 are allowed
+for" also over the accuracies). Another alpha inside may be as good. Learning rate and weight decay are those that the
+pilots chose at alpha .5, which may favour it."""
+COLLAPSE = """One seed per cell. At the higher weight decay SimSiam collapses too ([monitor](docs/monitor.md)). So those
+cells show what survives the decay, not that a supervised target without a pool is the cause."""
+AT_ITS_ALPHA = """SupSiam and SupBYOL have the alpha of App. H. SupBYOL was not run at another alpha on CIFAR-100, so
+"ahead" and "behind" hold for SupBYOL at that alpha only."""
 VIEWS = """
-- Pixels: CIFAR's images are as large as the encoder's input, so nothing is cut off. Pets, Omniglot and GTSRB are seen
-  through the view of transfer and few-shot learning (short side 32, bicubic, the centre), which is torchvision's to the
-  pixel. The evaluation crop that began at half pixels on most images larger than the input ([changelog](CHANGELOG.md))
-  is used for none of these columns, so none has to be measured again for it."""
-KINDS_TOLD = " ".join(
-    f"{kind.capitalize()}: {', '.join(MEASURES[one][0] for one in measures)}." for kind, measures in KINDS.items()
+- Pixels: CIFAR's images are as large as the encoder's input, so nothing is cropped. Pets, Omniglot and GTSRB use the
+  view of transfer and few-shot learning (short side 32, bicubic, centre crop), which equals torchvision's pixels. No
+  column uses the evaluation crop of 0.1.0 that began at half pixels ([changelog](CHANGELOG.md))."""
+METRIC_GROUPS = " ".join(
+    f"{kind.capitalize()}: {', '.join(MEASURES[measure][0] for measure in measures)}."
+    for kind, measures in KINDS.items()
 )
-COMMITS = """Runs were trained and judged by the code of
-  their commit. On a CPU, at an equal thread count, SupSiam's training has the same bits with the first and the last of
-  them; no run was made twice on the GPU. Between commits the solver of the probes and the few-shot classifiers' stop
-  were mended. One encoder judged before and after had the same Pets accuracy and GTSRB episodes ([log](docs/log.md));
-  nothing else was judged twice."""
+COMMITS = """Each run was trained and evaluated by the code of its
+  commit. On a CPU with equal threads, SupSiam trains to the same bits with the first and the last commit; no run was
+  repeated on the GPU. Between commits the solver of the probes and the stopping rule of the few-shot classifiers were
+  fixed. One encoder that was evaluated before and after had the same Pets accuracy and GTSRB episodes
+  ([log](docs/log.md)); nothing else was evaluated twice."""
 FOREST = """
-Each dot is a difference in points with its 95% interval; a hollow one borrows its spread, and a thick line is bold in
-the tables. Right of the line the first method is better. Each panel has its own scale.
+Each dot is a difference in points with its 95% interval. Right of the line the first method is better. A hollow dot
+has a borrowed deviation; a thick line is bold in the tables. Each panel has its own scale.
 """
 
 
-def write_page(known: Evidence, figures: Sequence[str]) -> str:
-    of_alpha = [name for name in figures if "differences" not in name]
-    parts = [
-        head(known, figures),
-        conditions(known),
-        answers(known),
-        main_table(known),
-        alpha_table(known, of_alpha),
-        collapse_table(known),
-        pilot_table(known),
-        not_finished(known),
-        every_run(known),
+def write_page(evidence: Evidence, figures: Sequence[str], imagenet: str = "") -> str:
+    """The first page for everyone, then the statistics; `imagenet` is a line about the second study."""
+    alpha_figures = [name for name in figures if name.endswith(("-alpha.png", "-maps.png"))]
+    sections = [
+        first_page(evidence, [name for name in figures if name.endswith("-labels.png")], imagenet),
+        statistics_head(evidence, figures),
+        conditions(evidence),
+        answers(evidence),
+        main_table(evidence),
+        alpha_table(evidence, alpha_figures),
+        collapse_table(evidence),
+        pilot_table(evidence),
+        not_finished(evidence),
+        every_run(evidence),
     ]
-    return "\n".join(parts)
+    return "\n".join(sections)
 
 
-def head(known: Evidence, figures: Sequence[str]) -> str:
-    steps = len(known.plan.steps)
-    done = steps - len(waiting(known.plan, known.results))
-    shown = "".join(
+def statistics_head(evidence: Evidence, figures: Sequence[str]) -> str:
+    pictures = "".join(
         f"\n![differences with intervals](docs/figures/{name})\n{FOREST}" for name in figures if "differences" in name
     )
-    return f"""# Results
+    return f"""## Statistics
 
-Made by `python -m experiments.evidence page` (`make results`) from the files in experiments/results/, one a run; no
-number here is typed, and every verdict follows from the numbers by a rule. {done} of the plan's {steps} runs are there.
+{METRIC_GROUPS} Verdicts per group of metrics:
 
-## In short
+{summary_table(evidence)}
+{chr(10).join(summary_lines(evidence))}
 
-{summary_table(known)}
-{chr(10).join(summary_lines(known))}
-
-{certainty(known)}
-{KINDS_TOLD} "Cannot be told apart" is not "equal".
-{shown}"""
+{certainty(evidence)}
+{pictures}"""
 
 
-def conditions(known: Evidence) -> str:
-    results = list(known.results.values())
+def conditions(evidence: Evidence) -> str:
+    results = list(evidence.results.values())
     versions = "; ".join(
         dict.fromkeys(
             ", ".join(f"{name} {version}" for name, version in result["versions"].items()) for result in results
@@ -143,181 +136,180 @@ def conditions(known: Evidence) -> str:
     several = f" {COMMITS}" * (len({result.get("commit") for result in results}) > 1)
     return f"""## How it was measured
 
-- Pretraining on CIFAR-100 (lossless, all 50,000 training images; pilots without the 5,000 that are held out), CIFAR
-  ResNet-18, batch 256, bf16, the same augmentations for every method.
-- Alpha is {stated_alphas(known.plan)}, as App. H has it; pilots did not look for a better one.
-- Choices (learning rate, weight decay) were made by pilots on the 5,000 held-out images alone, between settings that
-  an earlier prototype suggested and that are not the same for all methods. They are in the commands below; the recipes
-  keep App. H's rates ([deviations](docs/deviations.md)). A final run has
-  `data.holdout=0`, so its monitor has no images to look at, and the test images are looked at once, when it is judged.
-  Seeds are 0, 1, 2, none was chosen; failed and collapsed runs are listed.
-- k-NN: k = 20, cosine, temperature 0.1. Linear: the convex probe of `supancl evaluate linear` as 0.1.0 solved it (it
-  stopped early; now it finds the optimum), its ridge chosen within the training images; an encoder that was trained
-  with their labels finds these easier than the test's. Cross-entropy's encoder is judged as the others are, without
-  the classifier it was trained with. CIFAR-10 is a JPEG copy; Pets has a short side of 64 px and is judged at 32;
-  GTSRB's episodes come from its test set. Few-shot: 5-way, 2000 episodes, the same ones for all, 16 queries a class
-  (15 in Omniglot's 5-shot episodes: its classes have 20 drawings). S_W/S_T and effective rank: L2-normalised encoder
-  features of the test images.{VIEWS}
+- Pretraining: CIFAR-100 (lossless, all 50,000 training images; pilots hold out 5,000 of them), CIFAR ResNet-18, batch
+  256, bf16, the same augmentations for every method.
+- Alpha is {stated_alphas(evidence.plan)}, as in App. H; the pilots did not search for a better one.
+- Pilots chose learning rate and weight decay on the 5,000 held-out images only. The candidates come from an earlier
+  prototype and differ between methods. The commands below have them; the recipes keep App. H's rates
+  ([deviations](docs/deviations.md)). A final run has `data.holdout=0`, so its monitor has no held-out images, and the
+  test images are used once, when it is evaluated. Seeds are 0, 1, 2; none was chosen. Failed and collapsed runs are
+  listed.
+- k-NN: k = 20, cosine, temperature 0.1. Linear: the convex probe of `supancl evaluate linear` in its 0.1.0
+  version (it stopped early; now it finds the optimum). Its ridge is chosen within the training images, which are easier
+  than test images for an encoder that was trained with their labels. Cross-entropy's encoder is evaluated like the
+  others, without its classifier. CIFAR-10 is a JPEG copy; Pets has a short side of 64 px and is evaluated at 32;
+  GTSRB's episodes come from its test set. Few-shot: 5-way, the same 2000 episodes for all, 16 queries per class (15 in
+  Omniglot's 5-shot episodes: its classes have 20 drawings). S_W/S_T and effective rank: L2-normalised encoder features
+  of the test images.{VIEWS}
 - "±" is half a 95% t-interval over seeds; a number without it is one seed. Differences: "[low, high]" is a 95%
-  interval; "*" says that one side has one seed and the spread of seeds was borrowed from the methods and alphas that
-  have several (pooled; not from runs that collapsed). That a method with one seed varies as much as those is an
-  assumption, and so is, without "*", that the two methods vary alike: see
-  [what the verdicts hang on](#what-the-verdicts-hang-on).
-- Intervals are about seeds: other test images, other settings or longer training are not in them. {TESTED:,} test
-  images alone leave an accuracy uncertain by up to {uncertain(TESTED)} points, Pets' {PETS_TESTED:,} by up to
-  {uncertain(PETS_TESTED)}{episodes}; a difference on the same images by less. Each interval is meant by
-  itself: of twenty one may miss by chance. Bold: also with an interval that allows for all differences between methods
-  (not for the lines on alpha, variance and collapse), 0 is left out; a cell of the short table is bold where all its
-  accuracies are.
-- Hardware: {unique(known, "hardware")}. Commits: {unique(known, "commit")}.{several}
+  interval. "*": one side has one seed, so the deviation over seeds is borrowed from the methods and alphas that have
+  several (pooled; without collapsed runs). It is an assumption that a method with one seed varies as much as those;
+  without "*" it is an assumption that both methods vary equally: see
+  [what the verdicts depend on](#what-the-verdicts-depend-on).
+- Intervals cover seeds only, not other test images, settings or longer training. {TEST_IMAGES:,} test images alone
+  leave an accuracy uncertain by up to {image_uncertainty(TEST_IMAGES)} points, Pets' {PETS_TEST_IMAGES:,} by up to
+  {image_uncertainty(PETS_TEST_IMAGES)}{episodes}; a difference on the same images by less. Each is a single
+  95% interval: one in twenty misses by chance. Bold: zero is left out even if the interval is widened for all
+  differences between methods (not for the lines on alpha, variance and collapse). A cell of the verdict table is bold
+  if all its accuracies are.
+- Hardware: {unique(evidence, "hardware")}. Commits: {unique(evidence, "commit")}.{several}
 - Versions: {versions or "none yet"}.
 """
 
 
-def answers(known: Evidence) -> str:
-    everything = ("in-domain", "crossed", "few-shot")
+def answers(evidence: Evidence) -> str:
+    everything = tuple(KINDS)
     sections = [
-        (ANCL_QUESTION, [*pair_lines(known, ANCL, everything), *second_simsiam(known)], ANCL),
+        (ANCL_QUESTION, [*pair_lines(evidence, ANCL, everything), *simsiam_of_sweep(evidence)], ANCL),
         (
             CONTRASTIVE_QUESTION,
-            [crossed_in_the_paper(), "", *pair_lines(known, CONTRASTIVE, ("crossed", "few-shot", "in-domain"))],
+            [transfer_in_the_paper(), "", *pair_lines(evidence, CONTRASTIVE, ("transfer", "few-shot", "in-domain"))],
             CONTRASTIVE,
         ),
-        (ALPHA_QUESTION, [BEST, "", *best_alpha(known)], ()),
-        (VARIANCE_QUESTION, variance_lines(known), ()),
-        (COLLAPSE_QUESTION, [COLLAPSE, "", *collapse_lines(known)], ()),
-        (STANDING_QUESTION, [AT_ITS_ALPHA, "", *pair_lines(known, STANDING, everything, AHEAD)], STANDING),
+        (ALPHA_QUESTION, [BEST, "", *best_alpha_lines(evidence)], ()),
+        (VARIANCE_QUESTION, variance_lines(evidence), ()),
+        (COLLAPSE_QUESTION, [COLLAPSE, "", *collapse_lines(evidence)], ()),
+        (STANDING_QUESTION, [AT_ITS_ALPHA, "", *pair_lines(evidence, STANDING, everything, AHEAD)], STANDING),
     ]
     lines = ["## Answers", "", papers_rows(), ""]
-    for question, told_lines, pairs in sections:
-        lines += [f"### {question}", "", *told_lines, "", *pair_table(known, pairs)]
-    return "\n".join([*lines, "", "### What the verdicts hang on", "", *sensitivity_lines(known), ""])
+    for question, answer, pairs in sections:
+        lines += [f"### {question}", "", *answer, "", *pair_table(evidence, pairs)]
+    return "\n".join([*lines, "", "### What the verdicts depend on", "", *sensitivity_lines(evidence), ""])
 
 
 def papers_rows() -> str:
-    """What the rows of the paper are, and what they would be if two of its columns are in each other's place."""
+    """The paper's differences, and what they would be if two of its columns are swapped."""
     swapped = {"simsiam": "byol", "byol": "simsiam"}
-    told = " and ".join(
-        f"{', '.join(f'{of[ours] - of[swapped[theirs]]:+.2f}' for of in paper_columns().values())} "
-        f"({NAMES[ours]} - {NAMES[theirs]})"
-        for ours, theirs in ANCL
+    text = " and ".join(
+        f"{', '.join(f'{column[method] - column[swapped[other]]:+.2f}' for column in paper_columns().values())} "
+        f"({NAMES[method]} - {NAMES[other]})"
+        for method, other in ANCL
     )
-    return f"""Rows "paper" are differences in its Table H.1: 1000 epochs instead of our 100, rates and a probe of its
-own, no intervals. What longer training leaves of a difference was not measured here. If its SimSiam and BYOL columns
-are exchanged, as they look beside solo-learn's, linear and CIFAR-10 linear would be {told}."""
+    return f"""Rows "paper" are differences in its Table H.1: 1000 epochs instead of our 100, other rates and another
+probe, no intervals. What longer training leaves of a difference was not measured here. Compared with solo-learn, the
+paper's SimSiam and BYOL columns look swapped; then linear and CIFAR-10 linear would be {text}."""
 
 
-def crossed_in_the_paper() -> str:
-    of = paper_columns()["crossed"]
-    apart = of["supcon"] - of["simclr"]
-    return f"""The paper's App. H finds "a decline or slight increase" on CIFAR ({apart:+.2f} in its table). Of encoders
-of ImageNet-100 it says the contrary: labels help every method in transfer (Table 5) and few-shot learning (Table 6),
-Pets, Omniglot and GTSRB among them; those are of 224 px, ours of 32."""
+def transfer_in_the_paper() -> str:
+    by_method = paper_columns()["crossed"]
+    difference = by_method["supcon"] - by_method["simclr"]
+    return f"""The paper's App. H finds "a decline or slight increase" on CIFAR ({difference:+.2f} in its table). For
+encoders of ImageNet-100 it finds the opposite: labels help every method in transfer (Table 5) and few-shot learning
+(Table 6), also on Pets, Omniglot and GTSRB; its images have 224 px, ours 32."""
 
 
-def second_simsiam(known: Evidence) -> list[str]:
-    """Where alpha 1 is another SimSiam than the main table's: SupSiam against that one, at equal settings."""
-    plain, ours = second(known), known.methods["supsiam"]
-    if plain is None:
+def simsiam_of_sweep(evidence: Evidence) -> list[str]:
+    """SupSiam against SimSiam at equal settings, if alpha 1 is not the main table's SimSiam."""
+    simsiam, ours = separate_simsiam(evidence), evidence.methods["supsiam"]
+    if simsiam is None:
         return []
-    found = known.row_gaps(ours, plain)
-    linear = f"; linear {found['linear'].text()}" if "linear" in found else ""
+    gaps = evidence.row_gaps(ours, simsiam)
+    linear = f"; linear {gaps['linear'].text()}" if "linear" in gaps else ""
+    verdicts = count_verdicts({measure: difference.verdict for measure, difference in gaps.items()})
     return [
-        f"- **{TITLES['supsiam']} - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and weight "
-        f"decay for both): {tallied({measure: one.verdict for measure, one in found.items()})} accuracies{linear}."
+        f"- **{TITLES['supsiam']} - SimSiam with SupSiam's settings** (alpha 1 below, same learning rate and weight "
+        f"decay): {verdicts} accuracies{linear}."
     ]
 
 
-def pair_table(known: Evidence, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """The differences themselves, for the pairs that have any; below each, what the paper's table makes of it."""
-    found = {pair: each for pair in pairs if (each := known.gaps(*pair))}
-    measures = [measure for measure in ACCURACIES if any(measure in each for each in found.values())]
+def pair_table(evidence: Evidence, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """The differences of these pairs; below each, the paper's difference."""
+    by_pair = {pair: gaps for pair in pairs if (gaps := evidence.gaps(*pair))}
+    measures = [measure for measure in ACCURACIES if any(measure in gaps for gaps in by_pair.values())]
     if not measures:
         return []
     rows = []
-    for pair, each in found.items():
-        sure = widened(known, *pair)
-        texts = {m: f"**{one.text()}**" if m in sure else one.text() for m, one in each.items()}
+    for pair, gaps in by_pair.items():
+        bold = significant_measures(evidence, *pair)
+        texts = {m: f"**{difference.text()}**" if m in bold else difference.text() for m, difference in gaps.items()}
         rows.append([pair_title(*pair), *(texts.get(m, "-") for m in measures)])
         if all(method in SIX for method in pair):
-            apart = {m: of[pair[0]] - of[pair[1]] for m, of in paper_columns().items()}
-            rows.append(["paper", *(f"{apart[m]:+.2f}" if m in apart else "-" for m in measures)])
+            paper = {m: by_method[pair[0]] - by_method[pair[1]] for m, by_method in paper_columns().items()}
+            rows.append(["paper", *(f"{paper[m]:+.2f}" if m in paper else "-" for m in measures)])
     return [table(["difference", *(MEASURES[m][0] for m in measures)], rows)]
 
 
-# --- in short ---------------------------------------------------------------------------------------------------------
+# --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def summary_table(known: Evidence, page: str = "") -> str:
-    """One row a pair; `page` is where the questions are answered at length. Bold: the whole cell stands widened."""
+def summary_table(evidence: Evidence) -> str:
+    """One row per pair, verdicts counted per group of metrics; bold if all of them hold widened."""
     rows = []
-    for question, pairs, words in ASKED:
+    for question, pairs, words in QUESTIONS:
         for number, pair in enumerate(pairs):
-            found, sure = known.gaps(*pair), widened(known, *pair)
+            gaps, bold = evidence.gaps(*pair), significant_measures(evidence, *pair)
             cells = (
-                [cell(found, sure, measures, words) for measures in KINDS.values()]
-                if found
-                else [missing(known, pair), *[""] * (len(KINDS) - 1)]
+                [cell(gaps, bold, measures, words) for measures in KINDS.values()]
+                if gaps
+                else [missing(evidence, pair), *[""] * (len(KINDS) - 1)]
             )
-            rows.append([f"[{question}]({page}#{slug(question)})" if not number else "", pair_title(*pair), *cells])
+            rows.append([f"[{question}](#{slug(question)})" if not number else "", pair_title(*pair), *cells])
     return table(["question", "difference", *KINDS], rows)
 
 
-def cell(found: Mapping[str, Gap], sure: set[str], measures: Sequence[str], words: Mapping[str, str]) -> str:
+def cell(gaps: Mapping[str, Gap], bold: set[str], measures: Sequence[str], words: Mapping[str, str]) -> str:
     verdicts = {
-        measure: words.get(found[measure].verdict, found[measure].verdict) for measure in measures if measure in found
+        measure: words.get(gaps[measure].verdict, gaps[measure].verdict) for measure in measures if measure in gaps
     }
-    told = tallied(verdicts) or "not measured yet"
-    return f"**{told}**" if verdicts and set(verdicts) <= sure else told
+    text = count_verdicts(verdicts) or "not measured yet"
+    return f"**{text}**" if verdicts and set(verdicts) <= bold else text
 
 
-def summary_lines(known: Evidence, page: str = "") -> list[str]:
-    """The other questions, a line each."""
-    found = best_alphas(known)
-    inside = tallied({one.measure: one.inside for one in found})
-    sure = sum(one.inside == "yes" and one.strict.verdict == "helps" for one in found)
+def summary_lines(evidence: Evidence) -> list[str]:
+    """One line for each of the other questions."""
+    bests = best_alphas(evidence)
+    inside = count_verdicts({best.measure: best.inside for best in bests})
+    strict_count = sum(best.inside == "yes" and best.strict.verdict == "helps" for best in bests)
     collapse: dict[tuple[str, str], list[str]] = {}
-    for one in collapse_cells(known):
-        collapse.setdefault((one.decay, one.verdict), []).append(one.what)
-    told = {
-        ALPHA_QUESTION: f"{inside} accuracies (yes: {sure} where all {len(found)} are allowed for)"
+    for cell in collapse_cells(evidence):
+        collapse.setdefault((cell.decay, cell.verdict), []).append(cell.setup)
+    answers = {
+        ALPHA_QUESTION: f"{inside} accuracies (yes: {strict_count} if all {len(bests)} are allowed for)"
         if inside
         else "not measured yet",
-        VARIANCE_QUESTION: variance_summary(known) or "not measured yet",
+        VARIANCE_QUESTION: variance_summary(evidence) or "not measured yet",
         COLLAPSE_QUESTION: "; ".join(
-            f"with weight decay {decay} {', '.join(what)}: {verdict}" for (decay, verdict), what in collapse.items()
+            f"with weight decay {decay} {', '.join(setups)}: {verdict}" for (decay, verdict), setups in collapse.items()
         ),
     }
-    return [f"- [{question}]({page}#{slug(question)}) {answer}." for question, answer in told.items()]
+    return [f"- [{question}](#{slug(question)}) {answer}." for question, answer in answers.items()]
 
 
-def certainty(known: Evidence) -> str:
-    """What the verdicts rest on: how many differences, how many of them on borrowed spreads, and whose."""
-    found = differences(known)
-    if not found:
+def certainty(evidence: Evidence) -> str:
+    """How many differences are clear, also when widened, and how many borrow a deviation from which rows."""
+    gaps = differences(evidence)
+    if not gaps:
         return "No two methods can be compared yet."
-    sure = sum(len(widened(known, *pair)) for pair in PAIRS)
-    given = sum(one.excludes_zero for one in found)
+    bold_count = sum(len(significant_measures(evidence, *pair)) for pair in PAIRS)
+    clear_count = sum(difference.excludes_zero for difference in gaps)
     return (
-        f"Of {len(found)} differences {given} have a 95% interval that leaves 0 out; {sure} still do where each "
-        f"interval is widened to allow for all {len(found)} (Bonferroni): these are bold. "
-        f"{sum(one.borrowed for one in found)} have one seed on a side and borrow the spread of "
-        f"{lender_names(known.lenders)}."
+        f"Of {len(gaps)} differences {clear_count} have a 95% interval that leaves out 0; {bold_count} still do if "
+        f"every interval is widened for all {len(gaps)} (Bonferroni): these are bold. "
+        f"{sum(difference.borrowed for difference in gaps)} have one seed on a side and borrow the deviation of "
+        f"{lender_names(evidence.lender_rows)}."
     )
 
 
 def lender_names(rows: Sequence[Row]) -> str:
-    """The rows with several seeds, whose spread is lent to the others."""
+    """The rows with several seeds, whose deviation the others borrow."""
     if not rows:
-        return "nobody yet"
+        return "none yet"
     freedom = sum(len(row.results) - 1 for row in rows)
-    *others, last = (row.name for row in rows)
-    named = f"{', '.join(others)} and {last}" if others else last
-    return f"{named} ({freedom} degrees of freedom)"
+    return f"{join_names([row.name for row in rows])} ({freedom} degrees of freedom)"
 
 
 def slug(title: str) -> str:
-    """What a heading is called in a link.
+    """The anchor of a heading.
 
     >>> slug("Is the best alpha inside (0, 1)?")
     'is-the-best-alpha-inside-0-1'
@@ -325,26 +317,5 @@ def slug(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def short_text(known: Evidence) -> str:
-    """Methods that are not measured are left out here; RESULTS.md says what is missing."""
-    there = {method: row for method, row in known.methods.items() if row.results}
-    if not there:
-        return "Nothing is measured yet.\n"
-    rows = [
-        [TITLES[method], str(len(row.results)), *(mean_text(row.values(measure), 1) for measure in SHOWN)]
-        for method, row in there.items()
-    ]
-    columns = ["pretraining", "seeds", *(MEASURES[measure][0] for measure in SHOWN)]
-    lines = "\n".join(summary_lines(known, PAGE))
-    return f"""{table(columns, rows)}
-How many accuracies of a kind say what:
-
-{summary_table(known, PAGE)}
-{lines}
-
-{certainty(known)}
-"""
-
-
-def put_short(document: Path, known: Evidence) -> None:
-    put_between(document, "results", short_text(known))
+def update_readme(document: Path, evidence: Evidence) -> None:
+    replace_section(document, "results", readme_block(evidence))

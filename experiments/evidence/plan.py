@@ -15,14 +15,14 @@ from supancl.errors import BadInput
 from supancl.recipes import Recipe, recipe
 
 Setting = tuple[float, float]  # learning rate at a batch of 256, weight decay
-Kept = Mapping[str, float | None]  # JSON has no NaN
+Values = Mapping[str, float | None]  # JSON has no NaN
 RUN = "{run}"  # stands for the run folder
 
 
 @dataclass(frozen=True)
 class Task:
     words: tuple[str, ...]
-    keeps: Callable[[dict[str, Any]], Kept]
+    read_values: Callable[[dict[str, Any]], Values]
     seeds: tuple[int, ...] = ()  # the seeds whose runs are asked; empty: all
     not_for: tuple[str, ...] = ()  # methods that do not have what it measures
 
@@ -34,13 +34,13 @@ class Task:
 
     def lacks(self) -> list[str]:
         """The data it names that are not there, as seen from the current folder."""
-        named = dict(pairwise(self.words))
-        source, root, sets = (named.get(flag) for flag in ("--data", "--root", "--sets"))
+        flags = dict(pairwise(self.words))
+        source, root, sets = (flags.get(flag) for flag in ("--data", "--root", "--sets"))
         missing = [] if source is None or source in BUILT_IN or Path(source).exists() else [source]
-        return missing + [name for name in (sets or "").split(",") if root and name and not is_there(name, root)]
+        return missing + [name for name in (sets or "").split(",") if root and name and not is_available(name, root)]
 
 
-def is_there(name: str, root: str) -> bool:
+def is_available(name: str, root: str) -> bool:
     try:
         return bool(find_benchmark(name, root))
     except BadInput:
@@ -58,7 +58,7 @@ GUESS = {
     "moco2": 26_900.0,
     "supmoco": 26_900.0,
 }
-GUESSED = 35_900.0
+GUESS_OTHERS = 35_900.0
 START_SECONDS = 8.0  # of a run around its steps, with kernels compiled before
 EPOCH_SECONDS = 0.05  # what closing an epoch takes: checkpoints are written by a thread
 COMPILE_SECONDS = 50.0  # on top, for the first run of its kind on a machine; 16 where its kernels are in a cache
@@ -71,7 +71,7 @@ class Speeds:
     """First guesses for one kind of network and image, in images a second and seconds; measured runs replace them."""
 
     by_method: Mapping[str, float] = field(default_factory=lambda: GUESS)
-    others: float = GUESSED
+    others: float = GUESS_OTHERS
     compile_seconds: float = COMPILE_SECONDS
     task_seconds: float = TASK_SECONDS
     epoch_seconds: float = EPOCH_SECONDS
@@ -141,28 +141,28 @@ def pace_of(method: str, settings: Mapping[str, Any]) -> str:
 # --- what a step becomes ----------------------------------------------------------------------------------------------
 
 
-def settings_of(step: Step, plan: Plan, chosen: Setting | None) -> dict[str, Any]:
+def settings_of(step: Step, plan: Plan, setting: Setting | None) -> dict[str, Any]:
     """Every override of the recipe; of a step that follows pilots, with what they chose."""
     if step.needs is not None:
         return dict(step.settings)
-    wanted = {**plan.always, **step.settings}
+    settings = {**plan.always, **step.settings}
     if step.follows is not None:
-        assert chosen is not None
-        wanted = {"optimizer.lr": chosen[0], "optimizer.weight_decay": chosen[1], **wanted}
-    if "pool.size" in wanted and recipe(plan.recipe_name(step.method)).pool.kind == "none":
-        wanted.pop("pool.size", None)
-    return wanted
+        assert setting is not None
+        settings = {"optimizer.lr": setting[0], "optimizer.weight_decay": setting[1], **settings}
+    if "pool.size" in settings and recipe(plan.recipe_name(step.method)).pool.kind == "none":
+        settings.pop("pool.size", None)
+    return settings
 
 
 def words_of(step: Step, plan: Plan, settings: Mapping[str, Any]) -> list[str]:
     """The command that trains it, without `supancl`."""
-    wanted = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    overrides = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     if step.needs is not None:
         root = str(PurePosixPath(plan.scenes).parent)
         begin = ["detect", "train", f"runs/{step.needs}", "--data", root, "--year", "2012"]
     else:
         begin = ["pretrain", plan.recipe_name(step.method), "--data", plan.data, "--epochs", str(step.epochs)]
-    return [*begin, "--seed", str(step.seed), *wanted, "--out", f"runs/{step.name}"]
+    return [*begin, "--seed", str(step.seed), *overrides, "--out", f"runs/{step.name}"]
 
 
 def recipe_of(family: str, method: str, epochs: int, settings: Mapping[str, Any]) -> Recipe:
@@ -204,7 +204,7 @@ def identity(built: Recipe, method: str) -> str:
 # --- rehearsals -------------------------------------------------------------------------------------------------------
 
 
-def rehearsed(task: Task) -> Task:
+def rehearsal_task(task: Task) -> Task:
     """With few episodes, and of data sets that need not be whole."""
     words = tuple(
         "20" if before == "--episodes" else word for before, word in zip(("", *task.words), task.words, strict=False)
@@ -218,7 +218,7 @@ def rehearsal(plan: Plan) -> Plan:
     Fewer images would leave a class of CIFAR-100 without the two that a linear probe needs, and nothing to choose by.
     """
     steps = [replace(step, epochs=1) for step in plan.steps]
-    tasks = {stage: [rehearsed(task) for task in tasks] for stage, tasks in plan.tasks.items()}
+    tasks = {stage: [rehearsal_task(task) for task in tasks] for stage, tasks in plan.tasks.items()}
     return replace(
         plan,
         name=f"{plan.name}-rehearsal",

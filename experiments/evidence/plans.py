@@ -6,52 +6,52 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments.evidence.plan import Kept, Plan, Setting, Speeds, Step, Task, rehearsal, rehearsed
-from supancl.errors import BadInput, nearest
+from experiments.evidence.plan import Plan, Setting, Speeds, Step, Task, Values, rehearsal, rehearsal_task
+from supancl.errors import BadInput, did_you_mean
 
 # --- how runs are judged ----------------------------------------------------------------------------------------------
 
 
-def accuracy(name: str) -> Callable[[dict[str, Any]], Kept]:
-    return lambda found: {name: found["accuracy"]}
+def accuracy(name: str) -> Callable[[dict[str, Any]], Values]:
+    return lambda answer: {name: answer["accuracy"]}
 
 
-def neighbours(found: dict[str, Any]) -> Kept:
+def neighbours(answer: dict[str, Any]) -> Values:
     """k = 20 counts; k = 200 is what other libraries report."""
-    others = {f"knn_{k}": value for k, value in found["by_k"].items() if int(k) != found["k"]}
-    return {"knn": found["accuracy"], **others}
+    others = {f"knn_{k}": value for k, value in answer["by_k"].items() if int(k) != answer["k"]}
+    return {"knn": answer["accuracy"], **others}
 
 
-def spread(prefix: str = "") -> Callable[[dict[str, Any]], Kept]:
-    return lambda found: {f"{prefix}{key}": found[key] for key in ("within", "total", "ratio", "effective_rank")}
+def variance_values(prefix: str = "") -> Callable[[dict[str, Any]], Values]:
+    return lambda answer: {f"{prefix}{key}": answer[key] for key in ("within", "total", "ratio", "effective_rank")}
 
 
-def transferred(found: dict[str, Any]) -> Kept:
-    return {str(result["data"]): result["accuracy"] for result in found["results"]}
+def transfer_values(answer: dict[str, Any]) -> Values:
+    return {str(result["data"]): result["accuracy"] for result in answer["results"]}
 
 
-def transferred_as(name: str) -> Callable[[dict[str, Any]], Kept]:
+def transfer_value(name: str) -> Callable[[dict[str, Any]], Values]:
     """Of one data set that is no folder of the registry, so that its name says where it lay."""
-    return lambda found: {name: found["results"][0]["accuracy"]}
+    return lambda answer: {name: answer["results"][0]["accuracy"]}
 
 
-def episodes(found: dict[str, Any]) -> Kept:
+def episodes(answer: dict[str, Any]) -> Values:
     """`omniglot_1` and, over its episodes, `omniglot_1_interval`."""
-    kept: dict[str, float | None] = {}
-    for result in found["results"]:
+    values: dict[str, float | None] = {}
+    for result in answer["results"]:
         name = f"{result['data']}_{result['shots']}"
-        kept |= {name: result["accuracy"], f"{name}_interval": result["interval"]}
-    return kept
+        values |= {name: result["accuracy"], f"{name}_interval": result["interval"]}
+    return values
 
 
 PILOT = (Task(("linear",), accuracy("linear")), Task(("knn",), neighbours))
 ON_TEST = (
     Task(("knn", "--split", "test", "--k", "20,200"), neighbours),
     Task(("linear", "--split", "test"), accuracy("linear")),
-    Task(("variance", "--split", "test"), spread()),
-    Task(("variance", "--split", "train"), spread("train_")),
+    Task(("variance", "--split", "test"), variance_values()),
+    Task(("variance", "--split", "train"), variance_values("train_")),
 )
-PETS = Task(("transfer", "--root", "data", "--sets", "pets"), transferred)
+PETS = Task(("transfer", "--root", "data", "--sets", "pets"), transfer_values)
 FEW_SHOT = Task(
     ("fewshot", "--root", "data", "--sets", "omniglot,traffic-signs", "--shots", "1,5", "--episodes", "2000"), episodes
 )
@@ -66,15 +66,19 @@ IMAGENET_FINAL = (
     Task(("linear", "--split", "test", "--probe", "sgd"), accuracy("linear_sgd"), seeds=(0,)),
     *ON_TEST[2:],
     # the projector of a classifier is that classifier: its outputs are no features
-    Task(("variance", "--split", "train", "--layer", "projector"), spread("projector_"), not_for=("crossentropy",)),
-    Task(("transfer", "--data", "data/cifar10.npz"), transferred_as("cifar10")),
-    Task(("transfer", "--data", "data/cifar100.npz"), transferred_as("cifar100")),
+    Task(
+        ("variance", "--split", "train", "--layer", "projector"),
+        variance_values("projector_"),
+        not_for=("crossentropy",),
+    ),
+    Task(("transfer", "--data", "data/cifar10.npz"), transfer_value("cifar10")),
+    Task(("transfer", "--data", "data/cifar100.npz"), transfer_value("cifar100")),
     PETS,
     FEW_SHOT,
 )
 DIGITS = (
     *PILOT,
-    Task(("variance",), spread()),
+    Task(("variance",), variance_values()),
     Task(("fewshot", "--data", "digits", "--ways", "4", "--shots", "1", "--queries", "3", "--episodes", "5"), episodes),
 )
 
@@ -108,12 +112,12 @@ def pilots(method: str, settings: Sequence[Setting], epochs: int = 30, **others:
     step (supancl.training.cuda.reuse), which a weight decay is part of.
     """
     rates = [{"optimizer.lr": lr, "optimizer.weight_decay": decay} for lr, decay in settings]
-    made = [
+    steps = [
         Step(f"pilot-{method}-{number}", "pilot", method, epochs, 0, {**rate, **HELD_OUT, **others})
         for number, rate in enumerate(rates)
     ]
     decays = [decay for _, decay in settings]
-    return sorted(made, key=lambda step: decays.index(step.settings["optimizer.weight_decay"]))
+    return sorted(steps, key=lambda step: decays.index(step.settings["optimizer.weight_decay"]))
 
 
 # every image is trained on and nothing is held out for the monitor: the test set is looked at once, at the end
@@ -312,7 +316,7 @@ def imagenet_rehearsal() -> Plan:
         )
         for step in plan.steps
     ]
-    tasks = {stage: [rehearsed(task) for task in each] for stage, each in plan.tasks.items()}
+    tasks = {stage: [rehearsal_task(task) for task in stage_tasks] for stage, stage_tasks in plan.tasks.items()}
     return replace(plan, name="imagenet-rehearsal", images=1000, steps=steps, tasks=tasks)
 
 
@@ -324,13 +328,21 @@ def digits_plan() -> Plan:
     grid = dict.fromkeys(("supsiam", "simsiam"), ((0.1, 5e-4), (0.05, 1e-4)))
     steps = [step for method in grid for step in pilots(method, grid[method], epochs=1)]
     steps += [final(method, 0, epochs=1) for method in grid] + sweep(0, epochs=1)[:1] + [cell(False, True, epochs=1)]
-    kept = [
+    without_holdout = [
         replace(step, settings={key: value for key, value in step.settings.items() if key != "data.holdout"})
         for step in steps
     ]  # the digits have no test split: what the recipe holds out judges all of them
     tasks = dict.fromkeys(("pilot", "final", "alpha", "collapse"), DIGITS)
     return Plan(
-        "digits", "digits", "digits", 256, kept, tasks, grid, {"encoder.width": 16, "data.limit": 256}, ("3", "5", "8")
+        "digits",
+        "digits",
+        "digits",
+        256,
+        without_holdout,
+        tasks,
+        grid,
+        {"encoder.width": 16, "data.limit": 256},
+        ("3", "5", "8"),
     )
 
 
@@ -341,7 +353,7 @@ def named_plan(name: str) -> Plan:
     """The plan of that name, which may end in -rehearsal."""
     base = name.removesuffix("-rehearsal")
     if base not in PLANS:
-        raise BadInput(f"--plan {name}: no such plan{nearest(base, PLANS)}")
+        raise BadInput(f"--plan {name}: no such plan{did_you_mean(base, PLANS)}")
     if base == name:
         return PLANS[base]()
     return imagenet_rehearsal() if base == "imagenet" else rehearsal(PLANS[base]())

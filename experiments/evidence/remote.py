@@ -66,26 +66,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="python -m experiments.evidence.remote", description=(__doc__ or "").partition("\n")[0]
     )
-    made.add_argument("folders", nargs="*", type=Path, help="files that were sent: data sets, unpack.py, kernels")
-    made.add_argument("--work", type=Path, default=ROOT / "runs" / "remote", help="gets data/, runs/, results/, logs/")
-    made.add_argument("--start", type=int, default=0, metavar="N", help="drivers side by side, if none is running")
-    made.add_argument(
+    arguments.add_argument("folders", nargs="*", type=Path, help="files that were sent: data sets, unpack.py, kernels")
+    arguments.add_argument(
+        "--work", type=Path, default=ROOT / "runs" / "remote", help="gets data/, runs/, results/, logs/"
+    )
+    arguments.add_argument("--start", type=int, default=0, metavar="N", help="drivers side by side, if none is running")
+    arguments.add_argument(
         "--memory",
         type=Path,
         default=Path("/dev/shm"),
         help="folder in memory for run folders, if it has room: a ResNet-50 writes a checkpoint of 300 MB a second",
     )
-    made.add_argument("--plan", default="imagenet")
-    made.add_argument("--until", type=float, default=1500.0, metavar="SECONDS", help="--until-seconds of the drivers")
-    made.add_argument("--only", action="append", default=[], help="as of python -m experiments.evidence run")
-    made.add_argument("--commit", default="", help="of the code")
-    made.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="or until every driver has ended")
-    made.add_argument("--collect", type=Path, metavar="DIR", help="gets results.tar.gz and logs.tar.gz")
-    made.add_argument("--kernels", action="store_true", help="collect the compiler's kernels too, for the next machine")
-    return made
+    arguments.add_argument("--plan", default="imagenet")
+    arguments.add_argument(
+        "--until", type=float, default=1500.0, metavar="SECONDS", help="--until-seconds of the drivers"
+    )
+    arguments.add_argument("--only", action="append", default=[], help="as of python -m experiments.evidence run")
+    arguments.add_argument("--commit", default="", help="of the code")
+    arguments.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="or until every driver has ended")
+    arguments.add_argument("--collect", type=Path, metavar="DIR", help="gets results.tar.gz and logs.tar.gz")
+    arguments.add_argument(
+        "--kernels", action="store_true", help="collect the compiler's kernels too, for the next machine"
+    )
+    return arguments
 
 
 class Remote:
@@ -113,9 +119,9 @@ class Remote:
 
     def unpack(self, names: Iterable[str]) -> None:
         """Those whose files are all there and that were not unpacked before; several at a time."""
-        wanted = [name for name in names if name in SETS and self.is_complete(name) and not self.has(name)]
+        complete = [name for name in names if name in SETS and self.is_complete(name) and not self.has(name)]
         with ThreadPoolExecutor(max_workers=4) as threads:
-            for line in threads.map(self.unpack_one, wanted):
+            for line in threads.map(self.unpack_one, complete):
                 say(line)
 
     def is_complete(self, name: str) -> bool:
@@ -125,23 +131,23 @@ class Remote:
         return (self.data / SETS[name][1]).exists()
 
     def unpack_one(self, name: str) -> str:
-        since, aside = time.monotonic(), self.work / f"unpacking-{name}"
-        shutil.rmtree(aside, ignore_errors=True)
-        words = [sys.executable, str(self.raw / "unpack.py"), str(aside), name]
+        started, temporary = time.monotonic(), self.work / f"unpacking-{name}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        words = [sys.executable, str(self.raw / "unpack.py"), str(temporary), name]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
-        left = SETS[name][1]
-        if done.returncode or not (aside / left).exists():
+        output = SETS[name][1]
+        if done.returncode or not (temporary / output).exists():
             return f"{name}: could not be unpacked: {(done.stderr or done.stdout).strip()[-300:]}"
-        os.replace(aside / left, self.data / left)
-        shutil.rmtree(aside, ignore_errors=True)
-        return f"{name}: unpacked in {time.monotonic() - since:.0f} s"
+        os.replace(temporary / output, self.data / output)
+        shutil.rmtree(temporary, ignore_errors=True)
+        return f"{name}: unpacked in {time.monotonic() - started:.0f} s"
 
     # --- drivers ------------------------------------------------------------------------------------------------------
 
     def running(self) -> dict[str, int]:
         """Name -> process id of the drivers that have not ended."""
-        found = {path.stem: int(path.read_text()) for path in sorted(self.work.glob("driver-*.pid"))}
-        return {name: number for name, number in found.items() if is_alive(number)}
+        numbers = {path.stem: int(path.read_text()) for path in sorted(self.work.glob("driver-*.pid"))}
+        return {name: number for name, number in numbers.items() if is_alive(number)}
 
     def start(self, args: argparse.Namespace) -> None:
         if self.running():
@@ -196,15 +202,15 @@ class Remote:
         runs = self.work / "runs"
         if runs.exists() or not memory.is_dir() or shutil.disk_usage(memory).free < ROOM:
             return
-        place = memory / f"remote-{os.getuid()}-{self.work.name}"
-        place.mkdir(exist_ok=True)
-        runs.symlink_to(place)
+        folder = memory / f"remote-{os.getuid()}-{self.work.name}"
+        folder.mkdir(exist_ok=True)
+        runs.symlink_to(folder)
         say(f"runs lie in {memory}")
 
     def environment(self, drivers: int) -> dict[str, str]:
         """Caches in the work folder; several drivers share the GPU through CUDA's multi-process service if it works."""
         path = os.pathsep.join([str(self.code / "src"), str(self.code), str(self.packages)])
-        mine = {
+        variables = {
             **os.environ,
             "PYTHONPATH": path,
             "PYTHONUNBUFFERED": "1",
@@ -213,13 +219,13 @@ class Remote:
             "TRITON_CACHE_DIR": str(self.kernels / "triton"),
         }
         if drivers < 2 or not shutil.which("nvidia-cuda-mps-control"):
-            return mine
+            return variables
         pipes = {
             "CUDA_MPS_PIPE_DIRECTORY": str(Path("/tmp/remote-mps")),  # short, as a socket must be
             "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
         }
         Path(pipes["CUDA_MPS_PIPE_DIRECTORY"]).mkdir(exist_ok=True)
-        shared = {**mine, **pipes}
+        shared = {**variables, **pipes}
         try:
             subprocess.run(
                 ["nvidia-cuda-mps-control", "-d"],
@@ -239,7 +245,7 @@ class Remote:
             )
         except (OSError, subprocess.SubprocessError) as error:
             say(f"the multi-process service does not work ({error}); the drivers take turns on the GPU")
-            return mine
+            return variables
         say("the drivers share the GPU through the multi-process service")
         return shared
 
@@ -257,15 +263,15 @@ class Remote:
         )
         for path in sorted(self.results.glob("*.json")):
             with contextlib.suppress(ValueError, KeyError):
-                told = json.loads(path.read_text())
-                shown = ", ".join(
-                    f"{key} {told['values'][key]:.2f}" for key in ("knn", "linear", "AP50") if key in told["values"]
+                result = json.loads(path.read_text())
+                values_text = ", ".join(
+                    f"{key} {result['values'][key]:.2f}" for key in ("knn", "linear", "AP50") if key in result["values"]
                 )
-                speed = f"{told['images_per_second']:,.0f} images/s, " if told["images_per_second"] else ""
-                lacking = f"; not measured: {', '.join(told['not_measured'])}" if told["not_measured"] else ""
+                speed = f"{result['images_per_second']:,.0f} images/s, " if result["images_per_second"] else ""
+                failures = f"; not measured: {', '.join(result['not_measured'])}" if result["not_measured"] else ""
                 say(
-                    f"{told['name']}: {told['status']}; {shown}; {speed}{told['train_seconds']:.0f} s + "
-                    f"{told['judge_seconds']:.0f} s{lacking}"
+                    f"{result['name']}: {result['status']}; {values_text}; {speed}{result['train_seconds']:.0f} s + "
+                    f"{result['judge_seconds']:.0f} s{failures}"
                 )
         for path in sorted(self.logs.glob("driver-*.log"), key=lambda log: log.stat().st_mtime)[-4:]:
             lines = path.read_text(errors="replace").splitlines()[-8:]
@@ -279,39 +285,39 @@ class Remote:
         out.mkdir(parents=True, exist_ok=True)
         pack(out / "results.tar.gz", self.results, (self.results.rglob("*.json")))
         runs = self.work / "runs"
-        kept = [
+        files = [
             path
             for name in ("metrics.jsonl", "recipe.json", "evidence.json", "detect.json", "evaluate/*.json")
             for path in runs.glob(f"*/{name}")
         ]
-        pack(out / "logs.tar.gz", self.work, [*self.logs.glob("*.log"), *kept])
+        pack(out / "logs.tar.gz", self.work, [*self.logs.glob("*.log"), *files])
         if kernels:
             self.collect_kernels(out)
         for path in sorted(out.iterdir()):
             say(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB")
 
     def collect_kernels(self, out: Path) -> None:
-        whole = self.work / KERNELS
-        pack(whole, self.kernels, (path for path in self.kernels.rglob("*") if path.is_file()))
-        if whole.stat().st_size > PART * PARTS:
-            say(f"{KERNELS}: {whole.stat().st_size / 2**20:.0f} MiB, too much to send; left here")
+        archive = self.work / KERNELS
+        pack(archive, self.kernels, (path for path in self.kernels.rglob("*") if path.is_file()))
+        if archive.stat().st_size > PART * PARTS:
+            say(f"{KERNELS}: {archive.stat().st_size / 2**20:.0f} MiB, too much to send; left here")
             return
-        with open(whole, "rb") as file:
+        with open(archive, "rb") as file:
             for number, chunk in enumerate(iter(lambda: file.read(PART), b"")):
                 (out / f"{KERNELS}.{number}").write_bytes(chunk)
 
     def take_kernels(self) -> None:
         """Kernels that an earlier machine made, where they were sent; a broken archive is passed over."""
-        parts = sorted(self.raw.glob(f"{KERNELS}.*"))
-        if not parts or any(self.kernels.iterdir()):
+        chunks = sorted(self.raw.glob(f"{KERNELS}.*"))
+        if not chunks or any(self.kernels.iterdir()):
             return
-        whole = self.work / KERNELS
-        with open(whole, "wb") as file:
-            for part in parts:
-                file.write(part.read_bytes())
+        archive = self.work / KERNELS
+        with open(archive, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk.read_bytes())
         try:
-            with tarfile.open(whole) as archive:
-                archive.extractall(self.kernels, filter="data")
+            with tarfile.open(archive) as tar:
+                tar.extractall(self.kernels, filter="data")
             say(f"kernels of an earlier machine: {sum(1 for _ in self.kernels.rglob('*'))} files")
         except (OSError, EOFError, tarfile.TarError) as error:
             say(f"kernels of an earlier machine could not be read: {error}")

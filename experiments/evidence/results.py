@@ -1,4 +1,4 @@
-"""What is known: one file a run, the settings that pilots chose, rows by seed, and differences with their intervals."""
+"""The results: one file per run, the settings that pilots chose, rows by seed, differences with their intervals."""
 
 from __future__ import annotations
 
@@ -26,13 +26,20 @@ from experiments.evidence.plans import ALPHAS, CELLS, cell_name
 from supancl.errors import BadInput
 from supancl.files import jsonable, write_text
 from supancl.recipes import recipe
-from supancl.recipes.cifar import BEYOND
-from supancl.stats import Pooled, accuracy_half_width, difference_interval, pooled, seed_stats, t_half_width
+from supancl.recipes.cifar import NOT_IN_PAPER
+from supancl.stats import (
+    PooledDeviation,
+    accuracy_half_width,
+    difference_interval,
+    pooled_deviation,
+    seed_stats,
+    t_half_width,
+)
 
 Result = dict[str, Any]
 Results = Mapping[str, Result]
-SOURCE = "our choice: best of the pilots on held-out images (RESULTS.md)"  # of a default that a pilot settled
-CHOSEN_BY = "linear"  # of a pilot's values, on the images it held out
+SOURCE = "our choice: best of the pilots on held-out images (RESULTS.md)"  # of a default that pilots chose
+CHOSEN_BY = "linear"  # the value by which the best pilot is chosen, on held-out images
 DETECTED_IMAGES, DETECTED_PER_SECOND = 800, 250.0  # a pass of a detector, and a guess of its speed (docs/detection.md)
 
 
@@ -53,7 +60,7 @@ MEASURES: dict[str, tuple[str, int]] = {
 ACCURACIES = ("knn", "linear", "crossed", "pets", "omniglot_1", "omniglot_5", "traffic-signs_1", "traffic-signs_5")
 KINDS = {
     "in-domain": ("knn", "linear"),
-    "crossed": ("crossed", "pets"),
+    "transfer": ("crossed", "pets"),
     "few-shot": ("omniglot_1", "omniglot_5", "traffic-signs_1", "traffic-signs_5"),
 }
 NAMES = {
@@ -67,23 +74,27 @@ NAMES = {
     "supbyol": "SupBYOL",
     "crossentropy": "cross-entropy",
 }
-# as rows and differences are called: a number of these two is of the alpha that App. H has for the method
+# titles of rows and differences; these two have the alpha of App. H
 TITLES = NAMES | {
     method: f"{NAMES[method]} (alpha {recipe(f'cifar100.{method}').fields()['loss.alpha'][0]:g})"
     for method in ("supsiam", "supbyol")
 }
 
 
+NO_CLEAR_DIFFERENCE = "no clear difference"
+ONE_SEED = "one seed only"
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
-    """By name, in the order of the names; results of another plan are refused, a rehearsal's above all."""
-    found: dict[str, Result] = {}
+    """Read results by name, sorted; results of another plan (such as a rehearsal) are refused."""
+    results: dict[str, Result] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            found[str(content["name"])] = content
+            results[str(content["name"])] = content
         except (ValueError, KeyError, TypeError):
             raise BadInput(f"{path}: not the result of a run; remove it, and the run is made again") from None
         if plan is not None and content["plan"] != plan.name:
@@ -93,11 +104,11 @@ def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
             raise BadInput(
                 f"{path} was made with other settings than the plan has now; remove it, and the run is made again"
             )
-    return found
+    return results
 
 
 def write_result(folder: Path, result: Result) -> None:
-    """Never half: a driver may be killed, and results are carried away, at any moment."""
+    """Write atomically: a driver may be killed, and results may be copied, at any moment."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{result['name']}.json", json.dumps(jsonable(result), indent=1) + "\n")
 
@@ -106,10 +117,10 @@ def write_result(folder: Path, result: Result) -> None:
 
 
 def choose(plan: Plan, results: Results, method: str) -> Setting | None:
-    """The setting of the best pilot; None until all of them are known, or where none of them trained.
+    """The setting of the best pilot; None until all of them are done, or if none of them trained.
 
-    Best is the highest linear accuracy on the images held out of training; of equal ones the first, which is the
-    recipe's own.
+    Best is the highest linear accuracy on the images held out of training; the first one if equal, which is
+    the recipe's.
     """
     best = best_pilot(plan, results, method)
     return None if best is None else plan.pilots[method][best]
@@ -120,45 +131,45 @@ def best_pilot(plan: Plan, results: Results, method: str) -> int | None:
     if not all(name in results for name in names):
         return None
     scores = [results[name]["values"].get(CHOSEN_BY) for name in names]
-    known = [number for number, score in enumerate(scores) if score is not None]
-    return max(known, key=lambda number: (scores[number], -number)) if known else None
+    measured = [number for number, score in enumerate(scores) if score is not None]
+    return max(measured, key=lambda number: (scores[number], -number)) if measured else None
 
 
 def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | None:
-    """Fields of the recipe that a pilot settles; None until its pilots are known.
+    """Fields of the recipe that pilots choose; None until its pilots are done.
 
-    App. H states a learning rate for its six methods, and that one stays: their weight decay is that of the best pilot
-    at that rate. The methods that App. H does not run take both values of the best pilot.
+    App. H states a learning rate for its six methods, which is kept: their weight decay is that of the best pilot at
+    that rate. The methods that App. H does not run take both values of the best pilot.
     """
     best = best_pilot(plan, results, method)
     if best is None:
         return None
     grid = plan.pilots[method]
-    if method in BEYOND:
+    if method in NOT_IN_PAPER:
         return {"optimizer.lr": grid[best][0], "optimizer.weight_decay": grid[best][1]}
-    stated = grid[0][0]  # the first pilot is the recipe's own
+    stated = grid[0][0]  # the first pilot has the recipe's rate
     scores = {
         number: results[f"pilot-{method}-{number}"]["values"].get(CHOSEN_BY)
         for number, (lr, _) in enumerate(grid)
         if lr == stated
     }
-    known = {number: score for number, score in scores.items() if score is not None}
-    if not known:
+    measured = {number: score for number, score in scores.items() if score is not None}
+    if not measured:
         return None
-    return {"optimizer.weight_decay": grid[max(known, key=lambda number: (known[number], -number))][1]}
+    return {"optimizer.weight_decay": grid[max(measured, key=lambda number: (measured[number], -number))][1]}
 
 
 def default_lines(plan: Plan, results: Results) -> list[str]:
-    """One line a method: the fields, as recipes/cifar.py should have them."""
+    """One line per method: the fields that recipes/cifar.py should have."""
     lines = []
     for method in plan.pilots:
-        found = default_of(plan, results, method)
-        told = (
+        fields = default_of(plan, results, method)
+        text = (
             "its pilots are not all known"
-            if found is None
-            else ", ".join(f"{key} = {value:g}" for key, value in found.items())
+            if fields is None
+            else ", ".join(f"{key} = {value:g}" for key, value in fields.items())
         )
-        lines.append(f"{plan.family}.{method}: {told}")
+        lines.append(f"{plan.family}.{method}: {text}")
     return [*lines, f"source of each: {SOURCE!r}"]
 
 
@@ -166,56 +177,56 @@ def default_lines(plan: Plan, results: Results) -> list[str]:
 
 
 def identity_of(step: Step, plan: Plan, results: Results) -> str | None:
-    """None while the pilots it follows are not known."""
+    """The identity of a step's run; None while its pilots are not done."""
     if step.needs is not None:
         return f"{step.stage} {step.method}"
-    chosen = None if step.follows is None else choose(plan, results, step.follows)
-    if step.follows is not None and chosen is None:
+    setting = None if step.follows is None else choose(plan, results, step.follows)
+    if step.follows is not None and setting is None:
         return None
-    settings = tuple(settings_of(step, plan, chosen).items())
+    settings = tuple(settings_of(step, plan, setting).items())
     return _identity(plan.family, plan.suffix, step.method, step.epochs, settings)
 
 
 @cache
 def _identity(family: str, suffix: str, method: str, epochs: int, settings: tuple[tuple[str, Any], ...]) -> str:
-    """Kept, since every table asks for the same ones."""
+    """Cached, because every table needs the same ones."""
     return identity(recipe_of(family, f"{method}{suffix}", epochs, dict(settings)), method)
 
 
 def result_of(step: Step, plan: Plan, results: Results) -> Result | None:
-    """Its own result, or that of a run which differs in its name alone; not one that pilots of now would not give."""
-    own, wanted = results.get(step.name), identity_of(step, plan, results)
-    if own is not None and (wanted is None or step.stage == "pilot" or own["identity"] == wanted):
-        return own
-    return next((result for result in alike(step, plan, results) if result["seed"] == step.seed), None)
+    """The step's result, or that of an equal run with another name; None if the pilots now choose other settings."""
+    result, expected = results.get(step.name), identity_of(step, plan, results)
+    if result is not None and (expected is None or step.stage == "pilot" or result["identity"] == expected):
+        return result
+    return next((other for other in same_run_results(step, plan, results) if other["seed"] == step.seed), None)
 
 
-def alike(step: Step, plan: Plan, results: Results) -> list[Result]:
-    """The results of this run with any seed, by seed; pilots are like nothing else."""
-    wanted = None if step.stage == "pilot" else identity_of(step, plan, results)
-    found = [
+def same_run_results(step: Step, plan: Plan, results: Results) -> list[Result]:
+    """The results of the same run with any seed, sorted by seed; a pilot equals no other run."""
+    expected = None if step.stage == "pilot" else identity_of(step, plan, results)
+    matches = [
         result
         for result in results.values()
-        if wanted is not None and result["identity"] == wanted and result["stage"] != "pilot"
+        if expected is not None and result["identity"] == expected and result["stage"] != "pilot"
     ]
-    by_seed = {int(result["seed"]): result for result in reversed(found)}  # the same run twice is no further seed
+    by_seed = {int(result["seed"]): result for result in reversed(matches)}  # a repeated run is not another seed
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def waiting(plan: Plan, results: Results) -> list[Step]:
-    """Steps without a result, in the plan's order; of two that are the same run, the first."""
-    found: list[Step] = []
-    taken: set[tuple[str, int]] = set()
+    """Steps without a result, in the plan's order; equal runs are listed once."""
+    steps: list[Step] = []
+    planned: set[tuple[str, int]] = set()
     for step in plan.steps:
         if result_of(step, plan, results) is not None:
             continue
-        one = identity_of(step, plan, results)
-        if one is not None and step.stage != "pilot":
-            if (one, step.seed) in taken:
+        run_identity = identity_of(step, plan, results)
+        if run_identity is not None and step.stage != "pilot":
+            if (run_identity, step.seed) in planned:
                 continue
-            taken.add((one, step.seed))
-        found.append(step)
-    return found
+            planned.add((run_identity, step.seed))
+        steps.append(step)
+    return steps
 
 
 # --- how long a run will take -----------------------------------------------------------------------------------------
@@ -224,7 +235,7 @@ def waiting(plan: Plan, results: Results) -> list[Step]:
 def expected_seconds(
     step: Step, plan: Plan, results: Results, compiled: bool = True, judged: bool = True, shared: bool = False
 ) -> float:
-    """Training, and judging where it is to be waited for."""
+    """Seconds for training and, if `judged`, for the evaluation."""
     judging = judging_seconds(step, plan, results) * judged
     if step.needs is not None:
         passes = step.epochs * DETECTED_IMAGES / DETECTED_PER_SECOND
@@ -236,44 +247,43 @@ def expected_seconds(
 
 
 def expected_speed(pace: str, results: Results, shared: bool, guesses: Speeds) -> float:
-    """Images a second: the least that runs of its pace had under like conditions, else a first guess.
+    """Images per second: the lowest of similar runs under the same conditions, else a first guess.
 
-    The least, since a run that does not end in time is lost, and one that ends early loses nothing. A guess is
-    corrected by the slowest run of any pace, beside what was guessed for that one. A single run corrects it downwards
-    only: if it was alone for most of its time, it says nothing of two side by side.
+    The lowest, because a run that does not end in time is lost. A guess is scaled by the slowest run of any pace
+    relative to its guess. A single run only lowers the guess: it may have been alone on the GPU for most of the time.
     """
-    share = SHARERS if shared else 1
+    sharers = SHARERS if shared else 1
     measured = [
         (pace_of(result["method"], result["settings"]), float(result["images_per_second"]))
         for result in results.values()
         if result["images_per_second"] and result["shared"] == shared and result["stage"] != "detect"
     ]
-    mine = [speed for one, speed in measured if one == pace]
-    ratios = [speed * share / guesses.of(one) for one, speed in measured]
+    same_pace = [speed for other_pace, speed in measured if other_pace == pace]
+    ratios = [speed * sharers / guesses.of(other_pace) for other_pace, speed in measured]
     scale = min(ratios) if shared and len(ratios) > 1 else min([1.0, *ratios])
-    guess = guesses.of(pace) / share * scale
-    return min([*mine, guess] if shared else mine or [guess])
+    guess = guesses.of(pace) / sharers * scale
+    return min([*same_pace, guess] if shared else same_pace or [guess])
 
 
 def judging_seconds(step: Step, plan: Plan, results: Results) -> float:
-    """A guess, or the longest that a run with as many evaluations took."""
+    """A guess, or the longest time of a run with as many evaluations."""
     tasks = len(plan.tasks_of(step.stage, step.method, step.seed))
-    alike_ones = (
+    similar_runs = (
         float(result["judge_seconds"]) for result in results.values() if len(result.get("commands", ())) == 1 + tasks
-    )  # one that is trained and not judged has none
-    return max([plan.speeds.task_seconds * tasks, *alike_ones])
+    )  # a run that is not evaluated yet has none
+    return max([plan.speeds.task_seconds * tasks, *similar_runs])
 
 
 # --- differences with their intervals ---------------------------------------------------------------------------------
 
 
 class Gap(NamedTuple):
-    """A difference of means with its 95% interval; without one where nothing says how seeds differ."""
+    """A difference of means with its 95% interval; no interval if the deviation over seeds is unknown."""
 
     mean: float
     low: float | None = None
     high: float | None = None
-    borrowed: bool = False  # the spread is that of other methods' seeds, for want of own ones
+    borrowed: bool = False  # the deviation is that of other methods' seeds
 
     def text(self, decimals: int = 2) -> str:
         if self.low is None or self.high is None:
@@ -282,20 +292,22 @@ class Gap(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """helps, hurts, or what cannot be told."""
+        """helps, hurts, no clear difference, or one seed only."""
         if self.low is None or self.high is None:
-            return "cannot be told with one seed"
-        return "helps" if self.low > 0 else "hurts" if self.high < 0 else "cannot be told apart"
+            return ONE_SEED
+        return "helps" if self.low > 0 else "hurts" if self.high < 0 else NO_CLEAR_DIFFERENCE
 
     @property
     def excludes_zero(self) -> bool:
         return self.verdict in ("helps", "hurts")
 
 
-def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = None, picked_of: int = 1) -> Gap | None:
-    """ours - theirs. With two seeds or more on both sides the interval is Student's for two samples of equal spread;
-    else the spread of the other methods' seeds is borrowed, where two degrees of freedom of it are known. `picked_of`:
-    between how many such differences this one was picked by its size."""
+def gap(
+    ours: Sequence[float], theirs: Sequence[float], others: PooledDeviation | None = None, picked_of: int = 1
+) -> Gap | None:
+    """ours - theirs. With two seeds or more on both sides: Student's interval for two samples of equal variance.
+    Otherwise the deviation of other methods' seeds is borrowed, if it has two degrees of freedom. `picked_of`: from how
+    many differences this one was picked by its size (Bonferroni)."""
     if not ours or not theirs:
         return None
     if min(len(ours), len(theirs)) > 1:
@@ -306,7 +318,7 @@ def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = 
 
 
 def over_images(ours: float, theirs: float, images: int) -> Gap:
-    """A difference of two accuracies in percent, with the 95% interval that so many test images leave.
+    """A difference of two accuracies in percent, with its 95% interval over so many test images.
 
     >>> over_images(60.0, 1.0, 10_000).text()
     '+59.00 [+58.02, +59.98]'
@@ -316,7 +328,7 @@ def over_images(ours: float, theirs: float, images: int) -> Gap:
 
 
 def mean_text(values: Sequence[float], decimals: int = 2) -> str:
-    """Mean and half its 95% t-interval over seeds; a single value as it is.
+    """Mean and half its 95% t-interval over seeds; a single value has no interval.
 
     >>> mean_text([70.0, 71.0, 72.0])
     '71.00 ± 2.48'
@@ -344,7 +356,7 @@ class Row(NamedTuple):
         return [float(result["values"][measure]) for result in self.results if measure in result["values"]]
 
     def last(self, term: str) -> list[float]:
-        """A training loss of the last epoch; without a pool and without labels l_sup is l_ssl, so there is none."""
+        """A training loss of the last epoch; self-supervised methods have no l_sup (the log repeats l_ssl)."""
         return [
             float(result["last"][term])
             for result in self.results
@@ -360,34 +372,34 @@ class Row(NamedTuple):
         return sum(result["status"] == "collapsed" for result in self.results)
 
     @property
-    def lacking(self) -> str:
-        """Why there are no numbers: no run was made, or it ended without them."""
+    def missing_reason(self) -> str:
+        """Why there are no numbers: the run is missing, or it failed."""
         return "" if self.results else "failed" if self.failed else "missing"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A plan with the results that are there: what tables, answers and figures are made from."""
+    """A plan and its results: the input of all tables, answers and figures."""
 
     plan: Plan
     results: Results
 
     def row(self, title: str, name: str) -> Row:
-        """The run of that name with every seed there is."""
+        """The run of this name with all its seeds."""
         step = self.plan.step(name)
-        found = [] if step is None else alike(step, self.plan, self.results)
-        kept = [one for one in found if one["status"] != "failed"]
-        return Row(title, kept, len(found) - len(kept))
+        results = [] if step is None else same_run_results(step, self.plan, self.results)
+        finished = [result for result in results if result["status"] != "failed"]
+        return Row(title, finished, len(results) - len(finished))
 
     @cached_property
     def methods(self) -> dict[str, Row]:
-        """By method, in the order of the paper's table; a method without a result has no results in its row."""
+        """Method -> row, in the order of the paper's table; a row may have no results."""
         order = [method for method in NAMES if method in self.plan.pilots]
         return {method: self.row(NAMES[method], f"final-{method}-0") for method in order}
 
     @cached_property
     def alphas(self) -> dict[float, Row]:
-        """alpha .5 is SupSiam's final run; alpha 1 may be SimSiam's, where the pilots chose the same for both."""
+        """Alpha .5 is SupSiam's final run; alpha 1 is SimSiam's if the pilots chose the same settings for both."""
         steps = {alpha: "final-supsiam-0" if alpha == 0.5 else f"alpha-{alpha:g}-0" for alpha in ALPHAS}
         return {alpha: self.row(f"{alpha:g}", name) for alpha, name in steps.items()}
 
@@ -395,31 +407,31 @@ class Evidence:
         return {key: self.row(name, cell_name(*key, harsh=harsh)) for key, name in CELLS.items()}
 
     @cached_property
-    def lenders(self) -> list[Row]:
-        """The methods and alphas that have several seeds and so tell how far seeds lie apart; one in both, once."""
+    def lender_rows(self) -> list[Row]:
+        """The methods and alphas with several seeds, whose deviation others borrow; each run counts once."""
         rows: dict[str, Row] = {}
-        named = {f"alpha {alpha:g}": row for alpha, row in self.alphas.items()}
-        for name, row in {**{row.name: row for row in self.methods.values()}, **named}.items():
+        alpha_rows = {f"alpha {alpha:g}": row for alpha, row in self.alphas.items()}
+        for name, row in {**{row.name: row for row in self.methods.values()}, **alpha_rows}.items():
             if len(row.results) > 1 and not row.collapsed:
                 rows.setdefault(row.results[0]["identity"], row._replace(name=name))
         return list(rows.values())
 
-    def seed_spread(self, measure: str) -> Pooled | None:
-        """How far seeds lie apart, over every method and alpha that has several."""
-        return pooled(row.values(measure) for row in self.lenders)
+    def seed_spread(self, measure: str) -> PooledDeviation | None:
+        """The deviation over seeds, pooled over every method and alpha that has several."""
+        return pooled_deviation(row.values(measure) for row in self.lender_rows)
 
     def row_gaps(
         self, ours: Row, theirs: Row, measures: Sequence[str] = ACCURACIES, picked_of: int = 1
     ) -> dict[str, Gap]:
         """ours - theirs, for every measure that both have; `picked_of`: see `gap`."""
-        found = {
+        gaps = {
             measure: gap(ours.values(measure), theirs.values(measure), self.seed_spread(measure), picked_of)
             for measure in measures
         }
-        return {measure: one for measure, one in found.items() if one is not None}
+        return {measure: difference for measure, difference in gaps.items() if difference is not None}
 
     def gaps(self, ours: str, theirs: str, picked_of: int = 1) -> dict[str, Gap]:
-        """The same of two methods, in the accuracies."""
+        """The differences of two methods in all accuracies."""
         rows = self.methods
         if ours not in rows or theirs not in rows:
             return {}

@@ -1,4 +1,4 @@
-"""What the verdicts hang on: each assumption is dropped or changed in turn, and the words that change are named."""
+"""What the verdicts depend on: drop each assumption in turn and list the verdicts that change."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import NamedTuple
 
 from experiments.evidence.claims import AHEAD, PAIRS, STANDING, pair_title
 from experiments.evidence.results import ACCURACIES, MEASURES, Evidence, Gap, gap
-from supancl.stats import pooled, seed_stats, t_quantile, welch_interval
+from supancl.stats import pooled_deviation, seed_stats, t_quantile, welch_interval
 
-EDGE = 0.02  # points; printed with two decimals, an interval that ends so near to 0 seems to end there
+NEAR_ZERO = 0.02  # points; with two decimals such an interval seems to end at 0
 
 
-def named(changed: dict[tuple[str, str], list[str]], words: bool = True) -> str:
-    """Pair -> what of it, as a list; `words` puts the measures' titles."""
+def list_pairs(changed: dict[tuple[str, str], list[str]], words: bool = True) -> str:
+    """Pairs with their measures as text; `words` replaces measures by their titles."""
     return "; ".join(
-        f"{pair_title(*pair)}: {', '.join(MEASURES[m][0] if words else m for m in found)}"
-        for pair, found in changed.items()
+        f"{pair_title(*pair)}: {', '.join(MEASURES[m][0] if words else m for m in measures)}"
+        for pair, measures in changed.items()
     )
 
 
 class Difference(NamedTuple):
-    """One of the page's, with the seeds' values that it was made from."""
+    """One difference of the page, with the values of its seeds."""
 
     pair: tuple[str, str]
     measure: str
@@ -30,150 +30,180 @@ class Difference(NamedTuple):
     theirs: list[float]
 
 
-def each(known: Evidence) -> list[Difference]:
-    rows = known.methods
+def all_differences(evidence: Evidence) -> list[Difference]:
+    rows = evidence.methods
     return [
-        Difference(pair, measure, one, *(rows[method].values(measure) for method in pair))
+        Difference(pair, measure, difference, *(rows[method].values(measure) for method in pair))
         for pair in PAIRS
-        for measure, one in known.gaps(*pair).items()
+        for measure, difference in evidence.gaps(*pair).items()
     ]
 
 
-def by_pair(found: Iterable[Difference]) -> dict[tuple[str, str], list[str]]:
+def by_pair(differences: Iterable[Difference]) -> dict[tuple[str, str], list[str]]:
     measures: dict[tuple[str, str], list[str]] = {}
-    for one in found:
-        measures.setdefault(one.pair, []).append(one.measure)
+    for difference in differences:
+        measures.setdefault(difference.pair, []).append(difference.measure)
     return measures
 
 
-def by_welch(known: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]:
-    """How many differences have spreads of their own; those whose verdict is another without equal spreads."""
-    own = [one for one in each(known) if min(len(one.ours), len(one.theirs)) > 1]
-    return len(own), by_pair(
-        one
-        for one in own
-        if len(set(one.ours)) > 1
-        and len(set(one.theirs)) > 1
-        and Gap(*welch_interval(one.ours, one.theirs)).verdict != one.gap.verdict
+def by_welch(evidence: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]:
+    """How many differences have several seeds on both sides; those whose verdict changes with Welch's interval."""
+    several_seeds = [
+        difference for difference in all_differences(evidence) if min(len(difference.ours), len(difference.theirs)) > 1
+    ]
+    return len(several_seeds), by_pair(
+        difference
+        for difference in several_seeds
+        if len(set(difference.ours)) > 1
+        and len(set(difference.theirs)) > 1
+        and Gap(*welch_interval(difference.ours, difference.theirs)).verdict != difference.gap.verdict
     )
 
 
-def bold_by_welch(known: Evidence) -> tuple[int, int]:
-    """Of the differences with spreads of their own: how many are bold, and how many would be without equal spreads."""
-    found = each(known)
-    own = [one for one in found if len(set(one.ours)) > 1 and len(set(one.theirs)) > 1]
-    bold = [one for one in own if (strict := gap(one.ours, one.theirs, picked_of=len(found))) and strict.excludes_zero]
-    return len(bold), sum(welch_interval(one.ours, one.theirs, len(found)).excludes_zero for one in bold)
+def bold_by_welch(evidence: Evidence) -> tuple[int, int]:
+    """Of the differences with several seeds on both sides: how many are bold, and how many of these with Welch's."""
+    differences = all_differences(evidence)
+    several_seeds = [
+        difference for difference in differences if len(set(difference.ours)) > 1 and len(set(difference.theirs)) > 1
+    ]
+    bold = [
+        difference
+        for difference in several_seeds
+        if (strict := gap(difference.ours, difference.theirs, picked_of=len(differences))) and strict.excludes_zero
+    ]
+    return len(bold), sum(
+        welch_interval(difference.ours, difference.theirs, len(differences)).excludes_zero for difference in bold
+    )
 
 
-def by_methods_alone(known: Evidence) -> tuple[int, int] | None:
-    """Where alphas lend too: how many words would be others without them, and how many differences would be bold."""
-    methods = {row.name for row in known.methods.values()}
-    rows = known.lenders
+def by_methods_alone(evidence: Evidence) -> tuple[int, int] | None:
+    """If deviations are borrowed from alphas too: how many verdicts change without them, and how many are bold."""
+    methods = {row.name for row in evidence.methods.values()}
+    rows = evidence.lender_rows
     lent = [row for row in rows if row.name in methods]
     if len(lent) in (0, len(rows)):
         return None
-    found = each(known)
-    others = [pooled(row.values(one.measure) for row in lent) for one in found]
-    words = [gap(one.ours, one.theirs, other) for one, other in zip(found, others, strict=True)]
-    strict = [gap(one.ours, one.theirs, other, len(found)) for one, other in zip(found, others, strict=True)]
-    changed = sum(word is None or word.verdict != one.gap.verdict for one, word in zip(found, words, strict=True))
-    return changed, sum(one is not None and one.excludes_zero for one in strict)
+    differences = all_differences(evidence)
+    others = [pooled_deviation(row.values(difference.measure) for row in lent) for difference in differences]
+    without_alphas = [
+        gap(difference.ours, difference.theirs, other) for difference, other in zip(differences, others, strict=True)
+    ]
+    strict = [
+        gap(difference.ours, difference.theirs, other, len(differences))
+        for difference, other in zip(differences, others, strict=True)
+    ]
+    changed = sum(
+        word is None or word.verdict != difference.gap.verdict
+        for difference, word in zip(differences, without_alphas, strict=True)
+    )
+    return changed, sum(difference is not None and difference.excludes_zero for difference in strict)
 
 
-def by_lender(known: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]:
-    """How many differences borrow; those whose verdict is another where one of the lenders is left out."""
-    lenders = known.lenders
+def by_lender(evidence: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]:
+    """How many differences borrow a deviation; those whose verdict changes if one of the lenders is left out."""
+    lenders = evidence.lender_rows
 
-    def others(one: Difference) -> list[Gap]:
-        found = [
-            gap(one.ours, one.theirs, pooled(row.values(one.measure) for row in lenders if row is not left))
+    def others(difference: Difference) -> list[Gap]:
+        differences = [
+            gap(
+                difference.ours,
+                difference.theirs,
+                pooled_deviation(row.values(difference.measure) for row in lenders if row is not left),
+            )
             for left in lenders
         ]
-        return [other for other in found if other is not None and other.low is not None]
+        return [other for other in differences if other is not None and other.low is not None]
 
-    borrowed = [one for one in each(known) if one.gap.borrowed]
+    borrowed = [difference for difference in all_differences(evidence) if difference.gap.borrowed]
     return len(borrowed), by_pair(
-        one for one in borrowed if any(other.verdict != one.gap.verdict for other in others(one))
+        difference
+        for difference in borrowed
+        if any(other.verdict != difference.gap.verdict for other in others(difference))
     )
 
 
-def on_the_edge(known: Evidence) -> dict[tuple[str, str], list[str]]:
-    """Differences whose interval ends next to 0, with their word."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for one in each(known):
-        if any(end is not None and abs(end) < EDGE for end in (one.gap.low, one.gap.high)):
-            word = one.gap.verdict if one.pair not in STANDING else AHEAD.get(one.gap.verdict, one.gap.verdict)
-            found.setdefault(one.pair, []).append(f"{MEASURES[one.measure][0]} ({word})")
-    return found
+def on_the_edge(evidence: Evidence) -> dict[tuple[str, str], list[str]]:
+    """Differences whose interval ends next to 0, with their verdict."""
+    differences: dict[tuple[str, str], list[str]] = {}
+    for difference in all_differences(evidence):
+        if any(end is not None and abs(end) < NEAR_ZERO for end in (difference.gap.low, difference.gap.high)):
+            word = (
+                difference.gap.verdict
+                if difference.pair not in STANDING
+                else AHEAD.get(difference.gap.verdict, difference.gap.verdict)
+            )
+            differences.setdefault(difference.pair, []).append(f"{MEASURES[difference.measure][0]} ({word})")
+    return differences
 
 
-def lenders_apart(known: Evidence) -> tuple[float, float] | None:
+def lender_deviation_range(evidence: Evidence) -> tuple[float, float] | None:
     """The largest of the lenders' deviations over the smallest: of the accuracy where they agree best, and worst."""
     ratios = []
     for measure in ACCURACIES:
-        found = [seed_stats(values).sd for row in known.lenders if len(values := row.values(measure)) > 1]
-        if len(found) > 1 and min(found) > 0:
-            ratios.append(max(found) / min(found))
+        deviations = [seed_stats(values).sd for row in evidence.lender_rows if len(values := row.values(measure)) > 1]
+        if len(deviations) > 1 and min(deviations) > 0:
+            ratios.append(max(deviations) / min(deviations))
     return (min(ratios), max(ratios)) if ratios else None
 
 
-def sensitivity_lines(known: Evidence) -> list[str]:
-    if not each(known):
+def sensitivity_lines(evidence: Evidence) -> list[str]:
+    if not all_differences(evidence):
         return ["- no two methods can be compared yet"]
     lines = []
-    many, changed = by_welch(known)
-    if many:
+    count, changed = by_welch(evidence)
+    if count:
         lines.append(
-            f"- {many} differences have several seeds on both sides; their interval takes the two to vary "
-            "alike. Without that (Welch's interval) another word would stand for "
+            f"- {count} differences have several seeds on both sides; their interval assumes that both vary "
+            "equally. Without that (Welch's interval) the verdict changes for "
             f"{sum(map(len, changed.values())) or 'none'}"
-            + f": {named(changed)}" * bool(changed)
-            + "; of {} that are bold {} would be.".format(*bold_by_welch(known))
+            + f": {list_pairs(changed)}" * bool(changed)
+            + "; of {} bold ones {} stay bold.".format(*bold_by_welch(evidence))
         )
-    many, changed = by_lender(known)
-    apart = lenders_apart(known)
-    if many:
-        far = (
-            f" The lenders' own deviations differ by a factor of {apart[0]:.1f} to {apart[1]:.1f}, by accuracy."
-            if apart
+    count, changed = by_lender(evidence)
+    deviation_range = lender_deviation_range(evidence)
+    if count:
+        range_note = (
+            " The deviations that are pooled for this differ by a factor of {:.1f} to {:.1f}, depending on the "
+            "accuracy.".format(*deviation_range)
+            if deviation_range
             else ""
         )
         lines.append(
-            f"- {many} differences borrow their spread.{far} Where one lender is left out, another word would "
-            f"stand for {sum(map(len, changed.values())) or 'none'}" + f": {named(changed)}" * bool(changed) + "."
+            f"- {count} differences borrow their deviation.{range_note} If one of the pooled rows is left out, the "
+            f"verdict changes for {sum(map(len, changed.values())) or 'none'}"
+            + f": {list_pairs(changed)}" * bool(changed)
+            + "."
         )
-        alone = by_methods_alone(known)
-        if alone is not None:
+        without_alphas = by_methods_alone(evidence)
+        if without_alphas is not None:
             lines.append(
-                "- Among the lenders are SupSiam's other alphas, which are of one method and have the same "
-                f"seeds: without them another word would stand for {alone[0] or 'none'}, and {alone[1]} "
-                "differences would be bold."
+                "- The pooled rows include SupSiam's other alphas, which are one method with the same seeds: without "
+                f"them the verdict changes for {without_alphas[0] or 'none'}, and {without_alphas[1]} differences are "
+                "bold."
             )
-    edge = on_the_edge(known)
-    if edge:
+    near_zero = on_the_edge(evidence)
+    if near_zero:
         lines.append(
-            f"- Intervals that end within {EDGE} points of 0, so that the word hangs on a hair: "
-            f"{named(edge, words=False)}."
+            f"- Close calls, whose interval ends within {NEAR_ZERO} points of 0: {list_pairs(near_zero, words=False)}."
         )
-    return [*lines, bold_line(known), WITNESSES]
+    return [*lines, bold_line(evidence), WITNESSES]
 
 
-def bold_line(known: Evidence) -> str:
-    """How far a widened interval reaches, by how many degrees of freedom its spread has."""
-    freedoms, found = set[int](), each(known)
-    for one in found:
-        lent = (row.values(one.measure) for row in known.lenders)
-        used = pooled(lent if one.gap.borrowed else (one.ours, one.theirs))
-        freedoms |= {used.freedom} if used is not None and one.gap.low is not None else set()
+def bold_line(evidence: Evidence) -> str:
+    """How wide a widened interval is, by the degrees of freedom of its deviation."""
+    freedoms, differences = set[int](), all_differences(evidence)
+    for difference in differences:
+        lent = (row.values(difference.measure) for row in evidence.lender_rows)
+        used = pooled_deviation(lent if difference.gap.borrowed else (difference.ours, difference.theirs))
+        freedoms |= {used.freedom} if used is not None and difference.gap.low is not None else set()
     reach = ", ".join(
-        f"{t_quantile(many, len(found)):.1f} deviations with {many}" for many in sorted(freedoms, reverse=True)
+        f"{t_quantile(many, len(differences)):.1f} deviations with {many}" for many in sorted(freedoms, reverse=True)
     )
     return (
-        f"- Bold hangs on degrees of freedom too (a widened interval reaches {reach}), of which a borrowed spread "
-        "may have more than an own one: what is not bold is not for that smaller or less certain."
+        f"- Bold also depends on degrees of freedom (a widened interval reaches {reach}). A borrowed deviation may "
+        "have more of them, so a difference that is not bold is not necessarily smaller or less certain."
     )
 
 
-WITNESSES = """- The accuracies of a kind are of the same encoders and partly the same images: "4 of 4" is not four
-  independent witnesses."""
+WITNESSES = """- The accuracies of a group come from the same encoders and partly the same images: "4 of 4" is not four
+  independent results."""

@@ -1,4 +1,4 @@
-"""The page's tables: methods, alphas, collapse cells, pilots and all runs, each with what is needed to read it."""
+"""The page's tables: methods, alphas, collapse cells, pilots and all runs, with their explanations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.evidence.claims import NOTHING, cell_decay
+from experiments.evidence.claims import MIN_KNN, cell_decay
 from experiments.evidence.plan import Plan
 from experiments.evidence.results import (
     ACCURACIES,
@@ -21,19 +21,19 @@ from experiments.evidence.results import (
     mean_text,
     waiting,
 )
-from supancl.errors import counted
+from supancl.errors import plural
 from supancl.paper.numbers import CIFAR, COLLAPSE, METRIC_IMAGENET, SIX
 from supancl.probes.ranking import rank_encoders
 from supancl.recipes import recipe
 from supancl.reports.tables import Table, to_markdown
 from supancl.stats import accuracy_half_width
 
-# linear accuracy on CIFAR-100 after 1000 epochs, CIFAR ResNet-18, as solo-learn's own page of results has it
+# linear accuracy on CIFAR-100 after 1000 epochs, CIFAR ResNet-18, from solo-learn's page of results
 SOLO_LEARN = {"simclr": 65.78, "supcon": 70.38, "simsiam": 66.04, "byol": 70.46, "moco2": 69.89}
-HELD_OUT = 5_000  # training images that pilots are judged on
+HELD_OUT = 5_000  # training images that pilots are evaluated on
 CURVES = """
-Lines join means over seeds; where there are several, each is a small ring beside and the bar is the mean's 95%
-interval, long where there are two. A large ring marks the highest mean. Each panel has its own scale.
+Lines join means over seeds. Small rings are single seeds, the bar is the mean's 95% interval (long with two seeds), a
+large ring marks the highest mean. Each panel has its own scale.
 """
 STAGES = {"pilot": "pilots", "final": "main table", "alpha": "alpha sweep", "collapse": "collapse cells"}
 COLUMNS = ("run", "seed", "epochs", "lr", "weight decay", "train s", "images/s", "images/s, whole", "judge s", "commit")
@@ -43,8 +43,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return to_markdown(Table(columns, rows))
 
 
-def uncertain(images: int) -> str:
-    """Points: half the 95% interval of an accuracy on so many images, where it is widest."""
+def image_uncertainty(images: int) -> str:
+    """Points: half the widest 95% interval of an accuracy on so many images."""
     return f"{accuracy_half_width(images, 50.0):.1f}"
 
 
@@ -65,34 +65,36 @@ def cells(row: Row, measures: Sequence[str]) -> list[str]:
 
 
 def average_ranks(rows: Iterable[Row], accuracies: Iterable[str]) -> dict[str, str]:
-    """Row name -> average rank over the accuracies that every row has; a row without any has none."""
+    """Row name -> average rank over the accuracies that every row has; rows without any are left out."""
     measured = {row.name: {m: row.values(m) for m in accuracies if row.values(m)} for row in rows}
-    ranked = {name: found for name, found in measured.items() if found}  # one without any would leave nothing to rank
+    ranked = {
+        name: values for name, values in measured.items() if values
+    }  # a row without any would leave nothing to rank
     ranks = dict(zip(ranked, rank_encoders(ranked).average_ranks, strict=True)) if ranked else {}
     return {name: f"{rank:.2f}" for name, rank in ranks.items() if not math.isnan(rank)}
 
 
 def stated_alphas(plan: Plan) -> str:
-    """The alphas of the recipes, as a sentence has them."""
+    """The alphas of the recipes, in words."""
     alphas = {method: recipe(plan.recipe_name(method)).fields()["loss.alpha"][0] for method in ("supsiam", "supbyol")}
     return " and ".join(f"{alpha:g} in {NAMES[method]}" for method, alpha in alphas.items())
 
 
-def unique(known: Evidence, key: str) -> str:
-    return "; ".join(dict.fromkeys(str(result.get(key)) for result in known.results.values())) or "none yet"
+def unique(evidence: Evidence, key: str) -> str:
+    return "; ".join(dict.fromkeys(str(result.get(key)) for result in evidence.results.values())) or "none yet"
 
 
-def main_table(known: Evidence) -> str:
-    rows = known.methods
-    there = {method: row for method, row in rows.items() if row.results}
-    ranks, paper = average_ranks(there.values(), ACCURACIES), paper_columns()
-    measures = [m for m in MEASURES if any(row.values(m) for row in there.values())] or list(MEASURES)
+def main_table(evidence: Evidence) -> str:
+    rows = evidence.methods
+    measured = {method: row for method, row in rows.items() if row.results}
+    ranks, paper = average_ranks(measured.values(), ACCURACIES), paper_columns()
+    measures = [m for m in MEASURES if any(row.values(m) for row in measured.values())] or list(MEASURES)
 
-    def beside(method: str) -> list[str]:
-        return [f"{each[method]:.2f}" if method in each else "-" for each in (*paper.values(), SOLO_LEARN)]
+    def reference_cells(method: str) -> list[str]:
+        return [f"{source[method]:.2f}" if method in source else "-" for source in (*paper.values(), SOLO_LEARN)]
 
     lines = [
-        [TITLES[method], seeds_of(row), *cells(row, measures), ranks.get(row.name, "-"), *beside(method)]
+        [TITLES[method], seeds_of(row), *cells(row, measures), ranks.get(row.name, "-"), *reference_cells(method)]
         for method, row in rows.items()
     ]
     columns = [
@@ -104,18 +106,18 @@ def main_table(known: Evidence) -> str:
         "paper: CIFAR-10 linear",
         "solo-learn: linear",
     ]
-    epochs = ", ".join(sorted({str(step.epochs) for step in known.plan.steps if step.stage == "final"}))
+    epochs = ", ".join(sorted({str(step.epochs) for step in evidence.plan.steps if step.stage == "final"}))
     return f"""## Main table
 
-{epochs} epochs each. The paper's (Table H.1) and solo-learn's numbers are of 1000 epochs; solo-learn's MoCo is v2+. In
-the paper's table the SimSiam and BYOL columns look exchanged beside solo-learn's. Average rank over the
-accuracies that every method here has, 1 being the best; it has no interval.
+{epochs} epochs each. The paper (Table H.1) and solo-learn train for 1000 epochs; solo-learn's MoCo is v2+. Compared
+with solo-learn, the paper's SimSiam and BYOL columns look swapped. The average rank is over the accuracies that
+every method here has; 1 is best, and it has no interval.
 
 {table(columns, lines)}"""
 
 
-def alpha_table(known: Evidence, figures: Sequence[str]) -> str:
-    rows = known.alphas
+def alpha_table(evidence: Evidence, figures: Sequence[str]) -> str:
+    rows = evidence.alphas
     measures = [m for m in MEASURES if any(row.values(m) for row in rows.values())] or list(MEASURES)
     lines = [
         [
@@ -124,7 +126,7 @@ def alpha_table(known: Evidence, figures: Sequence[str]) -> str:
             mean_text(row.last("ssl"), 4),
             mean_text(row.last("sup"), 4),
             *cells(row, measures),
-            *(f"{METRIC_IMAGENET[row.name][at]:.2f}" for at in (3, 4, 5)),
+            *(f"{METRIC_IMAGENET[row.name][column]:.2f}" for column in (3, 4, 5)),
         ]
         for row in rows.values()
     ]
@@ -138,74 +140,74 @@ def alpha_table(known: Evidence, figures: Sequence[str]) -> str:
         "paper: k-NN",
         "paper: linear",
     ]
-    missing = [row.name for row in rows.values() if row.lacking == "missing"]
+    missing = [row.name for row in rows.values() if row.missing_reason == "missing"]
     note = f"\nNot measured yet: alpha {', '.join(missing)}.\n" if missing else ""
-    shown = "".join(
+    pictures = "".join(
         f"\n![{'values against alpha' if 'alpha' in name else 'maps of related classes'}]"
         f"(docs/figures/{name})\n{CURVES if 'alpha' in name else ''}"
         for name in figures
     )
     maps = (
-        f"\nThe maps (t-SNE, seed 0) show the test images of {len(known.plan.picture)} related classes: "
-        f"{', '.join(name.replace('_', ' ') for name in known.plan.picture)}.\n"
+        f"\nThe maps (t-SNE, seed 0) show the test images of {len(evidence.plan.picture)} related classes: "
+        f"{', '.join(name.replace('_', ' ') for name in evidence.plan.picture)}.\n"
         if any("maps" in name for name in figures)
         else ""
     )
     return f"""## Alpha
 
 SupSiam with the settings that its pilots chose at alpha .5. Losses are means of the last epoch. The paper's columns are
-of ImageNet-100 with a ResNet-50 (Table 1; S_W/S_T there is of projector features of the training set), so only their
-course can be compared.{two_simsiams(known)}{by_commit(rows)}
+for ImageNet-100 with a ResNet-50 (Table 1; its S_W/S_T is of projector features of the training set), so only the trend
+can be compared.{simsiam_note(evidence)}{by_commit(rows)}
 
-{table(columns, lines)}{note}{shown}{maps}"""
+{table(columns, lines)}{note}{pictures}{maps}"""
 
 
 def by_commit(rows: Mapping[float, Row]) -> str:
-    """Which seeds of which alpha a commit made, where there are several."""
-    made: dict[str, dict[str, list[str]]] = {}
+    """Which commit made which seeds of an alpha; empty if there is only one commit."""
+    seeds_by_commit: dict[str, dict[str, list[str]]] = {}
     for row in rows.values():
-        for one in row.results:
-            made.setdefault(str(one["commit"]), {}).setdefault(row.name, []).append(str(one["seed"]))
-    if len(made) < 2:
+        for result in row.results:
+            seeds_by_commit.setdefault(str(result["commit"]), {}).setdefault(row.name, []).append(str(result["seed"]))
+    if len(seeds_by_commit) < 2:
         return ""
     listed = "; ".join(
-        f"{commit} alpha " + ", ".join(f"{alpha} (seed {', '.join(seeds)})" for alpha, seeds in each.items())
-        for commit, each in made.items()
+        f"{commit} alpha " + ", ".join(f"{alpha} (seed {', '.join(seeds)})" for alpha, seeds in by_alpha.items())
+        for commit, by_alpha in seeds_by_commit.items()
     )
     return f"""
-By commit: {listed}. What a commit changes would look like an effect of alpha."""
+By commit: {listed}. A change between commits would look like an effect of alpha."""
 
 
-def second(known: Evidence) -> Row | None:
-    """Alpha 1, where SimSiam's pilots chose otherwise than SupSiam's, so that it is a second SimSiam."""
-    plain, own = known.alphas[1.0], known.methods["simsiam"]
-    if not plain.results or not own.results or plain.results[0]["identity"] == own.results[0]["identity"]:
+def separate_simsiam(evidence: Evidence) -> Row | None:
+    """The row of alpha 1, if it is a second SimSiam: its pilots chose other settings than SupSiam's."""
+    at_one, simsiam = evidence.alphas[1.0], evidence.methods["simsiam"]
+    if not at_one.results or not simsiam.results or at_one.results[0]["identity"] == simsiam.results[0]["identity"]:
         return None
-    return plain
+    return at_one
 
 
-def two_simsiams(known: Evidence) -> str:
-    """What the choice of SimSiam's pilots was worth."""
-    plain, own = second(known), known.methods["simsiam"]
-    if plain is None:
+def simsiam_note(evidence: Evidence) -> str:
+    """How SimSiam with SupSiam's settings compares with SimSiam at the settings of its pilots."""
+    at_one, simsiam = separate_simsiam(evidence), evidence.methods["simsiam"]
+    if at_one is None:
         return ""
-    found = known.row_gaps(plain, own)
-    above = sum(one.mean > 0 for one in found.values())
-    linear = f"; linear here - there = {found['linear'].text()}" if "linear" in found else ""
-    higher = [MEASURES[measure][0] for measure, one in found.items() if one.verdict == "helps"]
-    apart = f"{len(higher)} ({', '.join(higher)})" if higher else "none"
-    return f""" Alpha 1 is SimSiam with these settings, the main table's has those that SimSiam's own
-pilots chose: here its mean is higher on {above} of {len(found)} accuracies, told apart on {apart}{linear}."""
+    gaps = evidence.row_gaps(at_one, simsiam)
+    above = sum(difference.mean > 0 for difference in gaps.values())
+    linear = f"; linear here - there = {gaps['linear'].text()}" if "linear" in gaps else ""
+    higher = [MEASURES[measure][0] for measure, difference in gaps.items() if difference.verdict == "helps"]
+    clear_text = f"{len(higher)} ({', '.join(higher)})" if higher else "none"
+    return f""" Alpha 1 is SimSiam with these settings; the main table has the settings of SimSiam's
+pilots. Here its mean is higher in {above} of {len(gaps)} accuracies, clearly in {clear_text}{linear}."""
 
 
-def collapse_table(known: Evidence) -> str:
+def collapse_table(evidence: Evidence) -> str:
     lines = []
     for harsh in (False, True):
-        decay = cell_decay(known, harsh)
-        for key, row in known.cells(harsh).items():
+        decay = cell_decay(evidence, harsh)
+        for key, row in evidence.cells(harsh).items():
             paper = COLLAPSE[key]
             verdict = {"missing": "not measured yet", "failed": "the run failed"}.get(
-                row.lacking, "yes" if row.collapsed else "no"
+                row.missing_reason, "yes" if row.collapsed else "no"
             )
             signs = [
                 mean_text(row.last(term), digits)
@@ -227,112 +229,115 @@ def collapse_table(known: Evidence) -> str:
         "weight decay", "pool", "EMA", "collapse (monitor)", "k-NN", "linear", "S_W/S_T",
         "rank of targets", "std of targets", "loss", "paper: collapse", "paper: k-NN",
     ]  # fmt: skip
-    epochs = ", ".join(sorted({str(step.epochs) for step in known.plan.steps if step.stage == "collapse"}))
+    epochs = ", ".join(sorted({str(step.epochs) for step in evidence.plan.steps if step.stage == "collapse"}))
     return f"""## Collapse
 
-Table 8's four cells: SupSiam, {epochs} epochs, one seed; pool and momentum branch are changed, nothing else. The
-paper states neither alpha (.5 here) nor weight decay nor epochs; the second four cells have a weight decay at
-which SimSiam collapsed in an earlier prototype, and were added to the plan after the first four had come out. The
-intervals of the differences borrow the spread of the longer runs' seeds; where a run collapsed, whose seeds would not
-vary as those do, they are over test images alone. A run counts as collapsed by the
-[monitor](docs/monitor.md)'s verdict, or where k-NN is below {NOTHING:g}. The loss is the last epoch's mean. The
-projector ends in batch norm without a scale, so features that are the same for all images become targets of length 0,
-and the loss 0.
+Table 8's four cells: SupSiam, {epochs} epochs, one seed; only pool and momentum branch change. The paper states neither
+alpha (.5 here) nor weight decay nor epochs. The second four cells have a weight decay at which SimSiam collapsed in an
+earlier prototype; they were added to the plan after the first four were known. The intervals of the differences borrow
+the deviation of the longer runs' seeds; next to a collapsed run they cover test images only. A run counts as collapsed
+by the [monitor](docs/monitor.md)'s verdict, or if k-NN is below {MIN_KNN:g}. The loss is the last epoch's mean. The
+projector ends in batch norm without a scale, so equal features for all images become targets of length 0, and the loss
+becomes 0.
 
 {table(columns, lines)}"""
 
 
 def ratio_cell(row: Row) -> str:
-    """S_W/S_T, where there is an S_T."""
+    """S_W/S_T, if S_T is not zero."""
     return mean_text(row.values("ratio"), 3) if min(row.values("total"), default=1.0) > 0 else "-"
 
 
-def pilot_table(known: Evidence) -> str:
+def pilot_table(evidence: Evidence) -> str:
     lines = []
-    for method, grid in known.plan.pilots.items():
-        best = best_pilot(known.plan, known.results, method)
+    for method, grid in evidence.plan.pilots.items():
+        best = best_pilot(evidence.plan, evidence.results, method)
         for number, (lr, decay) in enumerate(grid):
-            found = known.results.get(f"pilot-{method}-{number}")
+            result = evidence.results.get(f"pilot-{method}-{number}")
             lines.append(
                 [
                     TITLES[method],
                     f"{lr:g}",
                     f"{decay:g}",
-                    *pilot_cells(found),
-                    chosen_by(known, method) if number == best else "",
+                    *pilot_cells(result),
+                    chosen_by(evidence, method) if number == best else "",
                 ]
             )
-    epochs = ", ".join(sorted({str(step.epochs) for step in known.plan.steps if step.stage == "pilot"}))
+    epochs = ", ".join(sorted({str(step.epochs) for step in evidence.plan.steps if step.stage == "pilot"}))
     return f"""## Pilots
 
-{epochs} epochs, seed 0, judged on the {HELD_OUT:,} held-out training images; the highest linear accuracy is chosen, of
-equal ones the first. "By" is how far it lies above the next. With one seed, and {HELD_OUT:,} images that leave an
-accuracy uncertain by up to {uncertain(HELD_OUT)} points, settings closer than that are as good as tied
-{tied(known)}; that the best after {epochs} epochs is the best of longer runs too is assumed (for SimSiam see
-[Alpha](#alpha)). Three settings span little: a better one may lie beyond them.
+{epochs} epochs, seed 0, evaluated on the {HELD_OUT:,} held-out training images. The highest linear accuracy is chosen,
+the first one if equal; "by" is its distance to the next. With one seed, and {HELD_OUT:,} images that leave an accuracy
+uncertain by up to {image_uncertainty(HELD_OUT)} points, closer settings are as good as tied {tie_note(evidence)}. We
+assume that the best after {epochs} epochs is also the best of longer runs (for SimSiam see [Alpha](#alpha)). Three
+settings are few: a better one may lie outside.
 
 {table(["method", "lr", "weight decay", "linear, held out", "k-NN, held out", "status", "choice"], lines)}"""
 
 
-def tied(known: Evidence) -> str:
-    """In how many methods the choice is closer than the images can tell."""
-    chosen = [method for method in known.plan.pilots if best_pilot(known.plan, known.results, method) is not None]
-    margins = [margin for method in chosen if (margin := margin_of(known, method)) is not None]
-    near = sum(margin < float(uncertain(HELD_OUT)) for margin in margins)
-    return f"(so in {near} of {len(margins)} methods)" if margins else "(of none it is known yet)"
+def tie_note(evidence: Evidence) -> str:
+    """In how many methods the choice is closer than the uncertainty of the held-out images."""
+    methods = [
+        method for method in evidence.plan.pilots if best_pilot(evidence.plan, evidence.results, method) is not None
+    ]
+    margins = [margin for method in methods if (margin := margin_of(evidence, method)) is not None]
+    close = sum(margin < float(image_uncertainty(HELD_OUT)) for margin in margins)
+    return f"({close} of {len(margins)} methods)" if margins else "(not known yet)"
 
 
-def margin_of(known: Evidence, method: str) -> float | None:
-    """How far the best pilot lies above the next; None of one alone."""
-    names = [f"pilot-{method}-{number}" for number in range(len(known.plan.pilots[method]))]
-    found = [known.results[name]["values"].get(CHOSEN_BY) for name in names]
-    scores = sorted((float(score) for score in found if score is not None), reverse=True)
+def margin_of(evidence: Evidence, method: str) -> float | None:
+    """Distance from the best pilot to the next; None if only one has a score."""
+    names = [f"pilot-{method}-{number}" for number in range(len(evidence.plan.pilots[method]))]
+    values = [evidence.results[name]["values"].get(CHOSEN_BY) for name in names]
+    scores = sorted((float(score) for score in values if score is not None), reverse=True)
     return scores[0] - scores[1] if len(scores) > 1 else None
 
 
-def chosen_by(known: Evidence, method: str) -> str:
-    """How far the best pilot lies above the next: close ones may have been told apart by chance."""
-    margin = margin_of(known, method)
+def chosen_by(evidence: Evidence, method: str) -> str:
+    """Distance from the best pilot to the next, in words."""
+    margin = margin_of(evidence, method)
     if margin is None:
         return "chosen, the only one with a score"
     return f"chosen, by {margin:.2f}" if margin > 0 else "chosen, the first of equal ones"
 
 
-def pilot_cells(found: dict[str, Any] | None) -> list[str]:
-    if found is None:
+def pilot_cells(result: dict[str, Any] | None) -> list[str]:
+    if result is None:
         return ["-", "-", "not run yet"]
-    values = [f"{found['values'][key]:.2f}" if key in found["values"] else "-" for key in ("linear", "knn")]
-    return [*values, "" if found["status"] == "finished" else found["status"]]
+    values = [f"{result['values'][key]:.2f}" if key in result["values"] else "-" for key in ("linear", "knn")]
+    return [*values, "" if result["status"] == "finished" else result["status"]]
 
 
 # --- all runs ---------------------------------------------------------------------------------------------------------
 
 
-def problem_lines(known: Evidence) -> str:
+def problem_lines(evidence: Evidence) -> str:
     """Failed and collapsed runs, and what could not be measured."""
     lines = [
         f"- {name}: {result['status']}{': ' + result['why'] if result['why'] else ''}"
-        for name, result in known.results.items()
+        for name, result in evidence.results.items()
         if result["status"] != "finished"
     ]
     lines += [
         f"- {name}: `{task}` could not be measured: {why}"
-        for name, result in known.results.items()
+        for name, result in evidence.results.items()
         for task, why in result["not_measured"].items()
     ]
     return "\n".join(lines) or "No run failed or collapsed."
 
 
-def not_finished(known: Evidence) -> str:
+def not_finished(evidence: Evidence) -> str:
     """What failed, collapsed, could not be measured, or is missing."""
-    left = waiting(known.plan, known.results)
-    listed = {what: [step.name for step in left if step.stage == stage] for stage, what in STAGES.items()}
-    missing = [f"- {what}: {', '.join(names)}" for what, names in listed.items() if names]
+    unfinished = waiting(evidence.plan, evidence.results)
+    listed = {title: [step.name for step in unfinished if step.stage == stage] for stage, title in STAGES.items()}
+    missing = [f"- {title}: {', '.join(names)}" for title, names in listed.items() if names]
+    count = f"{plural(len(unfinished), 'run')}."
+    text = "\n".join([count, "", *missing]) if unfinished else "nothing; the plan is done."
     return f"""## Failed, collapsed and missing
 
-{problem_lines(known)}
+{problem_lines(evidence)}
 
-Missing: {chr(10).join([f"{counted(len(left), 'run')}.", "", *missing]) if left else "nothing; the plan is done."}
+Missing: {text}
 """
 
 
@@ -363,10 +368,10 @@ def run_row(name: str, result: dict[str, Any]) -> list[str]:
     ]
 
 
-def every_run(known: Evidence) -> str:
-    """The judging commands once a stage: they are the same for all of its runs."""
+def every_run(evidence: Evidence) -> str:
+    """All runs with their commands; evaluation commands are equal within a stage and listed once."""
     judging: dict[str, list[str]] = {}
-    for name, result in known.results.items():
+    for name, result in evidence.results.items():
         if len(result["commands"]) > len(judging.get(result["stage"], ())):
             judging[result["stage"]] = [line.replace(f"runs/{name}", "RUN") for line in result["commands"][1:]]
     same: dict[tuple[str, ...], list[str]] = {}
@@ -379,26 +384,26 @@ def every_run(known: Evidence) -> str:
     )
     speeds = [
         result["images_per_second"]
-        for result in known.results.values()
+        for result in evidence.results.values()
         if result["images_per_second"] and not result["shared"]
     ]
     speed = f"Median speed {statistics.median(speeds):,.0f} images a second. " if speeds else ""
-    trained = "\n".join(result["commands"][0] for result in known.results.values())
+    trained = "\n".join(result["commands"][0] for result in evidence.results.values())
     return f"""## Every run
 
-{speed}Seconds are of the whole command; images/s is the median of the log's intervals, beside it what the whole command
-made of it, starting, compiling and checkpoints included. Of runs in a row that differ in seed, alpha or learning rate
-alone only the first compiled: the others took over its captured step. A run may have been judged while the next one
-trained, which slows both; where the speed is marked as shared, other runs of the plan or other work were on the GPU for
-some or all of the time. They are no benchmark: [performance](docs/performance.md) has one.
+{speed}Seconds are of the whole command; images/s is the median of the log, "whole" includes starting, compiling and
+checkpoints. Of consecutive runs that differ only in seed, alpha or learning rate, the first one compiled and the others
+reused its captured step. A run may have been evaluated while the next one trained, which slows both; "shared" means
+that other work was on the GPU for some or all of the time. These are no benchmark: see
+[performance](docs/performance.md).
 
-{table(COLUMNS, [run_row(name, result) for name, result in known.results.items()])}
-Trained with, a line a run, in a folder in which data/ holds the unpacked data sets:
+{table(COLUMNS, [run_row(name, result) for name, result in evidence.results.items()])}
+Trained with (one line per run, in a folder with the unpacked data sets in data/):
 
 ```
 {trained or "nothing yet"}
 ```
 
-Judged with, RUN standing for the folder that `--out` names:
+Evaluated with (RUN is the folder of `--out`):
 
 {listed or "nothing yet"}"""

@@ -1,7 +1,7 @@
 """Frozen configuration sections: checked values, dotted overrides, JSON in both directions.
 
-A section is a frozen dataclass whose annotations say what a value may be; `checked` enforces them, so
-a range is written once, beside the field.
+A section is a frozen dataclass whose annotations say which values are valid; `checked` enforces them. So a range is
+written once, next to its field.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,17 @@ Natural = Annotated[int, Within(0, None)]
 
 Section = TypeVar("Section")
 
-# What is special about a field, said beside it: `marked(default, ...)`
-MAY_CHANGE_ON_RESUME = "may change on resume"  # how steps are run and failures handled, not what a step computes
-AUTOMATIC = "chosen automatically"  # the default stands for whatever is best here; a run keeps what it became
+# Marks of fields: `marked(default, ...)`
+MAY_CHANGE_ON_RESUME = (
+    "may change on resume"  # changes how steps run and failures are handled, not what a step computes
+)
+AUTOMATIC = "chosen automatically"  # the default means: the best value here; a run keeps the value that was chosen
 INCIDENTAL = "ignored when comparing runs"  # its seed, where and how fast it ran, how often it logged or saved
-FREE_IN_A_SHARED_STEP = "may differ between runs that share a step"  # it lies on the device, or is not used
+FREE_IN_A_SHARED_STEP = "may differ between runs that share a step"  # a tensor on the device, or not used by the step
 
 
 def marked(default: Any, *marks: str) -> Any:
-    """The default of a field with these marks."""
+    """A field with this default and these marks."""
     return dataclasses.field(default=default, metadata=dict.fromkeys(marks, True))
 
 
@@ -65,27 +67,27 @@ def fields_marked(section: Any, mark: str, path: str = "") -> dict[str, Any]:
 
     A field without a default has dataclasses.MISSING there.
     """
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for field in dataclasses.fields(section):
-        value, where = getattr(section, field.name), f"{path}.{field.name}" if path else field.name
+        value, dotted = getattr(section, field.name), f"{path}.{field.name}" if path else field.name
         has_mark = mark == "" or bool(field.metadata.get(mark))
         if dataclasses.is_dataclass(value):
-            found |= fields_marked(value, "" if has_mark else mark, where)
+            defaults |= fields_marked(value, "" if has_mark else mark, dotted)
         elif has_mark:
-            found[where] = field.default
-    return found
+            defaults[dotted] = field.default
+    return defaults
 
 
 class UnknownField(BadInput):
-    """A dotted name that is no field; `beside` are those of the section it was looked for in."""
+    """A dotted name that is not a field; `siblings` are the fields of that section."""
 
-    def __init__(self, message: str, beside: tuple[str, ...]) -> None:
+    def __init__(self, message: str, siblings: tuple[str, ...]) -> None:
         super().__init__(message)
-        self.beside = beside
+        self.siblings = siblings
 
 
 def checked(value: Any, hint: Any, path: str) -> Any:
-    """The value as its type wants it, or BadInput naming the field, the value and what would do."""
+    """The value converted to its type, or BadInput with the field, the value and what is valid."""
     origin = get_origin(hint)
     if origin is Annotated:
         base, *limits = get_args(hint)
@@ -114,7 +116,7 @@ def checked(value: Any, hint: Any, path: str) -> Any:
 def _checked_plain(value: Any, hint: Any, path: str) -> Any:
     if hint in (int, float) and isinstance(value, str):
         with contextlib.suppress(ValueError):
-            value = hint(value)  # .5 and 1_000 are no JSON, but what they mean is clear
+            value = hint(value)  # .5 and 1_000 are not JSON, but their meaning is clear
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             number = float(value)
@@ -179,14 +181,14 @@ def hints(section: type) -> dict[str, Any]:
 
 
 def validated(section: Section, path: str) -> Section:
-    """The section with every field checked (and coerced: 1 -> 1.0 where a float is wanted)."""
+    """The section with every field checked (and coerced: 1 -> 1.0 for a float)."""
     kinds = hints(type(section))
     values = {}
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         name = field.name
-        where = f"{path}.{name}" if path else name
-        value = checked(getattr(section, name), kinds[name], where)
-        values[name] = validated(value, where) if dataclasses.is_dataclass(value) else value
+        dotted = f"{path}.{name}" if path else name
+        value = checked(getattr(section, name), kinds[name], dotted)
+        values[name] = validated(value, dotted) if dataclasses.is_dataclass(value) else value
     return dataclasses.replace(section, **values)  # type: ignore[type-var]
 
 
@@ -206,36 +208,37 @@ def from_json(section: type[Section], values: Any, path: str) -> Section:
     kinds = hints(section)
     unknown = sorted(set(values) - set(kinds))
     if unknown:
-        raise BadInput(f"unknown field {path + '.' if path else ''}{unknown[0]}{nearest(unknown[0], kinds)}")
-    where = f"{path}." if path else ""
+        raise BadInput(f"unknown field {path + '.' if path else ''}{unknown[0]}{did_you_mean(unknown[0], kinds)}")
+    prefix = f"{path}." if path else ""
     try:
-        return section(**{name: checked(value, kinds[name], where + name) for name, value in values.items()})
+        return section(**{name: checked(value, kinds[name], prefix + name) for name, value in values.items()})
     except TypeError as error:
         raise BadInput(f"{path or section.__name__}: {error}") from None
 
 
 def replaced(section: Section, dotted: str, value: Any, path: str = "") -> Section:
     """The section with one dotted field set: replaced(recipe, "loss.alpha", 0.3)."""
-    name, _, rest = dotted.partition(".")
+    name, _, inner_name = dotted.partition(".")
     fields = {field.name for field in dataclasses.fields(section)}  # type: ignore[arg-type]
-    where = f"{path}.{name}" if path else name
+    full_name = f"{path}.{name}" if path else name
     if name not in fields:
-        beside = tuple(sorted(f"{path}.{each}" if path else each for each in fields))
-        raise UnknownField(f"unknown field {where!r}{nearest(name, fields)}", beside)
-    if rest:
+        siblings = tuple(sorted(f"{path}.{sibling}" if path else sibling for sibling in fields))
+        raise UnknownField(f"unknown field {full_name!r}{did_you_mean(name, fields)}", siblings)
+    if inner_name:
         inner = getattr(section, name)
-        if inner is None:  # a section that is off: naming a field of it turns it on, if it has a default for the others
+        if inner is None:  # setting a field of a section that is off turns it on, if the other fields have defaults
             inner = _default_section(hints(type(section))[name])
         if inner is None or not dataclasses.is_dataclass(inner):
-            raise BadInput(f"{where} has no fields, so {where}.{rest} cannot be set")
-        changed = replaced(inner, rest, value, where)
+            raise BadInput(f"{full_name} has no fields, so {full_name}.{inner_name} cannot be set")
+        changed = replaced(inner, inner_name, value, full_name)
     else:
         inner = getattr(section, name)
         if dataclasses.is_dataclass(inner) and value is not None:
             raise BadInput(
-                f"{where} is a section; set one of its fields, such as {where}.{dataclasses.fields(inner)[-1].name}"
+                f"{full_name} is a section; set one of its fields, such as "
+                f"{full_name}.{dataclasses.fields(inner)[-1].name}"
             )
-        changed = checked(value, hints(type(section))[name], where)
+        changed = checked(value, hints(type(section))[name], full_name)
     return dataclasses.replace(section, **{name: changed})  # type: ignore[type-var]
 
 
@@ -248,7 +251,7 @@ def _default_section(hint: Any) -> Any:
     return None
 
 
-def parsed(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """The value of an override: JSON if it is JSON, else the string itself."""
     try:
         return json.loads(text)
@@ -261,9 +264,9 @@ def flattened(section: Any, path: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
-        where = f"{path}.{field.name}" if path else field.name
+        dotted = f"{path}.{field.name}" if path else field.name
         if dataclasses.is_dataclass(value):
-            leaves.update(flattened(value, where))
+            leaves.update(flattened(value, dotted))
         else:
-            leaves[where] = value
+            leaves[dotted] = value
     return leaves

@@ -1,4 +1,4 @@
-"""What can go wrong for a user, each with the exit code of the command line (docs/own-data.md)."""
+"""Failures that a user can meet, each with the exit code of the command line (docs/own-data.md)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class SupanclError(Exception):
-    """A failure explained in one line: what, where, and the way out."""
+    """A failure explained in one line: the thing, the place and the way out."""
 
     exit_code = 1
 
@@ -19,11 +19,11 @@ class BadInput(SupanclError):
 
 
 class Stopped(SupanclError):
-    """Training stopped by itself; `what` is why, without the ways out."""
+    """Training stopped automatically; `cause` is the message without the advice."""
 
-    def __init__(self, what: str, ways: str = "") -> None:
-        super().__init__(f"{what}; {ways}" if ways else what)
-        self.what = what
+    def __init__(self, cause: str, advice: str = "") -> None:
+        super().__init__(f"{cause}; {advice}" if advice else cause)
+        self.cause = cause
 
 
 class Collapsed(Stopped):
@@ -39,7 +39,7 @@ class NonFinite(Stopped):
 
 
 class CheckFailed(SupanclError):
-    """A numerical check did not hold; `result` is what would have been returned, to be written all the same."""
+    """A numerical check failed; `result` is what the command computed, so that it can still be written."""
 
     exit_code = 1
 
@@ -57,37 +57,40 @@ class Interrupted(SupanclError):
         self.exit_code = 128 + signal_number
 
     def __reduce__(self) -> tuple[type, tuple[str, int]]:
-        return type(self), (str(self), self.signal_number)  # it crosses processes in a study
+        return type(self), (str(self), self.signal_number)  # a sweep pickles it between processes
 
 
-_program = "supancl"
+_program_name = "supancl"
 
 
-def call_it(name: str) -> None:
-    """Whoever gives the command line another name, a file of one's own, is told it in every way out."""
-    global _program
-    _program = name
+def set_program_name(name: str) -> None:
+    """Set the name that messages use for the command line: a script that calls `supancl.cli` has its own."""
+    global _program_name
+    _program_name = name
 
 
-def program() -> str:
-    """How the command line is called, for commands that a user is to type: `supancl`, or `python FILE`."""
-    return _program
+def program_name() -> str:
+    """How the user calls the command line: `supancl`, or `python FILE`."""
+    return _program_name
 
 
-def counted(number: int, one: str, several: str | None = None, form: str = "") -> str:
-    """A number with its noun, which is `one` or, of any other number, `several` (usually that with an s).
+def plural(number: int, singular: str, plural_form: str | None = None, number_format: str = "") -> str:
+    """A number with its noun; the plural is the singular with an s unless it is passed.
 
-    >>> counted(1, "image"), counted(0, "class", "classes"), counted(1200, "file is", "files are", ",")
+    >>> plural(1, "image"), plural(0, "class", "classes"), plural(1200, "file is", "files are", ",")
     ('1 image', '0 classes', '1,200 files are')
     """
-    return f"{number:{form}} {one if number == 1 else f'{one}s' if several is None else several}"
+    noun = singular if number == 1 else plural_form or f"{singular}s"
+    return f"{number:{number_format}} {noun}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' or the known names, to end an error about an unknown name."""
-    names = sorted(known)
+def did_you_mean(name: str, valid_names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: '; did you mean X?', or the names that are valid."""
+    names = sorted(valid_names)
     close = get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
-    shown = names if len(names) <= 50 else names[:10]
-    return f"; known: {', '.join(shown)}" + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+    listed = names if len(names) <= 50 else names[:10]
+    return f"; known: {', '.join(listed)}" + (
+        f" and {len(names) - len(listed)} more" if len(names) > len(listed) else ""
+    )

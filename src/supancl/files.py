@@ -1,4 +1,4 @@
-"""Files that are never seen half written, and folders that one process at a time may change."""
+"""Atomic writes, and folders that one process at a time may change."""
 
 from __future__ import annotations
 
@@ -24,27 +24,33 @@ try:
 except ImportError:  # pragma: no cover - Windows has no flock; there a second writer is not noticed
     fcntl = None  # type: ignore[assignment]
 
-OWN = secrets.token_hex(4)  # of this process, and of no other that has its number elsewhere
-AFTER_MAKING_ROOM = "Make room (a run then continues with --resume) or choose another --out"
+PROCESS_TOKEN = secrets.token_hex(
+    4
+)  # tells processes apart that have the same number on different machines or in containers
+MAKE_ROOM = "Make room (a run then continues with --resume) or choose another --out"
 
 
-def write_atomically(path: Path, write: Callable[[Path], None], way_out: str = AFTER_MAKING_ROOM) -> None:
-    """`write` fills a temporary file beside `path`, which then takes its name: a reader never sees half a file.
+def write_atomically(path: Path, write: Callable[[Path], None], way_out: str = MAKE_ROOM) -> None:
+    """Let `write` fill a temporary file next to `path`, then rename it: a reader never sees half a file.
 
-    Who may read it is what the umask says, also where a library makes files for their owner alone (safetensors does).
+    Permissions follow the umask, even if a library makes files for their owner alone (safetensors does).
     """
-    temporary = temporary_of(path)
+    temporary = temporary_path(path)
     try:
         temporary.touch()
-        usual = temporary.stat().st_mode & 0o777
+        usual_mode = temporary.stat().st_mode & 0o777
         write(temporary)
         with open(temporary, "rb+") as file:
-            if os.fstat(file.fileno()).st_mode & 0o777 != usual:
-                with contextlib.suppress(OSError):  # some network mounts refuse it; the file is whole all the same
-                    temporary.chmod(usual)
+            if os.fstat(file.fileno()).st_mode & 0o777 != usual_mode:
+                with contextlib.suppress(OSError):  # some network mounts refuse it; the file is complete anyway
+                    temporary.chmod(usual_mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors word a full disk their own way
+    except (
+        OSError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # torch and safetensors have their own errors for a full disk
         raise BadInput(
             f"{path} cannot be written ({reason(error)}); what was there before is untouched. {way_out}"
         ) from None
@@ -54,37 +60,37 @@ def write_atomically(path: Path, write: Callable[[Path], None], way_out: str = A
     sync_folder(path.parent)
 
 
-def temporary_of(path: Path) -> Path:
-    """Where this process writes it first; in containers that share a folder, several processes have one number."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{OWN}.tmp")
+def temporary_path(path: Path) -> Path:
+    """The temporary file of this process; process numbers are not unique across containers that share a folder."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{PROCESS_TOKEN}.tmp")
 
 
-def unwritable(folder: Path) -> str:
-    """Why nothing can be written in a folder, which may be one still to be made; empty where it can."""
+def why_unwritable(folder: Path) -> str:
+    """Why nothing can be written in a folder, which need not exist yet; empty if it can."""
     try:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not there.is_dir():
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not existing.is_dir():
             return os.strerror(errno.ENOTDIR)
-        return "" if os.access(there, os.W_OK) else os.strerror(errno.EACCES)
+        return "" if os.access(existing, os.W_OK) else os.strerror(errno.EACCES)
     except OSError as error:
         return reason(error)
 
 
-def check_place(folder: Path) -> None:
-    """Refuse a place that cannot be written in, without making anything: before the work, not after it."""
-    if why := unwritable(folder):
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written in, before the work and without making anything."""
+    if why := why_unwritable(folder):
         raise BadInput(f"cannot write in {folder} ({why}); choose another --out")
 
 
 def make_folder(folder: Path, exist_ok: bool = True) -> None:
-    """Make a folder with those above it."""
+    """Make a folder and its parents."""
     try:
         folder.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
         raise BadInput(f"cannot write in {folder} ({error.strerror}); choose another --out") from None
 
 
-def write_text(path: Path, text: str, way_out: str = AFTER_MAKING_ROOM) -> None:
+def write_text(path: Path, text: str, way_out: str = MAKE_ROOM) -> None:
     def write(temporary: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
@@ -92,12 +98,12 @@ def write_text(path: Path, text: str, way_out: str = AFTER_MAKING_ROOM) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Indented JSON, as people read it; see `jsonable` for what is no number."""
+    """Write indented JSON; NaN and infinity become null."""
     write_text(path, json.dumps(jsonable(content), indent=2) + "\n")
 
 
 def jsonable(value: Any) -> Any:
-    """JSON has no NaN: what is not a number becomes null."""
+    """A copy for JSON, with null for NaN and infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -107,12 +113,12 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def put_between(document: Path, name: str, text: str) -> None:
-    """The text between the marks `<!-- NAME -->` and `<!-- end NAME -->` of a document; the rest of it stays."""
+def replace_section(document: Path, name: str, text: str) -> None:
+    """Replace the text between the marks `<!-- NAME -->` and `<!-- end NAME -->` of a document."""
     start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
-    before, begun, rest = document.read_text(encoding="utf-8").partition(start)
-    _, ended, after = rest.partition(end)
-    if not begun or not ended:
+    before, has_start, remainder = document.read_text(encoding="utf-8").partition(start)
+    _, has_end, after = remainder.partition(end)
+    if not has_start or not has_end:
         raise BadInput(f"{document} has no marks {start.strip()} and {end}; put them where the text belongs")
     write_text(document, before + start + text + end + after)
 
@@ -123,36 +129,38 @@ def digest(path: Path) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """A new name in a folder must survive a power cut as well as the file does."""
+    """Make new names in a folder survive a power cut."""
     if hasattr(os, "O_DIRECTORY"):
         with contextlib.suppress(OSError):  # not every file system can sync a folder
-            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                os.fsync(opened)
+                os.fsync(descriptor)
             finally:
-                os.close(opened)
+                os.close(descriptor)
 
 
 def reason(error: Exception) -> str:
-    """What the system says went wrong, else the first sentence of what a library says."""
+    """The operating system's message, or else the first sentence of the library's."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
         cause = cause.__context__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])  # a compiler names the backend first
-    return said.partition(". ")[0].rstrip(".") or type(error).__name__
+    message = " ".join(
+        lines[:2] if lines and lines[0].endswith(":") else lines[:1]
+    )  # a compiler's first line names the backend
+    return message.partition(". ")[0].rstrip(".") or type(error).__name__
 
 
 @contextlib.contextmanager
-def held(lock: Path, waiting: Callable[[str], None], every: float = 0.2) -> Iterator[None]:
-    """Hold a lock file, waiting for whoever has it; the lock goes with the process, so a killed one never blocks.
+def hold_lock(lock: Path, waiting: Callable[[str], None], every: float = 0.2) -> Iterator[None]:
+    """Hold a lock file, waiting until it is free. The lock ends with the process, so a killed one never blocks.
 
-    `waiting` is told the owner's process number once, if there is somebody to wait for. The folder is made, and made
-    again where the one waited for has removed it. A file system without locks is an OSError, never an endless wait.
+    `waiting` is called once with the owner's process number if the lock is taken. The folder is made if it is missing,
+    also after another process has removed it. A file system without locks raises OSError instead of waiting forever.
     """
-    told = False
+    has_reported = False
     while True:
         lock.parent.mkdir(parents=True, exist_ok=True)
         with open(lock, "a+") as file:
@@ -161,14 +169,14 @@ def held(lock: Path, waiting: Callable[[str], None], every: float = 0.2) -> Iter
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if not told:
+                    if not has_reported:
                         file.seek(0)
                         waiting(file.read().strip() or "unknown")
-                        told = True
+                        has_reported = True
                     time.sleep(every)
-                except OSError as error:  # says which file it is about
+                except OSError as error:  # with the name of the file
                     raise OSError(error.errno, error.strerror, str(lock)) from None
-            if not _still_there(lock, file.fileno()):
+            if not _is_same_file(lock, file.fileno()):
                 continue
             file.truncate(0)
             file.write(str(os.getpid()))
@@ -177,19 +185,19 @@ def held(lock: Path, waiting: Callable[[str], None], every: float = 0.2) -> Iter
             return
 
 
-def _still_there(path: Path, opened: int) -> bool:
-    """Whether the name still leads to the open file: who held the lock may have removed it, or made another."""
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    """Whether the path is still the open file; its last owner may have removed or replaced it."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(opened))
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:
         return False
 
 
-def beside(missing: Path | str) -> str:
-    """'; did you mean X?' where something of nearly that name lies beside a path that is not there; else empty."""
+def did_you_mean_path(missing: Path | str) -> str:
+    """'; did you mean X?' if a file with a similar name is next to the missing path, else empty."""
     path = Path(missing)
     try:
-        names = [each.name for each in path.parent.iterdir()]
+        names = [entry.name for entry in path.parent.iterdir()]
     except (OSError, ValueError):
         return ""
     close = get_close_matches(path.name, names, n=1, cutoff=0.75)

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 MOVED_ROOMS = (
-    # old room, new room, modules that kept their names
+    # old package, new package, modules with unchanged names
     ("", "core", "branches encoders heads losses methods pools schedules"),
     ("", "training.cuda", "layers reuse"),
     ("", "training", "monitor signals"),
@@ -28,7 +28,7 @@ MOVED_ROOMS = (
     ("data", "data.sources", "benchmark_rows cifar layouts libraries tars toy"),
     ("data", "data.views", "augment products"),
     ("evaluate", "probes", "features fewshot knn logistic transfer variance"),
-    ("judge", "evaluate", "compared embedding finetune naming suite"),
+    ("judge", "evaluate", "embedding finetune naming suite"),
     ("report", "reports", "alpha_page contact_sheet detections pictures score_table suite_page"),
     ("studies", "sweeps", "alpha measures"),
     ("studies", "paper", "collapse figure study study_rows theory toy"),
@@ -44,6 +44,7 @@ RENAMED_MODULES = {
     "evaluate.newton": "probes.logistic",
     "evaluate.ranks": "probes.ranking",
     "judge": "evaluate",
+    "judge.compared": "evaluate.comparison",
     "judge.groups": "evaluate.naming",
     "judge.subject": "evaluate.encoder",
     "report": "reports",
@@ -66,7 +67,7 @@ RENAMED_MODULES = {
         for name in ["checks", "dynamics", "formulas", "predictor", "world"]
     },
 }
-# a module of 0.1.0 whose names are in several modules now
+# modules of 0.1.0 whose names are in several modules now
 DIVIDED_MODULES = {
     "data.benchmarks": ("data.sources.benchmarks", "data.opening"),
     "data.decoding": ("data.opening", "data.splits"),
@@ -83,39 +84,39 @@ DIVIDED_MODULES = {
     "capture": ("training.cuda.capture", "training.compilation"),
     "studies.many": ("sweeps.runner", "sweeps.runs", "sweeps.results"),
 }
-# packages that still exist and gave these names away
+# packages that still exist, and where names of theirs have moved
 MOVED_NAMES = {
     "supancl.evaluate": ("supancl.probes",),
     "supancl.data.sources": ("supancl.data.splits", "supancl.data.opening"),
     "supancl.data.views": ("supancl.data.views.specs", "supancl.data.views.evaluation", "supancl.data.views.products"),
 }
 _TABLE = {
-    ".".join(part for part in ("supancl", old, name) if part): f"supancl.{new}.{name}"
+    ".".join(piece for piece in ("supancl", old, name) if piece): f"supancl.{new}.{name}"
     for old, new, names in MOVED_ROOMS
     for name in names.split()
 } | {f"supancl.{old}": f"supancl.{new}" for old, new in RENAMED_MODULES.items()}
-_DIVIDED = {f"supancl.{old}": [f"supancl.{part}" for part in new] for old, new in DIVIDED_MODULES.items()}
-_TABLE |= {old: parts[0] for old, parts in _DIVIDED.items()}
+_DIVIDED = {f"supancl.{old}": [f"supancl.{path}" for path in new] for old, new in DIVIDED_MODULES.items()}
+_TABLE |= {old: paths[0] for old, paths in _DIVIDED.items()}
 
 
 def new_path(old: str) -> str | None:
-    """Where a module of 0.1.0 is now; None if it never moved."""
+    """The new path of a module of 0.1.0; None if it has not moved."""
     return _TABLE.get(old)
 
 
-def _now(old: str) -> str:
+def _new_paths(old: str) -> str:
     return " and ".join(_DIVIDED.get(old, [_TABLE[old]]))
 
 
 def warn_moved(old: str, new: str, frames: int) -> None:
-    """`frames`: how many calls lie between this one and the code that imports; the import system's own do not count."""
+    """`frames`: calls between this one and the importing code, without those of the import system."""
     warnings.warn(f"{old} is now {new}; the old path goes in supancl 0.3.0", DeprecationWarning, stacklevel=frames + 2)
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Hands out the module at the new path, or the names of all its parts.
+    """Imports the module at the new path, or the names of all modules it was divided into.
 
-    Asked first: a folder that an older checkout left behind would pass for an empty package of the old name.
+    Comes first among the finders: a folder left by an older checkout would be imported as an empty package.
     """
 
     def find_spec(
@@ -127,20 +128,20 @@ class MovedModules(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
-        warn_moved(old, _now(old), frames=1)
-        parts = [import_module(part) for part in _DIVIDED.get(old, [_TABLE[old]])]
-        if len(parts) == 1 and not hasattr(module, "__path__"):
-            sys.modules[old] = parts[0]
+        warn_moved(old, _new_paths(old), frames=1)
+        modules = [import_module(path) for path in _DIVIDED.get(old, [_TABLE[old]])]
+        if len(modules) == 1 and not hasattr(module, "__path__"):
+            sys.modules[old] = modules[0]
             return
-        for part in reversed(parts):  # the first one has the last word; modules below are found by this table
-            module.__dict__.update({name: value for name, value in vars(part).items() if not name.startswith("_")})
+        for new in reversed(modules):  # the first module wins; submodules are found by this table
+            module.__dict__.update({name: value for name, value in vars(new).items() if not name.startswith("_")})
 
 
 def moved_attribute(package: str, name: str) -> Any:
     """A name or a submodule that a package had in 0.1.0; AttributeError if it never had it."""
     if (old := f"{package}.{name}") in _TABLE:
-        warn_moved(old, _now(old), frames=2)
-        with warnings.catch_warnings():  # said already, with the right place
+        warn_moved(old, _new_paths(old), frames=2)
+        with warnings.catch_warnings():  # warned already, with the right location
             warnings.simplefilter("ignore", DeprecationWarning)
             return import_module(old)
     for path in MOVED_NAMES.get(package, ()):

@@ -1,4 +1,4 @@
-"""Who hears what happens while training: the terminal, a logger, a page."""
+"""How training reports progress: to the terminal, a logger or a page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Reporter:
-    """Hears what happens while training. This one ignores it; the terminal's is in cli/console.py."""
+    """Receives progress reports. This one ignores them; the one of the terminal is in cli/console.py."""
 
     def note(self, text: str) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Means over seeds and 95% intervals: of a mean, of a difference, of all differences at once, over episodes."""
+"""Means over seeds and 95% intervals of a mean, a difference, all differences together, and few-shot episodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SeedStats(NamedTuple):
-    """Mean and sample standard deviation over seeds; nan where there are too few values."""
+    """Mean and sample standard deviation over seeds; nan if there are too few values."""
 
     mean: float
     sd: float
@@ -33,7 +33,7 @@ class Interval(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
-class Pooled(NamedTuple):
+class PooledDeviation(NamedTuple):
     """The standard deviation between seeds, pooled over several groups of them, and its degrees of freedom."""
 
     deviation: float
@@ -44,7 +44,7 @@ class Pooled(NamedTuple):
 
 
 def seed_stats(values: Sequence[float], mean: Callable[[Sequence[float]], float] = statistics.fmean) -> SeedStats:
-    """Mean and standard deviation; the deviation is nan for one value, or where a value is nan.
+    """Mean and standard deviation; the deviation is nan for one value or if a value is nan.
 
     >>> seed_stats([70.0, 71.0, 72.0]), seed_stats([70.0]), seed_stats([])
     (SeedStats(mean=71.0, sd=1.0), SeedStats(mean=70.0, sd=nan), SeedStats(mean=nan, sd=nan))
@@ -54,30 +54,30 @@ def seed_stats(values: Sequence[float], mean: Callable[[Sequence[float]], float]
 
 
 def seed_stats_numpy(values: Sequence[float]) -> SeedStats:
-    """As `seed_stats`, summed as NumPy sums: it may differ in the last bit, and rankings and toy.json are kept so."""
+    """As `seed_stats`, summed by NumPy: the last bit may differ, and rankings and toy.json depend on it."""
     numbers = np.asarray(values, dtype=np.float64)
     return SeedStats(float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else math.nan)
 
 
-def pooled(groups: Iterable[Sequence[float]]) -> Pooled | None:
-    """The deviation within groups; None where no group has two values.
+def pooled_deviation(groups: Iterable[Sequence[float]]) -> PooledDeviation | None:
+    """The deviation within groups; None if no group has two values.
 
     >>> pooled([[1.0, 3.0], [5.0, 5.0], [9.0]])
     Pooled(deviation=1.0, freedom=2)
     """
-    several = [values for values in groups if len(values) > 1]
-    freedom = sum(len(values) - 1 for values in several)
+    usable = [values for values in groups if len(values) > 1]
+    freedom = sum(len(values) - 1 for values in usable)
     if not freedom:
         return None
-    squares = sum((value - statistics.fmean(values)) ** 2 for values in several for value in values)
-    return Pooled(math.sqrt(squares / freedom), freedom)
+    squares = sum((value - statistics.fmean(values)) ** 2 for values in usable for value in values)
+    return PooledDeviation(math.sqrt(squares / freedom), freedom)
 
 
 # --- Student's t ------------------------------------------------------------------------------------------------------
 
 
 def t_quantile(freedom: float, picked_of: int = 1) -> float:
-    """Half a 95% interval in standard errors; Bonferroni's where the largest of `picked_of` differences is shown."""
+    """Half a 95% interval in standard errors; Bonferroni's for the largest of `picked_of` differences."""
     from scipy import stats
 
     return float(stats.t.ppf(1 - 0.025 / picked_of, freedom))
@@ -91,7 +91,7 @@ def t_half_width(sd: float, n: int) -> float:
 def mean_interval(
     values: Sequence[float], summarize: Callable[[Sequence[float]], SeedStats] = seed_stats
 ) -> Interval:  # fmt: skip
-    """Student's interval of a mean; of seed-by-seed differences it is the paired interval.
+    """Student's interval of a mean; for seed-by-seed differences this is the paired interval.
 
     >>> [round(value, 2) for value in mean_interval([1.0, 2.0, 3.0])]
     [2.0, -0.48, 4.48]
@@ -102,32 +102,32 @@ def mean_interval(
 
 
 def difference_interval(
-    ours: Sequence[float], theirs: Sequence[float], spread: Pooled | None = None, picked_of: int = 1
+    ours: Sequence[float], theirs: Sequence[float], deviation: PooledDeviation | None = None, picked_of: int = 1
 ) -> Interval:
-    """ours - theirs with one standard deviation for both: that of `spread`, else the two sides' own.
+    """ours - theirs with one standard deviation for both: `deviation`, or else pooled from the two sides.
 
-    Infinite where neither side has two values and no `spread` is given. `picked_of`: see `t_quantile`.
+    Infinite if neither side has two values and no `deviation` is passed. `picked_of`: see `t_quantile`.
     """
     mean = statistics.fmean(ours) - statistics.fmean(theirs)
-    used = spread or pooled([ours, theirs])
-    if used is None:
+    deviation = deviation or pooled_deviation([ours, theirs])
+    if deviation is None:
         return Interval(mean, -math.inf, math.inf)
-    half = t_quantile(used.freedom, picked_of) * used.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs))
+    half = t_quantile(deviation.freedom, picked_of) * deviation.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs))
     return Interval(mean, mean - half, mean + half)
 
 
 def welch_interval(ours: Sequence[float], theirs: Sequence[float], picked_of: int = 1) -> Interval:
-    """ours - theirs where each side has its own standard deviation; each needs two values.
+    """ours - theirs with a standard deviation for each side; each needs two values.
 
     >>> [round(value, 2) for value in welch_interval([70.0, 71.0, 72.0], [60.0, 61.0, 62.0])]
     [10.0, 7.73, 12.27]
     """
-    parts = [statistics.variance(values) / len(values) for values in (ours, theirs)]
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (ours, theirs), strict=True)
+    variances = [statistics.variance(values) / len(values) for values in (ours, theirs)]
+    freedom = sum(variances) ** 2 / sum(
+        variance**2 / (len(values) - 1) for variance, values in zip(variances, (ours, theirs), strict=True)
     )
     mean = statistics.fmean(ours) - statistics.fmean(theirs)
-    half = t_quantile(freedom, picked_of) * math.sqrt(sum(parts))
+    half = t_quantile(freedom, picked_of) * math.sqrt(sum(variances))
     return Interval(mean, mean - half, mean + half)
 
 
@@ -137,8 +137,8 @@ def welch_interval(ours: Sequence[float], theirs: Sequence[float], picked_of: in
 def tukey_half_width(rows: Sequence[Sequence[float]]) -> float:
     """Half the 95% interval of a difference of two rows' means, valid for all pairs of rows together.
 
-    Tukey's, with the columns (seeds) as blocks: each row has the same ones. An interval for each pair by itself would,
-    of five equal rows, find some worse than the best in a quarter of the studies. For two rows it is Student's, paired.
+    Tukey's, with the columns (seeds) as blocks: all rows have the same ones. With a separate interval per pair, a
+    quarter of all studies of five equal rows would call one worse than the best. For two rows: Student's, paired.
     """
     count, columns = len(rows), len(rows[0])
     if count < 2 or columns < 2:
@@ -162,7 +162,7 @@ def _tukey_quantile(rows: int, freedom: int) -> float:
 
 
 def accuracy_half_width(images: int, *percents: float) -> float:
-    """Half the 95% interval that so many test images leave to an accuracy in percent, or to a difference of two.
+    """Half the 95% interval of an accuracy in percent on this many test images, or of a difference of two.
 
     >>> round(accuracy_half_width(10_000, 60.0, 1.0), 2)
     0.98
@@ -174,5 +174,5 @@ def accuracy_half_width(images: int, *percents: float) -> float:
 
 
 def episode_half_width(accuracies: Tensor) -> float:
-    """Half the 95% interval over few-shot episodes as papers print it: 1.96 sigma / sqrt(n), sigma without n - 1."""
+    """Half the 95% interval over few-shot episodes as papers report it: 1.96 sigma / sqrt(n), sigma without n - 1."""
     return 1.96 * float(accuracies.double().std(correction=0)) / math.sqrt(len(accuracies))

@@ -35,7 +35,7 @@ def embedded(capsys, *arguments: object) -> dict[str, np.ndarray]:
 
 
 def names(split) -> set[str]:
-    return {Path(name).name + Path(name).parent.name for name in split.named(torch.arange(len(split)))}
+    return {Path(name).name + Path(name).parent.name for name in split.names_at(torch.arange(len(split)))}
 
 
 def test_features_of_class_folders_say_what_the_run_held_out(place, capsys):

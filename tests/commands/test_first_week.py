@@ -233,7 +233,7 @@ def test_a_fault_in_ones_own_file_is_placed_there_and_the_advice_calls_that_file
     assert "internal error" not in told
     mended = run_own(tmp_path, forks, text, "pretrain", "--resume", "--out", "run")  # nothing has to be removed
     assert mended.returncode == 0, mended.stderr
-    assert " ".join(mended.stdout.split()).endswith("judge it with: python 'my losses.py' evaluate knn run")
+    assert " ".join(mended.stdout.split()).endswith("evaluate it with: python 'my losses.py' evaluate knn run")
 
 
 class Base:
@@ -244,14 +244,14 @@ class Base:
     def sees_batch(self, pool):
         return False
 
-    def __call__(self, anchors, targets, labels, pool=None, whole=None):
+    def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
         return anchors.mean() if self.kind == "bare" else anchors.nothing
 
 
 @pytest.fixture
 def inherited(monkeypatch):
     """Losses whose call is that of a class above them, forgotten after the test."""
-    monkeypatch.setattr(own, "OWN", {})
+    monkeypatch.setattr(own, "REGISTERED", {})
     return {
         kind: register(
             make_dataclass(kind, [("kind", str, kind)], bases=(Base,), frozen=True, namespace={"__module__": __name__})
@@ -273,19 +273,19 @@ def test_a_fault_in_ones_own_file_is_placed_where_a_study_trains_side_by_side(tm
     # what says itself what is wrong stays
     with pytest.raises(BadInput, match=mentions("holds a run", "--resume")) as told:
         pretrain(chosen, out=tmp_path / "run")
-    assert own.fault_in_own(told.value) == ""
+    assert own.describe_plugin_error(told.value) == ""
 
 
 def test_the_package_behind_a_link_is_no_file_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "site").symlink_to(Path(cli.__file__).resolve().parent)
     for link in (tmp_path / "site" / "cli.py", Path(cli.__file__).resolve()):
-        monkeypatch.setattr(errors, "_program", "supancl")
+        monkeypatch.setattr(errors, "_program_name", "supancl")
         monkeypatch.setattr(cli, "__file__", str(tmp_path / "site" / "cli.py"))
         monkeypatch.setattr(cli, "main", lambda: 0)
         monkeypatch.setattr("sys.argv", [str(link)])
         with pytest.raises(SystemExit):
             cli.entry()
-        assert errors.program() == "supancl"
+        assert errors.program_name() == "supancl"
 
 
 def test_a_recipe_of_ones_own_has_the_name_it_is_called_by(monkeypatch):

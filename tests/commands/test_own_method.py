@@ -35,10 +35,12 @@ from supancl import (
     register_encoder,
 )
 from supancl.core.encoders import BUILDERS
+from supancl.core.losses import GlobalBatch
 from supancl.core.pools import Stored
-from supancl.paper.tables.layouts import BEYOND, LAYOUTS
+from supancl.distributed import RowRange
+from supancl.paper.tables.layouts import LAYOUTS, NO_PAPER_ROW
 from supancl.recipes import plugins as own
-from supancl.sweeps.runner import _could_not_begin
+from supancl.sweeps.runner import _failed_to_start
 from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 from tests.files import assert_mentions, assert_refused, mentions, supancl
@@ -51,7 +53,7 @@ EXAMPLE = ROOT / "examples" / "own_method.py"
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
     """What a test registers is forgotten after it."""
-    monkeypatch.setattr(own, "OWN", {})
+    monkeypatch.setattr(own, "REGISTERED", {})
     recipes = dict(RECIPES)
     yield
     for name in RECIPES.keys() - recipes.keys():
@@ -135,11 +137,11 @@ def test_a_reader_of_ones_own_that_lists_no_images_is_named(gave, told, tmp_path
 
 
 def test_a_run_on_a_benchmark_of_ones_own_keeps_its_plugin(monkeypatch):
-    monkeypatch.setattr(own, "OWN_BENCHMARKS", {"shapes"})
-    monkeypatch.setattr(own, "LOADED", [Path("mine.py")])
+    monkeypatch.setattr(own, "REGISTERED_BENCHMARKS", {"shapes"})
+    monkeypatch.setattr(own, "LOADED_FILES", [Path("mine.py")])
     usual = recipe("digits.supsiam")
-    assert own.plugins_of(usual) == []
-    assert own.plugins_of(usual.with_set({"data.source": "shapes@DATA"})) == ["mine.py"]
+    assert own.required_plugins(usual) == []
+    assert own.required_plugins(usual.with_set({"data.source": "shapes@DATA"})) == ["mine.py"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_the_plugin_reaches_the_command(made, script, forks):
     ],
 )
 def test_a_plugin_that_cannot_be_used_is_one_line_with_file_and_line(text, told, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(own, "LOADED", [])
+    monkeypatch.setattr(own, "LOADED_FILES", [])
     if text is not None:
         (tmp_path / "mine.py").write_text(text)
     said = supancl(capsys, "recipes", "--plugin", tmp_path / "mine.py")
@@ -224,7 +226,7 @@ def test_a_plugin_that_is_no_python_file_is_refused(tmp_path, capsys):
 
 def test_an_encoder_that_gives_no_vectors_is_refused(monkeypatch):
     monkeypatch.setitem(BUILDERS, "maps", None)  # forgotten after the test
-    monkeypatch.setitem(own.OWN, ("encoder", "maps"), None)
+    monkeypatch.setitem(own.REGISTERED, ("encoder", "maps"), None)
     register_encoder("maps", lambda spec: torch.nn.Conv2d(spec.channels, 4, 3))
     with pytest.raises(BadInput, match=mentions("maps", "(4, 6, 6)")):
         EncoderSpec("maps", channels=1, size=8, mean=(0.5,), std=(0.5,)).build()
@@ -290,7 +292,7 @@ def test_what_a_loss_must_not_give_is_told(given, told, tmp_path):
         def sees_batch(self, pool):
             return False
 
-        def __call__(self, anchors, targets, labels, pool=None, whole=None):
+        def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
             return given(-(anchors * targets.flip(0)).sum(-1).mean(), targets)
 
     with pytest.raises(BadInput, match=mentions(*told)):
@@ -303,9 +305,9 @@ def test_a_loss_that_gives_what_it_should_may_be_called_without_a_gradient():
     class Plain(Align):
         kind: str = "plain"
 
-        def __call__(self, anchors, targets, labels, pool=None, whole=None):
+        def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
             """Kept."""
-            return super().__call__(anchors, targets, labels, pool, whole=whole)
+            return super().__call__(anchors, targets, labels, pool, global_batch=global_batch)
 
     views = torch.nn.functional.normalize(torch.randn(2, 4, 3), dim=-1)
     labels = torch.tensor([0, 1, 0, -1])
@@ -333,7 +335,7 @@ def test_a_section_that_cannot_be_registered_is_refused_too():
 def test_a_run_whose_loss_nobody_made_known_names_it_and_the_way_out(tmp_path, monkeypatch, capsys):
     register(Distant)
     pretrain(mine(), out=tmp_path / "run")
-    monkeypatch.setattr(own, "OWN", {})
+    monkeypatch.setattr(own, "REGISTERED", {})
     for words in (("evaluate", "knn", tmp_path / "run"), ("pretrain", "--resume", "--out", tmp_path / "run")):
         said = supancl(capsys, *words)
         assert said.code == 2
@@ -351,7 +353,7 @@ def test_a_kind_that_is_taken_or_missing_is_refused():
         kind: str = "queue"
 
     class Kindless:
-        def __call__(self, anchors, targets, labels, pool=None, whole=None):
+        def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
             return Terms(anchors.sum(), anchors.sum(), anchors.sum())
 
     with pytest.raises(BadInput, match=mentions("Taken", "loss.kind", "align")):
@@ -360,7 +362,7 @@ def test_a_kind_that_is_taken_or_missing_is_refused():
         register(TakenPool)
     with pytest.raises(BadInput, match=mentions("Kindless", "frozen dataclass")):
         register(Kindless)
-    assert not own.OWN
+    assert not own.REGISTERED
 
 
 def test_a_kind_of_another_class_is_refused_and_the_first_one_stays():
@@ -377,10 +379,10 @@ def test_a_kind_of_another_class_is_refused_and_the_first_one_stays():
     with pytest.raises(BadInput) as told:
         register(Nearer)
     assert_refused(str(told.value), "Nearer", "loss.kind", "'distant'", f"{__name__}.Distant", "kind")
-    assert own.OWN["loss", "distant"] is Distant
+    assert own.REGISTERED["loss", "distant"] is Distant
     register(Distant)
     register(Pool)  # of a pool it is another name
-    assert len(own.OWN) == 2
+    assert len(own.REGISTERED) == 2
 
 
 def test_a_class_defined_anew_takes_its_own_place_and_recipes_of_the_one_before_say_so(tmp_path, monkeypatch):
@@ -397,7 +399,7 @@ def test_a_class_defined_anew_takes_its_own_place_and_recipes_of_the_one_before_
 
     first, second = defined(1.0), defined(2.0)
     assert first is not second
-    assert own.OWN["loss", "shifted"] is second
+    assert own.REGISTERED["loss", "shifted"] is second
     plain = recipe("digits.supsiam")
     assert replace(plain, loss=second()).with_set({"train.epochs": 1}).loss.shift == 2.0
     with pytest.raises(BadInput, match=mentions("loss", "Shifted", "recipe")):
@@ -407,9 +409,9 @@ def test_a_class_defined_anew_takes_its_own_place_and_recipes_of_the_one_before_
     (tmp_path / "own_module.py").write_text(EXAMPLE.read_text().split("class HalvedQueue")[0] + started)
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("own_module")
-    before = own.OWN["loss", "spread"]
-    assert importlib.reload(module).Spread is own.OWN["loss", "spread"]
-    assert own.OWN["loss", "spread"] is not before
+    before = own.REGISTERED["loss", "spread"]
+    assert importlib.reload(module).Spread is own.REGISTERED["loss", "spread"]
+    assert own.REGISTERED["loss", "spread"] is not before
     done = subprocess.run([sys.executable, "own_module.py"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("True\n", "")
 
@@ -430,7 +432,7 @@ def test_in_a_notebook_a_class_may_be_renamed_and_in_a_file_two_of_one_kind_are_
         with pytest.raises(BadInput, match=mentions("Moved", "loss.kind", "'shifted'", "__main__.Shifted")):
             register(second)
         return
-    assert register(second) is own.OWN["loss", "shifted"]
+    assert register(second) is own.REGISTERED["loss", "shifted"]
     with pytest.raises(BadInput, match=mentions("loss", "Shifted", "recipe")):
         replace(recipe("digits.supsiam"), loss=first()).with_set({"train.epochs": 1})
     elsewhere = defined("Shifted")
@@ -514,15 +516,15 @@ def test_what_a_run_would_miss_later_is_refused_at_once():
     for section, needs in (
         (Bare, "supervised = True or False"),
         (Labels, "def sees_batch(self, pool)"),
-        (Batch, "def __call__(self, anchors, targets, labels, pool=None, whole=None)"),
-        (Alone, "def __call__(self, anchors, targets, labels, pool=None, whole=None)"),
+        (Batch, "def __call__(self, anchors, targets, labels, pool=None, global_batch=None)"),
+        (Alone, "def __call__(self, anchors, targets, labels, pool=None, global_batch=None)"),
         (Buildless, "a build of its own"),
         (Short, "def build(self, width, classes, unlabelled=False, ranks=None)"),
     ):
         with pytest.raises(BadInput, match=re.escape(f"{section.__name__}: needs {needs}")):
             register(section)
-    assert not own.OWN
-    assert register(Enough) is own.OWN["loss", "bare"]
+    assert not own.REGISTERED
+    assert register(Enough) is own.REGISTERED["loss", "bare"]
 
 
 def test_a_field_that_recipe_json_cannot_hold_is_refused_at_once():
@@ -584,14 +586,35 @@ def test_alpha_is_handed_to_the_packages_own_loss_alone():
     class Fifth(Align):
         kind: str = "fifth"
 
-        def __call__(self, anchors, targets, labels, pool=None, whole=None):
-            seen.append(whole)
+        def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
+            seen.append(global_batch)
             return super().__call__(anchors, targets, labels, pool)
 
     trainer = Trainer(replace(tiny_recipe("supsiam"), loss=Fifth(alpha=0.5)), tiny_data(), torch.device("cpu"))
     trainer.inputs.alpha = torch.tensor(0.9)  # as on a GPU
     trainer.advance()
     assert seen == [None]
+
+
+def test_a_loss_of_0_1_0_gets_the_global_batch_under_its_old_name():
+    @dataclass(frozen=True)
+    class Old(Align):
+        kind: str = "old"
+
+        def __call__(self, anchors, targets, labels, pool=None, whole=None):
+            return super().__call__(anchors, targets, labels, pool, whole=whole)
+
+    with pytest.warns(DeprecationWarning, match=r"Old: .*whole is now global_batch.*0\.3\.0"):
+        register(Old)
+    register(Old)  # a second time says nothing
+    anchors, targets = torch.nn.functional.normalize(torch.randn(2, 2, 4, 3), dim=-1)
+    labels, row_range = torch.tensor([0, 1, 0, -1]), RowRange(0, 2, 4)
+    local = anchors[:, :2], targets[:, :2], labels[:2], None
+    batch = GlobalBatch(targets, labels, row_range)
+    with pytest.warns(DeprecationWarning, match="whole is now global_batch"):
+        old = Old(alpha=0.5)(*local, global_batch=batch)
+    assert old == Align(alpha=0.5)(*local, global_batch=batch)
+    assert old.sup != Align(alpha=0.5)(*local).sup
 
 
 def test_a_pool_with_what_the_page_asks_for_and_no_more_is_trained_with(tmp_path):
@@ -642,7 +665,7 @@ def test_no_run_of_ones_own_stands_in_a_row_of_the_papers(name):
     ):
         assert layout.row_of(chosen) not in printed
         assert len(layout.head_of(chosen)) == len(layout.heads)
-    assert LAYOUTS["8"].row_of(replace(ours, loss=Distant(alpha=0.5))) == BEYOND
+    assert LAYOUTS["8"].row_of(replace(ours, loss=Distant(alpha=0.5))) == NO_PAPER_ROW
     assert LAYOUTS["8"].head_of(replace(ours, pool=Halved())) == LAYOUTS["8"].head_of(ours)
 
 
@@ -689,4 +712,4 @@ def test_a_file_that_begins_the_study_anew_in_every_process_is_told_so(tmp_path)
     ],
 )
 def test_a_process_that_was_killed_is_not_one_that_could_not_begin(ends, told):
-    assert _could_not_begin(ends) is told
+    assert _failed_to_start(ends) is told

@@ -62,11 +62,11 @@ def test_after_training_without_labels_the_advice_names_labelled_data(tmp_path, 
         assert said.code == 0, said.err
         told = " ".join(said.out.split())
         assert told.endswith(
-            f"judge it with: supancl evaluate knn '{run}'" + " --data LABELLED_IMAGES" * (name == "flat")
+            f"evaluate it with: supancl evaluate knn '{run}'" + " --data LABELLED_IMAGES" * (name == "flat")
         )
         content = json.loads((run / "recipe.json").read_text())
         del content["data"]["labelled"]  # of a run whose file does not say, nothing is known
         (run / "recipe.json").write_text(json.dumps(content))
         said = supancl(capsys, "pretrain", "--resume", "--out", run)
         assert said.code == 0, said.err
-        assert " ".join(said.out.split()).endswith(f"judge it with: supancl evaluate knn '{run}'")
+        assert " ".join(said.out.split()).endswith(f"evaluate it with: supancl evaluate knn '{run}'")

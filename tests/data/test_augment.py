@@ -18,15 +18,15 @@ from supancl.data.views.augment import (
     blur,
     crop_and_resize,
     jitter,
-    jitter_alike,
     jitter_grey,
+    jitter_in_place,
     kernel_size,
     luma,
     normalized,
     shift_hue,
     solarize,
 )
-from supancl.data.views.specs import TRIES, boxes_from_draws
+from supancl.data.views.specs import CROP_ATTEMPTS, boxes_from_draws
 from tests.helpers import property_test, seeded
 
 RATIO = (3 / 4, 4 / 3)
@@ -40,7 +40,7 @@ def pictures(n, height=12, width=12, channels=3, seed=0, dtype=torch.float64):
 
 
 def draw_boxes(sizes, scale, ratio, generator=None):
-    draws = torch.rand(4, len(sizes), TRIES, generator=generator, dtype=torch.float64)
+    draws = torch.rand(4, len(sizes), CROP_ATTEMPTS, generator=generator, dtype=torch.float64)
     return boxes_from_draws(draws, sizes, scale, ratio)
 
 
@@ -168,7 +168,7 @@ def test_jitter_in_place_is_the_jitter_of_rows_that_share_an_order(order, channe
     places = torch.tensor([order] * 5)
     expected = jitter(images, factors, hue, places) if channels == 3 else jitter_grey(images, factors, places)
     changed = images.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) if turned else images.clone()
-    jitter_alike(changed, factors, hue, tuple(sorted(range(4), key=lambda step: order[step])))
+    jitter_in_place(changed, factors, hue, tuple(sorted(range(4), key=lambda step: order[step])))
     torch.testing.assert_close(changed, expected, rtol=0, atol=1e-12)
 
 
@@ -221,8 +221,8 @@ def test_products_are_taken_only_where_they_keep_single_precision(monkeypatch):
     device = torch.device("cuda")
     for setting, exact in (("ieee", True), ("none", True), ("tf32", False)):
         monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=setting))
-        assert products.are_exact(device) == exact
-    assert products.are_exact(torch.device("cpu"))
+        assert products.has_exact_products(device) == exact
+    assert products.has_exact_products(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.25, 0.5, 128 / 255, 1.0])

@@ -22,11 +22,11 @@ from supancl.data.sources.benchmarks import (
     BENCHMARKS,
     benchmark,
     check_benchmark,
+    download_instructions,
     find_benchmark,
-    present_benchmarks,
-    where_text,
+    find_benchmarks,
 )
-from supancl.data.sources.cifar import FC100_TEST
+from supancl.data.sources.cifar import FC100_TEST_CLASSES
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from supancl.reports.benchmarks_page import page
@@ -61,7 +61,7 @@ def filed(source):
     return {
         name: (split, source.classes[label])
         for split, part in source.splits.items()
-        for name, label in zip(part.named(every(part)), part.labels.tolist(), strict=True)
+        for name, label in zip(part.names_at(every(part)), part.labels.tolist(), strict=True)
     }
 
 
@@ -133,12 +133,12 @@ def test_the_imagenet100_list_is_the_published_one_in_its_order():
 
 def test_where_text_says_what_to_download_and_how_to_check():
     for name, row in BENCHMARKS.items():
-        text = where_text(name)
+        text = download_instructions(name)
         assert "http" in text
         assert row.cite in text
         assert text.endswith(f"supancl data check {name} --root ROOT")
         assert any(folder in text for folder in row.folders), name
-    assert "2,940 train, 740 val, 3,669 test images; mean per-class accuracy" in where_text("pets")
+    assert "2,940 train, 740 val, 3,669 test images; mean per-class accuracy" in download_instructions("pets")
 
 
 def test_the_page_in_the_docs_is_the_registry():
@@ -174,7 +174,7 @@ def test_pixels_are_those_of_the_file_whose_name_they_carry(tree):
     name, root, _ = tree
     part = open_benchmark(name, root, partial=True).splits["train"]
     last = torch.tensor([len(part) - 1])
-    assert torch.equal(part.batch(last).pixels[0], decode(Path(part.named(last)[0])))
+    assert torch.equal(part.batch(last).pixels[0], decode(Path(part.names_at(last)[0])))
 
 
 def test_root_may_be_the_folder_itself(tree):
@@ -200,12 +200,12 @@ def test_data_that_are_not_whole_are_refused(tree):
 def test_what_is_present_below_a_root(tmp_path):
     for name in ("pets", "dtd", "omniglot"):
         BUILDERS[name](tmp_path)
-    assert present_benchmarks(tmp_path, "transfer") == ("dtd", "pets")
-    assert present_benchmarks(tmp_path, "few-shot") == ("dtd", "omniglot")
-    assert present_benchmarks(tmp_path / "dtd", "few-shot") == ("dtd",)
+    assert find_benchmarks(tmp_path, "transfer") == ("dtd", "pets")
+    assert find_benchmarks(tmp_path, "few-shot") == ("dtd", "omniglot")
+    assert find_benchmarks(tmp_path / "dtd", "few-shot") == ("dtd",)
     archive(tmp_path / "cifar100.npz")
-    assert present_benchmarks(tmp_path, "transfer") == ("cifar100", "dtd", "pets")
-    assert "no folder" in message(present_benchmarks, tmp_path / "gone", "transfer")
+    assert find_benchmarks(tmp_path, "transfer") == ("cifar100", "dtd", "pets")
+    assert "no folder" in message(find_benchmarks, tmp_path / "gone", "transfer")
 
 
 def test_each_data_set_has_its_own_packed_cache_whatever_the_spec_calls_its_source(tmp_path, cache_root):
@@ -306,7 +306,7 @@ def test_imagenet100_labels_follow_the_list_and_other_classes_are_passed_over(tm
     assert source.classes == layouts.imagenet100_classes()
     for split in ("train", "val"):
         part = source.splits[split]
-        wnids = [Path(name).parent.name for name in part.named(every(part))]
+        wnids = [Path(name).parent.name for name in part.names_at(every(part))]
         assert [layouts.imagenet100_classes().index(wnid) for wnid in wnids] == part.labels.tolist()
         assert sorted(part.labels.tolist()) == list(range(100))
     assert check_benchmark("imagenet100", tmp_path).ok
@@ -369,7 +369,7 @@ def test_a_pickle_that_is_not_the_published_one_is_never_opened(tmp_path, monkey
 
 @pytest.mark.parametrize("layout", ["python", "npz"])
 def test_fc100_is_the_test_classes_of_cifar100_with_all_their_images(layout, tmp_path, monkeypatch):
-    classes = tuple(sorted((*FC100_TEST, "apple", "train", "worm")))
+    classes = tuple(sorted((*FC100_TEST_CLASSES, "apple", "train", "worm")))
     if layout == "python":
         written = cifar(tmp_path, datasets.CIFAR100, classes, 2, monkeypatch)
     else:
@@ -379,21 +379,21 @@ def test_fc100_is_the_test_classes_of_cifar100_with_all_their_images(layout, tmp
         archive(tmp_path / "cifar100.npz", **arrays, **labels, class_names=np.array(classes))
     shrunk(monkeypatch, "fc100", images=80)
     source = open_benchmark("fc100", tmp_path)
-    assert source.classes == FC100_TEST == tuple(sorted(FC100_TEST))
+    assert source.classes == FC100_TEST_CLASSES == tuple(sorted(FC100_TEST_CLASSES))
     assert set(source.splits) == {"train"}
     part = source.splits["train"]
     wanted = [
         (written[split][i].tobytes(), classes[i % 23])
         for split in ("train", "test")
         for i in range(46)
-        if classes[i % 23] in FC100_TEST
+        if classes[i % 23] in FC100_TEST_CLASSES
     ]
     found = [
         (image.tobytes(), source.classes[label])
         for image, label in zip(part.batch(every(part)).pixels.numpy(), part.labels.tolist(), strict=True)
     ]
     assert found == wanted
-    assert part.named(torch.tensor([0])) != part.named(torch.tensor([40]))
+    assert part.names_at(torch.tensor([0])) != part.names_at(torch.tensor([40]))
 
 
 def test_fc100_needs_the_class_names(tmp_path):

@@ -25,7 +25,7 @@ from supancl.data.store import shards
 from supancl.data.store.cache import Cache, CachedImages, evict, list_caches, remove_cache
 from supancl.errors import BadInput
 from supancl.evaluate.feature_cache import FeatureCache
-from supancl.files import held
+from supancl.files import hold_lock
 from tests.files import assert_one_line, assert_refused, mentions, picture
 
 
@@ -139,10 +139,10 @@ def test_images_beyond_memory_go_into_the_cache_by_themselves(tmp_path, monkeypa
     photos(tmp_path / "data" / "dog", 6, first=6)
     spec = DataSpec(source=str(tmp_path / "data"))
     assert not isinstance(open_data(spec, 3).train.store, CachedImages)
-    monkeypatch.setattr("supancl.data.opening.CACHE_FROM", 1000)
+    monkeypatch.setattr("supancl.data.opening.AUTO_CACHE_BYTES", 1000)
     data = open_data(spec, 3)
     assert isinstance(data.train.store, CachedImages)
-    for position, name in enumerate(data.train.named(torch.arange(len(data.train)))):
+    for position, name in enumerate(data.train.names_at(torch.arange(len(data.train)))):
         batch = data.train.batch(torch.tensor([position]))
         assert torch.equal(batch.pixels[0], decode(Path(name)))
 
@@ -252,7 +252,7 @@ def test_builders_that_start_together_all_end_with_the_whole_cache(tmp_path):
 
 
 def hold(lock: Path, seconds: float, remove: bool) -> None:
-    with held(lock, lambda owner: None):
+    with hold_lock(lock, lambda owner: None):
         time.sleep(seconds)
         if remove:
             shutil.rmtree(lock.parent)
@@ -410,7 +410,7 @@ def test_mending_never_writes_into_a_shard_of_another_build(tmp_path):
     remove_cache(cache.folder)
     cache.build(files[::-1])  # another file of the same name
     newer = bins(cache)[0].read_bytes()
-    images.flats[0][5] ^= 255  # damage in what the first build has mapped
+    images.buffers[0][5] ^= 255  # damage in what the first build has mapped
     assert_pixels(images, files)
     assert bins(cache)[0].read_bytes() == newer
 
@@ -507,7 +507,7 @@ def test_unreadable_images_are_refused_or_skipped_and_counted(tmp_path):
         data = open_data(DataSpec(source=source, cache="always", skip_bad_images=True, holdout=0), 3)
         assert data.skipped == tuple(map(str, bad))
         assert len(data.train) == 8
-        for position, name in enumerate(data.train.named(torch.arange(8))):
+        for position, name in enumerate(data.train.names_at(torch.arange(8))):
             assert torch.equal(data.train.batch(torch.tensor([position])).pixels[0], decode(Path(name)))
 
 
@@ -650,7 +650,7 @@ def test_what_a_decoding_thread_raises_is_told_with_the_image(tmp_path, monkeypa
     def odd(image):
         raise AttributeError("plane 3 has no tail")
 
-    monkeypatch.setattr(decode_module, "upright", odd)
+    monkeypatch.setattr(decode_module, "apply_orientation", odd)
     for mode in ("always", "never"):
         with pytest.raises(
             BadInput,
@@ -665,7 +665,7 @@ def test_want_of_memory_is_no_unreadable_image(tmp_path, monkeypatch):
     def hungry(image):
         raise MemoryError
 
-    monkeypatch.setattr(decode_module, "upright", hungry)
+    monkeypatch.setattr(decode_module, "apply_orientation", hungry)
     for mode in ("always", "never"):
         with pytest.raises(MemoryError):
             open_data(DataSpec(source=str(tmp_path / "data"), cache=mode, skip_bad_images=True), 3)
@@ -684,7 +684,7 @@ def test_a_reader_that_goes_away_is_not_taken_for_a_full_disk(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_results_come_in_order_and_never_far_ahead(monkeypatch, workers):
-    monkeypatch.setattr(decode_module, "workers", lambda: workers)
+    monkeypatch.setattr(decode_module, "decode_threads", lambda: workers)
     begun: list[int] = []
 
     def work(number: int) -> int:
@@ -701,7 +701,7 @@ def test_results_come_in_order_and_never_far_ahead(monkeypatch, workers):
 
 
 def test_an_error_comes_at_its_place_and_the_rest_is_not_done(monkeypatch):
-    monkeypatch.setattr(decode_module, "workers", lambda: 2)
+    monkeypatch.setattr(decode_module, "decode_threads", lambda: 2)
     begun, taken = [], []
 
     def work(number: int) -> int:
@@ -753,8 +753,8 @@ def test_eviction_removes_the_longest_unused_until_the_rest_fits(tmp_path):
 def test_eviction_spares_one_and_takes_the_others_for_it(tmp_path):
     old, new, middle = three_caches(tmp_path)
     each = list_caches()[0].nbytes
-    assert [gone.folder for gone in evict(1.5 * each, spared=old.folder)] == [middle.folder, new.folder]
-    assert evict(0, spared=old.folder) == []
+    assert [gone.folder for gone in evict(1.5 * each, keep=old.folder)] == [middle.folder, new.folder]
+    assert evict(0, keep=old.folder) == []
     assert old.folder.exists()
 
 

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from supancl.data.decode import decode, size_of
-from supancl.data.store.memory import ArrayImages, Batch, FileImages, PackedImages, padded
+from supancl.data.decode import decode, upright_size
+from supancl.data.store.memory import ArrayImages, Batch, FileImages, PackedImages, pad_images
 from tests.files import mentions
 
 HEIGHT, WIDTH = 6, 9
@@ -246,7 +246,7 @@ def test_a_tiff_is_turned_upright_whole_however_it_is_stored(tmp_path, orientati
     expected = ORIENTATIONS[orientation](stored.reshape(HEIGHT, WIDTH, -1))
     image = decode(path, 3 if kind == "RGB" else 1)
     assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
-    assert size_of(path) == expected.shape[:2]
+    assert upright_size(path) == expected.shape[:2]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_an_image_too_large_to_be_true_is_an_os_error(tmp_path, monkeypatch):
 
 def test_images_of_one_size_are_stacked_without_sizes():
     images = [torch.from_numpy(noise(3, 4, 5, seed=n)) for n in range(3)]
-    batch = padded(images)
+    batch = pad_images(images)
     assert batch.sizes is None
     assert torch.equal(batch.pixels, torch.stack(images))
 
@@ -355,7 +355,7 @@ def test_images_of_one_size_are_stacked_without_sizes():
 def test_images_of_differing_sizes_are_padded_and_their_sizes_kept():
     shapes = [(4, 5), (7, 2), (1, 6)]
     images = [torch.from_numpy(noise(3, *shape, seed=n)) for n, shape in enumerate(shapes)]
-    batch = padded(images)
+    batch = pad_images(images)
     assert batch.pixels.shape == (3, 3, 7, 6)
     assert batch.sizes.tolist() == [list(shape) for shape in shapes]
     for row, image in zip(batch.pixels, images, strict=True):
@@ -366,7 +366,7 @@ def test_images_of_differing_sizes_are_padded_and_their_sizes_kept():
 def test_a_canvas_holds_every_image_of_a_batch_where_its_size_says(sizes):
     random = torch.Generator().manual_seed(0)
     images = [torch.randint(0, 256, (3, *size), generator=random, dtype=torch.uint8) for size in sizes]
-    packed = PackedImages.of(images)
+    packed = PackedImages.from_images(images)
     batch = packed.batch_on_canvas(torch.tensor([2, 0, 2]))
     assert batch.pixels.shape[-2:] == packed.canvas
     for pixels, index in zip(batch.pixels, (2, 0, 2), strict=True):
@@ -380,7 +380,7 @@ def test_every_store_gives_the_images_at_the_asked_positions(tmp_path):
     paths = [saved(tmp_path, Image.fromarray(array), f"{n}.png") for n, array in enumerate(arrays)]
     pixels = torch.stack([torch.from_numpy(array).permute(2, 0, 1) for array in arrays])
     indices = torch.tensor([2, 0, 2, 3])
-    for store in (ArrayImages(pixels), PackedImages.of(list(pixels)), FileImages(paths, 3, None)):
+    for store in (ArrayImages(pixels), PackedImages.from_images(list(pixels)), FileImages(paths, 3, None)):
         batch = store.batch(indices)
         assert len(store) == 4
         assert torch.equal(batch.pixels, pixels[indices])

@@ -15,9 +15,9 @@ import torchvision
 from PIL import Image
 from scipy.io import savemat
 
-from supancl.data.decode import size_of
+from supancl.data.decode import upright_size
 from supancl.data.opening import absolute_source, open_source
-from supancl.data.sources.libraries import RowItem, _class_names, _rows
+from supancl.data.sources.libraries import RowItem, _class_names, _list_rows
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import CachedImages
 from supancl.errors import BadInput
@@ -80,7 +80,7 @@ def test_a_data_set_of_files_gives_its_splits_images_and_classes(tmp_path, no_ch
         assert split.labels.tolist() == [theirs[i][1] for i in range(len(theirs))]
         for i in range(len(theirs)):
             assert np.array_equal(pixels(split, i), np.array(theirs[i][0]))
-    assert found.splits["train"].named(torch.tensor([0]))[0].endswith("image_00001.jpg"), "messages name the file"
+    assert found.splits["train"].names_at(torch.tensor([0]))[0].endswith("image_00001.jpg"), "messages name the file"
     assert isinstance(found.splits["train"].store, CachedImages) == (cache == "always")
 
 
@@ -285,13 +285,13 @@ def test_rows_that_point_to_files_are_those_files(tmp_path):
         {"image": [{"bytes": None, "path": str(file)} for file in files]},
         datasets.Features({"image": datasets.Image()}),
     )
-    assert _rows(datasets, data, "image", "here") == files
+    assert _list_rows(datasets, data, "image", "here") == files
     mixed = datasets.Dataset.from_dict(
         {"image": [{"bytes": None, "path": str(files[0])}, encoded(1)]}, datasets.Features({"image": datasets.Image()})
     )
-    found = _rows(datasets, mixed, "image", "here")
+    found = _list_rows(datasets, mixed, "image", "here")
     assert all(isinstance(each, RowItem) for each in found)
-    assert [size_of(each) for each in found] == [(8, 8), (6, 5)]
+    assert [upright_size(each) for each in found] == [(8, 8), (6, 5)]
 
 
 def test_the_same_folder_is_known_from_anywhere(tmp_path, monkeypatch):

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from supancl.data.order import Order
-from supancl.data.splits import Feed, Split, whole_split
+from supancl.data.splits import Feed, Split, full_split
 from supancl.data.store import memory
-from supancl.data.store.memory import ArrayImages, Batch, FileImages, ImageStore, PackedImages, padded
+from supancl.data.store.memory import ArrayImages, Batch, FileImages, ImageStore, PackedImages, pad_images
 from supancl.errors import BadInput
 from tests.files import mentions, noise
 
@@ -42,8 +42,8 @@ class Counted(ImageStore):
 
 
 def split_of(bad: frozenset[int] = frozenset()) -> tuple[Split, Counted, Order]:
-    store = Counted(PackedImages.of(ragged()), bad)
-    split = whole_split(store, torch.arange(24) % 3, [f"{i}.jpg" for i in range(24)])
+    store = Counted(PackedImages.from_images(ragged()), bad)
+    split = full_split(store, torch.arange(24) % 3, [f"{i}.jpg" for i in range(24)])
     return split, store, Order(split.labels, 0, 4)
 
 
@@ -87,7 +87,7 @@ def test_no_more_batches_are_held_than_asked_for():
     feed = Feed(split, order.positions, CPU, steps=100, ahead=2)
     for step in (0, 1, 50, 51, 3):
         feed.batch(step)
-        assert len(feed.ready) <= 1
+        assert len(feed.pending) <= 1
     settled(store, 1)
     feed.close()
 
@@ -116,20 +116,20 @@ def test_what_goes_wrong_in_the_thread_reaches_who_asks_for_that_step():
 
 def test_what_is_resident_is_not_sent_through_a_thread():
     pixels = torch.from_numpy(noise(24, 3, 8, 8))
-    split = whole_split(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
+    split = full_split(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
     order = Order(split.labels, 0, 4)
     feed = Feed(split, order.positions, CPU, steps=6)
-    assert feed.resident
+    assert feed.is_resident
     assert torch.equal(feed.batch(1).pixels, pixels[order.positions(1)])
-    assert feed.thread is None
+    assert feed.executor is None
     feed.close()
 
 
 def test_arrays_that_do_not_fit_on_a_gpu_stay_where_they_are(monkeypatch):
     asked = []
-    monkeypatch.setattr(memory, "fits", lambda nbytes, device: asked.append(nbytes) or False)
+    monkeypatch.setattr(memory, "fits_on_gpu", lambda nbytes, device: asked.append(nbytes) or False)
     pixels = torch.zeros(24, 3, 8, 8, dtype=torch.uint8)
-    split = whole_split(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
+    split = full_split(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
     assert split.place_on(torch.device("cuda")) is split
     assert asked == [24 * 3 * 8 * 8]
 
@@ -138,10 +138,10 @@ def test_a_closed_feed_leaves_no_thread_and_can_be_asked_again():
     split, _, order = split_of()
     feed = Feed(split, order.positions, CPU, steps=6)
     feed.batch(0)
-    threads = list(feed.thread._threads)
+    threads = list(feed.executor._threads)
     feed.close()
     assert not any(thread.is_alive() for thread in threads)  # at once: a step may be recorded then
-    assert feed.ready == {}
+    assert feed.pending == {}
     feed.close()  # twice does no harm
     assert equal(feed.batch(4), split.store.store.batch(order.positions(4)))
     feed.close()
@@ -149,11 +149,11 @@ def test_a_closed_feed_leaves_no_thread_and_can_be_asked_again():
 
 def test_packed_images_give_the_padded_list():
     images = ragged()
-    packed = PackedImages.of(images)
+    packed = PackedImages.from_images(images)
     chosen = torch.tensor([5, 0, 23, 5])
-    assert equal(packed.batch(chosen), padded([images[i] for i in chosen.tolist()]))
+    assert equal(packed.batch(chosen), pad_images([images[i] for i in chosen.tolist()]))
     assert packed.nbytes == sum(image.numel() for image in images)
-    same = PackedImages.of([image[:, :4, :6] for image in images])
+    same = PackedImages.from_images([image[:, :4, :6] for image in images])
     assert same.batch(chosen).sizes is None
 
 
@@ -161,10 +161,10 @@ def test_packed_images_give_the_padded_list():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_gpu_way_of_cutting_images_out_gives_the_same_pixels(uniform, channels):
     images = [image[:channels, :4, :6] if uniform else image[:channels] for image in ragged()]
-    packed = PackedImages.of(images).to(CPU)  # one flat run, with room behind it, as on a GPU
+    packed = PackedImages.from_images(images).to(CPU)  # one flat run, with room behind it, as on a GPU
     for chosen in ([0], [23], [23, 22, 21], list(range(24)), [4, 4, 19]):
         indices = torch.tensor(chosen)
-        found = packed._gathered(indices)
+        found = packed._gather(indices)
         assert tuple(found.pixels.shape) == (len(chosen), channels, *packed.canvas), "one shape, whatever is chosen"
         assert (found.sizes is None) == uniform
         for row, position in zip(found.pixels, chosen, strict=True):
@@ -178,9 +178,9 @@ def test_the_gpu_way_of_cutting_images_out_gives_the_same_pixels(uniform, channe
 
 def test_a_panorama_and_a_tower_do_not_widen_the_batches_they_are_not_in():
     images = [*ragged(24), torch.from_numpy(noise(3, 5, 900)), torch.from_numpy(noise(3, 700, 4))]
-    packed = PackedImages.of(images).to(CPU)
+    packed = PackedImages.from_images(images).to(CPU)
     for chosen in ([0, 1, 2, 3], [24, 0], [25], [24, 25]):
-        found = packed._gathered(torch.tensor(chosen))
+        found = packed._gather(torch.tensor(chosen))
         shapes = torch.tensor([images[i].shape[1:] for i in chosen])
         assert list(found.pixels.shape[2:]) == shapes.amax(0).tolist()
         assert torch.equal(found.sizes, shapes)
@@ -194,19 +194,21 @@ def test_whether_batches_have_one_shape_is_known_beforehand():
     same = [image[:, :4, :6] for image in images]
 
     def feed(store) -> Feed:
-        return Feed(whole_split(store, torch.zeros(len(store)), [""] * len(store)), torch.arange, CPU, 1)
+        return Feed(full_split(store, torch.zeros(len(store)), [""] * len(store)), torch.arange, CPU, 1)
 
-    assert feed(ArrayImages(torch.stack(same))).one_shape
-    assert feed(PackedImages.of(same)).one_shape
-    assert not feed(PackedImages.of(images)).one_shape, "fed by the host, a batch is as large as its largest image"
-    assert PackedImages.of(images).one_canvas
-    assert not PackedImages.of(odd).one_canvas
-    assert not feed(FileImages([], 3, None)).one_shape
+    assert feed(ArrayImages(torch.stack(same))).has_one_shape
+    assert feed(PackedImages.from_images(same)).has_one_shape
+    assert not feed(PackedImages.from_images(images)).has_one_shape, (
+        "fed by the host, a batch is as large as its largest image"
+    )
+    assert PackedImages.from_images(images).has_shared_canvas
+    assert not PackedImages.from_images(odd).has_shared_canvas
+    assert not feed(FileImages([], 3, None)).has_one_shape
 
 
 def test_packed_images_move_whole_and_say_how_far_they_are():
     images = [torch.from_numpy(noise(1, 2 + i % 3, 3, seed=i)) for i in range(1100)]
     told = []
-    moved = PackedImages.of(images).to(CPU, lambda what, done, total: told.append((done, total)))
+    moved = PackedImages.from_images(images).to(CPU, lambda what, done, total: told.append((done, total)))
     assert told == [(512, 1100), (1024, 1100), (1100, 1100)]
     assert all(torch.equal(moved.image(i), image) for i, image in enumerate(images))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from supancl.data import decode, order
 from supancl.data.opening import open_data
-from supancl.data.order import Order, balanced_order, epoch_order, seeded
+from supancl.data.order import Order, balanced_order, derive_seed, epoch_order
 from supancl.data.splits import DataSpec
 from tests.files import picture
 
@@ -33,17 +33,17 @@ def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch_alone():
 
 
 def test_seeds_and_epochs_do_not_add_up_to_the_same():
-    found = {seeded(seed, part) for seed in range(50) for part in range(50)}
+    found = {derive_seed(seed, part) for seed in range(50) for part in range(50)}
     assert len(found) == 2500
     assert all(0 <= value < 2**63 for value in found)
 
 
 def test_a_seed_made_of_several_numbers_is_the_same_in_every_version():
     """A run goes on in the order it began in, and published losses come again."""
-    assert seeded(5) == 5
-    assert (seeded(0, 0), seeded(1, 0), seeded(2, 3)) == (1, 1_000_004, 2_000_010)
-    assert seeded(2, 3, 4) == 2_000_010 * 1_000_003 + 5
-    assert seeded(2**62, 0) == (2**62 * 1_000_003 + 1) % 2**63
+    assert derive_seed(5) == 5
+    assert (derive_seed(0, 0), derive_seed(1, 0), derive_seed(2, 3)) == (1, 1_000_004, 2_000_010)
+    assert derive_seed(2, 3, 4) == 2_000_010 * 1_000_003 + 5
+    assert derive_seed(2**62, 0) == (2**62 * 1_000_003 + 1) % 2**63
 
 
 @settings(max_examples=80, deadline=None)
@@ -104,12 +104,12 @@ def test_order_and_pixels_are_the_same_for_any_number_of_threads(tmp_path, monke
         picture(tmp_path / "data" / ("cat", "dog")[i % 2] / f"{i}.png", seed=i, size=(8 + i % 3, 9), mode="RGB")
     seen = []
     for threads in (1, 4):
-        monkeypatch.setattr(decode, "workers", lambda threads=threads: threads)
+        monkeypatch.setattr(decode, "decode_threads", lambda threads=threads: threads)
         monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / f"cache{threads}"))
         data = open_data(DataSpec(source=str(tmp_path / "data"), cache=cache), 3)
         ours = Order(data.train.labels, seed=0, batch_size=6)
         batches = [data.train.batch(ours.positions(step)) for step in range(2 * ours.steps_per_epoch)]
-        seen.append((data.train.named(torch.arange(len(data.train))), batches))
+        seen.append((data.train.names_at(torch.arange(len(data.train))), batches))
     assert seen[0][0] == seen[1][0]
     for one, other in zip(seen[0][1], seen[1][1], strict=True):
         assert torch.equal(one.pixels, other.pixels)

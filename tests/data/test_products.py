@@ -9,7 +9,7 @@ from supancl.data.store.memory import Batch
 from supancl.data.views import augment, products
 from supancl.data.views.augment import render_in_chunks
 from supancl.data.views.products import render
-from supancl.data.views.specs import TRIES, Crops, boxes_from_draws
+from supancl.data.views.specs import CROP_ATTEMPTS, Crops, boxes_from_draws
 from tests.helpers import seeded
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -25,7 +25,7 @@ def pixels_of(count=4, channels=3, height=40, width=56):
 def test_crops_by_products_are_crops_by_lines(size, views):
     pixels = pixels_of()
     sizes = torch.tensor([[40, 56]] * 4 * views)
-    draws = torch.rand(4, len(sizes), TRIES, generator=seeded(2), dtype=torch.float64)
+    draws = torch.rand(4, len(sizes), CROP_ATTEMPTS, generator=seeded(2), dtype=torch.float64)
     box = boxes_from_draws(draws, sizes, (0.05, 1.0), (0.5, 2.0))
     flip = torch.rand(len(box), generator=seeded(3)) < 0.5
     image = torch.arange(4).repeat_interleave(views)  # the views of an image side by side

@@ -10,13 +10,21 @@ import torch
 from PIL import Image
 
 from supancl import recipe
-from supancl.cli.console import LONG, Terminal, make_console, table
+from supancl.cli.console import MIN_TOTAL, Terminal, make_console, table
 from supancl.data.opening import open_source
-from supancl.data.show import copies, described, histogram, image_sizes, size_facts
-from supancl.data.splits import DataSpec, whole_split
+from supancl.data.show import describe_source, find_copies, histogram, image_sizes, summarize_sizes
+from supancl.data.splits import DataSpec, full_split
 from supancl.data.store.memory import ArrayImages, PackedImages
 from supancl.errors import BadInput
-from supancl.reports.contact_sheet import CAPTION, GAP, TILE, _sheet, image_sheet, pick_by_class, view_sheet
+from supancl.reports.contact_sheet import (
+    CAPTION,
+    GAP,
+    TILE,
+    _draw_sheet,
+    draw_image_sheet,
+    draw_view_sheet,
+    pick_by_class,
+)
 from supancl.training.preflight import with_short_side
 from tests import files as made
 from tests.files import archive, mentions, noise, picture
@@ -25,7 +33,7 @@ from tests.files import archive, mentions, noise, picture
 def of(path, channels=3, **options):
     spec = DataSpec(source=str(path), skip_bad_images=True, **options)
     found = open_source(spec, channels)
-    return found, described(found, spec, channels, image_sizes(found))
+    return found, describe_source(found, spec, channels, image_sizes(found))
 
 
 def folder(root):
@@ -78,7 +86,7 @@ def test_sizes_and_histogram_of_the_built_in_data():
     counted = histogram(digits)
     assert sum(each["train"] for each in counted.values()) == 1797
     assert list(counted) == list("0123456789")
-    assert size_facts(np.array([[1, 5], [3, 3], [9, 2]])) == {
+    assert summarize_sizes(np.array([[1, 5], [3, 3], [9, 2]])) == {
         "height": [1, 3, 9],
         "width": [2, 3, 5],
         "short side": [1, 2, 3],
@@ -106,7 +114,7 @@ def test_copies_are_counted_by_content_and_by_what_they_contradict(tmp_path):
         "train/unlabelled/6.bmp": 0,
         "val/a/7.bmp": 7,
     }
-    found = copies(written(tmp_path, files))
+    found = find_copies(written(tmp_path, files))
     # by comparing every pair: 0 and 6; 1, 2 and 3; 4 and 5
     contents = {name: (tmp_path / name).read_bytes() for name in files}
     twice = [name for name in files if list(contents.values()).count(contents[name]) > 1]
@@ -124,7 +132,7 @@ def test_only_files_of_equal_size_are_read_and_three_contradictions_are_named(tm
     picture(tmp_path / "a" / "9.bmp", size=(9, 9))
     opened, told = [], []
     monkeypatch.setattr("builtins.open", lambda path, *rest, really=open: opened.append(path) or really(path, *rest))
-    counted = copies(open_source(DataSpec(source=str(tmp_path)), 1), lambda *progress: told.append(progress))
+    counted = find_copies(open_source(DataSpec(source=str(tmp_path)), 1), lambda *progress: told.append(progress))
     mine = [path for path in opened if Path(path).suffix == ".bmp"]
     monkeypatch.undo()
     assert len(found.items) == len(told) == 10
@@ -138,24 +146,24 @@ def test_a_table_that_lists_a_file_twice_has_no_copy_of_it(tmp_path):
     for name, seed in (("x", 0), ("y", 1), ("z", 1)):
         picture(tmp_path / f"{name}.bmp", seed=seed)
     path = made.table(tmp_path / "list.csv", "path,label", "x.bmp,a", "x.bmp,a", "y.bmp,a", "z.bmp,b")
-    found = copies(open_source(DataSpec(source=str(path)), 1))
+    found = find_copies(open_source(DataSpec(source=str(path)), 1))
     assert (found["files"], found["images"], found["labels_differ"]) == (2, 1, 1)
 
 
 def test_a_source_without_files_has_no_copies_to_count(tmp_path):
-    assert copies(open_source(DataSpec(source="digits"), 1)) is None
+    assert find_copies(open_source(DataSpec(source="digits"), 1)) is None
 
 
 def test_a_file_that_vanishes_before_it_is_compared_is_named(tmp_path):
     found = written(tmp_path, {"a/0.bmp": 0, "a/1.bmp": 1})
     (tmp_path / "a" / "1.bmp").unlink()
     with pytest.raises(BadInput, match=mentions("a/1.bmp", "No such file")):
-        copies(found)
+        find_copies(found)
 
 
 def test_a_class_whose_name_has_two_lines_is_drawn(tmp_path):
     sheet = tmp_path / "sheet.png"
-    _sheet([Image.new("RGB", (TILE, TILE))], ["new\nline"], 1, sheet)
+    _draw_sheet([Image.new("RGB", (TILE, TILE))], ["new\nline"], 1, sheet)
     with Image.open(sheet) as drawn:
         assert np.array(drawn)[-CAPTION - GAP :].std() > 1  # the caption
 
@@ -170,7 +178,7 @@ def coloured(count=12):
         image = torch.zeros(3, 10 + i, 20, dtype=torch.uint8)
         image[i % 3] = 250
         pixels.append(image)
-    return whole_split(PackedImages.of(pixels), torch.arange(count) % 3, [str(i) for i in range(count)])
+    return full_split(PackedImages.from_images(pixels), torch.arange(count) % 3, [str(i) for i in range(count)])
 
 
 def tile(sheet, row, column):
@@ -179,7 +187,7 @@ def tile(sheet, row, column):
 
 
 def test_an_image_sheet_shows_each_class_in_its_own_colours(tmp_path):
-    image_sheet(coloured(), ["red", "green", "blue"], tmp_path / "sheet.png", count=9, columns=3)
+    draw_image_sheet(coloured(), ["red", "green", "blue"], tmp_path / "sheet.png", count=9, columns=3)
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.size == (3 * (TILE + GAP) + GAP, 3 * (TILE + CAPTION + GAP) + GAP)
         for row in range(3):
@@ -191,15 +199,15 @@ def test_an_image_sheet_shows_each_class_in_its_own_colours(tmp_path):
 
 
 def test_a_sheet_of_few_images_has_only_the_rows_it_needs(tmp_path):
-    image_sheet(coloured(5), ["r", "g", "b" * 200], tmp_path / "sheet.png", columns=8)
+    draw_image_sheet(coloured(5), ["r", "g", "b" * 200], tmp_path / "sheet.png", columns=8)
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.size == (8 * (TILE + GAP) + GAP, TILE + CAPTION + GAP + GAP)
         assert (tile(sheet, 0, 6) == 255).all()
 
 
 def test_grey_images_are_drawn_grey(tmp_path):
-    split = whole_split(ArrayImages(torch.full((2, 1, 8, 8), 77, dtype=torch.uint8)), torch.tensor([0, -1]), ["a", "b"])
-    image_sheet(split, ["only"], tmp_path / "sheet.png")
+    split = full_split(ArrayImages(torch.full((2, 1, 8, 8), 77, dtype=torch.uint8)), torch.tensor([0, -1]), ["a", "b"])
+    draw_image_sheet(split, ["only"], tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert tile(sheet, 0, 0)[TILE // 2, TILE // 2].tolist() == [77] * 3
 
@@ -207,7 +215,7 @@ def test_grey_images_are_drawn_grey(tmp_path):
 @pytest.mark.parametrize("name", ["cifar100.supsiam", "imagenet100.supsiam"])
 def test_a_view_sheet_has_a_row_per_image_with_its_views_in_true_colours(tmp_path, name):
     chosen = with_short_side(recipe(name)).with_set({"views.grey": 0.0, "views.jitter": 0.0})
-    view_sheet(coloured(), chosen, tmp_path / "views.png", count=3, views=4)
+    draw_view_sheet(coloured(), chosen, tmp_path / "views.png", count=3, views=4)
     with Image.open(tmp_path / "views.png") as sheet:
         assert sheet.size == (5 * (TILE + GAP) + GAP, 3 * (TILE + CAPTION + GAP) + GAP)
         for row in range(3):
@@ -219,7 +227,7 @@ def test_a_view_sheet_has_a_row_per_image_with_its_views_in_true_colours(tmp_pat
 
 def test_views_of_a_sheet_are_the_same_every_time(tmp_path):
     for name in ("a", "b"):
-        view_sheet(coloured(), recipe("cifar100.supsiam"), tmp_path / f"{name}.png", count=2)
+        draw_view_sheet(coloured(), recipe("cifar100.supsiam"), tmp_path / f"{name}.png", count=2)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
@@ -251,7 +259,7 @@ def test_without_a_terminal_long_reading_is_told_by_tenths(capsys, monkeypatch):
     for done in range(1, 2001):
         Terminal(make_console(False, False)).reading("soon done", done, 2000)
     assert capsys.readouterr().out == ""
-    monkeypatch.setattr("supancl.cli.console.WORTH_TELLING", 0.0)
+    monkeypatch.setattr("supancl.cli.console.MIN_SECONDS", 0.0)
     terminal = Terminal(make_console(False, False))
     for done in range(1, 2001):
         terminal.reading("decoding", done, 2000)
@@ -262,12 +270,12 @@ def test_without_a_terminal_long_reading_is_told_by_tenths(capsys, monkeypatch):
     assert all(line.endswith(" s left") for line in lines[:9])
     assert len(lines) == 10
     assert lines[-1].startswith("decoding: 2,000 of 2,000 in ")
-    for done in range(1, LONG):
-        terminal.reading("short", done, LONG - 1)
+    for done in range(1, MIN_TOTAL):
+        terminal.reading("short", done, MIN_TOTAL - 1)
     assert capsys.readouterr().out == ""
     for what in ("one thing", "another", "another"):  # the same thing may be read twice
-        for done in range(1, LONG + 1):
-            terminal.reading(what, done, LONG)
+        for done in range(1, MIN_TOTAL + 1):
+            terminal.reading(what, done, MIN_TOTAL)
     assert len(capsys.readouterr().out.splitlines()) == 30
 
 

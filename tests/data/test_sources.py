@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, features
 
-from supancl.data.decode import SUFFIXES, decode
-from supancl.data.opening import from_arrays, open_data, open_source, remarks_on_dark
+from supancl.data.decode import IMAGE_SUFFIXES, decode
+from supancl.data.opening import dark_image_remarks, from_arrays, open_data, open_source
 from supancl.data.splits import DataSpec, draw_stratified
 from supancl.data.store.memory import ArrayImages, FileImages, PackedImages
 from supancl.errors import BadInput
@@ -52,12 +52,12 @@ def pixels(split):
 
 def labels_by_name(split, root):
     """{path below the root: label}"""
-    paths = [str(Path(name).relative_to(root)) for name in split.named(every(split))]
+    paths = [str(Path(name).relative_to(root)) for name in split.names_at(every(split))]
     return dict(zip(paths, split.labels.tolist(), strict=True))
 
 
 def names(split):
-    return set(split.named(every(split)))
+    return set(split.names_at(every(split)))
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -97,10 +97,10 @@ def test_a_flat_folder_is_images_without_labels(tmp_path):
     data = data_of(tmp_path)
     assert data.classes == ()
     assert data.train.labels.tolist() == [-1] * 11
-    assert (len(data.train), len(data.held_out), data.described["labelled"]) == (11, 1, 0)
+    assert (len(data.train), len(data.held_out), data.summary["labelled"]) == (11, 1, 0)
 
 
-FORMATS = sorted(SUFFIXES - ({".avif"} if not features.check("avif") else set()))
+FORMATS = sorted(IMAGE_SUFFIXES - ({".avif"} if not features.check("avif") else set()))
 
 
 def test_every_common_format_is_read_whatever_the_case_of_its_suffix(tmp_path):
@@ -112,7 +112,7 @@ def test_every_common_format_is_read_whatever_the_case_of_its_suffix(tmp_path):
     assert pixels(train).shape == (2 * len(FORMATS), 3, 16, 16)
     lower, upper = pixels(train).chunk(2)
     assert torch.equal(lower, upper)
-    for image, name in zip(pixels(train), train.named(every(train)), strict=True):
+    for image, name in zip(pixels(train), train.names_at(every(train)), strict=True):
         assert torch.equal(image, decode(Path(name)))
 
 
@@ -137,7 +137,7 @@ def test_modes_are_converted_in_one_folder_to_what_the_encoder_takes(tmp_path):
         image.save(tmp_path / "all" / name)
     train = source(tmp_path).splits["train"]
     cmyk, sixteen, single, looked_up, same, transparent = pixels(train)
-    assert [Path(name).name for name in train.named(every(train))] == list(pictures)
+    assert [Path(name).name for name in train.names_at(every(train))] == list(pictures)
     assert (cmyk.float().mean((1, 2)) - torch.tensor([0.0, 255, 255])).abs().max() < 2
     assert np.array_equal(sixteen[1].numpy(), np.round(deep / 257).astype(np.uint8))
     assert np.array_equal(single.numpy(), np.stack([grey] * 3))
@@ -247,9 +247,9 @@ def test_a_link_that_leads_nowhere_is_an_unreadable_image_and_no_class(tmp_path)
 def test_file_names_need_not_be_utf_8(tmp_path):
     class_folders(tmp_path, each=10)
     os.rename(tmp_path / "cat" / "0.png", os.fsencode(tmp_path) + b"/cat/caf\xe9.png")
-    first = open_data(DataSpec(source=str(tmp_path)), 3).described["fingerprint"]
+    first = open_data(DataSpec(source=str(tmp_path)), 3).summary["fingerprint"]
     os.rename(os.fsencode(tmp_path) + b"/cat/caf\xe9.png", os.fsencode(tmp_path) + b"/cat/caf\xe8.png")
-    assert open_data(DataSpec(source=str(tmp_path)), 3).described["fingerprint"] != first
+    assert open_data(DataSpec(source=str(tmp_path)), 3).summary["fingerprint"] != first
 
 
 def test_a_link_back_to_its_own_folder_gives_no_image_twice(tmp_path):
@@ -328,9 +328,9 @@ def test_unreadable_images_are_skipped_when_asked_for_and_listed_and_counted(tmp
     train = found.splits["train"]
     assert len(train) == 11
     assert not names(train) & {str(torn), str(text)}
-    for image, name in zip(pixels(train), train.named(every(train)), strict=True):
+    for image, name in zip(pixels(train), train.names_at(every(train)), strict=True):
         assert torch.equal(image, decode(Path(name)))  # the others kept their own pixels
-    assert data_of(tmp_path, skip_bad_images=True).described["skipped"] == 2
+    assert data_of(tmp_path, skip_bad_images=True).summary["skipped"] == 2
 
 
 # --- archives and arrays ----------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_an_archive_gives_its_splits_with_their_pixels_and_labels(tmp_path):
     assert np.array_equal(pixels(found.splits["test"]).permute(0, 2, 3, 1).numpy(), images[5:9])
     assert found.splits["test"].labels.tolist() == labels[5:9].tolist()
     assert found.classes == ("0", "1", "2", "3")
-    assert found.splits["val"].named(torch.tensor([2])) == ["val_images[2]"]
+    assert found.splits["val"].names_at(torch.tensor([2])) == ["val_images[2]"]
 
 
 @pytest.mark.parametrize("kind", [np.str_, np.bytes_])
@@ -536,7 +536,7 @@ def test_minus_one_in_an_archive_means_unlabelled(tmp_path):
     labels = np.where(np.arange(20) < 8, -1, np.arange(20) % 2)
     data = data_of(archive(tmp_path / "a.npz", train_labels=labels), holdout=0.0)
     assert data.train.labels.tolist() == labels.tolist()
-    assert (data.described["train"], data.described["labelled"], data.classes) == (20, 12, ("0", "1"))
+    assert (data.summary["train"], data.summary["labelled"], data.classes) == (20, 12, ("0", "1"))
 
 
 @pytest.mark.parametrize(("share", "kept"), [(1.0, 20), (0.5, 10), (0.1, 2), (0.0, 0)])
@@ -552,7 +552,7 @@ def test_labelled_keeps_that_share_of_each_class_and_hides_the_rest(tmp_path, sh
     assert torch.equal(data.train.labels[known], whole.train.labels[known])
     assert torch.equal(data.held_out.labels, whole.held_out.labels)
     assert torch.equal(data.train.labels, data_of(path, labelled=share).train.labels)
-    assert data.described["labelled"] == 3 * kept
+    assert data.summary["labelled"] == 3 * kept
 
 
 def test_limit_takes_that_many_training_images_always_the_same(tmp_path):
@@ -579,7 +579,7 @@ def test_val_is_held_out_else_test_else_a_tenth(tmp_path):
     one = data_of(archive(tmp_path / "test.npz", **only_test))
     none = data_of(archive(tmp_path / "none.npz"))
     asked = data_of(tmp_path / "both.npz", holdout=0.3)
-    assert [d.held_out.named(torch.tensor([0]))[0].split("_")[0] for d in (both, one, none, asked)] == [
+    assert [d.held_out.names_at(torch.tensor([0]))[0].split("_")[0] for d in (both, one, none, asked)] == [
         "val",
         "test",
         "train",
@@ -710,7 +710,7 @@ def test_which_labels_are_kept_is_what_it_always_was_and_a_class_of_one_adds_its
 def test_a_limit_that_takes_the_last_label_of_a_class_is_said(tmp_path):
     sizes = dict.fromkeys(range(10), 10)
     data, _ = with_sizes(tmp_path / "a.npz", sizes, labelled=0.1, limit=40)
-    lost = 10 - len(data.train.present())
+    lost = 10 - len(data.train.class_ids())
     assert lost > 0
     assert any(f"data.limit = 40 leaves {lost} of 10 classes without a label" in remark for remark in data.remarks)
     assert with_sizes(tmp_path / "b.npz", sizes, labelled=0.1, limit=99)[0].remarks == ()
@@ -765,7 +765,7 @@ def test_images_of_8_bits_are_not_decoded_to_see_whether_they_are_dark(tmp_path,
     root = class_folders(tmp_path, ("ant", "bee"), 4)
     store = FileImages(sorted(root.rglob("*.png")), 3, None)
     monkeypatch.setattr(FileImages, "batch", None)
-    assert remarks_on_dark(store, store.items) == []
+    assert dark_image_remarks(store, store.items) == []
 
 
 # --- left-out classes -------------------------------------------------------------------------------------------------
@@ -788,7 +788,7 @@ def test_left_out_classes_are_kept_from_training_and_relabelled_for_transfer(tmp
         assert Counter(found.values()) == {0: each, 1: each}
     everything = [data.train, data.held_out, fit, judged]
     assert sum(len(split) for split in everything) == len(set.union(*map(names, everything))) == 42
-    assert data.described["classes"] == 2
+    assert data.summary["classes"] == 2
     assert -1 in data.train.labels.tolist()
 
 
@@ -800,7 +800,7 @@ def test_the_test_split_of_left_out_data_has_the_kept_classes_only(tmp_path):
     )  # fmt: skip
     data = data_of(path, leave_out=("1",))
     assert data.test.labels.tolist() == [0, 1, 0, 1, 0, 1]
-    assert data.test.named(every(data.test)) == [f"test_images[{i}]" for i in (0, 2, 3, 5, 6, 8)]
+    assert data.test.names_at(every(data.test)) == [f"test_images[{i}]" for i in (0, 2, 3, 5, 6, 8)]
     assert data.classes == ("0", "2")
     assert [split.labels.tolist() for split in data.transfer] == [[0] * 10, [0] * 2]
 
@@ -816,10 +816,10 @@ def test_unlabelled_images_may_stand_beside_train_and_hidden_folders_are_not_ent
 
 
 def test_a_source_is_the_same_from_any_folder(tmp_path, monkeypatch):
-    from supancl.data.opening import absolute_source, same_source
+    from supancl.data.opening import absolute_source, is_same_source
 
     class_folders(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
-    assert same_source("data", str(tmp_path / "data"))
-    assert not same_source("data", "digits")
+    assert is_same_source("data", str(tmp_path / "data"))
+    assert not is_same_source("data", "digits")
     assert absolute_source("digits") == "digits"

@@ -24,12 +24,12 @@ from PIL import Image
 from supancl import Reporter, pretrain
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import absolute_source, open_data
-from supancl.data.order import Order, WindowedOrder, seeded
+from supancl.data.order import Order, WindowedOrder, derive_seed
 from supancl.data.sources import tar_index
 from supancl.data.sources.tar_index import TarIndex, index_path
 from supancl.data.splits import DataSpec, Feed
 from supancl.data.store.cache import evict, list_caches
-from supancl.data.store.stream import StreamImages, StreamSplit, WholeStream
+from supancl.data.store.stream import FullStream, StreamImages, StreamSplit
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder, EvaluationOptions
 from tests.files import TINY, assert_mentions, mentions, noise, picture
@@ -86,11 +86,13 @@ def refused(match: str, source: object, **options) -> None:
 
 def by_definition(counts: list[int], seed: int, epoch: int, window: int) -> list[int]:
     """The order of a whole epoch, written out."""
-    shard_order = torch.randperm(len(counts), generator=torch.Generator().manual_seed(seeded(seed, epoch, 0))).tolist()
+    shard_order = torch.randperm(
+        len(counts), generator=torch.Generator().manual_seed(derive_seed(seed, epoch, 0))
+    ).tolist()
     result = []
     for number, at in enumerate(range(0, len(counts), window)):
         there = [sum(counts[:s]) + i for s in shard_order[at : at + window] for i in range(counts[s])]
-        generator = torch.Generator().manual_seed(seeded(seed, epoch, number + 1))
+        generator = torch.Generator().manual_seed(derive_seed(seed, epoch, number + 1))
         result += [there[i] for i in torch.randperm(len(there), generator=generator).tolist()]
     return result
 
@@ -132,19 +134,19 @@ def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeyp
     shard_list = [TarIndex(Path("t.tar"), Path("t.zip"), (0, 0), each, each, b"x")] * 100_000
     store = StreamImages(shard_list, {"a": 0, "b": 1}, 3, 256)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    train = WholeStream(store, 0, len(shard_list), {"a", "b"})
+    train = FullStream(store, 0, len(shard_list), {"a", "b"})
     order = train.order(0, 256)
-    assert len(train) == train.labelled == 10**9
-    assert train.present() == [0, 1]
+    assert len(train) == train.num_labelled == 10**9
+    assert train.class_ids() == [0, 1]
     for step in (0, order.steps_per_epoch // 2, order.steps_per_epoch - 1):
         positions = order.positions(step)
         assert torch.equal(train.labels_at(positions), positions % 2)
-    assert len(train.some(5000)) == 5000
-    assert len(list(train.content())) == 100_000
+    assert len(train.sample(5000)) == 5000
+    assert len(list(train.iter_content())) == 100_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes; a list would take 8e6
     assert not {"labels", "index"} & set(vars(train))
-    assert len(store.opened) <= 64
-    assert sum(window.numel() for window in order.windows.values()) <= 4 * 16 * each
+    assert len(store.open_indexes) <= 64
+    assert sum(window.numel() for window in order.cached_windows.values()) <= 4 * 16 * each
 
 
 # --- what comes -------------------------------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeyp
 
 @pytest.mark.parametrize("threads", [1, 5])
 def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monkeypatch, threads):
-    monkeypatch.setattr("supancl.data.store.stream.workers_per_rank", lambda: threads)
+    monkeypatch.setattr("supancl.data.store.stream.decode_threads_per_rank", lambda: threads)
     source = shards(tmp_path, sizes=True)
     sequences = {}
     for ranks in (1, 2, 4):
@@ -165,7 +167,7 @@ def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monk
                 mine = order.positions(step)[rows]
                 seen = reader.batch(mine)
                 for key, pixels, size, label in zip(
-                    keys(reader.named(mine)),
+                    keys(reader.names_at(mine)),
                     seen.pixels,
                     [(SIDE, SIDE)] * len(rows) if seen.sizes is None else seen.sizes.tolist(),
                     seen.labels.tolist(),
@@ -212,14 +214,14 @@ def test_a_stream_is_what_the_same_shards_are_when_they_are_read_at_once(tmp_pat
         assert len(one) == len(other)
         assert torch.equal(one.labels, other.labels)
         if len(other):
-            assert one.named(positions) == other.named(positions)
+            assert one.names_at(positions) == other.names_at(positions)
             assert torch.equal(one.batch(positions).pixels, other.batch(positions).pixels)
             assert torch.equal(one.batch(positions).labels, one.labels)
     for key in ("train", "labelled", "held_out", "held_out_from", "classes"):
-        assert streamed.described[key] == plain.described[key]
+        assert streamed.summary[key] == plain.summary[key]
     assert isinstance(streamed.train, StreamSplit)
     if not options and held:
-        assert isinstance(streamed.train, WholeStream)
+        assert isinstance(streamed.train, FullStream)
         assert not {"labels", "index"} & set(vars(open_data(spec(tmp_path), 3).train))
 
 
@@ -264,14 +266,14 @@ def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp
     assert torch.equal(batch.pixels[0], torch.from_numpy(wide[:, 25:45]).permute(2, 0, 1))
     assert batch.labels.tolist() == [-1, -1]
     feed = Feed(train, lambda step: torch.tensor([step]), torch.device("cpu"), 2)
-    assert not feed.one_shape
+    assert not feed.has_one_shape
     for position in (0, 1):
         fitted = train.batch(torch.tensor([position])).pad_to(train.store.canvas)
         assert fitted.pixels.shape == (1, 3, 20, 20)
         assert fitted.sizes.tolist() == [batch.sizes[position].tolist()]
         assert fitted.labels.tolist() == [-1]
     feed.device = torch.device("cuda")
-    assert feed.one_shape
+    assert feed.has_one_shape
     feed.close()
 
 
@@ -281,37 +283,37 @@ def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp
 def test_shards_are_looked_through_once_and_again_when_they_change(tmp_path, monkeypatch):
     source = shards(tmp_path)
     looked: Counter[str] = Counter()
-    real = tar_index.samples
+    real = tar_index.iter_samples
 
     def samples(path):
         looked[path.name] += 1
         return real(path)
 
-    monkeypatch.setattr(tar_index, "samples", samples)
+    monkeypatch.setattr(tar_index, "iter_samples", samples)
     first = open_data(spec(source), 3)
     assert looked == {f"train-{i:03d}.tar": 1 for i in range(6)}
     again = open_data(spec(source), 3)
     assert looked.total() == 6
-    assert again.described == first.described
+    assert again.summary == first.summary
     changed = tmp_path / "train-001.tar"
     times = changed.stat()
     shard(changed, range(500, 512))  # as long as before, and as old
     os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
     now = open_data(spec(source), 3)
     assert looked.total() == 7
-    assert keys(now.train.named(torch.arange(7, 19))) == list(range(500, 512))
-    assert now.described["fingerprint"] != first.described["fingerprint"]
+    assert keys(now.train.names_at(torch.arange(7, 19))) == list(range(500, 512))
+    assert now.summary["fingerprint"] != first.summary["fingerprint"]
     index_path(changed.resolve()).write_bytes(b"damaged")
-    assert open_data(spec(source), 3).described == now.described
+    assert open_data(spec(source), 3).summary == now.summary
     assert looked.total() == 8
 
 
 def test_several_processes_index_at_once_and_agree(tmp_path):
     source = shards(tmp_path / "s")
-    wanted = open_data(spec(source), 3).described["fingerprint"]
+    wanted = open_data(spec(source), 3).summary["fingerprint"]
     shutil.rmtree(os.environ["SUPANCL_CACHE"])
     code = f"from supancl.data import *; print(open_data(DataSpec(source={str(source)!r}, stream=True, "
-    code += "holdout=0), 3).described['fingerprint'])"
+    code += "holdout=0), 3).summary['fingerprint'])"
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate()[0].strip() for process in running] == [wanted, wanted]
     assert len(list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.zip"))) == 6
@@ -338,29 +340,29 @@ def test_machines_with_copies_of_their_own_may_share_the_folder_of_the_indices(t
     os.utime(path, ns=(0, 10**15))
     there = index_path(path.resolve())
     assert there != here
-    assert open_data(spec(tmp_path / "s"), 3).described == first.described
+    assert open_data(spec(tmp_path / "s"), 3).summary == first.summary
     assert here.exists()
     assert there.exists()
 
 
 def test_a_shard_that_is_still_being_written_is_named(tmp_path, monkeypatch):
     source = shards(tmp_path / "s", (3, 3))
-    real = tar_index._index
+    real = tar_index._write_index
 
     def index(tar):
         real(tar)
         shard(tar, range(4)) if tar.name == "train-001.tar" else None
 
-    monkeypatch.setattr(tar_index, "_index", index)
+    monkeypatch.setattr(tar_index, "_write_index", index)
     refused(mentions("train-001.tar", "changes"), source)
 
 
 def test_the_fingerprint_is_of_the_data_not_of_where_they_lie(tmp_path):
-    one = open_data(spec(shards(tmp_path / "one")), 3).described
+    one = open_data(spec(shards(tmp_path / "one")), 3).summary
     shutil.copytree(tmp_path / "one", tmp_path / "two")
-    assert open_data(spec(tmp_path / "two"), 3).described["fingerprint"] == one["fingerprint"]
+    assert open_data(spec(tmp_path / "two"), 3).summary["fingerprint"] == one["fingerprint"]
     shards(tmp_path / "two", classes=2)
-    assert open_data(spec(tmp_path / "two"), 3).described["fingerprint"] != one["fingerprint"]
+    assert open_data(spec(tmp_path / "two"), 3).summary["fingerprint"] != one["fingerprint"]
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -395,10 +397,10 @@ def test_an_index_that_goes_while_training_is_made_anew(tmp_path, gone):
         content, (offsets, *_) = bytearray(index.read_bytes()), tar_index.TarIndex.read(data.train.store.shards[0])
         content[content.index(offsets.tobytes())] ^= 1
         index.write_bytes(content)
-        assert tar_index._read_known((tmp_path / "train-000.tar").resolve()) is not None
+        assert tar_index._read_current((tmp_path / "train-000.tar").resolve()) is not None
     assert data.train.batch(torch.tensor([0, 3])).labels.tolist() == wanted
-    assert tar_index._parts(index, "offsets")
-    assert open_data(spec(tmp_path), 3).described == data.described
+    assert tar_index._read_fields(index, "offsets")
+    assert open_data(spec(tmp_path), 3).summary == data.summary
 
 
 def test_all_indices_may_be_evicted_while_training(tmp_path):
@@ -426,7 +428,7 @@ def test_streaming_makes_the_indices_the_newest_of_the_caches(tmp_path, cache_ro
 def test_an_index_that_can_neither_be_read_nor_made_is_one_line(tmp_path, monkeypatch):
     data = open_data(spec(shards(tmp_path)), 3)
     index_path((tmp_path / "train-000.tar").resolve()).unlink()
-    monkeypatch.setattr(tar_index, "_index", lambda tar: None)
+    monkeypatch.setattr(tar_index, "_write_index", lambda tar: None)
     with pytest.raises(
         BadInput,
         match=mentions("train-000.tar", "No such file or directory", "--resume"),
@@ -522,13 +524,13 @@ class Read:
 
     def __init__(self, monkeypatch) -> None:
         self.keys: list[int] = []
-        real = StreamImages.decoded
+        real = StreamImages.decode_item
 
         def decoded(store, item):
             self.keys.append(int(str(item).rpartition("::")[2].partition(".")[0]))
             return real(store, item)
 
-        monkeypatch.setattr(StreamImages, "decoded", decoded)
+        monkeypatch.setattr(StreamImages, "decode_item", decoded)
 
 
 def test_a_run_goes_on_in_the_middle_of_an_epoch_with_the_same_bits_and_reads_nothing_twice(tmp_path, monkeypatch):
@@ -544,7 +546,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch_with_the_same_bits_and_reads_no
     train = open_data(spec(tmp_path / "s", holdout=None), 3).train
     order = train.order(recipe.train.seed, 8)
     assert order.steps_per_epoch == 6
-    left = [key for step in range(2, 12) for key in keys(train.named(order.positions(step)))]
+    left = [key for step in range(2, 12) for key in keys(train.names_at(order.positions(step)))]
     left.append(0)  # the first image is looked at before a run begins: does its kind suit the encoder?
     assert Counter(read.keys) == Counter(left)  # the last checkpoint was of step 2
 

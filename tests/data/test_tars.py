@@ -19,7 +19,7 @@ from PIL import Image
 
 from supancl.data.decode import decode
 from supancl.data.opening import absolute_source, open_data, open_source
-from supancl.data.sources.tars import is_tar, samples, split_of, tar_files
+from supancl.data.sources.tars import find_tars, is_tar, iter_samples, split_from_name
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from tests.files import assert_one_line, mentions, noise, picture
@@ -137,14 +137,14 @@ def test_splits_go_by_the_name_of_the_shard(tmp_path):
     ],
 )
 def test_the_last_word_that_names_a_split_counts(name, split):
-    assert split_of(Path("shards") / f"{name}.tar") == split
+    assert split_from_name(Path("shards") / f"{name}.tar") == split
 
 
 def test_patterns_are_expanded_as_a_shell_does(tmp_path):
     for i in (8, 9, 10, 11):
         numbered(tmp_path / f"x-{i:02d}.tar", 1, i)
     names = {
-        text: [path.name for path in tar_files(str(tmp_path / text))]
+        text: [path.name for path in find_tars(str(tmp_path / text))]
         for text in ("x-{08..10}.tar", "x-{09,11}.tar", "x-0*.tar", "x-1?.tar", "{x,x}-08.tar", "x-08.tar")
     }
     assert names == {
@@ -211,7 +211,7 @@ def test_labels_of_every_form(tmp_path, parts, label):
             }
         ],
     )
-    assert [found for _, found in samples(path)] == [label]
+    assert [found for _, found in iter_samples(path)] == [label]
 
 
 def test_other_files_and_folders_and_hidden_ones_are_passed_over(tmp_path):
@@ -228,8 +228,11 @@ def test_other_files_and_folders_and_hidden_ones_are_passed_over(tmp_path):
             ("d.cls", b"no image"),
         ],
     )
-    assert [(item.member, label) for item, label in samples(path)] == [("deep/a.jpg", "cat"), ("b.1/c.mask.png", "dog")]
-    item = next(samples(path))[0]
+    assert [(item.member, label) for item, label in iter_samples(path)] == [
+        ("deep/a.jpg", "cat"),
+        ("b.1/c.mask.png", "dog"),
+    ]
+    item = next(iter_samples(path))[0]
     assert torch.equal(decode(item), torch.from_numpy(noise(8, 6, 3, seed=0)).permute(2, 0, 1))
 
 

@@ -11,8 +11,8 @@ import torchvision.transforms.v2 as T
 import torchvision.transforms.v2.functional as TF
 from scipy import stats
 
-from supancl.config import from_json, parsed, replaced, to_json
-from supancl.data.store.memory import Batch, padded
+from supancl.config import from_json, parse_value, replaced, to_json
+from supancl.data.store.memory import Batch, pad_images
 from supancl.data.views.augment import Draws, crop_and_resize, kernel_size, normalized, render_in_chunks
 from supancl.data.views.evaluation import evaluation_view
 from supancl.data.views.products import render
@@ -26,7 +26,7 @@ from tests.helpers import seeded
 @pytest.mark.parametrize("make", [Crops(size=9), "evaluation"], ids=["crops", "evaluation"])
 def test_padding_does_not_leak_into_any_view(make):
     images = [bytes_of(1, h, w, seed=h)[0] for h, w in ((10, 30), (25, 8), (17, 17), (30, 30))]
-    batch = padded(images)
+    batch = pad_images(images)
     loud = batch.pixels.clone()
     for row, (height, width) in zip(loud, batch.sizes.tolist(), strict=True):
         row[:, height:], row[:, :, width:] = 255, 255
@@ -42,9 +42,9 @@ def test_padding_does_not_leak_into_any_view(make):
 
 def test_an_image_has_the_same_evaluation_view_alone_and_in_a_ragged_batch():
     images = [bytes_of(1, h, w, seed=h)[0] for h, w in ((80, 130), (95, 70), (17, 23))]
-    together = evaluation_view(padded(images), 24, MEAN, STD)
+    together = evaluation_view(pad_images(images), 24, MEAN, STD)
     for view, image in zip(together, images, strict=True):
-        assert torch.equal(view, evaluation_view(padded([image]), 24, MEAN, STD)[0])
+        assert torch.equal(view, evaluation_view(pad_images([image]), 24, MEAN, STD)[0])
 
 
 # --- the whole view ------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_a_call_is_what_it_draws_rendered():
 @pytest.mark.parametrize("products", [True, False])
 def test_both_routes_make_the_same_views_of_the_same_draws(height, width, size, channels, products, monkeypatch):
     monkeypatch.setattr(
-        "supancl.data.views.augment.CHUNK", 5 * channels * size * size
+        "supancl.data.views.augment.CHUNK_VALUES", 5 * channels * size * size
     )  # several chunks, rows left over
     crops = Crops(size=size, blur=(1.0, 0.3), jitter=0.9)
     pixels = bytes_of(6, height, width, channels)
@@ -116,11 +116,11 @@ def test_a_row_has_the_same_bits_whichever_rows_are_rendered_with_it(size, chann
     count, mean, std = 8, MEAN[:channels], STD[:channels]
     sides = torch.randint(size // 2, 2 * size, (count, 2), generator=seeded(size)).tolist()
     images = [bytes_of(1, height, width, channels, seed=height)[0] for height, width in sides]
-    batch, crops = padded(images), Crops(size=size, blur=0.8, solarize=0.3)
+    batch, crops = pad_images(images), Crops(size=size, blur=0.8, solarize=0.3)
     draws = crops.draw(2 * count, batch.sizes.repeat(2, 1), seeded(3), 2)
     together = render_in_chunks(crops, batch.pixels, draws, mean, std)
     for chosen in ([0], [3], [11], [15], [1, 6], [5, 2, 14], [7, 6, 5, 4, 3, 12, 1]):
-        own = padded([images[row % count] for row in chosen])
+        own = pad_images([images[row % count] for row in chosen])
         alone = render_in_chunks(crops, own.pixels, some_rows(draws, torch.tensor(chosen)), mean, std)
         assert torch.equal(alone, together[chosen]), chosen
 
@@ -278,9 +278,9 @@ def test_without_being_asked_for_there_are_no_local_views_and_nothing_is_drawn()
 
 
 def test_pairs_and_local_crops_can_be_set_and_stored():
-    crops = replaced(Crops(), "blur", parsed("[1.0, 0.1]"), "views")
-    crops = replaced(crops, "solarize", parsed("[0, 0.2]"), "views")
-    crops = replaced(crops, "local", parsed('{"count": 4, "size": 64}'), "views")
+    crops = replaced(Crops(), "blur", parse_value("[1.0, 0.1]"), "views")
+    crops = replaced(crops, "solarize", parse_value("[0, 0.2]"), "views")
+    crops = replaced(crops, "local", parse_value('{"count": 4, "size": 64}'), "views")
     assert crops == Crops(blur=(1.0, 0.1), solarize=(0.0, 0.2), local=LocalCrops(4, 64))
     assert replaced(crops, "local.size", 48, "views").local == LocalCrops(4, 48)
     assert replaced(crops, "local", None, "views").local is None

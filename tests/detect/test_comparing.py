@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 from supancl.cli import main
-from supancl.detect.comparing import Finished, compared, open_finished, short_name
+from supancl.detect.comparing import FinishedRun, compare_runs, open_finished_runs, short_name
 from supancl.detect.layouts import DetectData
 from supancl.detect.saving import DetectFolder
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
 from supancl.reports.detection_table import comparison_markdown, comparison_row
-from supancl.reports.detections import class_bars, comparison_curves
+from supancl.reports.detections import draw_class_bars, draw_comparison_curves
 from tests.files import assert_mentions, assert_one_line, mentions
 
 SPEC = DetectSpec(batch_size=10, iters=40)
@@ -51,12 +51,12 @@ def runs(tmp_path):
 
 def test_mean_spread_and_cost(runs):
     tested = [
-        *open_finished(str(runs / "ours")),
-        *open_finished(str(runs / "nothing-0")),
-        *open_finished(f"none={runs / 'nothing-1'}"),
+        *open_finished_runs(str(runs / "ours")),
+        *open_finished_runs(str(runs / "nothing-0")),
+        *open_finished_runs(f"none={runs / 'nothing-1'}"),
     ]
     assert [run.name for run in tested] == ["crops", "crops", "random:resnet18", "none"]
-    groups = compared(tested)["groups"]
+    groups = compare_runs(tested)["groups"]
     assert groups["crops"]["spread"]["AP"] == {"mean": 12.0, "std": pytest.approx(8**0.5), "n": 2}
     assert groups["crops"]["classes_AP50"] == {"cat": 24.0, "dog": None}
     assert groups["none"]["spread"]["AP"]["std"] is None
@@ -77,59 +77,63 @@ def test_mean_spread_and_cost(runs):
 
 
 def test_on_a_cpu_there_is_no_memory_to_tell(runs):
-    run = open_finished(str(runs / "nothing-0"))[0]
+    run = open_finished_runs(str(runs / "nothing-0"))[0]
     rows = [{name: value for name, value in row.items() if name != "peak_memory_gb"} for row in run.rows]
-    assert comparison_row("", compared([replace(run, rows=rows)])["groups"]["random:resnet18"])[-1] == "-"
+    assert comparison_row("", compare_runs([replace(run, rows=rows)])["groups"]["random:resnet18"])[-1] == "-"
     assert replace(run, rows=[]).cost() == {"seconds": 0, "images_per_second": None, "memory_gb": None}
 
 
 def test_unequal_settings_are_told(runs):
     written(runs / "short", "random:resnet18", 7, 1.0, iters=20, workers=1)
-    tested = [run for name in ("nothing-0", "short") for run in open_finished(str(runs / name))]
-    assert_one_line("\n".join(compared(tested)["remarks"]), "iters", "20", "40")
+    tested = [run for name in ("nothing-0", "short") for run in open_finished_runs(str(runs / name))]
+    assert_one_line("\n".join(compare_runs(tested)["remarks"]), "iters", "20", "40")
     other = replace(tested[0], scores={**tested[0].scores, "images": 5})
     assert_one_line(
-        "\n".join(compared([other, open_finished(str(runs / "nothing-1"))[0]])["remarks"]), "tested", "different images"
+        "\n".join(compare_runs([other, open_finished_runs(str(runs / "nothing-1"))[0]])["remarks"]),
+        "tested",
+        "different images",
     )
 
 
 def test_other_images_and_another_encoder_are_told(runs):
-    one, two = (open_finished(str(runs / f"nothing-{i}"))[0] for i in (0, 1))
+    one, two = (open_finished_runs(str(runs / f"nothing-{i}"))[0] for i in (0, 1))
     for key, told in (("fingerprint", "the runs were trained on different images"),
                       ("test_fingerprint", "the runs were tested on different images")):  # fmt: skip
-        pair = [replace(run, told={key: value}) for run, value in ((one, "x"), (two, "y"))]
-        assert compared(pair)["remarks"] == [told]
-        assert compared([pair[0], replace(two, told={key: "x"})])["remarks"] == []
-        assert compared([pair[0], replace(two, told={})])["remarks"] == []  # an earlier run did not write it
-    pair = [replace(run, told={"encoder_spec": {"name": name}}) for run, name in ((one, "resnet18"), (two, "resnet50"))]
-    assert_one_line("\n".join(compared(pair)["remarks"]), "encoder.name", "resnet18", "resnet50")
+        pair = [replace(run, settings={key: value}) for run, value in ((one, "x"), (two, "y"))]
+        assert compare_runs(pair)["remarks"] == [told]
+        assert compare_runs([pair[0], replace(two, settings={key: "x"})])["remarks"] == []
+        assert compare_runs([pair[0], replace(two, settings={})])["remarks"] == []  # an earlier run did not write it
+    pair = [
+        replace(run, settings={"encoder_spec": {"name": name}}) for run, name in ((one, "resnet18"), (two, "resnet50"))
+    ]
+    assert_one_line("\n".join(compare_runs(pair)["remarks"]), "encoder.name", "resnet18", "resnet50")
 
 
 def test_a_name_holds_however_its_path_is_written(runs, monkeypatch):
     monkeypatch.chdir(runs)
-    assert [open_finished(f"mine={path}")[0].name for path in ("nothing-0", "nothing-0/", "./nothing-0", "ours/")] == [
-        "mine"
-    ] * 4
+    assert [
+        open_finished_runs(f"mine={path}")[0].name for path in ("nothing-0", "nothing-0/", "./nothing-0", "ours/")
+    ] == ["mine"] * 4
     (runs / "nothing-0").rename(runs / "a=b")
-    assert [open_finished(text)[0].name for text in ("a=b", "mine=a=b")] == ["random:resnet18", "mine"]
+    assert [open_finished_runs(text)[0].name for text in ("a=b", "mine=a=b")] == ["random:resnet18", "mine"]
 
 
 def test_what_cannot_be_compared(runs):
     with pytest.raises(BadInput, match=mentions("no detector", "run")):
-        open_finished(str(runs))
-    one, two = open_finished(str(runs / "nothing-0"))[0], open_finished(str(runs / "nothing-1"))[0]
-    with pytest.raises(BadInput, match=mentions("one seed", "random:resnet18")):
-        compared([one, one])
+        open_finished_runs(str(runs))
+    one, two = open_finished_runs(str(runs / "nothing-0"))[0], open_finished_runs(str(runs / "nothing-1"))[0]
+    with pytest.raises(BadInput, match=mentions("seed", "random:resnet18")):
+        compare_runs([one, one])
     with pytest.raises(BadInput, match=mentions("nothing-0", "random:resnet18", "twin")):
-        compared([one, replace(one, name="twin")])
+        compare_runs([one, replace(one, name="twin")])
     with pytest.raises(BadInput, match=mentions("random:resnet18", "other", "NAME=RUN")):
-        compared([one, replace(two, encoder="other")])
+        compare_runs([one, replace(two, encoder="other")])
     (runs / "nothing-0" / "evaluate" / "detect.json").write_text("{}")
     with pytest.raises(BadInput, match=mentions("scores", "detector")):
-        open_finished(str(runs / "nothing-0"))
+        open_finished_runs(str(runs / "nothing-0"))
     (runs / "nothing-0" / "evaluate" / "detect.json").unlink()
     with pytest.raises(BadInput, match="has not been tested"):
-        open_finished(str(runs / "nothing-0"))
+        open_finished_runs(str(runs / "nothing-0"))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +167,7 @@ def test_as_typed(runs, capsys):
 
 
 def test_remarks_end_the_page(runs):
-    result = compared(open_finished(str(runs / "nothing-0")))
+    result = compare_runs(open_finished_runs(str(runs / "nothing-0")))
     assert comparison_markdown({**result, "remarks": ["they differ"]}).endswith("\nNote: they differ.\n")
 
 
@@ -173,19 +177,19 @@ def has_second_colour(path: Path) -> bool:
 
 
 def test_figures_have_a_colour_for_every_group(runs, tmp_path):
-    rows = [open_finished(str(runs / f"nothing-{i}"))[0].rows for i in (0, 1)]
-    comparison_curves({"a": rows}, tmp_path / "one.png")
-    comparison_curves({"a": rows, "b": rows}, tmp_path / "two.png")
+    rows = [open_finished_runs(str(runs / f"nothing-{i}"))[0].rows for i in (0, 1)]
+    draw_comparison_curves({"a": rows}, tmp_path / "one.png")
+    draw_comparison_curves({"a": rows, "b": rows}, tmp_path / "two.png")
     assert not has_second_colour(tmp_path / "one.png")
     assert has_second_colour(tmp_path / "two.png")
-    class_bars({"a": {"cat": 5.0, "dog": None}}, tmp_path / "bars.png")
-    class_bars({"a": {"cat": 5.0, "dog": None}, "b": {"dog": 9.0}}, tmp_path / "bars2.png")
+    draw_class_bars({"a": {"cat": 5.0, "dog": None}}, tmp_path / "bars.png")
+    draw_class_bars({"a": {"cat": 5.0, "dog": None}, "b": {"dog": 9.0}}, tmp_path / "bars2.png")
     assert not has_second_colour(tmp_path / "bars.png")
     assert has_second_colour(tmp_path / "bars2.png")
 
 
 def test_a_run_keeps_what_it_was_given(runs):
-    run = open_finished(str(runs / "ours" / "seed-1"))[0]
-    assert isinstance(run, Finished)
+    run = open_finished_runs(str(runs / "ours" / "seed-1"))[0]
+    assert isinstance(run, FinishedRun)
     assert run.spec.seed == 1
     assert run.path == runs / "ours" / "seed-1"

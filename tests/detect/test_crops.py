@@ -8,7 +8,7 @@ from PIL import Image
 from supancl.cli import main
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
-from supancl.detect.crops import grown, taken, write_crops
+from supancl.detect.crops import boxes_to_crop, expand_box, write_crops
 from supancl.detect.layouts import DetectData, open_scenes
 from supancl.errors import BadInput
 from tests.files import assert_mentions, mentions
@@ -58,21 +58,21 @@ def test_the_folder_can_be_pretrained_on(place):
 def test_what_is_left_out(place):
     scene = opened(place)[0].scenes[0]
     sides = (scene.boxes[:, 2:] - scene.boxes[:, :2]).amin(1)
-    assert taken(scene, 1, difficult=False).tolist() == [True, False]
-    assert taken(scene, 1, difficult=True).tolist() == [True, True]
-    assert taken(scene, int(sides[0]) + 1, difficult=False).tolist() == [False, False]
+    assert boxes_to_crop(scene, 1, difficult=False).tolist() == [True, False]
+    assert boxes_to_crop(scene, 1, difficult=True).tolist() == [True, True]
+    assert boxes_to_crop(scene, int(sides[0]) + 1, difficult=False).tolist() == [False, False]
     write_coco(place / "a.json", [0, 1], crowd=(0,))
     scenes = open_scenes(DetectData(str(place / "a.json"), test=str(place / "a.json")))[0]
-    assert [taken(each, 1, difficult=True).tolist() for each in scenes.scenes] == [[False, True], [False, True]]
-    assert not len(taken(scene.only(torch.zeros(2, dtype=torch.bool)), 1, True))
+    assert [boxes_to_crop(each, 1, difficult=True).tolist() for each in scenes.scenes] == [[False, True], [False, True]]
+    assert not len(boxes_to_crop(scene.select(torch.zeros(2, dtype=torch.bool)), 1, True))
 
 
 def test_a_box_grows_inside_its_image():
     box = torch.tensor([10.0, 20.0, 30.0, 60.0])
-    assert grown(box, 0.0, 100, 100) == (10, 20, 30, 60)
-    assert grown(box, 0.5, 100, 100) == (0, 0, 40, 80)
-    assert grown(box, 2.0, 90, 70) == (0, 0, 70, 70)
-    assert grown(torch.tensor([1.5, 1.5, 2.5, 2.5]), 0.0, 9, 9) == (1, 1, 3, 3)  # never empty
+    assert expand_box(box, 0.0, 100, 100) == (10, 20, 30, 60)
+    assert expand_box(box, 0.5, 100, 100) == (0, 0, 40, 80)
+    assert expand_box(box, 2.0, 90, 70) == (0, 0, 70, 70)
+    assert expand_box(torch.tensor([1.5, 1.5, 2.5, 2.5]), 0.0, 9, 9) == (1, 1, 3, 3)  # never empty
 
 
 def test_a_class_without_a_crop_has_no_folder(place):
@@ -88,8 +88,8 @@ def test_a_class_without_a_crop_has_no_folder(place):
     ("given", "told"),
     [
         ({"margin": -0.1}, ("margin -0.1", "least 16")),
-        ({"least": 0}, ("margin 0.1", "least 0")),
-        ({"least": 90}, ("90 px", "--least")),
+        ({"min_side": 0}, ("margin 0.1", "least 0")),
+        ({"min_side": 90}, ("90 px", "--least")),
     ],
 )
 def test_bad_settings_are_refused(place, given, told):

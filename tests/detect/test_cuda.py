@@ -11,7 +11,7 @@ from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, read_voc
 from supancl.detect.model import Normalization, build_detector
 from supancl.detect.saving import load_detector
-from supancl.detect.scenes import for_training
+from supancl.detect.scenes import prepare_for_training
 from supancl.detect.spec import detect_spec
 from supancl.detect.testing import detect
 from supancl.detect.train import Training, train_detector
@@ -31,7 +31,7 @@ def no_tf32(monkeypatch):
 
 
 def losses(root, device, precision, arch="c4"):
-    scenes = for_training(read_voc(root, (("2012", "train"),)), True, False, 1)
+    scenes = prepare_for_training(read_voc(root, (("2012", "train"),)), True, False, 1)
     more = {"anchor_sizes": [16, 24, 40, 64, 96], "pool": 7} if arch == "fpn" else {}
     spec = detect_spec(arch, {**TINY, **ALL, **more, "flip": 0.0, "device": device})
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ import torchvision
 from safetensors.torch import save_file
 
 from supancl.core.encoders import EncoderSpec
-from supancl.detect.export import detectron2_settings, export_detector, exported
+from supancl.detect.export import convert_weights, detectron2_settings, export_detector
 from supancl.detect.model import Normalization, build_detector, open_body
 from supancl.detect.saving import load_detector, save_detector
 from supancl.detect.spec import detect_spec
@@ -66,7 +66,7 @@ def test_every_tensor_of_detectron2_s_r50_c4_is_there(tmp_path):
 def test_no_tensor_is_lost_or_told_twice():
     for arch in ("c4", "fpn"):
         detector = build_detector(open_body("random:resnet18")[0], detect_spec(arch), 20, NORMALIZATION)
-        state, what = exported(detector, "detectron2")
+        state, what = convert_weights(detector, "detectron2")
         assert what == arch
         assert len(state) == len(detector.state_dict())
         lost = sum(v.numel() for v in detector.state_dict().values()) - sum(v.numel() for v in state.values())
@@ -87,7 +87,7 @@ def test_anchors_are_put_into_detectron2_s_order():
     with torch.no_grad():
         detector.rpn.head.bbox_pred.bias.copy_(ours.flatten())
         detector.rpn.head.cls_logits.bias.copy_(ours[:, 2])
-    state, _ = exported(detector, "detectron2")
+    state, _ = convert_weights(detector, "detectron2")
     deltas = state["proposal_generator.rpn_head.anchor_deltas.bias"].reshape(-1, 4)
     expected = torch.tensor(theirs)
     assert bool(((deltas - expected).abs() <= 0.5).all())  # torchvision rounds its anchors to pixels
@@ -100,14 +100,14 @@ def test_the_background_moves_to_the_end():
     with torch.no_grad():
         detector.roi_heads.box_predictor.cls_score.bias.copy_(torch.tensor([9.0, 1.0, 2.0]))
         detector.roi_heads.box_predictor.bbox_pred.bias.copy_(torch.arange(12.0))
-    state, _ = exported(detector, "detectron2")
+    state, _ = convert_weights(detector, "detectron2")
     assert state["roi_heads.box_predictor.cls_score.bias"].tolist() == [1.0, 2.0, 9.0]
     assert state["roi_heads.box_predictor.bbox_pred.bias"].tolist() == list(range(4, 12))
 
 
 def test_the_pyramid_has_detectron2_s_names():
     detector = build_detector(open_body("random:resnet18")[0], detect_spec("fpn"), 2, NORMALIZATION)
-    state, _ = exported(detector, "detectron2")
+    state, _ = convert_weights(detector, "detectron2")
     inner = detector.state_dict()["backbone.fpn.inner_blocks.3.0.weight"]
     assert torch.equal(state["backbone.fpn_lateral5.weight"], inner)
     for name in ("backbone.bottom_up.stem.conv1.weight", "backbone.bottom_up.res5.1.conv2.norm.running_var",
@@ -210,7 +210,7 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path):
     export_detector(str(tmp_path), "torchvision", tmp_path / "x.pth")
     with pytest.raises(BadInput, match=mentions("x.pth", "exists")):
         export_detector(str(tmp_path), "torchvision", tmp_path / "x.pth")
-    with pytest.raises(BadInput, match="there is no folder"):
+    with pytest.raises(BadInput, match=mentions("no folder", "--out")):
         export_detector(str(tmp_path), "torchvision", tmp_path / "nowhere" / "x.pth")
     save_encoder(tmp_path / "encoder.safetensors", EncoderSpec("resnet18").build(), (), "drawn")
     with pytest.raises(BadInput, match=mentions("encoder.safetensors", "detector")):

@@ -10,9 +10,9 @@ from PIL import Image
 from torchvision.datasets import VOCDetection
 from torchvision.transforms.functional import pil_to_tensor
 
-from supancl.detect.batches import Batches, flipped
+from supancl.detect.batches import Batches, flip_boxes
 from supancl.detect.layouts import DetectData, open_scenes, open_test, read_coco, read_voc
-from supancl.detect.scenes import for_testing, for_training, made_scene, relabelled
+from supancl.detect.scenes import make_scene, prepare_for_testing, prepare_for_training, relabelled
 from supancl.detect.spec import detect_spec
 from supancl.errors import BadInput
 from tests.files import assert_mentions, assert_one_line, assert_refused, mentions
@@ -98,7 +98,7 @@ def test_a_box_over_the_border_is_cut_and_counted(tmp_path):
 
 
 def test_a_pixel_over_the_border_is_not_worth_a_remark():
-    made, cut = made_scene(Path("a.jpg"), (SIDE, SIDE), [[-1.0, 0, 20, 20]], [0])
+    made, cut = make_scene(Path("a.jpg"), (SIDE, SIDE), [[-1.0, 0, 20, 20]], [0])
     assert made.boxes.tolist() == [[0.0, 0.0, 20.0, 20.0]]
     assert cut == 0
 
@@ -144,7 +144,7 @@ def test_what_is_missing_is_named(tmp_path):
         open_scenes(DetectData(str(tmp_path), "07+12"))
     with pytest.raises(BadInput, match=mentions("--year 2010", "07+12", "2007", "2012")):
         open_scenes(DetectData(str(tmp_path), "2010"))
-    with pytest.raises(BadInput, match=mentions("val.txt", "readable")):
+    with pytest.raises(BadInput, match=mentions("val.txt", "--year")):
         open_scenes(DetectData(str(tmp_path), "2012"))
     (folder / "Annotations" / "000000.xml").unlink()
     with pytest.raises(BadInput, match=mentions("000000.xml", "annotation")):
@@ -182,7 +182,7 @@ def test_a_box_of_no_width_is_left_out_of_a_coco_file_and_one_of_less_refused(tm
 def test_a_test_set_needs_no_training_set_beside_it(tmp_path):
     write_voc(tmp_path, {"test": [2, 3]}, "2007")
     assert len(open_test(DetectData(str(tmp_path), "2007"))) == 2
-    with pytest.raises(BadInput, match=mentions("trainval.txt", "readable")):
+    with pytest.raises(BadInput, match=mentions("trainval.txt", "--year")):
         open_scenes(DetectData(str(tmp_path), "2007"))
     file = write_coco(tmp_path / "a.json", [0, 1, 2])
     assert len(open_test(DetectData(str(file)))) == 3
@@ -199,8 +199,8 @@ def test_a_coco_file_tests_what_was_trained_on_voc(tmp_path):
     file = write_coco(tmp_path / "other" / "a.json", [3, 4, 5])
     data = DetectData(str(tmp_path), "2012", test=str(file))
     train, test = open_scenes(data)
-    assert (len(train), len(test), test.where) == (2, 3, str(file))
-    assert open_test(data).where == str(file)
+    assert (len(train), len(test), test.location) == (2, 3, str(file))
+    assert open_test(data).location == str(file)
     with pytest.raises(BadInput, match=mentions("--images", "COCO", "JPEGImages")):
         open_scenes(DetectData(str(tmp_path), "2012", images=str(tmp_path)))
 
@@ -248,7 +248,7 @@ def test_very_large_images_are_remarked_on_and_larger_ones_refused_before_any_wo
         assert_one_line("\n".join(scenes.remarks), "2 images", "9,215", first, second)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2 - 1)
     for read in (lambda: read_voc(tmp_path, LIST), lambda: read_coco(file)):
-        with pytest.raises(BadInput, match=mentions(".jpg", "96 x 96", "9,214 pixels", "smaller")):
+        with pytest.raises(BadInput, match=mentions("96 x 96", "9,214 pixels", "smaller")):
             read()
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2)  # as many as that, Pillow opens
     with pytest.warns(Image.DecompressionBombWarning):
@@ -261,11 +261,11 @@ def test_kept_images_take_no_more_than_their_limit_whatever_their_order(tmp_path
         Image.new("RGB", (side, side)).save(folder / "JPEGImages" / f"{seed:06d}.jpg")
         rewrite(folder, annotation([("disc", 0.0, 0.0, 20.0, 20.0)], (side, side)), seed)
     for limit, kept in ((0, set()), (29_999, set()), (30_000, {0}), (37_499, {0}), (37_500, {0, 1}), (1e9, {0, 1, 2})):
-        scenes = replace(for_testing(read_voc(tmp_path, LIST)), limit=limit, kept={})
+        scenes = replace(prepare_for_testing(read_voc(tmp_path, LIST)), cache_bytes=limit, decoded={})
         for position in (2, 1, 0):
             assert scenes.image(position).shape[1] == scenes.scenes[position].height
-        assert set(scenes.kept) == kept
-        assert sum(image.numel() for image in scenes.kept.values()) <= limit
+        assert set(scenes.decoded) == kept
+        assert sum(image.numel() for image in scenes.decoded.values()) <= limit
 
 
 @pytest.mark.parametrize("kind", ["images", "categories"])
@@ -285,28 +285,28 @@ def test_what_is_trained_on(tmp_path):
     folder = write_voc(tmp_path, {"train": [0, 1, 2]}, difficult=[1])
     rewrite(folder, annotation([]), 1)
     scenes = read_voc(tmp_path, LIST)
-    assert [len(each.boxes) for each in for_training(scenes, True, False, 0).scenes] == [2, 2]
-    assert [len(each.boxes) for each in for_training(scenes, False, True, 0).scenes] == [1, 0, 1]
+    assert [len(each.boxes) for each in prepare_for_training(scenes, True, False, 0).scenes] == [2, 2]
+    assert [len(each.boxes) for each in prepare_for_training(scenes, False, True, 0).scenes] == [1, 0, 1]
     rewrite(folder, annotation([]), 0)
     rewrite(folder, annotation([]), 2)
     with pytest.raises(BadInput, match=mentions("no box", "3 images")):
-        for_training(read_voc(tmp_path, LIST), True, True, 0)
+        prepare_for_training(read_voc(tmp_path, LIST), True, True, 0)
 
 
 def test_a_test_set_with_nothing_to_find_is_refused(tmp_path):
     folder = write_voc(tmp_path, {"train": [0, 1], "none": []}, shapes=1)
-    assert len(for_testing(read_voc(tmp_path, LIST))) == 2
+    assert len(prepare_for_testing(read_voc(tmp_path, LIST))) == 2
     rewrite(folder, annotation([]))
     rewrite(folder, annotation(ONE, difficult=[0]), 1)
     for name, count in (("train", 2), ("none", 0)):
         with pytest.raises(BadInput, match=mentions("no box", f"{count} images")):
-            for_testing(read_voc(tmp_path, (("2012", name),)))
+            prepare_for_testing(read_voc(tmp_path, (("2012", name),)))
 
 
 def test_images_that_are_trained_and_tested_on_are_told(tmp_path):
     write_voc(tmp_path, {"train": [0, 1, 2], "val": [2, 3]})
     assert_one_line(
-        "\n".join(open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks), "1 of the 2 test images", "trained on"
+        "\n".join(open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks), "1 of the 2 test images", "training image"
     )
     write_voc(tmp_path, {"val": [3, 4]})
     assert open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks == ()
@@ -325,7 +325,7 @@ def test_a_class_the_detector_does_not_know_is_refused(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_depend_on_seed_and_step_alone(tmp_path, workers):
     write_voc(tmp_path, {"train": range(5)})
-    scenes = for_training(read_voc(tmp_path, LIST), True, False, 0)
+    scenes = prepare_for_training(read_voc(tmp_path, LIST), True, False, 0)
     spec = detect_spec("c4", {**TINY, "workers": workers, "batch_size": 3, "iters": 6})
     device = torch.device("cpu")
     with Batches(scenes, spec, device, 6) as forward, Batches(scenes, spec, device, 6) as late:
@@ -341,7 +341,7 @@ def test_batches_depend_on_seed_and_step_alone(tmp_path, workers):
 
 def test_a_mirrored_image_has_its_shapes_where_the_boxes_say(tmp_path):
     write_voc(tmp_path, {"train": range(4)})
-    scenes = for_training(read_voc(tmp_path, LIST), True, False, 0)
+    scenes = prepare_for_training(read_voc(tmp_path, LIST), True, False, 0)
     spec = detect_spec("c4", {**TINY, "flip": 1.0, "iters": 4})
     with Batches(scenes, spec, torch.device("cpu"), 4) as batches:
         images, targets = batches(0)
@@ -349,4 +349,4 @@ def test_a_mirrored_image_has_its_shapes_where_the_boxes_say(tmp_path):
         for x1, y1, x2, y2 in target["boxes"].round().int().tolist():
             inside = image[:, y1 + 8 : y2 - 8, x1 + 8 : x2 - 8]
             assert float((inside.amax(0) - inside.amin(0)).median()) > 0.4  # a strong colour, where the rest is grey
-    assert torch.equal(flipped(flipped(targets[0]["boxes"], SIDE), SIDE), targets[0]["boxes"])
+    assert torch.equal(flip_boxes(flip_boxes(targets[0]["boxes"], SIDE), SIDE), targets[0]["boxes"])

@@ -8,21 +8,23 @@ import pytest
 import torch
 
 from supancl.detect import metrics
-from supancl.detect.metrics import Found, coco_scores
-from supancl.detect.scenes import Scenes, made_scene
+from supancl.detect.metrics import Detections, coco_scores
+from supancl.detect.scenes import Scenes, make_scene
 from supancl.errors import BadInput
 from tests.files import mentions
 
 
 def scenes_of(*rows, classes=("a",), size=(400, 400)):
     """Each row: boxes, labels, difficult, crowd of one image."""
-    made = [made_scene(Path(f"{i}.jpg"), size, *row)[0] for i, row in enumerate(rows)]
+    made = [make_scene(Path(f"{i}.jpg"), size, *row)[0] for i, row in enumerate(rows)]
     return Scenes(tuple(made), classes, "drawn")
 
 
 def found_of(boxes, scores, labels=None):
     labels = [0] * len(scores) if labels is None else labels
-    return Found(torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4), torch.tensor(scores), torch.tensor(labels))
+    return Detections(
+        torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4), torch.tensor(scores), torch.tensor(labels)
+    )
 
 
 FIRST, SECOND, ELSEWHERE = [0, 0, 100, 100], [200, 0, 300, 100], [0, 200, 100, 300]
@@ -54,7 +56,7 @@ def test_the_case_counted_by_hand():
 )
 def test_what_lies_in_a_difficult_box_and_in_a_crowd(name, extra, expected):
     part = [200, 0, 230, 100]  # 30% of SECOND
-    made, _ = made_scene(Path("0.jpg"), (400, 400), [FIRST, SECOND], [0, 0], **extra)
+    made, _ = make_scene(Path("0.jpg"), (400, 400), [FIRST, SECOND], [0, 0], **extra)
     found = found_of([FIRST, part], [0.9, 0.3] if not extra else [0.5, 0.9])
     assert coco_scores(Scenes((made,), ("a",), "drawn"), [found])["AP50"] == pytest.approx(expected)
 

@@ -7,7 +7,7 @@ from torchvision.models import ResNet
 from torchvision.models.detection.image_list import ImageList
 
 from supancl.core.encoders import EncoderSpec
-from supancl.detect.model import Normalization, build_detector, laid_out, open_body, resnet_of
+from supancl.detect.model import Normalization, build_detector, copy_resnet, move_to_device, open_body
 from supancl.detect.spec import detect_spec
 from supancl.errors import BadInput
 from supancl.weights.encoder_file import save_encoder
@@ -69,7 +69,7 @@ def test_a_random_start_is_a_function_of_the_seed():
 def test_a_step_changes_every_tensor_that_is_trained():
     detector = built()
     before = {name: value.clone() for name, value in detector.named_parameters()}
-    optimizer = torch.optim.SGD(detector.groups(), lr=0.1)
+    optimizer = torch.optim.SGD(detector.parameter_groups(), lr=0.1)
     targets = [{"boxes": torch.tensor([[10.0, 10.0, 50.0, 50.0]]), "labels": torch.tensor([1])}] * 2
     loss = sum(detector([torch.rand(3, SIDE, SIDE), torch.rand(3, SIDE, SIDE)], targets).values())
     loss.backward()
@@ -82,7 +82,7 @@ def test_a_step_changes_every_tensor_that_is_trained():
 def test_frozen_stages_keep_weights_and_statistics(arch, layer4):
     detector = built(arch, freeze=["stem", "layer1", "layer4"])
     before = {name: value.clone() for name, value in detector.state_dict().items()}
-    optimizer = torch.optim.SGD(detector.groups(), lr=0.1)
+    optimizer = torch.optim.SGD(detector.parameter_groups(), lr=0.1)
     targets = [{"boxes": torch.tensor([[10.0, 10.0, 50.0, 50.0]]), "labels": torch.tensor([1])}] * 2
     detector.train()
     sum(detector([torch.rand(3, SIDE, SIDE)] * 2, targets).values()).backward()
@@ -97,7 +97,7 @@ def test_frozen_stages_keep_weights_and_statistics(arch, layer4):
 
 def test_norms_have_their_own_decay_and_no_parameter_is_lost():
     detector = built(weight_decay=0.5, norm_decay=0.25)
-    plain, norms = detector.groups()
+    plain, norms = detector.parameter_groups()
     assert (plain["weight_decay"], norms["weight_decay"]) == (0.5, 0.25)
     batch_norms = [module for module in detector.modules() if isinstance(module, nn.BatchNorm2d)]
     assert len(norms["params"]) == 2 * len(batch_norms)
@@ -161,7 +161,7 @@ def test_channels_last_changes_no_loss_and_no_gradient(arch):
 
 
 def test_on_a_cpu_the_layout_stays():
-    detector = laid_out(built(), torch.device("cpu"))
+    detector = move_to_device(built(), torch.device("cpu"))
     assert detector.backbone.conv1.weight.is_contiguous()
 
 
@@ -194,7 +194,7 @@ def test_batch_norms_are_synchronised_in_a_process_group(tmp_path):
 )
 def test_an_encoder_that_does_not_fit_is_refused(spec, told):
     with pytest.raises(BadInput) as error:
-        resnet_of(spec.build())
+        copy_resnet(spec.build())
     assert_refused(str(error.value), *told)
 
 
@@ -203,7 +203,7 @@ def test_a_resnet_of_timm_is_taken_where_it_computes_the_same():
     with torch.no_grad():
         for value in encoder.body.state_dict().values():
             value.add_(3 if value.dtype == torch.long else 0.1 * torch.rand(value.shape))
-    body, images = resnet_of(encoder), torch.rand(2, 3, 64, 64)
+    body, images = copy_resnet(encoder), torch.rand(2, 3, 64, 64)
     assert isinstance(body, ResNet)
     assert body.training
     assert all(value.requires_grad for value in body.parameters())
@@ -218,7 +218,7 @@ def test_a_resnet_of_timm_is_taken_where_it_computes_the_same():
 @pytest.mark.parametrize("name", ["timm:resnet18d", "timm:resnetblur18"])  # other tensors; the same, and blurred maps
 def test_a_resnet_that_computes_otherwise_is_refused(name):
     with pytest.raises(BadInput, match=mentions(f"'{name}'", "ResNet")):
-        resnet_of(EncoderSpec(name).build())
+        copy_resnet(EncoderSpec(name).build())
 
 
 def test_regions_are_kept_once_and_as_narrow_as_the_maps():
@@ -251,6 +251,6 @@ def test_regions_are_kept_once_and_as_narrow_as_the_maps():
 
 def test_the_encoder_itself_is_left_alone():
     encoder = EncoderSpec("resnet18").build()
-    body = resnet_of(encoder)
+    body = copy_resnet(encoder)
     assert isinstance(body, ResNet)
     assert body.conv1.weight.data_ptr() != encoder.body.conv1.weight.data_ptr()

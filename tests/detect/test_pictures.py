@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 from supancl.detect.layouts import read_voc
-from supancl.detect.metrics import Found
-from supancl.reports.detections import GAP, SIDE, detection_curves, detection_sheet, ink
+from supancl.detect.metrics import Detections
+from supancl.reports.detections import GAP, SIDE, draw_detection_curves, draw_detection_sheet, text_colour
 from supancl.reports.pictures import COLOURS
 
 from .drawn import write_voc
@@ -22,12 +22,12 @@ def pixels(path: Path) -> np.ndarray:
 def test_what_was_found_is_drawn_beside_the_truth(tmp_path):
     write_voc(tmp_path, {"train": range(3)})
     scenes = read_voc(tmp_path, (("2012", "train"),))
-    nothing = Found(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
-    unsure = Found(torch.tensor([[5.0, 5.0, 60.0, 60.0]]), torch.tensor([0.3]), torch.tensor([0]))
-    sure = Found(unsure.boxes, torch.tensor([0.8]), unsure.labels)
+    nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
+    unsure = Detections(torch.tensor([[5.0, 5.0, 60.0, 60.0]]), torch.tensor([0.3]), torch.tensor([0]))
+    sure = Detections(unsure.boxes, torch.tensor([0.8]), unsure.labels)
     drawn = {}
     for name, found in (("nothing", nothing), ("unsure", unsure), ("sure", sure)):
-        detection_sheet(scenes, [found, nothing, nothing], tmp_path / f"{name}.png")
+        draw_detection_sheet(scenes, [found, nothing, nothing], tmp_path / f"{name}.png")
         drawn[name] = pixels(tmp_path / f"{name}.png")
     assert np.array_equal(drawn["nothing"], drawn["unsure"])
     different = (drawn["nothing"] != drawn["sure"]).any(2).nonzero()
@@ -49,16 +49,16 @@ def test_every_label_can_be_read():
         return (max(light(colour), other) + 0.05) / (min(light(colour), other) + 0.05)
 
     for colour in COLOURS:
-        assert contrast(colour, 1.0 if ink(colour) == "white" else 0.0) >= 4.5, colour
+        assert contrast(colour, 1.0 if text_colour(colour) == "white" else 0.0) >= 4.5, colour
     assert min(contrast(colour, 1.0) for colour in COLOURS) < 2
 
 
 def test_curves_have_a_line_for_every_run(tmp_path):
     rows = [{"kind": "train", "step": step, "loss": 1 / step} for step in range(1, 5)]
     rows += [{"kind": "test", "step": 4, "AP": 10.0, "AP50": 20.0, "AP75": None}]
-    detection_curves({"seed 0": rows}, tmp_path / "one.png")
-    detection_curves({"seed 0": rows, "seed 1": [{**row, "loss": 2.0} for row in rows]}, tmp_path / "two.png")
-    detection_curves({"seed 0": [{"kind": "test", "step": 4, "AP": 3.0}, *rows]}, tmp_path / "again.png")
+    draw_detection_curves({"seed 0": rows}, tmp_path / "one.png")
+    draw_detection_curves({"seed 0": rows, "seed 1": [{**row, "loss": 2.0} for row in rows]}, tmp_path / "two.png")
+    draw_detection_curves({"seed 0": [{"kind": "test", "step": 4, "AP": 3.0}, *rows]}, tmp_path / "again.png")
     assert np.array_equal(pixels(tmp_path / "again.png"), pixels(tmp_path / "one.png"))  # tested twice: the last counts
     one, two = pixels(tmp_path / "one.png"), pixels(tmp_path / "two.png")
     red = np.array([0xEE, 0x66, 0x77])  # the colour of a second run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supancl.detect.spec import FPN, OURS, SOURCES, DetectSpec, detect_spec, rate, source_of
+from supancl.detect.spec import FPN_DEFAULTS, OWN_CHOICE, SOURCES, DetectSpec, detect_spec, learning_rate, source_of
 from supancl.errors import BadInput
 from tests.files import assert_refused
 
@@ -28,8 +28,8 @@ def test_the_default_is_the_protocol_the_paper_names():
 def test_every_value_says_where_it_comes_from():
     names = {field.name for field in dataclasses.fields(DetectSpec)}
     assert set(SOURCES) == names - OWN
-    assert {name for name in names if source_of(name) == OURS} == OWN
-    assert {source_of(name, "fpn") for name in FPN} == {"torchvision FasterRCNN defaults"}
+    assert {name for name in names if source_of(name) == OWN_CHOICE} == OWN
+    assert {source_of(name, "fpn") for name in FPN_DEFAULTS} == {"torchvision FasterRCNN defaults"}
 
 
 def test_a_short_run_scales_its_schedule():
@@ -49,7 +49,7 @@ def test_the_rate_follows_its_definition(step):
         expected *= 0.1
     if step >= 22000:
         expected *= 0.1
-    assert rate(detect_spec(), step) == pytest.approx(expected, rel=1e-12)
+    assert learning_rate(detect_spec(), step) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(

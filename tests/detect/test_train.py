@@ -12,10 +12,10 @@ from supancl.detect.layouts import DetectData, read_voc
 from supancl.detect.metrics import coco_scores
 from supancl.detect.model import Normalization, build_detector
 from supancl.detect.saving import load_detector
-from supancl.detect.scenes import for_training
+from supancl.detect.scenes import prepare_for_training
 from supancl.detect.spec import detect_spec
-from supancl.detect.testing import detect, measure_norms
-from supancl.detect.train import Training, spread, train_detector
+from supancl.detect.testing import detect, recompute_norm_statistics
+from supancl.detect.train import Training, score_stats, train_detector
 from supancl.errors import BadInput, Interrupted, NonFinite
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from tests.files import mentions
@@ -36,7 +36,7 @@ def training_of(scenes, overrides, precision="fp32", seed=0):
 
 def scenes_of(root, count, keep_empty=False):
     write_voc(root, {"train": range(count)})
-    return for_training(read_voc(root, LIST), True, keep_empty, 1)
+    return prepare_for_training(read_voc(root, LIST), True, keep_empty, 1)
 
 
 def test_it_learns_sixteen_pictures_by_heart(tmp_path):
@@ -46,12 +46,12 @@ def test_it_learns_sixteen_pictures_by_heart(tmp_path):
     with Batches(scenes, training.spec, CPU, 80) as batches:
         for _ in range(80):
             training.advance(batches)
-        measure_norms(training.detector, batches, 4, "fp32")
+        recompute_norm_statistics(training.detector, batches, 4, "fp32")
     scores = coco_scores(scenes, detect(training.detector, scenes, CPU))
     assert untrained["AP50"] < 20
     assert scores["AP50"] >= 90
     assert scores["AP"] >= 40
-    assert training.mean_since()["loss"] < 2
+    assert training.drain_losses()["loss"] < 2
 
 
 def test_precise_statistics_are_the_mean_over_batches(tmp_path):
@@ -61,7 +61,7 @@ def test_precise_statistics_are_the_mean_over_batches(tmp_path):
     hook = detector.backbone.bn1.register_forward_hook(lambda module, given, out: seen.append(given[0]))
     weights = {name: value.clone() for name, value in detector.named_parameters()}
     with Batches(scenes, training.spec, CPU, 2) as batches:
-        measure_norms(detector, batches, 2, "fp32")
+        recompute_norm_statistics(detector, batches, 2, "fp32")
     hook.remove()
     mean = torch.stack([maps.mean((0, 2, 3)) for maps in seen]).mean(0)
     variance = torch.stack([maps.transpose(0, 1).flatten(1).var(1) for maps in seen]).mean(0)
@@ -76,12 +76,12 @@ def test_pictures_of_nothing_are_trained_on_without_harm(tmp_path):
     folder = write_voc(tmp_path, {"train": range(4)})
     for seed in (0, 1, 2):
         (folder / "Annotations" / f"{seed:06d}.xml").write_text(annotation([]))
-    scenes = for_training(read_voc(tmp_path, LIST), True, True, 1)
+    scenes = prepare_for_training(read_voc(tmp_path, LIST), True, True, 1)
     training = training_of(scenes, {"iters": 4, "batch_size": 2})
     with Batches(scenes, training.spec, CPU, 4) as batches:
         for _ in range(4):
             training.advance(batches)
-    means = training.mean_since()
+    means = training.drain_losses()
     assert set(means) == {"loss", "loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg"}
     assert 0 < means["loss"] < 20
 
@@ -93,7 +93,7 @@ def test_half_precision_gives_nearly_the_same_loss(tmp_path):
         training = training_of(scenes, {"iters": 1}, precision)
         with Batches(scenes, training.spec, CPU, 1) as batches:
             training.advance(batches)
-        losses.append(training.mean_since()["loss"])
+        losses.append(training.drain_losses()["loss"])
         assert all(value.dtype == torch.float32 for value in training.detector.parameters())
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
     assert losses[1] != losses[0]
@@ -107,7 +107,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
     with Batches(scenes, training.spec, CPU, 3) as batches:
         training.advance(batches)
     with pytest.raises(NonFinite, match=mentions("finite", "step 1", "--set lr")):
-        training.mean_since()
+        training.drain_losses()
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(place, tmp_path):
     assert not (tmp_path / "parts" / "detector.safetensors").exists()
     notes = Notes()
     parts = run(place, tmp_path / "parts", resume=True, reporter=notes)
-    assert "going on at step 2 of 4" in notes.notes
+    assert "continuing at step 2 of 4" in notes.notes
     (step, weights, optimizer), (other, others, moments) = state(tmp_path / "whole"), state(tmp_path / "parts")
     assert step == other == 4
     assert all(torch.equal(value, others[name]) for name, value in weights.items())
@@ -241,7 +241,7 @@ def test_a_run_without_a_sound_checkpoint_says_what_it_does(place, tmp_path):
     checkpoints(tmp_path / "run" / "checkpoints")[-1].write_bytes(b"torn")
     again = train_detector(*words, resume=True, reporter=notes)
     assert "is damaged" in notes.warnings[0]
-    assert "going on at step 1 of 2" in notes.notes
+    assert "continuing at step 1 of 2" in notes.notes
     assert again.scores == first.scores
     for file in checkpoints(tmp_path / "run" / "checkpoints"):
         file.unlink()
@@ -262,7 +262,7 @@ def test_a_missing_library_is_told_before_the_work(place, tmp_path, monkeypatch)
     def missing():
         raise BadInput("not installed")
 
-    monkeypatch.setattr(train_module, "coco_counter", missing)
+    monkeypatch.setattr(train_module, "coco_evaluator", missing)
     with pytest.raises(BadInput, match="not installed"):
         run(place, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -270,7 +270,7 @@ def test_a_missing_library_is_told_before_the_work(place, tmp_path, monkeypatch)
 
 def test_the_spread_over_seeds():
     rows = [{"AP": 10.0, "AP50": 30.0, "AP75": None}, {"AP": 14.0, "AP50": 30.0, "AP75": 2.0}]
-    told = spread(rows)
+    told = score_stats(rows)
     assert told["AP"] == {"mean": 12.0, "std": pytest.approx(8**0.5), "n": 2}
     assert told["AP50"]["std"] == 0
     assert told["AP75"] == {"mean": 2.0, "std": None, "n": 1}

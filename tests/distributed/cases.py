@@ -12,7 +12,7 @@ from supancl import METHODS, recipe
 from supancl.data.opening import open_data
 from supancl.data.splits import Data
 from supancl.data.store.memory import Batch, ImageStore
-from supancl.distributed import ALONE, Ranks
+from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.recipes import Recipe
 from supancl.training.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
@@ -127,12 +127,14 @@ def in_double():
         torch.set_default_dtype(torch.float32)
 
 
-def trained(case: Case, ranks: Ranks = ALONE, steps: int = STEPS, state: dict[str, Any] | None = None) -> Trainer:
+def trained(
+    case: Case, ranks: Ranks = SINGLE_PROCESS, steps: int = STEPS, state: dict[str, Any] | None = None
+) -> Trainer:
     """A trainer of the case, some steps on; `losses` has those of every step."""
     with in_double():
         trainer = Trainer(recipe_of(case), data_of(case), CPU, ranks=ranks)
         if case.joined:
-            trainer.model.branches.join(2)
+            trainer.model.branches.join_views()
         if state is not None:
             trainer.load(state)
         trainer.losses = []

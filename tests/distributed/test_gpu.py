@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from supancl.distributed import ALONE, Ranks, from_environment
+from supancl.distributed import SINGLE_PROCESS, Ranks, from_environment
 from supancl.training.trainer import Trainer
 from tests.distributed.worker import of_ranks
 from tests.steps import without_tf32
@@ -18,7 +18,7 @@ NAMES = ("supsiam", "supbyol", "simclr", "supmoco", "supsiam-nopool", "crossentr
 STEPS = 5
 
 
-def weights(name: str, ranks: Ranks = ALONE, **others: object) -> dict[str, torch.Tensor]:
+def weights(name: str, ranks: Ranks = SINGLE_PROCESS, **others: object) -> dict[str, torch.Tensor]:
     """Weights, statistics and pool after some steps in single precision, with TF32 off."""
     settings = {"train__device": "cuda", "train__precision": "fp32", "train__batch_size": 11, **others}
     data = tiny_data(64, unlabelled=0.3)
@@ -57,6 +57,6 @@ if __name__ == "__main__":
     found = {name: weights(name, here) for name in NAMES}
     for way, compiled in (("as written", False), ("compiled", True)):  # what several ranks compile: all but exchanges
         found[way] = weights("supbyol", here, train__sync_norm=False, train__compile=compiled)
-    if here.leads:
+    if here.is_rank0:
         torch.save(found, sys.argv[1])
     torch.distributed.destroy_process_group()

@@ -172,7 +172,7 @@ def test_only_the_first_machine_needs_the_folder_of_a_run_that_goes_on(tmp_path:
     command = [sys.executable, *SUPANCL, "--resume", "--out", "run", "--json", "sub/result.json"]
     ended = of_ranks(command, 2, tmp_path, folders)
     assert [code for code, _ in ended] == [0, 0], ended
-    assert "going on at step 4 of 8" in ended[0][1]
+    assert "continuing at step 4 of 8" in ended[0][1]
     assert ended[1][1] == ""
     assert json.loads((folders[0] / "sub" / "result.json").read_text())["last"]["step"] == 8
     assert not (folders[1] / "run").exists()

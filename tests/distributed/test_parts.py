@@ -13,18 +13,27 @@ from torch import nn
 from supancl import BadInput, recipe
 from supancl.cli import main
 from supancl.core.branches import Branches
-from supancl.core.losses import Align, Contrast, CrossEntropy, Whole
+from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.methods import assemble
 from supancl.core.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
-from supancl.data.decode import workers_per_rank
+from supancl.data.decode import decode_threads_per_rank
 from supancl.data.store.memory import Batch
-from supancl.data.views.specs import Masks, in_part
+from supancl.data.views.specs import Masks, views_for_rows
 from supancl.detect.layouts import DetectData
 from supancl.detect.spec import DetectSpec
 from supancl.detect.train import train_detector
-from supancl.distributed import ALONE, Part, Ranks, from_environment, opened, processes, speaks, traffic
-from supancl.distributed.norms import SummedNorm, SyncedNorm, synchronize
-from supancl.training.loop import compile_failures, report_compile_failures
+from supancl.distributed import (
+    SINGLE_PROCESS,
+    Ranks,
+    RowRange,
+    from_environment,
+    join_ranks,
+    processes,
+    should_print,
+    traffic,
+)
+from supancl.distributed.norms import CpuCrossRankBatchNorm, GpuCrossRankBatchNorm, synchronize_norms
+from supancl.training.loop import report_compile_failures, take_compile_failures
 from supancl.training.preflight import check_ranks, pick_device, with_speed
 from supancl.training.trainer import Trainer
 from tests.files import assert_mentions, assert_refused, mentions
@@ -36,24 +45,24 @@ TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "1
 
 @pytest.mark.parametrize(("total", "size"), [(8, 1), (8, 2), (7, 2), (11, 4), (4, 4), (3, 4)])
 def test_parts_cover_a_batch_once_and_evenly(total: int, size: int) -> None:
-    parts = [Ranks(size, rank).part(total) for rank in range(size)]
+    parts = [Ranks(size, rank).row_range(total) for rank in range(size)]
     rows = torch.arange(total)
-    assert torch.cat([part.of(rows) for part in parts]).tolist() == rows.tolist()
+    assert torch.cat([part.select(rows) for part in parts]).tolist() == rows.tolist()
     counts = [part.count for part in parts]
     assert max(counts) - min(counts) <= 1
     assert counts == sorted(counts, reverse=True)  # the first one has the most, and all pad to it
-    assert all(part.whole == (size == 1) for part in parts)
+    assert all(part.is_whole_batch == (size == 1) for part in parts)
 
 
 def test_rows_of_each_view_and_rows_amid_all() -> None:
-    part = Part(1, 2, 4)
+    part = RowRange(1, 2, 4)
     rows = torch.arange(8).reshape(8, 1)
-    assert part.of_views(rows, 2)[:, 0].tolist() == [1, 2, 5, 6]
-    assert part.of_views(rows.T, 2, dim=1)[0].tolist() == [1, 2, 5, 6]
-    assert part.amid(torch.tensor([7, 8])).tolist() == [1, 7, 8, 1]
-    whole = Part(0, 4, 4)
-    assert whole.of_views(rows, 2) is rows
-    assert whole.amid(rows) is rows
+    assert part.select_per_view(rows, 2)[:, 0].tolist() == [1, 2, 5, 6]
+    assert part.select_per_view(rows.T, 2, dim=1)[0].tolist() == [1, 2, 5, 6]
+    assert part.place_among_ones(torch.tensor([7, 8])).tolist() == [1, 7, 8, 1]
+    whole = RowRange(0, 4, 4)
+    assert whole.select_per_view(rows, 2) is rows
+    assert whole.place_among_ones(rows) is rows
 
 
 @pytest.mark.parametrize("name", ["digits.supsiam", "cifar100.supsiam", "imagenet100.supbyol"])
@@ -64,28 +73,28 @@ def test_an_image_gets_the_same_views_wherever_it_is(name: str) -> None:
     pixels = (torch.arange(11 * channels * 20 * 24) * 7919 % 256).to(torch.uint8).view(11, channels, 20, 24)
     sizes = torch.tensor([[20 - i % 5, 24 - i % 7] for i in range(11)])
 
-    def made(rows: torch.Tensor, part: Part) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        generator, spec = torch.Generator().manual_seed(3), in_part(views, part)
+    def made(rows: torch.Tensor, part: RowRange) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        generator, spec = torch.Generator().manual_seed(3), views_for_rows(views, part)
         batch = Batch(pixels[rows], sizes[rows])
         pair = spec(batch, (0.5,), (0.2,), generator)
         return pair, spec.local_views(batch, (0.5,), (0.2,), generator), generator.get_state()
 
     rows = torch.arange(11)
-    pair, small, state = made(rows, Part(0, 11, 11))
-    for part in Ranks(4).parts(11):
-        own, own_small, own_state = made(part.of(rows), part)
-        assert torch.equal(own, part.of(pair, 1))
-        assert torch.equal(own_small, part.of(small, 1))
+    pair, small, state = made(rows, RowRange(0, 11, 11))
+    for part in Ranks(4).row_ranges(11):
+        own, own_small, own_state = made(part.select(rows), part)
+        assert torch.equal(own, part.select(pair, 1))
+        assert torch.equal(own_small, part.select(small, 1))
         assert torch.equal(own_state, state)  # the next batch goes on alike
-    assert in_part(views, Part(0, 11, 11)) is views
+    assert views_for_rows(views, RowRange(0, 11, 11)) is views
 
 
 def test_masks_are_the_same_wherever_a_vector_is() -> None:
-    vectors, part = torch.randn(7, 10), Part(4, 3, 7)
+    vectors, part = torch.randn(7, 10), RowRange(4, 3, 7)
     whole = Masks()(Batch(vectors), (), (), torch.Generator().manual_seed(0))
-    own = in_part(Masks(), part)(Batch(part.of(vectors)), (), (), torch.Generator().manual_seed(0))
-    assert torch.equal(own, part.of(whole, 1))
-    assert in_part(Masks(), part).local_views(Batch(vectors), (), ()) is None
+    own = views_for_rows(Masks(), part)(Batch(part.select(vectors)), (), (), torch.Generator().manual_seed(0))
+    assert torch.equal(own, part.select(whole, 1))
+    assert views_for_rows(Masks(), part).local_views(Batch(vectors), (), ()) is None
 
 
 @pytest.mark.parametrize(
@@ -113,10 +122,12 @@ def test_shares_of_the_loss_add_up_to_the_loss_and_to_its_gradient(loss, pool) -
     wanted = torch.autograd.grad(expected.total, [anchors, targets], allow_unused=True, materialize_grads=True)
     terms = torch.zeros(3).double()
     found = [torch.zeros_like(anchors), torch.zeros_like(targets)]
-    for part in Ranks(4).parts(11):
+    for part in Ranks(4).row_ranges(11):
         torch.manual_seed(5)
-        own = part.of(labels)
-        made = loss(part.of(anchors, 1), part.of(targets, 1), own, held, whole=Whole(targets, labels, part))
+        own = part.select(labels)
+        made = loss(
+            part.select(anchors, 1), part.select(targets, 1), own, held, global_batch=GlobalBatch(targets, labels, part)
+        )
         weight = loss.batch_weight(own, labels)
         terms += torch.stack([term.detach() * weight for term in made])
         found = [
@@ -146,13 +157,18 @@ def test_a_share_without_any_label_counts_nothing() -> None:
 def test_one_alone_exchanges_nothing() -> None:
     rows = torch.randn(4, 2)
     module = nn.Linear(2, 2)
-    assert ALONE.gather(rows, 4) is rows
-    assert ALONE.summed(rows) is rows
-    assert ALONE.wrapped(module, CPU) is module
-    assert ALONE.once(lambda: 3) == ALONE.each(lambda: 3) == ALONE.alike(3, "numbers") == 3
-    assert [ALONE.stopped(received) for received in ([], [15], [2, 15])] == [0, 15, 2]
-    assert ALONE.answered() == 0
-    with ALONE.apart(module):
+    assert SINGLE_PROCESS.gather(rows, 4) is rows
+    assert SINGLE_PROCESS.all_reduce(rows) is rows
+    assert SINGLE_PROCESS.wrap_in_ddp(module, CPU) is module
+    assert (
+        SINGLE_PROCESS.on_rank0(lambda: 3)
+        == SINGLE_PROCESS.on_every_rank(lambda: 3)
+        == SINGLE_PROCESS.assert_equal(3, "numbers")
+        == 3
+    )
+    assert [SINGLE_PROCESS.signal_on_any_rank(received) for received in ([], [15], [2, 15])] == [0, 15, 2]
+    assert SINGLE_PROCESS.wait_for_signal() == 0
+    with SINGLE_PROCESS.no_sync(module):
         assert sum(traffic(None, 8, 1, 4, compares=True)) == 0
 
 
@@ -177,19 +193,19 @@ def test_ranks_come_from_torchruns_environment(monkeypatch: pytest.MonkeyPatch) 
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
     assert from_environment().size == 1
-    assert speaks()
+    assert should_print()
     monkeypatch.setenv("RANK", "1")  # some schedulers set it for single processes
     assert from_environment().size == 1
-    assert speaks()
+    assert should_print()
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     ranks = from_environment()
-    assert (ranks.size, ranks.rank, ranks.local, ranks.leads) == (2, 1, 1, False)
-    assert not speaks()
+    assert (ranks.size, ranks.rank, ranks.local_rank, ranks.is_rank0) == (2, 1, 1, False)
+    assert not should_print()
     monkeypatch.setenv("RANK", "0")
-    assert speaks()
+    assert should_print()
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with opened(cuda=False) as alone:
+    with join_ranks(cuda=False) as alone:
         assert alone.size == 1
         assert not torch.distributed.is_initialized()
     monkeypatch.setenv("WORLD_SIZE", "two")
@@ -218,8 +234,8 @@ def test_until_ranks_have_met_the_first_of_a_machine_tells_why_and_the_others_st
 ) -> None:  # fmt: skip
     slept: list[float] = []
     monkeypatch.setattr(processes.time, "sleep", slept.append)
-    monkeypatch.setattr(processes, "_MET", [True] if met else [])
-    monkeypatch.setattr(processes, "_TELLS", [])
+    monkeypatch.setattr(processes, "_connected", [True] if met else [])
+    monkeypatch.setattr(processes, "_reports_failure", [])
     environment = {**TORCHRUN, "WORLD_SIZE": "16", "RANK": str(rank), "LOCAL_RANK": str(local)}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -245,14 +261,14 @@ def test_a_study_and_a_detector_are_for_one_process(
 
 def test_ranks_that_cannot_meet_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
-    monkeypatch.setattr(processes, "_TELLS", told)
+    monkeypatch.setattr(processes, "_reports_failure", told)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         for name, value in {**TORCHRUN, "RANK": "0", "MASTER_PORT": str(taken.getsockname()[1])}.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(BadInput, match=mentions("rank 0", "127.0.0.1", "port")):
-            opened(cuda=False).__enter__()
+            join_ranks(cuda=False).__enter__()
     assert told == [True]
     assert not torch.distributed.is_initialized()
 
@@ -266,10 +282,10 @@ def test_a_rank_that_has_failed_does_not_wait_for_the_others_to_part(monkeypatch
 
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", destroy)
-    processes._part(until=0.05)
+    processes._disconnect(timeout=0.05)
     assert not parted.is_set()
     others.set()
-    processes._part()  # an end that all share is waited for
+    processes._disconnect()  # an end that all share is waited for
     assert parted.is_set()
 
 
@@ -280,8 +296,8 @@ def test_ranks_of_a_machine_share_its_cores(
     told: str, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
-    monkeypatch.setattr("supancl.data.decode.cores", lambda: cores)
-    assert workers_per_rank() == expected
+    monkeypatch.setattr("supancl.data.decode.available_cores", lambda: cores)
+    assert decode_threads_per_rank() == expected
 
 
 def test_each_rank_of_a_machine_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +345,7 @@ def test_of_several_ranks_none_begins_a_step_anew_where_the_compiler_fails(monke
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
         trainer.advance()
     assert begun == [0]  # the others have exchanged with it by now
-    monkeypatch.setattr(trainer, "ranks", ALONE)
+    monkeypatch.setattr(trainer, "ranks", SINGLE_PROCESS)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
         trainer.advance()
     assert begun == [0, 0, 0]  # one alone tries it as written
@@ -343,8 +359,8 @@ def test_what_another_rank_could_not_compile_waits_for_the_first_one_to_tell(mon
     report_compile_failures(trainer, notes)
     assert notes.warnings == []
     said = "the branches: done; --set train.compile=false tries no more"
-    assert compile_failures(trainer) == [f"another rank: {said}"]
-    assert compile_failures(trainer) == []
+    assert take_compile_failures(trainer) == [f"another rank: {said}"]
+    assert take_compile_failures(trainer) == []
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 0))
     trainer.advance()
     report_compile_failures(trainer, notes)
@@ -359,12 +375,12 @@ def test_prototypes_of_all_ranks_meet_in_the_first_ones_memory_alone(
     pools = [ShardedPrototypes(4, classes, 0.9, Ranks(size, rank)) for rank in range(size)]
     brought: dict[int, list[torch.Tensor]] = {}
 
-    def to_first(self: Ranks, rows: torch.Tensor) -> list[torch.Tensor]:
+    def gather_on_rank0(self: Ranks, rows: torch.Tensor) -> list[torch.Tensor]:
         brought.setdefault(self.rank, []).append(rows)
         at = len(brought[self.rank]) - 1
-        return [brought[rank][at] for rank in range(size)] if self.leads else []
+        return [brought[rank][at] for rank in range(size)] if self.is_rank0 else []
 
-    monkeypatch.setattr(Ranks, "to_first", to_first)
+    monkeypatch.setattr(Ranks, "gather_on_rank0", gather_on_rank0)
     for rank, pool in enumerate(pools):
         pool.prototypes[:-1], pool.seen[:-1] = whole[rank::size], True
     for pool in pools[:0:-1]:  # the first one comes last, to what the others have brought
@@ -392,10 +408,10 @@ def test_shards_together_know_what_one_pool_of_prototypes_knows(
     asked = torch.arange(-1, classes).repeat(2)
     fallback = torch.randn(2, len(asked), 4)
     brought: list[torch.Tensor] = []
-    monkeypatch.setattr(Ranks, "summed", lambda self, rows: brought.append(rows) or rows)
+    monkeypatch.setattr(Ranks, "all_reduce", lambda self, rows: brought.append(rows) or rows)
     for shard in shards:
         shard.class_mean(asked, fallback)
-    monkeypatch.setattr(Ranks, "summed", lambda self, rows: torch.stack(brought).sum(0))
+    monkeypatch.setattr(Ranks, "all_reduce", lambda self, rows: torch.stack(brought).sum(0))
     expected = whole.class_mean(asked, fallback)
     for shard in shards:
         torch.testing.assert_close(shard.class_mean(asked, fallback), expected)
@@ -421,26 +437,25 @@ def test_a_sharded_pool_must_be_one_of_prototypes() -> None:
 # --- batch norm -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("device", "kind"), [(CPU, SummedNorm), (CUDA, SyncedNorm)])
-def test_norms_become_synchronised_and_plain_again(device: torch.device, kind: type) -> None:
+@pytest.mark.parametrize(("device", "kind"), [(CPU, CpuCrossRankBatchNorm), (CUDA, GpuCrossRankBatchNorm)])
+def test_norms_become_synchronised(device: torch.device, kind: type) -> None:
     body = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten())
     branches = Branches(body, nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), None, "momentum")
     names = list(branches.state_dict())
-    branches.join(2)
-    synchronize(branches, device)
-    synchronize(branches, device)  # a second time changes nothing
+    branches.join_views()
+    synchronize_norms(branches, device)
+    synchronize_norms(branches, device)  # a second time changes nothing
     norms = [module for module in branches.modules() if isinstance(module, kind)]
     assert len(norms) == 4
     assert {norm.views for norm in norms} == {2}
     assert list(branches.state_dict()) == names
-    assert branches.join(1)
 
 
 def test_synchronised_norms_use_running_statistics_when_judged() -> None:
     norm = nn.Sequential(nn.BatchNorm1d(3)).eval()
     norm[0].running_mean.normal_()
     expected = norm(torch.ones(4, 3))
-    synchronize(norm, CPU)
+    synchronize_norms(norm, CPU)
     assert torch.equal(norm(torch.ones(4, 3)), expected)
 
 
@@ -450,4 +465,4 @@ def test_a_norm_of_its_own_kind_is_refused() -> None:
             return super().forward(features).relu()
 
     with pytest.raises(BadInput, match=mentions("1", "Activated", "--set train.sync_norm=false")):
-        synchronize(nn.Sequential(nn.Conv2d(1, 2, 1), Activated(2)), CPU)
+        synchronize_norms(nn.Sequential(nn.Conv2d(1, 2, 1), Activated(2)), CPU)

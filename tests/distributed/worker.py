@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from supancl.data.views.specs import Crops
-from supancl.distributed import Ranks, opened, traffic
+from supancl.distributed import Ranks, join_ranks, traffic
 from supancl.training.trainer import Trainer
 from tests.distributed.cases import CASES, CPU, ON_FOUR, TWICE, data_of, in_double, outcome, trained
 from tests.tiny import flat, tiny_data, tiny_recipe
@@ -114,7 +114,11 @@ def compiled(ranks: Ranks) -> dict[str, Any]:
             losses.append(trainer.inputs.drain_log(torch.empty(0)).loss)
         trainer.feed.close()
         graphs, unsaid = counters["stats"]["unique_graphs"] - before, trainer.compilation.failures
-        made[way] = {"losses": losses, "graphs": ranks.everyones(graphs), "unsaid": ranks.everyones(unsaid)}
+        made[way] = {
+            "losses": losses,
+            "graphs": ranks.all_gather_object(graphs),
+            "unsaid": ranks.all_gather_object(unsaid),
+        }
     torch.compile = compile_
     return made
 
@@ -140,9 +144,9 @@ def work(ranks: Ranks, folder: Path, before: Path | None) -> None:
             trainer = trained(CASES[name], ranks, steps, states[name])
             made[f"resumed {name}"] = outcome(trainer)
             states[name] = trainer.state()
-        if ranks.leads:
+        if ranks.is_rank0:
             torch.save(states, folder / "states.pt")
-    if ranks.leads:
+    if ranks.is_rank0:
         torch.save(made, folder / "made.pt")
 
 
@@ -179,5 +183,5 @@ def stay_on_a_core(rank: int, size: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     stay_on_a_core(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    with opened(cuda=False) as joined:
+    with join_ranks(cuda=False) as joined:
         work(joined, Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)

@@ -40,7 +40,7 @@ def run_folder(
     chosen = chosen.with_set({"data.source": source, "data.holdout": None, "train.seed": seed, **fields})
     path.mkdir(parents=True)
     data = open_data(chosen.data, spec.channels) if described else None
-    RunFolder(path).write_recipe(chosen, () if data is None else data.classes, {} if data is None else data.described)
+    RunFolder(path).write_recipe(chosen, () if data is None else data.classes, {} if data is None else data.summary)
     save_encoder(path / "encoder.safetensors", encoder(seed, spec), (), chosen.name)
     return path
 

@@ -58,6 +58,6 @@ def few_shot_by_reference(judged, root, shots, episodes, seed) -> tuple[float, f
     """Mean accuracy and half-width of its interval on a folder of images, on the package's episodes."""
     spec = spec_for(judged, str(root))
     _, split = few_shot_split(judged, read_source(judged, spec, "whole"), spec)
-    values = by_torchvision(judged, map(Image.open, split.named(torch.arange(len(split)))))
+    values = by_torchvision(judged, map(Image.open, split.names_at(torch.arange(len(split)))))
     drawn = sample_episodes(split.labels, ways=5, shots=shots, episodes=episodes, seed=seed)
     return expected_few_shot(values, drawn.support.numpy(), drawn.query.numpy())

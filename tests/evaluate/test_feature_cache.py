@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from supancl.config import to_json
 from supancl.core.encoders import EncoderSpec
-from supancl.data.splits import Split, whole_split
+from supancl.data.splits import Split, full_split
 from supancl.data.store import memory
 from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, Batch, FileImages, ImageStore, PackedImages
@@ -29,7 +29,7 @@ PIXELS = torch.from_numpy(noise(6, 1, 8, 8, seed=2))
 
 
 def split_of(store) -> Split:
-    return whole_split(store, torch.arange(len(store)) % 2, [f"image {i}" for i in range(len(store))])
+    return full_split(store, torch.arange(len(store)) % 2, [f"image {i}" for i in range(len(store))])
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def test_features_of_the_crop_that_blurred_are_not_taken_for_todays(counted):
     """0.1.0 kept features of crops that began between pixels under version 1."""
     run, calls = counted
     split = split_of(ArrayImages(PIXELS))
-    path = run.feature_cache.path(run.weights, split, run.options.described("margin"))
-    content = json.dumps([1, run.weights, pixels_key(split), run.options.described("margin")])
+    path = run.feature_cache.path(run.weights, split, run.options.describe("margin"))
+    content = json.dumps([1, run.weights, pixels_key(split), run.options.describe("margin")])
     old = path.with_name(f"{hashlib.sha256(content.encode()).hexdigest()[:24]}.safetensors")
     wrong = torch.full((len(split), run.encoder.width), 7.0)
     run.feature_cache.write(old, wrong)
@@ -207,11 +207,11 @@ def photographs(folder: Path, sizes=((9, 12), (10, 8), (9, 12))) -> list[Path]:
 
 def test_packed_images_are_told_apart_by_content_and_shape():
     images = [torch.from_numpy(noise(1, 6, 4, seed=1)), torch.from_numpy(noise(1, 5, 5, seed=2))]
-    key = pixels_key(split_of(PackedImages.of(images)))
-    assert key == pixels_key(split_of(PackedImages.of([image.clone() for image in images])))
+    key = pixels_key(split_of(PackedImages.from_images(images)))
+    assert key == pixels_key(split_of(PackedImages.from_images([image.clone() for image in images])))
     turned = [images[0].reshape(1, 4, 6), images[1]]
     changed = [images[0], images[1] ^ 1]
-    others = {pixels_key(split_of(PackedImages.of(other))) for other in (turned, changed)}
+    others = {pixels_key(split_of(PackedImages.from_images(other))) for other in (turned, changed)}
     assert len(others | {key}) == 3
 
 

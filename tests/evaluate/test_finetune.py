@@ -33,8 +33,8 @@ def message(call, *arguments):
 def test_it_learns_and_leaves_the_encoder_and_the_random_state_alone(run, tmp_path):
     before = {name: value.clone() for name, value in run.encoder.state_dict().items()}
     state = torch.get_rng_state()
-    short = evaluate_finetuning(run, how=FineTuning(epochs=1, batch_size=16, lrs=(1e-6,)))
-    result = evaluate_finetuning(run, how=QUICK)
+    short = evaluate_finetuning(run, settings=FineTuning(epochs=1, batch_size=16, lrs=(1e-6,)))
+    result = evaluate_finetuning(run, settings=QUICK)
     assert result["accuracy"] > 80 > short["accuracy"]
     assert all(torch.equal(value, before[name]) for name, value in run.encoder.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
@@ -49,37 +49,37 @@ def test_it_learns_and_leaves_the_encoder_and_the_random_state_alone(run, tmp_pa
 
 
 def test_the_same_seed_gives_the_same_result(run):
-    how = FineTuning(epochs=2, batch_size=16, lrs=(0.3,))
-    first, again = evaluate_finetuning(run, how=how), evaluate_finetuning(run, how=how)
+    settings = FineTuning(epochs=2, batch_size=16, lrs=(0.3,))
+    first, again = evaluate_finetuning(run, settings=settings), evaluate_finetuning(run, settings=settings)
     assert first["accuracy"] == again["accuracy"]
     assert first["mean_per_class"] == again["mean_per_class"]
 
 
 def test_the_learning_rate_is_chosen_without_the_test_images(run, tmp_path):
-    how = FineTuning(epochs=4, batch_size=16, lrs=(1e-6, 0.3))
+    settings = FineTuning(epochs=4, batch_size=16, lrs=(1e-6, 0.3))
     path = source(tmp_path / "x.npz", train=60, test=30)
-    first = evaluate_finetuning(run, str(path), how)
+    first = evaluate_finetuning(run, str(path), settings)
     assert first["lr"] == 0.3
     assert first["tried"]["0.3"] > first["tried"]["1e-06"]
     assert run.reporter.notes[-1] == f"learning rate 0.3: {first['tried']['0.3']:.2f}% on 6 held-out training images"
     with np.load(path) as arrays:
         content = dict(arrays) | {"test_images": noise(30, 8, 8, seed=9)}
-    second = evaluate_finetuning(run, str(archive(path, **content)), how)
+    second = evaluate_finetuning(run, str(archive(path, **content)), settings)
     assert (second["lr"], second["tried"]) == (first["lr"], first["tried"])
     assert second["accuracy"] < first["accuracy"]
 
 
 def test_a_rate_that_diverges_is_not_chosen_and_all_that_do_are_an_error(run):
-    result = evaluate_finetuning(run, how=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 0.1)))
+    result = evaluate_finetuning(run, settings=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 0.1)))
     assert result["lr"] == 0.1
     assert np.isnan(result["tried"]["1e+30"])
     assert run.reporter.notes[0] == "learning rate 1e+30: the loss was no number"
     with pytest.raises(NonFinite, match=mentions("--lr 1e+30", "1e+31", "lower")):
-        evaluate_finetuning(run, how=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 1e31)))
+        evaluate_finetuning(run, settings=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 1e31)))
 
 
 def test_what_was_made_can_be_used(run, tmp_path):
-    result = evaluate_finetuning(run, how=QUICK, out=tmp_path / "tuned")
+    result = evaluate_finetuning(run, settings=QUICK, out=tmp_path / "tuned")
     encoder, head = load_encoder(tmp_path / "tuned"), load_file(tmp_path / "tuned/classifier.safetensors")
     assert head["weight"].shape == (3, 12)
     images, labels = bright(60, seed=2)
@@ -108,7 +108,7 @@ def test_a_folder_is_asked_for_before_the_work_and_not_left_behind_empty(run, tm
 
 @pytest.mark.parametrize("asked", [{"layer": "layer1"}, {"normalize": True}], ids=["layer", "normalize"])
 def test_what_it_would_not_heed_is_refused(asked, run):
-    other = EvaluatedEncoder(run.where, run.encoder, replace(run.options, **asked), run.reporter)
+    other = EvaluatedEncoder(run.location, run.encoder, replace(run.options, **asked), run.reporter)
     assert_refused(message(evaluate_finetuning, other, None, QUICK), "--layer", "--normalize")
 
 

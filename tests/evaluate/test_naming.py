@@ -14,7 +14,7 @@ from supancl.evaluate import (
     evaluate_transfer,
     evaluate_variance,
 )
-from supancl.evaluate.naming import STANDARD, data_label, data_names, result_name, unusual
+from supancl.evaluate.naming import DEFAULT_SETTINGS, data_label, data_names, non_default_settings, result_name
 from tests.evaluate.made import run_folder, source, subject
 
 
@@ -38,10 +38,10 @@ def test_the_plain_name_is_for_the_protocols_own_settings(run, tmp_path):
     ]
     assert set(kept(tmp_path)) == {"knn", "linear", "variance", "transfer-x", "fewshot-x-3w5s"}
     for result in results:
-        usual = STANDARD[result["protocol"]]
+        usual = DEFAULT_SETTINGS[result["protocol"]]
         sgd = {"epochs", "lr", "batch_size"}  # the convex probe has none of them
         assert set(usual) - set(result) == (sgd if result["protocol"] == "linear" else set())
-        assert unusual(result) == {}
+        assert non_default_settings(result) == {}
 
 
 def test_another_measurement_has_a_file_of_its_own(run, tmp_path):

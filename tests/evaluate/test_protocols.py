@@ -18,8 +18,8 @@ from supancl.evaluate import (
     evaluate_transfer,
     evaluate_variance,
 )
-from supancl.evaluate.naming import usual_metric
-from supancl.evaluate.protocols import augmented_epochs, file_name
+from supancl.evaluate.naming import default_metric
+from supancl.evaluate.protocols import augmented_epochs, result_base_name
 from supancl.evaluate.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from tests.evaluate.made import bright, run_folder, source, subject
@@ -76,7 +76,7 @@ def test_a_k_beyond_the_references_is_said(run, monkeypatch):
     monkeypatch.setattr(run.reporter, "note", said.append)
     result = evaluate_knn(run, ks=(5000, 90))
     assert_one_line(
-        "\n".join(said), run.where, f"{result['references']} images", "k = 5000", f"k = {result['references']}"
+        "\n".join(said), run.location, f"{result['references']} images", "k = 5000", f"k = {result['references']}"
     )
     assert (result["references"], result["k"], list(result["by_k"])) == (90, 90, ["90"])
     said.clear()
@@ -131,7 +131,7 @@ def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_pat
     result = evaluate_few_shot(run, str(path), EpisodeSettings(3, 2, 4, episodes=20, seed=5))
     expected = few_shot(by_hand(run, *bright(60, seed=2)), 3, 2, 4, episodes=20, seed=5)
     assert result["accuracies"] == pytest.approx(list(expected.accuracies))
-    assert (result["drawn"], result["split"], result["classes"]) == (expected.drawn, "test", 3)
+    assert (result["drawn"], result["split"], result["classes"]) == (expected.episodes_digest, "test", 3)
     assert len(sample_episodes(torch.from_numpy(bright(60)[1]), 3, 2, 4, 20, 5).support) == result["episodes"]
     assert kept(tmp_path, "fewshot-other-3w2s-q4-ep20-seed5")["accuracy"] == result["accuracy"] == expected.mean
     assert result.keys() >= CONDITIONS
@@ -223,22 +223,22 @@ def test_results_from_kept_features_are_the_same(run, tmp_path):
     first = results()
     run.encoder.forward = None  # nobody may ask it again
     assert results() == first
-    fresh = subject(run.where, EvaluationOptions(CPU, cache_features=False))
+    fresh = subject(run.location, EvaluationOptions(CPU, cache_features=False))
     assert evaluate_knn(fresh, path)["accuracy"] == first[0]["accuracy"]
 
 
 def test_the_registry_says_the_metric_unless_told_otherwise():
-    assert usual_metric("pets@data") == "mean-per-class"
-    assert usual_metric("flowers@data") == "mean-per-class"
-    assert usual_metric("cifar10@data") == "top-1"
-    assert usual_metric("torchvision:SVHN@data") == usual_metric("photos") == "top-1"
+    assert default_metric("pets@data") == "mean-per-class"
+    assert default_metric("flowers@data") == "mean-per-class"
+    assert default_metric("cifar10@data") == "top-1"
+    assert default_metric("torchvision:SVHN@data") == default_metric("photos") == "top-1"
 
 
 def test_the_runs_own_data_give_the_plain_name(run, tmp_path):
     own = run.recipe.data.source
-    assert [file_name("knn", run, name) for name in (None, own, "digits")] == ["knn", "knn", "knn-digits"]
+    assert [result_base_name("knn", run, name) for name in (None, own, "digits")] == ["knn", "knn", "knn-digits"]
     part = subject(run_folder(tmp_path / "part", source=own, data__labelled=0.5))
-    assert [file_name("knn", part, name) for name in (None, own)] == ["knn", "knn-own"]
+    assert [result_base_name("knn", part, name) for name in (None, own)] == ["knn", "knn-own"]
 
 
 # --- augmented views --------------------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ def test_a_ridge_chosen_on_trained_images_says_so(holdout, tmp_path):
     assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
     assert (result["chosen_on"], result["chosen_on_images"], result["judged"]) == ("trained images", 9, "test")
     (line,) = run.reporter.warnings
-    assert run.where in line
+    assert run.location in line
     assert "data.holdout=0.1" in line
 
 

@@ -10,7 +10,7 @@ import torch
 
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import from_arrays
-from supancl.data.sources.cifar import FC100_TEST
+from supancl.data.sources.cifar import FC100_TEST_CLASSES
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from supancl.evaluate import (
@@ -32,7 +32,7 @@ from supancl.evaluate.sources import (
     read_source,
     spec_for,
     three_splits,
-    was_trained_on,
+    warn_if_trained_on,
 )
 from supancl.paper.tables.runs import group_entries, read_entries
 from supancl.weights.encoder_file import save_encoder
@@ -96,7 +96,7 @@ def test_an_encoder_alone_brings_no_data(tmp_path):
     save_encoder(tmp_path / "e.safetensors", encoder(), (), "x")
     alone = subject(tmp_path / "e.safetensors")
     line = message(data_for, alone, None)
-    assert_refused(line, alone.where, "no run folder", "--data")
+    assert_refused(line, alone.location, "no run folder", "--data")
 
 
 def test_a_run_is_judged_on_what_it_held_out(tmp_path):
@@ -290,7 +290,7 @@ def test_images_added_since_are_refused_before_they_are_tested(tmp_path):
     for run in runs:
         for named in (None, str(folder)):
             said = message(data_for, run, named)
-            assert_mentions(said, run.where, "data", "changed")
+            assert_mentions(said, run.location, "data", "changed")
             assert_mentions(said, "--data")
     (picture.parent / "new.png").unlink()
     picture.rename(picture.with_name("renamed.png"))
@@ -310,7 +310,7 @@ def cifar(tmp_path):
         for name, pair in splits.items()
         for kind, part in zip(("images", "labels"), pair, strict=True)
     }
-    archive(tmp_path / "root/cifar100.npz", **arrays, class_names=FC100_TEST)
+    archive(tmp_path / "root/cifar100.npz", **arrays, class_names=FC100_TEST_CLASSES)
     return tmp_path / "root"
 
 
@@ -362,7 +362,9 @@ def test_a_source_of_one_split_may_hold_the_test_images(cifar, tmp_path):
     """Nobody was asked to leave them out: what the run calls train may be the whole data set."""
     images, labels = bright(260, 20)
     (tmp_path / "mine").mkdir()
-    own = archive(tmp_path / "mine/cifar100.npz", train_images=images, train_labels=labels, class_names=FC100_TEST)
+    own = archive(
+        tmp_path / "mine/cifar100.npz", train_images=images, train_labels=labels, class_names=FC100_TEST_CLASSES
+    )
     options = EvaluationOptions(CPU, partial=True)
     run = subject(run_folder(tmp_path / "run", source=str(own), described=True), options)
     assert evaluate_knn(run, f"cifar100@{cifar}", split="test")["overlaps_training"]
@@ -370,7 +372,7 @@ def test_a_source_of_one_split_may_hold_the_test_images(cifar, tmp_path):
     divided = subject(run_folder(tmp_path / "divided", source=str(cifar / "cifar100.npz"), described=True), options)
     assert not evaluate_knn(divided, f"cifar100@{tmp_path}/root", split="test")["overlaps_training"]
     scenes = subject(run_folder(tmp_path / "sun", source="torchvision:SUN397@x", data__holdout=0.1))
-    assert was_trained_on(scenes, f"sun397@{tmp_path}", "test")
+    assert warn_if_trained_on(scenes, f"sun397@{tmp_path}", "test")
 
 
 def test_fc100_after_cifar100_is_said_and_marked(cifar, tmp_path):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from supancl.errors import BadInput, Interrupted, NonFinite
-from supancl.evaluate import EvaluationOptions, Plan, SourceCache, differences, rankings, run_suite, trained_on
-from supancl.evaluate.compared import labels
+from supancl.evaluate import EvaluationOptions, Plan, SourceCache, differences, overlap_warnings, rankings, run_suite
+from supancl.evaluate.comparison import row_labels
 from supancl.evaluate.suite import data_key
 from supancl.probes import FewShot, paired_difference
 from supancl.reports.suite_page import write_suite
@@ -342,26 +342,28 @@ def test_seeds_of_one_recipe_share_a_row(root, tmp_path):
     values = [one["accuracy"] for one in found.results]
     assert ranking.encoders == ("digits.supsiam (run0)", "digits.supsiam (other)")
     (first,), (second,) = ranking.cells
-    assert (first.mean, first.spread, first.runs) == pytest.approx((np.mean(values[:3]), np.std(values[:3], ddof=1), 3))
-    assert (second.mean, second.spread, second.runs) == (values[3], None, 1)
+    assert (first.mean, first.uncertainty, first.runs) == pytest.approx(
+        (np.mean(values[:3]), np.std(values[:3], ddof=1), 3)
+    )
+    assert (second.mean, second.uncertainty, second.runs) == (values[3], None, 1)
 
 
 def test_encoders_of_one_name_keep_apart():
     """Rows are never averaged because two files happen to have the same name."""
     results = [result("a/encoder.safetensors", 50.0), result("b/encoder.safetensors", 70.0), result("c", 60.0)]
-    assert list(labels(results).values()) == [
+    assert list(row_labels(results).values()) == [
         "recipe (a/encoder.safetensors)",
         "recipe (b/encoder.safetensors)",
         "recipe (c)",
     ]
     (ranking,) = rankings(results).values()
     assert [cells[0].mean for cells in ranking.cells] == [50.0, 70.0, 60.0]
-    assert list(labels(results[:1]).values()) == ["recipe"]
+    assert list(row_labels(results[:1]).values()) == ["recipe"]
 
 
 def test_a_single_few_shot_result_shows_its_interval():
     (ranking,) = rankings([result("a", 50.0, task="fewshot 5w1s", interval=0.7)]).values()
-    assert ranking.cells[0][0].spread == 0.7
+    assert ranking.cells[0][0].uncertainty == 0.7
 
 
 def test_differences_are_paired_over_episodes_after_seeds_are_averaged():
@@ -402,11 +404,11 @@ def test_a_column_that_somebody_was_trained_on_is_shown_and_ranks_nobody():
     assert tables[task].averages == (40.0, 50.0)
     assert tables["transfer"].average_ranks == (1.0, 2.0)  # another protocol has other images
     assert [gap["data"] for gap in differences(results)] == ["dtd"]
-    assert trained_on(results) == [
+    assert overlap_warnings(results) == [
         "fc100: some of the images of fewshot 5w1s were trained on (recipe (a)), so this column compares no encoders "
         "and counts in no average rank"
     ]
-    assert trained_on(results[1:]) == []
+    assert overlap_warnings(results[1:]) == []
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

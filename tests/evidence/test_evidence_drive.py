@@ -9,7 +9,7 @@ import pytest
 
 from experiments.evidence.__main__ import main
 from experiments.evidence.drive import Driver
-from experiments.evidence.judge import TOLD, called, inside, judge
+from experiments.evidence.judge import TRAINING_FILE, called, inside, judge
 from experiments.evidence.plan import Step, Task, settings_of, words_of
 from experiments.evidence.plans import CIFAR_FINAL, PILOT, PLANS, accuracy, final, pilots
 from experiments.evidence.results import choose, read_results
@@ -98,7 +98,7 @@ def test_a_run_that_the_machine_still_has_goes_on_and_one_that_only_lacks_its_ju
     assert driver.run() == [step.name]
     assert read_results(tmp_path / "results")[step.name]["resumed"] is True
     (tmp_path / "results" / f"{step.name}.json").unlink()
-    noted = work / "runs" / step.name / TOLD
+    noted = work / "runs" / step.name / TRAINING_FILE
     stamp = noted.stat().st_mtime_ns
     assert Driver(plan, tmp_path / "results", work, tell=lambda text: None).run() == [step.name]
     assert noted.stat().st_mtime_ns == stamp  # not trained again
@@ -124,7 +124,7 @@ def test_seeds_share_one_step_and_come_out_as_if_each_had_been_alone(made, tmp_p
         (tmp_path / name).mkdir()
         with inside(tmp_path / name), monkeypatch.context() as patch:
             patch.setattr(
-                "supancl.training.loop.Loop.close_epoch", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+                "supancl.training.loop.Loop.end_epoch", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
             )
             words = words_of(seeds[1], plan, settings_of(seeds[1], plan, None))
             with pytest.raises(Interrupted):

@@ -100,9 +100,9 @@ def test_commands_make_the_recipes_that_are_meant(plan) -> None:
 
 
 def test_pilots_try_the_recipes_rate_first_and_nothing_else_differs() -> None:
-    first, second = (built(PLAN.step(f"pilot-supsiam-{number}")) for number in range(2))
+    first, separate_simsiam = (built(PLAN.step(f"pilot-supsiam-{number}")) for number in range(2))
     assert first.optimizer == recipe("imagenet100.supsiam-256").optimizer
-    assert second == replace(first, optimizer=replace(first.optimizer, lr=0.1))
+    assert separate_simsiam == replace(first, optimizer=replace(first.optimizer, lr=0.1))
 
 
 def test_the_sgd_probe_is_asked_once_a_method_and_a_classifier_has_no_projector() -> None:
@@ -195,7 +195,7 @@ def test_the_part_is_empty_without_results_and_shows_what_there_is(tmp_path: Pat
     )
     write_result(tmp_path, made(PLAN.step("final-byol-0"), status="failed", why="the loss is not finite"))
     text = imagenet_part(tmp_path)
-    assert "7 of the plan's 27 runs are there" in text
+    assert "7 of the plan's 27 runs are done" in text
     assert "| SupSiam | 0, 1, 2 | 61.00 ± 2.48 |" in text
     assert "| SupSiam - SimSiam | +21.00 [" in text
     assert "]* |" in text  # SimSiam has one seed
@@ -224,7 +224,7 @@ def test_the_two_plans_are_not_mixed(tmp_path: Path, capsys) -> None:
     text = (tmp_path / "page.md").read_text()
     assert text.startswith("# Results")
     assert text.count("## ImageNet photographs, ResNet-50") == 1
-    assert "0 of the plan's 64 runs are there" in text
+    assert "0 of the 64 planned runs are done" in text
     assert main(["plan", "--results", str(tmp_path / "imagenet")]) != 0  # asked as files of the first plan
     assert "imagenet" in capsys.readouterr().err
     assert main(["plan", "--plan", "imagenet", "--results", str(tmp_path / "imagenet")]) == 0

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from experiments.evidence.drive import Driver, RunLocks
-from experiments.evidence.judge import TOLD, inside
-from experiments.evidence.plan import Task, kind_of, rehearsed
+from experiments.evidence.judge import TRAINING_FILE, inside
+from experiments.evidence.plan import Task, kind_of, rehearsal_task
 from experiments.evidence.plans import CIFAR_FINAL, PLANS, accuracy, final, pilots, sweep
 from experiments.evidence.results import read_results
 
@@ -82,7 +82,7 @@ def test_a_claim_dies_with_its_process_unless_a_judge_has_inherited_it(tmp_path:
         end = time.monotonic() + 10
         while not locks.take("b") and time.monotonic() < end:
             time.sleep(0.1)
-        assert "b" in locks.mine
+        assert "b" in locks.own_locks
         locks.leave()
 
 
@@ -171,7 +171,7 @@ def test_a_task_says_which_data_it_lacks(tmp_path: Path) -> None:
     with inside(tmp_path):
         lacking = [task.lacks() for task in CIFAR_FINAL]
         assert lacking == [[], [], [], [], ["data/cifar10.npz"], ["pets"], ["omniglot", "traffic-signs"]]
-        assert [rehearsed(task).lacks() for task in CIFAR_FINAL] == lacking
+        assert [rehearsal_task(task).lacks() for task in CIFAR_FINAL] == lacking
         (tmp_path / "data" / "pets" / "trainval" / "Abyssinian").mkdir(parents=True)
         (tmp_path / "data" / "gtsrb" / "test" / "00000").mkdir(parents=True)
         (tmp_path / "data" / "cifar10.npz").touch()
@@ -182,12 +182,12 @@ def test_a_task_says_which_data_it_lacks(tmp_path: Path) -> None:
 @pytest.fixture
 def late():
     """A plan whose first run needs data that are not there, and whose second one does not."""
-    first, second = replace(PLAN.steps[0], stage="final"), PLAN.steps[1]
+    first, separate_simsiam = replace(PLAN.steps[0], stage="final"), PLAN.steps[1]
     tasks = {
         "final": [PLAN.tasks["final"][0], Task(("linear", "--data", "late.npz"), accuracy("crossed"))],
         "pilot": PLAN.tasks["pilot"][:1],
     }
-    return replace(PLAN, steps=[first, second], tasks=tasks, picture=())
+    return replace(PLAN, steps=[first, separate_simsiam], tasks=tasks, picture=())
 
 
 def bring(place: Path) -> None:
@@ -219,9 +219,9 @@ def test_without_its_data_a_run_is_left_trained_and_the_next_driver_judges_it(tm
         "pilot-supsiam-0: trained, not judged for want of late.npz; start again on this machine, with them there"
     )
     assert sorted(read_results(tmp_path / "results")) == ["pilot-supsiam-1"]
-    noted = (tmp_path / "work" / "runs" / "pilot-supsiam-0" / TOLD).stat().st_mtime_ns
+    noted = (tmp_path / "work" / "runs" / "pilot-supsiam-0" / TRAINING_FILE).stat().st_mtime_ns
     bring(tmp_path / "work" / "late.npz")
     again = Driver(late, tmp_path / "results", tmp_path / "work", until=45, tell=lines.append)  # training takes longer
     assert again.run() == ["pilot-supsiam-0"]
-    assert (tmp_path / "work" / "runs" / "pilot-supsiam-0" / TOLD).stat().st_mtime_ns == noted
+    assert (tmp_path / "work" / "runs" / "pilot-supsiam-0" / TRAINING_FILE).stat().st_mtime_ns == noted
     assert "crossed" in read_results(tmp_path / "results")["pilot-supsiam-0"]["values"]

@@ -7,22 +7,23 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from experiments.evidence import page, results
+from experiments.evidence import findings, page, results
 from experiments.evidence.__main__ import ROOT, main
 from experiments.evidence.claims import (
-    best_alpha,
+    best_alpha_lines,
     best_alphas,
     collapse_lines,
+    describe_verdicts,
     differences,
     pair_lines,
-    summed_up,
+    significant_measures,
     variance_lines,
     variance_summary,
-    widened,
 )
-from experiments.evidence.figures import draw, drawn_names
-from experiments.evidence.imagenet_page import imagenet_part
-from experiments.evidence.page import put_short, short_text, slug, write_page
+from experiments.evidence.figures import draw, figure_names
+from experiments.evidence.findings import known_lines, readme_block
+from experiments.evidence.imagenet_page import imagenet_line, imagenet_part
+from experiments.evidence.page import slug, update_readme, write_page
 from experiments.evidence.plans import cifar_plan
 from experiments.evidence.results import (
     ACCURACIES,
@@ -40,7 +41,7 @@ from experiments.evidence.results import (
 from experiments.evidence.tables import SOLO_LEARN, by_commit, ratio_cell
 from supancl.errors import BadInput
 from supancl.recipes import recipe
-from supancl.stats import Pooled, pooled
+from supancl.stats import PooledDeviation, pooled_deviation
 from tests.files import mentions
 
 from .made import pilot_results, result, whole
@@ -66,25 +67,25 @@ LEVELS = {
 
 def test_results_md_is_what_the_files_give() -> None:
     results = read_results(ROOT / "experiments" / "results", PLAN)
-    page = write_page(
-        Evidence(PLAN, results), drawn_names(Evidence(PLAN, results), ROOT / "experiments" / "results" / "maps")
-    )
-    page += imagenet_part(ROOT / "experiments" / "results" / "imagenet")
-    assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "write it anew: make results"
+    folder = ROOT / "experiments" / "results"
+    figures = figure_names(Evidence(PLAN, results), folder / "maps")
+    page = write_page(Evidence(PLAN, results), figures, imagenet_line(folder / "imagenet"))
+    page += imagenet_part(folder / "imagenet")
+    assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "run `make results`"
     (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", (ROOT / "README.md").read_text(), re.S)
-    assert shown == short_text(Evidence(PLAN, results)), "write it anew: make results"
+    assert shown == readme_block(Evidence(PLAN, results)), "run `make results`"
 
 
 def test_every_figure_that_it_shows_is_there() -> None:
     results = read_results(ROOT / "experiments" / "results", PLAN)
-    for name in drawn_names(Evidence(PLAN, results), ROOT / "experiments" / "results" / "maps"):
+    for name in figure_names(Evidence(PLAN, results), ROOT / "experiments" / "results" / "maps"):
         assert (ROOT / "docs" / "figures" / name).stat().st_size > 5_000
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [results, page], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [results, page, findings], ids=lambda module: module.__name__)
 def test_the_examples_hold(module) -> None:
     outcome = doctest.testmod(module)
     assert outcome.attempted > outcome.failed == 0
@@ -96,16 +97,16 @@ def test_a_difference_has_the_interval_of_the_two_sample_t_test() -> None:
     reference = stats.ttest_ind(ours, theirs).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((reference.low, reference.high))
     assert (found.verdict, gap(theirs, ours).verdict, found.borrowed) == ("helps", "hurts", False)
-    assert gap([70.0, 75.0], [69.0, 74.0]).verdict == "cannot be told apart"
+    assert gap([70.0, 75.0], [69.0, 74.0]).verdict == "no clear difference"
 
 
 def test_one_seed_borrows_the_spread_of_others_or_says_that_nothing_can_be_told() -> None:
     alone = gap([70.0], [68.0, 68.4])
     assert alone == Gap(pytest.approx(1.8))
-    assert alone.verdict == "cannot be told with one seed"
+    assert alone.verdict == "one seed only"
     assert alone.text() == "+1.80 (one seed)"
-    assert gap([70.0], [68.0], Pooled(0.2, 1)).low is None  # one degree of freedom is no spread
-    lent = gap([70.0], [68.0], Pooled(0.2, 8))
+    assert gap([70.0], [68.0], PooledDeviation(0.2, 1)).low is None  # one degree of freedom is no spread
+    lent = gap([70.0], [68.0], PooledDeviation(0.2, 8))
     reach = stats.t.ppf(0.975, 8) * 0.2 * 2**0.5
     assert (lent.low, lent.high) == pytest.approx((2 - reach, 2 + reach))
     assert lent.borrowed
@@ -117,7 +118,7 @@ def test_the_mean_has_students_interval() -> None:
     values = [70.1, 70.9, 70.2]
     low, high = stats.t.interval(0.95, 2, loc=sum(values) / 3, scale=stats.sem(values))
     assert mean_text(values) == f"{sum(values) / 3:.2f} ± {(high - low) / 2:.2f}"
-    assert pooled([[1.0], [2.0]]) is None
+    assert pooled_deviation([[1.0], [2.0]]) is None
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -129,16 +130,16 @@ def test_the_words_follow_the_numbers() -> None:
         Evidence(PLAN, results), (("supsiam", "simsiam"), ("supmoco", "moco2")), ("in-domain", "few-shot")
     )
     assert line == "- **SupSiam (alpha 0.5) - SimSiam**: in-domain: helps; few-shot: helps."
-    assert "in-domain: cannot be told apart" in none
-    lines = best_alpha(Evidence(PLAN, results))
+    assert "in-domain: no clear difference" in none
+    lines = best_alpha_lines(Evidence(PLAN, results))
     assert len(lines) == 1 + len(ACCURACIES)
     assert lines[0].startswith("- **In 8 accuracies**: yes: 8 (k-NN, linear, ")
     assert lines[2].startswith("- linear: highest mean at 0.5; 0.5 - 0 = +4.00 [")
     assert lines[2].endswith("]: yes")
-    assert best_alpha(Evidence(PLAN, whole({**LEVELS, "alpha-0": 80.0})))[2].endswith(": no")
+    assert best_alpha_lines(Evidence(PLAN, whole({**LEVELS, "alpha-0": 80.0})))[2].endswith(": no")
     told = collapse_lines(Evidence(PLAN, results))
     assert told[0] == (
-        "- Weight decay 0.0001, the pool alone: did not collapse where the run with neither did, one seed each "
+        "- Weight decay 0.0001, the pool alone: did not collapse, unlike the run with neither; one seed each "
         "(k-NN 69.90 against 0.90 with neither: +69.00 [+68.08, +69.92] over test images; effective rank of the "
         "targets 80.0 against 80.0)."
     )
@@ -147,17 +148,17 @@ def test_the_words_follow_the_numbers() -> None:
     mild = {name: one for name, one in results.items() if "harsh" not in name}
     assert collapse_lines(Evidence(PLAN, mild)) == told[:3]  # nothing is said of cells that were not asked for
     lost = whole({**LEVELS, "collapse-ema": 1.0})
-    assert ": collapsed as the run with neither did, one seed each (" in collapse_lines(Evidence(PLAN, lost))[1]
+    assert ": collapsed, as did the run with neither; one seed each (" in collapse_lines(Evidence(PLAN, lost))[1]
     well = whole({**LEVELS, "collapse-neither": 60.0})
     (line, *_) = collapse_lines(Evidence(PLAN, well))
-    assert "cannot be told: with neither nothing collapsed here, while in the paper it did" in line
+    assert "no answer, because the run with neither did not collapse here, unlike in the paper" in line
     assert "k-NN 69.90 against 59.90 with neither: +10.00 [+9.70, +10.30]*; " in line  # both are healthy
 
 
 def test_the_course_of_the_variance_is_told_as_it_is() -> None:
     results = whole(LEVELS)
     assert variance_lines(Evidence(PLAN, results))[0] == (
-        "- S_W/S_T: 0 - 1 = +0.000 [+0.000, +0.000], smaller: cannot be told apart; its mean does not rise at each "
+        "- S_W/S_T: 0 - 1 = +0.000 [+0.000, +0.000], smaller: no clear difference; its mean does not rise at each "
         "step of alpha 0, 0.2, 0.5, 0.8, 1 (0.500, 0.500, 0.500, 0.500, 0.500)"
     )
     for step in PLAN.steps:
@@ -167,9 +168,9 @@ def test_the_course_of_the_variance_is_told_as_it_is() -> None:
             seeds = step.seed / 1000
             results[step.name]["values"] |= {"within": 0.5 + seeds, "total": 1 - alpha / 2 + seeds}
     cause, shrinks, grows, within, inside, total = variance_lines(Evidence(PLAN, results))
-    assert cause == "- **On test images S_W/S_T falls because S_T grows; that S_W falls cannot be told.**"
+    assert cause == "- **On test images S_W/S_T falls because S_T grows; whether S_W falls is not clear.**"
     assert variance_summary(Evidence(PLAN, results)) == (
-        "S_W/S_T falls: yes (test images), no (training images); S_W falls: cannot be told apart (test images); S_T "
+        "S_W/S_T falls: yes (test images), no (training images); S_W falls: no clear difference (test images); S_T "
         "grows: yes (test images)"
     )
     assert shrinks == (
@@ -178,7 +179,7 @@ def test_the_course_of_the_variance_is_told_as_it_is() -> None:
     )
     assert "smaller: no; its mean does not rise at" in grows
     assert inside == "- S_W alone, 0.5 - 1 = +0.000 [-0.002, +0.002]."
-    assert within.startswith("- S_W alone: 0 - 1 = +0.000 [-0.002, +0.002], smaller: cannot be told apart; its mean")
+    assert within.startswith("- S_W alone: 0 - 1 = +0.000 [-0.002, +0.002], smaller: no clear difference; its mean")
     assert total == "- S_T alone: 0 - 1 = +0.500 [+0.498, +0.502]. The theorems hold S_T fixed."
     assert variance_lines(Evidence(PLAN, {})) == ["- not measured yet"]
     for name in [name for name in results if name.startswith(("alpha-0-", "alpha-1-", "final-simsiam"))]:
@@ -205,16 +206,16 @@ def test_an_example_worked_by_hand() -> None:
         pytest.approx(2 + reach, abs=1e-3),
         True,
     )
-    assert lent.verdict == "cannot be told apart"
+    assert lent.verdict == "no clear difference"
     assert mean_text(Evidence(PLAN, results).methods["supsiam"].values("linear")) == "75.00 ± 2.48"  # 4.303 / sqrt(3)
 
 
 def test_what_is_missing_of_a_sweep_or_a_cell_is_said() -> None:
     results = {name: one for name, one in whole(LEVELS).items() if not name.startswith("alpha-0.2-")}
-    assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha(Evidence(PLAN, results))[1:])
+    assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha_lines(Evidence(PLAN, results))[1:])
     results["collapse-ema-0"] = {**results["collapse-ema-0"], "status": "collapsed", "values": {}}  # stopped by the run
     assert collapse_lines(Evidence(PLAN, results))[1] == (
-        "- Weight decay 0.0001, EMA alone: collapsed as the run with neither did, one seed each (k-NN - against 0.90 "
+        "- Weight decay 0.0001, EMA alone: collapsed, as did the run with neither; one seed each (k-NN - against 0.90 "
         "with neither; effective rank of the targets 80.0 against 80.0)."
     )
 
@@ -225,14 +226,14 @@ def test_a_run_that_failed_is_not_called_missing_and_what_was_not_measured_is_no
     results["collapse-pool-0"] |= failed
     del results["collapse-ema-0"]["values"]["knn"]
     assert collapse_lines(Evidence(PLAN, results))[:2] == [
-        "- Weight decay 0.0001, the pool alone: cannot be told, a run failed.",
-        "- Weight decay 0.0001, EMA alone: cannot be told, k-NN was not measured.",
+        "- Weight decay 0.0001, the pool alone: no answer, a run failed.",
+        "- Weight decay 0.0001, EMA alone: no answer, k-NN was not measured.",
     ]
     results["final-simclr-0"] |= failed
     results["final-supmoco-0"] |= {"status": "collapsed", "values": {}}
-    assert pair_lines(Evidence(PLAN, results), (("supcon", "simclr"), ("supmoco", "moco2")), ("crossed",)) == [
-        "- **SupCon - SimCLR**: cannot be told (SimCLR failed).",
-        "- **SupMoCo - MoCo-v2**: cannot be told (SupMoCo collapsed).",
+    assert pair_lines(Evidence(PLAN, results), (("supcon", "simclr"), ("supmoco", "moco2")), ("transfer",)) == [
+        "- **SupCon - SimCLR**: no answer (SimCLR failed).",
+        "- **SupMoCo - MoCo-v2**: no answer (SupMoCo collapsed).",
     ]
     page = write_page(Evidence(PLAN, results), [])
     assert "| 0.0001 | yes | no | the run failed | - |" in page
@@ -254,8 +255,8 @@ def test_the_best_of_several_has_bonferronis_interval() -> None:
     assert best.between.high - best.between.mean == pytest.approx(
         stats.t.ppf(1 - 0.05 / 2 / 3, spread_of.freedom) * deviation
     )  # three alphas inside
-    single = gap([74.0, 74.1, 73.9], [73.5], Pooled(0.2, 2))
-    picked = gap([74.0, 74.1, 73.9], [73.5], Pooled(0.2, 2), picked_of=3)
+    single = gap([74.0, 74.1, 73.9], [73.5], PooledDeviation(0.2, 2))
+    picked = gap([74.0, 74.1, 73.9], [73.5], PooledDeviation(0.2, 2), picked_of=3)
     assert single.high - single.mean < picked.high - picked.mean
 
 
@@ -268,12 +269,12 @@ def test_where_simsiams_pilots_chose_otherwise_both_simsiams_are_compared() -> N
         results[step.name] = result(PLAN, step, PLAN.pilots["simsiam"][2], {"linear": 57.0 + seed / 10})
     page = write_page(Evidence(PLAN, results), [])
     assert (
-        "own\npilots chose: here its mean is higher on 1 of 1 accuracies, told apart on 1 (linear); linear here - "
+        "SimSiam's\npilots. Here its mean is higher in 1 of 1 accuracies, clearly in 1 (linear); linear here - "
         "there = +0.90 ["
     ) in page
     assert (
-        "- **SupSiam (alpha 0.5) - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and "
-        "weight decay for both): helps: 8 of 8 accuracies; linear +16.00 ["
+        "- **SupSiam (alpha 0.5) - SimSiam with SupSiam's settings** (alpha 1 below, same learning rate and "
+        "weight decay): helps: 8 of 8 accuracies; linear +16.00 ["
     ) in page
 
 
@@ -284,7 +285,7 @@ def test_which_commit_made_which_seeds_of_an_alpha_is_said_where_there_are_sever
         results[f"alpha-0.8-{seed}"]["commit"] = "abc1234"
     told = by_commit(Evidence(PLAN, results).alphas)
     assert "alpha 0 (seed 0, 1, 2), 0.2 (seed 0, 1, 2), 0.5 (seed 0, 1, 2), 0.8 (seed 0), 1 (seed" in told
-    assert "; abc1234 alpha 0.8 (seed 1, 2). What a commit" in told
+    assert "; abc1234 alpha 0.8 (seed 1, 2). A change between" in told
 
 
 def test_a_ratio_of_no_spread_is_not_shown() -> None:
@@ -315,8 +316,11 @@ def test_a_result_that_the_plan_would_make_otherwise_does_not_count(tmp_path: Pa
 
 def test_measures_that_disagree_are_named() -> None:
     found = {"knn": Gap(1, 0.5, 1.5), "linear": Gap(-1, -1.5, -0.5)}
-    assert summed_up(found, ("knn", "linear"), {"helps": "ahead", "hurts": "behind"}) == "ahead (k-NN), behind (linear)"
-    assert summed_up({}, ("knn",), {}) == "not measured yet"
+    assert (
+        describe_verdicts(found, ("knn", "linear"), {"helps": "ahead", "hurts": "behind"})
+        == "ahead (k-NN), behind (linear)"
+    )
+    assert describe_verdicts({}, ("knn",), {}) == "not measured yet"
 
 
 def test_seeds_of_a_method_are_one_row_and_a_run_in_two_tables_counts_once_in_the_spread() -> None:
@@ -324,7 +328,7 @@ def test_seeds_of_a_method_are_one_row_and_a_run_in_two_tables_counts_once_in_th
     assert Evidence(PLAN, results).methods["supsiam"].values("linear") == pytest.approx([73.7, 74.0, 74.3])
     assert Evidence(PLAN, results).alphas[0.5].seeds == "0, 1, 2"
     # supsiam, which is alpha .5, simsiam, which is alpha 1 here, supcon, crossentropy, alpha 0, .2 and .8
-    assert Evidence(PLAN, results).seed_spread("linear") == Pooled(pytest.approx(0.3), 7 * 2)
+    assert Evidence(PLAN, results).seed_spread("linear") == PooledDeviation(pytest.approx(0.3), 7 * 2)
     assert Evidence(PLAN, results).gaps("supsiam", "nobody") == {}
 
 
@@ -348,20 +352,20 @@ def test_a_verdict_is_bold_where_it_stands_with_an_interval_for_all_differences_
         "+5.00 [+0.03, +9.97]*",
     }  # 4.303 * sqrt(1 + 1/3) = 4.97; widened 20.6
     assert stats.t.ppf(1 - 0.025 / 16, 2) * (4 / 3) ** 0.5 == pytest.approx(20.6, abs=0.1)
-    assert widened(Evidence(PLAN, results), "supsiam", "simsiam") == set(ACCURACIES)
-    assert widened(Evidence(PLAN, results), "supsiam", "supcon") == set()
+    assert significant_measures(Evidence(PLAN, results), "supsiam", "simsiam") == set(ACCURACIES)
+    assert significant_measures(Evidence(PLAN, results), "supsiam", "supcon") == set()
     page = write_page(Evidence(PLAN, results), [])
     assert "| SupSiam (alpha 0.5) - SimSiam | **+21.00 [+16.03, +25.97]*** |" in page
     assert "| SupSiam (alpha 0.5) - SupCon | +5.00 [+0.03, +9.97]* |" in page
     assert "| SupSiam (alpha 0.5) - SimSiam | **helps: 2 of 2** | **helps: 2 of 2** | **helps: 4 of 4** |" in page
     assert "| SupSiam (alpha 0.5) - SupCon | ahead: 2 of 2 | ahead: 2 of 2 | ahead: 4 of 4 |" in page
     assert (
-        "Of 16 differences 16 have a 95% interval that leaves 0 out; 8 still do where each interval is widened to "
-        "allow for all 16 (Bonferroni): these are bold. 16 have one seed on a side and borrow the spread of "
+        "Of 16 differences 16 have a 95% interval that leaves out 0; 8 still do if every interval is widened "
+        "for all 16 (Bonferroni): these are bold. 16 have one seed on a side and borrow the deviation of "
         "SupSiam (2 degrees of freedom)."
     ) in page
     assert (
-        "borrow the spread of SupCon, SimSiam, SupSiam, cross-entropy, alpha 0, alpha 0.2 and alpha 0.8 "
+        "borrow the deviation of SupCon, SimSiam, SupSiam, cross-entropy, alpha 0, alpha 0.2 and alpha 0.8 "
         "(14 degrees of freedom)."
     ) in write_page(Evidence(PLAN, whole(LEVELS)), [])
 
@@ -371,7 +375,7 @@ def test_what_the_paper_has_of_a_pair_stands_below_it_and_its_alphas_are_said() 
     ours, paper = page.split("| SupSiam (alpha 0.5) - SimSiam | **+")[1].splitlines()[:2]
     assert ours.startswith("16.00 [")
     assert paper == "| paper | - | +4.42 | +6.38 | - | - | - | - | - |"  # 75.05 - 70.63, 85.19 - 78.81
-    assert "Alpha is 0.5 in SupSiam and 0.8 in SupBYOL, as App. H has it" in page
+    assert "Alpha is 0.5 in SupSiam and 0.8 in SupBYOL, as in App. H" in page
     (below,) = re.findall(r"\| SupSiam \(alpha 0\.5\) - cross-entropy \| [*]*[+-]\d.*\n\| (.*?) \|", page)
     assert below == "SupBYOL (alpha 0.8) - SupCon"  # App. H has no cross-entropy
 
@@ -382,14 +386,14 @@ def test_what_the_paper_has_of_a_pair_stands_below_it_and_its_alphas_are_said() 
 def test_a_whole_plan_leaves_nothing_open(tmp_path: Path) -> None:
     results = whole(LEVELS)
     figures = draw(Evidence(PLAN, results), tmp_path / "none", tmp_path / "figures")
-    assert figures == ["cifar100-alpha.png", "cifar100-differences.png"]
-    assert drawn_names(Evidence(PLAN, results), tmp_path / "none") == figures
+    assert figures == ["cifar100-alpha.png", "cifar100-differences.png", "cifar100-labels.png"]
+    assert figure_names(Evidence(PLAN, results), tmp_path / "none") == figures
     assert all((tmp_path / "figures" / name).stat().st_size > 5_000 for name in figures)
     page = write_page(Evidence(PLAN, results), figures)
     assert "not measured yet" not in page
     assert "not run yet" not in page
     assert "nothing; the plan is done" in page
-    assert "64 of the plan's 64 runs" in page
+    assert "64 of the 64 planned runs" in page
     assert "| SupSiam (alpha 0.5) | 0, 1, 2 | 74.00 ± 0.25 |" in page
     for value in (75.05, 85.19, *SOLO_LEARN.values()):
         assert f"{value:.2f}" in page
@@ -398,7 +402,7 @@ def test_a_whole_plan_leaves_nothing_open(tmp_path: Path) -> None:
     listed = page.split("Trained with")[1].split("```")[1].strip().splitlines()
     assert listed == [one["commands"][0] for one in results.values()]  # to be copied as they are
     linked = set(re.findall(r"\]\(#(.*?)\)", page))
-    assert len(linked) == 8
+    assert len(linked) == 11
     assert linked <= {slug(line.lstrip("# ")) for line in page.splitlines() if line.startswith("##")}
     assert all(
         len(row.split("|")) == len(table.splitlines()[0].split("|"))
@@ -419,7 +423,7 @@ def test_a_part_of_it_says_what_is_missing() -> None:
         not_measured={"transfer runs/x": "pets is not in data"},
     )
     page = write_page(Evidence(PLAN, results), [])
-    assert "4 of the plan's 64 runs" in page
+    assert "4 of the 64 planned runs" in page
     assert "SupSiam (alpha 0.5) - SimSiam**: not measured yet (SimSiam missing)" in page
     assert "- pilot-supsiam-2: failed: the loss is not finite" in page
     assert "`transfer runs/x` could not be measured: pets is not in data" in page
@@ -440,7 +444,9 @@ def test_the_command_writes_page_and_figures(tmp_path: Path, capsys) -> None:
     flags = ["--results", str(tmp_path / "results"), "--out", str(tmp_path / "R.md"), "--figures", str(tmp_path / "f")]
     assert main(["page", *flags]) == 0
     said = capsys.readouterr().out
-    assert "64 runs; figures: cifar100-alpha.png, cifar100-differences.png, cifar100-maps.png" in said
+    assert (
+        "64 runs; figures: cifar100-alpha.png, cifar100-differences.png, cifar100-labels.png, cifar100-maps.png" in said
+    )
     page = (tmp_path / "R.md").read_text()
     assert "![maps of related classes](docs/figures/cifar100-maps.png)" in page
     assert "20 related classes" in page
@@ -449,37 +455,43 @@ def test_the_command_writes_page_and_figures(tmp_path: Path, capsys) -> None:
 
 
 def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> None:
-    assert short_text(Evidence(PLAN, {})) == "Nothing is measured yet.\n"
+    assert readme_block(Evidence(PLAN, {})) == "Nothing is measured yet.\n"
     results = {name: one for name, one in whole(LEVELS).items() if "moco" not in name and "byol" not in name}
-    told = short_text(Evidence(PLAN, results))
-    assert "| SupSiam (alpha 0.5) | 3 | 74.0 ± 0.2 |" in told
+    told = readme_block(Evidence(PLAN, results))
+    assert "| SupSiam (alpha 0.5) | yes | 3 | 74.0 ± 0.2 |" in told
     assert "| SupBYOL (alpha 0.8) |" not in told
-    assert "|  | SupBYOL (alpha 0.8) - BYOL | not measured yet (SupBYOL and BYOL missing) |  |  |" in told
-    assert (
-        "(RESULTS.md#how-do-supsiam-and-supbyol-stand-against-supcon-and-cross-entropy) | "
-        "SupSiam (alpha 0.5) - SupCon | **ahead: 2 of 2** |"
-    ) in told
-    assert (
-        "](RESULTS.md#is-the-best-alpha-inside-0-1) yes: 8 of 8 accuracies (yes: 8 where all 8 are allowed for).\n"
-    ) in told
-    assert (
-        "](RESULTS.md#does-the-pool-or-ema-prevent-collapse) with weight decay 0.0001 the pool alone, EMA alone, "
-        "both together: did not collapse where the run with neither did, one seed each; with weight decay 0.0005 "
-        "the pool alone, "
-    ) in told
-    few = {name: one for name, one in results.items() if name.startswith(("pilot-", "final-sup"))}
-    assert "inside-0-1) not measured yet.\n" in short_text(Evidence(PLAN, few))
-    assert "inside-0-1) no: 8 of 8 accuracies (yes: 0 where" in short_text(
-        Evidence(PLAN, whole({**LEVELS, "alpha-0": 80.0}))
-    )
+    assert "On CIFAR-100 itself, SupSiam against SimSiam, SupCon and cross-entropy: better in both accuracies." in told
+    assert len(told.splitlines()) == 9  # title, line, five methods, a blank line, findings
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")
     for _ in range(2):
-        put_short(page, Evidence(PLAN, results))
+        update_readme(page, Evidence(PLAN, results))
         assert page.read_text() == f"before\n<!-- results -->\n{told}<!-- end results -->\nafter\n"
     page.write_text("nothing")
     with pytest.raises(BadInput, match=mentions("marks", "<!-- results -->")):
-        put_short(page, Evidence(PLAN, results))
+        update_readme(page, Evidence(PLAN, results))
+
+
+def test_the_findings_follow_the_numbers() -> None:
+    anyhow, contrastive, standing, alpha, variance, collapse = known_lines(Evidence(PLAN, whole(LEVELS))).splitlines()
+    assert anyhow.startswith(
+        "- **Do labels help SimSiam and BYOL? It depends.** SupSiam against SimSiam: better in all 8"
+    )
+    assert "SupBYOL against BYOL: on CIFAR-100 no clear difference in both accuracies; on other data no clear" in anyhow
+    assert contrastive.startswith(
+        "- **Do labels help SimCLR and MoCo-v2 on other data? It depends.** SupCon against SimCLR"
+    )
+    assert "SupSiam against SupCon: better in all 8 accuracies, by 4.0 to 4.0 points." in standing
+    assert "between 0 (labels alone) and 1 (no labels) is clearly better than both ends in 8 of 8 accuracies" in alpha
+    assert "is 0.50 with labels alone and 0.50 without labels. Is" in variance
+    assert "Weight decay 0.0001, the pool alone, EMA alone, both together: did not collapse, unlike the run" in collapse
+    levels = {**LEVELS, "supsiam": 50.0, "supbyol": 40.0, "byol": 60.0}
+    worse = known_lines(Evidence(PLAN, whole(levels))).splitlines()[0]
+    assert worse.startswith(
+        "- **Do labels help SimSiam and BYOL? No.** SupSiam against SimSiam: on CIFAR-100 worse in both"
+    )
+    few = {name: one for name, one in whole(LEVELS).items() if name.startswith("pilot-")}
+    assert known_lines(Evidence(PLAN, few)).count("Not measured yet.") == 4
 
 
 # --- defaults ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.evidence.claims import best_alpha, pair_lines
+from experiments.evidence.claims import best_alpha_lines, pair_lines
 from experiments.evidence.page import answers
 from experiments.evidence.plan import identity, kind_of, recipe_of, rehearsal, settings_of, words_of
 from experiments.evidence.plans import ALPHAS, CELLS, PILOTS, PLANS, RELATED, cell, cifar_plan, final, sweep
@@ -36,7 +36,7 @@ def test_pilots_hold_a_tenth_of_every_training_class_out_although_there_is_a_tes
     found = data(step.settings["data.holdout"])
     assert (len(found.train), len(found.held_out), len(found.test)) == (1800, 200, 300)
     assert found.held_out.labels.bincount().tolist() == [2] * 100
-    assert found.described["held_out_from"] == "train"
+    assert found.summary["held_out_from"] == "train"
     assert not set(found.train.index.tolist()) & set(found.held_out.index.tolist())
 
 
@@ -91,7 +91,7 @@ def test_the_first_25_minutes_answer_the_claim_with_intervals() -> None:
     (line,) = pair_lines(Evidence(PLAN, results), (("supsiam", "simsiam"),), ("in-domain", "crossed"))
     assert line == "- **SupSiam (alpha 0.5) - SimSiam** (one seed of SimSiam): in-domain: helps; crossed: helps."
     assert all(
-        "]*: yes" in each for each in best_alpha(Evidence(PLAN, results))[1:]
+        "]*: yes" in each for each in best_alpha_lines(Evidence(PLAN, results))[1:]
     )  # borrowed from SupSiam's three seeds
     compiled: set[str] = set()
     seconds = 0.0

@@ -93,15 +93,15 @@ def test_drivers_outlive_the_command_and_are_not_started_twice(tmp_path: Path, m
 def test_kernels_travel_in_parts_and_a_broken_archive_does_no_harm(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(remote, "PART", 100)
     monkeypatch.setattr(remote, "PARTS", 1000)
-    first, second, third = (Remote(tmp_path / name) for name in ("first", "second", "third"))
+    first, separate_simsiam, third = (Remote(tmp_path / name) for name in ("first", "second", "third"))
     (first.kernels / "triton").mkdir()
     (first.kernels / "triton" / "k.cubin").write_bytes(bytes(range(256)) * 4)
     first.collect(tmp_path / "out", kernels=True)
     parts = list((tmp_path / "out").glob(f"{KERNELS}.*"))
     assert len(parts) > 1
-    second.take(tmp_path / "out")
-    second.take_kernels()
-    assert (second.kernels / "triton" / "k.cubin").read_bytes() == bytes(range(256)) * 4
+    separate_simsiam.take(tmp_path / "out")
+    separate_simsiam.take_kernels()
+    assert (separate_simsiam.kernels / "triton" / "k.cubin").read_bytes() == bytes(range(256)) * 4
     parts[0].write_bytes(b"nothing")
     third.take(tmp_path / "out")
     third.take_kernels()

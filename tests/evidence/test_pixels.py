@@ -7,7 +7,7 @@ import torch
 from experiments.evidence.plans import CIFAR_FINAL, PILOT
 from supancl.data.store.memory import Batch
 from supancl.data.views.evaluation import evaluation_view
-from supancl.evaluate.naming import STANDARD
+from supancl.evaluate.naming import DEFAULT_SETTINGS
 
 
 def test_no_column_is_of_the_crop_that_was_half_a_pixel_off() -> None:
@@ -18,7 +18,7 @@ def test_no_column_is_of_the_crop_that_was_half_a_pixel_off() -> None:
     """
     for task in (*CIFAR_FINAL, *PILOT):
         named = dict(pairwise(task.words))
-        if STANDARD[task.words[0]]["view"] != "whole":
+        if DEFAULT_SETTINGS[task.words[0]]["view"] != "whole":
             assert named.get("--data", "data/cifar100.npz") in ("data/cifar100.npz", "data/cifar10.npz")
             assert "--root" not in named
     squares = Batch(torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8))

@@ -10,7 +10,7 @@ from experiments.evidence.sensitivity import (
     by_lender,
     by_methods_alone,
     by_welch,
-    lenders_apart,
+    lender_deviation_range,
     on_the_edge,
     sensitivity_lines,
 )
@@ -43,7 +43,7 @@ def test_a_verdict_that_needs_equal_spreads_is_named() -> None:
     results = linear(supsiam=(74.0, 74.1, 74.2), simsiam=(58.0, 64.0), supcon=(70.0, 70.1, 70.2))
     assert by_welch(Evidence(PLAN, results)) == (2, {("supsiam", "simsiam"): ["linear"]})
     assert (
-        "another word would stand for 1: SupSiam (alpha 0.5) - SimSiam: linear; of "
+        "the verdict changes for 1: SupSiam (alpha 0.5) - SimSiam: linear; of "
         in sensitivity_lines(Evidence(PLAN, results))[0]
     )
 
@@ -54,7 +54,7 @@ def test_what_would_not_be_bold_without_equal_spreads_is_counted() -> None:
     near, far = (stats.t.ppf(1 - 0.0125, freedom) * 0.4 / 3**0.5 for freedom in (4, 2))  # pooled, and by itself
     assert near < 74.001 - 73.0 < far
     assert bold_by_welch(Evidence(PLAN, results)) == (2, 1)
-    assert "would stand for none; of 2 that are bold 1 would be." in sensitivity_lines(Evidence(PLAN, results))[0]
+    assert "changes for none; of 2 bold ones 1 stay bold." in sensitivity_lines(Evidence(PLAN, results))[0]
 
 
 def test_lenders_that_are_alphas_are_left_out_in_turn() -> None:
@@ -65,15 +65,15 @@ def test_lenders_that_are_alphas_are_left_out_in_turn() -> None:
         results[step.name] = result(PLAN, step, PLAN.pilots["supsiam"][0], {"linear": value})
     assert by_methods_alone(Evidence(PLAN, results)) == (1, 2)  # SupSiam - SupCon: +2.1, which the alpha's spread hides
     assert (
-        "- Among the lenders are SupSiam's other alphas, which are of one method and have the same seeds: without "
-        "them another word would stand for 1, and 2 differences would be bold."
+        "- The pooled rows include SupSiam's other alphas, which are one method with the same seeds: without "
+        "them the verdict changes for 1, and 2 differences are bold."
     ) in sensitivity_lines(Evidence(PLAN, results))
 
 
 def test_a_verdict_that_hangs_on_one_lender_is_named() -> None:
     results = linear(supsiam=(74.0, 74.1, 74.2), simsiam=(60.0, 70.0), supcon=(71.0,))
     assert by_lender(Evidence(PLAN, results)) == (1, {("supsiam", "supcon"): ["linear"]})  # 3 points, of .1 and of 7
-    assert lenders_apart(Evidence(PLAN, results)) == pytest.approx((50**0.5 / 0.1, 50**0.5 / 0.1))
+    assert lender_deviation_range(Evidence(PLAN, results)) == pytest.approx((50**0.5 / 0.1, 50**0.5 / 0.1))
     assert by_lender(Evidence(PLAN, linear(supsiam=(74.0, 74.1, 74.2), simsiam=(60.0, 60.1), supcon=(71.0,))))[1] == {}
 
 

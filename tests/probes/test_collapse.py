@@ -32,7 +32,9 @@ def test_the_measures_are_their_formulas(normalize: bool) -> None:
     assert found.nc2_simplex == pytest.approx(np.abs(cosines + 1 / 3).mean())
     assert found.nc3 is None
     assert found.nc4 == pytest.approx(100 * (distances.argmin(1) != labels).mean())
-    assert found.spread == pytest.approx([((values[labels == c] - means[c]) ** 2).sum(1).mean() for c in range(4)])
+    assert found.class_variance == pytest.approx(
+        [((values[labels == c] - means[c]) ** 2).sum(1).mean() for c in range(4)]
+    )
     assert (found.within, found.total) == pytest.approx(tuple(variance(features, normalize)))
     assert found.effective_rank == pytest.approx(effective_rank(torch.from_numpy(values)))
     assert json.loads(json.dumps(found.to_json()))["classes"] == [0, 1, 2, 3]

@@ -54,13 +54,13 @@ def test_the_iterations_of_a_transfer_are_those_of_all_its_solutions(monkeypatch
         counted.append((solution := logistic.solve(*args, **named)).iterations)  # type: ignore[arg-type]
         return solution
 
-    def path(*args: object) -> object:
-        for solution in logistic.path(*args):  # type: ignore[arg-type]
+    def solve_path(*args: object) -> object:
+        for solution in logistic.solve_path(*args):  # type: ignore[arg-type]
             counted.append(solution.iterations)
             yield solution
 
     monkeypatch.setattr(module, "solve", solve)
-    monkeypatch.setattr(module, "path", path)
+    monkeypatch.setattr(module, "solve_path", solve_path)
     found = module.transfer(blobs(60), blobs(40, seed=1), blobs(40, seed=2), weights=(1e-2, 1.0, 1e2))
     assert len(counted) >= 3 + 1 + 1  # each weight roughly, the best of them again, and the refit
     assert found.iterations == sum(counted)
@@ -82,4 +82,4 @@ def test_episodes_are_named_by_what_was_drawn_so_that_results_of_other_sessions_
     features = blobs(60)
     episodes = sample_episodes(features.labels, 3, 2, 4, 5, seed=1)
     drawn = hashlib.sha256(episodes.support.numpy().tobytes() + episodes.query.numpy().tobytes()).hexdigest()
-    assert few_shot(features, 3, 2, 4, 5, seed=1).drawn == drawn[:16]
+    assert few_shot(features, 3, 2, 4, 5, seed=1).episodes_digest == drawn[:16]

@@ -8,8 +8,8 @@ from torchvision.transforms import v2
 
 from supancl.core.encoders import EncoderSpec
 from supancl.data.decode import decode
-from supancl.data.splits import Split, whole_split
-from supancl.data.store.memory import ArrayImages, Batch, PackedImages, padded
+from supancl.data.splits import Split, full_split
+from supancl.data.store.memory import ArrayImages, Batch, PackedImages, pad_images
 from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput
 from supancl.probes.features import embed
@@ -60,7 +60,7 @@ def test_smaller_images_are_enlarged_as_torchvision_enlarges_pil_images(height, 
 
 def test_a_batch_of_differing_sizes_is_every_image_alone():
     images = [torch.from_numpy(np.array(smooth(h, w, h))).permute(2, 0, 1) for h, w in ((20, 31), (32, 40), (16, 16))]
-    together = evaluation_view(padded(images), SIZE, MEAN, STD, "whole")
+    together = evaluation_view(pad_images(images), SIZE, MEAN, STD, "whole")
     alone = [evaluation_view(Batch(image[None]), SIZE, MEAN, STD, "whole") for image in images]
     assert torch.equal(together, torch.cat(alone))
 
@@ -72,7 +72,7 @@ def test_vectors_pass_as_they_are():
 
 def some_split(n: int = 7, channels: int = 3, side: int = 12) -> Split:
     pixels = torch.from_numpy(noise(n, channels, side, side, seed=3))
-    return whole_split(ArrayImages(pixels), torch.arange(n) % 3 - 1, [f"image {i}" for i in range(n)])
+    return full_split(ArrayImages(pixels), torch.arange(n) % 3 - 1, [f"image {i}" for i in range(n)])
 
 
 def small_encoder(size: int = 8):
@@ -98,7 +98,7 @@ def test_the_margin_view_is_the_centre_seven_eighths():
     """16 px for an input of 14: the centre 14 px, exactly."""
     pixels = torch.from_numpy(noise(2, 3, 16, 16, seed=1))
     split, encoder = (
-        whole_split(ArrayImages(pixels), torch.zeros(2, dtype=torch.long), ["a", "b"]),
+        full_split(ArrayImages(pixels), torch.zeros(2, dtype=torch.long), ["a", "b"]),
         small_encoder(14).eval(),
     )
     mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
@@ -123,7 +123,7 @@ def test_layers_and_unit_length():
 def test_packed_images_of_one_size_have_the_features_of_an_array():
     split, encoder = some_split(), small_encoder().eval()
     pixels = split.store.pixels
-    packed = whole_split(PackedImages.of(list(pixels)), split.labels, split.names)
+    packed = full_split(PackedImages.from_images(list(pixels)), split.labels, split.names)
     assert torch.allclose(embed(encoder, packed, view="whole").values, embed(encoder, split, view="whole").values)
 
 
@@ -137,7 +137,7 @@ def test_half_precision_is_near_and_only_where_asked_for():
 
 
 def test_vectors_have_features_in_half_precision_too():
-    split = whole_split(ArrayImages(torch.randn(5, 6)), torch.zeros(5, dtype=torch.long), list("abcde"))
+    split = full_split(ArrayImages(torch.randn(5, 6)), torch.zeros(5, dtype=torch.long), list("abcde"))
     encoder = EncoderSpec("linear", channels=1, size=6, width=4, mean=(0.0,), std=(1.0,)).build()
     assert torch.allclose(embed(encoder, split, half=True).values, embed(encoder, split).values, atol=0.05)
 

@@ -71,7 +71,7 @@ def test_classifiers_of_huge_features_converge_by_shorter_steps(scale: float) ->
 
 
 def test_a_solution_that_is_not_reached_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supancl.probes.fewshot.MOST_STEPS", 1)
+    monkeypatch.setattr("supancl.probes.fewshot.MAX_STEPS", 1)
     with pytest.raises(SupanclError, match=mentions("converge", "1 steps")):
         few_shot(blobs(100), 3, 2, episodes=3)
 
@@ -116,7 +116,7 @@ def test_small_classes_are_dropped_or_give_fewer_queries() -> None:
     assert found.dropped == (7,)
     assert json.loads(json.dumps(found.to_json()))["dropped"] == [7]
     assert found.to_json()["queries_used"] == [4, 16]
-    assert few_shot(features, 4, 4, 1, 10).used == (1, 1)
+    assert few_shot(features, 4, 4, 1, 10).queries_used == (1, 1)
 
 
 def draw_as_the_authors(sizes: dict[int, int], ways: int, shots: int, queries: int, random: np.random.Generator):
@@ -163,7 +163,7 @@ def test_filled_queries_weigh_every_class_alike() -> None:
     expected, _ = by_scikit_learn(features, sample_episodes(labels, 3, 5, 16, 10, fill_queries=True))
     assert list(found.accuracies) == pytest.approx(expected)
     assert found.accuracies != few_shot(features, 3, 5, 16, 10).accuracies
-    assert (found.used, found.to_json()["fill_queries"]) == ((16, 16), True)
+    assert (found.queries_used, found.to_json()["fill_queries"]) == ((16, 16), True)
     with pytest.raises(BadInput, match="different episodes"):
         paired_difference(found, few_shot(features, 3, 5, 16, 10))
 
@@ -215,6 +215,6 @@ def test_a_feature_that_is_no_number_is_named() -> None:
 def test_episodes_are_the_same_however_many_keys_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = torch.arange(90) % 9
     whole = sample_episodes(labels, ways=3, shots=2, queries=3, episodes=300, seed=5)
-    monkeypatch.setattr(sys.modules["supancl.probes.fewshot"], "MOST_KEYS", 70)
+    monkeypatch.setattr(sys.modules["supancl.probes.fewshot"], "MAX_KEYS", 70)
     pieces = sample_episodes(labels, ways=3, shots=2, queries=3, episodes=300, seed=5)
     assert all(torch.equal(one, other) for one, other in zip(whole[:3], pieces[:3], strict=True))

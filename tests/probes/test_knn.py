@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from supancl.errors import BadInput
 from supancl.probes import Features, knn_accuracies, knn_accuracy, knn_leave_one_out, knn_predict, neighbours
-from supancl.probes.knn import best
+from supancl.probes.knn import grouped_topk
 from tests.files import mentions
 from tests.probes.blobs import blobs
 
@@ -48,7 +48,7 @@ def test_distances_far_from_the_origin_keep_their_digits() -> None:
 @pytest.mark.parametrize(("columns", "k"), [(5000, 20), (997, 3), (64, 1), (50, 50), (300, 200), (10, 20)])
 def test_the_best_are_those_of_topk(columns: int, k: int) -> None:
     values = torch.randn(6, columns, generator=torch.Generator().manual_seed(columns))
-    found, where = best(values, k)
+    found, where = grouped_topk(values, k)
     expected = values.topk(min(k, columns), dim=1)
     assert torch.equal(found, expected.values)
     assert torch.equal(values.gather(1, where), expected.values)
@@ -57,7 +57,7 @@ def test_the_best_are_those_of_topk(columns: int, k: int) -> None:
 def test_equal_similarities_and_hidden_ones_still_give_k_distinct_columns() -> None:
     values = torch.zeros(3, 2000)
     values[:, ::2] = -math.inf
-    found, where = best(values, 20)
+    found, where = grouped_topk(values, 20)
     assert bool((found == 0).all())
     assert all(len(set(row.tolist())) == 20 for row in where)
 

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from supancl.errors import BadInput
 from supancl.probes import Features, linear_probe, sgd_probe
 from supancl.probes.linear import halve, hold_out
-from supancl.probes.sgd import shuffled
+from supancl.probes.sgd import shuffle_epochs
 from tests.files import mentions
 from tests.probes.blobs import blobs
 
@@ -179,7 +179,7 @@ def test_epochs_from_a_function_are_the_cached_ones_if_they_are_equal() -> None:
 
     def epochs(epoch: int):
         asked.append(epoch)
-        return shuffled(train, 16, 2)(epoch)
+        return shuffle_epochs(train, 16, 2)(epoch)
 
     assert sgd_probe(epochs, test, classes=4, **settings) == cached
     assert asked == [0, 1, 2, 3]

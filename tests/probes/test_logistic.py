@@ -6,7 +6,16 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize
 
-from supancl.probes.logistic import Memory, Problem, answers, onto_axes, path, predicted, principal_axes, solve
+from supancl.probes.logistic import (
+    LbfgsMemory,
+    Problem,
+    predict,
+    predict_unrotated,
+    principal_axes,
+    rotate,
+    solve,
+    solve_path,
+)
 from tests.probes.blobs import blobs
 
 
@@ -33,7 +42,7 @@ def minimum(values: torch.Tensor, labels: torch.Tensor, classes: int, weight: fl
 
 def rotated(features, dtype=torch.float64, classes=4):
     axes = principal_axes(features.values, dtype)
-    return Problem(onto_axes(features.values, axes), features.labels, classes), axes
+    return Problem(rotate(features.values, axes), features.labels, classes), axes
 
 
 @pytest.mark.parametrize("shape", [(60, 6), (12, 30)], ids=["more images", "more features"])
@@ -43,7 +52,7 @@ def test_the_optimum_is_that_of_scipy(shape: tuple[int, int], weight: float) -> 
     problem, axes = rotated(features)
     found = solve(problem, weight, tolerance=1e-7)
     value, parameters = minimum(features.values, features.labels, 4, weight)
-    assert found.objective == pytest.approx(value, rel=1e-8)
+    assert found.penalized_loss == pytest.approx(value, rel=1e-8)
     close = 1e-6 + 1e-4 * float(parameters.abs().max())
     torch.testing.assert_close(found.parameters @ axes.T, parameters, rtol=1e-3, atol=close)
     assert found.residual <= 1e-6
@@ -58,7 +67,7 @@ def test_the_residual_bounds_the_distance_from_the_optimum() -> None:
         size = float(rough.parameters.norm())
         assert rough.residual <= tolerance
         assert float((rough.parameters - best.parameters).norm()) <= rough.residual * size
-        assert rough.objective - best.objective <= rough.residual**2 * 0.05 * size**2 + 1e-9
+        assert rough.penalized_loss - best.penalized_loss <= rough.residual**2 * 0.05 * size**2 + 1e-9
 
 
 def test_a_path_holds_the_optima_of_its_weights_in_float32() -> None:
@@ -66,30 +75,30 @@ def test_a_path_holds_the_optima_of_its_weights_in_float32() -> None:
     problem, _ = rotated(features, torch.float32)
     exact, _ = rotated(features)
     weights = [10.0**power for power in np.linspace(-5, 4, 19)]
-    found = list(path(problem, weights, tolerance=0.01))
+    found = list(solve_path(problem, weights, tolerance=0.01))
     assert [s.weight for s in found] == sorted(weights, reverse=True)
     for solution in found:
         best = solve(exact, solution.weight, tolerance=1e-6)
-        assert solution.objective == pytest.approx(best.objective, rel=1e-4)
+        assert solution.penalized_loss == pytest.approx(best.penalized_loss, rel=1e-4)
 
 
 def test_separable_features_at_a_tiny_weight_keep_their_digits_in_float32() -> None:
     features = blobs(80, width=40, noise=0.3)
     problem, _ = rotated(features, torch.float32)
     exact, _ = rotated(features)
-    *_, last = path(problem, [10.0**power for power in range(-8, 3)], tolerance=0.02)
+    *_, last = solve_path(problem, [10.0**power for power in range(-8, 3)], tolerance=0.02)
     best = solve(exact, 1e-8, tolerance=1e-5, max_iterations=5000)
     assert last.weight == 1e-8
     assert last.residual <= 0.02
-    assert last.objective == pytest.approx(best.objective, rel=1e-3)
-    assert torch.equal(predicted(last.parameters, problem.rows), features.labels)
+    assert last.penalized_loss == pytest.approx(best.penalized_loss, rel=1e-3)
+    assert torch.equal(predict(last.parameters, problem.rows), features.labels)
 
 
 def test_the_path_needs_few_iterations() -> None:
     features = blobs(300, width=50, noise=1.5)
     problem, _ = rotated(features, torch.float32)
     weights = [10 ** (-6 + 11 * i / 44) for i in range(45)]
-    together = sum(s.iterations for s in path(problem, weights, tolerance=0.05))
+    together = sum(s.iterations for s in solve_path(problem, weights, tolerance=0.05))
     apart = sum(solve(problem, weight, tolerance=0.05).iterations for weight in weights)
     assert together < apart / 2
 
@@ -101,7 +110,7 @@ def test_a_solution_that_ran_out_of_iterations_far_from_its_optimum_says_so() ->
     assert not whole.cut_off
     short = solve(problem, 1e-6, tolerance=0.05, max_iterations=whole.iterations // 2)
     assert short.cut_off
-    assert short.objective > 1.01 * whole.objective
+    assert short.penalized_loss > 1.01 * whole.penalized_loss
     assert not solve(problem, 1e-6, whole.parameters, tolerance=0.05, max_iterations=0).cut_off  # it is there already
     noise = Problem(torch.randn(400, 6, generator=torch.Generator().manual_seed(0)), features.labels, 4)
     found = solve(noise, 1e-6, tolerance=0.05)
@@ -121,15 +130,15 @@ def test_a_strong_ridge_on_small_features_answers_as_its_optimum_does(scale: flo
     small = features._replace(values=scale * unit + offset / 20**0.5)
     problem, _ = rotated(small, torch.float32)
     exact, _ = rotated(small)
-    for solution in path(problem, [10.0**power for power in range(-1, 6)], tolerance=0.05):
+    for solution in solve_path(problem, [10.0**power for power in range(-1, 6)], tolerance=0.05):
         best = solve(exact, solution.weight, tolerance=1e-8, max_iterations=5000)
-        agree = predicted(solution.parameters, problem.rows) == predicted(best.parameters, exact.rows)
+        agree = predict(solution.parameters, problem.rows) == predict(best.parameters, exact.rows)
         assert agree.double().mean() >= 0.97, solution.weight
 
 
 def test_features_without_any_difference_take_no_time() -> None:
     for labels in (torch.arange(400) % 4, (torch.arange(400) ** 2) % 7 % 4):
-        found = list(path(Problem(torch.ones(400, 6), labels, 4), [10.0**power for power in range(-6, 6)], 0.2))
+        found = list(solve_path(Problem(torch.ones(400, 6), labels, 4), [10.0**power for power in range(-6, 6)], 0.2))
         assert sum(solution.iterations for solution in found) < 100
 
 
@@ -150,7 +159,7 @@ def test_the_slope_and_the_curvature_are_those_of_autograd() -> None:
 
 def test_the_memory_gives_the_secant_direction_with_the_ridge_added() -> None:
     step, change = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 1.0]])
-    memory = Memory(size=1, weight=0.2)
+    memory = LbfgsMemory(size=1, weight=0.2)
     memory.add(torch.ones(1, 2), torch.ones(1, 2))
     memory.add(step, change)
     memory.move(0.5, factor=3.0)
@@ -165,10 +174,10 @@ def test_the_axes_hold_every_row_and_are_orthonormal() -> None:
         axes = principal_axes(values, chunk=6)
         rows = torch.cat([values.double(), torch.ones(len(values), 1).double()], 1)
         torch.testing.assert_close(axes.T @ axes, torch.eye(axes.shape[1]).double())
-        torch.testing.assert_close(onto_axes(values, axes, chunk=4) @ axes.T, rows)
+        torch.testing.assert_close(rotate(values, axes, chunk=4) @ axes.T, rows)
         parameters = torch.randn(3, axes.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        turned = predicted(parameters, onto_axes(values, axes))
-        assert torch.equal(answers(parameters, axes, values, chunk=4), turned)
+        turned = predict(parameters, rotate(values, axes))
+        assert torch.equal(predict_unrotated(parameters, axes, values, chunk=4), turned)
 
 
 def test_a_refit_on_more_images_is_as_near_its_optimum_as_it_says() -> None:
@@ -178,8 +187,8 @@ def test_a_refit_on_more_images_is_as_near_its_optimum_as_it_says() -> None:
     centres = torch.randn(12, 96, generator=draw)
     values = 10 * (0.2 * centres[labels] + torch.randn(len(labels), 96, generator=draw))
     axes = principal_axes(values, torch.float32)
-    rows, part = onto_axes(values, axes), torch.arange(len(labels)) % 4 < 3
-    memory = Memory(20)
+    rows, part = rotate(values, axes), torch.arange(len(labels)) % 4 < 3
+    memory = LbfgsMemory(20)
     memory.move(1e-6)
     first = solve(Problem(rows[part], labels[part], 12), 1e-6, memory=memory, tolerance=0.05)
     whole = Problem(rows, labels, 12)

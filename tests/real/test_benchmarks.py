@@ -15,7 +15,7 @@ from supancl.data.decode import decode
 from supancl.data.opening import open_benchmark
 from supancl.data.sources import layouts
 from supancl.data.sources.benchmarks import BENCHMARKS, check_benchmark, find_benchmark
-from supancl.data.sources.cifar import FC100_TEST
+from supancl.data.sources.cifar import FC100_TEST_CLASSES
 from supancl.data.splits import DataSpec
 from tests.data.test_benchmarks import every
 from tests.facts import CLASS_LIST
@@ -69,7 +69,7 @@ def test_real_transfer_data_open_with_disjoint_stratified_splits(real, name):
     row = BENCHMARKS[name]
     assert tuple(len(source.splits[split]) for split in ("train", "val", "test")) == row.split
     assert source.classes == tuple(sorted(source.classes))
-    names = [split.named(every(split)) for split in source.splits.values()]
+    names = [split.names_at(every(split)) for split in source.splits.values()]
     assert len(set().union(*names)) == sum(map(len, names)) == sum(row.split)
     share = row.split[1] / (row.split[0] + row.split[1])
     train, val = (torch.bincount(source.splits[split].labels, minlength=row.classes) for split in ("train", "val"))
@@ -84,7 +84,7 @@ def test_real_fc100_has_the_seals_of_cifar100(real):
     cifar100, fc100 = open_benchmark("cifar100", real).splits["test"], open_benchmark("fc100", real)
     part = fc100.splits["train"]
     assert torch.bincount(part.labels).tolist() == [600] * 20
-    seals = part.batch((part.labels == FC100_TEST.index("seal")).nonzero()[:, 0]).pixels
+    seals = part.batch((part.labels == FC100_TEST_CLASSES.index("seal")).nonzero()[:, 0]).pixels
     theirs = cifar100.batch((cifar100.labels == 72).nonzero()[:, 0]).pixels  # 72 of 100 in the published list
     assert len(theirs) == 100
     assert torch.equal(theirs, seals[-100:])

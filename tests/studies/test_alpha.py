@@ -24,9 +24,9 @@ from supancl.probes import Features
 from supancl.reports import pictures
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import alpha, runner
-from supancl.sweeps.alpha import few_shot_accuracy, left_out_classes, recommendation
+from supancl.sweeps.alpha import few_shot_accuracy, left_out_classes, recommend
 from supancl.sweeps.runner import Sweep
-from supancl.sweeps.runs import FAILED, Failed, RunsFailed, Trained, retry_flags
+from supancl.sweeps.runs import FAILURE_FILE, Failure, RunsFailed, TrainedRun, retry_flags
 from supancl.weights.run_folder import RunFolder
 from tests.files import assert_mentions, assert_refused, class_folders
 from tests.tiny import poisoned, tiny_data
@@ -51,40 +51,40 @@ def rows(**by_alpha: list[float]) -> list[dict]:
 
 def test_the_recommendation_says_what_cannot_be_told_apart() -> None:
     found = rows(a0=[80, 81, 80.5], a0_5=[90, 91, 90.2], a0_8=[90.3, 90.6, 90.1], a1=[70, 71, 70.4])
-    text = recommendation(found, [0.0, 0.5, 0.8, 1.0], "transfer")
+    text = recommend(found, [0.0, 0.5, 0.8, 1.0], "transfer")
     assert text.startswith("alpha = 0.5 has the best transfer")
-    assert "0.8 cannot be told apart from it with 3 seeds" in text
+    assert "no clear difference to 0.8 with 3 seeds" in text
     assert "0 is worse by 9.90 points" in text
     assert "1 is worse by 19.93 points" in text
 
 
 def test_one_seed_tells_nothing_apart() -> None:
-    text = recommendation(rows(a0=[80], a1=[95]), [0.0, 1.0], "linear")
-    assert "with one seed nothing can be told apart" in text
+    text = recommend(rows(a0=[80], a1=[95]), [0.0, 1.0], "linear")
+    assert "one seed shows no clear difference" in text
 
 
 def test_the_recommendation_names_what_collapsed() -> None:
     found = rows(a0=[80, 81, 80.5], a1=[20, 70, 30])
-    assert recommendation(found, [0.0, 1.0], "linear").endswith("; alpha = 1 collapsed (seed 0, 2)")
-    assert recommendation(rows(a0=[80], a1=[20]), [0.0, 1.0], "linear").endswith("; alpha = 1 collapsed (seed 0)")
+    assert recommend(found, [0.0, 1.0], "linear").endswith("; alpha = 1 collapsed (seed 0, 2)")
+    assert recommend(rows(a0=[80], a1=[20]), [0.0, 1.0], "linear").endswith("; alpha = 1 collapsed (seed 0)")
 
 
 def test_nothing_is_recommended_by_what_was_not_measured() -> None:
-    text = recommendation(rows(a0=[80, float("nan")], a1=[95, 96]), [0.0, 1.0], "transfer")
+    text = recommend(rows(a0=[80, float("nan")], a1=[95, 96]), [0.0, 1.0], "transfer")
     assert text == "no alpha can be recommended: transfer to classes it never saw could not be measured"
 
 
 def test_an_alpha_with_a_failed_run_is_named_and_not_compared() -> None:
     found = rows(a0=[99, 99], a0_5=[80, 81], a1=[70, 71])
     found[1] |= {"failed": "the loss", "linear": float("nan")}
-    text = recommendation(found, [0.0, 0.5, 1.0], "linear")
+    text = recommend(found, [0.0, 0.5, 1.0], "linear")
     assert text.startswith("alpha = 0.5 has the best linear accuracy (80.50%, 2 seeds); 1 is worse by 10.00 points")
     assert text.endswith("; alpha = 0 failed and is not compared (seed 1)")
     found[3]["failed"] = "the loss"
-    text = recommendation(found, [0.0, 0.5, 1.0], "linear")
-    assert text.startswith("alpha = 1 is the only one of which no run failed (linear accuracy 70.50%, 2 seeds)")
+    text = recommend(found, [0.0, 0.5, 1.0], "linear")
+    assert text.startswith("alpha = 1 is the only one without a failed run (linear accuracy 70.50%, 2 seeds)")
     found[5]["failed"] = "the loss"
-    text = recommendation(found, [0.0, 0.5, 1.0], "linear")
+    text = recommend(found, [0.0, 0.5, 1.0], "linear")
     assert text.startswith("no alpha can be recommended: runs of every alpha failed; alpha = 0 failed")
 
 
@@ -99,7 +99,7 @@ def test_of_equal_alphas_few_studies_call_any_worse() -> None:
             for i, alpha in enumerate(alphas)
             for seed in range(3)
         ]
-        wrong += "is worse" in recommendation(found, alphas, "linear")
+        wrong += "is worse" in recommend(found, alphas, "linear")
     assert 1 <= wrong <= 22  # 10 expected; 50 by the pair
 
 
@@ -186,7 +186,7 @@ def test_the_study_goes_on_where_it_was_left(study: Path, capsys) -> None:
     before = {path: path.stat().st_mtime_ns for path in study.glob("*/checkpoints/*.pt")}
     command = ["alpha", "digits.supsiam", "--alphas", "0,.5,1", "--seeds", "2", "--jobs", "1", "--out", str(study)]
     assert main([*command, *SMALL[:-1]]) == 0
-    assert "4 of 6 runs are already there" in capsys.readouterr().out
+    assert "4 of 6 runs are already finished" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(list(study.glob("alpha-0.5-seed-*/encoder.safetensors"))) == 2
 
@@ -239,9 +239,9 @@ def test_measured_on_the_device_that_the_run_was_trained_on(study: Path, monkeyp
     """On a GPU machine a CPU would take longer to measure than the GPU to train."""
     asked = []
     monkeypatch.setattr(alpha, "pick_device", lambda name: asked.append(name) or torch.device("meta"))
-    run = Trained(RunFolder(study / "alpha-0-seed-0").read_recipe()[0], torch.nn.Linear(2, 2), [], False)
+    run = TrainedRun(RunFolder(study / "alpha-0-seed-0").read_recipe()[0], torch.nn.Linear(2, 2), [], False)
     monkeypatch.setattr(alpha, "embed", lambda encoder, split, device: (encoder.weight.device, device))
-    assert alpha.features_of(run, tiny_data().held_out) == (torch.device("meta"), torch.device("meta"))
+    assert alpha.embed_split(run, tiny_data().held_out) == (torch.device("meta"), torch.device("meta"))
     assert asked == ["cpu"]
 
 
@@ -291,7 +291,7 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
         r"alpha-0.5-seed-0: the loss or its gradient is not a finite number at step 5 \(images .*\)\n$", printed.err
     )
     assert "1 of 2" in printed.out
-    assert "alpha = 0 is the only one of which no run failed" in printed.out
+    assert "alpha = 0 is the only one without a failed run" in printed.out
     result = json.loads((out / "alpha.json").read_text())
     assert json.loads((tmp_path / "told.json").read_text())["rows"] == result["rows"]
     assert [bool(row["failed"]) for row in result["rows"]] == [False, False, True, False, True, True]
@@ -307,11 +307,12 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
     assert main(command) == 4
     assert begun == []
     assert re.search(
-        "failed before: alpha-0.5-seed-0, .*; --retry --on-nan skip goes on", capsys.readouterr().out.replace("\n", " ")
+        "failed before: alpha-0.5-seed-0, .*; continue them with --retry --on-nan skip",
+        capsys.readouterr().out.replace("\n", " "),
     )
     assert main([*command, "--retry"]) == 0
     assert begun == ["alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1"]
-    assert not list(out.glob(f"*/{FAILED}"))
+    assert not list(out.glob(f"*/{FAILURE_FILE}"))
     assert not any(row["failed"] for row in json.loads((out / "alpha.json").read_text())["rows"])
 
 
@@ -331,11 +332,11 @@ def test_a_study_goes_on_without_steps_that_gave_no_numbers_and_keeps_its_finish
 
 
 def test_runs_that_collapsed_go_on_with_what_they_are_told(tmp_path: Path) -> None:
-    failed = {"a": Failed("it collapsed", 3)}
+    failed = {"a": Failure("it collapsed", 3)}
     told = str(RunsFailed(failed, {"rows": [1, 2]}, tmp_path))
     assert_mentions(told, "1 of 2 runs")
     assert_mentions(told, tmp_path, "--retry --on-collapse warn", "collapsed")
-    other = {"b": Failed("no number", 4)}
+    other = {"b": Failure("no number", 4)}
     assert retry_flags(other) == "--retry --on-nan skip"
     assert retry_flags({**failed, **other}) == "--retry --on-nan skip --on-collapse warn"
 
@@ -371,7 +372,7 @@ def test_runs_side_by_side_all_fail_and_each_is_told(tmp_path: Path, capsys) -> 
     command = ["alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "1", "--jobs", "2", "--out", str(out)]
     assert main([*command, *SMALL, *wild]) == 4
     assert_mentions(capsys.readouterr().err, "2 of 2 runs", "failed")
-    assert {path.parent.name for path in out.glob(f"*/{FAILED}")} == {"alpha-0-seed-0", "alpha-1-seed-0"}
+    assert {path.parent.name for path in out.glob(f"*/{FAILURE_FILE}")} == {"alpha-0-seed-0", "alpha-1-seed-0"}
     page = (out / "alpha.html").read_text()
     assert "no alpha can be recommended: runs of every alpha failed" in page
     assert page.count("<li>alpha = ") == 2

@@ -9,7 +9,7 @@ import pytest
 from supancl import recipe
 from supancl.cli import main
 from supancl.core.methods import COLLAPSE_CELLS, METHODS
-from supancl.paper.collapse import MEASURES, cell, line
+from supancl.paper.collapse import MEASURES, cell_recipe, table_row
 from supancl.paper.numbers import COLLAPSE
 from supancl.training.monitor import COLLAPSED_RANK
 from tests.files import assert_refused
@@ -20,7 +20,7 @@ SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16"
 @pytest.mark.parametrize(("pool", "ema"), COLLAPSE_CELLS)
 def test_a_cell_is_the_row_of_the_method_table(pool: bool, ema: bool) -> None:
     base = recipe("cifar100.supsiam")
-    built = cell(base, pool, ema)
+    built = cell_recipe(base, pool, ema)
     row = METHODS[COLLAPSE_CELLS[pool, ema]]
     assert built.method == COLLAPSE_CELLS[pool, ema]
     assert built.branches.target == row.branches.target
@@ -32,7 +32,7 @@ def test_a_cell_is_the_row_of_the_method_table(pool: bool, ema: bool) -> None:
 @pytest.mark.parametrize(("pool", "ema"), COLLAPSE_CELLS)
 def test_a_cell_without_a_pool_draws_no_targets_of_it(pool: bool, ema: bool) -> None:
     base = recipe("cifar100.supsiam").with_set({"loss.samples": 4})
-    built = cell(base, pool, ema)
+    built = cell_recipe(base, pool, ema)
     assert built.loss == (base.loss if pool else replace(base.loss, samples=None))
     assert built.sources["loss.samples"] == (base.sources["loss.samples"] if pool else "collapse study")
 
@@ -75,13 +75,20 @@ def test_a_cell_whose_runs_failed_has_no_verdict() -> None:
         for seed in range(2)
     ]
     lost = {**dict.fromkeys(MEASURES), "collapsed": None, "failed": "why"}
-    assert line(found, (True, False))[2:] == ["no", "50.00 +- 0.00", "20.0 +- 0.0", "1.000 +- 0.000", "no", "73.92"]
+    assert table_row(found, (True, False))[2:] == [
+        "no",
+        "50.00 +- 0.00",
+        "20.0 +- 0.0",
+        "1.000 +- 0.000",
+        "no",
+        "73.92",
+    ]
     for row in found:
         if not row["pool"] and (row["ema"] or row["seed"] == 0):
             row |= lost
-    assert line(found, (False, True))[2:] == ["-", "-", "-", "-", "no", "73.32", "2 of 2"]
-    assert line(found, (False, False))[2:] == ["no", "50.00", "20.0", "1.000", "yes", "1.00", "1 of 2"]
-    assert line(found, (True, True))[-1] == "no"
+    assert table_row(found, (False, True))[2:] == ["-", "-", "-", "-", "no", "73.32", "2 of 2"]
+    assert table_row(found, (False, False))[2:] == ["no", "50.00", "20.0", "1.000", "yes", "1.00", "1 of 2"]
+    assert table_row(found, (True, True))[-1] == "no"
 
 
 @pytest.mark.parametrize("name", ["digits.simsiam", "cifar100.simclr"])

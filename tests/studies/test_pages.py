@@ -66,8 +66,8 @@ def test_every_command_of_the_papers_page_is_there(command: str, capsys: pytest.
 
 def test_the_slips_are_in_the_papers_tables() -> None:
     toy = toy_tables.PAPER
-    worse = [row[name] for row in toy.values() for name in toy_tables.TWO if row[name] < toy[1.0][name]]
-    compared = (len(toy) - 1) * len(toy_tables.TWO)
+    worse = [row[name] for row in toy.values() for name in toy_tables.TABLE_2_COLUMNS if row[name] < toy[1.0][name]]
+    compared = (len(toy) - 1) * len(toy_tables.TABLE_2_COLUMNS)
     assert f"in {compared - len(worse)} of the {compared}" in " ".join(SLIPS.split())
     for value in (*worse, toy[1.0]["interpolation 0.8"]):
         assert f"{value:.2f}" in SLIPS
@@ -84,10 +84,10 @@ def test_the_slips_are_in_the_papers_tables() -> None:
 def test_the_monitors_page_has_its_numbers() -> None:
     words = {2: "two", 3: "three"}
     for said in (
-        f"relative std below {monitor.COLLAPSED_STD} at {words[monitor.IN_A_ROW]} logged steps in a row",
-        f"effective rank below {monitor.COLLAPSED_RANK:g} at {words[monitor.RANKS_IN_A_ROW]} checks in a row",
-        f"up to {monitor.MOST_IMAGES:,} held-out and {monitor.MOST_IMAGES:,} training images",
-        f"gives up at the {nonfinite.MOST_SKIPS + 1}st",
-        f"at most {words[nonfinite.MOST_ROLLBACKS]} times",
+        f"relative std below {monitor.COLLAPSED_STD} at {words[monitor.LOW_STD_IN_A_ROW]} logged steps in a row",
+        f"effective rank below {monitor.COLLAPSED_RANK:g} at {words[monitor.LOW_RANK_IN_A_ROW]} checks in a row",
+        f"up to {monitor.MAX_IMAGES:,} held-out and {monitor.MAX_IMAGES:,} training images",
+        f"gives up at the {nonfinite.MAX_SKIPPED_STEPS + 1}st",
+        f"at most {words[nonfinite.MAX_ROLLBACKS]} times",
     ):
         assert said in MONITOR

@@ -11,8 +11,8 @@ import torch
 from supancl import recipe
 from supancl.errors import BadInput
 from supancl.sweeps.results import collect_results, mean_cells, summarize
-from supancl.sweeps.runner import Sweep, choose_rows
-from supancl.sweeps.runs import Failed, Runs, Trained
+from supancl.sweeps.runner import Sweep, select_rows
+from supancl.sweeps.runs import Failure, Runs, TrainedRun
 from tests.files import mentions
 
 ROWS = {"low": recipe("digits.supsiam"), "high": recipe("digits.supsiam").with_set({"loss.alpha": 1.0})}
@@ -32,19 +32,19 @@ def test_every_row_is_trained_with_every_seed(tmp_path: Path) -> None:
 
 
 def test_rows_are_chosen_by_name_and_stay_in_order() -> None:
-    assert list(choose_rows(ROWS, "high, low", "study")) == ["low", "high"]
-    assert list(choose_rows(ROWS, None, "study")) == ["low", "high"]
+    assert list(select_rows(ROWS, "high, low", "study")) == ["low", "high"]
+    assert list(select_rows(ROWS, None, "study")) == ["low", "high"]
     with pytest.raises(BadInput, match=mentions("--rows", "hihg", "high")):
-        choose_rows(ROWS, "hihg", "table")
+        select_rows(ROWS, "hihg", "table")
 
 
 def test_a_run_that_failed_is_counted_and_in_no_mean(tmp_path: Path) -> None:
     sweep, labels = Sweep(tmp_path, seeds=2), {"low": {"row": "low"}, "high": {"row": "high"}}
     trained = {
-        name: Trained(one, torch.nn.Identity(), [{"linear": value}], False)
+        name: TrainedRun(one, torch.nn.Identity(), [{"linear": value}], False)
         for (name, one), value in zip(sweep.with_seeds(ROWS, "a test").items(), (60.0, 70.0, 80.0, None), strict=True)
     }
-    failed = {"low-seed-1": Failed("no number", 4)}
+    failed = {"low-seed-1": Failure("no number", 4)}
     runs = Runs({name: run for name, run in trained.items() if name not in failed}, failed)
     results = collect_results(sweep, runs, labels, ["linear"], lambda run, folder: run.metrics[0])
     assert [result["linear"] for result in results] == [60.0, None, 80.0, None]

@@ -13,7 +13,7 @@ from supancl.paper.numbers import PAPER
 from supancl.paper.study import MEASURES, differences
 from supancl.paper.study_rows import STUDIES
 from supancl.paper.tables.layouts import LAYOUTS, table_name
-from supancl.sweeps.runs import FAILED
+from supancl.sweeps.runs import FAILURE_FILE
 from tests.files import Said, assert_mentions, assert_refused, class_folders
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]
@@ -137,7 +137,7 @@ def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp
     command = ["study", "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "3 of 4 runs are already there" in printed
+    assert "3 of 4 runs are already finished" in printed
     assert "trained none-seed-1 (4 of 4)" in printed
     assert before == {file: file.stat().st_mtime_ns for file in untouched.rglob("*") if file.is_file()}
     assert json.loads(mine.read_text())["accuracy"] == result["accuracy"]  # of other weights: measured again
@@ -227,7 +227,7 @@ def test_a_run_that_fails_is_in_no_mean_and_does_not_end_the_study(study: Path, 
     shutil.copytree(study, out)
     shutil.rmtree(out / "none-seed-1" / "checkpoints")  # as one that failed before the end of its first epoch
     (out / "none-seed-1" / "metrics.jsonl").unlink()
-    (out / "none-seed-1" / FAILED).write_text(json.dumps({"reason": "the loss is not finite", "exit_code": 4}))
+    (out / "none-seed-1" / FAILURE_FILE).write_text(json.dumps({"reason": "the loss is not finite", "exit_code": 4}))
     command = ["study", "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
     assert main(command) == 4
     assert_mentions(capsys.readouterr().err, "1 of 4 runs", "none-seed-1")

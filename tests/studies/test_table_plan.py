@@ -9,7 +9,7 @@ import pytest
 
 from supancl.cli import main
 from supancl.paper.tables.layouts import LAYOUTS, table_name
-from supancl.paper.tables.plan import in_words, keep_out
+from supancl.paper.tables.plan import format_duration, hold_out_for_ridge
 
 METHODS = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "supbyol")
 ALPHAS = tuple(f"alpha-{alpha}" for alpha in ("0", "0.2", "0.5", "0.8", "1"))
@@ -79,13 +79,13 @@ def test_images_are_kept_out_where_a_ridge_is_chosen(name: str, kept_out: float 
     from supancl import recipe
 
     layout = LAYOUTS[table_name(name)]
-    assert keep_out(layout, recipe("cifar100.supsiam")).data.holdout == kept_out
+    assert hold_out_for_ridge(layout, recipe("cifar100.supsiam")).data.holdout == kept_out
     asked = recipe("cifar100.supsiam").with_set({"data.holdout": 0.2})
-    assert keep_out(layout, asked).data.holdout == 0.2
+    assert hold_out_for_ridge(layout, asked).data.holdout == 0.2
 
 
 def test_times_are_said_as_people_say_them() -> None:
-    assert [in_words(seconds) for seconds in (5, 99, 120, 3600, 5400)] == [
+    assert [format_duration(seconds) for seconds in (5, 99, 120, 3600, 5400)] == [
         "5 s",
         "99 s",
         "2 min",

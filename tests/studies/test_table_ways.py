@@ -67,7 +67,7 @@ def test_lines_of_different_probes_are_named_and_not_ranked_together(tmp_path: P
     for method, result in of.items():
         make_run(tmp_path / method, recipe(f"imagenet100.{method}"), {"linear": result})
     filled = laid("4", *sorted(tmp_path.iterdir()))
-    places = {line.head[0]: line.places.get("linear") for line in filled.lines if line.ours}
+    places = {line.head[0]: line.rankings.get("linear") for line in filled.lines if line.ours}
     assert places == {"SupSiam†": 0, "SimSiam": 1, "BYOL": None}
     note = note_on(filled, "Top-1")
     assert "SGD probe, held-out images (SimSiam, SupSiam†)" in note
@@ -102,7 +102,7 @@ def test_a_study_of_0_1_0_is_shown_and_not_ranked_with_others(tmp_path: Path) ->
     filled = laid("1", *sorted(tmp_path.iterdir()))
     lines = [line for line in filled.lines if "linear" in line.ours]
     assert pytest.approx(sum(old) / 2) in [line.ours["linear"].mean for line in lines]
-    assert sorted(line.places["linear"] for line in lines if "linear" in line.places) == [0, 1, 2]
+    assert sorted(line.rankings["linear"] for line in lines if "linear" in line.rankings) == [0, 1, 2]
     assert "C = 1 (a study of 0.1.0)" in note_on(filled, "Linear")
 
 
@@ -116,7 +116,7 @@ def test_ridges_chosen_on_other_kinds_of_images_are_not_ranked_together(tmp_path
     for method, result in of.items():
         make_run(tmp_path / method, recipe(f"imagenet100.{method}"), {"linear": result})
     filled = laid("4", *sorted(tmp_path.iterdir()))
-    assert {line.head[0]: line.places.get("linear") for line in filled.lines if line.ours} == {
+    assert {line.head[0]: line.rankings.get("linear") for line in filled.lines if line.ours} == {
         "SupSiam†": 0,
         "SimSiam": 1,
         "BYOL": None,
@@ -216,7 +216,7 @@ def test_a_detector_of_a_moved_run_is_known_by_its_weights(tmp_path: Path, monke
     stale = make_detector(tmp_path / "stale", str(run), 60.0, weights="bbbb")
     filled = laid("4", run, stale)
     assert not cells(filled, "ap")
-    assert any("stale: is of other weights" in note for note in filled.notes)
+    assert any("stale: has other weights" in note for note in filled.notes)
 
 
 def test_detectors_of_other_settings_are_not_ranked_together(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_detectors_of_other_settings_are_not_ranked_together(tmp_path: Path) -> 
         run = make_run(tmp_path / method, recipe(f"imagenet100.{method}"))
         folders += [run, make_detector(tmp_path / f"d-{method}", str(run), 10.0 + iters, iters=iters)]
     filled = laid("4", *folders)
-    assert {line.head[0]: line.places.get("ap") for line in filled.lines if line.ours} == {
+    assert {line.head[0]: line.rankings.get("ap") for line in filled.lines if line.ours} == {
         "SimSiam": 0,
         "SupSiam†": 0,
         "BYOL": None,

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import torch
 
-from supancl.paper.tables.cells import Filled, fill
+from supancl.paper.tables.cells import FilledTable, fill
 from supancl.paper.tables.layouts import LAYOUTS
 from supancl.paper.tables.runs import read_entries
 from supancl.weights.encoder_file import load_encoder, save_encoder
 from tests.files import TINY, class_folders, supancl
 
-CHANGED = "is of other weights than the run's encoder has now (judged before its last epoch?); measure it again"
+CHANGED = "was measured with other weights than the run has now (before its last epoch?); measure it again"
 
 
-def table_of(run: Path) -> Filled:
+def table_of(run: Path) -> FilledTable:
     return fill(LAYOUTS["1"], read_entries([str(run)]))
 
 
-def linear_in(filled: Filled) -> list[float]:
+def linear_in(filled: FilledTable) -> list[float]:
     return [line.ours["linear"].mean for line in filled.lines if "linear" in line.ours]
 
 

@@ -13,9 +13,9 @@ from supancl import PoolSpec, Recipe, recipe
 from supancl.cli import main
 from supancl.config import to_json
 from supancl.paper.numbers import PAPER, TRANSFER
-from supancl.paper.tables.cells import Line, _spread_notes, average_ranks, fill
+from supancl.paper.tables.cells import Line, _deviation_notes, average_ranks, fill
 from supancl.paper.tables.formats import FORMATS, as_csv, as_latex, as_markdown, as_text
-from supancl.paper.tables.layouts import BEYOND, LAYOUTS, table_name
+from supancl.paper.tables.layouts import LAYOUTS, NO_PAPER_ROW, table_name
 from supancl.paper.tables.runs import Score, read_entries
 from supancl.paper.toy.training import FULL, QUICK, READINGS
 from supancl.weights.run_folder import RunFolder
@@ -70,37 +70,37 @@ ROWS = [
     # table, recipe, fields, the paper's row
     ("1", "digits.supsiam", {"loss.alpha": 0.2}, "0.2"),
     ("1", "digits.simsiam", {}, "1"),
-    ("1", "digits.supbyol", {}, BEYOND),
+    ("1", "digits.supbyol", {}, NO_PAPER_ROW),
     ("1", "cifar100.supcon", {}, None),
     ("2", "toy.supsiam", {"loss.alpha": 0.8}, "0.8"),
     ("2", "digits.supsiam", {}, None),
     ("4", IMAGENET, {}, "supsiam"),
     ("5", "imagenet100.moco2", {}, "moco2"),
-    ("5", IMAGENET, {"loss.alpha": 0.2}, BEYOND),
-    ("5", IMAGENET, {"train.batch_size": 256}, BEYOND),
+    ("5", IMAGENET, {"loss.alpha": 0.2}, NO_PAPER_ROW),
+    ("5", IMAGENET, {"train.batch_size": 256}, NO_PAPER_ROW),
     ("5", IMAGENET, {"train.epochs": 3, "train.seed": 4}, "supsiam"),
-    ("5", f"{IMAGENET}-256", {}, BEYOND),
+    ("5", f"{IMAGENET}-256", {}, NO_PAPER_ROW),
     ("5", "cifar100.supbyol", {}, "supbyol"),
-    ("5", "vit.byol", {}, BEYOND),
+    ("5", "vit.byol", {}, NO_PAPER_ROW),
     ("6", "imagenet100.supbyol", {}, "supbyol"),
     ("7", IMAGENET, {}, "queue"),
     ("7", IMAGENET, {"pool.kind": "class-queues", "pool.size": 20}, "class-queues 20"),
     ("7", IMAGENET, {"pool.kind": "prototypes"}, "prototypes"),
-    ("7", IMAGENET, {"pool.kind": "prototypes", "loss.alpha": 0.1}, BEYOND),
+    ("7", IMAGENET, {"pool.kind": "prototypes", "loss.alpha": 0.1}, NO_PAPER_ROW),
     ("7", "imagenet100.byol", {}, None),
     ("8", "cifar100.supsiam-nopool", {}, "none none"),
     ("8", "cifar100.supbyol", {}, "pool ema"),
     ("F.1", IMAGENET, {"loss.alpha": 0.0}, "0"),
     ("F.2", IMAGENET, {}, "all"),
     ("F.2", IMAGENET, {"loss.samples": 16}, "16"),
-    ("F.2", IMAGENET, {"loss.samples": 16, "pool.kind": "class-queues"}, BEYOND),
+    ("F.2", IMAGENET, {"loss.samples": 16, "pool.kind": "class-queues"}, NO_PAPER_ROW),
     ("F.2", "imagenet100.simsiam", {}, None),
     ("F.3", "imagenet100.supcon", {}, "128 supcon"),
     ("F.3", "imagenet100.supcon-pool-256", {}, "256 supcon-pool"),
     ("F.3", IMAGENET, {"train.batch_size": 256}, "256 supsiam"),
-    ("F.3", IMAGENET, {"loss.alpha": 0.1}, BEYOND),
+    ("F.3", IMAGENET, {"loss.alpha": 0.1}, NO_PAPER_ROW),
     ("G.1", "vit.supmoco", {}, "supmoco"),
-    ("G.1", "imagenet100.byol", {}, BEYOND),
+    ("G.1", "imagenet100.byol", {}, NO_PAPER_ROW),
     ("H.1", "cifar10.byol", {}, "byol"),
     ("H.1", "cifar100.moco2", {}, None),
 ]
@@ -117,7 +117,7 @@ def test_a_run_has_its_row(table: str, name: str, fields: dict[str, Any], row: s
 def test_a_recipe_of_ones_own_goes_by_its_method() -> None:
     mine = replace(recipe("digits.supsiam"), name="mine.supsiam")
     assert LAYOUTS["5"].row_of(mine) == "supsiam"
-    assert LAYOUTS["5"].row_of(replace(mine, pool=PoolSpec("prototypes"))) == BEYOND
+    assert LAYOUTS["5"].row_of(replace(mine, pool=PoolSpec("prototypes"))) == NO_PAPER_ROW
 
 
 def test_seeds_are_averaged_and_set_beside_the_paper(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_seeds_are_averaged_and_set_beside_the_paper(tmp_path: Path) -> None:
     assert (score.mean, score.sd, score.n) == (62.0, 2.0, 3)
     assert line.paper["transfer:cifar10"][0] == 89.95
     assert line.ours["rank"].mean == 1.0
-    assert line.places["transfer:cifar10"] == 0
+    assert line.rankings["transfer:cifar10"] == 0
     assert "SupSiam†: imagenet100.supsiam; n = 3 (seeds 0, 1, 2)" in filled.notes
     text = as_text(filled)
     assert "62.00 ± 2.00*" in text
@@ -170,7 +170,7 @@ def test_equal_bests_are_both_bold_and_the_next_is_second(tmp_path: Path) -> Non
         chosen = recipe(IMAGENET).with_set({"loss.alpha": alpha})
         make_run(tmp_path / f"{alpha}", chosen, {"transfer-pets": {"data": "pets", "accuracy": value}})
     lines = [line for line in laid("3", *sorted(tmp_path.iterdir())).lines if line.ours]
-    assert [line.places["transfer:pets"] for line in lines] == [0, 0, 1]
+    assert [line.rankings["transfer:pets"] for line in lines] == [0, 0, 1]
 
 
 def test_few_shot_sections_and_intervals(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_table_h1_has_a_column_per_method(tmp_path: Path) -> None:
         ("digits", "CIFAR10"): {"byol": 65.0},
         ("digits", "CIFAR100"): {"byol": 55.0},
     }
-    assert filled.lines[0].places == {"simsiam": 1, "supsiam": 0}
+    assert filled.lines[0].rankings == {"simsiam": 1, "supsiam": 0}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -339,7 +339,7 @@ def test_the_command_prints_and_gives_json(tmp_path: Path, capsys) -> None:
     assert main(["tables", "f1", str(run), "--json", str(kept)]) == 0
     printed_text = capsys.readouterr().out
     assert "Table F.1" in printed_text
-    assert "nothing measured yet of alpha 0.5: supancl evaluate transfer would fill it" in printed_text
+    assert "not measured yet: alpha 0.5; supancl evaluate transfer would fill it" in printed_text
     content = json.loads(kept.read_text())
     assert content["label"] == "table:alpha"
     assert content["lines"][0]["paper"]["average"]["mean"] == 69.33
@@ -367,7 +367,7 @@ PETS = {
 @pytest.mark.parametrize(("change", "why"), [
     ({"metric": "top-1"}, "has other settings (metric top-1)"),
     ({"view": "margin", "layer": "layer3"}, "has other settings (view margin, layer layer3)"),
-    ({"partial": True}, "is of a data set that was not whole"),
+    ({"partial": True}, "was measured on an incomplete data set"),
     ({"overlaps_training": True}, "was measured on images that the run was trained on"),
     ({"source": "mine/pets"}, "is of mine/pets, not of pets@ROOT, the data set that the table means"),
 ])  # fmt: skip
@@ -492,4 +492,4 @@ def test_what_a_spread_is_is_said_where_one_is_printed(scores: list[Score], said
     layout = next(iter(LAYOUTS.values()))
     columns = layout.paper.columns
     line = Line("", ("x",), dict(zip(columns, scores, strict=False)))
-    assert _spread_notes(layout, [line]) == said
+    assert _deviation_notes(layout, [line]) == said

@@ -25,9 +25,9 @@ from supancl.paper import theory
 from supancl.paper.theory import checks as theory_checks
 from supancl.paper.theory import dynamics as theory_dynamics
 from supancl.paper.theory import formulas as theory_formulas
-from supancl.paper.theory.checks import Check, Settings, compare, covariances_of, slope, worst
+from supancl.paper.theory.checks import Check, Settings, compare, measure_covariances, slope, worst
 from supancl.paper.theory.formulas import Formulas
-from supancl.paper.theory.world import drawn, exact, features, lagrangian, make_weights, make_world
+from supancl.paper.theory.world import draw_sample, exact_sample, features, lagrangian, make_weights, make_world
 from tests.files import assert_refused
 
 SETTINGS = Settings(seed=0, samples=2000)
@@ -148,7 +148,7 @@ def halved_distance(self: Align, anchors: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (anchors - targets).square().sum(-1)
 
 
-def unit_mean(self: Align, own: Tensor, labels: Tensor, pool: Any, whole: Any = None) -> Tensor:
+def unit_mean(self: Align, own: Tensor, labels: Tensor, pool: Any, global_batch: Any = None) -> Tensor:
     return torch.nn.functional.normalize(pool.class_mean(labels, fallback=own, samples=self.samples), dim=-1)
 
 
@@ -205,7 +205,7 @@ def test_monte_carlo_errors_fall_at_the_monte_carlo_rate() -> None:
         for seed in range(30):
             world, w = make_world(3, 4, 0.5, seed), make_weights(4, 4, seed)
             with theory_checks.seeded(seed):
-                found = covariances_of(drawn(world, size, 100 + seed), w)[2]
+                found = measure_covariances(draw_sample(world, size, 100 + seed), w)[2]
             squares.append((found - theory_formulas.supervised_covariance(world, w)).square().sum())
         points.append((math.log(size), 0.5 * torch.stack(squares).mean().log().item()))
     assert slope(points) == pytest.approx(-0.5, abs=0.12)
@@ -214,7 +214,7 @@ def test_monte_carlo_errors_fall_at_the_monte_carlo_rate() -> None:
 @pytest.mark.parametrize("one_target_each", [False, True])
 def test_an_exact_sample_has_the_moments_of_the_population(one_target_each: bool) -> None:
     world = make_world(3, 4, 0.7, 5)
-    sample = exact(world, 5, one_target_each)
+    sample = exact_sample(world, 5, one_target_each)
     size = len(sample.labels)
     first, second = sample.views
     assert torch.allclose(world.between + world.within, torch.eye(4, dtype=torch.float64))
@@ -227,7 +227,7 @@ def test_an_exact_sample_has_the_moments_of_the_population(one_target_each: bool
 
 def test_lambda3_of_one_is_the_shipped_loss_alone() -> None:
     world = make_world(3, 4, 0.5, 1)
-    sample, w, wp = exact(world, 1), make_weights(4, 4, 1), make_weights(4, 4, 2)
+    sample, w, wp = exact_sample(world, 1), make_weights(4, 4, 1), make_weights(4, 4, 2)
     parts = features(sample, w, wp)
     shipped = Align(alpha=0.3, form="squared")(parts.anchors, parts.targets, sample.labels, parts.pool).total
     assert torch.equal(lagrangian(sample, w, wp, 0.3), shipped)
@@ -282,7 +282,7 @@ def test_bad_options_are_refused(words: tuple[str, str]) -> None:
 
 def test_samples_can_be_drawn_from_the_largest_seed() -> None:
     seed = theory_checks.sample_seed(theory.LARGEST_SEED, 10**6, 3 * theory_checks.REPEATS)
-    assert len(drawn(make_world(2, 2, 0.5, theory.LARGEST_SEED), 4, seed).labels) == 4
+    assert len(draw_sample(make_world(2, 2, 0.5, theory.LARGEST_SEED), 4, seed).labels) == 4
     with theory_checks.seeded(seed):
         assert torch.rand(1).isfinite()
 

@@ -26,7 +26,7 @@ from supancl.data.views.specs import Masks
 from supancl.errors import BadInput
 from supancl.paper import toy
 from supancl.paper.toy import tables as toy_tables
-from supancl.paper.toy.measures import draw_downstream, first_of_each
+from supancl.paper.toy.measures import draw_downstream, first_per_class
 from supancl.paper.toy.training import (
     DECAY,
     FULL,
@@ -148,7 +148,7 @@ def test_downstream_classes_have_the_variance_asked_for() -> None:
 
 
 def test_first_of_each_class() -> None:
-    assert first_of_each(torch.tensor([0, 0, 0, 1, 1, 1]), 2).tolist() == [0, 1, 3, 4]
+    assert first_per_class(torch.tensor([0, 0, 0, 1, 1, 1]), 2).tolist() == [0, 1, 3, 4]
 
 
 def test_the_trends_of_the_paper_in_small() -> None:
@@ -167,7 +167,7 @@ def test_the_trends_of_the_paper_in_small() -> None:
 def made_up_rows(seeds: int = 3) -> list[dict[str, float]]:
     """Rows in which alpha = .5 is best and alpha = .2 second-best in everything, a tenth apart between seeds."""
     gain = {0.0: 1.0, 0.2: 3.0, 0.5: 4.0, 0.8: 2.0, 1.0: 0.0}
-    names = (*toy_tables.ONE, *toy_tables.TWO)
+    names = (*toy_tables.TABLE_1_COLUMNS, *toy_tables.TABLE_2_COLUMNS)
     return [
         {"alpha": alpha, "seed": seed, **dict.fromkeys(names, 50 + gain[alpha] + 0.1 * seed * (1 + alpha))}
         for alpha in gain
@@ -177,13 +177,13 @@ def made_up_rows(seeds: int = 3) -> list[dict[str, float]]:
 
 def test_tables_show_ours_beside_the_papers_and_mark_the_best_two() -> None:
     summary = toy_tables.summarize(made_up_rows())
-    lines = to_markdown(toy_tables.table(summary, toy_tables.ONE)).splitlines()
+    lines = to_markdown(toy_tables.table(summary, toy_tables.TABLE_1_COLUMNS)).splitlines()
     assert lines[0] == "| alpha | l_ssl | l_sup | S_W | S_W/S_T % | k-NN % | linear % |"
     assert len(lines) == 2 + 5
     assert "**54.1 +- 0.1 (61.18)**" in lines[4]
     assert "<u>53.1 +- 0.1 (61.35)</u>" in lines[3]
     assert all(line.count("**") == (4 if line.startswith("| 0.5") else 0) for line in lines)
-    rows = [row[1:] for row in toy_tables.table(summary, toy_tables.TWO).rows]
+    rows = [row[1:] for row in toy_tables.table(summary, toy_tables.TABLE_2_COLUMNS).rows]
     assert [sum(cell_text(cell).endswith("*") for cell in row) for row in rows] == [0, 0, 6, 0, 0]
     assert [sum(cell_text(cell).endswith("+") for cell in row) for row in rows] == [0, 6, 0, 0, 0]
 
@@ -191,13 +191,15 @@ def test_tables_show_ours_beside_the_papers_and_mark_the_best_two() -> None:
 def test_one_seed_has_no_spread_and_no_interval() -> None:
     rows = made_up_rows(seeds=1)
     assert math.isnan(toy_tables.summarize(rows)[0.5]["k-NN"].sd)
-    assert "+-" not in to_markdown(toy_tables.table(toy_tables.summarize(rows), toy_tables.ONE))
-    assert all(row["interval"] is None for row in toy_tables.paired(rows))
+    assert "+-" not in to_markdown(toy_tables.table(toy_tables.summarize(rows), toy_tables.TABLE_1_COLUMNS))
+    assert all(row["interval"] is None for row in toy_tables.paired_differences(rows))
 
 
 def test_paired_intervals_are_students() -> None:
     rows = made_up_rows()
-    found = next(row for row in toy_tables.paired(rows) if row["measure"] == "linear" and row["alpha"] == 0.5)
+    found = next(
+        row for row in toy_tables.paired_differences(rows) if row["measure"] == "linear" and row["alpha"] == 0.5
+    )
     wanted = stats.ttest_1samp([3.0, 3.05, 3.1], 0).confidence_interval(0.95)
     assert found["interval"] == pytest.approx(list(wanted))
     assert found["paper"] == pytest.approx(61.89 - 60.78)

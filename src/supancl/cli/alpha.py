@@ -10,10 +10,10 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
-from supancl.distributed import by_one
-from supancl.errors import BadInput, counted
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
-from supancl.sweeps.alpha import check_alpha, laid_out, train_alphas, write_alphas
+from supancl.sweeps.alpha import check_alpha, summary_table, train_alphas, write_alphas
 from supancl.sweeps.runner import Sweep, check_overrides
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.3,
         metavar="SHARE",
-        help="share of the classes kept out of pretraining to measure transfer (default 0.3)",
+        help="fraction of the classes left out of pretraining to measure transfer (default 0.3)",
     )
     parser.add_argument(
         "--shots",
@@ -38,19 +38,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="labelled images per left-out class that transfer is fitted on (default 5)",
     )
     add_run_flags(parser)
-    parser.add_argument("--out", help="folder (default: runs/alpha-NNN); the same one again goes on where it was left")
+    parser.add_argument("--out", help="folder (default: runs/alpha-NNN); an existing one is continued")
     add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
+    require_single_process("a study")
     base, alphas = recipe_from_flags(args.recipe, args), parse_alphas(args.alphas)
     check(base, args)
     out = Path(args.out or next_folder("alpha"))
     sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
     sweep.check_folder(base)
     result, runs, data = train_alphas(base, alphas, sweep, args.leave_out, args.shots)
-    console.print(table(f"{base.name}, {counted(args.seeds, 'seed')}: mean +- sd", *laid_out(result)))
+    console.print(table(f"{base.name}, {plural(args.seeds, 'seed')}: mean +- sd", *summary_table(result)))
     console.print(result["recommendation"])
     page = write_alphas(result, runs, data, out)
     console.print(f"page: {page}; {result['seconds']:.0f} s")
@@ -61,13 +61,13 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def parse_alphas(text: str) -> list[float]:
     values = []
-    for part in text.split(","):
+    for word in text.split(","):
         try:
-            value = float(part)
+            value = float(word)
         except ValueError:
-            raise BadInput(f"--alphas {text}: {part!r} is not a number") from None
+            raise BadInput(f"--alphas {text}: {word!r} is not a number") from None
         if not 0 <= value <= 1:
-            raise BadInput(f"--alphas {text}: {part} lies outside [0, 1]")
+            raise BadInput(f"--alphas {text}: {word} lies outside [0, 1]")
         values.append(float(f"{value:g}"))  # as the runs' folders are named: no two alphas share one
     return sorted(set(values))
 

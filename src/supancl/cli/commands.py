@@ -1,33 +1,33 @@
-"""The table of contents of the command line. Each command is a module here: `arguments(parser)` and `command(args,
-console)`, imported when the command is used."""
+"""The commands and their one-line help. Each command is a module of this package with `arguments(parser)` and
+`command(args, console)`, imported when the command is used."""
 
 GROUPS: dict[str, dict[str, str]] = {
     "train": {
         "pretrain": "pretrain an encoder on your images",
         "recipes": "list the recipes, or show one with the source of each value",
-        "alpha": "train several alphas on your data and say which one to take",
+        "alpha": "train several alphas on your data and recommend one",
     },
-    "judge": {
-        "evaluate": "k-NN, linear, transfer, few-shot, fine-tuning, all of them",
+    "evaluate and use": {
+        "evaluate": "k-NN, linear, transfer, few-shot, fine-tuning, or all of them",
         "embed": "write features of images to a file",
         "detect": "fine-tune, test, compare and export an object detector",
     },
     "data and weights": {
-        "data": "look at data, check a benchmark's layout, keep decoded images",
-        "import": "write another library's encoder as an encoder.safetensors",
+        "data": "look at data, check a benchmark's layout, cache decoded images",
+        "import": "convert another library's encoder to encoder.safetensors",
     },
     "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},
 }
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
-NESTED = ("evaluate", "data", "detect", "paper")  # these have commands of their own below them
+NESTED = ("evaluate", "data", "detect", "paper")  # these have subcommands
 PAPER: dict[str, str] = {
     "toy": "the toy study of Sec. 4.3: Tables 1 and 2 and the t-SNE figure",
     "theory": "check every statement of Sec. 4 and App. A on the shipped loss",
     "collapse": "Table 8: does a pool or a momentum branch prevent collapse?",
     "study": "train an ablation's rows: pool, positives, batch, memory, alpha",
-    "table": "a table beside the paper's, from your runs or from --data",
+    "table": "a table next to the paper's, from your runs or from --data",
     "figure": "draw a figure from your runs: t-SNE of chosen classes",
 }
-OLD_NAMES = {**{name: name for name in PAPER}, "tables": "table"}  # each was a command of its own in 0.1.0
+OLD_NAMES = {**{name: name for name in PAPER}, "tables": "table"}  # top-level commands in 0.1.0
 
 __all__ = ["COMMANDS", "GROUPS", "NESTED", "OLD_NAMES", "PAPER"]

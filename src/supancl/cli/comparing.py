@@ -1,4 +1,4 @@
-"""Several encoders on several data sets: which ones, and the tables that come of it."""
+"""Evaluate several encoders on several data sets, and print the tables."""
 
 from __future__ import annotations
 
@@ -10,65 +10,72 @@ from typing import Any, Literal
 from rich.console import Console
 
 from supancl.cli.console import Terminal
-from supancl.cli.encoders import names
+from supancl.cli.encoders import parse_names
 from supancl.data.opening import check_source
-from supancl.data.sources.benchmarks import official_name, present_benchmarks
-from supancl.errors import BadInput, counted
-from supancl.evaluate import EvaluatedEncoder, differences, drawn_from, rankings, trained_on, unlike
-from supancl.evaluate.compared import check_seeds
+from supancl.data.sources.benchmarks import find_benchmarks, official_name
+from supancl.errors import BadInput, plural
+from supancl.evaluate import (
+    EvaluatedEncoder,
+    describe_episode_images,
+    differences,
+    different_images_warnings,
+    overlap_warnings,
+    rankings,
+)
+from supancl.evaluate.comparison import check_seeds
 from supancl.reports.score_table import TableFormat, score_table
 from supancl.reports.tables import FORMATS as TABLE_FORMATS
 
 FORMATS = (*TABLE_FORMATS, "json")
-MOST_LINES = 20  # of paired differences on a terminal; all of them are in --json
-Task = tuple[str, str, Callable[[EvaluatedEncoder], dict[str, Any]]]  # protocol, data, how
+MAX_DIFFERENCES = 20  # printed; --json has all
+Task = tuple[str, str, Callable[[EvaluatedEncoder], dict[str, Any]]]  # protocol, data, function
 HEADINGS = {"text": "{}", "markdown": "**{}**\n", "latex": "% {}", "csv": "# {}"}
 
 
-def add_sets(parser: argparse.ArgumentParser) -> None:
+def add_data_set_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", action="append", default=[], help="a source; may be given several times")
     parser.add_argument("--root", help="folder with the data sets of the registry")
-    parser.add_argument("--sets", help="names of the registry, with commas (default: all that are in --root)")
-    parser.add_argument("--format", default="text", choices=FORMATS, help="of the table")
+    parser.add_argument("--sets", help="names of the registry, comma-separated (default: all that are in --root)")
+    parser.add_argument("--format", default="text", choices=FORMATS, help="format of the table")
 
 
-def sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> list[str]:
-    """The sources named, and the data sets of the registry that are in --root."""
+def select_sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> list[str]:
+    """The sources of --data, and those data sets of the registry that are in --root."""
     if args.sets and not args.root:
-        raise BadInput("--sets names data sets of --root; give it too")
+        raise BadInput("--sets names data sets in --root; give --root too")
     if not args.data and not args.root:
-        raise BadInput(f"name data to judge on: --data SOURCE, or --root FOLDER with data sets for {use}")
-    found = list(args.data)
-    for source in found:
+        raise BadInput(f"name data to evaluate on: --data SOURCE, or --root FOLDER with data sets for {use}")
+    selected = list(args.data)
+    for source in selected:
         check_source(source)
     if args.root:
-        there = present_benchmarks(args.root, use)
-        named = [official_name(name) for name in names(args.sets)] or there
-        if not named:
-            raise BadInput(f"no data set for {use} is in {args.root}; supancl data where NAME says how to lay one out")
-        for name in named:
-            if name not in there:
+        present = find_benchmarks(args.root, use)
+        requested = [official_name(name) for name in parse_names(args.sets)] or present
+        if not requested:
+            raise BadInput(f"no data set for {use} is in {args.root}; supancl data where NAME describes the layout")
+        for name in requested:
+            if name not in present:
                 raise BadInput(f"{name} is not in {args.root}; see: supancl data where {name}")
-        found += [f"{name}@{args.root}" for name in named]
-    return list(dict.fromkeys(found))
+        selected += [f"{name}@{args.root}" for name in requested]
+    return list(dict.fromkeys(selected))
 
 
-def measured(subjects: Sequence[EvaluatedEncoder], tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Every task with every subject: what is decoded for one encoder serves the next."""
-    check_seeds(subjects)
+def measure_all(encoders: Sequence[EvaluatedEncoder], tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Run every task with every encoder; images decoded for one encoder are reused by the next."""
+    check_seeds(encoders)
     return [
-        how(subject) | {"task": protocol, "data": data, "group": subject.group}
-        for protocol, data, how in tasks
-        for subject in subjects
+        run_protocol(evaluated) | {"task": protocol, "data": data, "group": evaluated.group}
+        for protocol, data, run_protocol in tasks
+        for evaluated in encoders
     ]
 
 
-def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) -> dict[str, Any]:
-    """The tables, and in text the paired differences; the result for --json."""
+def print_results(results: list[dict[str, Any]], form: TableFormat, console: Console) -> dict[str, Any]:
+    """Print the tables, and as text also the paired differences; returns the result for --json."""
     tables = rankings(results)
-    for line in (*unlike(results), *trained_on(results)):
+    for line in (*different_images_warnings(results), *overlap_warnings(results)):
         Terminal(console).warn(line)
-    gaps, legends = differences(results), drawn_from(results)
+    gaps, legends = differences(results), describe_episode_images(results)
     if form == "json":
         content = {name: ranking.to_json() for name, ranking in tables.items()}
         console.print(json.dumps(content, indent=2, ensure_ascii=False))
@@ -80,13 +87,13 @@ def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) 
             if form == "text" and protocol in legends:
                 console.print(f"episodes: {legends[protocol]}")
     if form == "text":
-        for gap in gaps[:MOST_LINES]:
+        for gap in gaps[:MAX_DIFFERENCES]:
             console.print(
                 f"{gap['protocol']} {gap['data']}: {gap['a']} - {gap['b']} = {gap['difference']:+.2f} "
                 f"± {gap['interval']:.2f} (same episodes)"
             )
-        if len(gaps) > MOST_LINES:
-            console.print(f"{counted(len(gaps) - MOST_LINES, 'more difference')}: --json")
+        if len(gaps) > MAX_DIFFERENCES:
+            console.print(f"{plural(len(gaps) - MAX_DIFFERENCES, 'more difference')}: --json")
     return {
         "results": results,
         "tables": {name: ranking.to_json() for name, ranking in tables.items()},
@@ -95,7 +102,7 @@ def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) 
 
 
 def progress_console(form: str, console: Console) -> Console:
-    """Where progress is told: beside a text table, but not into a file of another format."""
+    """The console for progress: stdout next to a text table, else stderr, so that stdout holds the table alone."""
     if form == "text":
         return console
     return Console(stderr=True, quiet=console.quiet, markup=False, highlight=False, soft_wrap=True)

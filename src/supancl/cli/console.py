@@ -1,4 +1,4 @@
-"""What a person sees: progress with the time left, one line an epoch, warnings, and errors of one line."""
+"""Terminal output: progress with the time left, one line per epoch, warnings, and one-line errors."""
 
 from __future__ import annotations
 
@@ -13,37 +13,40 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from supancl.data.splits import Data
-from supancl.distributed import speaks, tells
-from supancl.errors import counted
+from supancl.distributed import should_print, should_report_failure
+from supancl.errors import plural
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 
 
 def make_console(quiet: bool, json_to_stdout: bool) -> Console:
-    """Standard output, or standard error when the JSON goes to standard output; of several ranks only one prints."""
-    made = Console(stderr=json_to_stdout, quiet=quiet or not speaks(), markup=False, highlight=False, soft_wrap=True)
-    if not made.is_terminal:
-        made.width = 160  # a file has no edge to wrap at
-    return made
+    """A console on stdout, or on stderr if the JSON goes to stdout; of several ranks only one prints."""
+    console = Console(
+        stderr=json_to_stdout, quiet=quiet or not should_print(), markup=False, highlight=False, soft_wrap=True
+    )
+    if not console.is_terminal:
+        console.width = 160  # a file has no edge to wrap at
+    return console
 
 
-LONG = 1000  # things to read, from which on a file or a pipe is told how far it is
-WORTH_TELLING = 5.0  # seconds; what is done sooner needs no lines
-SILENCE = 30.0  # seconds within an epoch, after which a file or a pipe is told how far the run is
+# without a terminal:
+MIN_TOTAL = 1000  # items to read before progress is printed
+MIN_SECONDS = 5.0  # of reading before progress is printed
+MAX_SILENCE = 30.0  # seconds within an epoch until progress is printed
 
 
 class Terminal(Reporter):
-    """Tells a console; a live bar where there is a terminal, a line per epoch in any case."""
+    """Reports to a console: a line per epoch, and a live progress bar if it is a terminal."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.errors = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
         self.progress: Progress | None = None
         self.last: dict[str, Any] = {}
-        self.counting: tuple[str, int, float, int] = ("", 0, 0.0, 0)
-        self.begun, self.told, self.first, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
+        self.count_state: tuple[str, int, float, int] = ("", 0, 0.0, 0)
+        self.started, self.last_printed, self.first_step, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
         self.labelled = 0  # training images with a label
-        atexit.register(self.ends)  # a bar that was left running would leave the cursor hidden
+        atexit.register(self.ends)  # a bar left running would hide the cursor
 
     def note(self, text: str) -> None:
         self.console.print(text)
@@ -52,12 +55,12 @@ class Terminal(Reporter):
         self.errors.print(f"warning: {text}", style="yellow")
 
     def reading(self, what: str, done: int, total: int) -> None:
-        """A bar, or, where there is no terminal, a line every tenth of what takes long. A total of 0 is a sentence."""
+        """Show a bar, or without a terminal a line per tenth of a long job. With a total of 0, print `what`."""
         if total == 0:
             self.note(what)
             return
         if not self.console.is_terminal:
-            self._count(what, done, total)
+            self._print_count(what, done, total)
             return
         if self.progress is None:
             self._start(what, total, 0)
@@ -66,26 +69,26 @@ class Terminal(Reporter):
         if done == total:
             self.ends()
 
-    def _count(self, what: str, done: int, total: int) -> None:
-        if total < LONG:
+    def _print_count(self, title: str, done: int, total: int) -> None:
+        if total < MIN_TOTAL:
             return
-        if self.counting[0] != what or done <= self.counting[3]:
-            self.counting = (what, 0, time.perf_counter(), 0)
-        _, told, since, _ = self.counting
-        tenths, taken = done * 10 // total, time.perf_counter() - since
-        tells = tenths > told and taken >= WORTH_TELLING
-        self.counting = (what, tenths if tells else told, since, done)
-        if tells:
-            left = f", about {taken / done * (total - done):.0f} s left" if done < total else f" in {taken:.0f} s"
-            self.note(f"{what}: {done:,} of {total:,}{left}")
+        if self.count_state[0] != title or done <= self.count_state[3]:
+            self.count_state = (title, 0, time.perf_counter(), 0)
+        _, printed_tenths, started, _ = self.count_state
+        tenths, elapsed = done * 10 // total, time.perf_counter() - started
+        should_print = tenths > printed_tenths and elapsed >= MIN_SECONDS
+        self.count_state = (title, tenths if should_print else printed_tenths, started, done)
+        if should_print:
+            left = f", about {elapsed / done * (total - done):.0f} s left" if done < total else f" in {elapsed:.0f} s"
+            self.note(f"{title}: {done:,} of {total:,}{left}")
 
     def begins(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
-        self.labelled = data.train.labelled
-        share = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
+        self.labelled = data.train.num_labelled
+        labelled_note = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
         self.note(
             f"{recipe.name} on {recipe.data.source or 'the data'}: "
-            f"{counted(len(data.train), 'training image')}{share}, {len(data.held_out)} held out, "
-            f"{counted(len(data.classes), 'class', 'classes')}; {device} -> {folder}"
+            f"{plural(len(data.train), 'training image')}{labelled_note}, {len(data.held_out)} held out, "
+            f"{plural(len(data.classes), 'class', 'classes')}; {device} -> {folder}"
         )
         if recipe.train.batch_size != recipe.optimizer.reference_batch:
             self.note(
@@ -94,17 +97,17 @@ class Terminal(Reporter):
             )
         if step >= steps:
             self.note(
-                f"{folder} is finished, at step {step} of {steps}; to train on, start another run with "
+                f"{folder} is finished, at step {step} of {steps}; to train longer, start another run with "
                 f"--init {folder} and another --out"
             )
             return
         if step:
-            self.note(f"going on at step {step} of {steps}")
-        self.begun = self.told = time.perf_counter()
-        self.first, self.steps, self.epochs, self.last = step, steps, recipe.train.epochs, {}
+            self.note(f"continuing at step {step} of {steps}")
+        self.started = self.last_printed = time.perf_counter()
+        self.first_step, self.steps, self.epochs, self.last = step, steps, recipe.train.epochs, {}
         self._start(recipe.name, steps, step)
 
-    def _start(self, what: str, total: int, done: int) -> None:
+    def _start(self, title: str, total: int, done: int) -> None:
         if not self.console.is_terminal:
             return
         self.progress = Progress(
@@ -118,7 +121,7 @@ class Terminal(Reporter):
             console=self.console,
             transient=True,
         )
-        self.progress.add_task(what, total=total, completed=done, loss="")
+        self.progress.add_task(title, total=total, completed=done, loss="")
         self.progress.start()
 
     def stepped(self, step: int, row: dict[str, Any] | None) -> None:
@@ -127,31 +130,31 @@ class Terminal(Reporter):
         if self.progress is not None:
             loss = f"loss {self.last['loss']:.4f}" if self.last else ""
             self.progress.update(self.progress.task_ids[0], completed=step, loss=loss)
-        elif not self.console.is_terminal and self.steps and time.perf_counter() - self.told >= SILENCE:
-            self._tell(step)
+        elif not self.console.is_terminal and self.steps and time.perf_counter() - self.last_printed >= MAX_SILENCE:
+            self._print_progress(step)
 
-    def _tell(self, step: int) -> None:
-        """How far it is, of what the log has anyway: nobody waits for the device because of a line."""
-        self.told = time.perf_counter()
-        epoch, taken = (step - 1) * self.epochs // self.steps + 1, self.told - self.begun
-        parts = [f"epoch {epoch} of {self.epochs}, step {step:,} of {self.steps:,}"]
+    def _print_progress(self, step: int) -> None:
+        """Print the progress from values already logged, so as not to wait for the device."""
+        self.last_printed = time.perf_counter()
+        epoch, elapsed = (step - 1) * self.epochs // self.steps + 1, self.last_printed - self.started
+        pieces = [f"epoch {epoch} of {self.epochs}, step {step:,} of {self.steps:,}"]
         if self.last:
-            parts += [f"loss {self.last['loss']:.4f}", f"{compact(self.last['images_per_second'])} img/s"]
-        if step > self.first:  # a run that went back has nothing to judge by yet
-            parts.append(f"about {duration(taken / (step - self.first) * (self.steps - step))} left")
-        self.note(", ".join(parts))
+            pieces += [f"loss {self.last['loss']:.4f}", f"{compact(self.last['images_per_second'])} img/s"]
+        if step > self.first_step:  # after a rollback there is no rate yet
+            pieces.append(f"about {duration(elapsed / (step - self.first_step) * (self.steps - step))} left")
+        self.note(", ".join(pieces))
 
     def epoch_ended(self, row: dict[str, Any]) -> None:
-        shown = {"loss": self.last.get("loss"), "ssl": self.last.get("ssl"), "sup": self.last.get("sup")}
-        shown |= {"std": row.get("std"), "rank": row.get("effective_rank"), "S_W/S_T": row.get("s_w/s_t")}
+        values = {"loss": self.last.get("loss"), "ssl": self.last.get("ssl"), "sup": self.last.get("sup")}
+        values |= {"std": row.get("std"), "rank": row.get("effective_rank"), "S_W/S_T": row.get("s_w/s_t")}
         references = row.get("knn_references", self.labelled)
-        sampled = f" (of {references})" if references < self.labelled else ""  # training images compared with
-        shown |= {f"k-NN{sampled}": row.get("knn"), "linear": row.get("linear")}
-        shown |= {"pool": row.get("pool_coverage"), "age": row.get("pool_staleness")}
-        shown |= {"img/s": self.last.get("images_per_second")}
-        values = "  ".join(f"{name} {compact(value)}" for name, value in shown.items() if value is not None)
-        self.note(f"epoch {row['epoch'] + 1:4d}  {values}")
-        self.told = time.perf_counter()
+        sample_note = f" (of {references})" if references < self.labelled else ""  # training images compared with
+        values |= {f"k-NN{sample_note}": row.get("knn"), "linear": row.get("linear")}
+        values |= {"pool": row.get("pool_coverage"), "age": row.get("pool_staleness")}
+        values |= {"img/s": self.last.get("images_per_second")}
+        text = "  ".join(f"{name} {compact(value)}" for name, value in values.items() if value is not None)
+        self.note(f"epoch {row['epoch'] + 1:4d}  {text}")
+        self.last_printed = time.perf_counter()
 
     def ends(self) -> None:
         if self.progress is not None:
@@ -160,7 +163,7 @@ class Terminal(Reporter):
 
 
 def duration(seconds: float) -> str:
-    """The two largest units of it.
+    """A duration in its two largest units.
 
     >>> duration(42), duration(3 * 3600 + 5 * 60)
     ('42 s', '3 h 5 min')
@@ -181,16 +184,16 @@ def compact(value: float) -> str:
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-    """A plain table; columns whose cells, where they are not empty, are all numbers are set to the right."""
-    laid = Table(title=title, title_justify="left")
+    """A table for the terminal; columns of numbers are right-aligned."""
+    result = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
         starts = {cells[i].strip()[:1] for cells in rows} - {""}
-        laid.add_column(column, justify="right" if i > 0 and starts <= set("0123456789+-−.") else "left")
+        result.add_column(column, justify="right" if i > 0 and starts <= set("0123456789+-−.") else "left")
     for cells in rows:
-        laid.add_row(*cells)
-    return laid
+        result.add_row(*cells)
+    return result
 
 
-def say_error(text: str) -> None:
-    if tells():
+def print_error(text: str) -> None:
+    if should_report_failure():
         print(f"supancl: {text}", file=sys.stderr)

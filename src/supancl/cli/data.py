@@ -13,47 +13,51 @@ import numpy as np
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
-from supancl.cli.flags import common
+from supancl.cli.flags import common_flags
 from supancl.data.opening import absolute_source, open_source
-from supancl.data.show import copies, described, image_sizes
+from supancl.data.show import describe_source, find_copies, image_sizes
 from supancl.data.sources import benchmarks
-from supancl.data.sources.folder import check_apart
+from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import DataSpec, Source
 from supancl.data.store.cache import CachedImages, cache_root, evict, list_caches, remove_cache
 from supancl.data.views.specs import Crops
-from supancl.errors import BadInput, CheckFailed, counted
+from supancl.errors import BadInput, CheckFailed, plural
 from supancl.recipes import Recipe, recipe
-from supancl.reports.contact_sheet import image_sheet, view_sheet
+from supancl.reports.contact_sheet import draw_image_sheet, draw_view_sheet
 from supancl.training.preflight import with_short_side
 from supancl.weights.run_folder import next_folder
 
-SHOWN_CLASSES = 12  # on screen, from either end; the JSON has all
+MAX_CLASSES = 12  # printed from either end; the JSON has all
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    below = parser.add_subparsers(dest="what", required=True)
-    show = below.add_parser("show", parents=[common()], help="what is in a source, and a contact sheet of it")
+    below = parser.add_subparsers(dest="action", required=True)
+    show = below.add_parser("show", parents=[common_flags()], help="summary and contact sheets of a source")
     show.add_argument("source", help="anything that --data takes")
-    show.add_argument("--recipe", help="whose views to draw (default: by the size of the images)")
+    show.add_argument("--recipe", help="recipe whose views are drawn (default: by the size of the images)")
     show.add_argument("--out", help="folder for the contact sheets (default: runs/show-NNN)")
-    cache = below.add_parser("cache", parents=[common()], help="decode images once and keep them")
-    cache.add_argument("source", nargs="?", help="anything that --data takes and that lies outside memory")
-    cache.add_argument("--recipe", default="imagenet100.supsiam", help="whose size to decode to")
+    cache = below.add_parser("cache", parents=[common_flags()], help="decode images once and cache them on disk")
+    cache.add_argument("source", nargs="?", help="anything that --data takes and that is read from files")
+    cache.add_argument("--recipe", default="imagenet100.supsiam", help="recipe whose image size is used")
     cache.add_argument("--short-side", type=int, help="decode to this size instead")
-    cache.add_argument("--skip-bad-images", action="store_true", help="go on without unreadable images")
-    cache.add_argument("--verify", action="store_true", help="compare every checksum, and mend what is damaged")
-    cache.add_argument("--remove", action="store_true", help="remove the cached images of the source, at every size")
+    cache.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images")
+    cache.add_argument("--verify", action="store_true", help="compare every checksum and repair what is damaged")
+    cache.add_argument("--remove", action="store_true", help="remove the source's caches of every size")
     cache.add_argument("--list", action="store_true", help="list what is cached")
-    cache.add_argument("--keep-gb", type=float, help="remove the longest unused caches until this is left")
-    check = below.add_parser("check", parents=[common()], help="is a benchmark data set complete and laid out right?")
+    cache.add_argument("--keep-gb", type=float, help="remove the longest unused caches until at most this much is left")
+    check = below.add_parser(
+        "check", parents=[common_flags()], help="is a benchmark data set complete and in the right layout?"
+    )
     check.add_argument("name", help=f"one of {', '.join(benchmarks.BENCHMARKS)}")
-    check.add_argument("--root", required=True, help="the folder that holds it")
-    where = below.add_parser("where", parents=[common()], help="what to download for a benchmark, and where to put it")
+    check.add_argument("--root", required=True, help="the folder that contains it")
+    where = below.add_parser(
+        "where", parents=[common_flags()], help="what to download for a benchmark, and where to put it"
+    )
     where.add_argument("name", help=f"one of {', '.join(benchmarks.BENCHMARKS)}")
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    return {"show": show, "cache": cache, "check": check, "where": where}[args.what](args, console)
+    return {"show": show, "cache": cache, "check": check, "where": where}[args.action](args, console)
 
 
 # --- show -------------------------------------------------------------------------------------------------------------
@@ -63,21 +67,21 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     terminal = Terminal(console)
     out = Path(args.out) if args.out else next_folder("show")
     check_sheets(out)  # before the work, not after it
-    check_apart(args.source, out)
-    chosen = with_short_side(recipe(args.recipe)) if args.recipe else None
-    channels = chosen.encoder.channels if chosen else 3
-    side = chosen.data.short_side if chosen else 256
-    # looking leaves nothing behind: every image is decoded once, and kept only where they are few
+    check_out_folder(args.source, out)
+    shown_recipe = with_short_side(recipe(args.recipe)) if args.recipe else None
+    channels = shown_recipe.encoder.channels if shown_recipe else 3
+    side = shown_recipe.data.short_side if shown_recipe else 256
+    # writes no cache: every image is decoded once, and kept in memory only if there are few
     spec = DataSpec(source=args.source, skip_bad_images=True, short_side=side, cache="never", memory_gb=0.25)
-    found = open_source(spec, channels, terminal.reading, lenient=True)
-    sizes = image_sizes(found, terminal.reading)
-    if chosen is None:
-        chosen = fitting_recipe(float(np.median(sizes.min(1))))
-    facts = described(found, replace(spec, short_side=chosen.data.short_side), channels, sizes)
-    facts["copies"] = copies(found, terminal.reading)
+    source = open_source(spec, channels, terminal.reading, lenient=True)
+    sizes = image_sizes(source, terminal.reading)
+    if shown_recipe is None:
+        shown_recipe = fitting_recipe(float(np.median(sizes.min(1))))
+    facts = describe_source(source, replace(spec, short_side=shown_recipe.data.short_side), channels, sizes)
+    facts["copies"] = find_copies(source, terminal.reading)
     print_facts(facts, console)
     print_copies(facts["copies"], console)
-    facts["pictures"] = draw(found, chosen, out, console)
+    facts["pictures"] = draw_sheets(source, shown_recipe, out, console)
     return facts
 
 
@@ -85,27 +89,27 @@ def check_sheets(out: Path) -> None:
     for name in ("images.png", "views.png"):
         if (out / name).exists():
             raise BadInput(f"{out / name} exists; remove it or choose another --out")
-    there = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise BadInput(f"cannot write in {out} ({there} is a file); choose another --out")
+    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise BadInput(f"cannot write in {out} ({existing} is a file); choose another --out")
 
 
 def fitting_recipe(short_side: float) -> Recipe:
     return with_short_side(recipe("cifar100.supsiam" if short_side <= 64 else "imagenet100.supsiam"))
 
 
-def draw(found: Source, chosen: Recipe, out: Path, console: Console) -> list[str]:
-    train = found.splits["train"]
-    if train.batch(train.index[:1] * 0).pixels.ndim != 4 or not isinstance(chosen.views, Crops):
+def draw_sheets(source: Source, shown_recipe: Recipe, out: Path, console: Console) -> list[str]:
+    train = source.splits["train"]
+    if train.batch(train.index[:1] * 0).pixels.ndim != 4 or not isinstance(shown_recipe.views, Crops):
         console.print("vectors have no contact sheet")
         return []
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
-    image_sheet(train, found.classes, out / "images.png")
-    view_sheet(train, chosen, out / "views.png")
-    console.print(f"contact sheets: {out / 'images.png'} and, of the views of {chosen.name}, {out / 'views.png'}")
+    draw_image_sheet(train, source.classes, out / "images.png")
+    draw_view_sheet(train, shown_recipe, out / "views.png")
+    console.print(f"contact sheets: {out / 'images.png'} and, of the views of {shown_recipe.name}, {out / 'views.png'}")
     return [str(out / "images.png"), str(out / "views.png")]
 
 
@@ -116,20 +120,22 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
     ]
     console.print(table(facts["source"], ["split", "images", "labelled", "classes"], rows))
     names = list(facts["splits"])
-    lines = sorted(facts["histogram"].items(), key=lambda item: -sum(item[1].values()))
-    most = max((sum(counts.values()) for _, counts in lines), default=1)
-    shown = lines if len(lines) <= 2 * SHOWN_CLASSES else [*lines[:SHOWN_CLASSES], None, *lines[-SHOWN_CLASSES:]]
+    all_lines = sorted(facts["histogram"].items(), key=lambda item: -sum(item[1].values()))
+    most = max((sum(counts.values()) for _, counts in all_lines), default=1)
+    lines = (
+        all_lines if len(all_lines) <= 2 * MAX_CLASSES else [*all_lines[:MAX_CLASSES], None, *all_lines[-MAX_CLASSES:]]
+    )
     rows = []
-    for line in shown:
+    for line in lines:
         if line is None:
-            rows.append([f"... {len(lines) - 2 * SHOWN_CLASSES} more", *["" for _ in names], ""])
+            rows.append([f"... {len(all_lines) - 2 * MAX_CLASSES} more", *["" for _ in names], ""])
             continue
-        kind, counts = line
+        class_name, counts = line
         bar = "█" * max(1, round(24 * sum(counts.values()) / most)) if sum(counts.values()) else ""
-        rows.append([kind, *[f"{counts[name]:,}" for name in names], bar])
+        rows.append([class_name, *[f"{counts[name]:,}" for name in names], bar])
     console.print(table("images by class", ["class", *names, ""], rows))
-    for what, (low, middle, high) in facts["sizes"].items():
-        console.print(f"{what}: {low} to {high} px, median {middle}" if low < high else f"{what}: {low} px")
+    for side_name, (low, middle, high) in facts["sizes"].items():
+        console.print(f"{side_name}: {low} to {high} px, median {middle}" if low < high else f"{side_name}: {low} px")
     side = f" at short side {facts['short_side']}" if facts["short_side"] else ""
     console.print(f"decoded{side}: {facts['bytes'] / 1e6:,.1f} MB, kept {facts['kept']} when training")
     for remark in facts["remarks"]:
@@ -140,25 +146,25 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
     if empty:
         them = "it" if len(empty) == 1 else "them"
         console.print(
-            f"{counted(len(empty), 'class folder')} without an image; pretrain refuses {them}: fill or "
+            f"{plural(len(empty), 'class folder')} without an image; pretrain refuses {them}: fill or "
             f"remove {them}" + "".join(f"\n  {name}" for name in empty[:20])
         )
 
 
-def print_copies(found: dict[str, Any] | None, console: Console) -> None:
-    if not found or not found["files"]:
+def print_copies(copies: dict[str, Any] | None, console: Console) -> None:
+    if not copies or not copies["files"]:
         return
-    images = counted(found["images"], "image", form=",")
+    images = plural(copies["images"], "image", number_format=",")
     console.print(
-        f"{found['files']:,} files are byte-for-byte copies of one another, of {images}; copies may fall on "
-        "both sides of what is held out: keep one of each"
+        f"{copies['files']:,} files are byte-for-byte copies of {images}; copies may be both in training and "
+        "held out: keep one of each"
     )
-    if found["in_several_splits"]:
-        console.print(f"of {found['in_several_splits']:,} of these images there are copies in more than one split")
-    if found["labels_differ"]:
+    if copies["in_several_splits"]:
+        console.print(f"{copies['in_several_splits']:,} of these images have copies in more than one split")
+    if copies["labels_differ"]:
         console.print(
-            f"of {found['labels_differ']:,} of these images the copies have different labels"
-            + "".join(f"\n  the same image as {one} and {other}" for one, other in found["examples"])
+            f"{copies['labels_differ']:,} of these images have copies with different labels"
+            + "".join(f"\n  the same image: {first} and {second}" for first, second in copies["examples"])
         )
 
 
@@ -169,92 +175,94 @@ def cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.keep_gb is not None and args.keep_gb < 0:
         raise BadInput(f"--keep-gb {args.keep_gb:g}: must be at least 0")
     if args.remove:
-        result = remove(args, console)
-        keep(args, console)
+        result = remove_caches(args, console)
+        evict_caches(args, console)
         return result
     if args.list or args.source is None:
         if not args.list and args.keep_gb is None:
-            raise BadInput("name a source to cache, or --list, or --keep-gb N")
-        keep(args, console)
-        return listed(console)
-    result = build(args, console)
-    keep(args, console, Path(result["folder"]))  # afterwards: what was just asked for is not what goes
+            raise BadInput("name a source to cache, or give --list or --keep-gb N")
+        evict_caches(args, console)
+        return print_caches(console)
+    result = build_cache(args, console)
+    evict_caches(args, console, Path(result["folder"]))  # afterwards, so as to keep what was just built
     return result
 
 
-def keep(args: argparse.Namespace, console: Console, spared: Path | None = None) -> None:
-    """What --keep-gb asks for."""
+def evict_caches(args: argparse.Namespace, console: Console, spared: Path | None = None) -> None:
+    """Remove the longest unused caches as --keep-gb says."""
     if args.keep_gb is None:
         return
-    for old in evict(args.keep_gb * 1e9, waiting=waiting(console), spared=spared):
+    for old in evict(args.keep_gb * 1e9, on_wait=print_waiting(console), keep=spared):
         console.print(f"removed {old.folder} ({old.nbytes / 1e9:.2f} GB, of {old.source})")
-    left = sum(each.nbytes for each in list_caches()) / 1e9
+    left = sum(cache.nbytes for cache in list_caches()) / 1e9
     if spared is not None and left > args.keep_gb:
         console.print(f"{left:.3f} GB are left, more than --keep-gb {args.keep_gb:g}: {spared} itself is kept")
 
 
-def listed(console: Console) -> dict[str, Any]:
+def print_caches(console: Console) -> dict[str, Any]:
     caches = list_caches()
     rows = [
         [
-            str(each.folder.name),
-            each.source,
-            f"{each.images:,}",
-            f"{each.nbytes / 1e9:.3f}",
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(each.last_used)),
+            str(cache.folder.name),
+            cache.source,
+            f"{cache.images:,}",
+            f"{cache.nbytes / 1e9:.3f}",
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(cache.last_used)),
         ]
-        for each in caches
+        for cache in caches
     ]
     console.print(table(f"caches in {cache_root()}", ["folder", "source", "images", "GB", "last used"], rows))
-    told = [
-        {"folder": str(each.folder), "source": each.source, "images": each.images, "bytes": each.nbytes}
-        for each in caches
+    entries = [
+        {"folder": str(cache.folder), "source": cache.source, "images": cache.images, "bytes": cache.nbytes}
+        for cache in caches
     ]
-    return {"root": str(cache_root()), "caches": told}
+    return {"root": str(cache_root()), "caches": entries}
 
 
-def waiting(console: Console) -> Callable[[str], None]:
+def print_waiting(console: Console) -> Callable[[str], None]:
     return lambda owner: console.print(f"process {owner} is building it; waiting")
 
 
-def remove(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+def remove_caches(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.source is None:
-        raise BadInput("--remove: name the source whose cache is to go; --list shows them")
-    # the folder of a source may be gone, and a cache may have lost the name of its source: any name will do
-    # (but a source called features goes before the folder of that name in the cache)
+        raise BadInput("--remove: name the source whose cache to remove; --list shows them")
+    # the source may be gone, or its name lost from the cache: the cache's folder is accepted too
+    # (a source called features takes precedence over the cache folder of that name)
     caches, paths = list_caches(), (absolute_source(args.source), str(Path(args.source).resolve()))
-    gone = [each for each in caches if each.source in paths]
-    gone = gone or [each for each in caches if args.source in (each.source, each.folder.name, str(each.folder))]
-    if not gone:
-        raise BadInput(f"nothing is cached of {args.source}; supancl data cache --list shows what is")
-    for each in gone:
-        remove_cache(each.folder, waiting(console))
-        console.print(f"removed {each.folder} ({each.nbytes / 1e9:.3f} GB)")
-    return {"removed": [str(each.folder) for each in gone]}
+    removed = [cache for cache in caches if cache.source in paths]
+    removed = removed or [
+        cache for cache in caches if args.source in (cache.source, cache.folder.name, str(cache.folder))
+    ]
+    if not removed:
+        raise BadInput(f"{args.source} is not cached; supancl data cache --list shows what is")
+    for cache in removed:
+        remove_cache(cache.folder, print_waiting(console))
+        console.print(f"removed {cache.folder} ({cache.nbytes / 1e9:.3f} GB)")
+    return {"removed": [str(cache.folder) for cache in removed]}
 
 
-def build(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    chosen, terminal = with_short_side(recipe(args.recipe)), Terminal(console)
+def build_cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    selected, terminal = with_short_side(recipe(args.recipe)), Terminal(console)
     if args.short_side is not None and args.short_side < 1:
         raise BadInput(f"--short-side {args.short_side}: must be at least 1")
-    side = args.short_side or chosen.data.short_side
+    side = args.short_side or selected.data.short_side
     spec = replace(
-        chosen.data, source=args.source, short_side=side, cache="always", skip_bad_images=args.skip_bad_images
+        selected.data, source=args.source, short_side=side, cache="always", skip_bad_images=args.skip_bad_images
     )
-    since = time.perf_counter()
-    found = open_source(spec, chosen.encoder.channels, terminal.reading)
-    store = found.splits["train"].store
+    started = time.perf_counter()
+    source = open_source(spec, selected.encoder.channels, terminal.reading)
+    store = source.splits["train"].store
     if not isinstance(store, CachedImages):
-        raise BadInput(f"{args.source} is in memory already; a cache is for files")
-    for remark in found.remarks:
+        raise BadInput(f"{args.source} is read into memory; only sources of files can be cached")
+    for remark in source.remarks:
         terminal.warn(remark)
     if args.verify:
         store.verify(terminal.reading)
-    mended = store.mended if args.verify else None  # opening it has looked at some
-    seconds = time.perf_counter() - since
-    verified = "" if mended is None else f"; every checksum compared, {counted(mended, 'image')} mended"
+    mended = store.repaired if args.verify else None  # opening alone checks only some
+    seconds = time.perf_counter() - started
+    verified = "" if mended is None else f"; every checksum compared, {plural(mended, 'image')} repaired"
     console.print(
-        f"{store.cache.folder}: {counted(len(store), 'image', form=',')} at short side {side}, "
+        f"{store.cache.folder}: {plural(len(store), 'image', number_format=',')} at short side {side}, "
         f"{store.nbytes / 1e9:.3f} GB, {seconds:.1f} s{verified}"
     )
     return {
@@ -264,7 +272,7 @@ def build(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "short_side": side,
         "seconds": seconds,
         "mended": mended,
-        "skipped": len(found.skipped),
+        "skipped": len(source.skipped),
     }
 
 
@@ -277,11 +285,11 @@ def check(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         console.print(line)
     result = {**asdict(outcome), "folder": str(outcome.folder), "ok": outcome.ok}
     if not outcome.ok:
-        raise CheckFailed(f"{args.name} in {args.root} is not whole; see: supancl data where {args.name}", result)
+        raise CheckFailed(f"{args.name} in {args.root} is incomplete; see: supancl data where {args.name}", result)
     return result
 
 
 def where(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    text = benchmarks.where_text(args.name)
+    text = benchmarks.download_instructions(args.name)
     console.print(text)
     return {"name": args.name, "where": text}

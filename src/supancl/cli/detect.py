@@ -12,41 +12,46 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
-from supancl.cli.flags import Override, common
-from supancl.detect.comparing import compared, open_finished
+from supancl.cli.flags import Override, common_flags
+from supancl.detect.comparing import compare_runs, open_finished_runs
 from supancl.detect.crops import check_crops, write_crops
 from supancl.detect.export import FORMATS, export_detector
 from supancl.detect.layouts import YEARS, DetectData, open_scenes, open_test
-from supancl.detect.metrics import coco_counter, coco_scores
-from supancl.detect.model import absolute_encoder, laid_out
+from supancl.detect.metrics import coco_evaluator, coco_scores
+from supancl.detect.model import absolute_encoder_name, move_to_device
 from supancl.detect.saving import DetectFolder, load_detector
-from supancl.detect.scenes import for_testing, relabelled
+from supancl.detect.scenes import prepare_for_testing, relabelled
 from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
-from supancl.detect.train import DetectRun, precision_of, spread, told, train_detector
-from supancl.errors import BadInput, Interrupted, counted
-from supancl.files import check_place, jsonable, write_text
+from supancl.detect.train import DetectRun, format_scores, precision_of, score_stats, train_detector
+from supancl.errors import BadInput, Interrupted, plural
+from supancl.files import check_writable, jsonable, write_text
 from supancl.reports.detection_table import COLUMNS, comparison_markdown, comparison_row
-from supancl.reports.detections import class_bars, comparison_curves, detection_curves, detection_sheet
+from supancl.reports.detections import (
+    draw_class_bars,
+    draw_comparison_curves,
+    draw_detection_curves,
+    draw_detection_sheet,
+)
 from supancl.training.preflight import pick_device
 from supancl.weights.run_folder import next_folder
 
 SHORTHANDS = {
     "--arch": ("arch", "c4 (as the paper) or fpn"),
-    "--iters": ("iters", "iterations; the schedule is scaled with them"),
+    "--iters": ("iters", "iterations; the schedule scales with them"),
     "--batch-size": ("batch_size", "images per step"),
     "--lr": ("lr", "learning rate at this batch size"),
-    "--freeze": ("freeze", "stages that are not trained, with commas: stem,layer1,..."),
-    "--seed": ("seed", "of new layers, order and views"),
+    "--freeze": ("freeze", "stages that are not trained: stem,layer1,..."),
+    "--seed": ("seed", "seed of new layers, order and views"),
     "--device": ("device", "auto, cpu or cuda"),
     "--precision": ("precision", "auto, fp32 or bf16"),
-    "--eval-every": ("eval_every", "steps between tests (0: one, at the end)"),
+    "--eval-every": ("eval_every", "steps between tests (0: only at the end)"),
 }
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    below = parser.add_subparsers(dest="what", required=True)
-    train = below.add_parser("train", parents=[common()], help="fine-tune a detector from an encoder, and test it")
+    below = parser.add_subparsers(dest="action", required=True)
+    train = below.add_parser("train", parents=[common_flags()], help="fine-tune a detector from an encoder and test it")
     train.add_argument("encoder", nargs="?", help="a run folder, encoder.safetensors, checkpoint, or random:resnet50")
     add_data(train)
     for flag, (name, text) in SHORTHANDS.items():
@@ -56,46 +61,54 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--seeds", type=int, default=1, metavar="N", help="N runs with seeds 0, 1, ..., mean and spread")
     train.add_argument("--resume", action="store_true", help="continue the run in --out")
     train.add_argument("--out", help="folder of the run (default: runs/detect-NNN)")
-    test = below.add_parser("eval", parents=[common()], help="test a trained detector")
+    test = below.add_parser("eval", parents=[common_flags()], help="test a trained detector")
     test.add_argument("detector", help="the folder of a detector's run, or its detector.safetensors")
     add_data(test)
     test.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    test.add_argument("--out", help="folder for the picture and the scores (default: the run's own)")
-    compare = below.add_parser("compare", parents=[common()], help="several encoders and seeds in one table and figure")
+    test.add_argument("--out", help="folder for the picture and the scores (default: the run folder)")
+    compare = below.add_parser(
+        "compare", parents=[common_flags()], help="compare encoders over seeds in one table and figure"
+    )
     compare.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="folders of runs, or of several seeds")
     compare.add_argument("--out", required=True, help="folder for compare.json, compare.md, curves.png, classes.png")
-    cut = below.add_parser("crops", parents=[common()], help="annotated objects as a folder of images to pretrain on")
-    add_data(cut)
-    cut.add_argument("--out", required=True, help="the folder: train/CLASS/*.jpg and val/CLASS/*.jpg")
-    cut.add_argument("--margin", type=float, default=0.1, help="surroundings, as a share of the box (default: 0.1)")
-    cut.add_argument("--least", type=int, default=16, metavar="PX", help="boxes with a shorter side are left out")
-    cut.add_argument("--difficult", action="store_true", help="VOC's difficult boxes as well")
-    export = below.add_parser("export", parents=[common()], help="write weights that other libraries load by name")
-    export.add_argument("detector", help="a detector's run, or an encoder (then the backbone is written)")
+    crops = below.add_parser(
+        "crops", parents=[common_flags()], help="cut out annotated objects as images to pretrain on"
+    )
+    add_data(crops)
+    crops.add_argument("--out", required=True, help="folder for train/CLASS/*.jpg and val/CLASS/*.jpg")
+    crops.add_argument(
+        "--margin", type=float, default=0.1, help="surroundings, as a fraction of the box (default: 0.1)"
+    )
+    crops.add_argument(
+        "--least", type=int, default=16, metavar="PX", help="leave out boxes with a shorter side (default: 16)"
+    )
+    crops.add_argument("--difficult", action="store_true", help="include VOC's difficult boxes")
+    export = below.add_parser("export", parents=[common_flags()], help="export weights for Detectron2 or torchvision")
+    export.add_argument("detector", help="a detector's run, or an encoder (exports the backbone)")
     export.add_argument("--format", required=True, choices=FORMATS)
     export.add_argument("--out", required=True, metavar="FILE", help="a .pth file")
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help="a VOC root (it holds VOCdevkit/), COCO's folder, or a COCO JSON to train on")
-    parser.add_argument("--year", choices=tuple(YEARS), help="lists of VOC: trainval of both years, or of one")
+    parser.add_argument("--year", choices=tuple(YEARS), help="which lists of VOC: of both years, or of one")
     parser.add_argument("--test", help="a COCO JSON to test on")
-    parser.add_argument("--images", help="the folder of a COCO JSON's images (default: beside it)")
+    parser.add_argument("--images", help="the folder of a COCO JSON's images (default: the JSON's folder)")
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    what = {"train": train, "eval": evaluate, "compare": compare, "crops": crops, "export": export}
-    return what[args.what](args, console)
+    actions = {"train": train, "eval": evaluate, "compare": compare, "crops": crops, "export": export}
+    return actions[args.action](args, console)
 
 
-def data_of(args: argparse.Namespace, kept: DetectData | None = None) -> DetectData:
-    if args.data is None and kept is None:
+def data_from_flags(args: argparse.Namespace, saved: DetectData | None = None) -> DetectData:
+    if args.data is None and saved is None:
         raise BadInput("name the images with --data: a VOC root, COCO's folder, or a COCO JSON")
-    data = kept if args.data is None else DetectData(str(Path(args.data).resolve()))
+    data = saved if args.data is None else DetectData(str(Path(args.data).resolve()))
     assert data is not None
-    given: dict[str, str] = {"year": args.year} if args.year else {}
-    given |= {name: str(Path(getattr(args, name)).resolve()) for name in ("test", "images") if getattr(args, name)}
-    return replace(data, **given)
+    overrides: dict[str, str] = {"year": args.year} if args.year else {}
+    overrides |= {name: str(Path(getattr(args, name)).resolve()) for name in ("test", "images") if getattr(args, name)}
+    return replace(data, **overrides)
 
 
 # --- train ------------------------------------------------------------------------------------------------------------
@@ -107,35 +120,35 @@ def train(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.resume and args.out is None:
         raise BadInput("--resume continues the run in --out; name it")
     out = Path(args.out) if args.out else next_folder("detect")
-    encoder, data, spec = settings_of(args, out)
+    encoder, data, spec = resolve_settings(args, out)
     folders = [out] if args.seeds == 1 else [out / f"seed-{spec.seed + i}" for i in range(args.seeds)]
-    if args.seeds > 1 and DetectFolder(out).holds_run:
+    if args.seeds > 1 and DetectFolder(out).has_run:
         raise BadInput(f"{out} holds a single run; choose another --out for --seeds {args.seeds}")
-    if args.seeds == 1 and not DetectFolder(out).holds_run and any(out.glob("seed-*/detect.json")):
-        raise BadInput(f"{out} holds runs of several seeds; say of how many with --seeds N, or choose another --out")
-    for folder in folders:  # asked of all before the first is begun
-        if DetectFolder(folder).holds_run and not args.resume:
+    if args.seeds == 1 and not DetectFolder(out).has_run and any(out.glob("seed-*/detect.json")):
+        raise BadInput(f"{out} holds runs of several seeds; give their number with --seeds N, or choose another --out")
+    for folder in folders:  # all are checked before the first one starts
+        if DetectFolder(folder).has_run and not args.resume:
             raise BadInput(f"{folder} already holds a run; continue it with --resume, or choose another --out")
     runs: dict[str, DetectRun] = {}
     for number, folder in enumerate(folders):
-        one = replace(spec, seed=spec.seed + number)
+        seeded_spec = replace(spec, seed=spec.seed + number)
         try:
-            run = train_detector(encoder, data, one, folder, resume=args.resume, reporter=Terminal(console))
+            run = train_detector(encoder, data, seeded_spec, folder, resume=args.resume, reporter=Terminal(console))
         except Interrupted as stop:
             if args.seeds == 1:
                 raise
-            how = f"supancl detect train --resume --seeds {args.seeds} --out {shlex.quote(str(out))}"
+            command = f"supancl detect train --resume --seeds {args.seeds} --out {shlex.quote(str(out))}"
             raise Interrupted(
-                f"{str(stop).partition(';')[0]} (seed {one.seed}); continue with: {how}", stop.signal_number
+                f"{str(stop).partition(';')[0]} (seed {seeded_spec.seed}); continue with: {command}", stop.signal_number
             ) from None
-        detection_sheet(run.test, run.found, folder / "detections.png")
-        runs[f"seed {one.seed}"] = run
-    detection_curves({name: run.metrics for name, run in runs.items()}, out / "curves.png")
+        draw_detection_sheet(run.test, run.detections, folder / "detections.png")
+        runs[f"seed {seeded_spec.seed}"] = run
+    draw_detection_curves({name: run.metrics for name, run in runs.items()}, out / "curves.png")
     result = {
         "out": str(out),
         "encoder": encoder,
         "runs": {name: run.scores for name, run in runs.items()},
-        "spread": spread([run.scores for run in runs.values()]),
+        "spread": score_stats([run.scores for run in runs.values()]),
         "pictures": [str(out / "curves.png"), *(str(folder / "detections.png") for folder in folders)],
     }
     if args.seeds > 1:
@@ -145,61 +158,61 @@ def train(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return result
 
 
-def settings_of(args: argparse.Namespace, out: Path) -> tuple[str, DetectData, DetectSpec]:
-    """What is asked for; a run that is continued brings its own settings, and what is asked for must agree."""
+def resolve_settings(args: argparse.Namespace, out: Path) -> tuple[str, DetectData, DetectSpec]:
+    """Encoder, data and spec from the flags; a resumed run has saved ones, which the flags must match."""
     overrides = {name: value for name, (value, _) in args.overrides.items()}
     if isinstance(overrides.get("freeze"), str):
         overrides["freeze"] = [name for name in overrides["freeze"].split(",") if name]
     # the shorter number first: seed-5 before seed-10
-    several = sorted(out.glob("seed-*/detect.json"), key=lambda file: (len(file.parent.name), file.parent.name))
-    kept = [out / "detect.json", *several] if args.resume else []
-    begun = next((file.parent for file in kept if file.exists()), None)
-    if begun is None:
+    seed_files = sorted(out.glob("seed-*/detect.json"), key=lambda file: (len(file.parent.name), file.parent.name))
+    candidates = [out / "detect.json", *seed_files] if args.resume else []
+    started = next((file.parent for file in candidates if file.exists()), None)
+    if started is None:
         if args.encoder is None:
             raise BadInput(
                 "name an encoder: a run folder, an encoder.safetensors, a checkpoint or random:resnet50"
                 + (f"; {out} holds no run to continue" if args.resume else "")
             )
-        return args.encoder, data_of(args), detect_spec("c4", overrides)
-    spec, data, encoder, _ = DetectFolder(begun).read_settings()
-    asked = detect_spec(spec.arch, {"iters": spec.iters, **overrides})
+        return args.encoder, data_from_flags(args), detect_spec("c4", overrides)
+    spec, data, encoder, _ = DetectFolder(started).read_settings()
+    requested = detect_spec(spec.arch, {"iters": spec.iters, **overrides})
     for name in overrides:
-        if getattr(asked, name) != getattr(spec, name):
+        if getattr(requested, name) != getattr(spec, name):
             raise BadInput(
-                f"{name} = {getattr(asked, name)!r} differs from {getattr(spec, name)!r} in "
-                f"{begun / 'detect.json'}; a run continues with its own settings"
+                f"{name} = {getattr(requested, name)!r} differs from {getattr(spec, name)!r} in "
+                f"{started / 'detect.json'}; a run continues with its own settings"
             )
-    if args.encoder is not None and absolute_encoder(args.encoder) != encoder:
-        raise BadInput(f"{begun} began from {encoder}, not from {args.encoder}; leave it out to continue")
-    return encoder, data_of(args, data), spec
+    if args.encoder is not None and absolute_encoder_name(args.encoder) != encoder:
+        raise BadInput(f"{started} began from {encoder}, not from {args.encoder}; leave it out to continue")
+    return encoder, data_from_flags(args, data), spec
 
 
 def print_scores(result: dict[str, Any], console: Console) -> None:
     names = ("AP", "AP50", "AP75")
-    rows = [[name, *(cell(scores[key]) for key in names)] for name, scores in result["runs"].items()]
+    rows = [[name, *(score_cell(scores[key]) for key in names)] for name, scores in result["runs"].items()]
     if len(rows) > 1:
-        spreads = result["spread"]
-        rows.append(["mean", *(cell(spreads[key]["mean"]) for key in names)])
-        rows.append(["std", *(cell(spreads[key]["std"]) for key in names)])
+        stats = result["spread"]
+        rows.append(["mean", *(score_cell(stats[key]["mean"]) for key in names)])
+        rows.append(["std", *(score_cell(stats[key]["std"]) for key in names)])
     console.print(table(f"{result['encoder']} -> {result['out']}", ["run", *names], rows))
     console.print(f"pictures: {', '.join(result['pictures'])}")
 
 
-def cell(value: float | None) -> str:
+def score_cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-# --- what goes before, what comes after -------------------------------------------------------------------------------
+# --- crops and compare ------------------------------------------------------------------------------------------------
 
 
 def crops(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_crops(Path(args.out), args.margin, args.least)
-    train, test = open_scenes(data_of(args))
+    train, test = open_scenes(data_from_flags(args))
     terminal = Terminal(console)
     for remark in (*train.remarks, *test.remarks):
         terminal.warn(remark)
-    how = {"margin": args.margin, "least": args.least, "difficult": args.difficult}
-    result = write_crops(train, test, Path(args.out), **how, progress=terminal.reading)
+    options = {"margin": args.margin, "min_side": args.least, "difficult": args.difficult}
+    result = write_crops(train, test, Path(args.out), **options, progress=terminal.reading)
     terminal.ends()
     rows = [
         [name, *(str(result[name][key]) for key in ("images", "boxes", "crops")), str(len(result[name]["classes"]))]
@@ -211,23 +224,23 @@ def crops(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def compare(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    runs = [run for text in args.runs for run in open_finished(text)]
-    result, out = compared(runs), Path(args.out)
-    made_folder(out)
+    runs = [run for text in args.runs for run in open_finished_runs(text)]
+    result, out = compare_runs(runs), Path(args.out)
+    make_folder(out)
     for remark in result["remarks"]:
         Terminal(console).warn(remark)
     groups = {name: [run.rows for run in runs if run.name == name] for name in result["groups"]}
-    comparison_curves(groups, out / "curves.png")
-    class_bars({name: group["classes_AP50"] for name, group in result["groups"].items()}, out / "classes.png")
+    draw_comparison_curves(groups, out / "curves.png")
+    draw_class_bars({name: group["classes_AP50"] for name, group in result["groups"].items()}, out / "classes.png")
     texts = {"compare.json": json.dumps(jsonable(result), indent=2) + "\n", "compare.md": comparison_markdown(result)}
     for name, text in texts.items():
         write_text(out / name, text)
     rows = [comparison_row(name, group) for name, group in result["groups"].items()]
-    console.print(table(f"{counted(len(runs), 'run')} -> {out}", COLUMNS, rows))
+    console.print(table(f"{plural(len(runs), 'run')} -> {out}", COLUMNS, rows))
     return result
 
 
-def made_folder(out: Path) -> None:
+def make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -238,28 +251,28 @@ def made_folder(out: Path) -> None:
 
 
 def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    coco_counter()
+    coco_evaluator()
     saved, device, terminal = load_detector(args.detector), pick_device(args.device), Terminal(console)
     folder = DetectFolder(Path(args.detector) if Path(args.detector).is_dir() else Path(args.detector).parent)
-    kept = folder.read_settings()[1] if folder.holds_run else None
-    asked, out = data_of(args, kept), Path(args.out) if args.out else folder.path / "evaluate"
-    check_place(out)
-    test = open_test(asked)
+    saved_data = folder.read_settings()[1] if folder.has_run else None
+    requested, out = data_from_flags(args, saved_data), Path(args.out) if args.out else folder.path / "evaluate"
+    check_writable(out)
+    test = open_test(requested)
     for remark in test.remarks:
         terminal.warn(remark)
-    test = for_testing(relabelled(test, saved.classes))
-    detector = laid_out(saved.detector, device)
+    test = prepare_for_testing(relabelled(test, saved.classes))
+    detector = move_to_device(saved.detector, device)
     precision = precision_of(saved.detector.spec, device)
-    found = detect(detector, test, device, precision, terminal.reading)
-    scores = coco_scores(test, found)
-    made_folder(out)
-    # the run's own scores, which `compare` reads, are those on its own test images
-    name = "detect" if args.out or asked == kept else f"detect-{label_of(asked)}"
+    detections = detect(detector, test, device, precision, terminal.reading)
+    scores = coco_scores(test, detections)
+    make_folder(out)
+    # detect.json, which `compare` reads, has the scores on the run's own test images
+    name = "detect" if args.out or requested == saved_data else f"detect-{data_label(requested)}"
     picture = out / ("detections.png" if name == "detect" else f"{name}.png")
-    detection_sheet(test, found, picture)
+    draw_detection_sheet(test, detections, picture)
     result = {
         **scores,
-        "data": test.where,
+        "data": test.location,
         "detector": str(args.detector),
         "precision": precision,
         "picture": str(picture),
@@ -267,15 +280,17 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
     text = json.dumps(jsonable(result), indent=2) + "\n"
     write_text(out / f"{name}.json", text)
-    rows = [[name, *(cell(row[key]) for key in ("AP", "AP50", "AP75"))] for name, row in scores["classes"].items()]
-    console.print(table(f"{test.where}: {told(scores)}", ["class", "AP", "AP50", "AP75"], rows))
+    rows = [
+        [name, *(score_cell(row[key]) for key in ("AP", "AP50", "AP75"))] for name, row in scores["classes"].items()
+    ]
+    console.print(table(f"{test.location}: {format_scores(scores)}", ["class", "AP", "AP50", "AP75"], rows))
     return result
 
 
-def label_of(data: DetectData) -> str:
-    """Data in the name of a file: voc-2007, or the COCO file's own name."""
-    place = Path(data.test or data.root)
-    return place.stem if place.suffix == ".json" else f"{place.name}-{data.year}"
+def data_label(data: DetectData) -> str:
+    """The data's name for a file: voc-2007, or the name of the COCO file."""
+    path = Path(data.test or data.root)
+    return path.stem if path.suffix == ".json" else f"{path.name}-{data.year}"
 
 
 def export(args: argparse.Namespace, console: Console) -> dict[str, Any]:

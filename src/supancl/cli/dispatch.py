@@ -20,26 +20,28 @@ from PIL import Image
 
 from supancl import __version__
 from supancl.cli import commands
-from supancl.cli.console import make_console, say_error
+from supancl.cli.console import make_console, print_error
 from supancl.cli.flags import OneLineParser, add_command
-from supancl.distributed import speaks
-from supancl.errors import BadInput, CheckFailed, SupanclError, call_it
+from supancl.distributed import should_print
+from supancl.errors import BadInput, CheckFailed, SupanclError, set_program_name
 from supancl.files import jsonable
-from supancl.recipes.plugins import fault_in_own, load_plugin
+from supancl.recipes.plugins import describe_plugin_error, load_plugin
 
 
 class CommandLine(OneLineParser):
-    """The parser of `supancl`, to which names of 0.1.0 are still commands: `supancl toy` is `supancl paper toy`."""
+    """The parser of `supancl`. It still takes commands of 0.1.0: `supancl toy` is `supancl paper toy`."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
-        place = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
-        words[place : place + 1] = [new for old in words[place : place + 1] for new in respelled(old)]
+        position = next((position for position, word in enumerate(words) if not word.startswith("-")), len(words))
+        words[position : position + 1] = [
+            new for old in words[position : position + 1] for new in current_spelling(old)
+        ]
         return super().parse_known_args(words, namespace)
 
 
-def respelled(name: str) -> list[str]:
-    """A command of 0.1.0 as it is spelled today.
+def current_spelling(name: str) -> list[str]:
+    """The current spelling of a command of 0.1.0.
 
     >>> respelled("tables"), respelled("evaluate")
     (['paper', 'table'], ['evaluate'])
@@ -57,9 +59,9 @@ def build_parser() -> argparse.ArgumentParser:
         prog="supancl",
         usage="supancl COMMAND ...",
         description=f"Pretrain image encoders with (supervised) ANCL.\n\n{contents}",
-        epilog="supancl COMMAND --help says what a command takes",
+        epilog="supancl COMMAND --help lists the flags of a command",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        spellings={name: " ".join(respelled(name)) for name in (*commands.COMMANDS, *commands.OLD_NAMES)},
+        spellings={name: " ".join(current_spelling(name)) for name in (*commands.COMMANDS, *commands.OLD_NAMES)},
     )
     parser.add_argument("--version", action="version", version=f"supancl {__version__} (torch {torch.__version__})")
     below = parser.add_subparsers(
@@ -79,12 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
-    if not words:  # whoever names no command wants to know which there are; nothing was done all the same
+    if not words:  # show the commands, but with an error's exit code
         parser.print_help(sys.stderr)
         return BadInput.exit_code
     args = parser.parse_args(words)
     console = make_console(args.quiet, args.json == "-")
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # readers remark on such images by name
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # readers name such images in remarks
     try:
         check_json(args.json)
         for file in args.plugin:
@@ -99,18 +101,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SupanclError as error:
         return report_error(error, args.debug)
     except KeyboardInterrupt:
-        say_error("interrupted")
+        print_error("interrupted")
         return 130
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+    except BrokenPipeError:  # the reader of our output closed it, like `| head`
         return 0
     except MemoryError:
-        say_error("out of memory; lower --batch-size or data.memory_gb")
+        print_error("out of memory; lower --batch-size or data.memory_gb")
         return BadInput.exit_code
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is not None:  # a path that may not, or cannot, be opened
-            named = f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions"
-            return report_error(BadInput(named), args.debug)
-        if fault := fault_in_own(error):
+        if isinstance(error, OSError) and error.filename is not None:  # a path that cannot be opened
+            message = f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions"
+            return report_error(BadInput(message), args.debug)
+        if fault := describe_plugin_error(error):
             return report_error(BadInput(fault), args.debug)
         return report_error(error, args.debug, "internal error, please report it with --debug: ")
 
@@ -119,15 +121,15 @@ def report_error(error: Exception, debug: bool, prefix: str = "") -> int:
     if debug:
         traceback.print_exc()
     text = " ".join(str(error).split()) or type(error).__name__
-    say_error(prefix + (f"{type(error).__name__}: {text}" if prefix else text))
+    print_error(prefix + (f"{type(error).__name__}: {text}" if prefix else text))
     return getattr(error, "exit_code", 1)
 
 
-def check_json(where: str | None) -> None:
-    """Whether the result can be written is asked before the work, not after it."""
-    if where in (None, "-") or not speaks():  # of several ranks one writes
+def check_json(target: str | None) -> None:
+    """Refuse a --json file that cannot be written, before the work starts."""
+    if target in (None, "-") or not should_print():  # of several ranks one writes
         return
-    path = Path(str(where))
+    path = Path(str(target))
     if path.is_dir():
         reason = "it is a folder"
     elif not path.parent.is_dir():
@@ -136,29 +138,29 @@ def check_json(where: str | None) -> None:
         reason = "Permission denied"
     else:
         return
-    raise BadInput(f"--json {where}: cannot be written ({reason}); name another file, or - for standard output")
+    raise BadInput(f"--json {target}: cannot be written ({reason}); name another file, or - for standard output")
 
 
-def write_json(where: str | None, result: dict[str, Any]) -> None:
-    if where is None or not speaks():  # of several ranks one writes
+def write_json(target: str | None, result: dict[str, Any]) -> None:
+    if target is None or not should_print():  # of several ranks one writes
         return
     text = json.dumps(jsonable(result), indent=2)
-    if where == "-":
+    if target == "-":
         print(text)
         return
     try:
-        Path(where).write_text(text + "\n")
+        Path(target).write_text(text + "\n")
     except OSError as error:
         raise BadInput(
-            f"--json {where}: cannot be written ({error.strerror}); name another file, or - for standard output"
+            f"--json {target}: cannot be written ({error.strerror}); name another file, or - for standard output"
         ) from None
 
 
 def entry() -> None:
-    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character gets a question mark, not an error
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks becomes a question mark, not an error
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     script = Path(sys.argv[0])
     if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
-        call_it(f"python {shlex.quote(sys.argv[0])}")  # a file with methods of one's own (docs/extending.md)
+        set_program_name(f"python {shlex.quote(sys.argv[0])}")  # the user's own script (docs/extending.md)
     sys.exit(main())

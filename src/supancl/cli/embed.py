@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.encoders import add_encoder_flags, add_view_flag, subjects
+from supancl.cli.encoders import add_encoder_flags, add_view_flag, open_encoders
 from supancl.evaluate import embed_to_file
 
 
@@ -20,8 +20,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    (subject,) = subjects(args, console, keeps=False)
-    result = embed_to_file(subject, args.data, Path(args.out), args.view)
+    (evaluated,) = open_encoders(args, console, saves_results=False)
+    result = embed_to_file(evaluated, args.data, Path(args.out), args.view)
     sizes = ", ".join(f"{name} {count} x {result['width']}" for name, count in result["splits"].items())
     held_out = f"; the run held {result['train_held_out']} of train out" if result["train_held_out"] else ""
     console.print(f"{args.out}: {sizes}{held_out}")

@@ -1,4 +1,4 @@
-"""Flags of every command that takes encoders, and how they become subjects."""
+"""Flags of commands that take encoders, and opening these encoders."""
 
 from __future__ import annotations
 
@@ -24,84 +24,86 @@ def add_encoder_flags(parser: argparse.ArgumentParser, several: bool = False) ->
 
 
 def add_feature_flags(parser: argparse.ArgumentParser) -> None:
-    """How features are taken, for commands that name their encoders in another way."""
+    """Add the flags for features alone, for commands that name their encoders in another way."""
     add_foreign_flags(parser)
     parser.add_argument(
         "--layer",
         default="pooled",
-        help="features of this layer of the encoder (default: its own), or of the run's `projector`",
+        help="layer whose features are used (default: the encoder's output), or the run's `projector`",
     )
-    parser.add_argument("--normalize", action="store_true", help="features of unit length")
+    parser.add_argument("--normalize", action="store_true", help="scale features to unit length")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--batch-size", type=int, default=256, help="images encoded at a time")
-    parser.add_argument("--no-cache", action="store_true", help="take features anew and do not keep them")
+    parser.add_argument("--batch-size", type=int, default=256, help="images per forward pass")
+    parser.add_argument("--no-cache", action="store_true", help="compute features without the cache")
     parser.add_argument(
-        "--partial", action="store_true", help="take data sets of the registry that are not whole, and say so"
+        "--partial", action="store_true", help="accept incomplete data sets of the registry, with a remark"
     )
     add_skip_flag(parser)
 
 
 def add_view_flag(parser: argparse.ArgumentParser) -> None:
-    how = "centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer"
-    parser.add_argument("--view", default="margin", choices=("margin", "whole"), help=how)
+    text = "margin: centre 7/8 of the short side, bilinear; whole: all of it, bicubic, as for transfer"
+    parser.add_argument("--view", default="margin", choices=("margin", "whole"), help=text)
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
-    """What files of other libraries do not say of themselves."""
-    parser.add_argument("--size", type=int, help="side of the encoder's input, where its file does not say")
-    parser.add_argument("--mean", help="of the encoder's input: a,b,c")
-    parser.add_argument("--std", help="of the encoder's input: a,b,c")
-    parser.add_argument("--branch", default="online", choices=("online", "target"), help="which, where a file has both")
-    parser.add_argument("--prefix", help="of the encoder's tensors, where no known format has it")
+    """Add flags for what files of other libraries do not contain."""
+    parser.add_argument("--size", type=int, help="side of the encoder's input, if its file does not say")
+    parser.add_argument("--mean", help="mean of the encoder's input per channel: a,b,c")
+    parser.add_argument("--std", help="standard deviation of the encoder's input per channel: a,b,c")
+    parser.add_argument(
+        "--branch", default="online", choices=("online", "target"), help="which branch, if a file has both"
+    )
+    parser.add_argument("--prefix", help="prefix of the encoder's tensors, if the format is unknown")
 
 
-def foreign(args: argparse.Namespace) -> dict[str, Any]:
+def foreign_options(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "size": args.size,
-        "mean": numbers(args.mean, "--mean"),
-        "std": numbers(args.std, "--std"),
+        "mean": parse_numbers(args.mean, "--mean"),
+        "std": parse_numbers(args.std, "--std"),
         "branch": args.branch,
         "prefix": args.prefix,
     }
 
 
-def numbers(text: str | None, flag: str) -> list[float] | None:
+def parse_numbers(text: str | None, flag: str) -> list[float] | None:
     if text is None:
         return None
     try:
-        found = [float(part) for part in text.split(",")]
+        values = [float(word) for word in text.split(",")]
     except ValueError:
-        found = [math.nan]
-    if not all(map(math.isfinite, found)):
-        raise BadInput(f"{flag} {text}: wanted numbers with commas between them, such as 0.5,0.5,0.5")
-    return found
+        values = [math.nan]
+    if not all(map(math.isfinite, values)):
+        raise BadInput(f"{flag} {text}: must be comma-separated numbers, such as 0.5,0.5,0.5")
+    return values
 
 
-def whole_numbers(text: str, flag: str) -> list[int]:
-    """At least one, each from 1 on."""
+def parse_integers(text: str, flag: str) -> list[int]:
+    """Comma-separated integers of at least 1, without repetitions."""
     try:
-        found = [int(part) for part in text.split(",")]
+        values = [int(word) for word in text.split(",")]
     except ValueError:
-        raise BadInput(f"{flag} {text}: wanted whole numbers with commas between them, such as 1,5") from None
-    for value in found:
-        at_least(value, 1, flag)
-    return list(dict.fromkeys(found))
+        raise BadInput(f"{flag} {text}: must be comma-separated integers, such as 1,5") from None
+    for value in values:
+        check_at_least(value, 1, flag)
+    return list(dict.fromkeys(values))
 
 
-def names(text: str | None) -> list[str]:
-    """What stands between the commas."""
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
+def parse_names(text: str | None) -> list[str]:
+    """The names between the commas."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
-def at_least(value: float, least: float, flag: str, above: bool = False) -> None:
-    """Refuse what is too small; what is no number is never large enough."""
-    if not (value > least if above else value >= least):
-        raise BadInput(f"{flag} {value:g}: must be {'above' if above else 'at least'} {least:g}")
+def check_at_least(value: float, minimum: float, flag: str, above: bool = False) -> None:
+    """Refuse a value below the minimum, and nan."""
+    if not (value > minimum if above else value >= minimum):
+        raise BadInput(f"{flag} {value:g}: must be {'above' if above else 'at least'} {minimum:g}")
 
 
-def subjects(args: argparse.Namespace, console: Console, keeps: bool = True) -> list[EvaluatedEncoder]:
-    """The encoders named; where results are to be kept in their runs, runs that cannot be written in are refused."""
-    at_least(args.batch_size, 1, "--batch-size")
+def open_encoders(args: argparse.Namespace, console: Console, saves_results: bool = True) -> list[EvaluatedEncoder]:
+    """Open the encoders; if results are saved in their runs, runs that cannot be written to are refused."""
+    check_at_least(args.batch_size, 1, "--batch-size")
     options = EvaluationOptions(
         pick_device(args.device),
         layer=args.layer,
@@ -112,13 +114,13 @@ def subjects(args: argparse.Namespace, console: Console, keeps: bool = True) -> 
         partial=args.partial,
         sources=SourceCache(),
     )
-    named = args.encoder if isinstance(args.encoder, list) else [args.encoder]
-    places = [Path(where).resolve() for where in named]
-    for where, place in zip(named, places, strict=True):
-        if places.count(place) > 1:
-            raise BadInput(f"{where} is named twice; name each encoder once: a second one would count as a seed")
+    texts = args.encoder if isinstance(args.encoder, list) else [args.encoder]
+    paths = [Path(text).resolve() for text in texts]
+    for text, path in zip(texts, paths, strict=True):
+        if paths.count(path) > 1:
+            raise BadInput(f"{text} is named twice; name each encoder once: a second one would count as a seed")
     reporter = Terminal(console)
-    found = [open_evaluated_encoder(where, options, reporter, **foreign(args)) for where in named]
-    for run in (subject.run for subject in found if keeps and subject.run is not None):
-        run.check_evaluations()
-    return found
+    encoders = [open_evaluated_encoder(text, options, reporter, **foreign_options(args)) for text in texts]
+    for run in (encoder.run for encoder in encoders if saves_results and encoder.run is not None):
+        run.check_evaluations_writable()
+    return encoders

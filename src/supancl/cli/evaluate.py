@@ -9,11 +9,19 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.comparing import add_sets, measured, printed, progress_console, sources
+from supancl.cli.comparing import add_data_set_flags, measure_all, print_results, progress_console, select_sources
 from supancl.cli.console import Terminal, table
-from supancl.cli.encoders import add_encoder_flags, add_view_flag, at_least, names, numbers, subjects, whole_numbers
-from supancl.cli.flags import common
-from supancl.errors import BadInput, CheckFailed, counted
+from supancl.cli.encoders import (
+    add_encoder_flags,
+    add_view_flag,
+    check_at_least,
+    open_encoders,
+    parse_integers,
+    parse_names,
+    parse_numbers,
+)
+from supancl.cli.flags import common_flags
+from supancl.errors import BadInput, CheckFailed, plural
 from supancl.evaluate import (
     EpisodeSettings,
     EvaluatedEncoder,
@@ -28,15 +36,15 @@ from supancl.evaluate import (
     evaluate_variance,
     run_suite,
 )
-from supancl.evaluate.finetune import check_whole
+from supancl.evaluate.finetune import check_whole_encoder
 from supancl.evaluate.naming import data_names
-from supancl.evaluate.suite import PROTOCOLS, make_out
+from supancl.evaluate.suite import PROTOCOLS, make_out_folder
 from supancl.probes.transfer import TransferMetric
 from supancl.reports.suite_page import write_suite
 
 
 class Incomplete(CheckFailed):
-    """Some results of a suite could not be had; those that could are there."""
+    """Some results of a suite could not be measured; the others are written."""
 
     exit_code = BadInput.exit_code
 
@@ -45,75 +53,83 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     below = parser.add_subparsers(dest="protocol", required=True)
 
     def add(name: str, text: str, several: bool = False) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = below.add_parser(name, parents=[common()], help=text, description=text)
-        add_encoder_flags(made, several)
-        return made
+        subparser: argparse.ArgumentParser = below.add_parser(
+            name, parents=[common_flags()], help=text, description=text
+        )
+        add_encoder_flags(subparser, several)
+        return subparser
 
     knn = add("knn", "k nearest neighbours among the training images")
-    add_one(knn, view=True)
-    knn.add_argument("--k", default="20", help="neighbours; several with commas, the first one counts")
+    add_source_flags(knn, view=True)
+    knn.add_argument("--k", default="20", help="neighbours; of several, comma-separated, the first is the result")
     knn.add_argument("--temperature", type=float, default=0.1)
     knn.add_argument("--metric", default="cosine", choices=("cosine", "l2"))
-    knn.add_argument("--leave-one-out", action="store_true", help="the judged images compared with one another")
+    knn.add_argument(
+        "--leave-one-out", action="store_true", help="use the evaluated images as references for one another"
+    )
     linear = add("linear", "a linear classifier on frozen features")
-    add_one(linear, view=True)
-    linear.add_argument("--probe", default="lbfgs", choices=("lbfgs", "sgd"), help="fast and convex, or as the paper")
-    linear.add_argument("--augmented", action="store_true", help="sgd on random crops, encoded anew every epoch")
-    linear.add_argument("--epochs", type=int, help="of sgd (100); the rate falls at 60%% and 80%%")
-    linear.add_argument("--lr", type=float, help="of sgd, at a batch of 256 (30)")
+    add_source_flags(linear, view=True)
+    linear.add_argument(
+        "--probe", default="lbfgs", choices=("lbfgs", "sgd"), help="fast and convex, or as in the paper"
+    )
+    linear.add_argument("--augmented", action="store_true", help="sgd on random crops, encoded again every epoch")
+    linear.add_argument("--epochs", type=int, help="epochs of sgd (100); the learning rate drops at 60%% and 80%%")
+    linear.add_argument("--lr", type=float, help="learning rate of sgd for a batch of 256 (30)")
     linear.add_argument("--probe-batch", type=int, help="batch size of sgd (256)")
-    linear.add_argument("--seed", type=int, default=0, help="of the part held out of training, and of sgd")
+    linear.add_argument("--seed", type=int, default=0, help="seed of the images held out of training, and of sgd")
     variance = add("variance", "intra-class variance, effective rank, neural collapse")
-    add_one(variance, view=True, splits=("held-out", "test", "train"))
+    add_source_flags(variance, view=True, splits=("held-out", "test", "train"))
     add_transfer(add("transfer", "L-BFGS transfer (App. E) to one or more data sets", several=True))
     add_few_shot(add("fewshot", "N-way K-shot episodes on one or more data sets", several=True))
-    add_finetune(add("finetune", "train encoder and a new classifier together"))
-    add_suite(add("suite", "every protocol on every data set that is in a folder", several=True))
+    add_finetune(add("finetune", "train the encoder and a new classifier together"))
+    add_suite(add("suite", "every protocol on every data set in a folder", several=True))
 
 
-def add_one(
+def add_source_flags(
     parser: argparse.ArgumentParser, view: bool = False, splits: tuple[str, ...] = ("held-out", "test")
 ) -> None:
-    """What every protocol on one source takes."""
-    parser.add_argument("--data", help="a source (default: the run's own)")
+    """Add the flags of every protocol that uses one source."""
+    parser.add_argument("--data", help="a source (default: the run's data)")
     parser.add_argument(
         "--split",
         default="held-out",
         choices=splits,
-        help="images judged: val, else test, else a tenth of train; or test",
+        help="evaluated images; held-out: val, else test, else a tenth of train",
     )
     if view:
         add_view_flag(parser)
 
 
 def add_transfer(parser: argparse.ArgumentParser) -> None:
-    add_sets(parser)
+    add_data_set_flags(parser)
     parser.add_argument("--metric", choices=("top-1", "mean-per-class"), help="default: the registry's, or top-1")
 
 
 def add_few_shot(parser: argparse.ArgumentParser) -> None:
-    add_sets(parser)
-    parser.add_argument("--ways", type=int, default=5, help="classes of an episode")
-    parser.add_argument("--shots", default="1,5", help="labelled images of each class; several with commas")
-    parser.add_argument("--queries", type=int, default=16, help="images asked about of each class")
+    add_data_set_flags(parser)
+    parser.add_argument("--ways", type=int, default=5, help="classes per episode")
+    parser.add_argument("--shots", default="1,5", help="labelled images per class, comma-separated")
+    parser.add_argument("--queries", type=int, default=16, help="query images per class")
     add_fill_flag(parser)
     parser.add_argument("--episodes", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0, help="of the episodes, which all encoders share")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the episodes, which are the same for every encoder"
+    )
 
 
 def add_fill_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fill-queries",
         action="store_true",
-        help="classes with few images: queries drawn with replacement, as in the authors' code",
+        help="draw queries of classes with few images with replacement, as in the authors' code",
     )
 
 
 def add_finetune(parser: argparse.ArgumentParser) -> None:
-    add_one(parser)
+    add_source_flags(parser)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--train-batch", type=int, default=64)
-    parser.add_argument("--lr", default="0.01,0.1,1", help="several: compared on held-out training images")
+    parser.add_argument("--lr", default="0.01,0.1,1", help="of several, the best on held-out training images is used")
     parser.add_argument("--weight-decay", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="folder for the fine-tuned encoder and its classifier")
@@ -121,15 +137,15 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
 
 def add_suite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", required=True, help="folder with the data sets of the registry")
-    parser.add_argument("--out", required=True, help="folder of results; the same one again goes on")
-    parser.add_argument("--sets", help="names of the registry, with commas (default: all that are in --root)")
+    parser.add_argument("--out", required=True, help="folder of results; an existing one is continued")
+    parser.add_argument("--sets", help="names of the registry, comma-separated (default: all that are in --root)")
     parser.add_argument("--protocols", default=",".join(PROTOCOLS), help=f"of {', '.join(PROTOCOLS)}")
     parser.add_argument("--k", type=int, default=20, help="neighbours of knn")
     parser.add_argument("--ways", type=int, default=5)
     parser.add_argument("--shots", default="1,5")
     parser.add_argument("--episodes", type=int, default=2000)
     add_fill_flag(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the episodes")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the episodes")
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -149,58 +165,60 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    ks = whole_numbers(args.k, "--k")
-    at_least(args.temperature, 0, "--temperature", above=True)
-    (subject,) = subjects(args, console)
+    ks = parse_integers(args.k, "--k")
+    check_at_least(args.temperature, 0, "--temperature", above=True)
+    (evaluated,) = open_encoders(args, console)
     result = evaluate_knn(
-        subject, args.data, ks, args.temperature, args.metric, args.leave_one_out, args.split, args.view
+        evaluated, args.data, ks, args.temperature, args.metric, args.leave_one_out, args.split, args.view
     )
     for k, value in result["by_k"].items():
         console.print(
-            f"k-NN (k = {k}): {value:.2f}% of {counted(result['queries'], 'image')}, "
+            f"k-NN (k = {k}): {value:.2f}% of {plural(result['queries'], 'image')}, "
             f"{result['references']} references, {result['classes']} classes"
         )
     return result
 
 
 def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    of_sgd = {"epochs": args.epochs, "lr": args.lr, "batch_size": args.probe_batch}
-    given = {name: value for name, value in of_sgd.items() if value is not None}
+    sgd_options = {"epochs": args.epochs, "lr": args.lr, "batch_size": args.probe_batch}
+    overrides = {name: value for name, value in sgd_options.items() if value is not None}
     flags = {"epochs": "--epochs", "lr": "--lr", "batch_size": "--probe-batch"}
-    for name, value in given.items():
-        at_least(value, 0 if name == "lr" else 1, flags[name], above=name == "lr")
-    at_least(args.seed, 0, "--seed")
-    if given and args.probe == "lbfgs":
+    for name, value in overrides.items():
+        check_at_least(value, 0 if name == "lr" else 1, flags[name], above=name == "lr")
+    check_at_least(args.seed, 0, "--seed")
+    if overrides and args.probe == "lbfgs":
         raise BadInput(
-            f"{', '.join(flags[name] for name in given)}: of --probe sgd alone, since the fast probe is "
-            "solved and not trained; add --probe sgd, or leave it out"
+            f"{', '.join(flags[name] for name in overrides)}: only for --probe sgd, because lbfgs has "
+            "no such setting; add --probe sgd, or leave it out"
         )
     if args.augmented and args.probe == "lbfgs":
-        raise BadInput("--augmented goes with --probe sgd: the fast probe fits one fixed set of features")
-    sgd = SgdSettings(augmented=args.augmented, **given) if args.probe == "sgd" else None
-    (subject,) = subjects(args, console)
-    result = evaluate_linear(subject, args.data, sgd, args.seed, args.split, args.view)
-    how = ridge_described(result) if args.probe == "lbfgs" else f"{counted(result['epochs'], 'epoch')} of SGD"
+        raise BadInput(
+            "--augmented: only for --probe sgd, because lbfgs fits fixed features; add --probe sgd, or leave it out"
+        )
+    sgd = SgdSettings(augmented=args.augmented, **overrides) if args.probe == "sgd" else None
+    (evaluated,) = open_encoders(args, console)
+    result = evaluate_linear(evaluated, args.data, sgd, args.seed, args.split, args.view)
+    method = describe_ridge(result) if args.probe == "lbfgs" else f"{plural(result['epochs'], 'epoch')} of SGD"
     console.print(
-        f"linear ({how}): {result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, "
+        f"linear ({method}): {result['accuracy']:.2f}% of {plural(result['queries'], 'image')}, "
         f"{result['classes']} classes"
     )
     return result
 
 
-def ridge_described(result: dict[str, Any]) -> str:
-    """The ridge's weight, and which images it was chosen on."""
+def describe_ridge(result: dict[str, Any]) -> str:
+    """The weight of the ridge, and the images it was chosen on."""
     if "weight_by_half" in result:
         first, second = result["weight_by_half"]
         weights = f"{first:g}" if first == second else f"{first:g} and {second:g}"
         return f"ridge weight {weights}, of each half chosen on the other"
-    images = counted(result["chosen_on_images"], "image")
+    images = plural(result["chosen_on_images"], "image")
     return f"ridge weight {result['weight']:g}, chosen on {images}: {result['chosen_on']}"
 
 
 def variance(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    (subject,) = subjects(args, console)
-    result = evaluate_variance(subject, args.data, args.split, args.view)
+    (evaluated,) = open_encoders(args, console)
+    result = evaluate_variance(evaluated, args.data, args.split, args.view)
     rows = [
         ["S_W", result["within"]],
         ["S_T", result["total"]],
@@ -225,20 +243,20 @@ def variance(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    lrs = numbers(args.lr, "--lr") or []
-    at_least(args.epochs, 1, "--epochs")
-    at_least(args.train_batch, 2, "--train-batch")  # batch norm needs two
-    at_least(args.weight_decay, 0, "--weight-decay")
-    at_least(args.seed, 0, "--seed")
+    lrs = parse_numbers(args.lr, "--lr") or []
+    check_at_least(args.epochs, 1, "--epochs")
+    check_at_least(args.train_batch, 2, "--train-batch")  # batch norm needs two
+    check_at_least(args.weight_decay, 0, "--weight-decay")
+    check_at_least(args.seed, 0, "--seed")
     for lr in lrs:
-        at_least(lr, 0, "--lr", above=True)
-    check_whole(args.layer, args.normalize)
-    (subject,) = subjects(args, console)
-    how = FineTuning(args.epochs, args.train_batch, tuple(dict.fromkeys(lrs)), args.weight_decay, args.seed)
-    result = evaluate_finetuning(subject, args.data, how, Path(args.out) if args.out else None, args.split)
+        check_at_least(lr, 0, "--lr", above=True)
+    check_whole_encoder(args.layer, args.normalize)
+    (evaluated,) = open_encoders(args, console)
+    settings = FineTuning(args.epochs, args.train_batch, tuple(dict.fromkeys(lrs)), args.weight_decay, args.seed)
+    result = evaluate_finetuning(evaluated, args.data, settings, Path(args.out) if args.out else None, args.split)
     console.print(
-        f"fine-tuned (lr {result['lr']:g}, {counted(result['epochs'], 'epoch')}): "
-        f"{result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, mean per class "
+        f"fine-tuned (lr {result['lr']:g}, {plural(result['epochs'], 'epoch')}): "
+        f"{result['accuracy']:.2f}% of {plural(result['queries'], 'image')}, mean per class "
         f"{result['mean_per_class']:.2f}%"
     )
     return result
@@ -248,54 +266,56 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    found = sources(args, "transfer")
-    judged = subjects(args, progress_console(args.format, console))
+    data = select_sources(args, "transfer")
+    encoders = open_encoders(args, progress_console(args.format, console))
     tasks = [
-        ("transfer", name, _transfer(source, args.metric, name))
-        for name, source in zip(data_names(found), found, strict=True)
+        ("transfer", name, _transfer_protocol(source, args.metric, name))
+        for name, source in zip(data_names(data), data, strict=True)
     ]
-    return printed(measured(judged, tasks), args.format, console)
+    return print_results(measure_all(encoders, tasks), args.format, console)
 
 
-def _transfer(source: str, metric: TransferMetric | None, name: str) -> Callable[[EvaluatedEncoder], dict[str, Any]]:
-    return lambda subject: evaluate_transfer(subject, source, metric, name=name)
+def _transfer_protocol(
+    source: str, metric: TransferMetric | None, name: str
+) -> Callable[[EvaluatedEncoder], dict[str, Any]]:
+    return lambda evaluated: evaluate_transfer(evaluated, source, metric, name=name)
 
 
 def fewshot(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     shots = check_episodes(args)
-    at_least(args.queries, 1, "--queries")
-    found = sources(args, "few-shot")
-    judged = subjects(args, progress_console(args.format, console))
+    check_at_least(args.queries, 1, "--queries")
+    data = select_sources(args, "few-shot")
+    encoders = open_encoders(args, progress_console(args.format, console))
     tasks = [
-        (f"fewshot {args.ways}w{each}s", name, _few_shot(source, each, args, name))
-        for name, source in zip(data_names(found), found, strict=True)
-        for each in shots
+        (f"fewshot {args.ways}w{count}s", name, _few_shot_protocol(source, count, args, name))
+        for name, source in zip(data_names(data), data, strict=True)
+        for count in shots
     ]
-    return printed(measured(judged, tasks), args.format, console)
+    return print_results(measure_all(encoders, tasks), args.format, console)
 
 
 def check_episodes(args: argparse.Namespace) -> list[int]:
-    """The shots; what is wrong with an episode is said before an encoder is opened."""
-    at_least(args.ways, 2, "--ways")
-    at_least(args.episodes, 1, "--episodes")
-    at_least(args.seed, 0, "--seed")
-    return whole_numbers(args.shots, "--shots")
+    """Refuse bad settings of episodes, before an encoder is opened; returns the shots."""
+    check_at_least(args.ways, 2, "--ways")
+    check_at_least(args.episodes, 1, "--episodes")
+    check_at_least(args.seed, 0, "--seed")
+    return parse_integers(args.shots, "--shots")
 
 
-def _few_shot(
+def _few_shot_protocol(
     source: str, shots: int, args: argparse.Namespace, name: str
 ) -> Callable[[EvaluatedEncoder], dict[str, Any]]:
     settings = EpisodeSettings(args.ways, shots, args.queries, args.episodes, args.seed, args.fill_queries)
-    most_shots = max(whole_numbers(args.shots, "--shots"))
-    return lambda subject: evaluate_few_shot(subject, source, settings, name=name, most_shots=most_shots)
+    most_shots = max(parse_integers(args.shots, "--shots"))
+    return lambda evaluated: evaluate_few_shot(evaluated, source, settings, name=name, most_shots=most_shots)
 
 
 def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    at_least(args.k, 1, "--k")
+    check_at_least(args.k, 1, "--k")
     plan = Plan(
         Path(args.root),
-        names(args.protocols),
-        names(args.sets),
+        parse_names(args.protocols),
+        parse_names(args.sets),
         args.ways,
         check_episodes(args),
         episodes=args.episodes,
@@ -303,24 +323,24 @@ def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         k=args.k,
         fill_queries=args.fill_queries,
     )
-    plan.tasks()  # what is wrong with it is said before an encoder is opened
+    plan.tasks()  # refuses a bad plan before an encoder is opened
     out = Path(args.out)
-    make_out(out)
-    found = run_suite(subjects(args, console), plan, out, Terminal(console))
-    if not found.results:
+    make_out_folder(out)
+    outcome = run_suite(open_encoders(args, console), plan, out, Terminal(console))
+    if not outcome.results:
         raise BadInput(
-            f"nothing could be measured; the first of {counted(len(found.failures), 'reason')}: "
-            f"{found.failures[0]['why']}"
+            f"nothing could be measured; the first of {plural(len(outcome.failures), 'reason')}: "
+            f"{outcome.failures[0]['why']}"
         )
-    told = printed(found.results, "text", console) | {"failures": found.failures}
-    page = write_suite(found.results, told, out)
+    summary = print_results(outcome.results, "text", console) | {"failures": outcome.failures}
+    page = write_suite(outcome.results, summary, out)
     console.print(f"page: {page}")
-    told |= {"page": str(page)}
-    if found.failures:
-        asked = counted(len(found.failures) + len(found.results), "result")
+    summary |= {"page": str(page)}
+    if outcome.failures:
+        total = plural(len(outcome.failures) + len(outcome.results), "result")
         raise Incomplete(
-            f"{len(found.failures)} of {asked} could not be had (see the warnings); the others are in "
-            f"{out}, and the same command again goes on",
-            told,
+            f"{len(outcome.failures)} of {total} could not be measured (see the warnings); the others are in "
+            f"{out}; run the same command again to continue",
+            summary,
         )
-    return told
+    return summary

@@ -1,4 +1,4 @@
-"""Flags: those of every command, those of the ones that train (shorthands for fields of the recipe, and --set)."""
+"""Flags of every command, and of those that train: shorthands for fields of the recipe, and --set."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
 
-from supancl.cli.console import say_error
-from supancl.config import parsed
-from supancl.errors import BadInput, nearest
+from supancl.cli.console import print_error
+from supancl.config import parse_value
+from supancl.errors import BadInput, did_you_mean
 from supancl.recipes import Recipe, recipe
 
-# what others call a field of the recipe
-FIELDS = {
+# other libraries' names -> fields of the recipe
+FIELD_SYNONYMS = {
     "learning_rate": "optimizer.lr",
     "wd": "optimizer.weight_decay",
     "temperature": "loss.temperature",
     "arch": "encoder.name",
     "backbone": "encoder.name",
 }
-# what others have a command for, and where it is done here
-ELSEWHERE = {
+# commands that people expect -> where to find them here
+OTHER_PLACES = {
     "export": "an encoder's weights are RUN/encoder.safetensors, for torchvision, timm and torch.export see "
     "docs/own-data.md; a detector: supancl detect export",
     **{
@@ -34,9 +34,9 @@ ELSEWHERE = {
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """argparse's errors as one line, with the nearest command for an unknown one.
+    """A parser whose errors are one line and suggest the nearest command.
 
-    `fill` adds the arguments when the parser is used; `spellings` says for a word how that command is to be typed.
+    `fill` adds the arguments when the parser is used; `spellings` maps a word to the command as it is typed.
     """
 
     def __init__(
@@ -44,71 +44,71 @@ class OneLineParser(argparse.ArgumentParser):
         *args: Any,
         fill: Callable[[OneLineParser], None] | None = None,
         spellings: Mapping[str, str] | None = None,
-        **named: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(*args, **named)
+        super().__init__(*args, **options)
         self.fill, self.spellings = fill, spellings or {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """The parser of a sub-command refuses what it does not know itself, so that the help named is its own."""
+        """Refuse unknown flags here, not in the parent parser, so that the error names this command's --help."""
         if self.fill is not None:
             self.fill(self)
             self.fill = None
-        found, unknown = super().parse_known_args(args, namespace)
+        parsed_args, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown[0])}")
-        return found, unknown
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggest(unknown[0])}")
+        return parsed_args, unknown
 
-    def _meant(self, given: str) -> str:
-        """The flag that an unknown one is nearest to, or, where there is --set, the field of a recipe."""
-        flag = given.partition("=")[0]
-        known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+    def _suggest(self, argument: str) -> str:
+        """A hint for an unknown flag: the nearest flag, or the field of a recipe if the command has --set."""
+        flag = argument.partition("=")[0]
+        flags = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         if not flag.startswith("--"):
             return ""
         name = flag[2:].replace("-", "_")
-        if "--set" in known:
+        if "--set" in flags:
             fields = [field for field in recipe("cifar100.supsiam").fields() if field.rpartition(".")[2] == name]
-            if not fields and name in FIELDS:
-                fields = [FIELDS[name]]
+            if not fields and name in FIELD_SYNONYMS:
+                fields = [FIELD_SYNONYMS[name]]
             if fields:
                 return f"; did you mean {' or '.join(f'--set {field}=X' for field in fields)}?"
-        close = get_close_matches(flag, known, n=1, cutoff=0.7)
+        close = get_close_matches(flag, flags, n=1, cutoff=0.7)
         return f"; did you mean {close[0]}?" if close else ""
 
-    def _nearest_command(self, given: str, choices: Iterable[str]) -> str:
-        close = get_close_matches(given, sorted(self.spellings), n=1, cutoff=0.5)
-        return f"; did you mean {self.spellings[close[0]]!r}?" if close else nearest(given, choices)
+    def _nearest_command(self, word: str, choices: Iterable[str]) -> str:
+        close = get_close_matches(word, sorted(self.spellings), n=1, cutoff=0.5)
+        return f"; did you mean {self.spellings[close[0]]!r}?" if close else did_you_mean(word, choices)
 
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message:
-            given = message.split("invalid choice: ")[1].split("'")[1]
+            word = message.split("invalid choice: ")[1].split("'")[1]
             choices = self._subparsers._group_actions[0].choices if self._subparsers else ()
-            if choices and given not in choices:
-                way = "; " + ELSEWHERE[given] if given in ELSEWHERE else self._nearest_command(given, choices)
-                message = f"unknown command {given!r}{way}"
+            if choices and word not in choices:
+                hint = "; " + OTHER_PLACES[word] if word in OTHER_PLACES else self._nearest_command(word, choices)
+                message = f"unknown command {word!r}{hint}"
         elif self._subparsers and message.startswith("the following arguments are required"):
             message = f"name one of {', '.join(sorted(self._subparsers._group_actions[0].choices or ()))}"
-        say_error(f"{' '.join(message.split())} (see {self.prog} --help)")
+        print_error(f"{' '.join(message.split())} (see {self.prog} --help)")
         raise SystemExit(BadInput.exit_code)
 
 
 def add_command(below: Any, name: str, module: str, is_group: bool = False, **texts: str) -> None:
-    """A command whose module says what it takes (`arguments`) and does it (`command`); imported when it is used."""
+    """Add a command; its module, with `arguments` and `command`, is imported when the command is used."""
 
     def fill(parser: OneLineParser) -> None:
-        found = import_module(module)
-        found.arguments(parser)
-        if hasattr(found, "command"):
-            parser.set_defaults(run=found.command)
+        implementation = import_module(module)
+        implementation.arguments(parser)
+        if hasattr(implementation, "command"):
+            parser.set_defaults(run=implementation.command)
 
-    # a command with others below it gives the common flags to those
-    below.add_parser(name, parents=[] if is_group else [common()], fill=fill, **texts)
+    # a command with subcommands passes the common flags on to them
+    below.add_parser(name, parents=[] if is_group else [common_flags()], fill=fill, **texts)
 
 
-def common() -> OneLineParser:
+def common_flags() -> OneLineParser:
     shared = OneLineParser(add_help=False)
     shared.add_argument("--json", metavar="FILE", help="write the result as JSON (-: standard output)")
-    shared.add_argument("--quiet", action="store_true", help="say nothing but warnings and errors")
+    shared.add_argument("--quiet", action="store_true", help="print only warnings and errors")
     shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
     shared.add_argument(
         "--plugin",
@@ -121,22 +121,22 @@ def common() -> OneLineParser:
 
 
 class Override(argparse.Action):
-    """A flag that is a shorthand for a field of the recipe; the last one given wins, --set among them."""
+    """A flag that sets a field of the recipe, or --set; the last one on the command line wins."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        given: dict[str, tuple[Any, str]] = dict(getattr(namespace, "overrides", None) or {})
+        overrides: dict[str, tuple[Any, str]] = dict(getattr(namespace, "overrides", None) or {})
         if self.dest == "set":
             name, equals, value = str(values).partition("=")
             if not equals:
-                parser.error(f"--set {values}: wanted FIELD=VALUE, such as loss.alpha=0.3")
-            given[name] = (parsed(value), f"--set {values}")
+                parser.error(f"--set {values}: must be FIELD=VALUE, such as loss.alpha=0.3")
+            overrides[name] = (parse_value(value), f"--set {values}")
         elif self.nargs == 0:
-            given[self.dest] = (True, str(option))
+            overrides[self.dest] = (True, str(option))
         else:
-            # strings that look like numbers stay what they are where a name is wanted
-            literal = values if self.dest == "data.source" else parsed(values)
-            given[self.dest] = (literal, f"{option} {values}")
-        namespace.overrides = given
+            # a source named like a number stays a string
+            literal = values if self.dest == "data.source" else parse_value(values)
+            overrides[self.dest] = (literal, f"{option} {values}")
+        namespace.overrides = overrides
 
 
 SHORTHANDS: dict[str, tuple[str, str]] = {
@@ -148,19 +148,19 @@ SHORTHANDS: dict[str, tuple[str, str]] = {
     "--device": ("train.device", "auto, cpu or cuda"),
     "--precision": ("train.precision", "fp32 or bf16"),
     "--accumulate": ("train.accumulate", "micro-batches per step"),
-    "--checkpoint-every": ("train.checkpoint_every", "steps between checkpoints, beside one an epoch"),
+    "--checkpoint-every": ("train.checkpoint_every", "steps between checkpoints, besides one per epoch"),
     "--on-collapse": ("train.on_collapse", "warn or stop"),
     "--on-nan": ("train.on_nan", "stop, skip or rollback"),
 }
 SWITCHES: dict[str, tuple[str, str]] = {
     "--compile": ("train.compile", "compile the step"),
-    "--deterministic": ("train.deterministic", "the same bits on every run, on a GPU too (slower)"),
-    "--skip-bad-images": ("data.skip_bad_images", "list unreadable images and go on without them"),
+    "--deterministic": ("train.deterministic", "bit-exact results on a GPU too (slower)"),
+    "--skip-bad-images": ("data.skip_bad_images", "list unreadable images and leave them out"),
 }
 
 
 def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
-    """The shorthands and --set, for every command that trains."""
+    """Add the shorthands and --set, for commands that train."""
     for flag, (field, text) in SHORTHANDS.items():
         parser.add_argument(flag, dest=field, action=Override, metavar="X", help=f"{text} ({field})")
     for flag, (field, text) in SWITCHES.items():
@@ -174,17 +174,17 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
 
 def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
     built = recipe(name, args.compat or "paper")
-    # all at once: two fields may only be right together
+    # all at once: two fields may be valid only together
     built = built.with_set({field: value for field, (value, _) in args.overrides.items()})
     return replace(built, sources={**built.sources, **{field: flag for field, (_, flag) in args.overrides.items()}})
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
+    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs in parallel (default: automatic)")
     parser.add_argument(
         "--retry",
         action="store_true",
-        help="go on with runs that failed when this study was started before (default: only list them)",
+        help="continue runs that failed in an earlier call (default: only list them)",
     )
 
 

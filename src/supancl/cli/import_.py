@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.encoders import ENCODER, add_foreign_flags, foreign
+from supancl.cli.encoders import ENCODER, add_foreign_flags, foreign_options
 from supancl.weights.importing import import_checkpoint
 
 
@@ -18,6 +18,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    result = import_checkpoint(args.encoder, args.out, **foreign(args))
+    result = import_checkpoint(args.encoder, args.out, **foreign_options(args))
     console.print(", ".join(f"{key} {value}" for key, value in result.items() if value != ""))
     return result

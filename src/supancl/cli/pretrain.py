@@ -14,10 +14,10 @@ from rich.console import Console
 from supancl.cli.console import Terminal
 from supancl.cli.flags import add_recipe_flags, recipe_from_flags
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
-from supancl.errors import BadInput, program
+from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
-from supancl.training.preflight import is_same_or_moved, other_settings
+from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
 from supancl.training.pretrain import pretrain
 from supancl.weights.run_folder import RunFolder
 
@@ -34,21 +34,22 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.recipe is None and not (args.resume and args.out):
         raise BadInput("name a recipe (supancl recipes lists them), or --resume with --out DIR")
     if args.resume and args.init is not None:
-        raise BadInput("--init starts a run and --resume continues one; give one of them")
+        raise BadInput("--init starts a run and --resume continues one; give only one of them")
     folder = RunFolder(Path(args.out)) if args.out else None
-    if args.resume and folder is not None and folder.holds_run:
-        kept = folder.read_recipe()[0]
-        check_agrees(kept, args, folder)
-        free = {*fields_marked(kept, MAY_CHANGE_ON_RESUME), "data.source"}
-        how = {field: value for field, (value, _) in args.overrides.items() if field in free}
-        chosen = kept.with_set(how) if how else None
-    else:  # without a recipe: where several machines train, the run may lie on the first one's disk alone
-        chosen = None if args.recipe is None else recipe_from_flags(args.recipe, args)
-    run = pretrain(chosen, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
-    made = RunFolder(run.folder)
-    labelled = not made.holds_run or made.read_data()[0].get("labelled", True)  # other ranks may not see it
+    if args.resume and folder is not None and folder.has_run:
+        saved = folder.read_recipe()[0]
+        check_agrees(saved, args, folder)
+        free = {*fields_marked(saved, MAY_CHANGE_ON_RESUME), "data.source"}
+        changes = {field: value for field, (value, _) in args.overrides.items() if field in free}
+        to_train = saved.with_set(changes) if changes else None
+    else:  # without a recipe: with several machines, the run may be on the first one's disk alone
+        to_train = None if args.recipe is None else recipe_from_flags(args.recipe, args)
+    run = pretrain(to_train, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
+    run_folder = RunFolder(run.folder)
+    # other ranks may not see the folder
+    labelled = not run_folder.has_run or run_folder.read_data()[0].get("labelled", True)
     console.print(
-        f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: {program()} evaluate knn "
+        f"done: encoder in {run.folder / 'encoder.safetensors'}; evaluate it with: {program_name()} evaluate knn "
         f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}"
         f"{''.join(f' --plugin {shlex.quote(file)}' for file in args.plugin)}"
     )
@@ -56,27 +57,26 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return {"run": str(run.folder), "collapsed": run.collapsed, "last": last}
 
 
-def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:
-    """A run continues with its own settings; whatever is asked for beside --resume must be what it has.
+def check_agrees(saved: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:
+    """Refuse flags that differ from the saved recipe of a resumed run.
 
-    But for how its steps are run, and what is done where one gave no numbers: where the compiler or a loss fails, one
-    may go on without.
+    Fields that may change on resume are free: without the compiler, for example, if that failed.
     """
-    if args.recipe is not None and args.recipe != kept.name:
-        raise BadInput(f"{folder.path} holds a run of {kept.name}, not of {args.recipe}; choose another --out")
-    if args.compat is not None and args.compat != kept.compat:
+    if args.recipe is not None and args.recipe != saved.name:
+        raise BadInput(f"{folder.path} holds a run of {saved.name}, not of {args.recipe}; choose another --out")
+    if args.compat is not None and args.compat != saved.compat:
         raise BadInput(
-            f"--compat {args.compat} differs from {kept.compat!r} in {folder.recipe_file}; "
+            f"--compat {args.compat} differs from {saved.compat!r} in {folder.recipe_file}; "
             "a run continues with its own settings"
         )
-    free = fields_marked(kept, MAY_CHANGE_ON_RESUME)
+    free = fields_marked(saved, MAY_CHANGE_ON_RESUME)
     for field, (value, flag) in args.overrides.items():
-        if field in free or (field == "data.source" and is_same_or_moved(str(value), kept.data.source)):
+        if field in free or (field == "data.source" and is_same_or_moved(str(value), saved.data.source)):
             continue
-        asked = resolve_warmup(kept.with_set({field: value}))
-        if replace(asked, sources={}) != replace(kept, sources={}):
-            now = flattened(kept).get(field)
+        requested = resolve_warmup(saved.with_set({field: value}))
+        if replace(requested, sources={}) != replace(saved, sources={}):
+            saved_value = flattened(saved).get(field)
             raise BadInput(
-                f"{flag} differs from {field} = {json.dumps(now)} in {folder.recipe_file}; "
-                f"{other_settings(field, folder)}"
+                f"{flag} differs from {field} = {json.dumps(saved_value)} in {folder.recipe_file}; "
+                f"{advice_for_changed_setting(field, folder)}"
             )

@@ -16,14 +16,14 @@ from supancl.recipes.recipe import resolve_warmup
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="show this one, with the source of each value")
+    parser.add_argument("name", nargs="?", help="show this recipe, with the source of each value")
     add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.name is None:
         built = {name: recipe(name) for name in RECIPES}
-        found = [
+        rows = [
             {
                 "name": r.name,
                 "method": r.method,
@@ -35,21 +35,21 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             }
             for r in built.values()
         ]
-        shown = {
+        titles = {
             "name": "name",
             "paper": "in the paper",
             "encoder": "encoder",
             "pixels": "px",
             "epochs": "epochs",
             "batch": "batch",
-        }  # the method is the name's last part
-        cells = [["" if row[key] is None else str(row[key]) for key in shown] for row in found]
-        laid = table("Recipes", list(shown.values()), cells)
-        laid.box, laid.show_edge, laid.padding = SIMPLE_HEAD, False, 0  # fits into 100 columns
-        console.print(laid)
-        return {"recipes": {r.name: r.paper for r in built.values()}, "rows": found}
-    chosen = resolve_warmup(recipe_from_flags(args.name, args))
-    fields = chosen.fields()
-    rows = [[name, json.dumps(value), source] for name, (value, source) in fields.items()]
-    console.print(table(f"{chosen.name}: {chosen.method}, {chosen.paper}", ["field", "value", "source"], rows))
-    return {"name": chosen.name, "fields": {name: {"value": v, "source": s} for name, (v, s) in fields.items()}}
+        }  # not the method: it is the end of the name
+        cells = [["" if row[key] is None else str(row[key]) for key in titles] for row in rows]
+        overview = table("Recipes", list(titles.values()), cells)
+        overview.box, overview.show_edge, overview.padding = SIMPLE_HEAD, False, 0  # fits into 100 columns
+        console.print(overview)
+        return {"recipes": {r.name: r.paper for r in built.values()}, "rows": rows}
+    selected = resolve_warmup(recipe_from_flags(args.name, args))
+    fields = selected.fields()
+    cells = [[name, json.dumps(value), source] for name, (value, source) in fields.items()]
+    console.print(table(f"{selected.name}: {selected.method}, {selected.paper}", ["field", "value", "source"], cells))
+    return {"name": selected.name, "fields": {name: {"value": v, "source": s} for name, (v, s) in fields.items()}}

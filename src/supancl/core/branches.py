@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from supancl.config import FREE_IN_A_SHARED_STEP, Fraction, marked
 from supancl.core.heads import MLP
-from supancl.distributed.norms import PerView
+from supancl.distributed.norms import PerViewBatchNorm
 
 
 @dataclass(frozen=True)
 class BranchSpec:
-    """Where targets come from, and the momentum of the EMA where it is a momentum copy.
+    """Where targets come from, and the EMA momentum of a momentum copy.
 
-    shared         the online branch itself, gradient flows (SimCLR, SupCon)
-    stop-gradient  the online branch itself, gradient stopped (SimSiam, SupSiam)
-    momentum       a copy that follows by EMA (BYOL, SupBYOL, MoCo)
+    shared         the online branch, with gradient (SimCLR, SupCon)
+    stop-gradient  the online branch, gradient stopped (SimSiam, SupSiam)
+    momentum       an EMA copy of the online branch (BYOL, SupBYOL, MoCo)
     """
 
     target: Literal["shared", "stop-gradient", "momentum"] = "stop-gradient"
@@ -31,30 +31,30 @@ class BranchSpec:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """The projector g and, where the method has one, the predictor h."""
+    """The projector g and the predictor h, if the method has one."""
 
     projector: MLP = MLP(hidden=(2048, 2048), out=2048)
     predictor: MLP | None = None
 
 
-class PerViewBatchNorm1d(PerView, nn.BatchNorm1d):
+class PerViewBatchNorm1d(PerViewBatchNorm, nn.BatchNorm1d):
     """BatchNorm1d, per view."""
 
 
-class PerViewBatchNorm2d(PerView, nn.BatchNorm2d):
+class PerViewBatchNorm2d(PerViewBatchNorm, nn.BatchNorm2d):
     """BatchNorm2d, per view."""
 
 
-PER_VIEW: dict[type, type] = {nn.BatchNorm1d: PerViewBatchNorm1d, nn.BatchNorm2d: PerViewBatchNorm2d}
+PER_VIEW_NORMS: dict[type, type] = {nn.BatchNorm1d: PerViewBatchNorm1d, nn.BatchNorm2d: PerViewBatchNorm2d}
 
 
 class Branches(nn.Module):
     """(2, B, C, H, W) views -> anchors and targets, each (2, B, D) and of unit norm.
 
-    Batch-norm statistics are per view: each view goes through by itself, or, once `join` was asked for, all go
-    through as one batch whose norms look at each view by itself (the same values, fewer and larger kernels).
-    The momentum copy stays in train mode with running statistics of its own; EMA touches parameters only.
-    Local views (L, B, C, h, w) go through the online branch only, after the others: they give L more anchors.
+    Batch norm statistics are per view: each view is a forward pass, or, after `join_views`, both are one batch with
+    statistics per view (the same values, with fewer and larger kernels). The momentum copy is in train mode with its
+    own running statistics; EMA updates parameters only. Local views (L, B, C, h, w) pass the online branch only, after
+    the others, and give L more anchors.
     """
 
     def __init__(
@@ -76,80 +76,81 @@ class Branches(nn.Module):
         self.joined = False
 
     def forward(self, views: Tensor, local: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        projections = self._each(views, self.encoder, self.projector)
-        predictions, targets = self._predicted(projections), self._targets(views, projections)
+        projections = self._forward_per_view(views, self.encoder, self.projector)
+        predictions, targets = self._predict(projections), self._compute_targets(views, projections)
         if local is not None:
-            predictions = torch.cat([predictions, self._predicted(self._each(local, self.encoder, self.projector))])
-        return self._unit(predictions), self._unit(targets)
+            local_projections = self._forward_per_view(local, self.encoder, self.projector)
+            predictions = torch.cat([predictions, self._predict(local_projections)])
+        return self._normalize(predictions), self._normalize(targets)
 
-    def _each(self, views: Tensor, *modules: nn.Module) -> Tensor:
+    def _forward_per_view(self, views: Tensor, *modules: nn.Module) -> Tensor:
         """(V, B, ...) through the modules, statistics per view."""
 
-        def through(batch: Tensor) -> Tensor:
+        def forward(batch: Tensor) -> Tensor:
             for module in modules:
                 batch = module(batch)
             return batch
 
         if self.joined:
-            together = through(views.flatten(0, 1))
-            return together.view(len(views), -1, *together.shape[1:])
-        return torch.stack([through(view) for view in views])
+            joined = forward(views.flatten(0, 1))
+            return joined.view(len(views), -1, *joined.shape[1:])
+        return torch.stack([forward(view) for view in views])
 
-    def _predicted(self, projections: Tensor) -> Tensor:
-        return projections if self.predictor is None else self._each(projections, self.predictor)
+    def _predict(self, projections: Tensor) -> Tensor:
+        return projections if self.predictor is None else self._forward_per_view(projections, self.predictor)
 
-    def _targets(self, views: Tensor, projections: Tensor) -> Tensor:
+    def _compute_targets(self, views: Tensor, projections: Tensor) -> Tensor:
         if self.target == "shared":
             return projections
         if self.target_encoder is None or self.target_projector is None:
             return projections.detach()
         with torch.no_grad():
-            return self._each(views, self.target_encoder, self.target_projector)
+            return self._forward_per_view(views, self.target_encoder, self.target_projector)
 
-    def _unit(self, features: Tensor) -> Tensor:
+    def _normalize(self, features: Tensor) -> Tensor:
         if not self.normalize:
             return features
         # in bf16 the norm would be off by up to 0.4%
         return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
 
-    def join(self, views: int) -> bool:
-        """Let that many views go through as one batch; 1 takes it back. Gives whether every norm can."""
+    def join_views(self) -> bool:
+        """Pass both views as one batch from now on; False, and no change, if a norm does not support it."""
         norms = [module for module in self.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-        if not all(type(norm) in PER_VIEW or isinstance(norm, PerView) for norm in norms):
+        if not all(type(norm) in PER_VIEW_NORMS or isinstance(norm, PerViewBatchNorm) for norm in norms):
             return False
         for norm in norms:
-            norm.__class__ = PER_VIEW.get(type(norm), type(norm))
-            cast(PerView, norm).views = views
-        self.joined = views > 1
+            norm.__class__ = PER_VIEW_NORMS.get(type(norm), type(norm))
+            cast(PerViewBatchNorm, norm).views = 2
+        self.joined = True
         return True
 
     @torch.no_grad()
     def update_target(self, momentum: float | Tensor) -> None:
         """theta_target <- m * theta_target + (1 - m) * theta_online, for every parameter (Sec. 3.1).
 
-        A momentum that changes from step to step may be a tensor (), so that nobody waits for it.
+        `momentum` may be a tensor (), so that a momentum that changes with the step needs no copy to the host.
         """
         targets = self.target_parameters()
         if not targets:
             return
         online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
         if isinstance(momentum, Tensor):
-            toward = torch._foreach_sub(online, targets)
-            # of the parameters' own type: of another one, torch takes a kernel for each of them
-            torch._foreach_mul_(toward, (1.0 - momentum).to(targets[0].dtype))
-            torch._foreach_add_(targets, toward)
+            difference = torch._foreach_sub(online, targets)
+            # in the dtype of the parameters: with another one torch starts a kernel per parameter
+            torch._foreach_mul_(difference, (1.0 - momentum).to(targets[0].dtype))
+            torch._foreach_add_(targets, difference)
         else:
             torch._foreach_lerp_(targets, online, 1.0 - momentum)
 
     def target_parameters(self) -> list[Tensor]:
-        """The parameters of the momentum copy; none where the target branch is shared."""
+        """The parameters of the momentum copy, if there is one."""
         if self.target_encoder is None or self.target_projector is None:
             return []
         return [*self.target_encoder.parameters(), *self.target_projector.parameters()]
 
     @torch.no_grad()
     def copy_to_target(self) -> None:
-        """Start the momentum copy from the online branch, buffers included."""
+        """Copy the online branch, with buffers, to the momentum branch."""
         if self.target_encoder is not None and self.target_projector is not None:
             self.target_encoder.load_state_dict(self.encoder.state_dict())
             self.target_projector.load_state_dict(self.projector.state_dict())

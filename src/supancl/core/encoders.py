@@ -1,4 +1,4 @@
-"""Images -> features: the encoder f, with its width, input size, mean and standard deviation known."""
+"""The encoder f: images -> features, with its width, input size, mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from supancl.config import Count, Positive
-from supancl.errors import BadInput, counted, nearest
+from supancl.errors import BadInput, did_you_mean, plural
 
-# vision transformers whose names say how large the patches are that they cut an image into
-PATCH = re.compile(r"timm:.*patch(\d+)|torchvision:vit_[a-z]+_(\d+)$")
-PROJECTOR = "projector"  # the layer of a run that comes after its encoder
+# the patch size in the names of vision transformers
+PATCH_SIZE_IN_NAME = re.compile(r"timm:.*patch(\d+)|torchvision:vit_[a-z]+_(\d+)$")
+PROJECTOR = "projector"  # the name of the layer after the encoder
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -31,7 +31,7 @@ class EncoderSpec:
     name: str = "resnet50"
     channels: Count = 3
     size: Count = 224  # side of the square input; for `linear` the length of the input vector
-    width: Count | None = None  # of the features, where the encoder leaves it open (cnn, linear)
+    width: Count | None = None  # of the features, if the encoder has no fixed width (cnn, linear)
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[Positive, ...] = IMAGENET_STD
 
@@ -40,7 +40,7 @@ class EncoderSpec:
 
 
 class UnknownEncoder(BadInput):
-    """An encoder's name that neither the package nor a plugin has."""
+    """The name of an encoder that neither the package nor a plugin defines."""
 
 
 class Encoder(nn.Module):
@@ -56,14 +56,14 @@ class Encoder(nn.Module):
         if len(spec.mean) != len(spec.std) or len(spec.mean) not in (1, spec.channels):
             raise BadInput(
                 f"encoder.mean has {len(spec.mean)} and encoder.std "
-                f"{counted(len(spec.std), 'entry', 'entries')}; give each {spec.channels}, one per channel "
+                f"{plural(len(spec.std), 'entry', 'entries')}; give each {spec.channels}, one per channel "
                 "(encoder.channels)"
             )
         self.spec = spec
         self.size, self.mean, self.std = spec.size, spec.mean, spec.std
         self.body: nn.Module
         self.body, self.width = _build(spec)
-        self.projector: nn.Module | None = None  # that of its run, where features of it are asked for
+        self.projector: nn.Module | None = None  # of its run; set by `load_projector`
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
@@ -71,16 +71,15 @@ class Encoder(nn.Module):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The names that `features` takes besides "pooled": every module of the body that holds no Identity."""
+        """The names that `features` accepts next to "pooled": every module of the body except Identity."""
         return tuple(name for name, module in self.body.named_modules() if name and not isinstance(module, nn.Identity))
 
     def features(self, images: Tensor, layer: str = "pooled") -> Tensor:
-        """One vector for each image from any depth: what `layer` gives, a module of the body by name.
+        """One vector per image: the output of `layer`, a module of the body by name.
 
-        "pooled" is the encoder's own output, "projector" what its run's projector makes of it, where that was loaded
-        (`load_projector`). A map is averaged over its places; of tokens the class token is
-        taken where the encoder reads its own output there, else their mean. No norm is added that the layer does
-        not have. A module that is called more than once counts by its last call.
+        "pooled" is the encoder's output; "projector" that of its run's projector, if it is loaded (`load_projector`).
+        Maps are averaged over their positions. Of tokens, the class token is used if the encoder's output is the class
+        token, else their mean. No norm is added. Of a module that is called several times, the last output counts.
         """
         if layer == "pooled":
             return self(images)  # type: ignore[no-any-return]
@@ -88,22 +87,23 @@ class Encoder(nn.Module):
             projections: Tensor = self.projector(self(images))
             return projections
         self._check_name(layer)
-        seen: list[Any] = []
-        handle = self.body.get_submodule(layer).register_forward_hook(lambda module, args, output: seen.append(output))
+        outputs: list[Any] = []
+        module = self.body.get_submodule(layer)
+        handle = module.register_forward_hook(lambda module, args, output: outputs.append(output))
         try:
             self(images)
         finally:
             handle.remove()
-        if not seen or not isinstance(seen[-1], Tensor) or seen[-1].ndim not in (2, 3, 4):
+        if not outputs or not isinstance(outputs[-1], Tensor) or outputs[-1].ndim not in (2, 3, 4):
             raise BadInput(
                 f"layer {layer!r} of encoder {self.spec.name!r} gives neither vectors, tokens nor maps; "
                 "choose another one"
             )
-        return self._vectors(seen[-1])
+        return self._to_vectors(outputs[-1])
 
     @torch.inference_mode()
     def check_layer(self, layer: str) -> None:
-        """Refuse a layer that `features` would refuse, before there are any images: a blank one is tried."""
+        """Refuse a layer that `features` would refuse, by trying a blank image."""
         if layer == "pooled" or (layer == PROJECTOR and self.projector is not None):
             return
         self._check_name(layer)
@@ -126,29 +126,29 @@ class Encoder(nn.Module):
             f"and what lies in them, as {max(self.layers, key=len)}{guess}"
         )
 
-    def _vectors(self, output: Tensor) -> Tensor:
+    def _to_vectors(self, output: Tensor) -> Tensor:
         if output.ndim == 3:
             body: Any = self.body
             has_class_token = getattr(body, "cls_token", getattr(body, "class_token", None)) is not None
-            reads_it = has_class_token and getattr(body, "global_pool", "token") == "token"
-            return output[:, 0] if reads_it else output.mean(1)
+            uses_class_token = has_class_token and getattr(body, "global_pool", "token") == "token"
+            return output[:, 0] if uses_class_token else output.mean(1)
         if output.ndim == 4:
             _, first, second, last = output.shape
-            channels_last = first == second != last  # the images are square; Swin and parts of ConvNeXt are like this
+            channels_last = first == second != last  # images are square; so in Swin and in parts of ConvNeXt
             return output.mean((1, 2) if channels_last else (2, 3))
         return output
 
 
 def check_size(spec: EncoderSpec, patch: int | None = None) -> None:
-    """That an image consists of whole patches: what is left over at its border would never be looked at."""
-    named = PATCH.match(spec.name)
-    patch = patch or (16 if spec.name == "vit-small" else int(named[1] or named[2]) if named else 1)
-    rest = spec.size % patch
-    if rest:
-        sizes = [side for side in (spec.size - rest, spec.size - rest + patch) if side]
+    """Refuse a size that is not a multiple of the patch size: the encoder would ignore the border."""
+    match = PATCH_SIZE_IN_NAME.match(spec.name)
+    patch = patch or (16 if spec.name == "vit-small" else int(match[1] or match[2]) if match else 1)
+    remainder = spec.size % patch
+    if remainder:
+        sizes = [side for side in (spec.size - remainder, spec.size - remainder + patch) if side]
         raise BadInput(
             f"encoder.size = {spec.size}: {spec.name} cuts images into patches of {patch} px and would "
-            f"never see the last {rest} px of their rows and columns; take {' or '.join(map(str, sizes))}"
+            f"never see the last {remainder} px of their rows and columns; take {' or '.join(map(str, sizes))}"
         )
 
 
@@ -159,7 +159,7 @@ def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:
     if spec.name.startswith("torchvision:"):
         return _torchvision(spec)
     if spec.name not in BUILDERS and spec.name not in VARIANTS:
-        raise UnknownEncoder(f"unknown encoder {spec.name!r}{nearest(spec.name, [*BUILDERS, 'timm:NAME'])}")
+        raise UnknownEncoder(f"unknown encoder {spec.name!r}{did_you_mean(spec.name, [*BUILDERS, 'timm:NAME'])}")
     built: tuple[nn.Module, int] = {**VARIANTS, **BUILDERS}[spec.name](spec)
     return built
 
@@ -255,9 +255,9 @@ def _timm(spec: EncoderSpec) -> tuple[nn.Module, int]:
 
     name = spec.name.removeprefix("timm:")
     if not timm.is_model(name):
-        raise BadInput(f"timm has no model {name!r}{nearest(name, timm.list_models())}")
+        raise BadInput(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": spec.channels}
-    with _size_at_fault(spec, f"timm's {name}"):
+    with _explain_size_errors(spec, f"timm's {name}"):
         try:
             body = timm.create_model(name, img_size=spec.size, **options)
         except TypeError:  # convolutional models take any size and do not know the argument
@@ -266,17 +266,17 @@ def _timm(spec: EncoderSpec) -> tuple[nn.Module, int]:
 
 
 def width_of(body: nn.Module, spec: EncoderSpec) -> int:
-    """The width of the features of a module that came from outside; anything but one vector each is refused."""
-    features: Any = _tried(body, spec)
+    """The width of the features of a foreign module, which must give one vector per image."""
+    features: Any = _features_of_blank_image(body, spec)
     if not isinstance(features, Tensor) or features.ndim != 2:
-        given = f"features of shape {tuple(features.shape[1:])}" if isinstance(features, Tensor) else type(features)
-        raise BadInput(f"encoder {spec.name!r} gives {given}, not one vector for each image")
+        output = f"features of shape {tuple(features.shape[1:])}" if isinstance(features, Tensor) else type(features)
+        raise BadInput(f"encoder {spec.name!r} gives {output}, not one vector for each image")
     return features.shape[1]
 
 
 @contextmanager
-def _size_at_fault(spec: EncoderSpec, model: str) -> Iterator[None]:
-    """One line for what a model raises, each in its own way, that cannot take images of this size."""
+def _explain_size_errors(spec: EncoderSpec, model: str) -> Iterator[None]:
+    """Turn the different errors of models that do not accept this image size into one message."""
     try:
         yield
     except (AssertionError, IndexError, RuntimeError, ValueError) as error:
@@ -284,15 +284,15 @@ def _size_at_fault(spec: EncoderSpec, model: str) -> Iterator[None]:
         raise BadInput(f"encoder.size = {spec.size}: {model} does not take it ({reason})") from None
 
 
-def _tried(body: nn.Module, spec: EncoderSpec) -> Tensor:
-    """The features of a black image; a stem that cuts it into patches must do so without a rest."""
+def _features_of_blank_image(body: nn.Module, spec: EncoderSpec) -> Tensor:
+    """The features of a blank image; also checks that its size is a multiple of the stem's patch size."""
     patches: list[int] = []
 
-    def look(module: nn.Conv2d, args: tuple[Tensor, ...]) -> None:
-        if args[0].shape[-2:] == (spec.size, spec.size):  # else it was padded before
+    def record_patch_size(module: nn.Conv2d, args: tuple[Tensor, ...]) -> None:
+        if args[0].shape[-2:] == (spec.size, spec.size):  # otherwise the image was padded before
             patches.append(module.stride[0])
 
-    hooks = [module.register_forward_pre_hook(look) for module in body.modules()
+    hooks = [module.register_forward_pre_hook(record_patch_size) for module in body.modules()
              if type(module) is nn.Conv2d and module.in_channels == spec.channels
              and module.kernel_size == module.stride and module.padding == (0, 0)]  # fmt: skip
     training = body.training
@@ -312,15 +312,15 @@ def _torchvision(spec: EncoderSpec) -> tuple[nn.Module, int]:
     import torchvision
 
     name = spec.name.removeprefix("torchvision:")
-    known = torchvision.models.list_models(module=torchvision.models)
-    if name not in known:
-        raise BadInput(f"torchvision has no classifier {name!r}{nearest(name, known)}")
+    names = torchvision.models.list_models(module=torchvision.models)
+    if name not in names:
+        raise BadInput(f"torchvision has no classifier {name!r}{did_you_mean(name, names)}")
     if spec.channels != 3:
         raise BadInput(f"encoder.channels = {spec.channels}: torchvision's {name} takes 3; timm:NAME takes any number")
-    options = {"image_size": spec.size} if name.startswith("vit_") else {}  # the others take any size, or one alone
-    with _size_at_fault(spec, f"torchvision's {name}"):
+    options = {"image_size": spec.size} if name.startswith("vit_") else {}  # the others accept any size, or a fixed one
+    with _explain_size_errors(spec, f"torchvision's {name}"):
         body = torchvision.models.get_model(name, weights=None, **options)
-        _tried(body, spec)
+        _features_of_blank_image(body, spec)
     linear = [path for path, module in body.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise BadInput(f"torchvision's {name} has no linear classifier to leave out; choose another model")
@@ -338,9 +338,9 @@ BUILDERS: dict[str, Any] = {
     "cnn": _cnn,
     "linear": _linear,
 }
-# what other libraries train besides (docs/import.md); the recipes have no use for them
+# encoders that other libraries train (docs/import.md); no recipe uses them
 VARIANTS: dict[str, Any] = {name: _resnet(name) for name in ("resnet34", "resnet101", "resnet152")}
 for _name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
     VARIANTS[f"cifar-{_name}"] = _cifar_resnet(_name)
     VARIANTS[f"cifar-{_name}-pad2"] = _cifar_resnet(_name, padding=2)  # solo-learn's stem: 32 px become 34
-    VARIANTS[f"cifar-{_name}-norelu"] = _cifar_resnet(_name, relu=False)  # lightly's, where its ResNet is unpacked
+    VARIANTS[f"cifar-{_name}-norelu"] = _cifar_resnet(_name, relu=False)  # lightly's unpacked ResNet

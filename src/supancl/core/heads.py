@@ -1,4 +1,4 @@
-"""An MLP spec becomes the projector g or the predictor h."""
+"""The projector g and the predictor h, built from an MLP spec."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from supancl.config import Count
 
 @dataclass(frozen=True)
 class MLP:
-    """Widths of the hidden layers and of the output, and where batch norm and bias stand.
+    """Widths of the hidden layers and of the output, and which layers have batch norm and bias.
 
-    A hidden width of None is that of what comes in: the encoder's, for a projector.
+    A hidden width of None is the input width: that of the encoder, for a projector.
 
     >>> MLP(hidden=(512,), out=2048).build(2048)[-1].out_features
     2048
@@ -25,20 +25,20 @@ class MLP:
     out: Count | None = None  # None: the number of classes, for a classifier
     norm: Literal["batch", "none"] = "batch"
     last_norm: Literal["none", "batch", "batch-no-affine"] = "none"
-    bias: Literal["auto", "none"] = "auto"  # auto: wherever no batch norm follows and would cancel it
+    bias: Literal["auto", "none"] = "auto"  # auto: only where no batch norm follows, which would cancel it
 
     @staticmethod
     def describe(weights: Mapping[str, Tensor]) -> tuple[MLP, int]:
-        """The spec and the input width of the head that these weights, named as `build` names them, belong to.
+        """The spec and the input width of a head with these weights, named as `build` names them.
 
         >>> spec = MLP(hidden=(8,), out=4, last_norm="batch")
         >>> MLP.describe(spec.build(6).state_dict()) == (spec, 6)
         True
         """
         linear = sorted(int(name.split(".")[0]) for name, value in weights.items() if value.ndim == 2)
-        normed = [f"{place + 1}.running_mean" in weights for place in linear]
-        biased = [f"{place}.bias" in weights for place in linear]
-        widths = [len(weights[f"{place}.weight"]) for place in linear]
+        normed = [f"{index + 1}.running_mean" in weights for index in linear]
+        biased = [f"{index}.bias" in weights for index in linear]
+        widths = [len(weights[f"{index}.weight"]) for index in linear]
         affine = f"{linear[-1] + 1}.weight" in weights
         return MLP(
             tuple(widths[:-1]),
@@ -56,8 +56,8 @@ class MLP:
         if self.out is None:
             raise ValueError("MLP.out is not known yet; give it the number of classes first")
         layers: list[nn.Module] = []
-        for wanted in self.hidden:
-            hidden = width if wanted is None else wanted
+        for hidden_width in self.hidden:
+            hidden = width if hidden_width is None else hidden_width
             normed = self.norm == "batch"
             layers.append(nn.Linear(width, hidden, bias=self.bias == "auto" and not normed))
             if normed:

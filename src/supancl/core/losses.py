@@ -8,8 +8,11 @@ Local views add anchors (2 + L, B, D), never targets: `Align` and `CrossEntropy`
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, ParamSpec
 
 import torch
 import torch.nn.functional as F
@@ -17,58 +20,73 @@ from torch import Tensor
 
 from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Positive, marked
 from supancl.core.pools import Pool
-from supancl.distributed import Part
+from supancl.distributed import RowRange
+
+Params = ParamSpec("Params")
 
 
 class Terms(NamedTuple):
-    """What a loss gives: the total to differentiate, and its two terms for the log."""
+    """What a loss returns: the total to differentiate, and its two terms for the log."""
 
     total: Tensor
     ssl: Tensor
     sup: Tensor
 
 
-class Whole(NamedTuple):
-    """The targets (2, N, D) and labels (N,) of a whole batch, where anchors are of a part of its rows."""
+class GlobalBatch(NamedTuple):
+    """Targets (2, N, D) and labels (N,) of all ranks; anchors exist for the rows of `row_range` only."""
 
     targets: Tensor
     labels: Tensor
-    part: Part
+    row_range: RowRange
 
     @classmethod
-    def of(cls, targets: Tensor, labels: Tensor) -> Whole:
-        """The batch itself, where all of it is here."""
-        return cls(targets, labels, Part(0, len(labels), len(labels)))
+    def from_all_rows(cls, targets: Tensor, labels: Tensor) -> GlobalBatch:
+        """The batch of a single process."""
+        return cls(targets, labels, RowRange(0, len(labels), len(labels)))
 
-    def themselves(self) -> Tensor:
-        """(B, N): which of all the samples each row is."""
-        return self.part.of(torch.eye(len(self.labels), dtype=torch.bool, device=self.labels.device))
+    def self_mask(self) -> Tensor:
+        """(B, N): True where an anchor and a target are of the same sample."""
+        return self.row_range.select(torch.eye(len(self.labels), dtype=torch.bool, device=self.labels.device))
+
+
+def accept_old_name(call: Callable[Params, Terms]) -> Callable[Params, Terms]:
+    """Let `global_batch` be passed under its name in 0.1.0, `whole`, until 0.3.0."""
+
+    @functools.wraps(call)
+    def renamed(*args: Params.args, **named: Params.kwargs) -> Terms:
+        if "whole" in named:
+            warnings.warn("whole is now global_batch; the old name goes in supancl 0.3.0", DeprecationWarning, 2)
+            named["global_batch"] = named.pop("whole")
+        return call(*args, **named)
+
+    return renamed
 
 
 class LossTraits:
-    """What the rest of the package asks about a loss, beside `supervised`, `sees_batch(pool)` and the call itself.
+    """Properties of a loss that the rest of the package reads, next to `supervised` and `sees_batch(pool)`.
 
-    A loss of one's own has these answers unless it gives others (docs/extending.md).
+    A plugin's loss has these values unless it sets others (docs/extending.md).
     """
 
-    normalizes: ClassVar[bool] = True  # anchors and targets have unit norm; otherwise anchors are class logits
+    normalizes: ClassVar[bool] = True  # anchors and targets have unit norm; if False, anchors are class logits
     has_two_terms: ClassVar[bool] = True  # `ssl` and `sup` are worth logging
     takes_local_views: ClassVar[bool] = True
-    stores_unlabelled: ClassVar[bool] = False  # the pool keeps targets without a label too
+    stores_unlabelled: ClassVar[bool] = False  # the pool also stores targets without a label
 
     @property
     def needs_pool(self) -> bool:
-        """Whether it cannot be computed without a pool."""
+        """Whether the loss requires a pool."""
         return False
 
     @property
     def takes_alpha(self) -> bool:
-        """Whether a tensor `alpha` may be passed to each call instead of the loss's own number."""
+        """Whether a call accepts a tensor `alpha`, which replaces the number in the recipe."""
         return False
 
-    def batch_weight(self, labels: Tensor, of: Tensor) -> Tensor | float:
-        """Weight of the samples with these labels in the mean over the batch with the labels `of`."""
-        return len(labels) / len(of)
+    def batch_weight(self, labels: Tensor, batch_labels: Tensor) -> Tensor | float:
+        """Weight of a micro-batch with these labels in the mean over the batch."""
+        return len(labels) / len(batch_labels)
 
 
 @dataclass(frozen=True)
@@ -76,10 +94,10 @@ class Align(LossTraits):
     """alpha * l_ssl + (1 - alpha) * l_sup (Eqs. 1-3): SimSiam, BYOL (alpha = 1), SupSiam, SupBYOL.
 
     `form="cosine"` is -p.z, half of the squared distance up to a term constant in p: the scale that the
-    learning rates of App. C belong to. `form="squared"` is Eqs. 1-3 to the letter.
+    learning rates of App. C assume. `form="squared"` is Eqs. 1-3 to the letter.
 
     With L local views every local anchor is compared with both targets, and the loss is the mean over all
-    pairs of an anchor and a target that is not of its own view:
+    pairs of an anchor and a target of another view:
         1 / (2 + 2L) * sum over (v, t) of alpha * d(p_v, z_t) + (1 - alpha) * d(p_v, z_sup),
     with (v, t) = (1, 2), (2, 1), and (v, 1), (v, 2) for each local v; z_sup is z_t where the class has no target.
     """
@@ -87,7 +105,7 @@ class Align(LossTraits):
     kind: Literal["align"] = "align"
     alpha: Fraction = marked(1.0, FREE_IN_A_SHARED_STEP)
     form: Literal["cosine", "squared"] = "cosine"
-    samples: Count | None = None  # M of Eq. 2; None draws all positives of the pool
+    samples: Count | None = None  # M of Eq. 2; None: all positives of the pool
 
     @property
     def supervised(self) -> bool:
@@ -95,12 +113,13 @@ class Align(LossTraits):
 
     @property
     def takes_alpha(self) -> bool:
-        return type(self) is Align  # a class made from it may have another call, or read its own alpha
+        return type(self) is Align  # a subclass may override the call, or read self.alpha
 
     def sees_batch(self, pool: Pool | None) -> bool:
         """Whether one sample's loss depends on the others of its (micro-)batch."""
         return self.supervised and pool is None
 
+    @accept_old_name
     def __call__(
         self,
         anchors: Tensor,
@@ -108,19 +127,19 @@ class Align(LossTraits):
         labels: Tensor,
         pool: Pool | None = None,
         alpha: Tensor | None = None,
-        whole: Whole | None = None,
+        global_batch: GlobalBatch | None = None,
     ) -> Terms:
-        """`alpha`, one value per sample (B,), takes the place of the run's single value.
+        """`alpha`, one value per sample (B,), replaces the single value of the run.
 
-        `whole` is the batch of which these anchors are a part; the loss is the mean over these.
+        `global_batch` is the batch of all ranks; the loss is the mean over the anchors of this rank.
         """
         if len(anchors) > 2:
             anchors = torch.cat([anchors[:2], anchors[2:].repeat_interleave(2, dim=0)])
-        own = _facing(targets, anchors)
-        ssl = self.distance(anchors, own)
+        cross_view = _cross_view(targets, anchors)
+        ssl = self.distance(anchors, cross_view)
         if alpha is None and not self.supervised and pool is None:
             return Terms(ssl.mean(), ssl.mean().detach(), ssl.mean().detach())
-        sup = self.distance(anchors, self.supervised_target(own, labels, pool, whole))
+        sup = self.distance(anchors, self.supervised_target(cross_view, labels, pool, global_batch))
         weight = self.alpha if alpha is None else alpha.to(anchors.dtype)
         total = weight * ssl + (1 - weight) * sup
         return Terms(total.mean(), ssl.mean().detach(), sup.mean().detach())
@@ -130,14 +149,17 @@ class Align(LossTraits):
             return (anchors - targets).square().sum(-1)
         return -(anchors * targets).sum(-1)
 
-    def supervised_target(self, own: Tensor, labels: Tensor, pool: Pool | None, whole: Whole | None = None) -> Tensor:
-        """z_sup: the mean of same-class targets, not re-normalised (Eq. 2); the own target where there are none."""
+    def supervised_target(
+        self, cross_view: Tensor, labels: Tensor, pool: Pool | None, global_batch: GlobalBatch | None = None
+    ) -> Tensor:
+        """z_sup: the mean of same-class targets, not re-normalised (Eq. 2); the cross-view target if there are none."""
         if pool is not None:
-            return pool.class_mean(labels, own, self.samples, None if whole is None else whole.part)
-        # without a pool (Table 8): the batch's other-view targets of the class, the own one included
-        candidates = own if whole is None else _facing(whole.targets, own)
-        whole = whole or Whole.of(own, labels)
-        weight = (same_class(labels, whole.labels) | whole.themselves()).to(own.dtype)
+            row_range = None if global_batch is None else global_batch.row_range
+            return pool.class_mean(labels, cross_view, self.samples, row_range)
+        # without a pool (Table 8): the mean over the batch's cross-view targets of the class, including this sample's
+        candidates = cross_view if global_batch is None else _cross_view(global_batch.targets, cross_view)
+        global_batch = global_batch or GlobalBatch.from_all_rows(cross_view, labels)
+        weight = (same_class(labels, global_batch.labels) | global_batch.self_mask()).to(cross_view.dtype)
         return (weight / weight.sum(1, keepdim=True)) @ candidates
 
 
@@ -145,7 +167,7 @@ class Align(LossTraits):
 class Contrast(LossTraits):
     """The four equations of App. C and MoCo-v3's: -log softmax of the positives, averaged over the positives.
 
-    positives  own-view: the sample's other view alone; own-class: every candidate of the same class too
+    positives  own-view: only the sample's other view; own-class: also every candidate of the same class
     against    both-views (SimCLR, SupCon): all other targets of the batch; pool (MoCo-v2): the other view
                and the pool; other-view (MoCo-v3): the batch's targets of the other view; other-view+pool
                (SupMoCo); both-views+pool (SupCon with a memory bank)
@@ -171,21 +193,29 @@ class Contrast(LossTraits):
     def sees_batch(self, pool: Pool | None) -> bool:
         return self.against != "pool"
 
+    @accept_old_name
     def __call__(
-        self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None, whole: Whole | None = None
+        self,
+        anchors: Tensor,
+        targets: Tensor,
+        labels: Tensor,
+        pool: Pool | None = None,
+        global_batch: GlobalBatch | None = None,
     ) -> Terms:
-        """The mean over these anchors, which are compared with the targets of the `whole` batch they are a part of."""
+        """The mean over these anchors; they are compared with the targets of the `global_batch`."""
         # bf16 has 8 bits: at temperature 0.07 a similarity off by 0.004 moves a logit by 0.06
         with torch.autocast(anchors.device.type, enabled=False):
-            if whole is None or self.against == "pool":  # there an anchor needs no target of the batch but its own
-                whole = Whole.of(targets, labels)
-            total = self._mean_over_anchors(anchors, labels, pool, whole)
+            if global_batch is None or self.against == "pool":  # an anchor then needs only its own target of the batch
+                global_batch = GlobalBatch.from_all_rows(targets, labels)
+            total = self._mean_over_anchors(anchors, labels, pool, global_batch)
         return Terms(total, total.detach(), total.detach())
 
-    def _mean_over_anchors(self, anchors: Tensor, labels: Tensor, pool: Pool | None, whole: Whole) -> Tensor:
+    def _mean_over_anchors(
+        self, anchors: Tensor, labels: Tensor, pool: Pool | None, global_batch: GlobalBatch
+    ) -> Tensor:
         dtype = torch.promote_types(anchors.dtype, torch.float32)
-        anchors, whole = anchors.to(dtype), whole._replace(targets=whole.targets.to(dtype))
-        logits, positive = self._batch_candidates(anchors, labels, whole)
+        anchors, global_batch = anchors.to(dtype), global_batch._replace(targets=global_batch.targets.to(dtype))
+        logits, positive = self._batch_candidates(anchors, labels, global_batch)
         if self.needs_pool:
             if pool is None:
                 raise ValueError(f"Contrast against {self.against!r} needs a pool")
@@ -193,21 +223,23 @@ class Contrast(LossTraits):
             logits = torch.cat([logits, pool_logits], dim=-1)
             positive = torch.cat([positive, pool_positive], dim=-1)
         log_probability = F.log_softmax(logits, dim=-1)
-        # -inf marks what is no candidate; `where` keeps it out of the sum and of the gradient
-        matched = torch.where(positive, log_probability, torch.zeros_like(log_probability)).sum(-1)
-        return -(matched / positive.sum(-1)).mean()
+        # logits of non-candidates are -inf; `where` keeps them out of the sum and the gradient
+        log_likelihood = torch.where(positive, log_probability, torch.zeros_like(log_probability)).sum(-1)
+        return -(log_likelihood / positive.sum(-1)).mean()
 
-    def _batch_candidates(self, anchors: Tensor, labels: Tensor, whole: Whole) -> tuple[Tensor, Tensor]:
-        targets, itself = whole.targets, whole.themselves()
-        same = (itself | same_class(labels, whole.labels)) if self.supervised else itself
-        other = anchors @ targets.flip(0).mT / self.temperature  # (2, B, N): the other view's targets
+    def _batch_candidates(self, anchors: Tensor, labels: Tensor, global_batch: GlobalBatch) -> tuple[Tensor, Tensor]:
+        targets, self_mask = global_batch.targets, global_batch.self_mask()
+        same = (self_mask | same_class(labels, global_batch.labels)) if self.supervised else self_mask
+        other_view = anchors @ targets.flip(0).mT / self.temperature  # (2, B, N): the other view's targets
         if self.against == "pool":
-            return other.diagonal(dim1=1, dim2=2).unsqueeze(-1), torch.ones_like(anchors[..., :1], dtype=torch.bool)
+            return other_view.diagonal(dim1=1, dim2=2).unsqueeze(-1), torch.ones_like(
+                anchors[..., :1], dtype=torch.bool
+            )
         if not self.against.startswith("both-views"):
-            return other, same.expand_as(other)
-        own = (anchors @ targets.mT / self.temperature).masked_fill(itself, -torch.inf)  # without the anchor itself
-        positive = torch.cat([same, same & ~itself], dim=-1)
-        return torch.cat([other, own], dim=-1), positive.expand(2, *positive.shape)
+            return other_view, same.expand_as(other_view)
+        same_view = (anchors @ targets.mT / self.temperature).masked_fill(self_mask, -torch.inf)
+        positive = torch.cat([same, same & ~self_mask], dim=-1)
+        return torch.cat([other_view, same_view], dim=-1), positive.expand(2, *positive.shape)
 
     def _pool_candidates(self, anchors: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
         stored = pool.stored()
@@ -222,7 +254,7 @@ class Contrast(LossTraits):
 
 @dataclass(frozen=True)
 class CrossEntropy(LossTraits):
-    """Plain supervised training, the baseline: anchors are class logits; unlabelled samples are left out."""
+    """The supervised baseline: anchors are class logits; unlabelled samples are left out."""
 
     kind: Literal["crossentropy"] = "crossentropy"
     smoothing: Fraction = 0.0
@@ -237,30 +269,36 @@ class CrossEntropy(LossTraits):
     def sees_batch(self, pool: Pool | None) -> bool:
         return False
 
+    @accept_old_name
     def __call__(
-        self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None, whole: Whole | None = None
+        self,
+        anchors: Tensor,
+        targets: Tensor,
+        labels: Tensor,
+        pool: Pool | None = None,
+        global_batch: GlobalBatch | None = None,
     ) -> Terms:
         logits = anchors.flatten(0, 1).to(torch.promote_types(anchors.dtype, torch.float32))
-        summed = F.cross_entropy(
+        loss_sum = F.cross_entropy(
             logits, labels.repeat(len(anchors)), ignore_index=-1, reduction="sum", label_smoothing=self.smoothing
         )
         # a batch without any label gives 0, not 0/0
-        total = summed / (len(anchors) * (labels >= 0).sum()).clamp(min=1)
+        total = loss_sum / (len(anchors) * (labels >= 0).sum()).clamp(min=1)
         return Terms(total, torch.zeros_like(total).detach(), total.detach())
 
-    def batch_weight(self, labels: Tensor, of: Tensor) -> Tensor | float:
-        return (labels >= 0).sum() / (of >= 0).sum().clamp(min=1)  # its mean runs over samples with a label
+    def batch_weight(self, labels: Tensor, batch_labels: Tensor) -> Tensor | float:
+        return (labels >= 0).sum() / (batch_labels >= 0).sum().clamp(min=1)  # the mean is over labelled samples
 
 
 Loss = Align | Contrast | CrossEntropy
 
 
-def _facing(targets: Tensor, anchors: Tensor) -> Tensor:
-    """(2, N, D) -> (A, N, D), for A anchors of a sample: z2 for those of view 1, z1 for those of view 2, and so on."""
-    own = targets.flip(0).to(anchors.dtype)
-    return own if len(anchors) == 2 else own.repeat(len(anchors) // 2, 1, 1)
+def _cross_view(targets: Tensor, anchors: Tensor) -> Tensor:
+    """Targets (2, N, D) -> (A, N, D) for A anchors per sample: z2 for anchors of view 1, z1 for view 2, and so on."""
+    flipped = targets.flip(0).to(anchors.dtype)
+    return flipped if len(anchors) == 2 else flipped.repeat(len(anchors) // 2, 1, 1)
 
 
 def same_class(labels: Tensor, others: Tensor) -> Tensor:
-    """(len(labels), len(others)): equal and known; -1 matches nothing, not even another -1."""
+    """(len(labels), len(others)): True for equal labels; -1 (no label) equals nothing, not even another -1."""
     return (labels[:, None] == others[None, :]) & (labels >= 0)[:, None]

@@ -1,4 +1,4 @@
-"""Every method of the paper as a row: where targets come from, which pool, which loss, whether it predicts.
+"""Every method of the paper as a row: source of the targets, pool, loss, predictor.
 
 A method is a row, not a class. To make another one, replace what differs:
 
@@ -17,7 +17,7 @@ from supancl.core.branches import Branches, BranchSpec, HeadSpec
 from supancl.core.encoders import EncoderSpec
 from supancl.core.losses import Align, Contrast, CrossEntropy, Loss
 from supancl.core.pools import Pool, PoolSpec
-from supancl.distributed import ALONE, Ranks
+from supancl.distributed import SINGLE_PROCESS, Ranks
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def assemble(
     pool: PoolSpec,
     loss: Loss,
     classes: int,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> tuple[Branches, Pool | None]:
-    """The two things of a run that hold tensors: the branches and the pool."""
+    """Build the branches and the pool, the two parts of a run that hold tensors."""
     body = encoder.build()
     projector = heads.projector if heads.projector.out is not None else replace(heads.projector, out=classes)
     width = projector.out
@@ -89,5 +89,5 @@ def assemble(
     predictor = None
     if heads.predictor is not None:
         predictor = replace(heads.predictor, out=width).build(width)  # a prediction is compared with a projection
-    built = Branches(body, projector.build(body.width), predictor, branches.target, normalize=loss.normalizes)
-    return built, pool.build(width, classes, unlabelled=loss.stores_unlabelled, ranks=ranks)
+    built_branches = Branches(body, projector.build(body.width), predictor, branches.target, normalize=loss.normalizes)
+    return built_branches, pool.build(width, classes, unlabelled=loss.stores_unlabelled, ranks=ranks)

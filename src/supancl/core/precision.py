@@ -1,4 +1,4 @@
-"""Which numbers a network computes in: one rule for training, features, fine-tuning and detection."""
+"""The precision of a network: one rule for training, features, fine-tuning and detection."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ Precision = Literal["fp32", "bf16"]
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether bf16 can be asked for: a GPU must compute in it itself, a CPU always can."""
+    """Whether the device supports bf16: a GPU without emulation, a CPU always."""
     return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def auto_precision(device: torch.device) -> Precision:
-    """What `auto` means: bf16 where it is faster, on a GPU that has it."""
+    """What `auto` means: bf16 on a GPU that supports it, where it is faster."""
     return "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
 
 
 def autocast_for(device: torch.device, precision: str, cache_weights: bool = True) -> torch.autocast:
-    """The context to compute in; without `cache_weights` weights are cast at each use, as captured steps need it.
+    """The autocast context; without `cache_weights` weights are cast at each use, which captured steps need.
 
     >>> with autocast_for(torch.device("cpu"), "bf16"):
     ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype

@@ -14,7 +14,7 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """Linear warm-up, then cosine to zero; the predictor's rate may stay constant throughout (App. C)."""
+    """Linear warm-up, then cosine to zero; the predictor's rate may be constant (App. C)."""
 
     warmup_epochs: Natural = 0
     decay: Literal["cosine", "constant"] = "cosine"
@@ -25,9 +25,9 @@ class ScheduleSpec:
 def learning_rate(
     spec: ScheduleSpec, peak: float, epochs: int, steps_per_epoch: int, predictor: bool = False
 ) -> Schedule:
-    """step (0, 1, ...) -> learning rate of that step, as the spec says it.
+    """A function: step (0, 1, ...) -> learning rate.
 
-    A warm-up that leaves no epochs to decay in is for the recipe to shorten (recipes.recipe.resolve_warmup).
+    The recipe shortens a warm-up that leaves no epochs for the decay (recipes.recipe.resolve_warmup).
 
     >>> rate = learning_rate(ScheduleSpec(), peak=1.0, epochs=10, steps_per_epoch=1)
     >>> rate(0), round(rate(5), 3)
@@ -40,8 +40,8 @@ def learning_rate(
     def rate(step: int) -> float:
         epoch = step / steps_per_epoch if spec.granularity == "step" else float(step // steps_per_epoch)
         if epoch < warmup:
-            ahead = 1 / steps_per_epoch if spec.granularity == "step" else 1  # the first step does not stand still
-            return peak * min(1.0, (epoch + ahead) / warmup)
+            offset = 1 / steps_per_epoch if spec.granularity == "step" else 1  # so that the first rate is not 0
+            return peak * min(1.0, (epoch + offset) / warmup)
         if spec.decay == "constant":
             return peak
         return peak * 0.5 * (1 + math.cos(math.pi * (epoch - warmup) / (epochs - warmup)))

@@ -1,4 +1,4 @@
-"""Sources of images, batched views, and the order in which they come."""
+"""Sources of images, batches of them, their views and their order."""
 
 from supancl.data.opening import from_arrays, open_data
 from supancl.data.splits import Data, DataSpec, Split

@@ -1,4 +1,4 @@
-"""How a file becomes pixels: opened, turned upright, brought to grey or RGB and down to size."""
+"""Decode an image file: turn it upright, convert it to grey or RGB, shrink it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from supancl.errors import counted
+from supancl.errors import plural
 
 T = TypeVar("T")
 R = TypeVar("R")
 Resample = Literal["bilinear", "bicubic"]
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"}
-MOST_WORKERS = 32
-DECODE_VERSION = 3  # 1 gave TIFFs with an orientation as Pillow read them, in disorder; 2 such of 12 bits nearly black
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"}
+MAX_THREADS = 32
+DECODE_VERSION = 3  # 1 scrambled rotated TIFFs; 2 made 12-bit TIFFs nearly black
 
 
 class Item(Protocol):
-    """One image of a source that is not in memory: a file, a member of a tar, a row of somebody's data set."""
+    """One image that is not in memory: a file, a member of a tar, a row of another library's data set."""
 
     def __str__(self) -> str:
-        """A name for messages, and by which the cache knows it."""
+        """Its name in messages and in the cache."""
         ...
 
     def stamp(self) -> tuple[int, int]:
-        """Two numbers that change when the content does; OSError where it has gone."""
+        """Two numbers that change with the content. Raises OSError if the file is gone."""
         ...
 
     def open(self) -> Any:
@@ -49,71 +49,71 @@ def decode(
     resample: Resample = "bilinear",
     large: list[str] | None = None,
 ) -> Tensor:
-    """One image as uint8 (C, H, W): upright, in RGB or grey, its short side brought down to `short_side`.
+    """One image as uint8 (C, H, W): upright, in RGB or grey, its short side shrunk to `short_side`.
 
-    One with so many pixels that Pillow warns of it is noted in `large`; of twice as many, Pillow refuses it.
-    Raises OSError or ValueError for what is not a readable image.
+    Images with so many pixels that Pillow warns are noted in `large`; Pillow refuses twice as many.
+    Raises OSError or ValueError if the image cannot be read.
     """
     try:
-        with open_image(item) as opened:
-            if large is not None and opened.width * opened.height > (Image.MAX_IMAGE_PIXELS or math.inf):
-                large.append(f"{item} ({opened.width} x {opened.height})")
-            opened.load()
-            if opened.mode == "I" and opened.format == "TIFF":
+        with open_image(item) as file:
+            if large is not None and file.width * file.height > (Image.MAX_IMAGE_PIXELS or math.inf):
+                large.append(f"{item} ({file.width} x {file.height})")
+            file.load()
+            if file.mode == "I" and file.format == "TIFF":
                 raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
-            image, white = upright(opened), _white(opened)
-            if _white_is_zero(opened):
-                image = Image.fromarray(white - np.asarray(image).astype(np.uint16))
-            image = to_mode(image, "L" if channels == 1 else "RGB", white)
+            image, white_level = apply_orientation(file), _white_level(file)
+            if _has_inverted_grey(file):
+                image = Image.fromarray(white_level - np.asarray(image).astype(np.uint16))
+            image = convert_mode(image, "L" if channels == 1 else "RGB", white_level)
         height, width = shrunk_size((image.height, image.width), short_side)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling[resample.upper()])
         array = np.array(image, dtype=np.uint8)
-    except (OSError, ValueError, MemoryError):  # want of memory says nothing about the image
+    except (OSError, ValueError, MemoryError):  # running out of memory is not the image's fault
         raise
-    except Exception as error:  # a damaged file can make Pillow's decoders raise nearly anything
+    except Exception as error:  # Pillow may raise nearly anything on a damaged file
         raise OSError(f"{type(error).__name__}: {error}") from None
     return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1).contiguous()
 
 
-def decode_or_fault(
+def try_decode(
     item: Item | Path, channels: int, short_side: int | None, resample: Resample, large: list[str] | None = None
 ) -> Tensor | str:
-    """The image, or what is wrong with it."""
+    """The decoded image, or the reason why it cannot be read."""
     try:
         return decode(item, channels, short_side, resample, large)
     except (OSError, ValueError) as error:
-        return image_fault(error)
+        return image_problem(error)
 
 
-def _white(opened: Any) -> int:
-    """The whole range of a deep image: of a TIFF with 12 bits a sample Pillow gives the bits as they are.
+def _white_level(file: Any) -> int:
+    """The value of white in an image of more than 8 bits: Pillow does not scale 12-bit TIFFs.
 
-    What else a file may say is no range: TIFF's MaxSampleValue is a statistic that must not change what is seen, and
-    a PNG with fewer significant bits (sBIT) holds them scaled to all 16.
+    Other fields say nothing about white: TIFF's MaxSampleValue is a statistic, and a PNG with fewer significant bits
+    (sBIT) stores them scaled to 16.
     """
-    return 4095 if opened.format == "TIFF" and opened.tag_v2.get(0x0102) == (12,) else 65535
+    return 4095 if file.format == "TIFF" and file.tag_v2.get(0x0102) == (12,) else 65535
 
 
-def _white_is_zero(opened: Any) -> bool:
-    """A TIFF may store white as 0; Pillow turns that round for 8 bits and not for 16."""
-    return bool(opened.format == "TIFF" and opened.mode.startswith("I;16") and opened.tag_v2.get(0x0106) == 0)
+def _has_inverted_grey(file: Any) -> bool:
+    """Whether a TIFF stores white as 0; Pillow inverts that for 8 bits, not for 16."""
+    return bool(file.format == "TIFF" and file.mode.startswith("I;16") and file.tag_v2.get(0x0106) == 0)
 
 
-def remarks_on_large(large: Sequence[str]) -> list[str]:
-    """A remark on images that `decode` noted, in place of Pillow's warning, which does not name them."""
+def large_image_remarks(large: Sequence[str]) -> list[str]:
+    """A remark that names the images that `decode` noted; Pillow's warning does not."""
     if not large:
         return []
-    shown, more = sorted(large)[:3], f" and {len(large) - 3} more" if len(large) > 3 else ""
-    have, them = counted(len(large), "image has", "images have"), "it" if len(large) == 1 else "them"
+    examples, others = sorted(large)[:3], f" and {len(large) - 3} more" if len(large) > 3 else ""
+    images_have, pronoun = plural(len(large), "image has", "images have"), "it" if len(large) == 1 else "them"
     return [
-        f"{have} more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, which take long to decode; "
-        f"store {them} smaller: {', '.join(shown)}{more}"
+        f"{images_have} more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, which take long to decode; "
+        f"store {pronoun} smaller: {', '.join(examples)}{others}"
     ]
 
 
 def shrunk_size(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:
-    """(height, width) with the short side brought down to `short_side`, never up, as torchvision's Resize has it."""
+    """(height, width) with the short side shrunk to `short_side`, never enlarged, as torchvision's Resize does."""
     if short_side is None or min(size) <= short_side:
         return size
     return short_side * size[0] // min(size), short_side * size[1] // min(size)
@@ -121,7 +121,7 @@ def shrunk_size(size: tuple[int, int], short_side: int | None) -> tuple[int, int
 
 ORIENTATION = 0x0112  # the EXIF field
 # its value -> what turns the stored pixels upright
-TURNS = {
+TRANSPOSE_BY_ORIENTATION = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -132,18 +132,18 @@ TURNS = {
 }
 
 
-def upright(image: Any) -> Any:
-    """Turned as its EXIF orientation says; Pillow's exif_transpose also rewrites other fields and fails on odd ones."""
-    turn = TURNS.get(image.getexif().get(ORIENTATION))
-    return image if turn is None else image.transpose(turn)
+def apply_orientation(image: Any) -> Any:
+    """The image turned upright. Pillow's exif_transpose also rewrites other EXIF fields and fails on odd ones."""
+    transpose = TRANSPOSE_BY_ORIENTATION.get(image.getexif().get(ORIENTATION))
+    return image if transpose is None else image.transpose(transpose)
 
 
-def to_mode(image: Any, mode: str, white: int = 65535) -> Any:
-    """Grey or RGB from whatever a file holds: 16 bit scaled to 8, transparency laid over white, CMYK and palettes."""
+def convert_mode(image: Any, mode: str, white_level: int = 65535) -> Any:
+    """Convert any mode to grey or RGB: 16 bits are scaled to 8, transparency is laid over white."""
     if image.mode in ("I;16", "I;16L", "I;16B", "I;16N", "I"):
         deep = np.asarray(image).astype(np.int64)
-        # a 16-bit file: 0..65535 -> 0..255; Pillow's own conversion would clip everything above 255 to white
-        image = Image.fromarray((deep.clip(0, white) / (white / 255)).round().astype(np.uint8))
+        # 0..65535 -> 0..255; Pillow would clip everything above 255 to white
+        image = Image.fromarray((deep.clip(0, white_level) / (white_level / 255)).round().astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("holds floating-point pixels, whose range is not known; save it with 8 or 16 bits")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
@@ -152,80 +152,80 @@ def to_mode(image: Any, mode: str, white: int = 65535) -> Any:
     return image.convert(mode)
 
 
-def image_fault(error: OSError | ValueError) -> str:
-    """What is wrong with an image, without its path."""
-    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return "no known image format" if "cannot identify image file" in said else str(said)
+def image_problem(error: OSError | ValueError) -> str:
+    """Why an image cannot be read, without its path."""
+    message = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return "no known image format" if "cannot identify image file" in message else str(message)
 
 
 def open_image(item: Item | Path) -> Any:
-    opened = Image.open(item) if isinstance(item, Path) else item.open()
-    if opened.format == "TIFF":
-        # by its name Pillow would map an uncompressed file with the sides of the turned image: pixels in disorder
-        opened.filename = ""
-    return opened
+    image = Image.open(item) if isinstance(item, Path) else item.open()
+    if image.format == "TIFF":
+        # with a name, Pillow maps uncompressed files using the sides of the turned image, which scrambles pixels
+        image.filename = ""
+    return image
 
 
-def stamp_of(item: Item | Path) -> tuple[int, int]:
-    """Two numbers that change with the content."""
+def item_stamp(item: Item | Path) -> tuple[int, int]:
+    """Two numbers that change with an item's content."""
     return file_stamp(item) if isinstance(item, Path) else item.stamp()
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
-    """Size, and the times of the last change: mtime may be set by hand (`cp -p`), ctime may not."""
+    """Size, and a number made of mtime and ctime: mtime can be set by hand (`cp -p`), ctime cannot."""
     status = path.stat()
     return status.st_size, (status.st_mtime_ns * 31 + status.st_ctime_ns) % 2**63
 
 
-def size_of(item: Item | Path) -> tuple[int, int]:
-    """(height, width) of an upright image, from its header alone."""
-    with open_image(item) as opened:
-        # of a TIFF, newer Pillows say the size of the turned image
-        width, height = (opened.tag_v2[0x0100], opened.tag_v2[0x0101]) if opened.format == "TIFF" else opened.size
-        sideways = _is_sideways(opened)
-    return (width, height) if sideways else (height, width)
+def upright_size(item: Item | Path) -> tuple[int, int]:
+    """(height, width) of the image turned upright, from its header alone."""
+    with open_image(item) as file:
+        # for a TIFF, newer versions of Pillow give the size of the turned image
+        width, height = (file.tag_v2[0x0100], file.tag_v2[0x0101]) if file.format == "TIFF" else file.size
+        swaps_sides = _is_sideways(file)
+    return (width, height) if swaps_sides else (height, width)
 
 
 def is_sideways(item: Item | Path) -> bool:
     """Whether an image's EXIF orientation swaps its height and width."""
-    with open_image(item) as opened:
-        return _is_sideways(opened)
+    with open_image(item) as file:
+        return _is_sideways(file)
 
 
-def _is_sideways(opened: Any) -> bool:
-    return opened.getexif().get(ORIENTATION) in (5, 6, 7, 8)
+def _is_sideways(file: Any) -> bool:
+    return file.getexif().get(ORIENTATION) in (5, 6, 7, 8)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def cores() -> int:
+def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def workers() -> int:
-    """Threads that decode: Pillow lets go of the interpreter while it works."""
-    return min(MOST_WORKERS, cores())
+def decode_threads() -> int:
+    """Number of threads that decode; Pillow releases the GIL."""
+    return min(MAX_THREADS, available_cores())
 
 
-def workers_per_rank() -> int:
-    """Those of one rank while training: ranks of one machine, of which torchrun says how many, share its cores."""
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(local) if local.isdecimal() else 1
-    return workers() if ranks < 2 else max(1, min(MOST_WORKERS, cores() // ranks))
+def decode_threads_per_rank() -> int:
+    """Decoding threads of one rank: the ranks of one machine share its cores."""
+    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(local_world_size) if local_world_size.isdecimal() else 1
+    return decode_threads() if ranks < 2 else max(1, min(MAX_THREADS, available_cores() // ranks))
 
 
-def map_in_order(work: Callable[[T], R], things: Iterable[T], ahead: int = 4) -> Iterator[R]:
-    """work(thing) for each, by several threads, in order; never more than a few results ahead of who takes them."""
-    waiting: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(max_workers=workers()) as threads:
+def map_in_order(function: Callable[[T], R], inputs: Iterable[T], ahead: int = 4) -> Iterator[R]:
+    """function(item) for each input, in order, by several threads that stay at most a few results ahead."""
+    pending: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(max_workers=decode_threads()) as executor:
         try:
-            for thing in things:
-                waiting.append(threads.submit(work, thing))
-                if len(waiting) >= ahead * workers():
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            for item in inputs:
+                pending.append(executor.submit(function, item))
+                if len(pending) >= ahead * decode_threads():
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
         finally:
-            for future in waiting:
+            for future in pending:
                 future.cancel()

@@ -1,8 +1,8 @@
-"""A SOURCE becomes data: training images, held-out images, labels and class names.
+"""Open a data source: training images, held-out images, labels and class names.
 
 SOURCE is `digits`, `toy`, an image folder, a `.npz`, a `.csv`, tar shards, `torchvision:NAME@ROOT`, `hf:NAME`, or
-`NAME@ROOT` for a data set of the registry; `from_arrays` takes arrays from Python. A reader of `sources/` finds the
-images, `load` decodes them into a store, `prepare` holds some of them out.
+`NAME@ROOT` for a data set of the registry; `from_arrays` takes arrays from Python. A reader of `sources/` lists the
+images, `load_images` decodes them into a store, `prepare_data` holds some of them out.
 """
 
 from __future__ import annotations
@@ -15,28 +15,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.decode import Item, decode_or_fault, map_in_order, open_image, remarks_on_large, shrunk_size, size_of
+from supancl.data.decode import (
+    Item,
+    large_image_remarks,
+    map_in_order,
+    open_image,
+    shrunk_size,
+    try_decode,
+    upright_size,
+)
 from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars
 from supancl.data.sources.benchmark_rows import Use
-from supancl.data.splits import Data, DataSpec, Listing, Source, Split, prepare_data, sorted_names, whole_split
+from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_split, prepare_data, sorted_names
 from supancl.data.store import stream
 from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, Progress
-from supancl.errors import BadInput, counted, nearest
-from supancl.files import beside
+from supancl.errors import BadInput, did_you_mean, plural
+from supancl.files import did_you_mean_path
 
-CACHE_FROM = 256 * 2**20  # bytes of pixels; less is decoded again in seconds
-LOOKED_AT = 64  # images that stand for all of them, where every one would take too long
-DARK = 16  # of 255, as bright as 12 bits get in a file of 16: 4095 of 65535
+AUTO_CACHE_BYTES = 256 * 2**20  # smaller data are decoded again in seconds
+SAMPLED_IMAGES = 64  # checked in place of all images, which would take too long
+DARK_LEVEL = 16  # of 255: the brightest 12-bit value in a 16-bit file, 4095 of 65535
 
 
 def open_data(spec: DataSpec, channels: int, progress: Progress | None = None) -> Data:
-    """Read the source that `spec` names and take from it what `spec` asks for."""
+    """Open `spec.source`, then hold out, limit and hide labels as `spec` says."""
     return prepare_data(open_source(spec, channels, progress), spec)
 
 
 def open_source(spec: DataSpec, channels: int, progress: Progress | None = None, lenient: bool = False) -> Source:
-    """The source that `spec` names; a `lenient` look lists empty class folders instead of refusing them."""
+    """Open `spec.source`; `lenient` lists empty class folders instead of refusing them."""
     name = spec.source
     if not name:
         raise BadInput("this recipe brings no data; name some: --data FOLDER, --data FILE.npz, --data FILE.csv")
@@ -47,20 +55,20 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
                 "leave it out for other sources"
             )
         return stream.read_stream(name, channels, spec, progress)
-    known, _, root = name.partition("@")
+    benchmark_name, _, root = name.partition("@")
     if _is_benchmark(name):
-        return open_benchmark(known, root, channels, spec, progress)
-    return load(_find_images(spec, channels, progress, lenient), channels, spec, progress)
+        return open_benchmark(benchmark_name, root, channels, spec, progress)
+    return load_images(_read_or_list(spec, channels, progress, lenient), channels, spec, progress)
 
 
-def _find_images(spec: DataSpec, channels: int, progress: Progress | None, lenient: bool) -> Source | Listing:
-    """Arrays, which are in memory, or a list of files."""
+def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, lenient: bool) -> Source | Listing:
+    """A source whose images are in memory, or a list of image files."""
     name = spec.source
     if name in arrays.BUILT_IN:
         return arrays.BUILT_IN[name](channels)
-    kind, _, rest = name.partition(":")
-    if kind in libraries.KINDS:
-        return libraries.KINDS[kind](rest, channels)
+    kind, _, library_name = name.partition(":")
+    if kind in libraries.READERS:
+        return libraries.READERS[kind](library_name, channels)
     if tars.is_tar(name):
         return tars.list_tars(name, progress)
     path = _existing_path(name)
@@ -85,13 +93,13 @@ def open_benchmark(
     use: Use | None = None,
     partial: bool = False,
 ) -> Source:
-    """The data set in ROOT, or in its folder below ROOT, with the splits of the paper.
+    """Open a benchmark that lies in ROOT, or in its folder below ROOT, with the splits of the paper.
 
-    For transfer: train, val and test. For few-shot: one split, train, with every image there is. `use` is the row's
-    first one unless given. Data that are not whole are refused, or with `partial` used as they are, and said to be.
+    For transfer: train, val and test. For few-shot: one split, train, with every image. `use` defaults to the
+    benchmark's first use. Incomplete data are refused, or with `partial` used with a remark.
     """
-    found = benchmarks.find_images(name, root, channels, use, partial)
-    return benchmarks.in_class_order(load(found, channels, spec or DataSpec(), progress), name)
+    listing = benchmarks.list_benchmark(name, root, channels, use, partial)
+    return benchmarks.apply_class_order(load_images(listing, channels, spec or DataSpec(), progress), name)
 
 
 def from_arrays(
@@ -113,8 +121,8 @@ def from_arrays(
         channels = images.shape[3] if images.ndim == 4 else 1
     splits = {"train": (images, np.full(len(images), -1) if labels is None else labels)}
     if test_images is not None:
-        unknown = np.full(len(test_images), -1)
-        splits["test"] = (test_images, unknown if test_labels is None else test_labels)
+        no_labels = np.full(len(test_images), -1)
+        splits["test"] = (test_images, no_labels if test_labels is None else test_labels)
     source = arrays.source_from_arrays(splits, channels, "the arrays", None if classes is None else tuple(classes))
     return prepare_data(source, spec or DataSpec(source="arrays"))
 
@@ -123,48 +131,48 @@ def from_arrays(
 
 
 def absolute_source(name: str) -> str:
-    """A path as it is found from any folder; built-in names as they are."""
+    """The source with its path made absolute; built-in names are unchanged."""
     if not name or name in arrays.BUILT_IN:
         return name
-    before, at, root = name.partition("@")
-    if at and not Path(name).exists():  # torchvision:NAME@ROOT, NAME@ROOT
-        return f"{before}@{Path(root).resolve()}"
-    kind, colon, rest = name.partition(":")
-    if kind == "hf" and Path(rest).exists():
-        return f"hf:{Path(rest).resolve()}"
-    if colon and not Path(name).exists():
+    prefix, separator, root = name.partition("@")
+    if separator and not Path(name).exists():  # torchvision:NAME@ROOT, NAME@ROOT
+        return f"{prefix}@{Path(root).resolve()}"
+    kind, separator, hf_name = name.partition(":")
+    if kind == "hf" and Path(hf_name).exists():
+        return f"hf:{Path(hf_name).resolve()}"
+    if separator and not Path(name).exists():
         return name
-    found = Path(name)
-    return str(found.resolve()) if found.exists() or found.suffix == ".tar" else name  # {000..009}.tar does not exist
+    path = Path(name)
+    return str(path.resolve()) if path.exists() or path.suffix == ".tar" else name  # {000..009}.tar does not exist
 
 
-def same_source(one: str, other: str) -> bool:
-    """Whether two names stand for the same data."""
-    return absolute_source(one) == absolute_source(other)
+def is_same_source(first: str, second: str) -> bool:
+    """Whether two names mean the same data."""
+    return absolute_source(first) == absolute_source(second)
 
 
 def check_source(name: str) -> None:
-    """Refuse a source that is not there, without reading it: of several, the last one may be hours away."""
-    known, _, root = name.partition("@")
+    """Refuse a missing source before any is read: reading the ones before it may take hours."""
+    benchmark_name, _, root = name.partition("@")
     if _is_benchmark(name):
-        benchmarks.find_benchmark(known, root)
-    elif name not in arrays.BUILT_IN and name.partition(":")[0] not in libraries.KINDS and not tars.is_tar(name):
+        benchmarks.find_benchmark(benchmark_name, root)
+    elif name not in arrays.BUILT_IN and name.partition(":")[0] not in libraries.READERS and not tars.is_tar(name):
         _existing_path(name)
 
 
 def _is_benchmark(name: str) -> bool:
-    known, at, _ = name.partition("@")
-    return bool(at) and (known in benchmarks.BENCHMARKS or known in benchmarks.ALIASES)
+    benchmark_name, separator, _ = name.partition("@")
+    return bool(separator) and (benchmark_name in benchmarks.BENCHMARKS or benchmark_name in benchmarks.ALIASES)
 
 
 def _existing_path(name: str) -> Path:
     path = Path(name)
     if not path.exists():
-        hint = beside(path) or ("" if "/" in name or path.suffix else nearest(name, arrays.BUILT_IN))
-        known_as, at, root = name.partition("@")
-        if at and Path(root).is_dir():
+        hint = did_you_mean_path(path) or ("" if "/" in name or path.suffix else did_you_mean(name, arrays.BUILT_IN))
+        benchmark_name, separator, root = name.partition("@")
+        if separator and Path(root).is_dir():
             raise BadInput(
-                f"no benchmark {known_as!r}, so nothing is known at {name!r}; one of your own: --plugin FILE"
+                f"no benchmark {benchmark_name!r}, so nothing is known at {name!r}; one of your own: --plugin FILE"
             )
         raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path'}")
     return path
@@ -173,77 +181,82 @@ def _existing_path(name: str) -> Path:
 # --- from a list of files to stored images ----------------------------------------------------------------------------
 
 
-def load(found: Source | Listing, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
-    """Decode every listed image once into a store; what cannot be read is refused, or skipped and named."""
-    if isinstance(found, Source):  # its images are in memory
-        return found
-    remarks, entries = list(found.remarks), found.entries
+def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
+    """Decode every listed image once into a store. Unreadable ones are refused, or skipped with a remark."""
+    if isinstance(listing, Source):  # images are in memory already
+        return listing
+    remarks, entries = list(listing.remarks), listing.entries
     items = [item for _, item, _ in entries]
-    cache_name = found.cache_name or absolute_source(spec.source) or str(found.where)
-    store, broken = _store_images(items, cache_name, channels, spec, progress, remarks)
-    if broken and not spec.skip_bad_images:
-        position, reason = broken[0]
-        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+    cache_name = listing.cache_name or absolute_source(spec.source) or str(listing.location)
+    store, unreadable = _store_images(items, cache_name, channels, spec, progress, remarks)
+    if unreadable and not spec.skip_bad_images:
+        position, reason = unreadable[0]
+        others = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
         raise BadInput(
-            f"{items[position]}: cannot be read as an image ({reason}){more}; mend or remove it, "
+            f"{items[position]}: cannot be read as an image ({reason}){others}; mend or remove it, "
             "or pass --skip-bad-images to go on without"
         )
-    bad = {position for position, _ in broken}
-    remarks += remarks_on_dark(store, [item for position, item in enumerate(items) if position not in bad])
-    skipped = sorted(str(items[position]) for position in bad)
-    if bad:
-        entries = [entry for position, entry in enumerate(entries) if position not in bad]
+    bad_positions = {position for position, _ in unreadable}
+    remarks += dark_image_remarks(store, [item for position, item in enumerate(items) if position not in bad_positions])
+    skipped = sorted(str(items[position]) for position in bad_positions)
+    if bad_positions:
+        entries = [entry for position, entry in enumerate(entries) if position not in bad_positions]
         remarks.append(
-            f"{counted(len(bad), 'unreadable image was', 'unreadable images were')} skipped: " + ", ".join(skipped)
+            f"{plural(len(bad_positions), 'unreadable image was', 'unreadable images were')} skipped: "
+            + ", ".join(skipped)
         )
     if not any(split == "train" for split, _, _ in entries):
-        such = f", such as {skipped[0]}" if skipped else ""
-        raise BadInput(f"{found.where}: no training image could be read{such}; mend the files, or what lists them")
-    classes = found.classes
+        example = f", such as {skipped[0]}" if skipped else ""
+        raise BadInput(
+            f"{listing.location}: no training image could be read{example}; mend the files, or what lists them"
+        )
+    classes = listing.classes
     if classes is None:
-        classes = sorted_names({label for _, _, label in entries if label}, found.by_number)
+        classes = sorted_names({label for _, _, label in entries if label}, listing.by_number)
     ids = {name: i for i, name in enumerate(classes)} | {"": -1}
-    every = whole_split(
+    all_images = full_split(
         store, torch.tensor([ids[label] for _, _, label in entries]), [str(item) for _, item, _ in entries]
     )
-    of_split = np.array([split for split, _, _ in entries])
+    split_names = np.array([split for split, _, _ in entries])
     splits: dict[str, Split] = {
-        name: every.take(torch.from_numpy(np.flatnonzero(of_split == name)))
+        name: all_images.take(torch.from_numpy(np.flatnonzero(split_names == name)))
         for name in ("train", "val", "test")
-        if (of_split == name).any()
+        if (split_names == name).any()
     }
-    return Source(splits, classes, tuple(remarks), tuple(skipped), [item for _, item, _ in entries], found.empty)
+    return Source(
+        splits, classes, tuple(remarks), tuple(skipped), [item for _, item, _ in entries], listing.empty_folders
+    )
 
 
-def remarks_on_dark(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
-    """A remark where images are nearly black, as 12 bits of a camera are in a file of 16, which does not say so.
+def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
+    """A remark if images are nearly black, as unscaled 12-bit camera values in 16-bit files are.
 
-    `items` are those of the store. Of files of 8 bits nothing is said: masks of 0 and 1 are as they should be.
+    `items` are those of the store. 8-bit files get no remark: masks of 0 and 1 are meant to be dark.
     """
-    looked = _evenly_spaced(len(items))
-    if not any(_is_deep(items[i]) for i in looked):
+    sampled = _evenly_spaced_positions(len(items))
+    if not any(_has_over_8_bits(items[i]) for i in sampled):
         return []
-    if any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK for i in looked):
+    if any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK_LEVEL for i in sampled):
         return []
     return [
-        f"none of {counted(len(looked), 'image')} looked at has a pixel above {DARK} of 255: 12 bits of a camera "
-        "in 16-bit files? Scale them up first, such as by 16"
+        f"none of {plural(len(sampled), 'image')} looked at has a pixel above {DARK_LEVEL} of 255: 12 bits of a "
+        "camera in 16-bit files? Scale them up first, such as by 16"
     ]
 
 
-def _evenly_spaced(count: int) -> list[int]:
-    """Positions of the images to look at, from the first to the last."""
-    found: list[int] = np.linspace(0, count - 1, min(LOOKED_AT, count)).round().astype(int).tolist()
-    return found
+def _evenly_spaced_positions(count: int) -> list[int]:
+    """Positions of at most SAMPLED_IMAGES images, from the first to the last."""
+    positions: list[int] = np.linspace(0, count - 1, min(SAMPLED_IMAGES, count)).round().astype(int).tolist()
+    return positions
 
 
-def _is_deep(item: Path | Item) -> bool:
-    """Whether an image has more than 8 bits a sample, by its header."""
+def _has_over_8_bits(item: Path | Item) -> bool:
+    """Whether the image's header says more than 8 bits per sample."""
     try:
-        with open_image(item) as opened:
-            stored = [part[3] for part in getattr(opened, "tile", ())]  # colours of 16 bits have the mode RGB too
-            return str(opened.mode).startswith("I") or ";16" in str(stored)
-    except (OSError, ValueError):  # it has gone since it was decoded
+        with open_image(item) as image:
+            tile_modes = [tile[3] for tile in getattr(image, "tile", ())]  # 16-bit colour also has mode RGB
+            return str(image.mode).startswith("I") or ";16" in str(tile_modes)
+    except (OSError, ValueError):  # deleted since it was decoded
         return False
 
 
@@ -255,61 +268,64 @@ def _store_images(
     progress: Progress | None,
     remarks: list[str],
 ) -> tuple[ImageStore, list[tuple[int, str]]]:
-    """A store with the readable items in their order, and (position, reason) of the others.
+    """A store with the readable items in order, and (position, reason) of the unreadable ones.
 
-    Small data are kept in memory, large ones in the packed cache; without a cache, large ones are decoded each time.
+    Small data are held in memory, large data in the packed cache; without a cache, large data are decoded each time.
     """
-    estimate = expected_bytes(items, channels, spec.short_side)
-    if spec.cache == "always" or (spec.cache == "auto" and estimate > CACHE_FROM):
+    estimate = estimate_bytes(items, channels, spec.short_side)
+    if spec.cache == "always" or (spec.cache == "auto" and estimate > AUTO_CACHE_BYTES):
         cache = Cache(cache_name, channels, spec.short_side, spec.resample)
-        cached, broken, said = cache.build(items, progress)
-        remarks += said
-        return cached, broken
-    keep = estimate <= 2 * spec.memory_gb * 1e9  # a guess well above it needs no trying
-    images, broken = _decode_all(items, channels, spec, progress, keep, remarks)
-    bad = {position for position, _ in broken}
-    good = [item for position, item in enumerate(items) if position not in bad]
+        cached, unreadable, cache_remarks = cache.build(items, progress)
+        remarks += cache_remarks
+        return cached, unreadable
+    in_memory = estimate <= 2 * spec.memory_gb * 1e9  # if the estimate is far above, do not even try
+    images, unreadable = _decode_all(items, channels, spec, progress, in_memory, remarks)
+    bad_positions = {position for position, _ in unreadable}
+    readable_items = [item for position, item in enumerate(items) if position not in bad_positions]
     if images is None:
-        return FileImages(good, channels, spec.short_side, spec.resample), broken
+        return FileImages(readable_items, channels, spec.short_side, spec.resample), unreadable
     if len({tuple(image.shape) for image in images}) == 1:
-        return ArrayImages(torch.stack(images)), broken
-    return PackedImages.of(images) if images else FileImages([], channels, None), broken
+        return ArrayImages(torch.stack(images)), unreadable
+    return PackedImages.from_images(images) if images else FileImages([], channels, None), unreadable
 
 
-def expected_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
-    """How many bytes of pixels these images have, judged by the headers of some of them."""
+def estimate_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
+    """Estimated bytes of decoded pixels, from the headers of some images."""
     sizes = []
-    for i in _evenly_spaced(len(items)):
+    for i in _evenly_spaced_positions(len(items)):
         try:
-            height, width = shrunk_size(size_of(items[i]), short_side)
+            height, width = shrunk_size(upright_size(items[i]), short_side)
             sizes.append(height * width)
-        except Exception:  # what cannot be read is told later, by who decodes it
+        except Exception:  # decoding reports unreadable images later
             continue
     return channels * float(np.mean(sizes)) * len(items) if sizes else 0.0
 
 
 def _decode_all(
-    items: list[Path | Item], channels: int, spec: DataSpec, progress: Progress | None, keep: bool, remarks: list[str]
+    items: list[Path | Item],
+    channels: int,
+    spec: DataSpec,
+    progress: Progress | None,
+    in_memory: bool,
+    remarks: list[str],
 ) -> tuple[list[Tensor] | None, list[tuple[int, str]]]:
-    """Pixels of the readable items (None once they outgrow data.memory_gb), and (position, reason) of the others."""
-    images: list[Tensor] | None = [] if keep else None
-    broken: list[tuple[int, str]] = []
+    """Pixels of the readable items (None if beyond data.memory_gb), and (position, reason) of the unreadable ones."""
+    images: list[Tensor] | None = [] if in_memory else None
+    unreadable: list[tuple[int, str]] = []
     large: list[str] = []
-    used = 0
+    total_bytes = 0
 
-    decode_one = partial(
-        decode_or_fault, channels=channels, short_side=spec.short_side, resample=spec.resample, large=large
-    )
+    decode_one = partial(try_decode, channels=channels, short_side=spec.short_side, resample=spec.resample, large=large)
     for done, image in enumerate(map_in_order(decode_one, items), start=1):
         if isinstance(image, str):
-            broken.append((done - 1, image))
+            unreadable.append((done - 1, image))
         else:
-            used += image.numel()
+            total_bytes += image.numel()
             if images is not None:
                 images.append(image)
-            if used > spec.memory_gb * 1e9:
+            if total_bytes > spec.memory_gb * 1e9:
                 images = None
         if progress is not None:
             progress("reading images", done, len(items))
-    remarks += remarks_on_large(large)
-    return images, broken
+    remarks += large_image_remarks(large)
+    return images, unreadable

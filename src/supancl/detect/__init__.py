@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-from supancl.detect.comparing import Finished, compared, open_finished
+from supancl.detect.comparing import FinishedRun, compare_runs, open_finished_runs
 from supancl.detect.crops import write_crops
 from supancl.detect.layouts import YEARS, DetectData, open_scenes, open_test
-from supancl.detect.metrics import Found, coco_scores
+from supancl.detect.metrics import Detections, coco_scores
 from supancl.detect.model import Detector, build_detector, open_body
-from supancl.detect.saving import Saved, load_detector, save_detector
+from supancl.detect.saving import LoadedDetector, load_detector, save_detector
 from supancl.detect.scenes import Scene, Scenes
-from supancl.detect.spec import DetectSpec, detect_spec, rate
-from supancl.detect.testing import detect, measure_norms
-from supancl.detect.train import DetectRun, spread, train_detector
+from supancl.detect.spec import DetectSpec, detect_spec, learning_rate
+from supancl.detect.testing import detect, recompute_norm_statistics
+from supancl.detect.train import DetectRun, score_stats, train_detector
 
 __all__ = [
     "YEARS",
     "DetectData",
     "DetectRun",
     "DetectSpec",
+    "Detections",
     "Detector",
-    "Finished",
-    "Found",
-    "Saved",
+    "FinishedRun",
+    "LoadedDetector",
     "Scene",
     "Scenes",
     "build_detector",
     "coco_scores",
-    "compared",
+    "compare_runs",
     "detect",
     "detect_spec",
+    "learning_rate",
     "load_detector",
-    "measure_norms",
     "open_body",
-    "open_finished",
+    "open_finished_runs",
     "open_scenes",
     "open_test",
-    "rate",
+    "recompute_norm_statistics",
     "save_detector",
-    "spread",
+    "score_stats",
     "train_detector",
     "write_crops",
 ]

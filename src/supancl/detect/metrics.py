@@ -1,4 +1,4 @@
-"""AP, AP50 and AP75 by COCO's definition, counted by pycocotools."""
+"""AP, AP50 and AP75 by COCO's definition, computed by pycocotools."""
 
 from __future__ import annotations
 
@@ -14,102 +14,111 @@ import torch
 from torch import Tensor
 
 from supancl.detect.scenes import Scenes
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
-MOST = 100  # detections of a class in an image that are looked at: COCO's maxDets
+MAX_DETECTIONS = 100  # per class and image: COCO's maxDets
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What a detector found in one image: boxes (N, 4) in the image's pixels, scores, labels from 0."""
+class Detections:
+    """Detections in one image: boxes (N, 4) in the image's pixels, scores, labels from 0."""
 
     boxes: Tensor
     scores: Tensor
     labels: Tensor
 
 
-def coco_scores(scenes: Scenes, found: Sequence[Found]) -> dict[str, Any]:
+def coco_scores(scenes: Scenes, detections: Sequence[Detections]) -> dict[str, Any]:
     """Percentages: AP (mean over IoU .50 to .95), AP50, AP75, each also by class and with VOC07's 11 recall points.
 
-    A class without a box that counts has no AP (None) and is left out of the mean. Crowds are COCO's: a detection
-    that lies inside one is no mistake. A difficult box is VOC's: it is not missed, and detections of it, by their
-    plain IoU and any number of them, are no mistakes.
+    A class without a box that counts has no AP (None) and is left out of the mean. Crowds follow COCO: a detection
+    inside one is ignored. Difficult boxes follow VOC: a missed one does not count, and all detections that match one
+    by IoU are ignored.
     """
-    if len(found) != len(scenes):
+    if len(detections) != len(scenes):
         raise BadInput(
-            f"{counted(len(found), 'result')} for {counted(len(scenes), 'image')} of {scenes.where}; give one for each"
+            f"{plural(len(detections), 'result')} for {plural(len(scenes), 'image')} of {scenes.location}; "
+            "give one for each"
         )
-    counter = coco_counter()
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools tells the terminal what it is doing
-        judge = counter(_truth(scenes), _answers(scenes, found), "bbox")
-        judge.params.areaRng, judge.params.areaRngLbl, judge.params.maxDets = [[0, 1e10]], ["all"], [MOST]
-        judge.evaluate()
-        judge.accumulate()
-        result = _summary(judge.eval["precision"][..., 0, 0], scenes.classes)
-        judge.params.recThrs = np.linspace(0, 1, 11)
-        judge.accumulate()
-        points = _summary(judge.eval["precision"][..., 0, 0], scenes.classes)
-    result["voc07"] = {name: points[name] for name in ("AP", "AP50", "AP75")}
-    judged = [scene.labels[~scene.difficult & ~scene.crowd] for scene in scenes.scenes]
-    result |= {"images": len(scenes), "boxes": sum(map(len, judged)), "detections": sum(len(f.scores) for f in found)}
+    evaluator = coco_evaluator()
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
+        coco = evaluator(_ground_truth(scenes), _predictions(scenes, detections), "bbox")
+        coco.params.areaRng, coco.params.areaRngLbl, coco.params.maxDets = (
+            [[0, 1e10]],
+            ["all"],
+            [MAX_DETECTIONS],
+        )
+        coco.evaluate()
+        coco.accumulate()
+        result = _summary(coco.eval["precision"][..., 0, 0], scenes.classes)
+        coco.params.recThrs = np.linspace(0, 1, 11)
+        coco.accumulate()
+        voc07 = _summary(coco.eval["precision"][..., 0, 0], scenes.classes)
+    result["voc07"] = {name: voc07[name] for name in ("AP", "AP50", "AP75")}
+    counted_labels = [scene.labels[~scene.difficult & ~scene.crowd] for scene in scenes.scenes]
+    result |= {
+        "images": len(scenes),
+        "boxes": sum(map(len, counted_labels)),
+        "detections": sum(len(detected.scores) for detected in detections),
+    }
     return result
 
 
-def coco_counter() -> Any:
-    """pycocotools' evaluation with difficult boxes in it; asked for before the work, a missing library costs none."""
+def coco_evaluator() -> Any:
+    """pycocotools' COCOeval, extended by difficult boxes. Call it early: it raises if pycocotools is missing."""
     try:
         mask, evaluation = import_module("pycocotools.mask"), import_module("pycocotools.cocoeval")
     except ImportError:
-        raise BadInput(
-            "COCO's AP is counted by pycocotools, which is not installed; pip install 'supancl[detect]'"
-        ) from None
+        raise BadInput("COCO's AP needs pycocotools, which is not installed; pip install 'supancl[detect]'") from None
 
-    class Counter(evaluation.COCOeval):  # type: ignore[name-defined,misc]
-        """COCO's counting; difficult boxes are met by plain IoU, crowds by the share of the detection inside them."""
+    class Evaluator(evaluation.COCOeval):  # type: ignore[name-defined,misc]
+        """Matches difficult boxes by IoU, and crowds by the fraction of the detection inside them."""
 
-        def computeIoU(self, image: int, kind: int) -> Any:
-            truth, answers = self._gts[image, kind], self._dts[image, kind]
-            if not truth or not answers:
+        def computeIoU(self, image: int, label: int) -> Any:
+            truth, predictions = self._gts[image, label], self._dts[image, label]
+            if not truth or not predictions:
                 return []
-            best = sorted(answers, key=lambda each: -each["score"])[: self.params.maxDets[-1]]  # stable, as COCO's
-            inside = [int(each["crowd"]) for each in truth]
-            return mask.iou([each["bbox"] for each in best], [each["bbox"] for each in truth], inside)
+            top = sorted(predictions, key=lambda box: -box["score"])[: self.params.maxDets[-1]]  # stable, as COCO's
+            is_crowd = [int(box["crowd"]) for box in truth]
+            return mask.iou([box["bbox"] for box in top], [box["bbox"] for box in truth], is_crowd)
 
-    return Counter
+    return Evaluator
 
 
-def _truth(scenes: Scenes) -> Any:
+def _ground_truth(scenes: Scenes) -> Any:
     rows = []
     for number, scene in enumerate(scenes.scenes):
         ignored = scene.difficult | scene.crowd
-        for box, label, skip, crowd in zip(
+        for box, label, is_ignored, is_crowd in zip(
             _xywh(scene.boxes), scene.labels.tolist(), ignored.tolist(), scene.crowd.tolist(), strict=True
         ):
-            rows.append(_row(number, label, box) | {"iscrowd": int(skip), "crowd": crowd})
-    return _indexed(scenes, rows)
+            rows.append(_annotation(number, label, box) | {"iscrowd": int(is_ignored), "crowd": is_crowd})
+    return _build_coco(scenes, rows)
 
 
-def _answers(scenes: Scenes, found: Sequence[Found]) -> Any:
+def _predictions(scenes: Scenes, detections: Sequence[Detections]) -> Any:
     rows = []
-    for number, each in enumerate(found):
-        for box, score, label in zip(_xywh(each.boxes), each.scores.tolist(), each.labels.tolist(), strict=True):
-            rows.append(_row(number, label, box) | {"score": score, "iscrowd": 0})
-    return _indexed(scenes, rows)
+    for number, detected in enumerate(detections):
+        for box, score, label in zip(
+            _xywh(detected.boxes), detected.scores.tolist(), detected.labels.tolist(), strict=True
+        ):
+            rows.append(_annotation(number, label, box) | {"score": score, "iscrowd": 0})
+    return _build_coco(scenes, rows)
 
 
-def _row(number: int, label: int, box: list[float]) -> dict[str, Any]:
+def _annotation(number: int, label: int, box: list[float]) -> dict[str, Any]:
     return {"image_id": number, "category_id": label, "bbox": box, "area": box[2] * box[3]}
 
 
-def _indexed(scenes: Scenes, rows: list[dict[str, Any]]) -> Any:
-    made = import_module("pycocotools.coco").COCO()
-    made.dataset = {
+def _build_coco(scenes: Scenes, rows: list[dict[str, Any]]) -> Any:
+    coco = import_module("pycocotools.coco").COCO()
+    coco.dataset = {
         "images": [{"id": number} for number in range(len(scenes))],
         "categories": [{"id": number} for number in range(len(scenes.classes))],
         "annotations": [{"id": number + 1, **row} for number, row in enumerate(rows)],  # an id of 0 means unmatched
     }
-    made.createIndex()
-    return made
+    coco.createIndex()
+    return coco
 
 
 def _xywh(boxes: Tensor) -> list[list[float]]:
@@ -118,15 +127,15 @@ def _xywh(boxes: Tensor) -> list[list[float]]:
 
 
 def _summary(precision: Any, classes: tuple[str, ...]) -> dict[str, Any]:
-    """`precision` (thresholds, recalls, classes); -1 where a class has nothing to find."""
+    """AP, AP50 and AP75, also by class; `precision` (IoUs, recalls, classes) is -1 for a class without boxes."""
     by_class = np.where((precision > -1).all(1), precision.mean(1), np.nan) * 100
     rows = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}
-    known = ~np.isnan(by_class[0])
+    has_boxes = ~np.isnan(by_class[0])
     result: dict[str, Any] = {
-        name: float(by_class[which][:, known].mean()) if known.any() else None for name, which in rows.items()
+        name: float(by_class[ious][:, has_boxes].mean()) if has_boxes.any() else None for name, ious in rows.items()
     }
     result["classes"] = {
-        kind: {name: float(by_class[which, i].mean()) if known[i] else None for name, which in rows.items()}
-        for i, kind in enumerate(classes)
+        class_name: {name: float(by_class[ious, i].mean()) if has_boxes[i] else None for name, ious in rows.items()}
+        for i, class_name in enumerate(classes)
     }
     return result

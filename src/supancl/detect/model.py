@@ -1,4 +1,4 @@
-"""Faster R-CNN around a ResNet encoder, out of torchvision's parts: C4 as MoCo has it, or a feature pyramid."""
+"""Faster R-CNN around a ResNet encoder, built from torchvision's modules: C4 as in MoCo, or a feature pyramid."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchvision.ops import MultiScaleRoIAlign, RoIAlign
 
 from supancl.core.encoders import Encoder, EncoderSpec
 from supancl.detect.spec import DetectSpec
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.evaluate.feature_cache import encoder_key
 from supancl.weights.importing import open_encoder
 
@@ -37,44 +37,44 @@ FPN_WIDTH, FPN_HIDDEN = 256, 1024  # torchvision's
 
 @dataclass(frozen=True)
 class Normalization:
-    """Mean and deviation of the pixels that the encoder was trained on, by channel."""
+    """Mean and deviation per channel of the encoder's training pixels."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
 def open_body(text: str, seed: int = 0) -> tuple[ResNet, EncoderSpec]:
-    """The ResNet that ENCODER names, its own copy: random:NAME, or whatever the evaluation commands take."""
+    """A copy of the ResNet that ENCODER names: random:NAME, or anything the evaluation commands take."""
     if text.startswith("random:"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             encoder = EncoderSpec(text.removeprefix("random:")).build()
     else:
         encoder = open_encoder(text)
-    return resnet_of(encoder), encoder.spec
+    return copy_resnet(encoder), encoder.spec
 
 
-def encoder_weights(text: str) -> str:
-    """The checksum of the encoder that a detector begins from, as evaluations have it; empty for random weights."""
+def encoder_checksum(text: str) -> str:
+    """The checksum of the encoder, as in evaluation results; empty for random weights."""
     return "" if text.startswith("random:") else encoder_key(open_encoder(text))
 
 
-def absolute_encoder(text: str) -> str:
-    """The same name from every folder: the file in it, after an @ too, as a whole path."""
-    name, at, file = text.partition("@")
+def absolute_encoder_name(text: str) -> str:
+    """The encoder's name with its path made absolute, also after an @."""
+    name, separator, file = text.partition("@")
     if Path(text).exists():
         return str(Path(text).resolve())
-    return f"{name}@{Path(file).resolve()}" if at and Path(file).exists() else text
+    return f"{name}@{Path(file).resolve()}" if separator and Path(file).exists() else text
 
 
-def resnet_of(encoder: Encoder) -> ResNet:
-    """The encoder's body where it is a ResNet with the stem for photographs; anything else is refused."""
+def copy_resnet(encoder: Encoder) -> ResNet:
+    """A copy of the encoder's body; refused unless it is a ResNet with the ImageNet stem."""
     name = encoder.spec.name
-    body: ResNet | None = encoder.body if isinstance(encoder.body, ResNet) else _same_resnet(encoder.body)
+    body: ResNet | None = encoder.body if isinstance(encoder.body, ResNet) else _as_torchvision_resnet(encoder.body)
     if body is None:
         raise BadInput(
-            f"encoder {name!r} is no ResNet as torchvision has them (stages res2 to res5), which detection "
-            "is built on; give resnet18, 34, 50, 101, 152 or another of its ResNets (torchvision:NAME)"
+            f"encoder {name!r} is not a ResNet of torchvision (stages res2 to res5), which detection "
+            "needs; give resnet18, 34, 50, 101, 152 or another of them (torchvision:NAME)"
         )
     if isinstance(body.maxpool, nn.Identity):
         raise BadInput(
@@ -83,27 +83,27 @@ def resnet_of(encoder: Encoder) -> ResNet:
         )
     if encoder.spec.channels != 3:
         raise BadInput(
-            f"encoder {name!r} takes {counted(encoder.spec.channels, 'channel')}; detection reads RGB images"
+            f"encoder {name!r} takes {plural(encoder.spec.channels, 'channel')}; detection needs one with 3 (RGB)"
         )
     return copy.deepcopy(body)
 
 
 @torch.no_grad()
-def _same_resnet(body: nn.Module) -> ResNet | None:
-    """torchvision's ResNet with the weights of another library's, where it has the same tensors and the same answer."""
+def _as_torchvision_resnet(body: nn.Module) -> ResNet | None:
+    """torchvision's ResNet with these weights; None unless its tensors and its output are the same."""
     state = body.state_dict()
     shapes = {name: value.shape for name, value in state.items()}
     for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
         with torch.device("meta"):
-            plain: ResNet = getattr(torchvision.models, name)()
-            plain.fc = nn.Identity()
-        if {key: value.shape for key, value in plain.state_dict().items()} != shapes:
+            resnet: ResNet = getattr(torchvision.models, name)()
+            resnet.fc = nn.Identity()
+        if {key: value.shape for key, value in resnet.state_dict().items()} != shapes:
             continue
-        plain.load_state_dict(copy.deepcopy(state), assign=True)
-        training, probe = body.training, torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-        alike = torch.allclose(plain.eval()(probe), body.eval()(probe), rtol=1e-3, atol=1e-5)
+        resnet.load_state_dict(copy.deepcopy(state), assign=True)
+        training, image = body.training, torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+        is_equal = torch.allclose(resnet.eval()(image), body.eval()(image), rtol=1e-3, atol=1e-5)
         body.train(training)
-        return plain.train(training) if alike else None
+        return resnet.train(training) if is_equal else None
     return None
 
 
@@ -112,15 +112,15 @@ def normalization_of(spec: EncoderSpec) -> Normalization:
 
 
 class Detector(GeneralizedRCNN):  # type: ignore[misc]
-    """torchvision's two-stage detector; frozen stages stay frozen, and tests have a size of their own."""
+    """torchvision's two-stage detector, with frozen stages and another image size for testing."""
 
-    def __init__(self, parts: Sequence[nn.Module], spec: DetectSpec) -> None:
-        super().__init__(*parts)
+    def __init__(self, components: Sequence[nn.Module], spec: DetectSpec) -> None:
+        super().__init__(*components)
         self.spec = spec
-        for stage in self.frozen():
+        for stage in self.frozen_stages():
             stage.requires_grad_(False)
 
-    def frozen(self) -> Iterator[nn.Module]:
+    def frozen_stages(self) -> Iterator[nn.Module]:
         body = self.backbone.body if self.spec.arch == "fpn" else self.backbone
         for name in self.spec.freeze:
             if name == "stem":
@@ -132,13 +132,13 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
 
     def train(self, mode: bool = True) -> Detector:
         super().train(mode)
-        for stage in self.frozen():
-            stage.eval()  # their statistics too are those of the encoder
+        for stage in self.frozen_stages():
+            stage.eval()  # their running statistics stay the encoder's
         self.transform.min_size = self.spec.min_sizes if mode else (self.spec.test_size,)
         return self
 
-    def groups(self) -> list[dict[str, Any]]:
-        """Parameters for the optimizer; the affine part of norms has its own weight decay."""
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Parameter groups for the optimizer; batch norms have a separate weight decay."""
         norms = {id(p) for module in self.modules() if isinstance(module, _BatchNorm) for p in module.parameters()}
         trained = [p for p in self.parameters() if p.requires_grad]
         return [
@@ -150,31 +150,30 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
 def build_detector(
     body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization, seed: int | None = None
 ) -> Detector:
-    """A detector whose backbone is `body` (not a copy); `seed` draws the new layers, the caller's state is kept.
+    """A detector around `body` (not a copy); `seed` initialises the new layers and leaves the global seed alone.
 
-    In a process group its batch norms are synchronised; in one process their statistics are over the whole batch
-    already, which is the same thing.
+    In a process group the batch norms are synchronised; in one process that makes no difference.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed if seed is None else seed)
-        parts_of = _c4 if spec.arch == "c4" else _fpn
-        detector = Detector(parts_of(body, spec, classes, normalization), spec)
+        build_components = _c4_components if spec.arch == "c4" else _fpn_components
+        detector = Detector(build_components(body, spec, classes, normalization), spec)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return nn.SyncBatchNorm.convert_sync_batchnorm(detector)  # type: ignore[no-any-return]
     return detector
 
 
-def laid_out(detector: Detector, device: torch.device) -> Detector:
-    """On the device; on a GPU with channels last, the order in which tensor cores read."""
-    there: Detector = detector.to(device)
-    return there.to(memory_format=torch.channels_last) if device.type == "cuda" else there
+def move_to_device(detector: Detector, device: torch.device) -> Detector:
+    """Move to the device; on a GPU with channels last, the order in which tensor cores read."""
+    moved: Detector = detector.to(device)
+    return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved
 
 
 # --- C4 ---------------------------------------------------------------------------------------------------------------
 
 
 class C4Pool(nn.Module):
-    """RoIAlign on the one map there is, with half-pixel alignment: Detectron2's ROIAlignV2."""
+    """RoIAlign on the single feature map, with half-pixel alignment: Detectron2's ROIAlignV2."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -182,12 +181,12 @@ class C4Pool(nn.Module):
 
     def forward(self, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]) -> Tensor:
         maps = features["0"]
-        # back in the maps' precision at once: the two convolutions that read a region would each keep a copy of it
+        # back to the maps' precision here: the two convolutions that read a region would each keep a copy of it
         return self.align(maps.float(), boxes).to(maps.dtype)  # type: ignore[no-any-return]
 
 
 class Res5(nn.Module):
-    """The encoder's last stage on every region, MoCo's extra norm, and the mean over places."""
+    """The encoder's last stage on every region, MoCo's extra norm, and the mean over positions."""
 
     def __init__(self, layer4: nn.Module, width: int, extra_norm: bool) -> None:
         super().__init__()
@@ -200,16 +199,16 @@ class Res5(nn.Module):
 
 
 class Anchors(AnchorGenerator):  # type: ignore[misc]
-    """Anchors in full precision whatever the maps are in: torchvision's take the maps', and bf16 counts only to 256."""
+    """Anchors in float32. torchvision's have the maps' precision, and bf16 counts only to 256."""
 
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
-        sizes = [each.new_empty((1, 1, *each.shape[-2:]), dtype=torch.float32) for each in maps]
+        sizes = [level.new_empty((1, 1, *level.shape[-2:]), dtype=torch.float32) for level in maps]
         anchors: list[Tensor] = super().forward(images, sizes)
         return anchors
 
 
 class ProposalHead(RPNHead):  # type: ignore[misc]
-    """Boxes and scores in full precision: in bf16 neighbouring scores are ties, and boxes move by pixels."""
+    """Boxes and scores in float32: in bf16 close scores become ties, and boxes move by pixels."""
 
     def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         scores, deltas = super().forward(maps)
@@ -217,7 +216,7 @@ class ProposalHead(RPNHead):  # type: ignore[misc]
 
 
 class BoxPredictor(FastRCNNPredictor):  # type: ignore[misc]
-    """Class scores and box corrections of a region, drawn small as in Detectron2 and given in full precision."""
+    """Class scores and box corrections of a region: small initial weights as in Detectron2, float32 output."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__(width, classes)
@@ -231,22 +230,22 @@ class BoxPredictor(FastRCNNPredictor):  # type: ignore[misc]
         return scores.float(), deltas.float()
 
 
-def _width(stage: nn.Module) -> int:
-    """Channels that come out of a stage, with basic blocks or bottlenecks."""
+def _out_channels(stage: nn.Module) -> int:
+    """Output channels of a stage, with basic blocks or bottlenecks."""
     return [module for module in stage.modules() if isinstance(module, nn.Conv2d)][-1].out_channels
 
 
-def _c4(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> list[nn.Module]:
+def _c4_components(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> list[nn.Module]:
     names = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")
     backbone: Any = nn.Sequential(OrderedDict((name, getattr(body, name)) for name in names))
-    backbone.out_channels = _width(body.layer3)
+    backbone.out_channels = _out_channels(body.layer3)
     anchors = Anchors((spec.anchor_sizes,), (spec.anchor_ratios,))
     rpn = RegionProposalNetwork(
         anchors, ProposalHead(backbone.out_channels, anchors.num_anchors_per_location()[0]), fg_iou_thresh=0.7,
-        bg_iou_thresh=0.3, batch_size_per_image=spec.rpn_batch, positive_fraction=0.5, **_proposals(spec),
+        bg_iou_thresh=0.3, batch_size_per_image=spec.rpn_batch, positive_fraction=0.5, **_proposal_counts(spec),
         nms_thresh=0.7,
     )  # fmt: skip
-    width = _width(body.layer4)
+    width = _out_channels(body.layer4)
     heads = RoIHeads(
         C4Pool(spec.pool), Res5(body.layer4, width, spec.extra_norm), BoxPredictor(width, classes + 1),
         fg_iou_thresh=0.5, bg_iou_thresh=0.5, batch_size_per_image=spec.roi_batch, positive_fraction=0.25,
@@ -261,7 +260,7 @@ def _c4(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalizati
     ]
 
 
-def _proposals(spec: DetectSpec) -> dict[str, dict[str, int]]:
+def _proposal_counts(spec: DetectSpec) -> dict[str, dict[str, int]]:
     (before, after), (before_test, after_test) = spec.rpn_train, spec.rpn_test
     return {
         "pre_nms_top_n": {"training": before, "testing": before_test},
@@ -272,13 +271,13 @@ def _proposals(spec: DetectSpec) -> dict[str, dict[str, int]]:
 # --- FPN --------------------------------------------------------------------------------------------------------------
 
 
-def _fpn(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> list[nn.Module]:
+def _fpn_components(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> list[nn.Module]:
     stages = ("layer1", "layer2", "layer3", "layer4")
-    widths = [_width(getattr(body, name)) for name in stages]
+    widths = [_out_channels(getattr(body, name)) for name in stages]
     backbone = BackboneWithFPN(body, {name: str(i) for i, name in enumerate(stages)}, widths, FPN_WIDTH)
     anchors = Anchors(tuple((size,) for size in spec.anchor_sizes), (spec.anchor_ratios,) * 5)
-    proposals = _proposals(spec)
-    made = FasterRCNN(
+    proposals = _proposal_counts(spec)
+    model = FasterRCNN(
         backbone, min_size=spec.min_sizes, max_size=spec.max_size,
         image_mean=normalization.mean, image_std=normalization.std,
         rpn_anchor_generator=anchors, rpn_head=ProposalHead(FPN_WIDTH, len(spec.anchor_ratios)),
@@ -290,4 +289,4 @@ def _fpn(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalizat
         box_predictor=BoxPredictor(FPN_HIDDEN, classes + 1), box_batch_size_per_image=spec.roi_batch,
         box_score_thresh=spec.score_threshold, box_nms_thresh=spec.nms, box_detections_per_img=spec.detections,
     )  # fmt: skip
-    return [made.backbone, made.rpn, made.roi_heads, made.transform]
+    return [model.backbone, model.rpn, model.roi_heads, model.transform]

@@ -1,4 +1,4 @@
-"""A detector on disk: detector.safetensors with all that is needed to build it again, and the folder of its run."""
+"""Save and load detectors: detector.safetensors, which can be rebuilt without anything else, and the run folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from supancl.config import from_json, to_json
 from supancl.core.encoders import EncoderSpec
 from supancl.detect.layouts import DetectData
-from supancl.detect.model import Detector, build_detector, normalization_of, resnet_of
+from supancl.detect.model import Detector, build_detector, copy_resnet, normalization_of
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
-from supancl.files import beside, jsonable, write_text
+from supancl.files import did_you_mean_path, jsonable, write_text
 from supancl.weights.checkpoint import SCHEMA_VERSION
 from supancl.weights.encoder_file import read_safetensors, save_safetensors
 from supancl.weights.provenance import commit, versions
@@ -21,8 +21,8 @@ from supancl.weights.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A detector in eval mode and what it was made of."""
+class LoadedDetector:
+    """A detector in eval mode, its encoder's spec and its class names."""
 
     detector: Detector
     encoder: EncoderSpec
@@ -32,7 +32,10 @@ class Saved:
 class DetectFolder(RunFolder):
     """detect.json, metrics.jsonl, checkpoints/, detector.safetensors, tensorboard/, evaluate/, pictures."""
 
-    row_has: ClassVar[dict[str, type]] = {"kind": str, "step": int}  # of its training, which counts no epochs
+    REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {
+        "kind": str,
+        "step": int,
+    }  # detectors count no epochs
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -45,21 +48,22 @@ class DetectFolder(RunFolder):
         write_text(self.recipe_file, text)
 
     def read_settings(self) -> tuple[DetectSpec, DetectData, str, dict[str, Any]]:
-        """The recipe, the data, the name of the encoder, and everything else in detect.json."""
+        """The spec, the data, the name of the encoder, and all of detect.json."""
         try:
             content = json.loads(self.recipe_file.read_text())
             spec = from_json(DetectSpec, content["spec"], "")
             data = from_json(DetectData, content["data"], "data")
             return spec, data, str(content["encoder"]), content
         except (OSError, UnicodeDecodeError):
-            raise BadInput(f"{self.path} holds no detector run (no readable detect.json)") from None
+            raise BadInput(
+                f"{self.path} holds no detector run (no readable detect.json); give the folder of one"
+            ) from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadInput(
-                f"{self.recipe_file}: not as a run wrote it ({type(error).__name__}: {error}); bring it "
-                "back, or choose another --out"
+                f"{self.recipe_file}: damaged ({type(error).__name__}: {error}); restore it, or choose another --out"
             ) from None
         except BadInput as error:
-            raise BadInput(f"{self.recipe_file}: {error}; bring it back as the run wrote it") from None
+            raise BadInput(f"{self.recipe_file}: {error}; restore the file") from None
 
 
 def save_detector(path: Path, detector: Detector, encoder: EncoderSpec, classes: tuple[str, ...]) -> None:
@@ -72,25 +76,26 @@ def save_detector(path: Path, detector: Detector, encoder: EncoderSpec, classes:
 
 
 def is_detector(path: Path) -> bool:
-    """Whether a path is a detector's run or file, rather than an encoder's."""
+    """Whether a path is a detector's run or file, not an encoder's."""
     file = path / "detector.safetensors" if path.is_dir() else path
     return file.suffix == ".safetensors" and file.is_file() and read_safetensors(file)[1].get("kind") == "detector"
 
 
-def load_detector(path: Path | str) -> Saved:
+def load_detector(path: Path | str) -> LoadedDetector:
     """The detector of a run of `supancl detect train`, or of a detector.safetensors, in eval mode."""
     file = Path(path)
     if file.is_dir():
         file = file / "detector.safetensors"
         if not file.exists():
-            raise BadInput(f"{path} holds no detector.safetensors; has the run finished? (supancl detect train)")
+            raise BadInput(f"{path} holds no detector.safetensors; finish the run with supancl detect train --resume")
     if not file.exists():
         raise BadInput(
-            f"no file {file}" + (beside(file) or "; give the folder of a detector's run, or its detector.safetensors")
+            f"no file {file}"
+            + (did_you_mean_path(file) or "; give the folder of a detector's run, or its detector.safetensors")
         )
     weights, metadata = read_safetensors(file)
     if metadata.get("kind") != "detector":
-        raise BadInput(f"{file} is no detector of supancl; supancl detect train makes one out of an encoder")
+        raise BadInput(f"{file} is not a detector of supancl; train one with supancl detect train")
     try:
         version = int(metadata["schema_version"])
         if version > SCHEMA_VERSION:
@@ -100,7 +105,7 @@ def load_detector(path: Path | str) -> Saved:
         classes = tuple(map(str, json.loads(metadata["classes"])))
     except (KeyError, ValueError) as error:
         raise BadInput(f"{file}: its description is damaged ({error}); copy it again") from None
-    detector = build_detector(resnet_of(encoder.build()), spec, len(classes), normalization_of(encoder))
+    detector = build_detector(copy_resnet(encoder.build()), spec, len(classes), normalization_of(encoder))
     try:
         detector.load_state_dict(weights)
     except RuntimeError as error:
@@ -108,4 +113,4 @@ def load_detector(path: Path | str) -> Saved:
             f"{file}: its tensors do not fit its description ({str(error).splitlines()[-1].strip()}); copy it again"
         ) from None
     detector.eval()
-    return Saved(detector, encoder, classes)
+    return LoadedDetector(detector, encoder, classes)

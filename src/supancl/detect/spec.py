@@ -1,4 +1,4 @@
-"""The recipe of a detector: every value once, with where it comes from."""
+"""The recipe of a detector: every value, with its source."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from supancl.config import (
     replaced,
     validated,
 )
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 Stage = Literal["stem", "layer1", "layer2", "layer3", "layer4"]
 
 
 @dataclass(frozen=True)
 class DetectSpec:
-    """Faster R-CNN as MoCo fine-tunes it on VOC07+12 (R50-C4, 24k iterations); SOURCES says whose each value is."""
+    """Faster R-CNN as MoCo fine-tunes it on VOC07+12 (R50-C4, 24k iterations); SOURCES has the source of each value."""
 
     arch: Literal["c4", "fpn"] = "c4"
     # the schedule
@@ -87,49 +87,49 @@ SOURCES: dict[str, str] = {
     "roi_batch": D2, "pool": D2, "score_threshold": D2, "nms": D2, "detections": D2,
     "train_difficult": "Detectron2 data/datasets/pascal_voc.py keeps them in training",
 }  # fmt: skip
-OURS = "chosen here"
+OWN_CHOICE = "chosen here"
 
-# torchvision's own numbers where C4's make no sense: proposals are counted for each level of the pyramid
-FPN: dict[str, Any] = {"rpn_train": (2_000, 2_000), "rpn_test": (1_000, 1_000), "pool": 7, "extra_norm": False}
+# torchvision's values where C4's make no sense: proposals are counted per level of the pyramid
+FPN_DEFAULTS: dict[str, Any] = {"rpn_train": (2_000, 2_000), "rpn_test": (1_000, 1_000), "pool": 7, "extra_norm": False}
 
 
 def detect_spec(arch: str = "c4", overrides: Mapping[str, Any] | None = None) -> DetectSpec:
-    """The recipe of an architecture with fields set anew; another number of iterations scales its schedule.
+    """The recipe of an architecture with overrides; another number of iterations scales the schedule.
 
     >>> detect_spec("c4", {"iters": 2400}).steps
     (1800, 2200)
     """
-    given = dict(overrides or {})
-    arch = str(given.pop("arch", arch))
+    changed = dict(overrides or {})
+    arch = str(changed.pop("arch", arch))
     spec = replaced(DetectSpec(), "arch", arch)
     if spec.arch == "fpn":
-        spec = replace(spec, **FPN)
-    whole = spec.iters
-    for name, value in given.items():
+        spec = replace(spec, **FPN_DEFAULTS)
+    default_iters = spec.iters
+    for name, value in changed.items():
         spec = replaced(spec, name, value)
-    spec = _scaled(spec, whole, set(given))
-    return _sound(validated(spec, ""))
+    spec = _scaled(spec, default_iters, set(changed))
+    return _checked(validated(spec, ""))
 
 
 def source_of(field: str, arch: str = "c4") -> str:
-    """Where the recipe's value of a field comes from."""
-    return TORCHVISION if arch == "fpn" and field in FPN else SOURCES.get(field, OURS)
+    """The source of a field's default value."""
+    return TORCHVISION if arch == "fpn" and field in FPN_DEFAULTS else SOURCES.get(field, OWN_CHOICE)
 
 
-def _scaled(spec: DetectSpec, whole: int, given: set[str]) -> DetectSpec:
-    """A short run takes the same steps earlier, and warms up and measures its statistics over no more than a tenth."""
-    if spec.iters == whole:
+def _scaled(spec: DetectSpec, default_iters: int, changed: set[str]) -> DetectSpec:
+    """Scale the steps with the iterations; warm-up and precise BN take at most a tenth of them."""
+    if spec.iters == default_iters:
         return spec
     tenth = max(1, spec.iters // 10)
     scaled: dict[str, Any] = {
-        "steps": tuple(max(1, round(step * spec.iters / whole)) for step in spec.steps),
+        "steps": tuple(max(1, round(step * spec.iters / default_iters)) for step in spec.steps),
         "warmup": min(spec.warmup, tenth),
         "precise_bn": min(spec.precise_bn, tenth),
     }
-    return replace(spec, **{name: value for name, value in scaled.items() if name not in given})
+    return replace(spec, **{name: value for name, value in scaled.items() if name not in changed})
 
 
-def _sound(spec: DetectSpec) -> DetectSpec:
+def _checked(spec: DetectSpec) -> DetectSpec:
     for name in ("min_sizes", "anchor_sizes", "anchor_ratios"):
         if not getattr(spec, name):
             raise BadInput(f"{name} is empty; give at least one")
@@ -139,20 +139,20 @@ def _sound(spec: DetectSpec) -> DetectSpec:
             "raise max_size or lower min_sizes and test_size"
         )
     if list(spec.steps) != sorted(spec.steps):
-        raise BadInput(f"steps = {list(spec.steps)}: must rise")
+        raise BadInput(f"steps = {list(spec.steps)}: must be in increasing order")
     if spec.arch == "fpn" and spec.extra_norm:
-        raise BadInput("extra_norm = true: fpn has no res5 in its box head for a norm to follow; leave it out")
+        raise BadInput("extra_norm = true: the box head of fpn has no res5 for it; leave it out")
     if spec.arch == "fpn" and len(spec.anchor_sizes) != 5:
         raise BadInput(
-            f"anchor_sizes has {counted(len(spec.anchor_sizes), 'entry', 'entries')}; fpn takes 5, one for each level"
+            f"anchor_sizes has {plural(len(spec.anchor_sizes), 'entry', 'entries')}; fpn takes 5, one for each level"
         )
     return spec
 
 
-def rate(spec: DetectSpec, step: int) -> float:
-    """The learning rate of a step (0, 1, ...): linear warm-up, then a factor gamma at each of `steps`."""
-    warm = 1.0
+def learning_rate(spec: DetectSpec, step: int) -> float:
+    """The learning rate of a step (0, 1, ...): linear warm-up, then multiplied by gamma at each of `steps`."""
+    warmup = 1.0
     if step < spec.warmup:
-        done = step / spec.warmup
-        warm = spec.warmup_factor * (1 - done) + done
-    return float(spec.lr * warm * spec.gamma ** sum(step >= at for at in spec.steps))
+        progress = step / spec.warmup
+        warmup = spec.warmup_factor * (1 - progress) + progress
+    return float(spec.lr * warmup * spec.gamma ** sum(step >= boundary for boundary in spec.steps))

@@ -1,20 +1,26 @@
-"""Everything that knows about ranks: the same training in one process or in many, started by torchrun.
+"""Training in several processes (ranks) started by torchrun, with the same result as in one process.
 
-Each rank takes its rows of every batch. What a step needs of the others' rows is gathered, in the order of the batch:
-targets (for the pool, and for losses that compare images), statistics of batch norm, gradients. What is drawn at
-random is drawn for the whole batch on every rank, so that an image gets the same views wherever it is.
-The first rank alone reads and writes the run's folder, prints, and measures; all ranks agree on how it ends.
+Each rank takes its rows of every batch. What a step needs from the other ranks is gathered in batch order: targets (for
+the pool, and for losses that compare images), batch norm statistics, gradients. Random numbers are drawn for the whole
+batch on every rank, so an image gets the same views on any rank. Rank 0 alone reads and writes the run folder, prints
+and measures. All ranks end together.
 
-Nothing else in this package knows how many processes there are: others ask `Ranks`, which for one alone does nothing,
-or are given a `Part`, which says which rows of a batch are at hand.
+The rest of the package does not know how many processes there are. It asks `Ranks`, which does nothing in a single
+process, or gets a `RowRange`: the rows of a batch that this process has.
 """
 
-from supancl.distributed.norms import synchronize
-from supancl.distributed.processes import by_one, from_environment, opened, speaks, tells
-from supancl.distributed.ranks import ALONE, Ended, Part, Ranks
+from supancl.distributed.norms import synchronize_norms
+from supancl.distributed.processes import (
+    from_environment,
+    join_ranks,
+    require_single_process,
+    should_print,
+    should_report_failure,
+)
+from supancl.distributed.ranks import SINGLE_PROCESS, RankFailed, Ranks, RowRange
 from supancl.distributed.traffic import Traffic, traffic
 
 __all__ = [
-    "ALONE", "Ended", "Part", "Ranks", "Traffic", "by_one", "from_environment", "opened", "speaks",
-    "synchronize", "tells", "traffic",
+    "SINGLE_PROCESS", "RankFailed", "Ranks", "RowRange", "Traffic", "from_environment", "join_ranks",
+    "require_single_process", "should_print", "should_report_failure", "synchronize_norms", "traffic",
 ]  # fmt: skip

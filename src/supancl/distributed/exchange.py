@@ -1,4 +1,4 @@
-"""What ranks exchange, with its gradient: each rank's loss is a share of the whole one, so gradients add up."""
+"""Collectives with gradients. The loss is the sum of the ranks' losses, so gradients are summed as well."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Sum(torch.autograd.Function):
-    """The sum over the ranks."""
+class AllReduceSum(torch.autograd.Function):
+    """Sum a tensor over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -25,14 +25,14 @@ class Sum(torch.autograd.Function):
         return total
 
 
-class Gathered(torch.autograd.Function):
-    """The tensors of all ranks, which have one shape."""
+class AllGather(torch.autograd.Function):
+    """Gather the tensors of all ranks; their shapes are equal."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> tuple[Tensor, ...]:
-        everyones = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyones, rows)
-        return tuple(everyones)
+        gathered = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, rows)
+        return tuple(gathered)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:

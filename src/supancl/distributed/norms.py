@@ -1,4 +1,4 @@
-"""Batch norm per view where several views come as one batch, and over all ranks."""
+"""Batch norm with statistics per view when several views form one batch, and over all ranks."""
 
 from __future__ import annotations
 
@@ -7,84 +7,81 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from supancl.distributed.exchange import Sum
+from supancl.distributed.exchange import AllReduceSum
 from supancl.errors import BadInput
 
 
-class PerView(nn.modules.batchnorm._BatchNorm):
-    """A batch norm that sees `views` batches in one: statistics of each, running ones updated view after view."""
+class PerViewBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch norm of `views` equal chunks of a batch: statistics per chunk; running ones are updated chunk by chunk."""
 
     views = 1
 
     def forward(self, features: Tensor) -> Tensor:
-        made: Tensor
         if self.views == 1 or not self.training:
-            made = super().forward(features)
-            return made
-        return torch.cat([super(PerView, self).forward(view) for view in features.chunk(self.views)])
+            output: Tensor = super().forward(features)
+            return output
+        return torch.cat([super(PerViewBatchNorm, self).forward(view) for view in features.chunk(self.views)])
 
 
-class OfAllRanks(PerView):
-    """Batch norm with the statistics of the whole batch, of each view by itself where several come as one batch."""
+class CrossRankBatchNorm(PerViewBatchNorm):
+    """Batch norm with statistics of the whole batch over all ranks, per view."""
 
 
-class _Summed(nn.modules.batchnorm._BatchNorm):
-    """One differentiable sum over the ranks, of values, squares and how many there are."""
+class _AllReduceBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Sums values, squares and counts over the ranks, in one differentiable call."""
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Any number of dimensions will do."""
+        """Accept any number of dimensions."""
 
     def forward(self, features: Tensor) -> Tensor:
-        made: Tensor
         if not self.training:
-            made = super().forward(features)
-            return made
+            output: Tensor = super().forward(features)
+            return output
         dims = [0, *range(2, features.ndim)]
         shape = [1, -1] + [1] * (features.ndim - 2)
-        wide = features.double()  # so that the mean of the squares less the square of the mean keeps its digits
-        count = wide.new_full((1,), wide.numel() // wide.shape[1])
-        sums = Sum.apply(torch.cat([wide.sum(dims), wide.square().sum(dims), count]))
+        doubles = features.double()  # E[x^2] - E[x]^2 loses digits in float32
+        count = doubles.new_full((1,), doubles.numel() // doubles.shape[1])
+        sums = AllReduceSum.apply(torch.cat([doubles.sum(dims), doubles.square().sum(dims), count]))
         mean, squares = (sums[:-1] / sums[-1]).chunk(2)
         variance = (squares - mean.square()).clamp(min=0)
-        self._remember(mean.detach(), variance.detach(), sums[-1].detach())
+        self._update_running(mean.detach(), variance.detach(), sums[-1].detach())
         values = features.to(torch.promote_types(features.dtype, torch.float32))
         centred = values - mean.to(values.dtype).view(shape)
         variance = variance.to(values.dtype)
-        result = centred * (variance + self.eps).rsqrt().view(shape)
+        normalized: Tensor = centred * (variance + self.eps).rsqrt().view(shape)
         if self.weight is not None:
-            result = result * self.weight.view(shape) + self.bias.view(shape)
-        made = result.to(features.dtype)
-        return made
+            normalized = normalized * self.weight.view(shape) + self.bias.view(shape)
+        return normalized.to(features.dtype)
 
     @torch.no_grad()
-    def _remember(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    def _update_running(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked += 1
-        toward = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), toward)
+        weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
         unbiased = variance * count / (count - 1)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), toward)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
 
 
-class SyncedNorm(OfAllRanks, nn.SyncBatchNorm):
-    """On a GPU: torch's own."""
+class GpuCrossRankBatchNorm(CrossRankBatchNorm, nn.SyncBatchNorm):
+    """On a GPU: torch's SyncBatchNorm."""
 
 
-class SummedNorm(OfAllRanks, _Summed):
-    """On the CPU, whose tensors torch's own refuses."""
+class CpuCrossRankBatchNorm(CrossRankBatchNorm, _AllReduceBatchNorm):
+    """On the CPU, which torch's SyncBatchNorm does not support."""
 
 
-def synchronize(module: nn.Module, device: torch.device) -> None:
-    """Let every batch norm of the module see the whole batch; their class changes, their tensors and names do not."""
+def synchronize_norms(module: nn.Module, device: torch.device) -> None:
+    """Make every batch norm of the module use the whole batch. Classes change; tensors and their names do not."""
     for name, norm in module.named_modules():
-        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or isinstance(norm, OfAllRanks):
+        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or isinstance(norm, CrossRankBatchNorm):
             continue
-        if type(norm).forward is not nn.modules.batchnorm._BatchNorm.forward and not isinstance(norm, PerView):
+        if type(norm).forward is not nn.modules.batchnorm._BatchNorm.forward and not isinstance(norm, PerViewBatchNorm):
             raise BadInput(
                 f"{name} is a {type(norm).__name__}, which cannot be synchronised over ranks; --set "
                 "train.sync_norm=false, or choose an encoder with plain batch norm"
             )
-        changed: Any = norm
-        changed.process_group = None
-        changed.__class__ = SummedNorm if device.type == "cpu" else SyncedNorm
+        untyped: Any = norm
+        untyped.process_group = None
+        untyped.__class__ = CpuCrossRankBatchNorm if device.type == "cpu" else GpuCrossRankBatchNorm

@@ -1,4 +1,4 @@
-"""The processes that train together: how they find each other, who speaks, and how they end together."""
+"""The processes that train together: how they connect, which of them prints, and how they end together."""
 
 from __future__ import annotations
 
@@ -14,68 +14,68 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from supancl.distributed.ranks import Ended, Ranks
+from supancl.distributed.ranks import RankFailed, Ranks
 from supancl.errors import BadInput, SupanclError
 from supancl.files import reason
 
-MEETING = timedelta(minutes=10)  # for all of them to begin
-PATIENCE = timedelta(hours=4)  # for a rank that builds a cache or measures while the others wait
-TO_BE_TOLD = 3.0  # seconds that a rank waits for a lower one to say why all end
-FAREWELL = 5.0  # seconds for a rank that has failed to part from the others; then it ends without
-OWN_WORDS = "supancl/ended"
+CONNECT_TIMEOUT = timedelta(minutes=10)  # until all ranks have started
+COLLECTIVE_TIMEOUT = timedelta(hours=4)  # one rank may build a cache or measure while the others wait
+REASON_WAIT = 3.0  # seconds that a rank waits for a lower one to report why all end
+LEAVE_WAIT = 5.0  # seconds that a failed rank waits for the process group to close
+FAILURE_KEY = "supancl/ended"
 
 
 def from_environment() -> Ranks:
-    """The ranks that torchrun's environment tells of; alone where there is none."""
+    """The ranks according to torchrun's environment variables; a single process without them."""
     names = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
     if not all(name in os.environ for name in (*names, "MASTER_ADDR", "MASTER_PORT")):
         return Ranks()
     try:
-        size, rank, local = (int(os.environ[name]) for name in names)
+        size, rank, local_rank = (int(os.environ[name]) for name in names)
     except ValueError:
-        told = ", ".join(f"{name}={os.environ[name]}" for name in names)
-        raise BadInput(f"{told} in the environment are not numbers; start the ranks with torchrun") from None
-    return Ranks(size, rank, local)
+        values = ", ".join(f"{name}={os.environ[name]}" for name in names)
+        raise BadInput(f"{values} in the environment are not numbers; start the ranks with torchrun") from None
+    return Ranks(size, rank, local_rank)
 
 
-def by_one(what: str) -> None:
-    """Refuse several ranks for what one process does: each would do all of it, in the same folder."""
+def require_single_process(task: str) -> None:
+    """Refuse several ranks for a task of one process: each rank would do all of it, in the same folder."""
     ranks = from_environment()
     if ranks.size > 1:
         raise BadInput(
-            f"{what} takes one process and was started as {ranks.size} ranks; start it without torchrun (of "
+            f"{task} takes one process and was started as {ranks.size} ranks; start it without torchrun (of "
             "several ranks pretrain alone makes one run)"
         )
 
 
-_TELLS: list[bool] = []  # whether this process tells why a run has ended, where that is not for the first one to do
-_MET: list[bool] = []  # once ranks have met, they agree on who tells it
+_reports_failure: list[bool] = []  # whether this process reports why the run failed, once the ranks have decided that
+_connected: list[bool] = []  # not empty once the ranks are connected and can agree on who reports
 
 
-def speaks() -> bool:
-    """Whether this process is the one that prints: the first, unless another one has the reason to tell."""
-    if _TELLS:
-        return _TELLS[-1]
-    ranks = _supposed()
-    return ranks.leads or ranks.size == 1
+def should_print() -> bool:
+    """Whether this process prints: rank 0 does, unless another rank has a failure to report."""
+    if _reports_failure:
+        return _reports_failure[-1]
+    ranks = _ranks_or_single_process()
+    return ranks.is_rank0 or ranks.size == 1
 
 
-def tells() -> bool:
-    """Whether this process says why it ends.
+def should_report_failure() -> bool:
+    """Whether this process reports why it ends.
 
-    Ranks that have not met yet cannot agree on that. The first one of each machine does, and the others stay until it
-    has: torchrun ends all as soon as one of them has ended.
+    Before the ranks are connected they cannot agree on one. The first rank of each machine then reports, and the others
+    wait for it: torchrun ends all of them as soon as one has ended.
     """
-    ranks = _supposed()
-    if _TELLS or _MET or ranks.size == 1:
-        return speaks()
-    if ranks.local:
-        time.sleep(TO_BE_TOLD)
-    return ranks.local == 0
+    ranks = _ranks_or_single_process()
+    if _reports_failure or _connected or ranks.size == 1:
+        return should_print()
+    if ranks.local_rank:
+        time.sleep(REASON_WAIT)
+    return ranks.local_rank == 0
 
 
-def _supposed() -> Ranks:
-    """As `from_environment`, for whoever only prints; one alone where the environment makes no sense."""
+def _ranks_or_single_process() -> Ranks:
+    """As `from_environment`, but a single process if the environment is invalid: enough for printing."""
     try:
         return from_environment()
     except BadInput:
@@ -83,109 +83,111 @@ def _supposed() -> Ranks:
 
 
 @contextmanager
-def opened(cuda: bool) -> Iterator[Ranks]:
-    """The ranks of this run, joined for as long as the block runs. A group that is already there is used, and stays."""
+def join_ranks(cuda: bool) -> Iterator[Ranks]:
+    """The ranks of this run, connected while the block runs. An existing process group is used and not closed."""
     ranks = from_environment()
     if ranks.size == 1 or dist.is_initialized():
         yield ranks
         return
-    store = _met(ranks, cuda)
-    _MET.append(True)
+    store = _connect(ranks, cuda)
+    _connected.append(True)
     try:
         yield ranks
-        ranks.answered()
+        ranks.wait_for_signal()
     except BaseException as error:
-        cause = _ending(ranks, store, error)
-        _part(until=FAREWELL if cuda else None)
+        cause = _failure_to_raise(ranks, store, error)
+        _disconnect(timeout=LEAVE_WAIT if cuda else None)
         if cause is error:
             raise
         raise cause from error  # --debug shows both
-    _part()
+    _disconnect()
 
 
-def _met(ranks: Ranks, cuda: bool) -> Any:
-    """Join the others; what comes back is where words can be left for them."""
+def _connect(ranks: Ranks, cuda: bool) -> Any:
+    """Join the process group and return its key-value store."""
     try:
-        store, _, _ = next(rendezvous("env://", ranks.rank, ranks.size, timeout=MEETING))
-        store.set_timeout(PATIENCE)
-        # beside the GPUs' own, one for what lies on the host: settings, signals, reasons
+        store, _, _ = next(rendezvous("env://", ranks.rank, ranks.size, timeout=CONNECT_TIMEOUT))
+        store.set_timeout(COLLECTIVE_TIMEOUT)
+        # gloo next to nccl: settings, signals and failures are on the host
         backends = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        dist.init_process_group(backends, store=store, rank=ranks.rank, world_size=ranks.size, timeout=PATIENCE)
+        dist.init_process_group(
+            backends, store=store, rank=ranks.rank, world_size=ranks.size, timeout=COLLECTIVE_TIMEOUT
+        )
     except (RuntimeError, ValueError) as error:
-        _TELLS.append(True)  # the others cannot
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        _reports_failure.append(True)  # the others cannot
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise BadInput(
-            f"rank {ranks.rank} of {ranks.size} could not meet the others at {where} ({reason(error)}); see "
+            f"rank {ranks.rank} of {ranks.size} could not meet the others at {address} ({reason(error)}); see "
             "that the address can be reached from every machine and the port is free"
         ) from error
     return store
 
 
-def _part(until: float | None = None) -> None:
-    """Leave the others. Where only this rank has failed, NCCL waits for them while they wait for it: not for long."""
+def _disconnect(timeout: float | None = None) -> None:
+    """Leave the process group. NCCL waits for the other ranks, which may wait for this one: hence a timeout."""
     if not dist.is_initialized():
         return
-    if until is None:
+    if timeout is None:
         dist.destroy_process_group()
         return
     leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
     leaving.start()
-    leaving.join(until)
+    leaving.join(timeout)
 
 
-def _ending(ranks: Ranks, store: Any, error: BaseException) -> BaseException:
-    """The reason to end with. One rank tells it: the lowest of those that have it."""
+def _failure_to_raise(ranks: Ranks, store: Any, error: BaseException) -> BaseException:
+    """The error to end with. Only the lowest rank that has the original error reports it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all once one of them has ended
-    lost = _lost(error)
-    if lost:
-        cause = _cause(ranks, store)
+    connection_lost = _is_connection_error(error)
+    if connection_lost:
+        cause = _failure_of_other_rank(ranks, store)
         if cause is not None:
-            _TELLS.append(False)  # its own rank did, before it ended
+            _reports_failure.append(False)  # the failed rank has reported it
             return cause
-        error = Ended(
+        error = RankFailed(
             "another rank has gone without a word (killed, or out of memory); what was saved last is sound, "
             "continue with --resume"
         )
-    said = str(error) if isinstance(error, SupanclError) else f"{type(error).__name__}: {error}"
+    message = str(error) if isinstance(error, SupanclError) else f"{type(error).__name__}: {error}"
     code = getattr(error, "exit_code", 1)
     with suppress(RuntimeError):
-        store.set(f"{OWN_WORDS}/{ranks.rank}", f"{code} {said}")
-    if ranks.leads or _told_below(ranks.rank, store, if_gone=not lost):
+        store.set(f"{FAILURE_KEY}/{ranks.rank}", f"{code} {message}")
+    if ranks.is_rank0 or _lower_rank_reports(ranks.rank, store, if_store_gone=not connection_lost):
         return error
-    _TELLS.append(True)
-    return error if lost else Ended(f"rank {ranks.rank} of {ranks.size}: {said}", code)
+    _reports_failure.append(True)
+    return error if connection_lost else RankFailed(f"rank {ranks.rank} of {ranks.size}: {message}", code)
 
 
-def _told_below(rank: int, store: Any, if_gone: bool) -> bool:
-    """Whether a lower rank tells a reason: all have it at about the same time, or this one alone has it."""
-    until = time.monotonic() + TO_BE_TOLD
+def _lower_rank_reports(rank: int, store: Any, if_store_gone: bool) -> bool:
+    """Whether a lower rank reports a failure too. Ranks that fail for the same reason fail at about the same time."""
+    until = time.monotonic() + REASON_WAIT
     while time.monotonic() < until:
         try:
-            if any(store.check([f"{OWN_WORDS}/{lower}"]) for lower in range(rank)):
+            if any(store.check([f"{FAILURE_KEY}/{lower}"]) for lower in range(rank)):
                 return True
-        except RuntimeError:  # who kept the store has ended
-            return if_gone
+        except RuntimeError:  # the process with the store has ended
+            return if_store_gone
         time.sleep(0.05)
     return False
 
 
-def _lost(error: BaseException) -> bool:
-    """Whether what failed is the connection to another rank."""
+def _is_connection_error(error: BaseException) -> bool:
+    """Whether the connection to another rank failed."""
     signs = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
-    told = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-    return told or isinstance(error, dist.DistError)
+    matches = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    return matches or isinstance(error, dist.DistError)
 
 
-def _cause(ranks: Ranks, store: Any) -> Ended | None:
-    """What the rank said that ended first; it is given a moment to say it."""
+def _failure_of_other_rank(ranks: Ranks, store: Any) -> RankFailed | None:
+    """What a failed rank has written to the store; waits a second for it."""
     until = time.monotonic() + 1.0
     while time.monotonic() < until:
         for rank in range(ranks.size):
             with suppress(RuntimeError):
-                if rank != ranks.rank and store.check([f"{OWN_WORDS}/{rank}"]):
-                    code, _, text = store.get(f"{OWN_WORDS}/{rank}").decode().partition(" ")
-                    known = text.startswith("rank ")
-                    return Ended(text if known else f"rank {rank} of {ranks.size}: {text}", int(code))
+                if rank != ranks.rank and store.check([f"{FAILURE_KEY}/{rank}"]):
+                    code, _, message = store.get(f"{FAILURE_KEY}/{rank}").decode().partition(" ")
+                    names_rank = message.startswith("rank ")
+                    return RankFailed(message if names_rank else f"rank {rank} of {ranks.size}: {message}", int(code))
         time.sleep(0.05)
     return None

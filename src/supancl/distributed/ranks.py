@@ -1,4 +1,4 @@
-"""Who takes which rows, what is gathered of them, and how ranks agree."""
+"""Which rows each rank takes, how they are gathered, and how ranks agree."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from supancl.distributed.exchange import Gathered
+from supancl.distributed.exchange import AllGather
 from supancl.errors import BadInput, SupanclError
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Part:
-    """Which rows of a batch are at hand: `count` of its `total` rows, from `first` on."""
+class RowRange:
+    """The rows of a batch that this process has: `count` of its `total` rows, starting at `first`."""
 
     first: int
     count: int
     total: int
 
     @property
-    def whole(self) -> bool:
+    def is_whole_batch(self) -> bool:
         return self.count == self.total
 
-    def of(self, rows: Tensor, dim: int = 0) -> Tensor:
-        """These rows of something that has all of them."""
-        return rows if self.whole else rows.narrow(dim, self.first, self.count)
+    def select(self, rows: Tensor, dim: int = 0) -> Tensor:
+        """These rows of a tensor that has all of them."""
+        return rows if self.is_whole_batch else rows.narrow(dim, self.first, self.count)
 
-    def amid(self, rows: Tensor) -> Tensor:
-        """These rows in their place among all, with ones for those that are elsewhere."""
-        if self.whole:
+    def place_among_ones(self, rows: Tensor) -> Tensor:
+        """A tensor of all rows: these at their positions, ones for the others."""
+        if self.is_whole_batch:
             return rows
-        spread = rows.new_ones(self.total, *rows.shape[1:])
-        spread[self.first : self.first + self.count] = rows
-        return spread
+        all_rows = rows.new_ones(self.total, *rows.shape[1:])
+        all_rows[self.first : self.first + self.count] = rows
+        return all_rows
 
-    def of_views(self, rows: Tensor, views: int, dim: int = 0) -> Tensor:
-        """These rows of each view, of something that has the rows of one view after those of another along `dim`."""
-        if self.whole:
+    def select_per_view(self, rows: Tensor, views: int, dim: int = 0) -> Tensor:
+        """These rows of each view, from a tensor with the views one after another along `dim`."""
+        if self.is_whole_batch:
             return rows
-        return self.of(rows.unflatten(dim, (views, self.total)), dim + 1).flatten(dim, dim + 1)
+        return self.select(rows.unflatten(dim, (views, self.total)), dim + 1).flatten(dim, dim + 1)
 
 
-class Ended(SupanclError):
-    """Another rank has ended; its reason is told where it is known."""
+class RankFailed(SupanclError):
+    """Another rank has failed; the message gives its reason if it is known."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -61,157 +61,159 @@ class Ended(SupanclError):
 
 
 class Ranks:
-    """How many processes train together, and which of them this is. One alone needs no process group."""
+    """How many processes train together, and which one this is. A single process needs no process group."""
 
-    def __init__(self, size: int = 1, rank: int = 0, local: int = 0) -> None:
-        self.size, self.rank, self.local = size, rank, local
-        self._asked: tuple[Any, Tensor] | None = None
+    def __init__(self, size: int = 1, rank: int = 0, local_rank: int = 0) -> None:
+        self.size, self.rank, self.local_rank = size, rank, local_rank
+        self._pending_signal: tuple[Any, Tensor] | None = None
 
     @property
-    def leads(self) -> bool:
+    def is_rank0(self) -> bool:
         return self.rank == 0
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def parts(self, total: int) -> list[Part]:
-        """Which rows each rank takes: as even as can be, in the order of the ranks."""
+    def row_ranges(self, total: int) -> list[RowRange]:
+        """The rows of each rank: as even as possible, in rank order."""
         least, more = divmod(total, self.size)
         counts = [least + (rank < more) for rank in range(self.size)]
-        return [Part(sum(counts[:rank]), count, total) for rank, count in enumerate(counts)]
+        return [RowRange(sum(counts[:rank]), count, total) for rank, count in enumerate(counts)]
 
-    def part(self, total: int) -> Part:
-        return self.parts(total)[self.rank]
+    def row_range(self, total: int) -> RowRange:
+        return self.row_ranges(total)[self.rank]
 
-    def micros(self, total: int, count: int, device: torch.device) -> list[tuple[Tensor, Part, Tensor]]:
-        """For each micro-batch: its rows, which of them this rank takes, and where those are in what it reads."""
-        shared, at = [], 0
-        for micro in torch.arange(total, device=device).chunk(count):
-            part = self.part(len(micro))
-            shared.append((micro, part, torch.arange(at, at + part.count, device=device)))
-            at += part.count
-        return shared
+    def micro_batches(self, total: int, count: int, device: torch.device) -> list[tuple[Tensor, RowRange, Tensor]]:
+        """For each micro-batch: its rows, which of them this rank takes, and their positions among this rank's rows."""
+        micro_batches, start = [], 0
+        for rows in torch.arange(total, device=device).chunk(count):
+            row_range = self.row_range(len(rows))
+            micro_batches.append((rows, row_range, torch.arange(start, start + row_range.count, device=device)))
+            start += row_range.count
+        return micro_batches
 
     def gather(self, rows: Tensor, total: int, dim: int = 0) -> Tensor:
-        """All `total` rows in their order, from every rank's own; gradients flow back to where a row came from."""
+        """All `total` rows in order, from the rows of every rank; gradients flow back to the rank a row came from."""
         if self.size == 1:
             return rows
-        parts = self.parts(total)
-        mine = rows.movedim(dim, 0)
-        padding = parts[0].count - len(mine)  # all send as much as the first one, who has the most
+        row_ranges = self.row_ranges(total)
+        local_rows = rows.movedim(dim, 0)
+        padding = row_ranges[0].count - len(local_rows)  # pad to the first rank, which has the most rows
         if padding:
-            mine = torch.cat([mine, mine.new_zeros(padding, *mine.shape[1:])])
-        gathered = Gathered.apply(mine.contiguous())
-        return torch.cat([rows[: part.count] for rows, part in zip(gathered, parts, strict=True)]).movedim(0, dim)
+            local_rows = torch.cat([local_rows, local_rows.new_zeros(padding, *local_rows.shape[1:])])
+        gathered = AllGather.apply(local_rows.contiguous())
+        chunks = [rows[: row_range.count] for rows, row_range in zip(gathered, row_ranges, strict=True)]
+        return torch.cat(chunks).movedim(0, dim)
 
-    def summed(self, values: Tensor) -> Tensor:
-        """The sum over the ranks, without gradient."""
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Sum over the ranks in place, without gradient."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
-    def to_first(self, rows: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, of one shape, in the first one's memory; elsewhere none."""
-        mine = rows.cpu().contiguous()
-        everyones = [torch.empty_like(mine) for _ in range(self.size)] if self.leads else None
-        dist.gather(mine, everyones)
-        return everyones or []
+    def gather_on_rank0(self, rows: Tensor) -> list[Tensor]:
+        """The equally shaped tensors of all ranks, in the host memory of rank 0; an empty list on other ranks."""
+        local_rows = rows.cpu().contiguous()
+        gathered = [torch.empty_like(local_rows) for _ in range(self.size)] if self.is_rank0 else None
+        dist.gather(local_rows, gathered)
+        return gathered or []
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
-    def wrapped(self, module: nn.Module, device: torch.device, gradients: str = "fp32") -> nn.Module:
-        """The module with its gradients averaged over the ranks while backward still runs (torch's DDP)."""
+    def wrap_in_ddp(self, module: nn.Module, device: torch.device, gradients: str = "fp32") -> nn.Module:
+        """The module in torch's DDP, which averages gradients over the ranks during backward."""
         if self.size == 1:
             return module
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-        kind = nn.parallel.DistributedDataParallel
-        # statistics of batch norm are equal already, or are meant to be each rank's own
-        named = {"forward_sync_buffers", "broadcast_buffers"} & set(inspect.signature(kind.__init__).parameters)
-        settings: Any = {max(named): False}  # newer versions of torch warn of the older name
-        wrapped = kind(module, device_ids=[device.index] if device.type == "cuda" else None, **settings)
+        ddp = nn.parallel.DistributedDataParallel
+        # batch norm statistics are already equal, or differ per rank on purpose
+        names = {"forward_sync_buffers", "broadcast_buffers"} & set(inspect.signature(ddp.__init__).parameters)
+        settings: Any = {max(names): False}  # newer versions of torch warn about the older name
+        wrapped = ddp(module, device_ids=[device.index] if device.type == "cuda" else None, **settings)
         if gradients == "bf16":
             wrapped.register_comm_hook(None, bf16_compress_hook)
         return wrapped
 
-    def apart(self, module: Any, yes: bool = True) -> AbstractContextManager[Any]:
-        """Gradients of this micro-batch stay here until the last one's are averaged."""
-        return cast(AbstractContextManager[Any], module.no_sync()) if self.size > 1 and yes else nullcontext()
+    def no_sync(self, module: Any, enabled: bool = True) -> AbstractContextManager[Any]:
+        """Accumulate gradients locally: those of all micro-batches are averaged with the last one."""
+        return cast(AbstractContextManager[Any], module.no_sync()) if self.size > 1 and enabled else nullcontext()
 
     # --- agreement ----------------------------------------------------------------------------------------------------
 
-    def once(self, work: Callable[[], T]) -> T:
-        """What the first rank finds by this work, for all; where it cannot, all end with its reason."""
+    def on_rank0(self, work: Callable[[], T]) -> T:
+        """Do this on rank 0 and return its result on every rank; if it fails, all ranks raise its error."""
         if self.size == 1:
             return work()
-        said: list[Any] = [None]
-        if self.leads:
+        outcome: list[Any] = [None]
+        if self.is_rank0:
             try:
-                said = [(work(), None)]
+                outcome = [(work(), None)]
             except SupanclError as error:
-                said = [(None, error)]
-        dist.broadcast_object_list(said, src=0, device=torch.device("cpu"))
-        found, reason = said[0]
-        if reason is not None:
-            raise reason
-        return cast(T, found)
+                outcome = [(None, error)]
+        dist.broadcast_object_list(outcome, src=0, device=torch.device("cpu"))
+        result, failure = outcome[0]
+        if failure is not None:
+            raise failure
+        return cast(T, result)
 
-    def each(self, work: Callable[[], T]) -> T:
-        """Every rank does this work by itself; where one cannot, all end with its reason."""
+    def on_every_rank(self, work: Callable[[], T]) -> T:
+        """Do this on every rank and return the local result; if one fails, all ranks raise its error."""
         if self.size == 1:
             return work()
-        found: T | None = None
-        own: SupanclError | None = None
+        result: T | None = None
+        local_failure: SupanclError | None = None
         try:
-            found = work()
+            result = work()
         except SupanclError as error:
-            own = error
-        told = self.everyones(own)
-        if own is not None:
-            raise own
-        for rank, reason in enumerate(told):
-            if reason is not None:
-                raise Ended(f"rank {rank} of {self.size}: {reason}", reason.exit_code)
-        return cast(T, found)
+            local_failure = error
+        failures = self.all_gather_object(local_failure)
+        if local_failure is not None:
+            raise local_failure
+        for rank, failure in enumerate(failures):
+            if failure is not None:
+                raise RankFailed(f"rank {rank} of {self.size}: {failure}", failure.exit_code)
+        return cast(T, result)
 
-    def alike(self, value: T, what: str) -> T:
-        """The value, which must be the same on every rank."""
-        told = self.everyones(value)
-        for rank, other in enumerate(told):
-            if other != told[0]:
+    def assert_equal(self, value: T, name: str) -> T:
+        """Return the value; refuse it if it differs between ranks."""
+        values = self.all_gather_object(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
                 raise BadInput(
-                    f"{what} differ between ranks: {told[0]} on rank 0, {other} on rank {rank}; give "
+                    f"{name} differ between ranks: {values[0]} on rank 0, {other} on rank {rank}; give "
                     "every machine the same"
                 )
         return value
 
-    def everyones(self, value: T) -> list[T]:
-        """What each rank brings, in their order."""
+    def all_gather_object(self, value: T) -> list[T]:
+        """The value of each rank, in rank order."""
         if self.size == 1:
             return [value]
-        told: list[Any] = [None] * self.size
-        dist.all_gather_object(told, value)
-        return told
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
-    def stopped(self, received: Sequence[int]) -> int:
-        """A signal that any rank has received, or 0: asked at every step, the same answer on all ranks.
+    def signal_on_any_rank(self, received: Sequence[int]) -> int:
+        """The number of a signal that any rank has received, or 0; equal on all ranks.
 
-        What is received now is known to all at the next step, so that nobody waits for the answer.
+        Called at every step. A signal is reported one step later, so that no rank waits for the others.
         """
-        own = received[0] if received else 0
+        number = received[0] if received else 0
         if self.size == 1:
-            return own
-        asked = self.answered()
-        number = torch.tensor(own)
-        self._asked = dist.all_reduce(number, dist.ReduceOp.MAX, async_op=True), number
-        return asked
+            return number
+        previous = self.wait_for_signal()
+        tensor = torch.tensor(number)
+        self._pending_signal = dist.all_reduce(tensor, dist.ReduceOp.MAX, async_op=True), tensor
+        return previous
 
-    def answered(self) -> int:
-        if self._asked is None:
+    def wait_for_signal(self) -> int:
+        """Finish the exchange that `signal_on_any_rank` began and return its result."""
+        if self._pending_signal is None:
             return 0
-        work, number = self._asked
-        self._asked = None
+        work, tensor = self._pending_signal
+        self._pending_signal = None
         work.wait()
-        return int(number)
+        return int(tensor)
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()

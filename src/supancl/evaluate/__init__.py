@@ -1,8 +1,15 @@
-"""Evaluation protocols on real data: an encoder and a source of images become features and figures."""
+"""Evaluation protocols on real data: from an encoder and a source of images to results."""
 
 from typing import Any
 
-from supancl.evaluate.compared import differences, drawn_from, queries_of, rankings, trained_on, unlike
+from supancl.evaluate.comparison import (
+    describe_episode_images,
+    describe_queries_used,
+    differences,
+    different_images_warnings,
+    overlap_warnings,
+    rankings,
+)
 from supancl.evaluate.embedding import embed_to_file
 from supancl.evaluate.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
 from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
@@ -20,8 +27,10 @@ __all__ = [
     "SgdSettings",
     "SourceCache",
     "Suite",
+    "describe_episode_images",
+    "describe_queries_used",
     "differences",
-    "drawn_from",
+    "different_images_warnings",
     "embed_to_file",
     "evaluate_few_shot",
     "evaluate_finetuning",
@@ -30,11 +39,9 @@ __all__ = [
     "evaluate_transfer",
     "evaluate_variance",
     "open_evaluated_encoder",
-    "queries_of",
+    "overlap_warnings",
     "rankings",
     "run_suite",
-    "trained_on",
-    "unlike",
 ]
 
 

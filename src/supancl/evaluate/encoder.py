@@ -1,4 +1,4 @@
-"""The encoder that is evaluated: its features, and the run folder that its results go to."""
+"""The encoder to evaluate: its features, and the run folder for its results."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from supancl.core.encoders import PROJECTOR, Encoder
-from supancl.data.opening import same_source
+from supancl.data.opening import is_same_source
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.data.views.specs import Crops
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.evaluate.feature_cache import FeatureCache, encoder_key, weights_key
-from supancl.evaluate.naming import group_of, result_name, short, source_of
+from supancl.evaluate.naming import group_of, result_name, short_digest, source_of
 from supancl.probes import Features, embed
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
@@ -28,23 +28,23 @@ from supancl.weights.run_folder import RunFolder
 
 
 class SourceCache:
-    """The source that was read last: the next protocol, or the next encoder, often wants the same one."""
+    """Keeps the source that was read last: the next protocol or encoder often needs the same one."""
 
     def __init__(self) -> None:
         self.key: Hashable = None
         self.source: Source | None = None
-        self.warned: set[str] = set()  # warnings that need no repeating for every protocol and encoder
+        self.warned: set[str] = set()  # warnings that are not repeated
 
     def get(self, key: Hashable, read: Callable[[], Source]) -> Source:
         if self.source is None or key != self.key:
-            self.source = None  # before the next one is read: two may be more than fit
+            self.source = None  # free it before reading the next: two may not fit in memory
             self.source, self.key = read(), key
         return self.source
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """How features are computed, and of what: skip bad images, accept data sets that are incomplete."""
+    """How to compute features, and whether to skip bad images and accept incomplete data sets."""
 
     device: torch.device
     layer: str = "pooled"
@@ -53,30 +53,30 @@ class EvaluationOptions:
     cache_features: bool = True
     skip_bad_images: bool = False
     partial: bool = False
-    sources: SourceCache | None = field(default=None, compare=False, repr=False)  # None: every source is read anew
+    sources: SourceCache | None = field(default=None, compare=False, repr=False)  # None: sources are not cached
 
-    def described(self, view: View, **more: str) -> str:
+    def describe(self, view: View, **more: str) -> str:
         return json.dumps({"layer": self.layer, "normalize": self.normalize, "view": view, **more}, sort_keys=True)
 
 
 class EvaluatedEncoder:
-    """An encoder with the place it came from, the run it belongs to (if any) and its features, computed once."""
+    """An encoder with its location, its run (if any) and its features, which are cached."""
 
-    def __init__(self, where: str, encoder: Encoder, options: EvaluationOptions, reporter: Reporter) -> None:
-        self.where, self.encoder, self.options = where, encoder.to(options.device), options
+    def __init__(self, location: str, encoder: Encoder, options: EvaluationOptions, reporter: Reporter) -> None:
+        self.location, self.encoder, self.options = location, encoder.to(options.device), options
         self.reporter = reporter
-        folder = RunFolder(Path(where))
-        self.run = folder if folder.holds_run else None
+        folder = RunFolder(Path(location))
+        self.run = folder if folder.has_run else None
         self.feature_cache = FeatureCache() if options.cache_features else None
 
     @cached_property
     def weights(self) -> str:
-        """The same for the same architecture with the same weights, wherever they lie."""
+        """Checksum of architecture and weights."""
         return encoder_key(self.encoder)
 
     @cached_property
     def projector_key(self) -> dict[str, str]:
-        """A checksum of the projector's weights, if features go through it; else empty."""
+        """A checksum of the projector's weights if features use it, else empty."""
         projector = self.encoder.projector
         return {} if projector is None else {"projector": weights_key(projector.state_dict())}
 
@@ -86,76 +86,76 @@ class EvaluatedEncoder:
 
     @property
     def label(self) -> str:
-        """What a table calls it: its recipe, or its file, or that file's folder where the file has the usual name."""
+        """Its name in tables: recipe, or file name, or the folder of an encoder.safetensors."""
         if self.recipe is not None:
             return self.recipe.name
-        path = Path(self.where if Path(self.where).exists() else self.where.rpartition("@")[2])
+        path = Path(self.location if Path(self.location).exists() else self.location.rpartition("@")[2])
         folder = path.resolve().parent.name if path.name == "encoder.safetensors" else ""
         return folder or path.name
 
     @property
     def group(self) -> str:
-        """The same for runs that differ in their seed alone."""
+        """Equal for runs that differ only in their seed."""
         if self.recipe is None:
-            return self.where
+            return self.location
         assert self.run is not None
         return group_of(self.recipe, str(self.run.read_data()[0].get("fingerprint") or ""))
 
     def features(self, split: Split, view: View = "margin") -> Features:
-        """The features of every image of a split, from the cache if they are there."""
+        """The features of every image of a split, from the cache if possible."""
         cache, path = self.feature_cache, None
         if cache is not None and len(split):
-            path = cache.path(self.weights, split, self.options.described(view, **self.projector_key))
+            path = cache.path(self.weights, split, self.options.describe(view, **self.projector_key))
         if cache is None or path is None:
             return self._embed(split, view)
         stored = cache.read(path, len(split))
         if stored is not None:
             return Features(stored, split.labels.clone())
-        found = self._embed(split, view)
-        if why := cache.write(path, found.values):
+        features = self._embed(split, view)
+        if why := cache.write(path, features.values):
             self.warn_once(
                 f"features are not kept in {cache.folder} ({why}), so they are taken anew each "
                 "time; name another folder in SUPANCL_CACHE, or pass --no-cache"
             )
-        return found
+        return features
 
     def _embed(self, split: Split, view: View) -> Features:
         options, progress = self.options, self.reporter.reading
-        found = embed(
+        features = embed(
             self.encoder, split, options.device, options.batch_size, options.layer, options.normalize, view, progress
         )
-        for remark in split.store.new_remarks():  # what was replaced, as training says it
+        for remark in split.store.new_remarks():  # bad images that were replaced, as in training
             self.warn_once(remark)
-        self._check(found, split)
-        return found
+        self._check(features, split)
+        return features
 
-    def _check(self, found: Features, split: Split) -> None:
-        """Refuse features that are not finite: they are not cached, and nothing is measured on them."""
-        faulty = (~torch.isfinite(found.values)).any(1).nonzero()[:, 0]
+    def _check(self, features: Features, split: Split) -> None:
+        """Refuse features that are not finite: they are neither cached nor measured."""
+        faulty = (~torch.isfinite(features.values)).any(1).nonzero()[:, 0]
         if len(faulty):
             row = int(faulty[0])
-            kind = "NaN" if bool(torch.isnan(found.values[row]).any()) else "an infinite value"
-            more = f", and those of {counted(len(faulty) - 1, 'more image')}," if len(faulty) > 1 else ""
+            kind = "NaN" if bool(torch.isnan(features.values[row]).any()) else "an infinite value"
+            more = f", and those of {plural(len(faulty) - 1, 'more image')}," if len(faulty) > 1 else ""
             raise BadInput(
-                f"{self.where}: the features of {split.named(faulty[:1])[0]}{more} hold {kind}; "
+                f"{self.location}: the features of {split.names_at(faulty[:1])[0]}{more} hold {kind}; "
                 "take weights from before the run diverged, or leave that image out"
             )
 
     def warn_once(self, text: str) -> None:
-        """Warn, unless another encoder on the same data has."""
+        """Warn, unless the same warning was given before."""
         warned = set() if self.options.sources is None else self.options.sources.warned
         if text not in warned:
             self.reporter.warn(text)
             warned.add(text)
 
     def save_result(self, base: str, result: dict[str, Any]) -> None:
-        """Write it into the run folder, if there is one; results of other settings or other data stay."""
+        """Write a result to the run folder, if there is one; results of other settings or data are kept."""
         if self.run is None:
             return
-        name, mine = result_name(base, result), source_of(result)
-        theirs = source_of(self._saved_result(name))
-        if mine and theirs and not same_source(mine, theirs):
-            name = f"{name}-{short(mine)}"
+        name, source = result_name(base, result), source_of(result)
+        saved_source = source_of(self._saved_result(name))
+        if source and saved_source and not is_same_source(source, saved_source):
+            name = f"{name}-{short_digest(source)}"
         self.run.write_evaluation(name, result)
 
     def _saved_result(self, name: str) -> dict[str, Any]:
@@ -168,22 +168,22 @@ class EvaluatedEncoder:
 
 
 def plain_crops(evaluated: EvaluatedEncoder, scale: tuple[float, float]) -> Crops:
-    """Random crops without changes of colour; flipped unless the run's recipe says that a flip is another thing."""
+    """Random crops without colour changes; the flip probability is that of the run's recipe."""
     views = None if evaluated.recipe is None else evaluated.recipe.views
     flip = views.flip if isinstance(views, Crops) else 0.5
     return Crops(size=evaluated.encoder.size, scale=scale, flip=flip, jitter=0.0, grey=0.0, blur=0.0)
 
 
 def open_evaluated_encoder(
-    where: str, options: EvaluationOptions, reporter: Reporter, **foreign: Any
+    location: str, options: EvaluationOptions, reporter: Reporter, **overrides: Any
 ) -> EvaluatedEncoder:
-    """`foreign`: what a file of another library does not say, as `open_encoder` takes it."""
-    encoder = open_encoder(where, **foreign)
+    """Open an encoder for evaluation; `overrides` go to `open_encoder`."""
+    encoder = open_encoder(location, **overrides)
     if options.layer == PROJECTOR and PROJECTOR not in encoder.layers:
-        encoder.projector = load_projector(where)
-    encoder.check_layer(options.layer)  # before any data are read, which may take an hour
-    evaluated = EvaluatedEncoder(where, encoder, options, reporter)
+        encoder.projector = load_projector(location)
+    encoder.check_layer(options.layer)  # before reading data, which may take an hour
+    evaluated = EvaluatedEncoder(location, encoder, options, reporter)
     run, recipe = evaluated.run, evaluated.recipe
-    if run is not None and recipe is not None and (early := run.ends_early(recipe)):
-        reporter.warn(f"{where}: {early}; the encoder judged is the last one that it saved")
+    if run is not None and recipe is not None and (early := run.describe_early_end(recipe)):
+        reporter.warn(f"{location}: {early}; the encoder judged is the last one that it saved")
     return evaluated

@@ -1,4 +1,4 @@
-"""A cache of features on disk, named by all that they depend on: weights, pixels, view, layer. Nothing goes stale."""
+"""A cache of features on disk. The key covers weights, pixels, view and layer, so entries are never stale."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch import Tensor
 from supancl.config import to_json
 from supancl.core.encoders import Encoder, EncoderSpec
 from supancl.data.splits import Split
-from supancl.data.store.cache import FEATURES, cache_root
+from supancl.data.store.cache import FEATURES_FOLDER, cache_root
 from supancl.errors import BadInput
-from supancl.files import reason, unwritable, write_atomically
+from supancl.files import reason, why_unwritable, write_atomically
 
-VERSION = 2  # of the view and of how features are taken: 2 since crops begin at whole pixels
+VERSION = 2  # of the view and the features: 2 since crops begin at whole pixels
 
 
 def encoder_key(encoder: Encoder) -> str:
     """A checksum of the architecture and every weight.
 
-    Of its settings only the name and what is not usual: one that a later version adds leaves the key as it was.
+    Settings with default values are left out, so that a new setting does not change the keys of existing encoders.
     """
     usual = to_json(EncoderSpec())
     spec = {key: value for key, value in to_json(encoder.spec).items() if key == "name" or value != usual[key]}
@@ -36,7 +36,7 @@ def encoder_key(encoder: Encoder) -> str:
 
 
 def weights_key(tensors: Mapping[str, Tensor], architecture: str = "") -> str:
-    """A checksum of named tensors, and of a description of what they are the weights of."""
+    """A checksum of named tensors and a description of their architecture."""
     content = hashlib.sha256(architecture.encode())
     for name, value in sorted(tensors.items()):
         content.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
@@ -45,39 +45,39 @@ def weights_key(tensors: Mapping[str, Tensor], architecture: str = "") -> str:
 
 
 def pixels_key(split: Split) -> str | None:
-    """Of the images in their order; None where nobody can tell whether they are still the same."""
-    parts = split.store.content(split.index.cpu())
-    if parts is None:
+    """A checksum of the images in order; None if changes cannot be detected."""
+    chunks = split.store.iter_content(split.index.cpu())
+    if chunks is None:
         return None
     content = hashlib.sha256()
     try:
-        for part in parts:
-            content.update(part)
+        for chunk in chunks:
+            content.update(chunk)
     except OSError:
-        return None  # a file has gone; whoever decodes it will say so
+        return None  # a missing file is reported when it is decoded
     return content.hexdigest()[:24]
 
 
 class FeatureCache:
-    """A folder of features below the cache; beyond `most` bytes those unused for longest make room."""
+    """A folder of features in the cache; above `max_bytes` the least recently used are removed."""
 
-    def __init__(self, root: Path | None = None, most: float = 20e9) -> None:
-        self.folder, self.most = (root or cache_root()) / FEATURES, most
+    def __init__(self, root: Path | None = None, max_bytes: float = 20e9) -> None:
+        self.folder, self.max_bytes = (root or cache_root()) / FEATURES_FOLDER, max_bytes
 
-    def path(self, weights: str, split: Split, how: str) -> Path | None:
-        """Where the features of this split lie: `weights` is the encoder's key, `how` says view and layer."""
+    def path(self, weights: str, split: Split, settings: str) -> Path | None:
+        """The file for the features of this split: `weights` is the encoder's key, `settings` has view and layer."""
         pixels = pixels_key(split)
         if pixels is None:
             return None
-        key = hashlib.sha256(json.dumps([VERSION, weights, pixels, how]).encode()).hexdigest()[:24]
+        key = hashlib.sha256(json.dumps([VERSION, weights, pixels, settings]).encode()).hexdigest()[:24]
         return self.folder / f"{key}.safetensors"
 
     def read(self, path: Path, rows: int) -> Tensor | None:
-        """The features, or None where they are not there or not what was written."""
+        """The features, or None if they are missing or damaged."""
         try:
-            with safe_open(path, framework="pt") as opened:
-                values: Tensor = opened.get_tensor("values")
-                checksum = (opened.metadata() or {}).get("crc32")
+            with safe_open(path, framework="pt") as handle:
+                values: Tensor = handle.get_tensor("values")
+                checksum = (handle.metadata() or {}).get("crc32")
         except (OSError, SafetensorError):
             return None
         if values.ndim != 2 or len(values) != rows or checksum != str(zlib.crc32(values.numpy().data)):
@@ -87,14 +87,14 @@ class FeatureCache:
         return values
 
     def write(self, path: Path, values: Tensor) -> str:
-        """Store them; returns why that failed, else an empty text: a run goes on without its cache."""
+        """Store features; returns why that failed, else an empty string: evaluation works without a cache."""
         values = values.contiguous()
         metadata = {"crc32": str(zlib.crc32(values.numpy().data))}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, lambda temporary: save_file({"values": values}, temporary, metadata=metadata))
         except (OSError, BadInput) as error:
-            return unwritable(self.folder) or reason(error)
+            return why_unwritable(self.folder) or reason(error)
         with contextlib.suppress(OSError):
             self._make_room(path)
         return ""
@@ -107,7 +107,7 @@ class FeatureCache:
         ]
         total = newest.stat().st_size + sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
-            if total <= self.most:
+            if total <= self.max_bytes:
                 return
             path.unlink(missing_ok=True)
             total -= size

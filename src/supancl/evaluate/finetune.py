@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from supancl.core.encoders import Encoder
 from supancl.core.precision import auto_precision, autocast_for
-from supancl.data.order import epoch_order, seeded
-from supancl.data.sources.folder import check_apart
+from supancl.data.order import derive_seed, epoch_order
+from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Split
 from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
-from supancl.evaluate.protocols import record_on
-from supancl.evaluate.sources import named, open_evaluation_data, own_source, warn_unknown
-from supancl.files import check_place, make_folder, write_atomically
+from supancl.evaluate.protocols import record_evaluation
+from supancl.evaluate.sources import open_evaluation_data, quote_classes, resolve_source, warn_unknown
+from supancl.files import check_writable, make_folder, write_atomically
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
 from supancl.weights.encoder_file import save_encoder
@@ -37,7 +37,7 @@ class FineTuning:
 
     epochs: int = 20
     batch_size: int = 64
-    lrs: tuple[float, ...] = (0.01, 0.1, 1.0)  # of a batch of 256; the best on held-out training images is taken
+    lrs: tuple[float, ...] = (0.01, 0.1, 1.0)  # at batch 256; the best on held-out training images is used
     weight_decay: float = 1e-4
     seed: int = 0
 
@@ -45,52 +45,52 @@ class FineTuning:
 def evaluate_finetuning(
     evaluated: EvaluatedEncoder,
     source: str | None = None,
-    how: FineTuning | None = None,
+    settings: FineTuning | None = None,
     out: Path | None = None,
     split: str = "held-out",
 ) -> dict[str, Any]:
-    """Compare learning rates on a tenth of the training images, train with the best one on all, test once."""
-    since, how = time.perf_counter(), how or FineTuning()
-    check_whole(evaluated.options.layer, evaluated.options.normalize)
-    where = own_source(evaluated, source)
+    """Choose a learning rate on a tenth of the training images, train on all of them, test once."""
+    since, settings = time.perf_counter(), settings or FineTuning()
+    check_whole_encoder(evaluated.options.layer, evaluated.options.normalize)
+    location = resolve_source(evaluated, source)
     if evaluated.encoder.spec.name == "linear":
-        raise BadInput(f"{where}: fine-tuning crops images, these are vectors; give an encoder of images")
-    if out is not None:  # all before the data are read, which may take an hour
-        check_apart(where, out)
+        raise BadInput(f"{location}: fine-tuning crops images, these are vectors; give an encoder of images")
+    if out is not None:  # before reading data, which may take an hour
+        check_out_folder(location, out)
         check_new(out)
-    found = open_evaluation_data(evaluated, source, split)
-    data, train, test = found.data, labelled(found.data.train), labelled(found.images)
+    evaluation = open_evaluation_data(evaluated, source, split)
+    data, train, test = evaluation.data, labelled(evaluation.data.train), labelled(evaluation.images)
     if len(torch.unique(train.labels)) < 2 or not len(test):
         raise BadInput(
-            f"{where}: fine-tuning needs labelled images of two classes to train on and some to judge; "
+            f"{location}: fine-tuning needs labelled images of two classes to train on and some to judge; "
             f"there are {len(train)} and {len(test)}"
         )
-    warn_unknown(evaluated, data.classes, where, train.labels, test.labels)
-    if len(how.lrs) > 1:
-        check_each(data.classes, where, train.labels, 2, "comparing learning rates (or give one --lr)")
+    warn_unknown(evaluated, data.classes, location, train.labels, test.labels)
+    if len(settings.lrs) > 1:
+        check_class_sizes(data.classes, location, train.labels, 2, "comparing learning rates (or give one --lr)")
     if out is not None:
         check_new(out)  # again: reading the data takes time
-        make_folder(out, exist_ok=False)  # before the work: a place that cannot be written in is refused early
+        make_folder(out, exist_ok=False)  # an unwritable folder is refused before the work
     try:
-        chosen, tried = choose_lr(evaluated, train, len(data.classes), how)
-        model = train_classifier(evaluated, train, len(data.classes), chosen, how)
+        best_lr, accuracy_by_lr = choose_lr(evaluated, train, len(data.classes), settings)
+        model = train_classifier(evaluated, train, len(data.classes), best_lr, settings)
     except BaseException:
         if out is not None:
-            out.rmdir()  # nothing is in it yet
+            out.rmdir()  # it is still empty
         raise
     if out is not None:
         save(model, data.classes, out)
     answers = predict(model, test, evaluated)
-    return record_on(
+    return record_evaluation(
         evaluated,
-        found,
+        evaluation,
         "finetune",
         since,
         accuracy=accuracy(answers, test.labels),
         mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
-        lr=chosen,
-        tried={f"{lr:g}": value for lr, value in tried.items()},
-        **asdict(how) | {"lrs": list(how.lrs)},
+        lr=best_lr,
+        tried={f"{lr:g}": value for lr, value in accuracy_by_lr.items()},
+        **asdict(settings) | {"lrs": list(settings.lrs)},
         images=len(train),
         queries=len(test),
         classes=len(data.classes),
@@ -98,20 +98,20 @@ def evaluate_finetuning(
     )
 
 
-def check_whole(layer: str, normalize: bool) -> None:
+def check_whole_encoder(layer: str, normalize: bool) -> None:
     if layer != "pooled" or normalize:
         raise BadInput(
             "fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and --normalize out"
         )
 
 
-def check_each(classes: Sequence[str], where: str, labels: Tensor, least: int, why: str) -> None:
+def check_class_sizes(classes: Sequence[str], location: str, labels: Tensor, least: int, why: str) -> None:
     """Refuse classes with fewer than `least` training images; `why` says what needs them."""
-    found, sizes = torch.unique(labels[labels >= 0], return_counts=True)
-    few = {int(label) for label in found[sizes < least]}
-    if few:
+    label_ids, sizes = torch.unique(labels[labels >= 0], return_counts=True)
+    too_small = {int(label) for label in label_ids[sizes < least]}
+    if too_small:
         raise BadInput(
-            f"{where}: {named(classes, few)} has fewer than {least} training images; {why} needs "
+            f"{location}: {quote_classes(classes, too_small)} has fewer than {least} training images; {why} needs "
             f"{least}, so add images or leave the class out"
         )
 
@@ -121,28 +121,32 @@ def labelled(split: Split) -> Split:
 
 
 def choose_lr(
-    evaluated: EvaluatedEncoder, train: Split, classes: int, how: FineTuning
+    evaluated: EvaluatedEncoder, train: Split, classes: int, settings: FineTuning
 ) -> tuple[float, dict[float, float]]:
-    """The learning rate that does best on a tenth of the training images, and how each did; the first of equal ones."""
-    if len(how.lrs) == 1:
-        return how.lrs[0], {}
-    held = hold_out(train.labels)
-    fit, judge = train.take((~held).nonzero()[:, 0]), train.take(held.nonzero()[:, 0])
-    tried: dict[float, float] = {}
-    for lr in how.lrs:
+    """The best learning rate on a tenth of the training images (the first of equal ones), and all accuracies."""
+    if len(settings.lrs) == 1:
+        return settings.lrs[0], {}
+    is_held_out = hold_out(train.labels)
+    fit, held_out_images = train.take((~is_held_out).nonzero()[:, 0]), train.take(is_held_out.nonzero()[:, 0])
+    accuracy_by_lr: dict[float, float] = {}
+    for lr in settings.lrs:
         try:
-            tried[lr] = accuracy(
-                predict(train_classifier(evaluated, fit, classes, lr, how), judge, evaluated), judge.labels
+            accuracy_by_lr[lr] = accuracy(
+                predict(train_classifier(evaluated, fit, classes, lr, settings), held_out_images, evaluated),
+                held_out_images.labels,
             )
-            outcome = f"{tried[lr]:.2f}% on {len(judge)} held-out training images"
+            outcome = f"{accuracy_by_lr[lr]:.2f}% on {len(held_out_images)} held-out training images"
         except NonFinite:
-            tried[lr], outcome = math.nan, "the loss was no number"
+            accuracy_by_lr[lr], outcome = math.nan, "the loss was no number"
         evaluated.reporter.note(f"learning rate {lr:g}: {outcome}")
-    if all(math.isnan(value) for value in tried.values()):
+    if all(math.isnan(value) for value in accuracy_by_lr.values()):
         raise NonFinite(
-            f"fine-tuning: the loss is no finite number at any of --lr {', '.join(map(str, how.lrs))}; try lower ones"
+            f"fine-tuning: the loss is no finite number at any of --lr {', '.join(map(str, settings.lrs))}; "
+            "try lower ones"
         )
-    return max((lr for lr in how.lrs if not math.isnan(tried[lr])), key=lambda lr: tried[lr]), tried
+    return max(
+        (lr for lr in settings.lrs if not math.isnan(accuracy_by_lr[lr])), key=lambda lr: accuracy_by_lr[lr]
+    ), accuracy_by_lr
 
 
 class Classifier(nn.Module):
@@ -153,42 +157,46 @@ class Classifier(nn.Module):
         self.encoder = encoder
         self.head = nn.Linear(encoder.width, classes)
         with torch.no_grad():
-            drawn = torch.randn(self.head.weight.shape, generator=torch.Generator().manual_seed(seed))
-            self.head.weight.copy_(0.01 * drawn)
+            initial_weight = torch.randn(self.head.weight.shape, generator=torch.Generator().manual_seed(seed))
+            self.head.weight.copy_(0.01 * initial_weight)
             self.head.bias.zero_()
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.encoder(images))  # type: ignore[no-any-return]
 
 
-def train_classifier(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
-    """Train a copy of the encoder with a new linear layer; the caller's random state is left as it was."""
+def train_classifier(
+    evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, settings: FineTuning
+) -> Classifier:
+    """Train a copy of the encoder with a new linear layer; the caller's random state does not change."""
     device = evaluated.options.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(how.seed)  # for dropout, where an encoder has it
-        return _train(evaluated, train, classes, lr, how)
+        torch.manual_seed(settings.seed)  # for dropout
+        return _train(evaluated, train, classes, lr, settings)
 
 
-def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
+def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, settings: FineTuning) -> Classifier:
     device = evaluated.options.device
-    model = Classifier(copy.deepcopy(evaluated.encoder), classes, how.seed).to(device)
-    encoder, batch_size = model.encoder, min(how.batch_size, len(train))
+    model = Classifier(copy.deepcopy(evaluated.encoder), classes, settings.seed).to(device)
+    encoder, batch_size = model.encoder, min(settings.batch_size, len(train))
     model.requires_grad_(True)
     model.train()
     views = plain_crops(evaluated, (0.2, 1.0))
-    each = len(train) // batch_size
-    steps = how.epochs * each
+    steps_per_epoch = len(train) // batch_size
+    steps = settings.epochs * steps_per_epoch
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=lr * batch_size / 256, momentum=0.9, nesterov=True, weight_decay=how.weight_decay
+        model.parameters(), lr=lr * batch_size / 256, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay
     )
     cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
-    generator = torch.Generator(device).manual_seed(seeded(how.seed, 4))
-    here, labels = train.place_on(device), train.labels.to(device)
+    generator = torch.Generator(device).manual_seed(derive_seed(settings.seed, 4))
+    resident, labels = train.place_on(device), train.labels.to(device)
     total = torch.zeros((), device=device)
     for step in range(steps):
-        epoch, at = divmod(step, each)
-        positions = epoch_order(len(train), how.seed, epoch)[at * batch_size : (at + 1) * batch_size]
-        batch = here.batch(positions.to(here.index.device)).to(device)
+        epoch, batch_index = divmod(step, steps_per_epoch)
+        positions = epoch_order(len(train), settings.seed, epoch)[
+            batch_index * batch_size : (batch_index + 1) * batch_size
+        ]
+        batch = resident.batch(positions.to(resident.index.device)).to(device)
         view = views(batch, encoder.mean, encoder.std, generator, views=1)[0]
         with autocast_for(device, auto_precision(device)):
             loss = F.cross_entropy(model(view).float(), labels[positions.to(device)])
@@ -217,11 +225,11 @@ def predict(model: Classifier, split: Split, evaluated: EvaluatedEncoder) -> Ten
 def check_new(out: Path) -> None:
     if out.exists():
         raise BadInput(f"{out} exists; remove it or choose another --out")
-    check_place(out)
+    check_writable(out)
 
 
 def save(model: Classifier, classes: Sequence[str], out: Path) -> None:
-    """encoder.safetensors as any other, and the linear layer beside it."""
+    """Write encoder.safetensors, and the linear layer as classifier.safetensors."""
     save_encoder(out / "encoder.safetensors", model.encoder, tuple(classes), "finetuned")
     head = {name: value.detach().cpu().contiguous() for name, value in model.head.state_dict().items()}
     write_atomically(out / "classifier.safetensors", lambda path: save_file(head, path))

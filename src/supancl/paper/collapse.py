@@ -14,9 +14,9 @@ from supancl.files import write_json
 from supancl.paper.numbers import COLLAPSE
 from supancl.paper.study_rows import check_supervised_target
 from supancl.recipes import Recipe
-from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize
-from supancl.sweeps.runner import Sweep, check_monitored, data_of
-from supancl.sweeps.runs import Runs, Trained
+from supancl.sweeps.results import Result, collect_results, count_cell, mean_cells, summarize
+from supancl.sweeps.runner import Sweep, check_monitored, open_recipe_data
+from supancl.sweeps.runs import Runs, TrainedRun
 from supancl.weights.provenance import commit, versions
 
 MEASURES = {
@@ -28,21 +28,21 @@ MEASURES = {
 
 
 def check_base(base: Recipe) -> None:
-    """Refuse a recipe that the four cells cannot be made of, or whose runs would end before their verdict."""
+    """Refuse a recipe that has no four cells, or whose runs would stop before their verdict."""
     check_supervised_target(base)
     if base.train.on_collapse == "stop":
         raise BadInput(
-            "train.on_collapse = 'stop' would end a run when it collapses, before there is a k-NN to set "
-            "beside the paper's; leave it at warn"
+            "train.on_collapse = 'stop' would end a run when it collapses, before its k-NN is measured; "
+            "leave it at warn"
         )
     check_monitored(base)
 
 
 def train_cells(base: Recipe, sweep: Sweep) -> tuple[Result, Runs]:
     """Train the four cells with every seed and write collapse.json; returns its content and the runs."""
-    rows = {cell_name(key): cell(base, *key) for key in COLLAPSE_CELLS}
+    rows = {cell_name(key): cell_recipe(base, *key) for key in COLLAPSE_CELLS}
     labels = {cell_name(key): {"pool": key[0], "ema": key[1]} for key in COLLAPSE_CELLS}
-    runs = sweep.train(sweep.with_seeds(rows, "collapse study"), data_of(base))
+    runs = sweep.train(sweep.with_seeds(rows, "collapse study"), open_recipe_data(base))
     results = collect_results(sweep, runs, labels, MEASURES, last_check)
     result: Result = {
         "recipe": base.name,
@@ -58,47 +58,47 @@ def train_cells(base: Recipe, sweep: Sweep) -> tuple[Result, Runs]:
     return result, runs
 
 
-def last_check(run: Trained, folder: Path) -> dict[str, float | None]:
+def last_check(run: TrainedRun, folder: Path) -> dict[str, float | None]:
     """What the monitor measured at the end of a run."""
     check = [row for row in run.metrics if row["kind"] == "monitor"][-1]
     return {key: check.get(key) for key in MEASURES}
 
 
-def cell(base: Recipe, pool: bool, ema: bool) -> Recipe:
-    """The recipe with or without a pool, with or without a momentum branch; what is left means the same in each."""
+def cell_recipe(base: Recipe, pool: bool, ema: bool) -> Recipe:
+    """The recipe with or without a pool, with or without a momentum branch; everything else is equal."""
     row = METHODS[COLLAPSE_CELLS[pool, ema]]
-    kept = base.pool if base.pool.kind != "none" else row.pool
-    momentum = base.branches if base.branches.target == "momentum" else BranchSpec(target="momentum")
-    built = replace(
+    target_pool = base.pool if base.pool.kind != "none" else row.pool
+    momentum_branch = base.branches if base.branches.target == "momentum" else BranchSpec(target="momentum")
+    recipe = replace(
         base,
         method=COLLAPSE_CELLS[pool, ema],
-        pool=kept if pool else PoolSpec(),
-        branches=momentum if ema else BranchSpec(target="stop-gradient"),
+        pool=target_pool if pool else PoolSpec(),
+        branches=momentum_branch if ema else BranchSpec(target="stop-gradient"),
     )
-    if not pool and getattr(base.loss, "samples", None) is not None:  # of a batch no M targets can be drawn
-        built = built.with_set({"loss.samples": None}, because="collapse study")
-    return built
+    if not pool and getattr(base.loss, "samples", None) is not None:  # without a pool there are no M targets to draw
+        recipe = recipe.with_set({"loss.samples": None}, because="collapse study")
+    return recipe
 
 
-def laid_out(rows: list[Result]) -> tuple[list[str], list[list[str]]]:
-    """Columns and cells; how many runs failed is a column where any did."""
+def table_cells(rows: list[Result]) -> tuple[list[str], list[list[str]]]:
+    """Columns and cells; there is a column for failed runs only if any failed."""
     failed = any(row["failed"] for row in rows)
     titles = (title for title, _ in MEASURES.values())
     columns = ["pool", "EMA", "collapse", *titles, "paper: collapse", "paper: k-NN %", *["failed"] * failed]
-    return columns, [line(rows, key) for key in COLLAPSE_CELLS]
+    return columns, [table_row(rows, key) for key in COLLAPSE_CELLS]
 
 
-def line(rows: list[Result], key: tuple[bool, bool]) -> list[str]:
-    """A cell of the ablation beside the paper's."""
+def table_row(rows: list[Result], key: tuple[bool, bool]) -> list[str]:
+    """One cell of the ablation as a table row, with the paper's result."""
     entry = summarize(rows, {"pool": key[0], "ema": key[1]}, MEASURES, ("collapsed", "failed"))
     finished = entry["n"] - entry["failed"]
     verdict = "-" if not finished else "yes" if entry["collapsed"] else "no"
     if 0 < entry["collapsed"] < finished:
         verdict = f"{entry['collapsed']} of {finished} seeds"
     collapsed, knn = COLLAPSE[key]
-    ends = [share_cell(entry["failed"], entry["n"])] * any(row["failed"] for row in rows)
+    failed_cell = [count_cell(entry["failed"], entry["n"])] * any(row["failed"] for row in rows)
     ticks = ["yes" if on else "no" for on in key]
-    return [*ticks, verdict, *mean_cells(entry, MEASURES), "yes" if collapsed else "no", f"{knn:.2f}", *ends]
+    return [*ticks, verdict, *mean_cells(entry, MEASURES), "yes" if collapsed else "no", f"{knn:.2f}", *failed_cell]
 
 
 def cell_name(key: tuple[bool, bool]) -> str:

@@ -17,17 +17,17 @@ from torch import Tensor
 from supancl.core.losses import Align
 from supancl.data.opening import absolute_source
 from supancl.data.splits import Split
-from supancl.errors import BadInput, counted, nearest
+from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluate import EvaluatedEncoder
-from supancl.evaluate.sources import EvaluationData, open_evaluation_data, own_source, was_trained_on
+from supancl.evaluate.sources import EvaluationData, open_evaluation_data, resolve_source, warn_if_trained_on
 from supancl.files import jsonable, write_text
 from supancl.paper.tables.layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
 from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels, perplexity, tsne_map
 from supancl.weights.provenance import commit, versions
 
-# The paper shows 15 dog and 5 bird classes of ImageNet-100 without naming them, but for Doberman and Rottweiler. The
-# list has five birds; of its 19 dogs these are the first 15.
+# The paper shows 15 dog and 5 bird classes of ImageNet-100 and names only Doberman and Rottweiler. The list of classes
+# has five birds; these are the first 15 of its 19 dogs.
 DOGS = {
     "n02107142": "Doberman",
     "n02091831": "Saluki",
@@ -53,13 +53,13 @@ BIRDS = {
     "n01855672": "goose",
 }
 PAPER_GROUPS = {"dogs": DOGS, "birds": BIRDS}
-READABLE = DOGS | BIRDS
-NEIGHBOURS = 5  # of the shown points; a class may have few
-MOST_BY_DEFAULT = 20  # classes that are shown where none are named and the paper's are not there
+CLASS_TITLES = DOGS | BIRDS
+NEIGHBOURS = 5  # k of the k-NN over the shown points; a class may have few
+MAX_DEFAULT_CLASSES = 20  # with at most so many classes all are shown, unless some are named
 
 
-class Asked(NamedTuple):
-    """Which images to show: of which data (None: the runs' own), classes and split, and how many of a class."""
+class FigureRequest(NamedTuple):
+    """Which images to show: data (None: what each run was trained on), classes, split, and how many per class."""
 
     data: str | None
     classes: list[str]
@@ -70,59 +70,63 @@ class Asked(NamedTuple):
     layer: str = "pooled"
 
 
-class Shown(NamedTuple):
-    """The classes of a figure in their order, and the places of each group's; without groups one of no name."""
+class FigureClasses(NamedTuple):
+    """The classes of a figure in order, and each group's positions; without groups: one nameless group."""
 
     classes: list[str]
     groups: dict[str, list[int]]
 
     @property
     def titles(self) -> list[str]:
-        return [READABLE.get(name, name).replace("_", " ") for name in self.classes]
+        return [CLASS_TITLES.get(name, name).replace("_", " ") for name in self.classes]
 
-    def group_of(self, place: int) -> str | None:
-        return next(group for group, places in self.groups.items() if place in places) or None
+    def group_of(self, position: int) -> str | None:
+        return next(group for group, positions in self.groups.items() if position in positions) or None
 
 
-class Drawn(NamedTuple):
-    """What is shown of a run: the features of its images, and what they are called."""
+class PanelImages(NamedTuple):
+    """What one panel shows: the encoder, the features of the images, and the images' names."""
 
-    subject: EvaluatedEncoder
+    evaluated: EvaluatedEncoder
     features: Features
     images: list[str]
     overlaps_training: bool
 
 
-def draw_figure(subjects: Sequence[EvaluatedEncoder], titles: Sequence[str], asked: Asked, out: Path) -> dict[str, Any]:
-    """Draw a panel for each subject and write the numbers beside the figure; returns those numbers."""
-    since = time.perf_counter()
-    shown, drawn = collect(subjects, asked)
-    titles = panel_titles([one.subject for one in drawn], titles)
-    rows = [row_of(title, one, asked.seed) for title, one in zip(titles, drawn, strict=True)]
-    labels = drawn[0].features.labels
+def draw_figure(
+    encoders: Sequence[EvaluatedEncoder], titles: Sequence[str], request: FigureRequest, out: Path
+) -> dict[str, Any]:
+    """Draw a panel for each encoder and write its numbers as JSON next to the figure; returns those numbers."""
+    started = time.perf_counter()
+    figure_classes, panel_images = collect_panels(encoders, request)
+    titles = panel_titles([images.evaluated for images in panel_images], titles)
+    rows = [panel_row(title, images, request.seed) for title, images in zip(titles, panel_images, strict=True)]
+    labels = panel_images[0].features.labels
     panels = [Panel(row["title"], np.array(row["points"]), labels.numpy(), panel_note(row)) for row in rows]
-    draw_panels(panels, shown.titles, out, shown.groups, PAGE, most_named=len(shown.classes))
+    draw_panels(
+        panels, figure_classes.titles, out, figure_classes.groups, PAGE, max_legend_classes=len(figure_classes.classes)
+    )
     result = {
         "figure": "3",
         "out": str(out),
-        "data": absolute_source(own_source(drawn[0].subject, asked.data)),
+        "data": absolute_source(resolve_source(panel_images[0].evaluated, request.data)),
         "classes": [
-            {"name": name, "title": title, "group": shown.group_of(place)}
-            for place, (name, title) in enumerate(zip(shown.classes, shown.titles, strict=True))
+            {"name": name, "title": title, "group": figure_classes.group_of(position)}
+            for position, (name, title) in enumerate(zip(figure_classes.classes, figure_classes.titles, strict=True))
         ],
         "labels": labels.tolist(),
-        "images": drawn[0].images,
+        "images": panel_images[0].images,
         "settings": {
-            "split": asked.split,
-            "per_class": asked.per_class,
-            "seed": asked.seed,
-            "layer": asked.layer,
+            "split": request.split,
+            "per_class": request.per_class,
+            "seed": request.seed,
+            "layer": request.layer,
             "normalize": True,
             "view": "margin",
             "perplexity": perplexity(len(labels)),
         },
         "panels": rows,
-        "seconds": round(time.perf_counter() - since, 2),
+        "seconds": round(time.perf_counter() - started, 2),
         "commit": commit(),
         "versions": versions() | {name: version(name) for name in ("scikit-learn", "matplotlib")},
     }
@@ -138,40 +142,51 @@ def panel_note(row: Mapping[str, Any]) -> str:
     return f"{row['k']}-NN {row['knn']:.1f}%, S_W/S_T {row['ratio']:.2f}"
 
 
-def collect(found: Sequence[EvaluatedEncoder], asked: Asked) -> tuple[Shown, list[Drawn]]:
-    """The classes, which the first run's data have, and the features of the same images by every run."""
-    shown: Shown | None = None
-    drawn: list[Drawn] = []
-    for subject in found:
-        evaluation = open_evaluation_data(subject, asked.data, asked.split)
-        where = own_source(subject, asked.data)
-        if shown is None:
-            shown = choose_classes(evaluation.data.classes, where, asked.classes, asked.groups)
-            class_styles(shown.groups)  # more classes than colours are refused before features are taken
-        drawn.append(take(subject, evaluation, where, shown, asked))
-        check_same_images(drawn[0], drawn[-1], asked.split)
-    assert shown is not None
-    return shown, drawn
+def collect_panels(
+    encoders: Sequence[EvaluatedEncoder], request: FigureRequest
+) -> tuple[FigureClasses, list[PanelImages]]:
+    """The classes, chosen from the first run's data, and every run's features of the same images."""
+    figure_classes: FigureClasses | None = None
+    panel_images: list[PanelImages] = []
+    for evaluated in encoders:
+        evaluation = open_evaluation_data(evaluated, request.data, request.split)
+        source = resolve_source(evaluated, request.data)
+        if figure_classes is None:
+            figure_classes = choose_classes(evaluation.data.classes, source, request.classes, request.groups)
+            class_styles(figure_classes.groups)  # more classes than colours are refused before features are taken
+        panel_images.append(extract_panel(evaluated, evaluation, source, figure_classes, request))
+        check_same_images(panel_images[0], panel_images[-1], request.split)
+    assert figure_classes is not None
+    return figure_classes, panel_images
 
 
-def panel_titles(subjects: Sequence[EvaluatedEncoder], given: Sequence[str]) -> list[str]:
-    """The titles that were given, else method and alpha; where those are the same, with the seed, else the folder."""
-    titles = [title or method_title(subject) for subject, title in zip(subjects, given, strict=True)]
-    seeded = [
-        title if subject.recipe is None else f"{title}, seed {subject.recipe.train.seed}"
-        for subject, title in zip(subjects, titles, strict=True)
+def panel_titles(encoders: Sequence[EvaluatedEncoder], requested: Sequence[str]) -> list[str]:
+    """The requested titles, else method and alpha; equal titles get the seed or, if that is equal too, the folder."""
+    titles = [title or method_title(evaluated) for evaluated, title in zip(encoders, requested, strict=True)]
+    with_seed = [
+        title if evaluated.recipe is None else f"{title}, seed {evaluated.recipe.train.seed}"
+        for evaluated, title in zip(encoders, titles, strict=True)
     ]
-    placed = [f"{title} ({Path(subject.where).name})" for subject, title in zip(subjects, titles, strict=True)]
+    with_folder = [
+        f"{title} ({Path(evaluated.location).name})" for evaluated, title in zip(encoders, titles, strict=True)
+    ]
     return [
-        next((each for each, among in ((title, titles), (seed, seeded)) if among.count(each) == 1), place)
-        for title, seed, place in zip(titles, seeded, placed, strict=True)
+        next(
+            (
+                candidate
+                for candidate, candidates in ((title, titles), (seed_title, with_seed))
+                if candidates.count(candidate) == 1
+            ),
+            folder_title,
+        )
+        for title, seed_title, folder_title in zip(titles, with_seed, with_folder, strict=True)
     ]
 
 
-def method_title(subject: EvaluatedEncoder) -> str:
-    recipe = subject.recipe
+def method_title(evaluated: EvaluatedEncoder) -> str:
+    recipe = evaluated.recipe
     if recipe is None:
-        return subject.label
+        return evaluated.label
     name = METHOD_TITLES.get(recipe.method, recipe.method).rstrip("†")
     if isinstance(recipe.loss, Align) and recipe.method in ("supsiam", "supbyol"):
         return f"{name}, alpha = {recipe.loss.alpha:g}"
@@ -181,125 +196,146 @@ def method_title(subject: EvaluatedEncoder) -> str:
 # --- classes ----------------------------------------------------------------------------------------------------------
 
 
-def choose_classes(known: Sequence[str], where: str, asked: list[str], grouped: Mapping[str, list[str]]) -> Shown:
-    """The classes to show, by their names in the data; those that are in a group, group by group, come first."""
-    if not asked and not grouped:
-        asked, grouped = default_classes(known, where)
-    groups = {group: [find_class(name, known, where) for name in members] for group, members in grouped.items()}
-    listed = [find_class(name, known, where) for name in asked]
-    members = [name for group in groups.values() for name in group]
-    outside = [name for name in members if name not in listed]
-    if asked and outside:
-        raise BadInput(f"--groups: {outside[0]!r} is not in --classes; add it there, or leave --classes out")
-    if repeated := next((name for name in members if members.count(name) > 1), None):
-        raise BadInput(f"--groups: {repeated!r} is named twice; a class has one group")
-    if groups and (rest := [name for name in listed if name not in members]):
-        groups["others"] = rest
+def choose_classes(
+    class_names: Sequence[str], source: str, requested: list[str], grouped: Mapping[str, list[str]]
+) -> FigureClasses:
+    """The classes to show, by their names in the data; classes of groups come first, group by group."""
+    if not requested and not grouped:
+        requested, grouped = default_classes(class_names, source)
+    groups = {
+        group: [find_class(name, class_names, source) for name in grouped_names]
+        for group, grouped_names in grouped.items()
+    }
+    listed = [find_class(name, class_names, source) for name in requested]
+    grouped_names = [name for group in groups.values() for name in group]
+    outside = [name for name in grouped_names if name not in listed]
+    if requested and outside:
+        raise BadInput(f"--groups: {outside[0]!r} is not in --classes; add it there or omit --classes")
+    if repeated := next((name for name in grouped_names if grouped_names.count(name) > 1), None):
+        raise BadInput(f"--groups: {repeated!r} is in two groups; a class has one group")
+    if groups and (ungrouped := [name for name in listed if name not in grouped_names]):
+        groups["others"] = ungrouped
     classes = list(dict.fromkeys([name for group in groups.values() for name in group] or listed))
     if len(classes) < 2:
-        raise BadInput(f"{where}: {counted(len(classes), 'class', 'classes')} to show; name two or more with --classes")
+        raise BadInput(f"{source}: {plural(len(classes), 'class', 'classes')} to show; name two or more with --classes")
     groups = groups or {"": classes}
-    return Shown(classes, {group: [classes.index(name) for name in each] for group, each in groups.items()})
-
-
-def default_classes(known: Sequence[str], where: str) -> tuple[list[str], dict[str, list[str]]]:
-    """The paper's classes where the data have all of them, else all classes where a figure can hold them."""
-    there = {match_class(name, known) for name in READABLE}
-    if None not in there:
-        return [], {group: list(members) for group, members in PAPER_GROUPS.items()}
-    if len(known) <= MOST_BY_DEFAULT:
-        return list(known), {}
-    raise BadInput(
-        f"{where}: it has not the paper's 15 dog and 5 bird classes; name some of its {len(known)} classes "
-        f"with --classes, such as {','.join(known[:3])}"
+    return FigureClasses(
+        classes, {group: [classes.index(name) for name in members] for group, members in groups.items()}
     )
 
 
-def match_class(name: str, known: Sequence[str]) -> str | None:
-    """The class of that name, however it is spelled; wnids and names of the paper's classes stand for one another.
+def default_classes(class_names: Sequence[str], source: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The paper's classes if the data have all of them, else all classes if a figure can hold them."""
+    matches = {match_class(name, class_names) for name in CLASS_TITLES}
+    if None not in matches:
+        return [], {group: list(members) for group, members in PAPER_GROUPS.items()}
+    if len(class_names) <= MAX_DEFAULT_CLASSES:
+        return list(class_names), {}
+    raise BadInput(
+        f"{source}: does not have the paper's 15 dog and 5 bird classes; choose from its {len(class_names)} classes "
+        f"with --classes, such as {','.join(class_names[:3])}"
+    )
+
+
+def match_class(name: str, class_names: Sequence[str]) -> str | None:
+    """The class with this name; case and punctuation do not matter, and the paper's classes also match by wnid.
 
     >>> match_class("doberman", ["n02107142", "cat"]), match_class("Sweet Pepper", ["sweet_pepper"])
     ('n02107142', 'sweet_pepper')
     """
-    if name in known:
+    if name in class_names:
         return name
-    spelled = {spell(name)} | {
-        spell(other) for pair in READABLE.items() for other in pair if spell(name) in map(spell, pair)
+    spellings = {normalize_name(name)} | {
+        normalize_name(other)
+        for pair in CLASS_TITLES.items()
+        for other in pair
+        if normalize_name(name) in map(normalize_name, pair)
     }
-    found = [each for each in known if spell(each) in spelled]
-    return found[0] if len(found) == 1 else None
+    matches = [class_name for class_name in class_names if normalize_name(class_name) in spellings]
+    return matches[0] if len(matches) == 1 else None
 
 
-def spell(name: str) -> str:
+def normalize_name(name: str) -> str:
     return re.sub(r"[\W_]", "", name.lower())
 
 
-def find_class(name: str, known: Sequence[str], where: str) -> str:
-    found = match_class(name, known)
-    if found is None:
-        spelled = {*known, *(READABLE[each] for each in known if each in READABLE)}
-        raise BadInput(f"{where}: no class {name!r}{nearest(name, spelled)}")
-    return found
+def find_class(name: str, class_names: Sequence[str], source: str) -> str:
+    match = match_class(name, class_names)
+    if match is None:
+        spellings = {
+            *class_names,
+            *(CLASS_TITLES[class_name] for class_name in class_names if class_name in CLASS_TITLES),
+        }
+        raise BadInput(f"{source}: no class {name!r}{did_you_mean(name, spellings)}")
+    return match
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def take(subject: EvaluatedEncoder, evaluation: EvaluationData, where: str, shown: Shown, asked: Asked) -> Drawn:
-    """The features of the images of one panel; labels are places in the figure's classes."""
+def extract_panel(
+    evaluated: EvaluatedEncoder,
+    evaluation: EvaluationData,
+    source: str,
+    figure_classes: FigureClasses,
+    request: FigureRequest,
+) -> PanelImages:
+    """The features of one panel's images; labels are positions in the figure's classes."""
     data, split, split_name = evaluation.data, evaluation.images, evaluation.taken_from
-    ids = [data.classes.index(name) if name in data.classes else -2 for name in shown.classes]
-    chosen = choose_images(split, ids, asked.per_class, asked.seed)
-    for name, label in zip(shown.classes, ids, strict=True):
+    ids = [data.classes.index(name) if name in data.classes else -2 for name in figure_classes.classes]
+    positions = choose_images(split, ids, request.per_class, request.seed)
+    for name, label in zip(figure_classes.classes, ids, strict=True):
         if not bool((split.labels == label).any()):
             raise BadInput(
-                f"{subject.where}: no image of class {name!r} among those to show ({split_name}); name "
+                f"{evaluated.location}: no image of class {name!r} in {split_name}; choose "
                 "other --classes, or another --split"
             )
-    images = split.take(chosen)
-    features = subject.features(images)
+    images = split.take(positions)
+    features = evaluated.features(images)
     labels = torch.tensor([ids.index(label) for label in features.labels.tolist()])
-    seen = asked.split == "train" or was_trained_on(subject, where, split_name)
-    return Drawn(subject, Features(features.values, labels), images.named(torch.arange(len(images))), seen)
+    overlaps_training = request.split == "train" or warn_if_trained_on(evaluated, source, split_name)
+    return PanelImages(
+        evaluated, Features(features.values, labels), images.names_at(torch.arange(len(images))), overlaps_training
+    )
 
 
 def choose_images(split: Split, labels: Sequence[int], per_class: int, seed: int) -> Tensor:
-    """Positions of at most `per_class` images of each label, in the order of the split; the seed chooses."""
+    """Positions of at most `per_class` random images of each label, in the order of the split."""
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
     shuffled = split.labels[order]
-    parts = [order[shuffled == label][:per_class] for label in labels]
-    return torch.cat(parts).sort().values
+    by_label = [order[shuffled == label][:per_class] for label in labels]
+    return torch.cat(by_label).sort().values
 
 
-def check_same_images(first: Drawn, other: Drawn, split: str) -> None:
-    """Panels show the same images: runs that hold out different ones cannot stand side by side."""
-    one, two = ([Path(name).name for name in drawn.images] for drawn in (first, other))
-    if one != two or not torch.equal(first.features.labels, other.features.labels):
+def check_same_images(first: PanelImages, other: PanelImages, split: str) -> None:
+    """Refuse panels that would show different images."""
+    first_names, other_names = ([Path(name).name for name in panel.images] for panel in (first, other))
+    if first_names != other_names or not torch.equal(first.features.labels, other.features.labels):
         raise BadInput(
-            f"{first.subject.where} and {other.subject.where} would show different images (--split "
-            f"{split}): their data or their held-out images differ; name a source that has "
-            "a test split with --data, and --split test"
+            f"{first.evaluated.location} and {other.evaluated.location} would show different images (--split "
+            f"{split}), because their data or held-out images differ; give --data with a source that has a test split, "
+            "and --split test"
         )
 
 
-def row_of(title: str, drawn: Drawn, seed: int) -> dict[str, Any]:
-    """The numbers of one panel: where its images lie, and how tight the classes are in the features themselves."""
-    recipe, features = drawn.subject.recipe, drawn.features
+def panel_row(title: str, panel: PanelImages, seed: int) -> dict[str, Any]:
+    """The numbers of one panel: the map's points, and k-NN and variance of the features themselves."""
+    recipe, features = panel.evaluated.recipe, panel.features
     k = min(NEIGHBOURS, len(features.labels) - 1)
-    spread = variance(features)
+    scatter = variance(features)
     return {
         "title": title,
-        "encoder": drawn.subject.where,
-        "weights": drawn.subject.weights,
+        "encoder": panel.evaluated.location,
+        "weights": panel.evaluated.weights,
         "recipe": None if recipe is None else recipe.name,
         "method": None if recipe is None else recipe.method,
         "alpha": recipe.loss.alpha if recipe is not None and isinstance(recipe.loss, Align) else None,
         "trained_with_seed": None if recipe is None else recipe.train.seed,
-        "overlaps_training": drawn.overlaps_training,
+        "overlaps_training": panel.overlaps_training,
         "k": k,
         "knn": knn_leave_one_out(features, (k,))[k],
-        "within": spread.within,
-        "total": spread.total,
-        "ratio": spread.ratio,
+        "within": scatter.within,
+        "total": scatter.total,
+        "ratio": scatter.ratio,
         "points": [[round(float(x), 3), round(float(y), 3)] for x, y in tsne_map(features, seed)],
     }

@@ -1,7 +1,7 @@
 """The numbers of the paper's tables as printed, with the label each table has in its source.
 
 Columns are named by what is measured: `transfer:pets`, `fewshot:dtd` (5w1s or 5w5s by the section), `linear`, `knn`.
-Rows that the paper prints in several tables are kept once.
+A row that the paper prints in several tables is stored once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ METRICS = ("ssl", "sup", "within", "ratio", "knn", "linear")
 
 
 class PaperTable(NamedTuple):
-    """One table: section -> row -> numbers in the order of the columns; intervals likewise, where it prints any."""
+    """One table: section -> row -> numbers in the order of the columns; intervals in the same form, if printed."""
 
     label: str
     columns: tuple[str, ...]
@@ -43,9 +43,9 @@ class PaperTable(NamedTuple):
         """The number and its interval (nan: none printed); None where the table has no such cell."""
         if column not in self.columns or row not in self.rows.get(section, {}):
             return None
-        at = self.columns.index(column)
+        position = self.columns.index(column)
         interval = self.intervals.get(section, {}).get(row)
-        return self.rows[section][row][at], interval[at] if interval else float("nan")
+        return self.rows[section][row][position], interval[position] if interval else float("nan")
 
 
 NONE = float("nan")
@@ -193,7 +193,7 @@ COLLAPSE: Mapping[tuple[bool, bool], tuple[bool, float]] = {
 }
 SIX = ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")
 CIFAR: Rows = {
-    # pretrained on, judged on; a column per method
+    # pretrained on, evaluated on; a column per method
     "cifar10 cifar10": (89.58, 95.15, 93.36, 94.73, 91.56, 94.88),
     "cifar10 cifar100": (56.36, 53.82, 60.51, 61.76, 50.20, 55.47),
     "cifar100 cifar10": (80.36, 79.99, 78.81, 85.19, 78.35, 80.09),

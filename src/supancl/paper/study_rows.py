@@ -1,4 +1,4 @@
-"""What each ablation of the paper varies: rows as recipes that differ from the base in that alone."""
+"""What each ablation of the paper varies: rows are recipes that differ from the base in nothing else."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ Rows = dict[str, Recipe]
 
 @dataclass(frozen=True)
 class Study:
-    """One ablation: its rows, what it asks of a recipe, and the paper's averages."""
+    """One ablation: its rows, which recipes it can vary, and the paper's averages."""
 
     help: str
-    title: str  # of the column that names the rows
+    title: str  # title of the column with the rows' names
     paper: str
-    table: str  # that `supancl paper table` lays out from its runs
-    reference: str  # the row that the others are compared with
-    varies: Mapping[str, str]  # field -> what to give instead of an override
+    table: str  # the table that `supancl paper table` makes from its runs
+    reference: str  # the others are compared with this row
+    varies: Mapping[str, str]  # field -> the flag to use instead of an override
     rows: Callable[[Recipe], Rows]
-    check: Callable[[Recipe], None]  # BadInput for a recipe that it cannot vary
+    check: Callable[[Recipe], None]  # BadInput if the study cannot vary this recipe
     average: Callable[[str, str], float | None]  # (row, recipe's name) -> the paper's Avg over 11 data sets
 
 
 def pool_rows(base: Recipe) -> Rows:
     fields: dict[str, dict[str, Any]] = {"queue": {"pool.kind": "queue"}}
     fields |= {f"class-queues-{size}": {"pool.kind": "class-queues", "pool.size": size} for size in CLASS_QUEUES}
-    # of these no M targets can be drawn
-    all_of_them = {} if flattened(base).get("loss.samples") is None else {"loss.samples": None}
-    fields |= {kind: {"pool.kind": kind, **all_of_them} for kind in ("prototypes", "none")}
-    return with_each(base, fields)
+    # prototypes and none have no M targets to draw
+    all_samples = {} if flattened(base).get("loss.samples") is None else {"loss.samples": None}
+    fields |= {kind: {"pool.kind": kind, **all_samples} for kind in ("prototypes", "none")}
+    return make_rows(base, fields)
 
 
 def positive_rows(base: Recipe) -> Rows:
-    return with_each(base, {f"M-{samples or 'all'}": {"loss.samples": samples} for samples in SAMPLES})
+    return make_rows(base, {f"M-{samples or 'all'}": {"loss.samples": samples} for samples in SAMPLES})
 
 
 def alpha_rows(base: Recipe) -> Rows:
-    return with_each(base, {f"alpha-{alpha:g}": {"loss.alpha": alpha} for alpha in ALPHAS})
+    return make_rows(base, {f"alpha-{alpha:g}": {"loss.alpha": alpha} for alpha in ALPHAS})
 
 
 def batch_rows(base: Recipe) -> Rows:
-    """The learning rate follows the batch linearly by itself: `optimizer.lr` belongs to `reference_batch`."""
-    return with_each(base, {f"batch-{size}": {"train.batch_size": size} for size in BATCHES})
+    """The learning rate scales with the batch automatically: `optimizer.lr` belongs to `reference_batch`."""
+    return make_rows(base, {f"batch-{size}": {"train.batch_size": size} for size in BATCHES})
 
 
 def memory_rows(base: Recipe) -> Rows:
@@ -63,31 +63,31 @@ def memory_rows(base: Recipe) -> Rows:
     bank = {"pool.kind": "queue", "pool.size": base.pool.size, "loss.against": "both-views+pool"}
     fields: dict[str, dict[str, Any]] = {}
     for size in BATCHES:
-        plain = {"train.batch_size": size}
-        fields |= {f"batch-{size}": plain, f"batch-{size}-memory": {**plain, **bank}}
-    return with_each(base, fields)
+        batch_field = {"train.batch_size": size}
+        fields |= {f"batch-{size}": batch_field, f"batch-{size}-memory": {**batch_field, **bank}}
+    return make_rows(base, fields)
 
 
-def with_each(base: Recipe, fields: Mapping[str, Mapping[str, Any]]) -> Rows:
+def make_rows(base: Recipe, fields: Mapping[str, Mapping[str, Any]]) -> Rows:
     return {name: base.with_set(values, because="study") for name, values in fields.items()}
 
 
-# --- what a study asks of a recipe ------------------------------------------------------------------------------------
+# --- which recipes a study can vary -----------------------------------------------------------------------------------
 
 
 def check_supervised_target(base: Recipe) -> None:
     if not isinstance(base.loss, Align) or base.heads.predictor is None:
         raise BadInput(f"{base.name} is not a SupSiam or SupBYOL recipe; this study varies their supervised target")
     if not base.loss.supervised:
-        raise BadInput(f"{base.name} has alpha = 1, so a supervised target has nothing to do; take supsiam or supbyol")
+        raise BadInput(f"{base.name} has alpha = 1, so it has no supervised target; use supsiam or supbyol")
 
 
 def check_pool(base: Recipe) -> None:
     check_supervised_target(base)
     if base.pool.kind not in ("queue", "class-queues"):
         raise BadInput(
-            f"{base.name} has pool.kind = {base.pool.kind!r}, from which no M targets can be drawn; "
-            "take supsiam or supbyol, or --set pool.kind=queue"
+            f"{base.name} has pool.kind = {base.pool.kind!r}, which has no M targets to draw; "
+            "use supsiam or supbyol, or --set pool.kind=queue"
         )
 
 
@@ -95,9 +95,7 @@ def check_supcon(base: Recipe) -> None:
     loss = base.loss
     is_supcon = isinstance(loss, Contrast) and loss.supervised and loss.against == "both-views"
     if not is_supcon or base.pool.kind != "none":
-        raise BadInput(
-            f"{base.name} is not a SupCon recipe without a pool; a memory bank is added to one, such as cifar100.supcon"
-        )
+        raise BadInput(f"{base.name} is not a SupCon recipe without a pool; use one, such as cifar100.supcon")
 
 
 # --- the paper's averages ---------------------------------------------------------------------------------------------
@@ -131,7 +129,7 @@ STUDIES: dict[str, Study] = {
         pool_average,
     ),
     "positives": Study(
-        "M, how many positives are drawn from the pool (Table F.2)",
+        "M, the number of positives drawn from the pool (Table F.2)",
         "positives",
         "Table F.2",
         "f2",
@@ -164,7 +162,7 @@ STUDIES: dict[str, Study] = {
         batch_average,
     ),
     "alpha": Study(
-        "alpha, trained on all classes (Tables 1, 3, F.1); to choose one take `supancl alpha`",
+        "alpha, trained on all classes (Tables 1, 3, F.1); to choose one, use `supancl alpha`",
         "alpha",
         "Table F.1",
         "f1",

@@ -1,4 +1,4 @@
-"""How good an encoder is: all it takes is images -> features, however the encoder was trained."""
+"""Measures of an encoder's features, however the encoder was trained."""
 
 from supancl.probes.features import Features, embed
 from supancl.probes.fewshot import Difference, FewShot, few_shot, paired_difference, sample_episodes

@@ -1,4 +1,4 @@
-"""Features of images: the online encoder in eval mode, one view without randomness."""
+"""Features of images: the online encoder in eval mode on one deterministic view."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from supancl.core.precision import autocast_for
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
 from supancl.data.views.evaluation import View, evaluation_view
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
-Rows = Tensor | np.ndarray  # (N, width), any floating type; an array may be a memory map, read by the chunk
+Rows = Tensor | np.ndarray  # (N, width), any floating type; an array may be a memory map, read in chunks
 
 
 class Features(NamedTuple):
-    """(N, width) features with labels (-1: unlabelled), both on the CPU unless they were asked to stay."""
+    """(N, width) features with labels (-1: unlabelled), on the CPU unless `embed` got `stay`."""
 
     values: Tensor
     labels: Tensor
 
     def labelled(self) -> Features:
-        known = self.labels >= 0
-        if bool(known.all()):
+        has_label = self.labels >= 0
+        if bool(has_label.all()):
             return self
-        return Features(self.values[known], self.labels[known])
+        return Features(self.values[has_label], self.labels[has_label])
 
 
 class Labelled(Protocol):
-    """Rows of features with their labels: `Features`, or anything else that has both."""
+    """Anything with features and labels, such as `Features`."""
 
     @property
     def values(self) -> Rows: ...
@@ -46,14 +46,14 @@ class Labelled(Protocol):
 
 
 def _batches(split: Split, batch_size: int) -> Iterator[tuple[int, Batch]]:
-    """(images so far, batch): the next two are made ready by a thread while the encoder has this one."""
-    parts = torch.arange(len(split)).split(batch_size) if len(split) else ()
+    """(images so far, batch); a thread prepares the next two batches while the encoder runs."""
+    chunks = torch.arange(len(split)).split(batch_size) if len(split) else ()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="features") as thread:
-        coming = deque(thread.submit(split.batch, part) for part in parts[:2])
-        for i, part in enumerate(parts):
-            batch = coming.popleft().result()
-            coming.extend(thread.submit(split.batch, later) for later in parts[i + 2 : i + 3])
-            yield int(part[-1]) + 1, batch
+        pending = deque(thread.submit(split.batch, positions) for positions in chunks[:2])
+        for i, positions in enumerate(chunks):
+            batch = pending.popleft().result()
+            pending.extend(thread.submit(split.batch, next_positions) for next_positions in chunks[i + 2 : i + 3])
+            yield int(positions[-1]) + 1, batch
 
 
 def embed(
@@ -68,33 +68,33 @@ def embed(
     half: bool = False,
     stay: bool = False,
 ) -> Features:
-    """Features of every image of a split, in its order. The encoder's mode is put back afterwards.
+    """Features of every image of a split, in its order. The encoder's train or eval mode is restored afterwards.
 
-    `view` is `margin`: the centre 7/8 of the short side, bilinear, as linear evaluation has it; or `whole`: all of
-    the short side, bicubic, as the transfer protocol (App. E) has it. `layer` is any of the encoder's own.
-    `half` runs the encoder in bfloat16, for a look in passing; `stay` leaves features and labels on the device.
+    `view` is `margin`, the centre 7/8 of the short side, bilinear, as in linear evaluation; or `whole`, all of the
+    short side, bicubic, as in the transfer protocol (App. E). `layer` is one of the encoder's layers.
+    `half` runs the encoder in bfloat16, as the monitor does; `stay` leaves features and labels on the device.
     """
     device = torch.device(device)
     training = encoder.training
     encoder.eval()
-    values: Tensor | None = None  # filled as it comes: a list to be joined would take the memory twice
+    values: Tensor | None = None  # filled batch by batch: concatenating a list would take twice the memory
     begin = 0
     try:
         for done, batch in _batches(split, batch_size):
             batch = batch.to(device)
             if batch.pixels.ndim == 4 and batch.pixels.shape[1] != encoder.spec.channels:
                 raise BadInput(
-                    f"the encoder takes {counted(encoder.spec.channels, 'channel')}, "
+                    f"the encoder takes {plural(encoder.spec.channels, 'channel')}, "
                     f"the images have {batch.pixels.shape[1]}"
                 )
             with torch.inference_mode():
-                seen = evaluation_view(batch, encoder.size, encoder.mean, encoder.std, view)
+                images = evaluation_view(batch, encoder.size, encoder.mean, encoder.std, view)
                 with autocast_for(device, "bf16" if half else "fp32"):
-                    found = encoder.features(_laid_out(seen) if half else seen, layer).float()
-                found = F.normalize(found, dim=1) if normalize else found
+                    features = encoder.features(_to_channels_last(images) if half else images, layer).float()
+                features = F.normalize(features, dim=1) if normalize else features
             if values is None:
-                values = torch.empty(len(split), found.shape[1], device=device if stay else "cpu")
-            values[begin:done] = found if stay else found.cpu()
+                values = torch.empty(len(split), features.shape[1], device=device if stay else "cpu")
+            values[begin:done] = features if stay else features.cpu()
             begin = done
             if progress is not None:
                 progress("taking features", done, len(split))
@@ -105,19 +105,19 @@ def embed(
     return Features(values, split.labels.clone().to(values.device))
 
 
-def _laid_out(images: Tensor) -> Tensor:
+def _to_channels_last(images: Tensor) -> Tensor:
     """Channels last, as tensor cores read images."""
     return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
 
 
-# --- checks before anything is fitted: each fault is one line with its place and a way out ---------------------------
+# --- checks before anything is fitted ---------------------------------------------------------------------------------
 
 
-def chunk_of(values: Rows, start: int, stop: int, device: torch.device | str | None = None) -> Tensor:
-    """Rows start to stop as float32: no more than these leave the disk or the half precision they are kept in."""
-    part = values[start:stop]
-    taken = part if isinstance(part, Tensor) else torch.from_numpy(np.array(part, dtype=np.float32))
-    return taken.to(device=device, dtype=torch.float32)
+def read_rows(values: Rows, start: int, stop: int, device: torch.device | str | None = None) -> Tensor:
+    """Rows start to stop as float32; only these are read from disk or converted."""
+    rows = values[start:stop]
+    chunk = rows if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, dtype=np.float32))
+    return chunk.to(device=device, dtype=torch.float32)
 
 
 def check_shape(name: str, features: Labelled) -> None:
@@ -125,13 +125,13 @@ def check_shape(name: str, features: Labelled) -> None:
         raise BadInput(f"{name} features have shape {tuple(features.values.shape)}: one row per image is needed")
     if len(features.values) != len(features.labels):
         raise BadInput(
-            f"{name} features: {counted(len(features.values), 'row')} but {counted(len(features.labels), 'label')}"
+            f"{name} features: {plural(len(features.values), 'row')} but {plural(len(features.labels), 'label')}"
         )
 
 
 def check_finite(name: str, values: Tensor, offset: int = 0) -> None:
-    """BadInput naming the first row that holds a NaN or an infinity; `offset` is the number of the first row given."""
-    if bool(torch.isfinite(values.sum())):  # one pass; an overflow of the sum alone is sorted out below
+    """Refuse NaN and infinity; the message names the first such row, counted from `offset`."""
+    if bool(torch.isfinite(values.sum())):  # fast check in one pass; a mere overflow of the sum passes below
         return
     faulty = (~torch.isfinite(values)).any(1).nonzero()
     if len(faulty):
@@ -141,47 +141,47 @@ def check_finite(name: str, values: Tensor, offset: int = 0) -> None:
 
 
 def check_features(name: str, features: Features) -> Features:
-    """The labelled rows, after the shape and the numbers were looked at."""
+    """Check shape and values, and return the labelled rows."""
     check_shape(name, features)
     check_finite(name, features.values)
-    kept = features if bool((features.labels >= 0).all()) else features.labelled()
-    if not len(kept.labels):
+    labelled = features if bool((features.labels >= 0).all()) else features.labelled()
+    if not len(labelled.labels):
         raise BadInput(f"{name} features: no labelled image, so there is nothing to measure")
-    return kept
+    return labelled
 
 
 def check_splits(**splits: Features) -> tuple[dict[str, Features], Tensor]:
-    """The splits with their classes renumbered 0, 1, ... and the original labels; all must hold the same classes.
+    """The splits with classes renumbered 0, 1, ..., and the original labels.
 
-    The first split is the measure: a class that it has and another lacks, or the other way round, is bad input.
+    Every split must have exactly the classes of the first one.
     """
-    looked_at = {name: check_features(name, split) for name, split in splits.items()}
-    first = next(iter(looked_at))
-    classes = torch.unique(looked_at[first].labels)
+    checked = {name: check_features(name, split) for name, split in splits.items()}
+    first = next(iter(checked))
+    classes = torch.unique(checked[first].labels)
     if len(classes) < 2:
         raise BadInput(f"{first} features: only class {int(classes[0])}; a classifier needs at least two classes")
-    width = looked_at[first].values.shape[1]
-    for name, split in looked_at.items():
+    width = checked[first].values.shape[1]
+    for name, split in checked.items():
         if split.values.shape[1] != width:
             raise BadInput(
                 f"{name} features are {split.values.shape[1]} wide, {first} features {width}: "
                 "embed both with the same encoder"
             )
         present = torch.unique(split.labels)
-        lacking = classes[~torch.isin(classes, present)].tolist()
-        strange = present[~torch.isin(present, classes)].tolist()
-        if lacking:
+        missing = classes[~torch.isin(classes, present)].tolist()
+        unexpected = present[~torch.isin(present, classes)].tolist()
+        if missing:
             raise BadInput(
-                f"{name} split: no image of {name_classes(lacking)}, which the {first} split has; "
+                f"{name} split: no image of {name_classes(missing)}, which the {first} split has; "
                 "add images of it, or leave the class out of every split"
             )
-        if strange:
+        if unexpected:
             raise BadInput(
-                f"{name} split: {name_classes(strange)}, which the {first} split does not have; "
+                f"{name} split: {name_classes(unexpected)}, which the {first} split does not have; "
                 "the label sets of the splits must be equal"
             )
     renumbered = {
-        name: Features(split.values, torch.searchsorted(classes, split.labels)) for name, split in looked_at.items()
+        name: Features(split.values, torch.searchsorted(classes, split.labels)) for name, split in checked.items()
     }
     return renumbered, classes
 

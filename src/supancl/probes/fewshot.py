@@ -1,8 +1,8 @@
-"""Few-shot classification: many small episodes, all of them solved together.
+"""Few-shot classification: many small episodes, solved in batches.
 
 The classifier is the one-vs-rest logistic regression that scikit-learn's liblinear solver fits: C times the summed
-log-loss + ||w||^2 / 2, the intercept penalised like the other weights. Its optimum is a combination of the support
-images, so that Newton's method works on ways x shots numbers, for every class of every episode in one batch.
+log-loss + ||w||^2 / 2, the intercept penalised like the other weights. Its optimum is a linear combination of the
+support images, so Newton's method has only ways x shots unknowns, for every class of every episode in one batch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.errors import BadInput, SupanclError, counted
+from supancl.errors import BadInput, SupanclError, plural
 from supancl.probes.features import Features, check_features
 from supancl.stats import episode_half_width
 
-DRAWN_AT_ONCE = 250  # episodes; fixed, because the random numbers are laid out by it
-MOST_KEYS = 2**24  # random keys at a time, however large a class is
-MOST_STEPS = 100
+EPISODE_BLOCK = 250  # episodes; changing it would change the random numbers
+MAX_KEYS = 2**24  # random keys at a time; limits memory for large classes
+MAX_STEPS = 100
 
 
 class Episodes(NamedTuple):
-    """Rows of the features: support (E, ways, shots) and query (E, ways, queries), -1 where a class has no more."""
+    """Rows of the features: support (E, ways, shots) and query (E, ways, queries), -1 where a class has too few."""
 
     support: Tensor
     query: Tensor
@@ -47,8 +47,11 @@ class FewShot:
     queries: int
     seed: int
     dropped: tuple[int, ...]
-    drawn: str  # names the episodes: equal for two encoders that were given the same ones
-    used: tuple[int, int] = (0, 0)  # queries a class, fewest and most: classes may have fewer than `queries` left
+    episodes_digest: str  # equal for two encoders with the same episodes
+    queries_used: tuple[int, int] = (
+        0,
+        0,
+    )  # fewest and most per class: small classes have fewer than `queries`
     fill_queries: bool = False  # see `sample_episodes`
 
     def to_json(self) -> dict[str, Any]:
@@ -58,18 +61,18 @@ class FewShot:
             "ways": self.ways,
             "shots": self.shots,
             "queries": self.queries,
-            "queries_used": list(self.used),
+            "queries_used": list(self.queries_used),
             "fill_queries": self.fill_queries,
             "episodes": len(self.accuracies),
             "seed": self.seed,
             "dropped": list(self.dropped),
-            "drawn": self.drawn,
+            "drawn": self.episodes_digest,
             "accuracies": list(self.accuracies),
         }
 
 
 class Difference(NamedTuple):
-    """Mean of a's accuracy less b's over the same episodes, in points, and the half-width of its 95% interval."""
+    """Mean of a's accuracy minus b's over the same episodes, in points, and the half-width of its 95% interval."""
 
     mean: float
     interval: float
@@ -84,12 +87,12 @@ def sample_episodes(
     seed: int = 0,
     fill_queries: bool = False,
 ) -> Episodes:
-    """Episodes drawn from the labels alone, so that every encoder meets the same ones.
+    """Sample episodes from the labels alone, so that every encoder gets the same ones.
 
-    A class with no more than `shots` images has no query left and is dropped. One with fewer than shots + queries
-    takes part with the queries that it has, each once, so that it weighs less in its episode. With `fill_queries` its
-    queries are drawn with replacement from what the shots leave, as in the authors' code, and every class weighs alike;
-    classes and shots are the same ones either way.
+    A class with no more than `shots` images has no query left and is dropped. A class with fewer than shots + queries
+    images contributes the queries that it has, so it weighs less in its episode. With `fill_queries` its queries are
+    sampled with replacement, as in the authors' code, and all classes have equal weight; classes and shots are the same
+    either way.
     """
     for name, value, least in (
         ("ways", ways, 2),
@@ -106,66 +109,68 @@ def sample_episodes(
     usable = sizes > shots
     dropped = tuple(names[~usable].tolist())
     if int(usable.sum()) < ways:
-        shown = f" (too small: {', '.join(map(str, dropped[:10]))})" if dropped else ""
+        too_small = f" (too small: {', '.join(map(str, dropped[:10]))})" if dropped else ""
         raise BadInput(
-            f"{counted(int(usable.sum()), 'class has', 'classes have')} the {shots + 1} images that "
-            f"{counted(shots, 'shot')} and a query need, {ways} ways need {ways} of them{shown}; use fewer "
+            f"{plural(int(usable.sum()), 'class has', 'classes have')} the {shots + 1} images that "
+            f"{plural(shots, 'shot')} and a query need, {ways} ways need {ways} of them{too_small}; use fewer "
             "ways or shots, or more images"
         )
-    first = (sizes.cumsum(0) - sizes)[usable]
+    offset = (sizes.cumsum(0) - sizes)[usable]
     names, sizes = names[usable], sizes[usable]
-    random = np.random.default_rng(seed)  # its streams are the same for every version and machine
-    taken = min(shots + queries, int(sizes.max()))
-    drawn, chosen = [], []
-    for _ in range(0, episodes, DRAWN_AT_ONCE):  # whole blocks: fewer episodes are the first of more
-        key = torch.from_numpy(random.random((DRAWN_AT_ONCE, len(names))))
-        which = key.topk(ways, dim=1).indices
-        chosen.append(names[which])
-        for some in which.split(max(1, MOST_KEYS // (ways * int(sizes.max())))):  # the stream is the same in any pieces
-            key = torch.from_numpy(random.random((len(some), ways, int(sizes.max())), dtype=np.float32))
-            key.masked_fill_(torch.arange(key.shape[2]) >= sizes[some][..., None], -1.0)
-            keys, place = key.topk(taken, dim=2)
-            images = order[(first[some][..., None] + place).clamp(max=len(order) - 1)]
-            drawn.append(images.masked_fill(keys < 0, -1))
-    rows, classes = torch.cat(drawn)[:episodes], torch.cat(chosen)[:episodes]
+    random = np.random.default_rng(seed)  # the same stream for every version and machine
+    images_per_class = min(shots + queries, int(sizes.max()))
+    image_blocks, class_blocks = [], []
+    for _ in range(0, episodes, EPISODE_BLOCK):  # in whole blocks, so n episodes are the first n of any larger number
+        key = torch.from_numpy(random.random((EPISODE_BLOCK, len(names))))
+        rows_of_classes = key.topk(ways, dim=1).indices
+        class_blocks.append(names[rows_of_classes])
+        for block in rows_of_classes.split(
+            max(1, MAX_KEYS // (ways * int(sizes.max())))
+        ):  # chunks do not change the stream
+            key = torch.from_numpy(random.random((len(block), ways, int(sizes.max())), dtype=np.float32))
+            key.masked_fill_(torch.arange(key.shape[2]) >= sizes[block][..., None], -1.0)
+            keys, column = key.topk(images_per_class, dim=2)
+            images = order[(offset[block][..., None] + column).clamp(max=len(order) - 1)]
+            image_blocks.append(images.masked_fill(keys < 0, -1))
+    rows, classes = torch.cat(image_blocks)[:episodes], torch.cat(class_blocks)[:episodes]
     query = rows[..., shots:]
     if fill_queries:
-        query = _fill(query, queries, seed)
+        query = _fill_queries(query, queries, seed)
     return Episodes(rows[..., :shots].contiguous(), query.contiguous(), classes, dropped)
 
 
-def _fill(query: Tensor, queries: int, seed: int) -> Tensor:
-    """(E, ways, queries): where a class has fewer, as many are drawn with replacement from those that it has."""
+def _fill_queries(query: Tensor, queries: int, seed: int) -> Tensor:
+    """(E, ways, queries): a class with fewer queries gets that many, sampled with replacement."""
     count = (query >= 0).sum(-1, keepdim=True)
     key = torch.from_numpy(np.random.default_rng([seed, 1]).random((*query.shape[:2], queries)))
-    drawn = query.gather(2, (key * count).long())
-    room = F.pad(query, (0, queries - query.shape[2]), value=-1)
-    return torch.where(count < queries, drawn, room)
+    resampled = query.gather(2, (key * count).long())
+    padded = F.pad(query, (0, queries - query.shape[2]), value=-1)
+    return torch.where(count < queries, resampled, padded)
 
 
 def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance: float = 1e-7) -> Tensor:
     """(E, ways, n) coefficients a of the optimum w = sum of a_i x_i of every binary problem of every episode.
 
     `kernel` (E, n, n) holds the products of the support images (plus one for the intercept), `sign` (ways, n) is +1 or
-    -1. At the optimum a = C y sigma(-y f) with f = K a; the iteration is Newton's, with systems I + S K S, which are
-    well conditioned however large the features are, and halved steps where the objective would not fall.
+    -1. At the optimum a = C y sigma(-y f) with f = K a. Newton's method solves systems I + S K S, which are well
+    conditioned however large the features are; steps are halved until the penalised loss falls.
     """
     kernel = kernel[:, None]
     coefficients = kernel.new_zeros(len(kernel), *sign.shape)
     scores = torch.zeros_like(coefficients)
     eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
 
-    def objective(some: Tensor, their_scores: Tensor) -> Tensor:
-        return 0.5 * (some * their_scores).sum(-1) + strength * F.softplus(-sign * their_scores).sum(-1)
+    def penalized_loss(weights: Tensor, scores_of: Tensor) -> Tensor:
+        return 0.5 * (weights * scores_of).sum(-1) + strength * F.softplus(-sign * scores_of).sum(-1)
 
-    value = objective(coefficients, scores)
-    for _ in range(MOST_STEPS):
-        share = torch.sigmoid(scores)
-        slope = strength * sign * torch.sigmoid(-sign * scores)  # C (target - share), which would lose its digits
-        # relative to each problem: of features of norm s the coefficients are as small as 1 / s^2
+    value = penalized_loss(coefficients, scores)
+    for _ in range(MAX_STEPS):
+        probability = torch.sigmoid(scores)
+        slope = strength * sign * torch.sigmoid(-sign * scores)  # C (target - probability), which would lose digits
+        # relative to each problem: features of norm s have coefficients as small as 1 / s^2
         if bool(((coefficients - slope).abs().amax(-1) <= tolerance * slope.abs().amax(-1)).all()):
             return coefficients
-        curvature = strength * share * (1 - share)
+        curvature = strength * probability * (1 - probability)
         root = curvature.sqrt()
         right = curvature * scores + slope
         system = eye + root[..., :, None] * kernel * root[..., None, :]
@@ -175,36 +180,36 @@ def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance
         along = (kernel @ step[..., None])[..., 0]
         length = torch.ones_like(value)[..., None]
         for _ in range(30):
-            there = objective(coefficients + length * step, scores + length * along)
-            worse = there > value + 1e-12 * value.abs()
+            new_value = penalized_loss(coefficients + length * step, scores + length * along)
+            worse = new_value > value + 1e-12 * value.abs()
             if not bool(worse.any()):
                 break
             length = torch.where(worse[..., None], length / 2, length)
-        coefficients, scores, value = coefficients + length * step, scores + length * along, there
+        coefficients, scores, value = coefficients + length * step, scores + length * along, new_value
     raise SupanclError(
-        f"the episodes' classifiers did not converge in {MOST_STEPS} steps; those of unit features would (--normalize)"
+        f"the episodes' classifiers did not converge in {MAX_STEPS} steps; those of unit features would (--normalize)"
     )
 
 
-def episode_answers(values: Tensor, support: Tensor, query: Tensor, strength: float = 1.0) -> Tensor:
-    """The way (0, 1, ...) that each query of each episode is taken for, in the shape of `query`.
+def predict_episodes(values: Tensor, support: Tensor, query: Tensor, strength: float = 1.0) -> Tensor:
+    """The predicted way (0, 1, ...) of each query of each episode, in the shape of `query`.
 
-    `support` (E, ways, shots) and `query` (E, ways, queries) hold rows of `values`; what is said of -1 means nothing.
+    `support` (E, ways, shots) and `query` (E, ways, queries) hold rows of `values`; ignore the predictions for -1.
     """
     ways, shots = support.shape[1:]
     points = values[support.flatten(1)].double()
-    asked = values[query.clamp(min=0).flatten(1)].double()
+    query_points = values[query.clamp(min=0).flatten(1)].double()
     sign = 2 * torch.eye(ways, dtype=torch.float64, device=values.device).repeat_interleave(shots, 1) - 1
     coefficients = dual_logistic(points @ points.mT + 1, sign, strength)
-    return ((asked @ points.mT + 1) @ coefficients.mT).argmax(-1).view(query.shape)
+    return ((query_points @ points.mT + 1) @ coefficients.mT).argmax(-1).view(query.shape)
 
 
-def _shares(values: Tensor, support: Tensor, query: Tensor, strength: float) -> Tensor:
-    """(E,) share of right answers."""
-    known = query >= 0
+def _episode_accuracies(values: Tensor, support: Tensor, query: Tensor, strength: float) -> Tensor:
+    """(E,) fraction of correct answers."""
+    is_query = query >= 0
     truth = torch.arange(support.shape[1], device=values.device)[:, None]
-    right = (episode_answers(values, support, query, strength) == truth) & known
-    return right.sum((1, 2)).double() / known.sum((1, 2))
+    is_correct = (predict_episodes(values, support, query, strength) == truth) & is_query
+    return is_correct.sum((1, 2)).double() / is_query.sum((1, 2))
 
 
 def _chunks(episodes: Episodes, chunk: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -227,25 +232,28 @@ def few_shot(
 ) -> FewShot:
     """N-way K-shot accuracy of raw features (unit ones with `normalize`); `strength` is scikit-learn's C.
 
-    `fill_queries`: classes with few images have as many queries as the others (see `sample_episodes`). Memory follows
-    `chunk`, the episodes solved at a time.
+    `fill_queries`: classes with few images have as many queries as the others (see `sample_episodes`). Memory grows
+    with `chunk`, the number of episodes solved at a time.
     """
-    kept = check_features("few-shot", features)
-    drawn = sample_episodes(kept.labels.cpu(), ways, shots, queries, episodes, seed, fill_queries)
-    values = kept.values.to(device) if device is not None else kept.values
+    labelled = check_features("few-shot", features)
+    sampled = sample_episodes(labelled.labels.cpu(), ways, shots, queries, episodes, seed, fill_queries)
+    values = labelled.values.to(device) if device is not None else labelled.values
     values = F.normalize(values, dim=1) if normalize else values
-    shares = [_shares(values, support, query, strength) for support, query in _chunks(drawn, chunk, values.device)]
-    accuracies = 100 * torch.cat(shares).cpu()
-    asked, interval = (drawn.query >= 0).sum(-1), episode_half_width(accuracies)
-    digest = hashlib.sha256(drawn.support.numpy().tobytes() + drawn.query.numpy().tobytes()).hexdigest()[:16]
-    used = (int(asked.min()), int(asked.max()))
-    told = (ways, shots, queries, seed, drawn.dropped, digest, used, fill_queries)
-    return FewShot(float(accuracies.mean()), interval, tuple(accuracies.tolist()), *told)
+    fractions = [
+        _episode_accuracies(values, support, query, strength)
+        for support, query in _chunks(sampled, chunk, values.device)
+    ]
+    accuracies = 100 * torch.cat(fractions).cpu()
+    query_counts, interval = (sampled.query >= 0).sum(-1), episode_half_width(accuracies)
+    digest = hashlib.sha256(sampled.support.numpy().tobytes() + sampled.query.numpy().tobytes()).hexdigest()[:16]
+    queries_used = (int(query_counts.min()), int(query_counts.max()))
+    settings = (ways, shots, queries, seed, sampled.dropped, digest, queries_used, fill_queries)
+    return FewShot(float(accuracies.mean()), interval, tuple(accuracies.tolist()), *settings)
 
 
 def paired_difference(a: FewShot, b: FewShot) -> Difference:
-    """How much better a is than b on the same episodes: far sharper than comparing two intervals."""
-    if a.drawn != b.drawn:
+    """How much better a is than b on the same episodes; far more precise than comparing two intervals."""
+    if a.episodes_digest != b.episodes_digest:
         raise BadInput(
             "the two few-shot results come from different episodes: use the same images, ways, shots, "
             "queries, episodes and seed for both"

@@ -1,20 +1,20 @@
-"""Multinomial logistic regression with a ridge, for many strengths of the ridge, to the optimum.
+"""Multinomial logistic regression with a ridge, solved to the optimum for many strengths of the ridge.
 
-The objective is the summed cross-entropy + weight * ||parameters||^2, the bias a parameter like any other: a constant
-column of ones. It is strictly convex, so neither the order of the weights nor the starting point matters, only how
-fast the optimum is reached:
+The penalised loss is the summed cross-entropy + weight * ||parameters||^2. The bias is a parameter like any other,
+with a column of ones. The loss is strictly convex, so the order of the weights and the starting point affect only the
+speed:
 
 - the features are rotated once onto their principal axes. Loss and ridge do not change under a rotation, and the
-  Hessian becomes nearly diagonal, so that its diagonal is a good preconditioner for L-BFGS;
-- logits are linear in the parameters: with the logits of the search direction at hand, a line search needs no matrix
-  product. An iteration costs two, whatever the search does;
+  Hessian becomes nearly diagonal, so its diagonal is a good preconditioner for L-BFGS;
+- logits are linear in the parameters: once the logits of the search direction are known, a line search needs no matrix
+  product. An iteration needs two, however long the search is;
 - the optimum is a smooth function of log(weight). The path runs from the strongest ridge to the weakest and starts
-  each solution from the extrapolation of the last ones, of that order which has the lowest objective;
-- L-BFGS keeps curvature pairs of the cross-entropy alone, so they serve the next weight too.
+  each solution from an extrapolation of the last ones, of the order with the lowest penalised loss;
+- L-BFGS keeps curvature pairs of the cross-entropy only, so they can be used for the next weight too.
 
 Arrays are (classes, images) and (classes, axes): products in that order are up to nine times faster for few classes.
-Residuals are formed from the logits relative to the true class: 1 - p would lose all its digits in float32 where
-tiny weights on separable features make p nearly 1.
+Residuals are computed from logits relative to the true class: in float32, 1 - p would lose all digits where tiny
+weights on separable features make p nearly 1.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # binomial weights of polynomial extrapolation from equally spaced points, the latest first
-EXTRAPOLATE = ((1.0,), (2.0, -1.0), (3.0, -3.0, 1.0), (4.0, -6.0, 4.0, -1.0))
+EXTRAPOLATION_WEIGHTS = ((1.0,), (2.0, -1.0), (3.0, -3.0, 1.0), (4.0, -6.0, 4.0, -1.0))
 
-NEGLIGIBLE = 1e-24  # a probability below it is 0: far under the rounding, and products of it would be slow subnormals
-MOST_LENGTHS = 40  # tried along a direction
-POLISHED = 1e-4  # tolerance of `polish`, and its limits:
+MIN_PROBABILITY = 1e-24  # smaller ones become 0: below rounding, and their products would be slow subnormals
+MAX_LENGTHS = 40  # step lengths per line search
+POLISH_TOLERANCE = 1e-4  # tolerance of `polish`; its limits follow
 NEWTON_STEPS = 100
-NEWTON_PRODUCTS = 3000  # of the Hessian with a vector, over all steps; encoders' features take tens
+NEWTON_PRODUCTS = 3000  # Hessian-vector products over all steps; features of encoders need tens
 
 
-def with_ones(values: Tensor) -> Tensor:
+def append_ones(values: Tensor) -> Tensor:
     return torch.cat([values, values.new_ones(len(values), 1)], 1)
 
 
-def unchanged(values: Tensor) -> Tensor:
+def identity(values: Tensor) -> Tensor:
     return values
 
 
@@ -50,69 +50,67 @@ def principal_axes(
     values: Tensor,
     dtype: torch.dtype = torch.float64,
     chunk: int = 8192,
-    scaled: Callable[[Tensor], Tensor] = unchanged,
+    scaled: Callable[[Tensor], Tensor] = identity,
 ) -> Tensor:
-    """(width + 1, r) orthonormal axes that hold every row of the features with their column of ones.
+    """(width + 1, r) orthonormal axes that span every row of the features with a one appended.
 
-    Any rotation leaves the problem as it is, so the axes need to be no more exact than the arithmetic that follows.
-    `scaled` is applied to the features first, some rows at a time.
+    Any rotation gives the same problem, so the axes need no more precision than the later arithmetic.
+    `scaled` is applied to the features first, in chunks.
 
     >>> axes = principal_axes(torch.randn(5, 9))
     >>> axes.shape, bool(torch.allclose(axes.T @ axes, torch.eye(5).double()))
     (torch.Size([10, 5]), True)
     """
     if len(values) <= values.shape[1]:
-        rows = with_ones(scaled(values.to(dtype)))
+        rows = append_ones(scaled(values.to(dtype)))
         directions = rows.T @ torch.linalg.eigh(rows @ rows.T)[1].flip(1)
-        vectors: Tensor = torch.linalg.qr(directions)[0]  # orthonormal also where a singular value vanishes
+        vectors: Tensor = torch.linalg.qr(directions)[0]  # orthonormal even if a singular value is zero
         return vectors
     gram = torch.zeros(values.shape[1] + 1, values.shape[1] + 1, dtype=dtype, device=values.device)
     for start in range(0, len(values), chunk):
-        rows = with_ones(scaled(values[start : start + chunk].to(dtype)))
+        rows = append_ones(scaled(values[start : start + chunk].to(dtype)))
         gram.addmm_(rows.T, rows)
     vectors = torch.linalg.eigh(gram)[1]
     return vectors.flip(1)
 
 
-def onto_axes(
-    values: Tensor, axes: Tensor, chunk: int = 8192, scaled: Callable[[Tensor], Tensor] = unchanged
-) -> Tensor:
+def rotate(values: Tensor, axes: Tensor, chunk: int = 8192, scaled: Callable[[Tensor], Tensor] = identity) -> Tensor:
     """The rows (`scaled`, with a one appended) in the coordinates of the axes."""
-    found = torch.empty(len(values), axes.shape[1], dtype=axes.dtype, device=values.device)
+    rotated = torch.empty(len(values), axes.shape[1], dtype=axes.dtype, device=values.device)
     for start in range(0, len(values), chunk):
         rows = scaled(values[start : start + chunk].to(axes.dtype))
-        torch.mm(with_ones(rows), axes, out=found[start : start + chunk])
-    return found
+        torch.mm(append_ones(rows), axes, out=rotated[start : start + chunk])
+    return rotated
 
 
-def predicted(parameters: Tensor, rows: Tensor) -> Tensor:
+def predict(parameters: Tensor, rows: Tensor) -> Tensor:
     """The class of each rotated row."""
     return (parameters @ rows.T).argmax(0)
 
 
-def answers(parameters: Tensor, axes: Tensor, values: Tensor, chunk: int = 8192) -> Tensor:
-    """The class of each row as it came: turning the parameters back is cheaper than turning the rows."""
+def predict_unrotated(parameters: Tensor, axes: Tensor, values: Tensor, chunk: int = 8192) -> Tensor:
+    """The class of each unrotated row: rotating the parameters back is cheaper than rotating the rows."""
     turned = parameters @ axes.T
-    parts = [values[start : start + chunk].to(axes.dtype) for start in range(0, len(values), chunk)]
-    return torch.cat([torch.addmm(turned[:, -1], part, turned[:, :-1].T).argmax(1) for part in parts])
+    chunks = [values[start : start + chunk].to(axes.dtype) for start in range(0, len(values), chunk)]
+    return torch.cat([torch.addmm(turned[:, -1], chunk_rows, turned[:, :-1].T).argmax(1) for chunk_rows in chunks])
 
 
 class Slope(NamedTuple):
-    """Cross-entropy summed over the rows, and its derivative by the logits (p - 1 at the true class, p elsewhere)."""
+    """Summed cross-entropy, and its derivative with respect to the logits (p - 1 at the true class, p elsewhere)."""
 
     loss: float
     residual: Tensor
 
 
 class Problem:
-    """Rotated features with labels 0, 1, ...: everything of the objective that does not depend on the weight."""
+    """Rotated features with labels 0, 1, ...: everything that does not depend on the ridge's weight."""
 
     def __init__(self, rows: Tensor, labels: Tensor, classes: int) -> None:
         self.rows, self.labels, self.classes = rows, labels.to(rows.device)[None], classes
-        self.at_zero = len(rows) * math.log(classes)  # the objective of no parameters
+        self.loss_at_zero = len(rows) * math.log(classes)  # the loss with all parameters 0
         mean = rows.mean(0)
-        squares = sum(float((part - mean).square().sum(dtype=torch.float64)) for part in rows.split(8192))
-        self.spread = (squares / max(len(rows), 1)) ** 0.5  # root of S_T
+        squares = sum(float((chunk - mean).square().sum(dtype=torch.float64)) for chunk in rows.split(8192))
+        self.total_deviation = (squares / max(len(rows), 1)) ** 0.5  # root of S_T
 
     def zero(self) -> Tensor:
         return self.rows.new_zeros(self.classes, self.rows.shape[1])
@@ -124,24 +122,24 @@ class Problem:
 
     def slope(self, margins: Tensor) -> Slope:
         top = margins.amax(0, keepdim=True)  # at least 0, the margin of the true class
-        share = (margins - top).exp_().scatter_(0, self.labels, 0.0)
-        share = F.threshold(share, NEGLIGIBLE, 0.0, inplace=True)
-        others, own = share.sum(0, keepdim=True), (-top).exp()
-        loss = (top.double() + torch.log1p((own - 1 + others).double())).sum()
-        share /= own + others
-        return Slope(float(loss), share.scatter_(0, self.labels, -others / (own + others)))
+        probability = (margins - top).exp_().scatter_(0, self.labels, 0.0)
+        probability = F.threshold(probability, MIN_PROBABILITY, 0.0, inplace=True)
+        others, true_class = probability.sum(0, keepdim=True), (-top).exp()
+        loss = (top.double() + torch.log1p((true_class - 1 + others).double())).sum()
+        probability /= true_class + others
+        return Slope(float(loss), probability.scatter_(0, self.labels, -others / (true_class + others)))
 
     def gradient(self, residual: Tensor) -> Tensor:
         return residual @ self.rows
 
     def curvature(self, residual: Tensor, chunk: int = 4096) -> Tensor:
         """The diagonal of the Hessian of the cross-entropy."""
-        share = residual.abs()
-        share = share * (1 - share)
-        found = self.zero()
+        probability = residual.abs()
+        probability = probability * (1 - probability)
+        diagonal = self.zero()
         for start in range(0, len(self.rows), chunk):
-            found.addmm_(share[:, start : start + chunk], self.rows[start : start + chunk].square())
-        return found
+            diagonal.addmm_(probability[:, start : start + chunk], self.rows[start : start + chunk].square())
+        return diagonal
 
     def hessian_product(self, residual: Tensor, direction: Tensor) -> Tensor:
         """The Hessian of the cross-entropy times a direction."""
@@ -153,67 +151,69 @@ class Problem:
 
 
 @dataclass
-class Memory:
-    """L-BFGS pairs (step, change of the cross-entropy's gradient); the ridge's part of the change is 2 weight step."""
+class LbfgsMemory:
+    """L-BFGS pairs of a step and the change of the gradient; the ridge contributes 2 * weight * step to the change."""
 
     size: int = 10
     weight: float = 0.0
     steps: list[Tensor] = field(default_factory=list)
-    changes: list[Tensor] = field(default_factory=list)  # with the ridge's part at `weight`
+    changes: list[Tensor] = field(default_factory=list)  # including the ridge's at `weight`
     products: list[Tensor] = field(default_factory=list)
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        """A step, and the change of the cross-entropy's gradient over it."""
+        """Add a step and the change of the cross-entropy's gradient over it."""
         self.steps.append(step.flatten())
         self.changes.append(torch.add(change, step, alpha=2 * self.weight).flatten())
         self.products.append(torch.dot(self.steps[-1], self.changes[-1]))
-        for kept in (self.steps, self.changes, self.products):
-            del kept[: -self.size]
+        for items in (self.steps, self.changes, self.products):
+            del items[: -self.size]
 
     def move(self, weight: float, factor: float = 1.0) -> None:
-        """To another weight, where the cross-entropy's curvature is `factor` times as large."""
+        """Adapt the pairs to another weight, where the cross-entropy's curvature is `factor` times as large."""
         for step, change in zip(self.steps, self.changes, strict=True):
             change.mul_(factor).add_(step, alpha=2 * (weight - factor * self.weight))
         self.products = [torch.dot(step, change) for step, change in zip(self.steps, self.changes, strict=True)]
         self.weight = weight
 
     def clear(self) -> None:
-        for kept in (self.steps, self.changes, self.products):
-            kept.clear()
+        for items in (self.steps, self.changes, self.products):
+            items.clear()
 
     def direction(self, gradient: Tensor, diagonal: Tensor) -> Tensor:
         """- H gradient by the two-loop recursion around the inverse diagonal."""
-        found, diagonal = gradient.flatten().clone(), diagonal.flatten()
-        shares = []
+        result, diagonal = gradient.flatten().clone(), diagonal.flatten()
+        coefficients = []
         for step, change, product in zip(*map(reversed, (self.steps, self.changes, self.products)), strict=True):
-            share = torch.dot(step, found) / product
-            shares.append(share)
-            found.addcmul_(change, share, value=-1)
-        found /= diagonal
-        if shares:
-            found *= self.products[-1] / torch.dot(self.changes[-1] / diagonal, self.changes[-1])
-        for step, change, product, share in zip(self.steps, self.changes, self.products, reversed(shares), strict=True):
-            found.addcmul_(step, share - torch.dot(change, found) / product)
-        return found.neg_().view_as(gradient)
+            coefficient = torch.dot(step, result) / product
+            coefficients.append(coefficient)
+            result.addcmul_(change, coefficient, value=-1)
+        result /= diagonal
+        if coefficients:
+            result *= self.products[-1] / torch.dot(self.changes[-1] / diagonal, self.changes[-1])
+        for step, change, product, coefficient in zip(
+            self.steps, self.changes, self.products, reversed(coefficients), strict=True
+        ):
+            result.addcmul_(step, coefficient - torch.dot(change, result) / product)
+        return result.neg_().view_as(gradient)
 
 
 class Solution(NamedTuple):
-    """An optimum, with its distance from being one: `residual` is ||gradient|| / ||gradient of the ridge||.
+    """A solution and its distance from the optimum: `residual` is ||gradient|| / ||gradient of the ridge||.
 
-    The objective is 2 weight-strongly convex, so that it bounds ||parameters - optimum|| / ||parameters||, and
-    (objective - minimum) / (weight ||parameters||^2) by its square.
+    The penalised loss is 2 weight-strongly convex, so the residual bounds ||parameters - optimum|| / ||parameters||,
+    and its square bounds (penalized_loss - minimum) / (weight ||parameters||^2).
 
-    A small weight makes these bounds loose: a residual of thousands is usual where the ridge hardly matters. So that
-    being `cut_off` is told otherwise: the iterations ran out, and over the last tenth of them the objective still fell
-    by more than tolerance^2 / 10 of itself. A solution that reached its tolerance is off by about as much (features of
-    encoders take tens or hundreds of the 1000 iterations); one that was cut off is off by more, and its answers may be
-    other ones than the optimum's. One that the precision ended (see `solve`) is not: more iterations gain nothing.
+    A small weight makes these bounds loose: a residual of thousands is common where the ridge hardly matters. So
+    `cut_off` has another criterion: the iterations ran out, and over the last tenth of them the penalised loss still
+    fell by more than tolerance^2 / 10 of itself. A solution that reached its tolerance has about that error (features
+    of encoders need tens or hundreds of the 1000 iterations); one that was cut off has a larger one and may predict
+    other classes than the optimum. A solution that precision ended (see `solve`) is not cut off.
     """
 
     weight: float
     parameters: Tensor  # (classes, r), on the problem's axes
     margins: Tensor
-    objective: float
+    penalized_loss: float
     residual: float
     iterations: int
     cut_off: bool = False
@@ -222,17 +222,17 @@ class Solution(NamedTuple):
 def find_step_length(
     problem: Problem, margins: Tensor, along: Tensor, ridge: tuple[float, float], slope: float
 ) -> tuple[float, Tensor, Slope]:
-    """A minimum along the direction, to 30% of its slope, by Newton's method kept inside a bracket.
+    """Minimise along the direction, until 30% of the slope is left, by Newton's method inside a bracket.
 
-    `ridge` holds the ridge's slope at 0 and its curvature along the direction. Where the memory tells of another
-    problem's curvature (a refit on more images) the direction may be a million times too long: it is shortened by tens.
+    `ridge` holds the ridge's slope at 0 and its curvature along the direction. If the memory is of another problem
+    (a refit on more images) the direction may be a million times too long: it is shortened by factors of ten.
     """
     guess, low, high = 1.0, 0.0, float("inf")
-    for _ in range(MOST_LENGTHS):
+    for _ in range(MAX_LENGTHS):
         length = guess
-        there = torch.add(margins, along, alpha=length)
-        found = problem.slope(there)
-        weighted = found.residual * along  # `along` is 0 at the true class, whose residual is p - 1
+        new_margins = torch.add(margins, along, alpha=length)
+        new_slope = problem.slope(new_margins)
+        weighted = new_slope.residual * along  # `along` is 0 at the true class, whose residual is p - 1
         first = float(weighted.sum(dtype=torch.float64)) + ridge[0] + length * ridge[1]
         if abs(first) <= 0.3 * abs(slope):
             break
@@ -242,7 +242,7 @@ def find_step_length(
         if not low < guess < high:
             guess = 2 * length if high == float("inf") else (low + high) / 2 if low > 0 else high / 10
         guess = min(guess, 10 * length)
-    return length, there, found  # of one point, also where the search was cut off
+    return length, new_margins, new_slope  # all of the same point
 
 
 def solve(
@@ -250,29 +250,29 @@ def solve(
     weight: float,
     start: Tensor | None = None,
     margins: Tensor | None = None,
-    memory: Memory | None = None,
+    memory: LbfgsMemory | None = None,
     tolerance: float = 1e-2,
     max_iterations: int = 1000,
 ) -> Solution:
-    """The optimum at one weight, until the gradient is below `tolerance` of the ridge's gradient.
+    """Solve for one weight, until the gradient is below `tolerance` of the ridge's gradient.
 
-    Of features that differ by less than 1 a part of the tolerance, as small as they differ: a bias that is off by more
-    would outweigh all they say. Where the ridge is too weak for the precision to tell (tiny weights on classes that
-    overlap), until the next step promises less than tolerance^2 / 10,000, or a last digit, of the objective or, where
-    that is less, of what has been gained on it: a strong ridge gains next to nothing, and yet its answers are others.
+    If the deviation of the features is below 1, the tolerance is multiplied by it: a larger error of the bias would
+    outweigh them. If the ridge is too weak for this criterion (tiny weights on overlapping classes), the solver stops
+    when the next step promises less than tolerance^2 / 10,000, or machine epsilon, of the penalised loss or of the gain
+    so far, whichever is smaller: a strong ridge gains next to nothing, and still changes predictions.
     """
-    digit = torch.finfo(problem.rows.dtype).eps
-    tolerance *= min(1.0, max(problem.spread, 10 * digit))
-    memory = Memory(weight=weight) if memory is None else memory
+    eps = torch.finfo(problem.rows.dtype).eps
+    tolerance *= min(1.0, max(problem.total_deviation, 10 * eps))
+    memory = LbfgsMemory(weight=weight) if memory is None else memory
     parameters = problem.zero() if start is None else start.clone()
     margins = problem.margins(parameters) if margins is None else margins
     loss, residual = problem.slope(margins)
-    own = problem.gradient(residual)
+    loss_gradient = problem.gradient(residual)
     diagonal = problem.curvature(residual).add_(2 * weight)
     late = max_iterations - max(1, max_iterations // 10)
     before_last, ran_out = float("inf"), False
     for iteration in range(max_iterations + 1):
-        gradient = torch.add(own, parameters, alpha=2 * weight)
+        gradient = torch.add(loss_gradient, parameters, alpha=2 * weight)
         size = float(parameters.norm())
         relative = float(gradient.norm()) / max(2 * weight * size, 1e-300)
         if iteration == late:
@@ -282,69 +282,70 @@ def solve(
             break
         direction = memory.direction(gradient, diagonal)
         slope = float((direction * gradient).sum(dtype=torch.float64))
-        if not slope < 0:  # rounding has spoilt the pairs
+        if not slope < 0:  # rounding errors in the pairs
             memory.clear()
             direction = -gradient / diagonal
             slope = float((direction * gradient).sum(dtype=torch.float64))
-        objective = loss + weight * size**2
-        gained = max(problem.at_zero - objective, digit * problem.at_zero)
-        if -slope / 2 <= max(tolerance**2 / 1e4, digit) * min(objective, gained):
+        penalized_loss = loss + weight * size**2
+        gained = max(problem.loss_at_zero - penalized_loss, eps * problem.loss_at_zero)
+        if -slope / 2 <= max(tolerance**2 / 1e4, eps) * min(penalized_loss, gained):
             break
         squared = float(direction.square().sum(dtype=torch.float64))
         ridge = 2 * weight * float((parameters * direction).sum(dtype=torch.float64)), 2 * weight * squared
         along = problem.margins(direction)
         length, margins, (loss, residual) = find_step_length(problem, margins, along, ridge, slope)
-        before, own = own, problem.gradient(residual)
-        memory.add(direction.mul_(length), own - before)
+        before, loss_gradient = loss_gradient, problem.gradient(residual)
+        memory.add(direction.mul_(length), loss_gradient - before)
         parameters += direction
-        if length * squared**0.5 <= digit * size:  # no longer moves: the precision's end
+        if length * squared**0.5 <= eps * size:  # limit of precision
             break
-    objective = loss + weight * float(parameters.square().sum(dtype=torch.float64))
-    cut_off = ran_out and before_last - objective > tolerance**2 / 10 * objective
-    return Solution(weight, parameters, margins, objective, relative, iteration, cut_off)
+    penalized_loss = loss + weight * float(parameters.square().sum(dtype=torch.float64))
+    cut_off = ran_out and before_last - penalized_loss > tolerance**2 / 10 * penalized_loss
+    return Solution(weight, parameters, margins, penalized_loss, relative, iteration, cut_off)
 
 
-def path(
+def solve_path(
     problem: Problem, weights: Sequence[float], tolerance: float = 1e-2, max_iterations: int = 1000
 ) -> Iterator[Solution]:
     """The optima at geometrically spaced weights, from the strongest ridge to the weakest.
 
-    >>> rows = with_ones(torch.tensor([[0.0], [1.0], [2.0], [3.0]]))
-    >>> [round(float(s.parameters.norm()), 2) for s in path(Problem(rows, torch.tensor([0, 0, 1, 1]), 2), (1.0, 10.0))]
+    >>> rows = append_ones(torch.tensor([[0.0], [1.0], [2.0], [3.0]]))
+    >>> problem = Problem(rows, torch.tensor([0, 0, 1, 1]), 2)
+    >>> [round(float(solution.parameters.norm()), 2) for solution in solve_path(problem, (1.0, 10.0))]
     [0.11, 0.55]
     """
     past: list[Solution] = []
-    memory = Memory()
-    mean = 0.0
+    memory = LbfgsMemory()
+    previous_residual = 0.0
     for weight in sorted(weights, reverse=True):
-        start, margins = _extrapolated(problem, weight, past)
-        here = float(problem.slope(margins).residual.abs().mean())
-        memory.move(weight, here / mean if mean > 0 else 1.0)
-        found = solve(problem, weight, start, margins, memory, tolerance, max_iterations)
-        mean = float(problem.slope(found.margins).residual.abs().mean())
-        past = [found, *past[: len(EXTRAPOLATE) - 1]]
-        yield found
+        start, margins = _extrapolate(problem, weight, past)
+        mean_residual = float(problem.slope(margins).residual.abs().mean())
+        memory.move(weight, mean_residual / previous_residual if previous_residual > 0 else 1.0)
+        solution = solve(problem, weight, start, margins, memory, tolerance, max_iterations)
+        previous_residual = float(problem.slope(solution.margins).residual.abs().mean())
+        past = [solution, *past[: len(EXTRAPOLATION_WEIGHTS) - 1]]
+        yield solution
 
 
-def _extrapolated(problem: Problem, weight: float, past: Sequence[Solution]) -> tuple[Tensor, Tensor]:
-    """The start of lowest objective among the extrapolations of order 0 to 3; the margins extrapolate alike."""
+def _extrapolate(problem: Problem, weight: float, past: Sequence[Solution]) -> tuple[Tensor, Tensor]:
+    """The start with the lowest penalised loss among extrapolations of order 0 to 3, and its margins."""
     if not past:
         return problem.zero(), problem.margins(problem.zero())
-    best = float("inf")
-    for factors in EXTRAPOLATE[: len(past)]:
+    lowest = float("inf")
+    for factors in EXTRAPOLATION_WEIGHTS[: len(past)]:
         pairs = list(zip(factors, past, strict=False))
         guess = torch.stack([factor * point.parameters for factor, point in pairs]).sum(0)
         margins = torch.stack([factor * point.margins for factor, point in pairs]).sum(0)
-        objective = problem.slope(margins).loss + weight * float(guess.square().sum(dtype=torch.float64))
-        if objective < best:
-            best, start, its_margins = objective, guess, margins
+        penalized_loss = problem.slope(margins).loss + weight * float(guess.square().sum(dtype=torch.float64))
+        if penalized_loss < lowest:
+            lowest, start, its_margins = penalized_loss, guess, margins
     return start, its_margins
 
 
 # --- from single to double precision ----------------------------------------------------------------------------------
-# `solve` stops where its tolerance, or single precision, ends. What is left is a few Newton steps: gradient, objective
-# and parameters are of double precision, so that the optimum is the true one. The Newton system is solved by conjugate
-# gradients in single precision: an error there makes a step a little worse, and no result.
+# `solve` stops at its tolerance or at the limit of single precision. A few Newton steps follow: gradient, loss and
+# parameters are in double precision. The Newton system is solved by conjugate gradients in single precision, whose
+# errors make a step slightly worse and do not affect the result.
 
 
 def polish(
@@ -352,15 +353,15 @@ def polish(
     single: Problem,
     weight: float,
     start: Tensor,
-    tolerance: float = POLISHED,
+    tolerance: float = POLISH_TOLERANCE,
     max_steps: int = NEWTON_STEPS,
     max_products: int = NEWTON_PRODUCTS,
 ) -> Solution:
-    """The optimum at one weight, until the gradient is below `tolerance` of the ridge's gradient.
+    """Refine a solution in double precision, until the gradient is below `tolerance` of the ridge's gradient.
 
-    `problem` has double precision, `single` holds the same rows in single precision. Parameters then are within
-    `tolerance` of the optimum, relative to their norm, and answers differ for about so many images. `cut_off` says
-    that the steps ran out before.
+    `problem` is in double precision, `single` holds the same rows in single precision. The parameters are then within
+    `tolerance` of the optimum, relative to their norm, and about that fraction of predictions may differ. `cut_off`
+    means that the steps ran out before.
     """
     parameters = start.to(problem.rows.dtype)
     margins = problem.margins(parameters)
@@ -372,9 +373,11 @@ def polish(
         converged = relative <= tolerance
         if converged or step == max_steps or products >= max_products:
             break
-        wanted = min(0.3, max(0.01, 0.3 * tolerance / relative))
-        direction, used = newton_direction(single, residual, gradient, weight, wanted, max_products - products)
-        products += used
+        required_residual = min(0.3, max(0.01, 0.3 * tolerance / relative))
+        direction, products_used = newton_direction(
+            single, residual, gradient, weight, required_residual, max_products - products
+        )
+        products += products_used
         slope, squared = float((direction * gradient).sum()), float(direction.square().sum())
         if not slope < 0:
             break
@@ -382,39 +385,39 @@ def polish(
         length, margins, (loss, residual) = find_step_length(problem, margins, problem.margins(direction), ridge, slope)
         parameters = parameters + length * direction
         if length * squared**0.5 <= torch.finfo(parameters.dtype).eps * float(parameters.norm()):
-            converged = True  # double precision has no better parameters
+            converged = True  # limit of double precision
             break
-    objective = loss + weight * float(parameters.square().sum())
-    return Solution(weight, parameters, margins, objective, relative, products, not converged)
+    penalized_loss = loss + weight * float(parameters.square().sum())
+    return Solution(weight, parameters, margins, penalized_loss, relative, products, not converged)
 
 
 def newton_direction(
-    problem: Problem, residual: Tensor, gradient: Tensor, weight: float, wanted: float, most: int
+    problem: Problem, residual: Tensor, gradient: Tensor, weight: float, required_residual: float, max_products: int
 ) -> tuple[Tensor, int]:
-    """- H^-1 gradient to the relative residual `wanted`, by conjugate gradients; and the products that it took."""
+    """- H^-1 gradient up to a relative residual, by conjugate gradients; and the number of products used."""
     slopes = residual.to(problem.rows.dtype)
     diagonal = problem.curvature(slopes).add_(2 * weight)
     size = gradient.norm()
-    rest = (gradient / -size).to(problem.rows.dtype)
-    found = torch.zeros_like(rest)
-    scaled = rest / diagonal
-    along, energy = scaled.clone(), _dot(rest, scaled)
-    used = 0
-    while used < most:
-        used += 1
+    remainder = (gradient / -size).to(problem.rows.dtype)
+    direction = torch.zeros_like(remainder)
+    scaled = remainder / diagonal
+    along, energy = scaled.clone(), _dot(remainder, scaled)
+    products_used = 0
+    while products_used < max_products:
+        products_used += 1
         product = problem.hessian_product(slopes, along).add_(along, alpha=2 * weight)
         curvature = _dot(along, product)
-        if not curvature > 0:  # rounding has spoilt it
+        if not curvature > 0:  # rounding errors
             break
-        found.add_(along, alpha=energy / curvature)
-        rest.sub_(product, alpha=energy / curvature)
-        if float(rest.norm()) <= wanted:
+        direction.add_(along, alpha=energy / curvature)
+        remainder.sub_(product, alpha=energy / curvature)
+        if float(remainder.norm()) <= required_residual:
             break
-        scaled = rest / diagonal
-        before, energy = energy, _dot(rest, scaled)
+        scaled = remainder / diagonal
+        before, energy = energy, _dot(remainder, scaled)
         along.mul_(energy / before).add_(scaled)
-    return found.to(gradient.dtype) * size, used
+    return direction.to(gradient.dtype) * size, products_used
 
 
-def _dot(one: Tensor, other: Tensor) -> float:
-    return float((one * other).sum(dtype=torch.float64))
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum(dtype=torch.float64))

@@ -16,20 +16,22 @@ Mark = Literal["", "best", "second"]
 
 
 class Score(NamedTuple):
-    """A mean in percent over `runs`; its spread is the deviation over seeds, or half a 95% interval, or None."""
+    """A mean in percent over `runs`; `uncertainty` is the deviation over seeds, half a 95% interval, or None."""
 
     mean: float
-    spread: float | None = None
+    uncertainty: float | None = None
     runs: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {"mean": self.mean, "spread": self.uncertainty, "runs": self.runs}
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows are encoders, columns data sets, in the order given; a cell is None where there is no result.
+    """Rows are encoders, columns data sets, in the order of the input; a cell is None where there is no result.
 
-    Average and average rank run over `ranked`, the data sets that count and on which every encoder has a result: NaN if
-    there is none.
-    One encoder is the best of nothing: it has no marks, and tables leave its rank out.
+    Averages and average ranks are over `ranked`, the data sets that count and have a result of every encoder; NaN if
+    there is none. A single encoder has no marks, and tables omit its rank.
     """
 
     encoders: tuple[str, ...]
@@ -46,9 +48,9 @@ class Ranking:
         return len(self.encoders) > 1
 
     def seeds(self, row: int) -> str:
-        """` (n = 3)` behind the name of a mean over seeds, ` (n = 1 to 3)` where some data sets lack one, else nothing.
+        """` (n = 3)` after the name of a mean over seeds, ` (n = 1 to 3)` if some data sets have fewer, else empty.
 
-        With it, readers can tell a deviation over seeds from the interval of a single few-shot result.
+        It distinguishes a deviation over seeds from the interval of a single few-shot result.
         """
         runs = [cell.runs for cell in self.cells[row] if cell is not None]
         if max(runs, default=1) == 1:
@@ -60,7 +62,7 @@ class Ranking:
             {
                 "encoder": name,
                 "scores": {
-                    data: None if cell is None else cell._asdict()
+                    data: None if cell is None else cell.to_json()
                     for data, cell in zip(self.datasets, cells, strict=True)
                 },
                 "average": _number(average),
@@ -78,10 +80,10 @@ def _number(value: float) -> float | None:
 
 
 def score(values: float | Score | Sequence[float]) -> Score:
-    """One number as it is; several, from seeds, as their mean and sample deviation.
+    """The Score of one number, or of several seeds: their mean and sample deviation.
 
     >>> score([70.0, 71.0, 72.0])
-    Score(mean=71.0, spread=1.0, runs=3)
+    Score(mean=71.0, uncertainty=1.0, runs=3)
     """
     if isinstance(values, Score):
         return values
@@ -98,10 +100,10 @@ def rank_encoders(
     digits: int = 2,
     unranked: Collection[str] = (),
 ) -> Ranking:
-    """`results[encoder][data set]` laid out and ranked, 1 the highest score, ties sharing the mean of their ranks.
+    """Rank `results[encoder][data set]`: 1 is the highest score, and ties share the mean of their ranks.
 
-    Scores are ranked and marked as printed, at `digits` decimals, so that a table never contradicts itself. Data sets
-    that are `unranked` are laid out with the others and compare nobody: they have no marks and count in no average.
+    Scores are ranked and marked as printed, at `digits` decimals, so that a table never contradicts itself. `unranked`
+    data sets have columns, but no marks, and count in no average.
 
     >>> scores = {"a": {"pets": 80, "dtd": 60}, "b": {"pets": 80, "dtd": 50}, "c": {"pets": 70, "dtd": 55}}
     >>> rank_encoders(scores).average_ranks
@@ -114,36 +116,36 @@ def rank_encoders(
     table = np.array([[math.nan if cell is None else round(cell.mean, digits) for cell in row] for row in cells])
     table = table.reshape(len(cells), len(columns))
     table[:, [data in unranked for data in columns]] = math.nan
-    whole = ~np.isnan(table).any(0)
-    ranks = shared_ranks(table[:, whole])
+    is_ranked = ~np.isnan(table).any(0)
+    ranks = shared_ranks(table[:, is_ranked])
     exact = np.array([[math.nan if cell is None else cell.mean for cell in row] for row in cells]).reshape(table.shape)
-    known = bool(whole.any())
+    has_ranked = bool(is_ranked.any())
     return Ranking(
         tuple(results),
         columns,
         cells,
         _marks(table),
-        tuple(np.array(columns)[whole].tolist()) if known else (),
-        tuple(exact[:, whole].mean(1).tolist()) if known else (math.nan,) * len(cells),
-        tuple(ranks.mean(1).tolist()) if known else (math.nan,) * len(cells),
+        tuple(np.array(columns)[is_ranked].tolist()) if has_ranked else (),
+        tuple(exact[:, is_ranked].mean(1).tolist()) if has_ranked else (math.nan,) * len(cells),
+        tuple(ranks.mean(1).tolist()) if has_ranked else (math.nan,) * len(cells),
         digits,
     )
 
 
 def shared_ranks(table: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Ranks down each column, 1 for the highest, ties sharing their mean rank."""
+    """Ranks within each column; 1 is the highest, and ties share their mean rank."""
     higher = (table[None] > table[:, None]).sum(1)
     equal = (table[None] == table[:, None]).sum(1)
-    found: np.ndarray[Any, np.dtype[np.float64]] = higher + (equal + 1) / 2
-    return found
+    ranks: np.ndarray[Any, np.dtype[np.float64]] = higher + (equal + 1) / 2
+    return ranks
 
 
 def _marks(table: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[tuple[Mark, ...], ...]:
-    """The highest printed value of each column, and the next lower one; both may be shared."""
+    """Mark the highest printed value of each column, and the second highest; ties share a mark."""
     marks: list[list[Mark]] = [["" for _ in row] for row in table]
     for column in range(table.shape[1]) if len(table) > 1 else ():
         values = sorted({value for value in table[:, column].tolist() if not math.isnan(value)}, reverse=True)
-        for place, mark in enumerate(("best", "second")[: len(values)]):
-            for row in np.flatnonzero(table[:, column] == values[place]).tolist():
+        for position, mark in enumerate(("best", "second")[: len(values)]):
+            for row in np.flatnonzero(table[:, column] == values[position]).tolist():
                 marks[row][column] = "best" if mark == "best" else "second"
     return tuple(map(tuple, marks))

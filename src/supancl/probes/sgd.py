@@ -33,8 +33,8 @@ class SgdProbe:
         return dict(to_json(self))
 
 
-def shuffled(train: Features, batch_size: int = 256, seed: int = 0) -> EpochOfBatches:
-    """Epochs of cached features, their order a function of seed and epoch; the last, smaller batch is kept."""
+def shuffle_epochs(train: Features, batch_size: int = 256, seed: int = 0) -> EpochOfBatches:
+    """Batches of cached features for each epoch, shuffled by seed and epoch; the last batch may be smaller."""
 
     def epoch_of(epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
@@ -59,21 +59,21 @@ def sgd_probe(
 ) -> SgdProbe:
     """The paper's linear evaluation: SGD at lr * batch_size / 256, a tenth of it from epoch 60 and again from 80.
 
-    `train` is cached features, or a function from the epoch to its batches of (features, labels): augmented views,
-    encoded anew each epoch, come in that way, with `classes` given. No weight decay; the last epoch is reported, and
-    the test features are looked at then alone.
+    `train` is cached features, or a function from the epoch to batches of (features, labels), for views that are
+    augmented in every epoch; that needs `classes`. There is no weight decay. The test features are used only once,
+    after the last epoch.
     """
     if isinstance(train, Features):
         splits, names = check_splits(train=train, test=test)
-        cached = Features(*(part.to(device) for part in splits["train"]))
-        classes, test, batches = len(names), splits["test"], shuffled(cached, batch_size, seed)
+        cached_features = Features(*(chunk.to(device) for chunk in splits["train"]))
+        classes, test, batches = len(names), splits["test"], shuffle_epochs(cached_features, batch_size, seed)
     elif classes is None:
         raise BadInput("classes: the number of classes is needed when epochs of features come from a function")
     else:
         check_finite("test", test.values)
         test, batches = test.labelled(), train
     layer = nn.Linear(test.values.shape[1], classes, device=device)
-    with torch.no_grad():  # as MoCo initialises it
+    with torch.no_grad():  # MoCo's initialisation
         weight = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(seed))
         layer.weight.copy_(0.01 * weight)
         layer.bias.zero_()
@@ -81,15 +81,17 @@ def sgd_probe(
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(milestones), gamma=0.1)
     losses = []
     for epoch in range(epochs):
-        losses.append(_epoch(layer, optimizer, batches(epoch), epoch, torch.device(device)))
+        losses.append(_train_epoch(layer, optimizer, batches(epoch), epoch, torch.device(device)))
         schedule.step()
     with torch.no_grad():
-        answers = torch.cat([layer(part.to(device, torch.float32)).argmax(1).cpu() for part in test.values.split(8192)])
-    accuracy = 100 * float((answers == test.labels.cpu()).double().mean())
+        predictions = torch.cat(
+            [layer(chunk.to(device, torch.float32)).argmax(1).cpu() for chunk in test.values.split(8192)]
+        )
+    accuracy = 100 * float((predictions == test.labels.cpu()).double().mean())
     return SgdProbe(accuracy, tuple(losses), epochs, batch_size, lr, classes)
 
 
-def _epoch(
+def _train_epoch(
     layer: nn.Linear,
     optimizer: torch.optim.Optimizer,
     batches: Iterable[tuple[Tensor, Tensor]],

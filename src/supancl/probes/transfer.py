@@ -1,4 +1,4 @@
-"""Linear transfer as in App. E: a ridge chosen on validation, a refit on train and validation, one test."""
+"""Linear transfer as in App. E: choose a ridge on validation, refit on train and validation, test once."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from supancl.config import to_json
 from supancl.errors import BadInput
 from supancl.probes.features import Features, check_splits
 from supancl.probes.logistic import (
-    Memory,
+    LbfgsMemory,
     Problem,
     Solution,
-    answers,
-    onto_axes,
-    path,
-    predicted,
+    predict,
+    predict_unrotated,
     principal_axes,
+    rotate,
     solve,
+    solve_path,
 )
 
 TransferMetric = Literal["top-1", "mean-per-class"]
 WEIGHTS = tuple(10 ** (-6 + 11 * i / 44) for i in range(45))  # 1e-6 to 1e5, evenly spaced logarithms
 TOLERANCE = 0.05
-COARSE = 4  # times as rough is enough for weights whose accuracy is
-FAR = 0.5  # points below the best
+COARSE_FACTOR = 4  # the first tolerance is this many times larger
+REFINE_WITHIN = 0.5  # points below the best accuracy: only these weights are solved to the tolerance
 
 
 @dataclass(frozen=True)
 class Transfer:
     """Accuracy in percent on the test features, and how the ridge's weight was chosen.
 
-    `validation` holds one accuracy for each of `weights` (ascending), of a rougher solution where it is far below the
-    best; `residual` says how near its optimum the tested classifier is, `cut_off` whether it was left too far from it
-    (see `logistic.Solution`), and `iterations` is the sum over all solutions.
+    `validation` holds an accuracy for each of `weights` (ascending), of a rougher solution if it is far below the best.
+    `residual` and `cut_off` are of the tested classifier (see `logistic.Solution`); `iterations` is the sum over all
+    solutions.
     """
 
     accuracy: float
@@ -54,20 +54,20 @@ class Transfer:
         return dict(to_json(self))
 
 
-def accuracy(given: Tensor, labels: Tensor, metric: TransferMetric = "top-1") -> float:
-    """In percent: over all images, or the mean over the classes of the accuracy in each.
+def accuracy(predictions: Tensor, labels: Tensor, metric: TransferMetric = "top-1") -> float:
+    """Accuracy in percent: over all images, or the mean of the classes' accuracies.
 
-    >>> given, labels = torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1])
-    >>> accuracy(given, labels), accuracy(given, labels, "mean-per-class")
+    >>> predictions, labels = torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1])
+    >>> accuracy(predictions, labels), accuracy(predictions, labels, "mean-per-class")
     (75.0, 50.0)
     """
-    right = (given == labels).double()
+    is_correct = (predictions == labels).double()
     if metric == "top-1":
-        return 100 * float(right.mean())
+        return 100 * float(is_correct.mean())
     if metric != "mean-per-class":
         raise BadInput(f"metric = {metric!r}: must be top-1 or mean-per-class")
     _, row = torch.unique(labels, return_inverse=True)
-    return 100 * float((torch.bincount(row, right) / torch.bincount(row)).mean())
+    return 100 * float((torch.bincount(row, is_correct) / torch.bincount(row)).mean())
 
 
 def transfer(
@@ -80,13 +80,12 @@ def transfer(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Transfer:
-    """Summed cross-entropy + weight * ||parameters||^2, bias included, on raw features.
+    """Minimise the summed cross-entropy + weight * ||parameters||^2, bias included, on raw features.
 
-    Each weight's optimum is found to 4 * `tolerance` (the gradient relative to the ridge's gradient), then those within
-    half a point of the best validation accuracy to `tolerance`, and the best of them is taken, ties going to the
-    smallest weight as in a loop upwards that replaces its best only by a better one. The problem is convex: a path
-    warm-started downwards ends at the same optima as one upwards.
-    Memory: the features once more in `dtype`, on their principal axes, and some arrays of images x classes.
+    Each weight is solved to 4 * `tolerance` (the gradient relative to the ridge's gradient), then those within half a
+    point of the best validation accuracy to `tolerance`. The best of them is used; ties go to the smallest weight, as
+    in an ascending loop that keeps the first best. The problem is convex, so a descending path finds the same optima.
+    Memory: a copy of the features in `dtype`, on their principal axes, and some arrays of images x classes.
     """
     if not weights or min(weights) <= 0:
         raise BadInput(f"weights = {weights!r}: at least one, and all above 0")
@@ -94,36 +93,40 @@ def transfer(
     both = torch.cat([splits["train"].values, splits["validation"].values]).to(device)
     labels = torch.cat([splits["train"].labels, splits["validation"].labels]).to(device)
     axes = principal_axes(both, dtype)
-    rows, fitted = onto_axes(both, axes), len(splits["train"].labels)
+    rows, train_count = rotate(both, axes), len(splits["train"].labels)
     del both
-    problem = Problem(rows[:fitted], labels[:fitted], len(classes))
+    problem = Problem(rows[:train_count], labels[:train_count], len(classes))
     scores, starts, iterations = {}, {}, 0
 
-    def noted(solution: Solution) -> int:
-        scores[solution.weight] = accuracy(predicted(solution.parameters, rows[fitted:]), labels[fitted:], metric)
+    def record(solution: Solution) -> int:
+        scores[solution.weight] = accuracy(
+            predict(solution.parameters, rows[train_count:]), labels[train_count:], metric
+        )
         starts[solution.weight] = solution.parameters
         return solution.iterations
 
-    for solution in path(problem, weights, COARSE * tolerance):
-        iterations += noted(solution)
-    near = [weight for weight, score in scores.items() if score >= max(scores.values()) - FAR]
-    memory = Memory(20)
-    for weight in near:
+    for solution in solve_path(problem, weights, COARSE_FACTOR * tolerance):
+        iterations += record(solution)
+    candidates = [weight for weight, score in scores.items() if score >= max(scores.values()) - REFINE_WITHIN]
+    memory = LbfgsMemory(20)
+    for weight in candidates:
         memory.move(weight)
-        iterations += noted(solve(problem, weight, starts[weight], memory=memory, tolerance=tolerance))
-    chosen = min(near, key=lambda weight: (-scores[weight], weight))
-    memory.move(chosen)  # the pairs of the train split tell of train and validation too
-    final = solve(Problem(rows, labels, len(classes)), chosen, starts[chosen], memory=memory, tolerance=tolerance)
-    given = answers(final.parameters, axes, splits["test"].values.to(device)).cpu()
+        iterations += record(solve(problem, weight, starts[weight], memory=memory, tolerance=tolerance))
+    best_weight = min(candidates, key=lambda weight: (-scores[weight], weight))
+    memory.move(best_weight)  # pairs of the train split also fit train and validation
+    final = solve(
+        Problem(rows, labels, len(classes)), best_weight, starts[best_weight], memory=memory, tolerance=tolerance
+    )
+    predictions = predict_unrotated(final.parameters, axes, splits["test"].values.to(device)).cpu()
     ascending = sorted(scores)
     return Transfer(
-        accuracy(given, splits["test"].labels.cpu(), metric),
+        accuracy(predictions, splits["test"].labels.cpu(), metric),
         metric,
-        chosen,
+        best_weight,
         tuple(ascending),
         tuple(scores[weight] for weight in ascending),
         len(classes),
-        (fitted, len(labels) - fitted, len(given)),
+        (train_count, len(labels) - train_count, len(predictions)),
         final.residual,
         iterations + final.iterations,
         final.cut_off,

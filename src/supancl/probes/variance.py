@@ -1,4 +1,4 @@
-"""Intra-class and total variance of features (Sec. 4.3), the effective rank, and the signs of neural collapse."""
+"""Intra-class and total variance of features (Sec. 4.3), effective rank, and measures of neural collapse."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Variance(NamedTuple):
 
 
 def variance(features: Features, normalize: bool = True) -> Variance:
-    """S_W and S_T over the labelled features, L2-normalised first unless told otherwise.
+    """S_W and S_T over the labelled features, L2-normalised by default.
 
     >>> flat = Features(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0, 1, 1]))
     >>> variance(flat)
@@ -45,7 +45,7 @@ def variance(features: Features, normalize: bool = True) -> Variance:
 
 
 def class_means(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean of each class in the order of the labels, the row of it for each image, and the classes' labels."""
+    """The mean of each class in the order of the labels, the row of its class for each image, and the labels."""
     classes, row = torch.unique(labels, return_inverse=True)
     sums = torch.zeros(len(classes), values.shape[1], dtype=values.dtype, device=values.device)
     return sums.index_add_(0, row, values) / torch.bincount(row)[:, None], row, classes
@@ -58,31 +58,32 @@ def effective_rank(values: Tensor) -> float:
     4.0
     """
     centred = values.double() - values.double().mean(0)
-    # of X X' and X' X, which share their eigenvalues, the smaller
+    # X X' and X' X have the same non-zero eigenvalues: use the smaller
     gram = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred
-    # N centred rows span N - 1 directions at most; of the rest only the rounding would be counted
+    # N centred rows span at most N - 1 directions; further eigenvalues are rounding errors
     directions = min(len(gram), len(centred) - 1)
     singular = torch.linalg.eigvalsh(gram)[len(gram) - directions :].clamp(min=0).sqrt()
     total = singular.sum()
     if not bool(torch.isfinite(total)) or float(total) <= 1e-12:
         return 0.0
-    share = singular / total
-    share = share[share > 1e-12]
-    return float((-(share * share.log()).sum()).exp())
+    proportion = singular / total
+    proportion = proportion[proportion > 1e-12]
+    return float((-(proportion * proportion.log()).sum()).exp())
 
 
 @dataclass(frozen=True)
 class Collapse:
-    """How far features have gone towards neural collapse (Papyan, Han and Donoho, 2020): 0 is collapsed, unless said.
+    """Measures of neural collapse (Papyan, Han and Donoho, 2020); for nc1 to nc4, 0 is collapsed.
 
-    nc1: tr(S_W S_B^+) / C, the variability inside classes against that between them.
-    nc2_norms: deviation over mean of the norms of the centred class means.
+    nc1: tr(S_W S_B^+) / C, the variability within classes relative to that between them.
+    nc2_norms: deviation / mean of the norms of the centred class means.
     nc2_angles: deviation of the cosines between two of them; nc2_simplex: mean |cosine + 1 / (C - 1)|, the distance
-    from the simplex, whose means stand as far from each other as they can.
+    from the simplex, whose means are as far apart as possible.
     nc3: ||W / |W| - M / |M|||^2 of a classifier's weights W and the means M; None without a classifier.
-    nc4: share in percent of images whose nearest class mean is not that of the classifier's answer (without one: of
-    their own class).
-    spread: E ||z - mu_y||^2 for each class in the order of `classes`; their mean over images is S_W.
+    nc4: percentage of images whose nearest class mean is not of the predicted class (without a classifier: of their
+    class).
+    class_variance: E ||z - mu_y||^2 for each class in the order of `classes`; their mean over images is S_W. The JSON
+    key is `spread`.
     """
 
     within: float
@@ -95,30 +96,30 @@ class Collapse:
     nc2_simplex: float
     nc3: float | None
     nc4: float
-    spread: tuple[float, ...]
+    class_variance: tuple[float, ...]
     classes: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return dict(to_json(self))
+        return {"spread" if key == "class_variance" else key: value for key, value in to_json(self).items()}
 
 
 def collapse(
     features: Features, normalize: bool = True, weights: Tensor | None = None, bias: Tensor | None = None
 ) -> Collapse:
-    """Every measure of variance at once, over the labelled features, L2-normalised first unless told otherwise.
+    """All measures of variance and collapse, over the labelled features, L2-normalised by default.
 
-    `weights` (C, width), with or without `bias`, is a linear classifier of the same features, its rows in the order of
+    `weights` (C, width), with or without `bias`, is a linear classifier of the same features, with rows in the order of
     the labels.
 
     >>> points = Features(torch.eye(3).repeat_interleave(4, 0), torch.arange(3).repeat_interleave(4))
-    >>> found = collapse(points)
-    >>> [round(value, 6) for value in (found.nc1, found.nc2_norms, found.nc2_simplex, found.nc4)]
+    >>> measures = collapse(points)
+    >>> [round(value, 6) for value in (measures.nc1, measures.nc2_norms, measures.nc2_simplex, measures.nc4)]
     [0.0, 0.0, 0.0, 0.0]
     """
-    kept = check_features("variance", features)
-    values = kept.values.double()
+    labelled = check_features("variance", features)
+    values = labelled.values.double()
     values = F.normalize(values, dim=1) if normalize else values
-    means, row, classes = class_means(values, kept.labels)
+    means, row, classes = class_means(values, labelled.labels)
     if len(classes) < 2:
         raise BadInput(f"variance features: only class {int(classes[0])}; measures between classes need two")
     if weights is not None and weights.shape != means.shape:
@@ -128,18 +129,18 @@ def collapse(
         )
     centred = means - values.mean(0)
     residual = values - means[row]
-    spread = torch.bincount(row, residual.square().sum(1)) / torch.bincount(row)
+    class_variance = torch.bincount(row, residual.square().sum(1)) / torch.bincount(row)
     within, total = residual.square().sum(1).mean(), (values - values.mean(0)).square().sum(1).mean()
     cosines = F.normalize(centred, dim=1) @ F.normalize(centred, dim=1).T
     cosines = cosines[~torch.eye(len(classes), dtype=torch.bool, device=cosines.device)]
     norms = centred.norm(dim=1)
     simplex = (cosines + 1 / (len(classes) - 1)).abs().mean()
-    answer, dual = row, None
+    predicted, dual = row, None
     if weights is not None:
         weights = weights.double().to(values.device)
-        answer = (values @ weights.T + (0 if bias is None else bias.double().to(values.device))).argmax(1)
+        predicted = (values @ weights.T + (0 if bias is None else bias.double().to(values.device))).argmax(1)
         dual = float((weights / weights.norm() - centred / centred.norm()).square().sum())
-    nearest = (values @ means.T - 0.5 * means.square().sum(1)).argmax(1)
+    nearest_class = (values @ means.T - 0.5 * means.square().sum(1)).argmax(1)
     return Collapse(
         float(within),
         float(total),
@@ -150,8 +151,8 @@ def collapse(
         float(cosines.std(correction=0)),
         float(simplex),
         dual,
-        100 * float((nearest != answer).double().mean()),
-        tuple(spread.tolist()),
+        100 * float((nearest_class != predicted).double().mean()),
+        tuple(class_variance.tolist()),
         tuple(classes.tolist()),
     )
 
@@ -159,6 +160,6 @@ def collapse(
 def _nc1(residual: Tensor, centred: Tensor) -> float:
     """tr(S_W S_B^+) / C without a matrix of width x width: S_B = M' M / C has the right singular vectors of M."""
     _, singular, axes = torch.linalg.svd(centred, full_matrices=False)
-    kept = singular > 1e-10 * singular.max()
-    along = (residual @ axes[kept].T).square().mean(0)
-    return float((along / singular[kept].square()).sum())
+    nonzero = singular > 1e-10 * singular.max()
+    along = (residual @ axes[nonzero].T).square().mean(0)
+    return float((along / singular[nonzero].square()).sum())

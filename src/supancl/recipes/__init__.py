@@ -29,35 +29,39 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper") -> Re
     0.5
     """
     if name not in RECIPES:
-        parts = [known for known in RECIPES if name in known.split(".")]  # a method, or a setting, alone
-        if parts:
+        matches = [
+            candidate for candidate in RECIPES if name in candidate.split(".")
+        ]  # NAME may be a method or a setting only
+        if matches:
             raise BadInput(
                 f"unknown recipe {name!r}; did you mean "
-                f"{' or '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))}?"
+                f"{' or '.join(filter(None, (', '.join(matches[:-1]), matches[-1])))}?"
             )
-        close = get_close_matches(name, RECIPES, n=1, cutoff=0.5)
-        families = dict.fromkeys(f"{known.partition('.')[0]}.METHOD" for known in RECIPES)
-        listed = f"known: {', '.join(families)} (supancl recipes lists them; one of your own: --plugin FILE)"
-        raise BadInput(f"unknown recipe {name!r}; " + (f"did you mean {close[0]!r}?" if close else listed))
-    built = replace(RECIPES[name](), name=name)  # one's own may have kept the name of the recipe it was made from
+        close_matches = get_close_matches(name, RECIPES, n=1, cutoff=0.5)
+        families = dict.fromkeys(f"{candidate.partition('.')[0]}.METHOD" for candidate in RECIPES)
+        hint = f"known: {', '.join(families)} (supancl recipes lists them; one of your own: --plugin FILE)"
+        raise BadInput(
+            f"unknown recipe {name!r}; " + (f"did you mean {close_matches[0]!r}?" if close_matches else hint)
+        )
+    built = replace(RECIPES[name](), name=name)  # a plugin's recipe may still have the name of the one it copies
     if compat == "released-code":
-        built = released(built)
+        built = as_released_code(built)
     return validated_recipe(built)
 
 
-def released(built: Recipe) -> Recipe:
-    """What the released code does where it differs from the paper's text (docs/deviations.md has the table).
+def as_released_code(built: Recipe) -> Recipe:
+    """Apply what the released code does differently from the paper's text (table in docs/deviations.md).
 
-    The loop reads `compat` for the two differences of the step (z1 is pushed; EMA comes before the target
-    forward); all others are fields, so that a run keeps those it began with.
+    Two differences are in the step, which reads `compat`: z1 is pushed, and EMA comes before the target forward.
+    All others are fields, so a run keeps the values that it started with.
     """
-    contrasts, follows = isinstance(built.loss, Contrast), built.branches.target == "momentum"
+    is_contrastive, has_momentum_target = isinstance(built.loss, Contrast), built.branches.target == "momentum"
     fields: dict[str, Any] = {"schedule.granularity": "epoch"}
-    if contrasts and built.heads.predictor is None:  # with one it is App. G's, of which no code was released
+    if is_contrastive and built.heads.predictor is None:  # with a predictor it is App. G's, whose code was not released
         fields |= {"heads.projector.hidden": [None], "heads.projector.norm": "batch", "heads.projector.bias": "auto"}
-    if contrasts and follows and built.pool.kind == "queue":
+    if is_contrastive and has_momentum_target and built.pool.kind == "queue":
         fields |= {"pool.start": "random"}
-    if isinstance(built.loss, Align) and follows:
+    if isinstance(built.loss, Align) and has_momentum_target:
         fields |= {"heads.projector.bias": "none", "branches.momentum_end": built.branches.momentum}
     sources = {"compat": "released code", "heads.projector.hidden": "released code: null is the encoder's width"}
     changed = built.with_set(fields, because="released code")
@@ -74,10 +78,10 @@ __all__ = [
     "OptimizerSpec",
     "Recipe",
     "TrainSpec",
+    "as_released_code",
     "recipe",
     "recipe_from_json",
     "register",
     "register_benchmark",
     "register_encoder",
-    "released",
 ]

@@ -20,7 +20,7 @@ from supancl.core.schedules import ScheduleSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
 from supancl.recipes.head_sources import HEAD_SOURCES
-from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
+from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
 
 # 2-layer projector for SimSiam and SupSiam: App. H; its width is not stated, 2048 is App. C's
 SIAM_HEADS = HeadSpec(MLP((2048,), 2048, last_norm="batch-no-affine"), MLP((512,), 2048))
@@ -49,8 +49,8 @@ LEARNING_RATE = {
     "moco3": 0.3,
     "crossentropy": 0.1,
 }
-# in place of the above and of a weight decay of 1e-4, where App. H is silent: `python -m experiments.evidence defaults`
-PILOTED: dict[str, dict[str, float]] = {
+# where App. H states nothing these replace the above and a decay of 1e-4: `python -m experiments.evidence defaults`
+TUNED: dict[str, dict[str, float]] = {
     **{method: {"weight_decay": 1e-4} for method in ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")},
     "moco2": {"lr": 0.3, "weight_decay": 1e-4},
     "supmoco": {"lr": 0.2, "weight_decay": 5e-4},
@@ -87,17 +87,17 @@ SOURCES = {
     "train.batch_size": "App. H",
     "train.monitor_every": "our choice: an epoch lasts 1.4 s on a GPU",
 }
-PILOTED_SOURCE = {
+TUNED_SOURCE = {
     "cifar100": "our choice: best of the pilots on held-out images (RESULTS.md)",
     "cifar10": "our choice: best of the pilots on CIFAR-100 (RESULTS.md)",
 }
-# App. H does not run these; what differs from the above
-MOCO = {
+# methods that App. H does not run -> the sources that differ from the above
+MOCO_SOURCES = {
     "heads": "App. C; the hidden width is our choice", "pool": "our choice: the size App. H gives its pools",
     "optimizer.lr": "our choice: App. C's, scaled to batch 256",
 }  # fmt: skip
-BEYOND = {
-    "moco2": MOCO, "supmoco": MOCO,
+NOT_IN_PAPER = {
+    "moco2": MOCO_SOURCES, "supmoco": MOCO_SOURCES,
     "moco3": {"heads": "our choice: MoCo-v3's for a ResNet", "branches": "App. G", "loss": "App. G",
               "schedule.predictor": "App. G", "optimizer.lr": "our choice: as MoCo-v2's; not tuned",
               "optimizer.weight_decay": "our choice: not tuned"},
@@ -106,32 +106,36 @@ BEYOND = {
 
 
 def build(data: str, method: str) -> Recipe:
-    chosen, base = row(method), method.removesuffix("-nopool")
+    components, base = get_method(method), method.removesuffix("-nopool")
     mean, std = STATISTICS[data]
-    pool = replace(chosen.pool, size=4096) if chosen.pool.kind == "queue" else chosen.pool
-    loss = replace(chosen.loss, alpha=0.8) if method == "supbyol" and isinstance(chosen.loss, Align) else chosen.loss
-    piloted = PILOTED.get(base, {}) if data == "cifar100" or base in BEYOND else {}
+    pool = replace(components.pool, size=4096) if components.pool.kind == "queue" else components.pool
+    loss = (
+        replace(components.loss, alpha=0.8)
+        if method == "supbyol" and isinstance(components.loss, Align)
+        else components.loss
+    )
+    tuned = TUNED.get(base, {}) if data == "cifar100" or base in NOT_IN_PAPER else {}
     optimizer = OptimizerSpec(
         "sgd",
-        lr=piloted.get("lr", LEARNING_RATE[base]),
+        lr=tuned.get("lr", LEARNING_RATE[base]),
         reference_batch=256,
-        weight_decay=piloted.get("weight_decay", 1e-4),
+        weight_decay=tuned.get("weight_decay", 1e-4),
     )
     sources = {
         **SOURCES,
         **HEAD_SOURCES[base],
-        **BEYOND.get(method, {}),
-        **{f"optimizer.{field}": PILOTED_SOURCE[data] for field in piloted},
+        **NOT_IN_PAPER.get(method, {}),
+        **{f"optimizer.{field}": TUNED_SOURCE[data] for field in tuned},
     }
     return Recipe(
         name=f"{data}.{method}",
         method=method,
-        paper="beyond the paper (Table H.1's setting)" if method in BEYOND else "App. H (Table H.1)",
+        paper="beyond the paper (Table H.1's setting)" if method in NOT_IN_PAPER else "App. H (Table H.1)",
         data=DataSpec(),
         views=Crops(size=32, blur=0.0),
         encoder=EncoderSpec("cifar-resnet18", size=32, mean=mean, std=std),
         heads=HEADS[base],
-        branches=chosen.branches,
+        branches=components.branches,
         pool=pool,
         loss=loss,
         optimizer=optimizer,
@@ -141,8 +145,8 @@ def build(data: str, method: str) -> Recipe:
     )
 
 
-def table8(data: str, method: str) -> Recipe:
-    """A cell of the collapse ablation that is no method of its own: trained without a pool."""
+def build_table8(data: str, method: str) -> Recipe:
+    """A cell of Table 8's collapse ablation: the method trained without a pool."""
     built = build(data, method)
     return replace(
         built,
@@ -152,11 +156,11 @@ def table8(data: str, method: str) -> Recipe:
     )
 
 
-SIX = ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")
-MAKERS: dict[str, Callable[[str, str], Recipe]] = {
-    **dict.fromkeys((*SIX, *BEYOND), build),
-    **dict.fromkeys(("supsiam-nopool", "supbyol-nopool"), table8),
+PAPER_METHODS = ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")
+BUILDERS: dict[str, Callable[[str, str], Recipe]] = {
+    **dict.fromkeys((*PAPER_METHODS, *NOT_IN_PAPER), build),
+    **dict.fromkeys(("supsiam-nopool", "supbyol-nopool"), build_table8),
 }
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    f"{data}.{method}": partial(make, data, method) for data in STATISTICS for method, make in MAKERS.items()
+    f"{data}.{method}": partial(builder, data, method) for data in STATISTICS for method, builder in BUILDERS.items()
 }

@@ -1,6 +1,7 @@
-"""Handwritten digits (8 x 8, scikit-learn): the demo, and the small form of every study and table. Not a setting of the
-paper; all values are our choice, those of SimSiam, SupSiam, BYOL and SupBYOL made after looking at the held-out images'
-scores of four settings (docs/log.md). The other methods share them and have not been tuned.
+"""Handwritten digits (8 x 8, scikit-learn): the demo, and the small form of every study and table.
+
+Not a setting of the paper. All values are our choice: those of SimSiam, SupSiam, BYOL and SupBYOL are the best of four
+settings on held-out images (docs/log.md). The other methods use the same values and are not tuned.
 
     supancl pretrain digits.supsiam
 
@@ -19,7 +20,7 @@ from supancl.core.heads import MLP
 from supancl.core.schedules import ScheduleSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
-from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
+from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
 
 SIAM_HEADS = HeadSpec(MLP((256,), 256, last_norm="batch-no-affine"), MLP((64,), 256))
 BYOL_HEADS = HeadSpec(MLP((256,), 64), MLP((256,), 64))
@@ -37,12 +38,12 @@ MOMENTUM = {
     "moco3": (0.99, 1.0),
     "moco2": (0.99, 0.99),
     "supmoco": (0.99, 0.99),
-}  # at the start, at the end; a run has 1,680 steps: .999 would be too slow
+}  # at the start and at the end; 0.999 would be too slow for the 1,680 steps of a run
 
 
 def build(method: str) -> Recipe:
-    chosen, momentum = row(method), MOMENTUM.get(method)
-    branches = chosen.branches
+    components, momentum = get_method(method), MOMENTUM.get(method)
+    branches = components.branches
     if momentum is not None:
         branches = replace(branches, momentum=momentum[0], momentum_end=momentum[1])
     return Recipe(
@@ -50,13 +51,13 @@ def build(method: str) -> Recipe:
         method=method,
         paper="not in the paper: the demo",
         data=DataSpec(source="digits", holdout=0.25),
-        # a digit that is mirrored is another sign, so no flip; grey images have no colour to jitter
+        # no flip, because a mirrored digit is not a digit; grey images have no colour to jitter
         views=Crops(size=16, scale=(0.5, 1.0), flip=0.0, hue=0.0, grey=0.0, blur=0.0),
         encoder=EncoderSpec("cnn", channels=1, size=16, width=64, mean=(0.5,), std=(0.5,)),
         heads=HEADS[method],
         branches=branches,
-        pool=replace(chosen.pool, size=1024),
-        loss=chosen.loss,
+        pool=replace(components.pool, size=1024),
+        loss=components.loss,
         optimizer=OptimizerSpec("sgd", lr=0.1, reference_batch=64, weight_decay=5e-4),
         schedule=ScheduleSpec(warmup_epochs=5, predictor="follows" if method == "moco3" else "constant"),
         train=TrainSpec(epochs=80, batch_size=64),

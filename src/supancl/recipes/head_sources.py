@@ -1,10 +1,10 @@
-"""Where norm and bias of each method's heads come from: the paper states depths and widths alone."""
+"""Sources of the batch norm and bias settings of each method's heads; the paper states only depths and widths."""
 
 from __future__ import annotations
 
 
 def norm_and_bias(source: str) -> dict[str, str]:
-    """The source of every field of both heads that says where batch norm and bias stand."""
+    """`source` for every batch norm and bias field of both heads."""
     return {
         f"heads.{head}.{field}": source
         for head in ("projector", "predictor")

@@ -21,7 +21,7 @@ from supancl.core.schedules import ScheduleSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
 from supancl.recipes.head_sources import HEAD_SOURCES
-from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
+from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
 
 # a 3-layer projector whose last batch norm has no affine: SimSiam, App. C
 SIAM_HEADS = HeadSpec(MLP((2048, 2048), 2048, last_norm="batch-no-affine"), MLP((512,), 2048))
@@ -67,8 +67,8 @@ SOURCES = {
     "train.epochs": "Sec. 5.1",
     "train.batch_size": "Sec. 5.1",
 }
-# what differs from the above; the paper does not train this one itself
-BEYOND = {
+# methods that the paper does not train -> the sources that differ from the above
+NOT_IN_PAPER = {
     "crossentropy": {
         **dict.fromkeys(("heads", "branches", "loss"), "our choice: a plain classifier"),
         "optimizer.lr": "our choice: the usual 0.1 at batch 256",
@@ -77,32 +77,32 @@ BEYOND = {
 
 
 def build(method: str) -> Recipe:
-    chosen = row(method)
-    siam = method in ("simsiam", "supsiam")
+    components = get_method(method)
+    is_siam = method in ("simsiam", "supsiam")
     return Recipe(
         name=f"imagenet100.{method}",
         method=method,
-        paper="beyond the paper (Tables 4-6's setting)" if method in BEYOND else "Sec. 5.1, App. C (Tables 4-6)",
+        paper="beyond the paper (Tables 4-6's setting)" if method in NOT_IN_PAPER else "Sec. 5.1, App. C (Tables 4-6)",
         data=DataSpec(short_side=256),
         views=Crops(size=224),
         encoder=EncoderSpec("resnet50", size=224),
         heads=HEADS[method],
-        branches=chosen.branches,
-        pool=chosen.pool,
-        loss=chosen.loss,
+        branches=components.branches,
+        pool=components.pool,
+        loss=components.loss,
         optimizer=OptimizerSpec("sgd", lr=LEARNING_RATE[method], reference_batch=128, weight_decay=1e-4),
-        schedule=ScheduleSpec(warmup_epochs=40 if siam else 0),
+        schedule=ScheduleSpec(warmup_epochs=40 if is_siam else 0),
         train=TrainSpec(epochs=200, batch_size=128),
-        sources={**SOURCES, **HEAD_SOURCES.get(method, {}), **BEYOND.get(method, {})},
+        sources={**SOURCES, **HEAD_SOURCES.get(method, {}), **NOT_IN_PAPER.get(method, {})},
     )
 
 
 def batch_256(recipe: Recipe) -> Recipe:
-    """App. F.3: batch 256; the learning rate follows linearly."""
+    """App. F.3: batch 256; the learning rate scales linearly."""
     return replace(
         recipe,
         name=f"{recipe.name}-256",
-        paper="beyond the paper (Table F.3's setting)" if recipe.method in BEYOND else "App. F.3 (Table F.3)",
+        paper="beyond the paper (Table F.3's setting)" if recipe.method in NOT_IN_PAPER else "App. F.3 (Table F.3)",
         train=replace(recipe.train, batch_size=256),
         sources={**recipe.sources, "train.batch_size": "App. F.3"},
     )
@@ -120,7 +120,7 @@ def with_pool(recipe: Recipe) -> Recipe:
     )
 
 
-def _all() -> dict[str, Callable[[], Recipe]]:
+def _build_table() -> dict[str, Callable[[], Recipe]]:
     rows: dict[str, Callable[[], Recipe]] = {}
     for method in HEADS:
         rows[f"imagenet100.{method}"] = partial(build, method)
@@ -130,4 +130,4 @@ def _all() -> dict[str, Callable[[], Recipe]]:
     return rows
 
 
-RECIPES = _all()
+RECIPES = _build_table()

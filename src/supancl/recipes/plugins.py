@@ -1,7 +1,7 @@
-"""Plugins: losses, pools, encoders, recipes and benchmark data sets of one's own, in a file of one's own.
+"""Plugins: a user's own losses, pools, encoders, recipes and benchmark data sets.
 
-A run is read back from its recipe.json, to go on and to be judged, and a file names no class; so a class that is not
-the package's own is registered under its `kind`. `--plugin FILE` runs the file that does so.
+recipe.json stores the `kind` of a loss or pool, not its class. To resume or evaluate a run, a user's class must be
+registered under its `kind`; `--plugin FILE` runs the file that registers it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -32,29 +33,29 @@ from supancl.errors import BadInput, SupanclError
 
 
 class NotRegistered(BadInput):
-    """A stored recipe names a kind that no class was registered for."""
+    """A stored recipe has a kind for which no class is registered."""
 
 
 Section = TypeVar("Section", bound=type)
 
-OWN: dict[tuple[str, str], Any] = {}  # (section, kind) -> class; ("encoder", name) -> function that builds it
-OWN_BENCHMARKS: set[str] = set()
-LOADED: list[Path] = []  # plugin files, in the order of --plugin
+REGISTERED: dict[tuple[str, str], Any] = {}  # (section, kind) -> class; ("encoder", name) -> function that builds it
+REGISTERED_BENCHMARKS: set[str] = set()
+LOADED_FILES: list[Path] = []  # plugin files, in the order of --plugin
 _loading: list[Path] = []
 POOL_KINDS = get_args(hints(PoolSpec)["kind"])
 LOSS_KINDS = tuple(str(loss.kind) for loss in get_args(Loss))
-STANDINS: dict[str, Any] = {"loss": Align(), "pool": PoolSpec()}  # while the rest of a recipe is read
-CALLED = {  # of a section, with what
-    "loss": {"sees_batch": "pool", "__call__": "anchors, targets, labels, pool=None, whole=None"},
+PLACEHOLDERS: dict[str, Any] = {"loss": Align(), "pool": PoolSpec()}  # used while the other sections are read
+REQUIRED_METHODS = {  # by section: method name -> its parameters
+    "loss": {"sees_batch": "pool", "__call__": "anchors, targets, labels, pool=None, global_batch=None"},
     "pool": {"build": "width, classes, unlabelled=False, ranks=None"},
 }
 
 
 def register(section: Section) -> Section:
-    """Make a loss or a pool of one's own known, above its class: recipes may hold it then, and runs be read back.
+    """Class decorator that registers a loss or pool, so that recipes can hold it and runs with it can be read.
 
-    The class is a frozen dataclass with a `kind` of its own; a pool is a PoolSpec with another `build`. Defined anew
-    (a notebook's cell, renamed or not, a module reloaded) it takes the place of the one before it.
+    The class is a frozen dataclass with a new `kind`; a pool is a PoolSpec with another `build`. Running the definition
+    again (a notebook cell, a reloaded module) replaces the earlier class.
 
     >>> from dataclasses import dataclass
     >>> @register
@@ -62,66 +63,69 @@ def register(section: Section) -> Section:
     ... class Sharper(Align):
     ...     kind: str = "sharper"
     """
-    room = "pool" if issubclass(section, PoolSpec) else "loss"
-    fields = {field.name: _default(field) for field in dataclasses.fields(section)} if _frozen(section) else {}
+    section_name = "pool" if issubclass(section, PoolSpec) else "loss"
+    fields = {field.name: _default_of(field) for field in dataclasses.fields(section)} if _is_frozen(section) else {}
     kind, name = fields.get("kind"), section.__name__
     if not isinstance(kind, str):
         raise BadInput(
             f"{name}: must be a frozen dataclass with a field kind: str = NAME, under which recipe.json keeps it"
         )
-    if kind in (POOL_KINDS if room == "pool" else LOSS_KINDS):
+    if kind in (POOL_KINDS if section_name == "pool" else LOSS_KINDS):
         raise BadInput(
-            f"{name}: {room}.kind = {kind!r} is one of supancl's; give it a kind of its own, or runs "
+            f"{name}: {section_name}.kind = {kind!r} is one of supancl's; give it a kind of its own, or runs "
             "would be read back with the other class"
         )
-    lacks = _lacks(section, room, fields)
-    if lacks:
-        raise BadInput(f"{name}: needs {lacks} (docs/extending.md)")
-    before = OWN.get((room, kind))
-    if before is not None and not _same_definition(section, before) and not _of_notebook(section, before):
+    missing = _find_missing(section, section_name, fields)
+    if missing:
+        raise BadInput(f"{name}: needs {missing} (docs/extending.md)")
+    previous = REGISTERED.get((section_name, kind))
+    if previous is not None and not _same_definition(section, previous) and not _all_from_notebook(section, previous):
         raise BadInput(
-            f"{name}: {room}.kind = {kind!r} is that of {before.__module__}.{before.__qualname__} already, "
+            f"{name}: {section_name}.kind = {kind!r} is that of {previous.__module__}.{previous.__qualname__} already, "
             "whose runs would be read back with this class; give one of them another kind (one that is "
             "defined no more goes with its process: restart Python)"
         )
-    for trait, usual in vars(LossTraits).items() if room == "loss" else ():
+    for trait, default in vars(LossTraits).items() if section_name == "loss" else ():
         if not trait.startswith("__") and not hasattr(section, trait):
-            setattr(section, trait, usual)
-    call = section.__call__ if room == "loss" else None  # may be that of a class above it
+            setattr(section, trait, default)
+    call = section.__call__ if section_name == "loss" else None  # may be inherited
     if inspect.isfunction(call) and call.__module__ != Align.__module__:
-        setattr(section, "__call__", _looked_at(call))  # noqa: B010 - a class has another one too
-    OWN[room, kind] = section
+        if not _accepts(call, REQUIRED_METHODS["loss"]["__call__"]):
+            call = _with_old_name(call, name)
+        setattr(section, "__call__", _with_checked_terms(call))  # noqa: B010 - mypy refuses to assign __call__
+    REGISTERED[section_name, kind] = section
     return section
 
 
 def register_encoder(name: str, build: Callable[[EncoderSpec], nn.Module]) -> None:
-    """Make an encoder of one's own known: `encoder.name = NAME` then means what `build` gives, a module that maps
-    images (B, channels, size, size) to features (B, width).
+    """Register an encoder: `encoder.name = NAME` builds the module that `build` returns.
+
+    It maps images (B, channels, size, size) to features (B, width).
     """
-    if (name in BUILDERS or name in VARIANTS) and ("encoder", name) not in OWN:
+    if (name in BUILDERS or name in VARIANTS) and ("encoder", name) not in REGISTERED:
         raise BadInput(f"encoder {name!r} is one of supancl's; give yours another name")
 
     def body_and_width(spec: EncoderSpec) -> tuple[nn.Module, int]:
         body = build(spec)
         return body, width_of(body, spec)
 
-    OWN["encoder", name] = build
+    REGISTERED["encoder", name] = build
     BUILDERS[name] = body_and_width
 
 
 def register_benchmark(name: str, row: Benchmark) -> None:
-    """Make a data set known by name: `--data NAME@ROOT` opens it, `--root ROOT` finds it, `supancl data check` counts.
+    """Register a data set: `--data NAME@ROOT` opens it, `--root ROOT` finds it, `supancl data check` counts its images.
 
     A reader in `row.files` takes the data set's folder and lists (split, file, class) of every image.
     """
-    if (name in BENCHMARKS or name in ALIASES) and name not in OWN_BENCHMARKS:
+    if (name in BENCHMARKS or name in ALIASES) and name not in REGISTERED_BENCHMARKS:
         raise BadInput(f"benchmark {name!r} is one of supancl's; give yours another name")
     if not row.uses or not (row.files or row.arrays):
         raise BadInput(
             f"benchmark {name!r}: needs split=(train, val, test) or images=N, and files={{MARK: reader}}, where the "
             "file or folder/ MARK is what it is known by (docs/extending.md)"
         )
-    OWN_BENCHMARKS.add(name)
+    REGISTERED_BENCHMARKS.add(name)
     files = {mark: _listing_reader(name, reader) for mark, reader in row.files.items()}
     BENCHMARKS[name] = dataclasses.replace(row, files=files)
 
@@ -130,16 +134,16 @@ def _listing_reader(
     name: str, reader: Callable[[Path], OfficialList | Iterable[Entry]]
 ) -> Callable[[Path], OfficialList]:
     def read(folder: Path) -> OfficialList:
-        found = reader(folder)
-        if isinstance(found, OfficialList):
-            return found
-        wanted = f"benchmark {name!r}: its reader gave {{}}; wanted (split, file, class) of every image"
-        if not isinstance(found, Iterable):
-            raise BadInput(wanted.format(type(found).__name__))
-        rows = list(found)
+        listed = reader(folder)
+        if isinstance(listed, OfficialList):
+            return listed
+        expected = f"benchmark {name!r}: its reader gave {{}}; wanted (split, file, class) of every image"
+        if not isinstance(listed, Iterable):
+            raise BadInput(expected.format(type(listed).__name__))
+        rows = list(listed)
         for row in rows:
             if not isinstance(row, (tuple, list)) or len(row) != 3:
-                raise BadInput(wanted.format(repr(row)))
+                raise BadInput(expected.format(repr(row)))
         entries = [(split, Path(file), label) for split, file, label in rows]
         for split in {split for split, _, _ in entries} - {"train", "val", "test", "trainval"}:
             raise BadInput(f"benchmark {name!r}: unknown split {split!r}; give train, val, test or trainval")
@@ -152,10 +156,10 @@ def _listing_reader(
 
 
 def load_plugin(file: str | Path) -> None:
-    """Run a file that registers things, once in a process; worker processes load the same files."""
+    """Run a plugin file, at most once per process; worker processes load the same files."""
     path = Path(file).resolve()
     script = getattr(sys.modules["__main__"], "__file__", None)
-    if path in LOADED or (script is not None and path == Path(script).resolve()):
+    if path in LOADED_FILES or (script is not None and path == Path(script).resolve()):
         return
     if path in _loading:
         raise BadInput(
@@ -165,27 +169,27 @@ def load_plugin(file: str | Path) -> None:
         raise BadInput(
             f"--plugin {file}: no such file; give the Python file that registers your loss (docs/extending.md)"
         )
-    name = "supancl_plugin" + re.sub(r"\W", "_", str(path))  # the same in every process: pickled classes name it
+    name = "supancl_plugin" + re.sub(r"\W", "_", str(path))  # the same in every process, for pickled classes
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise BadInput(f"--plugin {file}: not a Python file; its name must end in .py (docs/extending.md)")
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for what it imports from beside it
+        sys.path.append(str(path.parent))  # it may import files next to it
     module = sys.modules[name] = module_from_spec(spec)
     _loading.append(path)
     try:
         spec.loader.exec_module(module)
-        LOADED.append(path)
+        LOADED_FILES.append(path)
     except Exception as error:
         raise BadInput(
-            f"--plugin {file}: {_where(error, path)}; mend it there (--debug shows the way to it)"
+            f"--plugin {file}: {_locate_error(error, path)}; mend it there (--debug shows the way to it)"
         ) from error
     finally:
         _loading.remove(path)
 
 
-def _where(error: Exception, path: Path) -> str:
-    """The line of the plugin in which an error began, and the error."""
+def _locate_error(error: Exception, path: Path) -> str:
+    """The error, with the line of the plugin that caused it."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename} line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
@@ -194,25 +198,27 @@ def _where(error: Exception, path: Path) -> str:
 
 
 def loaded_plugins() -> tuple[str, ...]:
-    return tuple(map(str, LOADED))
+    return tuple(map(str, LOADED_FILES))
 
 
-def plugins_of(recipe: Any) -> list[str]:
-    """The files without which a run of this recipe cannot be read back; none where all of it is the package's own."""
-    own = [OWN.get(("encoder", recipe.encoder.name))]
-    own += [type(section) for section in (recipe.loss, recipe.pool) if type(section) in OWN.values()]
-    places = dict.fromkeys(os.path.abspath(_place(each)) for each in own if each is not None)
-    needs_one = bool(places) or recipe.data.source.partition("@")[0] in OWN_BENCHMARKS
-    return list(loaded_plugins() if needs_one and LOADED else filter(os.path.isfile, places))
+def required_plugins(recipe: Any) -> list[str]:
+    """The plugin files needed to read a run of this recipe; empty if it uses only the package's classes."""
+    plugin_objects = [REGISTERED.get(("encoder", recipe.encoder.name))]
+    plugin_objects += [type(section) for section in (recipe.loss, recipe.pool) if type(section) in REGISTERED.values()]
+    files = dict.fromkeys(
+        os.path.abspath(_defining_file(plugin_object)) for plugin_object in plugin_objects if plugin_object is not None
+    )
+    needs_plugin = bool(files) or recipe.data.source.partition("@")[0] in REGISTERED_BENCHMARKS
+    return list(loaded_plugins() if needs_plugin and LOADED_FILES else filter(os.path.isfile, files))
 
 
 def plugin_flags(files: Sequence[str]) -> str:
-    """The flags that load these plugins, to be added to a command that is shown; empty of none."""
+    """The flags that load these plugins, to append to a displayed command."""
     return "".join(f" --plugin {shlex.quote(file)}" for file in files)
 
 
-def way_to_plugin(files: Sequence[str]) -> str:
-    """What to do about something that is not registered; `files` are those that the run was made with."""
+def plugin_hint(files: Sequence[str]) -> str:
+    """Advice about something that is not registered; `files` are the plugins that the run used."""
     if not files:
         return "if it is your own, pass the file that registers it: --plugin FILE, see docs/extending.md"
     return f"the run was made with a plugin; pass it:{plugin_flags(files)}"
@@ -221,62 +227,61 @@ def way_to_plugin(files: Sequence[str]) -> str:
 # --- reading runs back ------------------------------------------------------------------------------------------------
 
 
-def check_known(name: str, section: Any, hint: Any) -> None:
-    """Refuse what recipe.json could not give back: a run with it would go on, without a word, as something else."""
+def check_registered(name: str, section: Any, hint: Any) -> None:
+    """Refuse a class that recipe.json cannot restore: resuming would silently use another one."""
     if type(section) in (*get_args(hint), hint):
         return
-    if type(section) in OWN.values():
-        kind = next(kind for (_, kind), known in OWN.items() if known is type(section))
-        if section.kind != kind:  # the class would train, and the kind be read back
+    if type(section) in REGISTERED.values():
+        kind = next(kind for (_, kind), registered in REGISTERED.items() if registered is type(section))
+        if section.kind != kind:  # training would use the class, resuming the kind
             raise BadInput(
                 f"{name}.kind = {section.kind!r}: {type(section).__name__} is registered as {kind!r}; for "
                 f"another {name} take a recipe that has it"
             )
         return
-    now = OWN.get((name, getattr(section, "kind", "")))
-    if any(_same_definition(type(section), known) for known in OWN.values()) or (
-        now is not None and _of_notebook(type(section), now)
+    current = REGISTERED.get((name, getattr(section, "kind", "")))
+    if any(_same_definition(type(section), registered) for registered in REGISTERED.values()) or (
+        current is not None and _all_from_notebook(type(section), current)
     ):
         raise BadInput(
             f"{name}: {type(section).__name__} has been defined anew since this recipe took it; make the recipe again"
         )
-    way = "only losses and pools may be of one's own"
-    if name in STANDINS:
-        way = "put @supancl.register above the class (docs/extending.md)"
+    advice = "only losses and pools may be of one's own"
+    if name in PLACEHOLDERS:
+        advice = "put @supancl.register above the class (docs/extending.md)"
     raise BadInput(
         f"{name}: {type(section).__name__} is no class of supancl's, so its run could not be read back from "
-        f"recipe.json; {way}"
+        f"recipe.json; {advice}"
     )
 
 
-def has_own(recipe: Any) -> bool:
-    """Whether its loss or its pool is not the package's: then it is no method of the paper's, whatever its name."""
-    return type(recipe.loss) in OWN.values() or type(recipe.pool) in OWN.values()
+def has_plugin_section(recipe: Any) -> bool:
+    """Whether its loss or pool is a plugin's: then it is not a method of the paper, whatever its name."""
+    return type(recipe.loss) in REGISTERED.values() or type(recipe.pool) in REGISTERED.values()
 
 
-def own_sections(stored: dict[str, Any], plugins: Sequence[str] = ()) -> dict[str, Any]:
-    """Of a stored recipe the sections that are not the package's own, built; a kind that nobody registered is named."""
-    found = {}
-    for name, known in (("loss", LOSS_KINDS), ("pool", POOL_KINDS)):
+def build_plugin_sections(stored: dict[str, Any], plugins: Sequence[str] = ()) -> dict[str, Any]:
+    """Build the sections of a stored recipe that come from plugins; NotRegistered if a kind is unknown."""
+    sections = {}
+    for name, builtin_kinds in (("loss", LOSS_KINDS), ("pool", POOL_KINDS)):
         values = stored.get(name)
         kind = values.get("kind") if isinstance(values, dict) else None
-        if not isinstance(kind, str) or kind in known:
+        if not isinstance(kind, str) or kind in builtin_kinds:
             continue
-        if (name, kind) not in OWN:
-            raise NotRegistered(
-                f"{name}.kind = {kind!r} is none of {', '.join((*known, *_kinds(name)))}; {way_to_plugin(plugins)}"
-            )
-        found[name] = from_json(OWN[name, kind], values, name)
-    return found
+        if (name, kind) not in REGISTERED:
+            valid_kinds = ", ".join((*builtin_kinds, *_registered_kinds(name)))
+            raise NotRegistered(f"{name}.kind = {kind!r} is none of {valid_kinds}; {plugin_hint(plugins)}")
+        sections[name] = from_json(REGISTERED[name, kind], values, name)
+    return sections
 
 
-def fault_in_own(error: BaseException) -> str:
-    """What to say of an error that came out of a plugin; empty of any other."""
-    if isinstance(error, SupanclError):  # says itself what is wrong
+def describe_plugin_error(error: BaseException) -> str:
+    """A message about an error raised in a plugin; empty for any other error."""
+    if isinstance(error, SupanclError):  # its message is enough
         return ""
-    places = {*map(os.path.abspath, map(_place, OWN.values())), *loaded_plugins()}
+    files = {*map(os.path.abspath, map(_defining_file, REGISTERED.values())), *loaded_plugins()}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if os.path.abspath(frame.filename) in places:
+        if os.path.abspath(frame.filename) in files:
             return (
                 f"{frame.filename} line {frame.lineno}, in {frame.name}: {type(error).__name__}: {error}; mend it "
                 "there (--debug shows the way to it)"
@@ -284,18 +289,34 @@ def fault_in_own(error: BaseException) -> str:
     return ""
 
 
-def _looked_at(call: Any) -> Any:
-    """A loss that says what is wrong with what it gives, which would else be an error somewhere in the step."""
+def _with_old_name(call: Any, name: str) -> Any:
+    """A loss written for 0.1.0, in which the parameter `global_batch` was called `whole`."""
+    warnings.warn(
+        f"{name}: the parameter whole is now global_batch; the old name goes in supancl 0.3.0",
+        DeprecationWarning,
+        stacklevel=3,
+    )
 
     @functools.wraps(call)
-    def looked_at(self: Any, anchors: Tensor, *rest: Any, **named: Any) -> Any:
-        terms, name = call(self, anchors, *rest, **named), type(self).__name__
+    def renamed(self: Any, *args: Any, global_batch: Any = None, **kwargs: Any) -> Any:
+        return call(self, *args, whole=global_batch, **kwargs)
+
+    del renamed.__wrapped__  # so that its signature has the new name
+    return renamed
+
+
+def _with_checked_terms(call: Any) -> Any:
+    """Wrap a loss so that a wrong result is reported here and not as an error later in the step."""
+
+    @functools.wraps(call)
+    def checked_call(self: Any, anchors: Tensor, *args: Any, **kwargs: Any) -> Any:
+        terms, name = call(self, anchors, *args, **kwargs), type(self).__name__
         if not isinstance(terms, Terms):
-            raise BadInput(f"{name}: gave {_kind_of(terms)}; wanted Terms(total, ssl, sup) (docs/extending.md)")
+            raise BadInput(f"{name}: gave {_describe_type(terms)}; wanted Terms(total, ssl, sup) (docs/extending.md)")
         for field, term in zip(Terms._fields, terms, strict=True):
             if not isinstance(term, Tensor) or term.ndim:
                 raise BadInput(
-                    f"{name}: {field} is {_kind_of(term)}; wanted a tensor of one number, the mean over the "
+                    f"{name}: {field} is {_describe_type(term)}; wanted a tensor of one number, the mean over the "
                     "samples (docs/extending.md)"
                 )
         if anchors.requires_grad and torch.is_grad_enabled() and not terms.total.requires_grad:
@@ -304,24 +325,27 @@ def _looked_at(call: Any) -> Any:
             )
         return terms
 
-    return looked_at
+    return checked_call
 
 
-def _kind_of(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
     return f"a {type(value).__name__}{shape}"
 
 
-def _lacks(section: Any, room: str, fields: dict[str, Any]) -> str:
-    """What a run would call or ask for and not find, most of it only on several GPUs or at the end of an epoch."""
-    if room == "pool" and section.build is PoolSpec.build:
+def _find_missing(section: Any, section_name: str, fields: dict[str, Any]) -> str:
+    """What the class lacks that a run needs, perhaps only on several GPUs or at the end of an epoch; else empty."""
+    if section_name == "pool" and section.build is PoolSpec.build:
         return "a build of its own: PoolSpec's knows the kinds of supancl alone"
-    if room == "loss" and not hasattr(section, "supervised") and "supervised" not in fields:
+    if section_name == "loss" and not hasattr(section, "supervised") and "supervised" not in fields:
         return "supervised = True or False: whether it takes labels"
-    for name, wanted in CALLED[room].items():
-        found = next((vars(each)[name] for each in section.__mro__ if name in vars(each)), None)
-        if found is None or (inspect.isfunction(found) and not _takes(found, wanted)):
-            return f"def {name}(self, {wanted})"
+    for name, signature in REQUIRED_METHODS[section_name].items():
+        attribute = next((vars(base)[name] for base in section.__mro__ if name in vars(base)), None)
+        signatures = signature, signature.replace("global_batch", "whole")  # its name in 0.1.0
+        if attribute is None or (
+            inspect.isfunction(attribute) and not any(_accepts(attribute, allowed) for allowed in signatures)
+        ):
+            return f"def {name}(self, {signature})"
     for name, hint in hints(section).items():
         if fields.get(name, dataclasses.MISSING) is not dataclasses.MISSING:
             try:
@@ -331,39 +355,39 @@ def _lacks(section: Any, room: str, fields: dict[str, Any]) -> str:
     return ""
 
 
-def _takes(function: Any, wanted: str) -> bool:
-    named = [each for each in wanted.split(", ") if "=" in each]
-    given = dict.fromkeys(each.partition("=")[0] for each in named)
-    places = [None] * (1 + wanted.count(", ") + 1 - len(named))  # the section itself is the first
+def _accepts(function: Any, parameters: str) -> bool:
+    optional = [parameter for parameter in parameters.split(", ") if "=" in parameter]
+    keywords = dict.fromkeys(parameter.partition("=")[0] for parameter in optional)
+    positional = [None] * (1 + parameters.count(", ") + 1 - len(optional))  # one more for self
     try:
-        inspect.signature(function).bind(*places, **given)
+        inspect.signature(function).bind(*positional, **keywords)
     except TypeError:
         return False
     return True
 
 
-def _same_definition(one: type, other: type) -> bool:
-    """Whether two classes come from one place: a cell run twice, a module reloaded, a script that is imported too."""
-    return one.__qualname__ == other.__qualname__ and _place(one) == _place(other)
+def _same_definition(first: type, second: type) -> bool:
+    """Whether two classes are the same definition: a cell run twice, a reloaded module, a script also imported."""
+    return first.__qualname__ == second.__qualname__ and _defining_file(first) == _defining_file(second)
 
 
-def _of_notebook(*sections: type) -> bool:
-    """Whether all were written in cells, or at a prompt: one that was renamed there is no second one."""
-    return all(each.__module__ == _place(each) == "__main__" for each in sections)
+def _all_from_notebook(*sections: type) -> bool:
+    """Whether all were defined in notebook cells or at a prompt, where a renamed class replaces the old one."""
+    return all(section.__module__ == _defining_file(section) == "__main__" for section in sections)
 
 
-def _place(section: type) -> str:
-    """The file of a class, which has two names as a script and as a module; its module where there is no file."""
+def _defining_file(section: type) -> str:
+    """The file that defines a class, or its module if there is no file."""
     return str(getattr(sys.modules.get(section.__module__), "__file__", None) or section.__module__)
 
 
-def _kinds(name: str) -> list[str]:
-    return [kind for room, kind in OWN if room == name]
+def _registered_kinds(name: str) -> list[str]:
+    return [kind for section_name, kind in REGISTERED if section_name == name]
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def _default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _frozen(section: type) -> bool:
+def _is_frozen(section: type) -> bool:
     return dataclasses.is_dataclass(section) and bool(section.__dataclass_params__.frozen)  # type: ignore[attr-defined]

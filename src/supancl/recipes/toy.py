@@ -3,7 +3,7 @@
     supancl pretrain toy.supsiam
 
 Three Gaussian classes in 2048 dimensions, linear encoder, projector and predictor; about three minutes on one CPU core.
-The tables of Sec. 4.3 come from `supancl paper toy`, which trains all alphas and seeds together.
+`supancl paper toy` makes the tables of Sec. 4.3: it trains all alphas and seeds together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from supancl.core.pools import PoolSpec
 from supancl.core.schedules import ScheduleSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Masks
-from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
+from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
 
 SOURCES = {
     "data": "App. B",
@@ -36,8 +36,8 @@ SOURCES = {
 }
 
 
-def supsiam() -> Recipe:
-    chosen = row("supsiam")
+def build() -> Recipe:
+    components = get_method("supsiam")
     linear = MLP((), 128, norm="none", bias="none")
     return Recipe(
         name="toy.supsiam",
@@ -47,7 +47,7 @@ def supsiam() -> Recipe:
         views=Masks(share=0.6),
         encoder=EncoderSpec("linear", channels=1, size=2048, width=128, mean=(0.0,), std=(1.0,)),
         heads=HeadSpec(linear, linear),
-        branches=chosen.branches,
+        branches=components.branches,
         pool=PoolSpec("queue", 3072),
         loss=Align(alpha=0.5),
         optimizer=OptimizerSpec("sgd", lr=0.05, reference_batch=256, weight_decay=5e-4),
@@ -57,4 +57,4 @@ def supsiam() -> Recipe:
     )
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"toy.supsiam": supsiam}
+RECIPES: dict[str, Callable[[], Recipe]] = {"toy.supsiam": build}

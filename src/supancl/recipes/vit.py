@@ -3,8 +3,7 @@
     supancl pretrain vit.supbyol --data FOLDER
 
 200 epochs, batch 256, AdamW. Average rank over 11 data sets in the paper: MoCo-v3 4.00, SupMoCo 2.18, BYOL 2.36,
-SupBYOL 1.45. vit.supcon and vit.crossentropy are not in the paper: they are there to compare with, and have not been
-tuned.
+SupBYOL 1.45. vit.supcon and vit.crossentropy are not in the paper and not tuned; they are here for comparison.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from supancl.core.schedules import ScheduleSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
 from supancl.recipes.head_sources import HEAD_SOURCES
-from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
+from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
 
 # MoCo-v3 ends both MLPs with a batch norm without affine; the paper keeps its settings
 MOCO_HEADS = HeadSpec(
@@ -55,8 +54,8 @@ SOURCES = {
     "train.epochs": "App. G",
     "train.batch_size": "App. G",
 }
-# App. G does not run these; what differs from the above
-BEYOND = {
+# methods that App. G does not run -> the sources that differ from the above
+NOT_IN_PAPER = {
     "supcon": {"heads": "our choice: MoCo-v3's projector", "branches": "App. C", "loss": "App. C",
                "optimizer.lr": "our choice: that of App. G's supervised methods"},
     "crossentropy": {**dict.fromkeys(("heads", "branches", "loss"), "our choice: a plain classifier"),
@@ -65,28 +64,28 @@ BEYOND = {
 
 
 def build(method: str) -> Recipe:
-    chosen = row(method)
+    components = get_method(method)
     norms = HEAD_SOURCES["moco3" if method in ("supmoco", "supcon") else method]
-    moco = method in ("moco3", "supmoco")
-    branches, loss = chosen.branches, chosen.loss
+    is_moco = method in ("moco3", "supmoco")
+    branches, loss = components.branches, components.loss
     if method == "supmoco":
         branches = MOCO3.branches  # EMA from 0.99, as MoCo-v3
         loss = Contrast(positives="own-class", against="other-view+pool", temperature=0.2)
     return Recipe(
         name=f"vit.{method}",
         method=method,
-        paper="beyond the paper (App. G's setting)" if method in BEYOND else "App. G (Table G.1)",
+        paper="beyond the paper (App. G's setting)" if method in NOT_IN_PAPER else "App. G (Table G.1)",
         data=DataSpec(short_side=256),
         views=Crops(size=224),
         encoder=EncoderSpec("vit-small", size=224),
         heads=HEADS[method],
         branches=branches,
-        pool=chosen.pool,
+        pool=components.pool,
         loss=loss,
         optimizer=OptimizerSpec("adamw", lr=LEARNING_RATE[method], reference_batch=256, weight_decay=0.1),
-        schedule=ScheduleSpec(warmup_epochs=40, predictor="follows" if moco else "constant"),
+        schedule=ScheduleSpec(warmup_epochs=40, predictor="follows" if is_moco else "constant"),
         train=TrainSpec(epochs=200, batch_size=256),
-        sources={**SOURCES, **norms, **BEYOND.get(method, {})},
+        sources={**SOURCES, **norms, **NOT_IN_PAPER.get(method, {})},
     )
 
 

@@ -1,4 +1,4 @@
-"""Contact sheets: what the images look like, and what the encoder will be shown of them."""
+"""Contact sheets: what the images look like, and which views the encoder will see."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from supancl.data.order import seeded
+from supancl.data.order import derive_seed
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
 from supancl.recipes import Recipe
@@ -18,43 +18,43 @@ from supancl.recipes import Recipe
 TILE, GAP, CAPTION = 112, 6, 16
 
 
-def image_sheet(split: Split, classes: Sequence[str], path: Path, count: int = 48, columns: int = 8) -> None:
-    """Images of as many classes as there is room for, each with its class below it."""
-    chosen = pick_by_class(split.labels, count)
-    captions = [classes[label] if label >= 0 else "(unlabelled)" for label in split.labels[chosen].tolist()]
-    tiles = [_thumbnail(split.batch(position[None])) for position in chosen]
-    _sheet(tiles, captions, columns, path)
+def draw_image_sheet(split: Split, classes: Sequence[str], path: Path, count: int = 48, columns: int = 8) -> None:
+    """Draw images of as many classes as fit, each with its class below it."""
+    positions = pick_by_class(split.labels, count)
+    captions = [classes[label] if label >= 0 else "(unlabelled)" for label in split.labels[positions].tolist()]
+    tiles = [_thumbnail(split.batch(position[None])) for position in positions]
+    _draw_sheet(tiles, captions, columns, path)
 
 
-def view_sheet(split: Split, recipe: Recipe, path: Path, count: int = 8, views: int = 6) -> None:
-    """A row per image: the image, then views of it as the recipe makes them, taken back to colours."""
-    chosen = pick_by_class(split.labels, count)
-    generator = torch.Generator().manual_seed(seeded(recipe.train.seed, 2))
+def draw_view_sheet(split: Split, recipe: Recipe, path: Path, count: int = 8, views: int = 6) -> None:
+    """Draw a row per image: the image, then views of it by this recipe, with the normalisation undone."""
+    positions = pick_by_class(split.labels, count)
+    generator = torch.Generator().manual_seed(derive_seed(recipe.train.seed, 2))
     tiles, captions = [], []
-    for position in chosen:
+    for position in positions:
         batch = split.batch(position[None])
         tiles.append(_thumbnail(batch))
         captions.append("image")
-        made: list[Tensor] = []
-        while len(made) < views:
-            both = recipe.views(batch, recipe.encoder.mean, recipe.encoder.std, generator)
-            made += list((both if isinstance(both, Tensor) else both[0])[:, 0])
-        for number, view in enumerate(made[:views]):
+        rendered: list[Tensor] = []
+        while len(rendered) < views:
+            batch_views = recipe.views(batch, recipe.encoder.mean, recipe.encoder.std, generator)
+            rendered += list((batch_views if isinstance(batch_views, Tensor) else batch_views[0])[:, 0])
+        for number, view in enumerate(rendered[:views]):
             tiles.append(_unnormalized(view, recipe.encoder.mean, recipe.encoder.std))
             captions.append(f"view {number % 2 + 1}")
-    _sheet(tiles, captions, views + 1, path)
+    _draw_sheet(tiles, captions, views + 1, path)
 
 
 def pick_by_class(labels: Tensor, count: int) -> Tensor:
-    """Positions of up to `count` images, going through the classes in turn; the same ones every time."""
+    """Positions of up to `count` images, taken from the classes in turn; the same ones every time."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    seen: dict[int, int] = {}
-    turn = []
+    count_of_class: dict[int, int] = {}
+    rank_in_class = []
     for label in labels[order].tolist():
-        turn.append(seen.get(label, 0))
-        seen[label] = turn[-1] + 1
-    first = torch.tensor(turn, dtype=torch.long).argsort(stable=True)[:count]
-    return order[first][labels[order[first]].argsort(stable=True)]
+        rank_in_class.append(count_of_class.get(label, 0))
+        count_of_class[label] = rank_in_class[-1] + 1
+    selected = torch.tensor(rank_in_class, dtype=torch.long).argsort(stable=True)[:count]
+    return order[selected][labels[order[selected]].argsort(stable=True)]
 
 
 def _thumbnail(batch: Batch) -> Image.Image:
@@ -62,30 +62,30 @@ def _thumbnail(batch: Batch) -> Image.Image:
     if batch.sizes is not None:
         height, width = batch.sizes[0].tolist()
         pixels = pixels[:, :height, :width]
-    return _picture(pixels)
+    return _to_tile(pixels)
 
 
 def _unnormalized(view: Tensor, mean: Sequence[float], std: Sequence[float]) -> Image.Image:
     shape = (-1, 1, 1)
     colours = view.float().cpu() * torch.tensor(std).view(shape) + torch.tensor(mean).view(shape)
-    return _picture((colours.clamp(0, 1) * 255).round().to(torch.uint8))
+    return _to_tile((colours.clamp(0, 1) * 255).round().to(torch.uint8))
 
 
-def _picture(pixels: Tensor) -> Image.Image:
+def _to_tile(pixels: Tensor) -> Image.Image:
     array = pixels.cpu().permute(1, 2, 0).numpy()
     image = Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array)).convert("RGB")
     scale = TILE / max(image.size)
-    small = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), small)
+    resampling = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), resampling)
 
 
-def _sheet(tiles: Sequence[Image.Image], captions: Sequence[str], columns: int, path: Path) -> None:
+def _draw_sheet(tiles: Sequence[Image.Image], captions: Sequence[str], columns: int, path: Path) -> None:
     rows = -(-len(tiles) // columns)
     sheet = Image.new("RGB", (columns * (TILE + GAP) + GAP, rows * (TILE + CAPTION + GAP) + GAP), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
-    for place, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
-        left = GAP + place % columns * (TILE + GAP)
-        top = GAP + place // columns * (TILE + CAPTION + GAP)
+    for slot, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
+        left = GAP + slot % columns * (TILE + GAP)
+        top = GAP + slot // columns * (TILE + CAPTION + GAP)
         sheet.paste(tile, (left + (TILE - tile.width) // 2, top + (TILE - tile.height) // 2))
         caption = " ".join(caption.split())  # a folder's name may have several lines
         while pen.textlength(caption, font=font) > TILE and len(caption) > 2:

@@ -1,4 +1,4 @@
-"""Detectors from several encoders side by side, as a table."""
+"""Tables that compare detectors from several encoders."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ COLUMNS = ["encoder", "seeds", *SCORES, "training, s", "images/s", "GPU, GB"]
 
 
 def comparison_row(name: str, group: dict[str, Any]) -> list[str]:
-    """A row of the table: name, seeds, AP, AP50, AP75 with their deviation, seconds, images a second, memory."""
+    """A row of the table: name, seeds, AP, AP50, AP75 with deviations, seconds, images per second, memory."""
     scores = [mean_text(group["spread"][key]["mean"], group["spread"][key]["std"], 2) for key in SCORES]
     costs = [(group["seconds"], ".0f"), (group["images_per_second"], ".1f"), (group["memory_gb"], ".1f")]
     return [
         name,
         str(len(group["seeds"])),
         *scores,
-        *("-" if value is None else f"{value:{form}}" for value, form in costs),
+        *("-" if value is None else f"{value:{number_format}}" for value, number_format in costs),
     ]
 
 
 def comparison_markdown(result: dict[str, Any]) -> str:
-    """The table, and AP50 of every class, for a page."""
+    """The table, AP50 of every class and the remarks, as Markdown."""
     groups = result["groups"]
-    kinds = sorted({kind for group in groups.values() for kind in group["classes_AP50"]})
+    class_names = sorted({name for group in groups.values() for name in group["classes_AP50"]})
     by_class = [
-        [kind, *(mean_text(group["classes_AP50"].get(kind), None, 1) for group in groups.values())] for kind in kinds
+        [name, *(mean_text(group["classes_AP50"].get(name), None, 1) for group in groups.values())]
+        for name in class_names
     ]
     tables = [
         Table(COLUMNS, [comparison_row(name, group) for name, group in groups.items()]),

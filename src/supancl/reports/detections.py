@@ -1,4 +1,4 @@
-"""Pictures of detection: what was found beside what is there, and the curves of a run."""
+"""Pictures of detection: true and detected boxes side by side, and the curves of a run."""
 
 from __future__ import annotations
 
@@ -11,73 +11,79 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 from torch import Tensor
 
-from supancl.detect.metrics import Found
+from supancl.detect.metrics import Detections
 from supancl.detect.scenes import Scenes
 from supancl.reports.pictures import COLOURS, escape_label
 
 SIDE, GAP, CAPTION = 220, 8, 18
-MIN_SCORE = 0.5  # what a detector is less sure of is not drawn
+MIN_SCORE = 0.5  # of the detections that are drawn
 
 
-def detection_sheet(
-    scenes: Scenes, found: Sequence[Found], path: Path, count: int = 12, sure: float = MIN_SCORE
+def draw_detection_sheet(
+    scenes: Scenes, detections: Sequence[Detections], path: Path, count: int = 12, min_score: float = MIN_SCORE
 ) -> None:
-    """Pairs of one image: the truth on the left, what was found on the right; spread evenly over the set.
+    """Draw images spread evenly over the set, each twice: true boxes on the left, detections on the right.
 
     Boxes of a class have one colour; difficult boxes and crowds are thin.
     """
-    chosen = torch.linspace(0, len(scenes) - 1, min(count, len(scenes))).round().long().unique().tolist()
-    columns = min(3, len(chosen))
-    rows = -(-len(chosen) // columns)
+    numbers = torch.linspace(0, len(scenes) - 1, min(count, len(scenes))).round().long().unique().tolist()
+    columns = min(3, len(numbers))
+    rows = -(-len(numbers) // columns)
     width, height = 2 * SIDE + 2 * GAP, SIDE + CAPTION + GAP
     sheet = Image.new("RGB", (columns * (width + GAP) + GAP, rows * height + GAP), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
-    for place, number in enumerate(chosen):
-        left, top = GAP + place % columns * (width + GAP), GAP + place // columns * height
-        scene, answer = scenes.scenes[number], found[number]
-        shown = answer.scores >= sure
-        thin = (scene.difficult | scene.crowd).tolist()
+    for slot, number in enumerate(numbers):
+        left, top = GAP + slot % columns * (width + GAP), GAP + slot // columns * height
+        scene, detected = scenes.scenes[number], detections[number]
+        is_shown = detected.scores >= min_score
+        truth_is_thin = (scene.difficult | scene.crowd).tolist()
         truth = [scenes.classes[label] for label in scene.labels.tolist()]
-        pairs = zip(answer.labels[shown].tolist(), answer.scores[shown].tolist(), strict=True)
+        pairs = zip(detected.labels[is_shown].tolist(), detected.scores[is_shown].tolist(), strict=True)
         names = [f"{scenes.classes[label]} {score:.2f}" for label, score in pairs]
         image = scenes.image(number)
         panels = (
-            (scene.boxes, scene.labels, truth, thin, "truth"),
-            (answer.boxes[shown], answer.labels[shown], names, [False] * len(names), f"found, score >= {sure:g}"),
+            (scene.boxes, scene.labels, truth, truth_is_thin, "truth"),
+            (
+                detected.boxes[is_shown],
+                detected.labels[is_shown],
+                names,
+                [False] * len(names),
+                f"found, score >= {min_score:g}",
+            ),
         )
-        for side, (boxes, labels, words, lines, title) in enumerate(panels):
-            at = left + side * (SIDE + GAP)
-            drawn = _draw_boxes(image, boxes, labels, words, lines)
-            sheet.paste(drawn, (at, top))
-            pen.text((at, top + drawn.height + 2), f"{title}: {scene.path.stem}", fill="#333333", font=font)
+        for side, (boxes, labels, captions, is_thin, title) in enumerate(panels):
+            x = left + side * (SIDE + GAP)
+            picture = _draw_boxes(image, boxes, labels, captions, is_thin)
+            sheet.paste(picture, (x, top))
+            pen.text((x, top + picture.height + 2), f"{title}: {scene.path.stem}", fill="#333333", font=font)
     sheet.save(path)
 
 
 def _draw_boxes(
-    image: Tensor, boxes: Tensor, labels: Tensor, words: Sequence[str], thin: Sequence[bool]
+    image: Tensor, boxes: Tensor, labels: Tensor, captions: Sequence[str], is_thin: Sequence[bool]
 ) -> Image.Image:
     picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
     scale = SIDE / max(picture.size)
     picture = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
     pen, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
-    for box, label, word, slim in zip((boxes * scale).tolist(), labels.tolist(), words, thin, strict=True):
+    for box, label, caption, thin in zip((boxes * scale).tolist(), labels.tolist(), captions, is_thin, strict=True):
         colour = COLOURS[label % len(COLOURS)]
-        pen.rectangle(box, outline=colour, width=1 if slim else 2)
+        pen.rectangle(box, outline=colour, width=1 if thin else 2)
         corner = (box[0] + 2, max(0.0, box[1] + 1))
-        pen.rectangle(pen.textbbox(corner, word, font=font), fill=colour)
-        pen.text(corner, word, fill=ink(colour), font=font)
+        pen.rectangle(pen.textbbox(corner, caption, font=font), fill=colour)
+        pen.text(corner, caption, fill=text_colour(colour), font=font)
     return picture
 
 
-def ink(colour: str) -> str:
-    """Black or white, whichever can be read better on this colour (by the relative luminance of WCAG 2)."""
-    parts = [part / 255 for part in ImageColor.getrgb(colour)[:3]]
-    light = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return "black" if 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] > 0.179 else "white"
+def text_colour(colour: str) -> str:
+    """Black or white, whichever reads better on this colour (by the relative luminance of WCAG 2)."""
+    channels = [channel / 255 for channel in ImageColor.getrgb(colour)[:3]]
+    linear = [channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in channels]
+    return "black" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 else "white"
 
 
-def detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
-    """The loss and its four parts over the steps, and AP, AP50 and AP75 of every test, one line per run."""
+def draw_detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
+    """Plot the loss, its four terms, and AP, AP50 and AP75 against the step, one line per run."""
     panels = (
         ("loss", "train", "loss"), ("loss_objectness", "train", "RPN: objectness"),
         ("loss_rpn_box_reg", "train", "RPN: boxes"), ("loss_classifier", "train", "classes"),
@@ -87,7 +93,7 @@ def detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) ->
     figure = Figure(figsize=(15, 6.4), layout="constrained")
     for axis, (key, kind, title) in zip(figure.subplots(2, 4).flat, panels, strict=True):
         for i, (name, rows) in enumerate(metrics.items()):
-            # the last word on a step: a finished run that is continued is tested once more
+            # the last row of a step counts: a finished run that is resumed is tested again
             points = {row["step"]: row[key] for row in rows if row["kind"] == kind and row.get(key) is not None}
             if points:
                 style = {"marker": "o"} if kind == "test" else {}
@@ -103,8 +109,8 @@ def detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) ->
     figure.savefig(path, dpi=110)
 
 
-def comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]], path: Path) -> None:
-    """The loss and AP, AP50, AP75 over the steps: a thin line for every seed, a thick one for the mean of a group."""
+def draw_comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]], path: Path) -> None:
+    """Plot the loss and AP, AP50, AP75 against the step: a thin line per seed, a thick one for the group's mean."""
     panels = (("loss", "train", "loss"), ("AP", "test", "AP (%)"), ("AP50", "test", "AP50 (%)"),
               ("AP75", "test", "AP75 (%)"))  # fmt: skip
     figure = Figure(figsize=(16, 3.8), layout="constrained")
@@ -133,18 +139,18 @@ def comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]], path
     figure.savefig(path, dpi=110)
 
 
-def class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path) -> None:
-    """AP50 of every class, a bar for every group; classes from the best found to the worst."""
-    kinds = {kind for values in groups.values() for kind in values}
-    best = {kind: max((values.get(kind) or 0.0) for values in groups.values()) for kind in sorted(kinds)}
-    order = sorted(best, key=lambda kind: -best[kind])
+def draw_class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path) -> None:
+    """Plot AP50 of every class with a bar per group; classes with the best AP50 come first."""
+    class_names = {name for values in groups.values() for name in values}
+    best_AP50 = {name: max((values.get(name) or 0.0) for values in groups.values()) for name in sorted(class_names)}
+    order = sorted(best_AP50, key=lambda name: -best_AP50[name])
     figure = Figure(figsize=(max(6.0, 0.7 * len(order)), 3.8), layout="constrained")
     axis, width = figure.subplots(), 0.8 / len(groups)
     for i, (name, values) in enumerate(groups.items()):
-        places = [place + (i - (len(groups) - 1) / 2) * width for place in range(len(order))]
-        heights = [values.get(kind) or 0.0 for kind in order]
-        axis.bar(places, heights, width, label=escape_label(name), color=COLOURS[i % len(COLOURS)])
-    axis.set_xticks(range(len(order)), [escape_label(kind) for kind in order], rotation=40, ha="right")
+        positions = [position + (i - (len(groups) - 1) / 2) * width for position in range(len(order))]
+        heights = [values.get(name) or 0.0 for name in order]
+        axis.bar(positions, heights, width, label=escape_label(name), color=COLOURS[i % len(COLOURS)])
+    axis.set_xticks(range(len(order)), [escape_label(name) for name in order], rotation=40, ha="right")
     axis.set_ylabel("AP50 (%)")
     axis.grid(axis="y", alpha=0.3)
     axis.legend()

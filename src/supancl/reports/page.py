@@ -1,4 +1,4 @@
-"""The frame of every HTML page: one file that needs nothing else."""
+"""The template of every HTML page: one self-contained file."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def html_page(title: str, body: str, more_style: str = "") -> str:
 
 
 def inline_image(path: Path) -> str:
-    """The address of a PNG that holds the picture itself."""
+    """A data URL with the content of a PNG file."""
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()

@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.probes import Features
 
-# ten colours that stay apart for most colour-blind readers, then again with another marker
+# ten colours that most colour-blind readers can distinguish; after ten classes they repeat with another marker
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000", "#ee7733", "#009988")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 # colours that belong together, one family for each group of classes
@@ -26,12 +26,12 @@ FAMILIES = (
     ("#54278f", "#df65b0", "#9e9ac8", "#980043", "#d4b9da"),  # violets
     ("#000000", "#969696", "#525252", "#cccccc", "#737373"),  # greys
 )
-# an undated file of fixed ids: equal points give an equal file
+# no dates (and fixed ids below): equal points give equal files
 UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 class Panel(NamedTuple):
-    """A map: a title, two coordinates and a label per image, and a line of small type below the title."""
+    """A map: title, two coordinates and a label per image, and a note in small type below the title."""
 
     title: str
     points: np.ndarray[Any, Any]
@@ -40,7 +40,7 @@ class Panel(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """What panels are drawn on: width of the whole and largest side of a panel in inches, type size, resolution."""
+    """The sheet for panels: its width and the largest side of a panel in inches, font size, resolution."""
 
     width: float
     side: float
@@ -53,13 +53,13 @@ PAGE = Sheet(6.75, 3.5, 7.0, 300)  # a two-column page's text width, with type t
 
 
 def escape_label(text: str) -> str:
-    """A name as it is spelled: matplotlib reads dollars as formulas, and leaves what begins with _ out of legends."""
+    """Make matplotlib show a name literally: it reads dollars as formulas and hides labels that begin with _."""
     text = " ".join(text.split())
     return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def loss_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
-    """One panel each for the loss, its self-supervised term and the live k-NN accuracy, one line per run."""
+    """Plot the loss, its self-supervised term and the monitor's k-NN accuracy, one line per run."""
     panels = (("loss", "train", "loss"), ("ssl", "train", "l_ssl"), ("knn", "monitor", "k-NN, held out (%)"))
     figure = Figure(figsize=(4.2 * len(panels), 3.4), layout="constrained")
     axes = figure.subplots(1, len(panels))
@@ -80,7 +80,7 @@ def loss_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None
 def tsne_map(features: Features, seed: int = 0) -> np.ndarray[Any, Any]:
     """Two coordinates per image, by t-SNE of the features at unit length.
 
-    Fewer than three images, or features that are all equal (a collapsed encoder), cannot be laid out: zeros then.
+    Zeros for fewer than three images, or if all features are equal (a collapsed encoder).
     """
     from sklearn.manifold import TSNE
 
@@ -96,7 +96,7 @@ def tsne_map(features: Features, seed: int = 0) -> np.ndarray[Any, Any]:
 
 
 def perplexity(count: int) -> float:
-    """The perplexity for so many images: 30, or less where they are few, because it must be below their number."""
+    """The perplexity for `count` images: 30, or less for few images, because it must be below their number."""
     return min(30.0, max(2.0, (count - 1) / 3))
 
 
@@ -107,7 +107,7 @@ def tsne_panels(features: Mapping[str, Features], classes: tuple[str, ...], path
 
 
 def class_styles(groups: Mapping[str, Sequence[int]]) -> dict[int, dict[str, Any]]:
-    """Colour and marker of each label: groups differ in their family of colours, a single group has all colours.
+    """Colour and marker of each label; each group has a family of colours, a single group has all colours.
 
     >>> styles = class_styles({"dog": [0, 1], "bird": [2]})
     >>> [styles[label]["color"] in FAMILIES[0] for label in (0, 1, 2)]
@@ -120,11 +120,11 @@ def class_styles(groups: Mapping[str, Sequence[int]]) -> dict[int, dict[str, Any
         colours = family if len(groups) > 1 else COLOURS
         if len(labels) > len(colours) * len(MARKERS):
             raise BadInput(
-                f"{counted(len(labels), 'class', 'classes')}{f' of {group}' * bool(group)}, but "
+                f"{plural(len(labels), 'class', 'classes')}{f' of {group}' * bool(group)}, but "
                 f"{len(colours) * len(MARKERS)} pairs of colour and marker; name fewer classes"
             )
-        for place, label in enumerate(labels):
-            styles[label] = {"color": colours[place % len(colours)], "marker": MARKERS[place // len(colours)]}
+        for position, label in enumerate(labels):
+            styles[label] = {"color": colours[position % len(colours)], "marker": MARKERS[position // len(colours)]}
     return styles
 
 
@@ -134,27 +134,29 @@ def draw_panels(
     path: Path,
     groups: Mapping[str, Sequence[int]] | None = None,
     sheet: Sheet = SCREEN,
-    most_named: int = 20,
+    max_legend_classes: int = 20,
 ) -> None:
-    """Draw maps side by side, as PNG, SVG or PDF: a class has one colour and marker, and one entry in the legend.
+    """Draw maps side by side, as PNG, SVG or PDF; a class has the same colour and marker in all of them.
 
-    `groups` are names of groups with the labels in each: every group has colours and a part of the legend to itself.
-    A legend of more than `most_named` classes is left out.
+    `groups` maps the name of each group to its labels: a group has its own colours and section of the legend.
+    With more than `max_legend_classes` classes there is no legend.
     """
-    there = sorted({int(label) for panel in panels for label in np.unique(panel.labels)})
-    shown = {group: [label for label in labels if label in there] for group, labels in (groups or {"": there}).items()}
-    shown = {group: labels for group, labels in shown.items() if labels}
-    plain = {
-        label: {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
-        for label in there
+    present = sorted({int(label) for panel in panels for label in np.unique(panel.labels)})
+    present_groups = {
+        group: [label for label in labels if label in present] for group, labels in (groups or {"": present}).items()
     }
-    styles = class_styles(shown) if groups else plain
-    names = {label: escape_label(classes[label]) if 0 <= label < len(classes) else "unlabelled" for label in there}
+    present_groups = {group: labels for group, labels in present_groups.items() if labels}
+    default_styles = {
+        label: {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
+        for label in present
+    }
+    styles = class_styles(present_groups) if groups else default_styles
+    names = {label: escape_label(classes[label]) if 0 <= label < len(classes) else "unlabelled" for label in present}
     rows = math.ceil(len(panels) / 5)
     columns = math.ceil(len(panels) / rows)
     side = min(sheet.side, sheet.width / columns)
-    entries, legend_columns = legend_entries(shown, names, side * columns, sheet.font)
-    if not 0 < len(there) <= most_named:
+    entries, legend_columns = legend_entries(present_groups, names, side * columns, sheet.font)
+    if not 0 < len(present) <= max_legend_classes:
         entries = []
     line = sheet.font * 1.5 / 72
     heading = line * (1.2 + any(panel.note for panel in panels))
@@ -172,13 +174,13 @@ def draw_panels(
 
 
 def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], side: float, font: float) -> None:
-    """Draw one map on an axis that is `side` inches wide; a long title is set in smaller type."""
+    """Draw one map on an axis that is `side` inches wide; a long title gets a smaller font."""
     for label in np.unique(panel.labels):
-        chosen = panel.points[panel.labels == label]
-        axis.scatter(chosen[:, 0], chosen[:, 1], s=3 * side, alpha=0.8, linewidths=0, **styles[int(label)])
-    fits = 72 * side / (0.6 * max(1, len(panel.title)))
+        points = panel.points[panel.labels == label]
+        axis.scatter(points[:, 0], points[:, 1], s=3 * side, alpha=0.8, linewidths=0, **styles[int(label)])
+    largest = 72 * side / (0.6 * max(1, len(panel.title)))
     axis.set_title(
-        escape_label(panel.title), fontsize=min(1.1 * font, fits), pad=1.6 * font if panel.note else 0.6 * font
+        escape_label(panel.title), fontsize=min(1.1 * font, largest), pad=1.6 * font if panel.note else 0.6 * font
     )
     if panel.note:
         axis.annotate(
@@ -203,7 +205,7 @@ def draw_legend(
     columns: int,
     font: float,
 ) -> None:
-    """Draw the legend below the maps; names of groups, which have no label, are bold."""
+    """Draw the legend below the maps; names of groups (label None) are bold."""
     handles = [
         Line2D(
             [],
@@ -231,20 +233,22 @@ def draw_legend(
 def legend_entries(
     groups: Mapping[str, Sequence[int]], names: Mapping[int, str], width: float, font: float
 ) -> tuple[list[tuple[str, int | None]], int]:
-    """The words of a legend with their labels, column by column, and the number of columns that fit in the width.
+    """The entries of a legend (text, label), column by column, and the number of columns that fit in the width.
 
-    A named group begins a column with its name, which has no label, and ends it with blanks.
+    A named group starts a new column with its name (label None) and is padded with blanks.
     """
     longest = max(map(len, (*groups, *names.values())), default=1)
-    most = max(1, int(72 * width / (font * (0.58 * longest + 2.5))))
+    max_columns = max(1, int(72 * width / (font * (0.58 * longest + 2.5))))
     listed: list[list[tuple[str, int | None]]] = [
         [(group, None)] * bool(group) + [(names[label], label) for label in labels] for group, labels in groups.items()
     ]
     if len(groups) < 2:
         entries = [entry for group in listed for entry in group]
-        return entries, max(1, min(most, len(entries)))
-    most = max(most, len(listed))
-    least = min(6, max(map(len, listed)))  # small groups have a column each
-    tall = next(rows for rows in range(least, 1000) if sum(math.ceil(len(group) / rows) for group in listed) <= most)
-    padded = [group + [("", None)] * (-len(group) % tall) for group in listed]
-    return [entry for group in padded for entry in group], sum(map(len, padded)) // tall
+        return entries, max(1, min(max_columns, len(entries)))
+    max_columns = max(max_columns, len(listed))
+    min_rows = min(6, max(map(len, listed)))  # small groups have a column each
+    rows_per_column = next(
+        rows for rows in range(min_rows, 1000) if sum(math.ceil(len(group) / rows) for group in listed) <= max_columns
+    )
+    padded = [group + [("", None)] * (-len(group) % rows_per_column) for group in listed]
+    return [entry for group in padded for entry in group], sum(map(len, padded)) // rows_per_column

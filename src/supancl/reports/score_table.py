@@ -10,11 +10,11 @@ from supancl.probes.ranking import Mark, Ranking, Score
 from supancl.reports.tables import Cell, Row, Table, write_table
 
 TableFormat = Literal["text", "csv", "markdown", "latex", "json"]
-SPREAD_NOTE = "± deviation over n seeds; without n, 95% interval over episodes"
+DEVIATION_NOTE = "± deviation over n seeds; without n, 95% interval over episodes"
 
 
 def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = False) -> str:
-    """The table with a column for the average rank (of several encoders), and one for the average itself if wanted.
+    """The table, with the average rank if there are several encoders, and the average score if `average`.
 
     >>> from supancl.probes.ranking import rank_encoders
     >>> print(score_table(rank_encoders({"byol": {"pets": 80.0}, "supbyol": {"pets": 82.5}}), "markdown"), end="")
@@ -25,23 +25,25 @@ def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = Fa
     """
     if form == "json":
         return json.dumps(ranking.to_json(), indent=2, ensure_ascii=False) + "\n"
-    has_spread = any(score is not None and score.spread is not None for row in ranking.cells for score in row)
-    notes = [SPREAD_NOTE] if form == "text" and has_spread else []
-    return write_table(numbers(ranking, average) if form == "csv" else layout(ranking, average, notes), form)
+    has_deviation = any(score is not None and score.uncertainty is not None for row in ranking.cells for score in row)
+    notes = [DEVIATION_NOTE] if form == "text" and has_deviation else []
+    return write_table(
+        numeric_table(ranking, average) if form == "csv" else ranking_table(ranking, average, notes), form
+    )
 
 
-def layout(ranking: Ranking, average: bool = False, notes: list[str] | None = None) -> Table:
-    """A row an encoder, a column a data set, then average and average rank, as printed."""
+def ranking_table(ranking: Ranking, average: bool = False, notes: list[str] | None = None) -> Table:
+    """The printed table: a row per encoder, a column per data set, then average and average rank."""
 
-    def shown(score: Score | None, mark: Mark) -> Cell:
+    def make_cell(score: Score | None, mark: Mark) -> Cell:
         if score is None:
             return Cell("")
-        return Cell(_fixed(score.mean, ranking.digits), _fixed(score.spread, ranking.digits), mark)
+        return Cell(_fixed(score.mean, ranking.digits), _fixed(score.uncertainty, ranking.digits), mark)
 
     rows: list[Row] = [
         [
-            Cell(encoder, beside=ranking.seeds(row).strip()),
-            *map(shown, ranking.cells[row], ranking.marks[row]),
+            Cell(encoder, suffix=ranking.seeds(row).strip()),
+            *map(make_cell, ranking.cells[row], ranking.marks[row]),
             *[_fixed(ranking.averages[row], ranking.digits)] * average,
             *[_fixed(ranking.average_ranks[row], 2)] * ranking.compares,
         ]
@@ -51,10 +53,10 @@ def layout(ranking: Ranking, average: bool = False, notes: list[str] | None = No
     return Table(columns, rows, "l" + "r" * (len(columns) - 1), notes=notes or ())
 
 
-def numbers(ranking: Ranking, average: bool) -> Table:
-    """Plain numbers: mean, spread and number of runs have columns of their own."""
-    parts = [name for data in ranking.datasets for name in (data, f"{data} spread", f"{data} n")]
-    columns = ["encoder", *parts, *["average"] * average, *["average rank"] * ranking.compares]
+def numeric_table(ranking: Ranking, average: bool) -> Table:
+    """The table for CSV: mean, deviation and number of runs in separate columns."""
+    names = [name for data in ranking.datasets for name in (data, f"{data} spread", f"{data} n")]
+    columns = ["encoder", *names, *["average"] * average, *["average rank"] * ranking.compares]
     rows = []
     for row, encoder in enumerate(ranking.encoders):
         cells: list[float | None] = []

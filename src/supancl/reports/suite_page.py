@@ -1,4 +1,4 @@
-"""The suite's page: a table a protocol, the paired differences, and what was measured how; and the tables as files."""
+"""The suite's page: a table per protocol, paired differences and conditions; and the tables as files."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from supancl.errors import counted
-from supancl.evaluate import queries_of, rankings, trained_on, unlike
+from supancl.errors import plural
+from supancl.evaluate import describe_queries_used, different_images_warnings, overlap_warnings, rankings
 from supancl.files import digest, jsonable, write_text
 from supancl.reports.page import html_page
-from supancl.reports.score_table import TableFormat, layout, score_table
+from supancl.reports.score_table import TableFormat, ranking_table, score_table
 from supancl.reports.tables import Cell, Table, to_html
 
-FILES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
-TABLE = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # no path that leads elsewhere
+SUFFIXES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
+TABLE_NAME = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # never a path to another folder
 STYLE = """
 td, th { white-space: nowrap; } td.word, th.word { text-align: left; } td.word.long { white-space: normal; }
 table { font-variant-numeric: tabular-nums; margin: .6rem 0 0; } .wide { overflow-x: auto; }
@@ -27,48 +27,52 @@ h2 { margin: 2rem 0 0; font-size: 1.25rem; } h2 + p { margin: .2rem 0 0; color: 
 TITLES = {"knn": "k nearest neighbours", "transfer": "Linear transfer"}
 
 
-def write_suite(results: Sequence[dict[str, Any]], told: dict[str, Any], out: Path) -> Path:
-    """index.html, suite.json and every table as Markdown, LaTeX and CSV.
+def write_suite(results: Sequence[dict[str, Any]], summary: dict[str, Any], out: Path) -> Path:
+    """Write index.html, suite.json and every table as Markdown, LaTeX and CSV; returns the page's path.
 
-    Tables of an earlier call that this page has not are removed: they would look like a part of it.
+    Tables of an earlier call that this page does not have are removed.
     """
-    slim = [{key: value for key, value in result.items() if key != "accuracies"} for result in results]
+    compact = [{key: value for key, value in result.items() if key != "accuracies"} for result in results]
     tables = rankings(results)
     texts = {
         f"{protocol.replace(' ', '-')}.{suffix}": score_table(ranking, form)
         for protocol, ranking in tables.items()
-        for form, suffix in FILES.items()
+        for form, suffix in SUFFIXES.items()
     }
     _remove_earlier(out, keep=texts)
     for name, text in texts.items():
         write_text(out / name, text)
     files = {name: digest(out / name) for name in texts}
-    write_text(out / "suite.json", json.dumps(jsonable({**told, "results": slim, "files": files}), indent=2) + "\n")
+    write_text(
+        out / "suite.json", json.dumps(jsonable({**summary, "results": compact, "files": files}), indent=2) + "\n"
+    )
     sections = "".join(
-        f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_how(protocol, results))}</p>"
-        f"{to_html(layout(ranking))}"
+        f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_describe(protocol, results))}</p>"
+        f"{to_html(ranking_table(ranking))}"
         for protocol, ranking in tables.items()
     )
-    several = any(ranking.compares for ranking in tables.values())
-    marked = "; best in bold, second best underlined" if several else ""
-    ranks = " Average ranks run over the data sets that every encoder has." if several else ""
-    unfair = "".join(f"<li>{html.escape(line)}</li>" for line in (*unlike(results), *trained_on(results)))
-    unfair = f"<p>Columns that do not compare:</p><ul>{unfair}</ul>" if unfair else ""
+    has_comparison = any(ranking.compares for ranking in tables.values())
+    marks_note = "; best in bold, second best underlined" if has_comparison else ""
+    ranks_note = " Average ranks run over the data sets that every encoder has." if has_comparison else ""
+    warnings = "".join(
+        f"<li>{html.escape(line)}</li>" for line in (*different_images_warnings(results), *overlap_warnings(results))
+    )
+    warnings = f"<p>Columns that cannot be compared:</p><ul>{warnings}</ul>" if warnings else ""
     body = f"""<h1>Evaluation suite</h1>
-<p>Accuracy in percent{marked}. &plusmn; is the standard deviation over seeds of one
-recipe, or, of a single few-shot result, the 95% interval over episodes.{ranks}</p>
-{unfair}
+<p>Accuracy in percent{marks_note}. &plusmn; is the standard deviation over seeds of one
+recipe, or, for a single few-shot result, the 95% interval over episodes.{ranks_note}</p>
+{warnings}
 {sections}
-{_differences(told["differences"])}
+{_differences(summary["differences"])}
 {_data_sets(results)}
-{_failures(told.get("failures", ()))}
+{_failures(summary.get("failures", ()))}
 {_conditions(results)}"""
     write_text(out / "index.html", html_page("Evaluation suite", body, STYLE))
     return out / "index.html"
 
 
 def _remove_earlier(out: Path, keep: Iterable[str]) -> None:
-    """The tables that the last suite.json says it wrote, as long as they are still what was written."""
+    """Remove the tables listed in the last suite.json, unless they were edited since."""
     try:
         files = json.loads((out / "suite.json").read_text(encoding="utf-8")).get("files", {})
         earlier = {str(name): str(checksum) for name, checksum in files.items()}
@@ -76,7 +80,7 @@ def _remove_earlier(out: Path, keep: Iterable[str]) -> None:
         return
     for name in earlier.keys() - set(keep):
         path = out / name
-        if TABLE.fullmatch(name) and path.is_file() and digest(path) == earlier[name]:
+        if TABLE_NAME.fullmatch(name) and path.is_file() and digest(path) == earlier[name]:
             path.unlink()
 
 
@@ -89,21 +93,22 @@ def _title(protocol: str) -> str:
     return f"Few-shot, {ways}-way {shots}-shot"
 
 
-def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
-    one = next(result for result in results if result["task"] == protocol)
-    if one["protocol"] == "knn":
+def _describe(protocol: str, results: Sequence[dict[str, Any]]) -> str:
+    result = next(result for result in results if result["task"] == protocol)
+    if result["protocol"] == "knn":
         return (
-            f"k = {one['k']}, {one['metric']}, temperature {one['temperature']:g}; test images among training "
+            f"k = {result['k']}, {result['metric']}, temperature {result['temperature']:g}; test images among training "
             "images, top-1."
         )
-    if one["protocol"] == "transfer":
-        among = one.get("tried") or one["weights"]  # the older name
+    if result["protocol"] == "transfer":
+        candidates = result.get("tried") or result["weights"]  # the older name
         return (
-            f"Logistic regression on frozen features; of {len(among)} regularisers the best on "
+            f"Logistic regression on frozen features; the best of {len(candidates)} regularisers on "
             "validation, refitted on train and validation, tested once."
         )
-    used = queries_of([result for result in results if result["task"] == protocol])
-    return f"{counted(one['episodes'], 'episode', form=',')} of {used}, seed {one['seed']}, the same for every encoder."
+    queries = describe_queries_used([result for result in results if result["task"] == protocol])
+    episodes = plural(result["episodes"], "episode", number_format=",")
+    return f"{episodes} of {queries}, seed {result['seed']}, the same for every encoder."
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -115,20 +120,20 @@ def _differences(gaps: Sequence[dict[str, Any]]) -> str:
     rows = [[f"{gap['a']} − {gap['b']}", _title(gap["protocol"]), gap["data"], _signed(gap)] for gap in gaps]
     return (
         "<h2>Differences on the same episodes</h2><p>Mean and 95% interval of the paired difference, in points; "
-        "bold where the interval excludes zero. Seeds of one recipe are averaged first; the interval is that over "
+        "bold if the interval excludes zero. Seeds of one recipe are averaged first; the interval is over "
         f"episodes.</p>{to_html(Table(['encoders', 'protocol', 'data', 'difference'], rows, 'lllr'))}"
     )
 
 
 def _signed(gap: Mapping[str, Any]) -> Cell:
-    """The difference with its interval, in bold where the interval excludes zero."""
+    """The difference with its interval, in bold if the interval excludes zero."""
     excludes_zero = abs(gap["difference"]) > gap["interval"]
     number = f"{gap['difference']:+.2f}".replace("-", "−")
     return Cell(number, f"{gap['interval']:.2f}", "best" if excludes_zero else "")
 
 
 def _data_sets(results: Sequence[dict[str, Any]]) -> str:
-    """What each figure was measured on: images, classes, metric, and what is odd about it."""
+    """The data of each result: images, classes, metric and remarks."""
     rows = {}
     for result in results:
         images = result.get("images", "")
@@ -136,11 +141,11 @@ def _data_sets(results: Sequence[dict[str, Any]]) -> str:
             images = [result["references"], result["queries"]]
         sizes = " / ".join(f"{size:,}" for size in images) if isinstance(images, list) else f"{images:,}"
         dropped = result.get("dropped") or []
-        odd = [
-            f"{counted(len(dropped), 'class', 'classes')} too small: "
+        remarks = [
+            f"{plural(len(dropped), 'class', 'classes')} too small: "
             f"{', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}"
         ]
-        odd = (odd if dropped else []) + list(result.get("remarks", ()))
+        remarks = (remarks if dropped else []) + list(result.get("remarks", ()))
         metric = result["metric"] if result["protocol"] == "transfer" else "top-1"
         rows[result["task"], result["data"]] = [
             result["data"],
@@ -148,12 +153,12 @@ def _data_sets(results: Sequence[dict[str, Any]]) -> str:
             sizes,
             f"{result['classes']:,}",
             str(metric),
-            "; ".join(odd),
+            "; ".join(remarks),
         ]
     columns = ["data", "protocol", "images", "classes", "metric", "remarks"]
     return (
-        "<h2>Data</h2><p>Images: references / queries of k-NN; train / validation / test of transfer; all of which "
-        f"episodes are drawn.</p>{to_html(Table(columns, list(rows.values()), 'llrrlw'))}"
+        "<h2>Data</h2><p>Images: references / queries of k-NN; train / validation / test of transfer; all images "
+        f"of few-shot.</p>{to_html(Table(columns, list(rows.values()), 'llrrlw'))}"
     )
 
 
@@ -166,21 +171,21 @@ def _failures(failures: Sequence[dict[str, str]]) -> str:
 
 def _conditions(results: Sequence[dict[str, Any]]) -> str:
     first = results[0]
-    made = "; ".join(
+    libraries = "; ".join(
         dict.fromkeys(
             ", ".join(f"{name} {version}" for name, version in result["versions"].items()) for result in results
         )
-    )  # results of earlier calls may be of others
+    )  # earlier calls may have used other versions
     encoders = "".join(
-        f"<li>{html.escape(label)}: <code>{html.escape(where)}</code></li>"
-        for where, label in {result["encoder"]: result["label"] for result in results}.items()
+        f"<li>{html.escape(label)}: <code>{html.escape(path)}</code></li>"
+        for path, label in {result["encoder"]: result["label"] for result in results}.items()
     )
     seconds = sum(result["seconds"] for result in results)
     hardware = "; ".join(dict.fromkeys(str(result["hardware"]) for result in results))
     commits = ", ".join(dict.fromkeys(str(result["commit"]) for result in results))
     unit = ", of unit length" if first["normalize"] else ""
     return (
-        f"<h2>Conditions</h2><ul>{encoders}</ul><p class='small'>{counted(len(results), 'result')}, "
-        f"{seconds:.0f} s together; {html.escape(hardware)}; {html.escape(made)}; commit {html.escape(commits)}; "
+        f"<h2>Conditions</h2><ul>{encoders}</ul><p class='small'>{plural(len(results), 'result')}, "
+        f"{seconds:.0f} s in total; {html.escape(hardware)}; {html.escape(libraries)}; commit {html.escape(commits)}; "
         f"features of layer {html.escape(first['layer'])}{unit}.</p>"
     )

@@ -1,4 +1,4 @@
-"""One table, written as text, Markdown, LaTeX, CSV or HTML."""
+"""Write a table as text, Markdown, LaTeX, CSV or HTML."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, did_you_mean
 from supancl.probes.ranking import Mark
 
 LEGEND = "* best, + second best"
 HLINES = (r"\hline",) * 3
-NO_SIGNS: Mapping[str, str] = {}
+NO_REPLACEMENTS: Mapping[str, str] = {}
 BOOKTABS = (r"\toprule", r"\midrule", r"\bottomrule")
 LATEX_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -24,12 +24,12 @@ LATEX_SPECIAL = str.maketrans(
 
 
 class Cell(NamedTuple):
-    """A number or a word; `spread` stands behind a ± and is marked with it, `beside` follows unmarked."""
+    """A number or a word: `plus_minus` follows a ± and is marked with it, `suffix` comes last and is not marked."""
 
     text: str
-    spread: str = ""
+    plus_minus: str = ""
     mark: Mark = ""
-    beside: str = ""
+    suffix: str = ""
     latex: str = ""  # LaTeX code instead of `text`
 
 
@@ -38,9 +38,9 @@ Row = Sequence[str | Cell]
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows; a row that is one string is the title of the rows below it.
+    """Columns and rows; a row that is a string is a section title.
 
-    `align` has a letter for each column: l for words, r for numbers, w for words that may wrap. Empty: all are l.
+    `align` has a letter per column: l for words, r for numbers, w for words that may wrap. Empty: all l.
     """
 
     columns: Row
@@ -48,33 +48,33 @@ class Table:
     align: str = ""
     caption: str = ""
     notes: Sequence[str] = ()
-    legend: str = LEGEND  # what text says of its marks
+    legend: str = LEGEND  # of the marks, in text
 
     @property
     def alignment(self) -> str:
         return self.align or "l" * len(self.columns)
 
 
-def place_mark(place: int) -> Mark:
-    """0 is the best, 1 the second best; other places have no mark."""
-    return "best" if place == 0 else "second" if place == 1 else ""
+def mark_for_rank(rank: int) -> Mark:
+    """0 is the best, 1 the second best; other ranks have no mark."""
+    return "best" if rank == 0 else "second" if rank == 1 else ""
 
 
 def mean_text(mean: float | None, sd: float | None, decimals: int) -> str:
-    """`61.18 +- 0.30`; no deviation where there is none (None or nan), and - without a mean."""
+    """`61.18 +- 0.30`; without the deviation if it is None or nan, and `-` without a mean."""
     if mean is None or math.isnan(mean):
         return "-"
     return f"{mean:.{decimals}f}" + ("" if sd is None or math.isnan(sd) else f" +- {sd:.{decimals}f}")
 
 
 def write_table(table: Table, form: str) -> str:
-    """The table in the format of that name."""
+    """The table as text in this format."""
     if form not in FORMATS:
-        raise BadInput(f"table format {form!r}{nearest(form, FORMATS)}")
+        raise BadInput(f"table format {form!r}{did_you_mean(form, FORMATS)}")
     return FORMATS[form](table)
 
 
-def _written(row: Row, write: Callable[[Cell], str]) -> list[str]:
+def _format_row(row: Row, write: Callable[[Cell], str]) -> list[str]:
     return [write(_as_cell(cell)) for cell in row]
 
 
@@ -82,16 +82,16 @@ def _as_cell(cell: str | Cell) -> Cell:
     return cell if isinstance(cell, Cell) else Cell(cell)
 
 
-def _replaced(text: str, signs: Mapping[str, str]) -> str:
-    for sign, code in signs.items():
+def _replace_all(text: str, replacements: Mapping[str, str]) -> str:
+    for sign, code in replacements.items():
         text = text.replace(sign, code)
     return text
 
 
-def _joined(cell: Cell, text: str, marks: Mapping[Mark, str]) -> str:
-    """The text with its spread, put into the mark's pattern, and what stands beside it."""
-    number = f"{text} ± {cell.spread}" if cell.spread else text
-    return " ".join(part for part in (marks[cell.mark].format(number) if number else "", cell.beside) if part)
+def _format_cell(cell: Cell, text: str, marks: Mapping[Mark, str]) -> str:
+    """The text and its ± part in the mark's pattern, then the suffix."""
+    number = f"{text} ± {cell.plus_minus}" if cell.plus_minus else text
+    return " ".join(piece for piece in (marks[cell.mark].format(number) if number else "", cell.suffix) if piece)
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -99,18 +99,18 @@ def _joined(cell: Cell, text: str, marks: Mapping[Mark, str]) -> str:
 
 def cell_text(cell: Cell) -> str:
     """`61.18 ± 0.30*`: * is the best, + the second best."""
-    return _joined(cell, cell.text, {"best": "{}*", "second": "{}+", "": "{}"})
+    return _format_cell(cell, cell.text, {"best": "{}*", "second": "{}+", "": "{}"})
 
 
 def to_text(table: Table) -> str:
-    """Columns of equal width; a table with a caption stands by itself, with a rule below its header."""
+    """Aligned columns; a table with a caption also gets a rule below its header."""
     rows = [row if isinstance(row, str) else list(map(_as_cell, row)) for row in table.rows]
     marked = {i for row in rows if not isinstance(row, str) for i, cell in enumerate(row) if cell.mark}
 
-    def padded(row: Sequence[Cell]) -> list[str]:  # numbers stay below one another where some have a mark behind them
+    def padded(row: Sequence[Cell]) -> list[str]:  # keeps numbers aligned if some are followed by a mark
         return [cell_text(cell) + " " * (i in marked and not cell.mark) for i, cell in enumerate(row)]
 
-    header = _written(table.columns, cell_text)
+    header = _format_row(table.columns, cell_text)
     body = [row if isinstance(row, str) else padded(row) for row in rows]
     widths = [
         max(map(len, column)) for column in zip(header, *(row for row in body if not isinstance(row, str)), strict=True)
@@ -119,8 +119,8 @@ def to_text(table: Table) -> str:
     def line(row: list[str] | str) -> str:
         if isinstance(row, str):
             return row
-        laid = zip(row, widths, table.alignment, strict=True)
-        cells = [cell.rjust(width) if side == "r" else cell.ljust(width) for cell, width, side in laid]
+        columns = zip(row, widths, table.alignment, strict=True)
+        cells = [cell.rjust(width) if side == "r" else cell.ljust(width) for cell, width, side in columns]
         return "  ".join(cells).rstrip()
 
     lines = [line(header), *map(line, body)]
@@ -133,20 +133,20 @@ def to_text(table: Table) -> str:
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def to_markdown(table: Table, signs: Mapping[str, str] = NO_SIGNS) -> str:
-    """The best in bold, the second best underlined; numbers are set to the right where `align` says so.
+def to_markdown(table: Table, replacements: Mapping[str, str] = NO_REPLACEMENTS) -> str:
+    """The best in bold, the second best underlined; columns are aligned by `align`.
 
-    `signs`: what is written for characters that would mean something else.
+    `replacements` maps characters with a meaning in Markdown to what is written instead.
     """
 
     def write(cell: Cell) -> str:
-        text = _replaced(cell.text, signs)
-        return _joined(cell, text, {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}).replace("|", "\\|")
+        text = _replace_all(cell.text, replacements)
+        return _format_cell(cell, text, {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}).replace("|", "\\|")
 
     rule = ["---:" if side == "r" else "---" for side in table.alignment]
     blank = [""] * (len(table.columns) - 1)
-    body = [[f"*{row}*", *blank] if isinstance(row, str) else _written(row, write) for row in table.rows]
-    lines = [f"| {' | '.join(cells)} |" for cells in (_written(table.columns, write), rule, *body)]
+    body = [[f"*{row}*", *blank] if isinstance(row, str) else _format_row(row, write) for row in table.rows]
+    lines = [f"| {' | '.join(cells)} |" for cells in (_format_row(table.columns, write), rule, *body)]
     top = [f"**{table.caption}**", ""] if table.caption else []
     notes = ["", *(f"- {note}" for note in table.notes)] if table.notes else []
     return "\n".join([*top, *lines, *notes]) + "\n"
@@ -156,22 +156,25 @@ def to_markdown(table: Table, signs: Mapping[str, str] = NO_SIGNS) -> str:
 
 
 def to_latex(
-    table: Table, layout: str = "", rules: tuple[str, str, str] = HLINES, signs: Mapping[str, str] = NO_SIGNS
+    table: Table,
+    layout: str = "",
+    rules: tuple[str, str, str] = HLINES,
+    replacements: Mapping[str, str] = NO_REPLACEMENTS,
 ) -> str:
     """A tabular; caption and notes are comments above it.
 
-    `layout`: LaTeX's own letters for the columns. `rules`: at the top, below the header, at the end. `signs`: what is
-    written for characters that LaTeX has as commands.
+    `layout`: LaTeX's letters for the columns. `rules`: at the top, below the header, at the end. `replacements` maps
+    characters to LaTeX commands.
     """
 
     def escaped(text: str) -> str:
-        return _replaced(text.translate(LATEX_SPECIAL), signs)
+        return _replace_all(text.translate(LATEX_SPECIAL), replacements)
 
     def write(cell: Cell) -> str:
         text = cell.latex or escaped(cell.text)
         patterns: dict[Mark, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
-        written = Cell(text, cell.spread, cell.mark, escaped(cell.beside))
-        return _joined(written, text, patterns).replace("±", r"$\pm$")
+        escaped_cell = Cell(text, cell.plus_minus, cell.mark, escaped(cell.suffix))
+        return _format_cell(escaped_cell, text, patterns).replace("±", r"$\pm$")
 
     top, middle, bottom = rules
     letters = layout or table.alignment.replace("w", "l")
@@ -179,7 +182,7 @@ def to_latex(
         *(f"% {line}" for line in (table.caption, *table.notes) if line),
         rf"\begin{{tabular}}{{{letters}}}",
         top,
-        " & ".join(_written(table.columns, write)) + r" \\",
+        " & ".join(_format_row(table.columns, write)) + r" \\",
         middle,
     ]
     for number, row in enumerate(table.rows):
@@ -187,7 +190,7 @@ def to_latex(
             lines += [middle] if number else []
             lines.append(rf"\multicolumn{{{len(table.columns)}}}{{l}}{{{escaped(row)}}} \\")
         else:
-            lines.append(" & ".join(_written(row, write)) + r" \\")
+            lines.append(" & ".join(_format_row(row, write)) + r" \\")
     return "\n".join([*lines, bottom, r"\end{tabular}"]) + "\n"
 
 
@@ -195,29 +198,29 @@ def to_latex(
 
 
 def to_csv(table: Table) -> str:
-    """Texts alone: numbers that belong together are columns of their own, and sections are a column."""
+    """Texts alone, without marks; the table must have a column for each number and none of the section titles."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for row in (table.columns, *table.rows):
-        writer.writerow(_written(row, lambda cell: cell.text))
+        writer.writerow(_format_row(row, lambda cell: cell.text))
     return out.getvalue()
 
 
 def to_html(table: Table) -> str:
-    """The best in bold, the second best underlined; `spread` and `beside` are in the class spread."""
-    kinds = {"l": ' class="word"', "w": ' class="word long"', "r": ""}
+    """The best in bold, the second best underlined; `plus_minus` and `suffix` have the CSS class `spread`."""
+    classes = {"l": ' class="word"', "w": ' class="word long"', "r": ""}
 
     def escaped(text: str) -> str:
         return html.escape(text).replace("−", "&minus;").replace("±", "&plusmn;")
 
     def write(cell: Cell) -> str:
         number = {"best": "<b>{}</b>", "second": "<u>{}</u>", "": "{}"}[cell.mark].format(escaped(cell.text))
-        behind = [text for text in (f"± {cell.spread}" if cell.spread else "", cell.beside) if text]
-        return number + "".join(f' <span class="spread">{escaped(text)}</span>' for text in behind)
+        small_texts = [text for text in (f"± {cell.plus_minus}" if cell.plus_minus else "", cell.suffix) if text]
+        return number + "".join(f' <span class="spread">{escaped(text)}</span>' for text in small_texts)
 
     def line(row: Row, tag: str) -> str:
-        cells = zip(_written(row, write), table.alignment, strict=True)
-        return "<tr>" + "".join(f"<{tag}{kinds[side]}>{cell}</{tag}>" for cell, side in cells) + "</tr>"
+        cells = zip(_format_row(row, write), table.alignment, strict=True)
+        return "<tr>" + "".join(f"<{tag}{classes[side]}>{cell}</{tag}>" for cell, side in cells) + "</tr>"
 
     body = "".join(line(row, "td") for row in table.rows)
     return f'<div class="wide"><table><thead>{line(table.columns, "th")}</thead><tbody>{body}</tbody></table></div>'

@@ -1,4 +1,4 @@
-"""Runs of a sweep, or of a table, measured by the protocols of `supancl evaluate`, whose files they get."""
+"""Measure the runs of a sweep or a table by the protocols of `supancl evaluate`, and reuse results on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from supancl.data.opening import same_source
+from supancl.data.opening import is_same_source
 from supancl.errors import BadInput
 from supancl.evaluate import (
     EvaluatedEncoder,
@@ -21,16 +21,16 @@ from supancl.evaluate import (
     evaluate_variance,
     open_evaluated_encoder,
 )
-from supancl.evaluate.naming import has_old_crop, source_of, unusual
+from supancl.evaluate.naming import has_old_crop, non_default_settings, source_of
 from supancl.reporter import Reporter
-from supancl.sweeps.runs import Trained
+from supancl.sweeps.runs import TrainedRun
 from supancl.training.preflight import pick_device
 from supancl.weights.run_folder import RunFolder
 
-PROJECTOR = "projector.safetensors"  # in the folder of a run that kept its projector
+PROJECTOR = "projector.safetensors"  # in the run folder, if the projector was saved
 # measure -> the protocol and the field of its result
 PROTOCOLS = {"knn": ("knn", "accuracy"), "linear": ("linear", "accuracy"), "ratio": ("variance", "ratio")}
-VARIED = ("split", "probe", "layer")  # settings of which a measurement says what it wants
+MEASUREMENT_FIELDS = ("split", "probe", "layer")  # settings that a Measurement may vary
 
 
 @dataclass(frozen=True)
@@ -43,78 +43,83 @@ class Measurement:
     layer: str = "pooled"
     source: str | None = None
 
-    def is_result(self, evaluation: dict[str, Any], own: str, weights: str) -> bool:
-        """Whether an evaluation is what this would measure of an encoder with these weights."""
+    def matches(self, evaluation: dict[str, Any], run_source: str, weights: str) -> bool:
+        """Whether a saved evaluation is this measurement of an encoder with these weights."""
         if (evaluation.get("protocol"), evaluation.get("weights")) != (self.protocol, weights):
             return False
-        if not same_source(source_of(evaluation), self.source or own):
+        if not is_same_source(source_of(evaluation), self.source or run_source):
             return False
         if self.protocol == "linear" and (
             evaluation.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in evaluation)
-        ):  # 0.1.0 did not say, and chose otherwise
+        ):  # 0.1.0 did not write it, and chose differently
             return False
         if has_old_crop(evaluation):
             return False
         split = "test" if evaluation.get("judged") == "test" else evaluation.get("split")
-        at_hand = split == self.split or evaluation.get("split") == self.split
-        return at_hand and evaluation.get("layer") == self.layer and not set(unusual(evaluation)) - set(VARIED)
+        is_same_split = split == self.split or evaluation.get("split") == self.split
+        return (
+            is_same_split
+            and evaluation.get("layer") == self.layer
+            and not set(non_default_settings(evaluation)) - set(MEASUREMENT_FIELDS)
+        )
 
-    def measure(self, subject: EvaluatedEncoder) -> dict[str, Any]:
-        """The protocol's result, which the run folder keeps."""
+    def measure(self, evaluated: EvaluatedEncoder) -> dict[str, Any]:
+        """Run the protocol; its result is also saved in the run folder."""
         if self.protocol == "knn":
-            return evaluate_knn(subject, self.source, split=self.split)
+            return evaluate_knn(evaluated, self.source, split=self.split)
         if self.protocol == "linear":
             return evaluate_linear(
-                subject, self.source, SgdSettings() if self.probe == "sgd" else None, split=self.split
+                evaluated, self.source, SgdSettings() if self.probe == "sgd" else None, split=self.split
             )
-        return evaluate_variance(subject, self.source, split=self.split)
+        return evaluate_variance(evaluated, self.source, split=self.split)
 
 
 class RunEvaluator:
-    """Measures runs one after another, each thing once; data that one run needs are kept for the next."""
+    """Measures runs one after another; nothing is measured twice, and data stay open for the next run."""
 
     def __init__(self, device: str, reporter: Reporter | None = None) -> None:
         self.device, self.reporter, self.sources = device, reporter or Reporter(), SourceCache()
-        self._last: tuple[Path, str, EvaluatedEncoder] | None = None
+        self._open: tuple[Path, str, EvaluatedEncoder] | None = None
 
-    def subject(self, run: Path, layer: str = "pooled") -> EvaluatedEncoder:
-        """The run's encoder with a layer of it; the one opened last is kept."""
-        if self._last is None or self._last[:2] != (run, layer):
+    def open_run(self, run: Path, layer: str = "pooled") -> EvaluatedEncoder:
+        """The run's encoder at this layer; the last one stays open."""
+        if self._open is None or self._open[:2] != (run, layer):
             options = EvaluationOptions(pick_device(self.device), layer=layer, sources=self.sources)
-            self._last = run, layer, open_evaluated_encoder(str(run), options, self.reporter)
-        return self._last[2]
+            self._open = run, layer, open_evaluated_encoder(str(run), options, self.reporter)
+        return self._open[2]
 
-    def result(self, run: Path, wanted: Measurement) -> dict[str, Any]:
-        """What an earlier call or `supancl evaluate` found for these weights, else what is measured now."""
-        subject = self.subject(run, wanted.layer)
-        assert subject.recipe is not None
-        own, weights = subject.recipe.data.source, subject.weights
+    def find_or_measure(self, run: Path, measurement: Measurement) -> dict[str, Any]:
+        """The result saved for these weights by an earlier call or `supancl evaluate`, or measured now."""
+        evaluated = self.open_run(run, measurement.layer)
+        assert evaluated.recipe is not None
+        run_source, weights = evaluated.recipe.data.source, evaluated.weights
         evaluation = next(
-            (evaluation for evaluation in evaluations_of(run) if wanted.is_result(evaluation, own, weights)), None
+            (evaluation for evaluation in evaluations_of(run) if measurement.matches(evaluation, run_source, weights)),
+            None,
         )
-        return evaluation if evaluation is not None else wanted.measure(subject)
+        return evaluation if evaluation is not None else measurement.measure(evaluated)
 
-    def number(self, run: Path, wanted: Measurement, field: str) -> float | None:
-        """One number of a result; None, and a warning, where these data cannot give it."""
+    def measure_value(self, run: Path, measurement: Measurement, field: str) -> float | None:
+        """One number of a result; None, with a warning, if it cannot be measured on these data."""
         try:
-            return float(self.result(run, wanted)[field])
+            return float(self.find_or_measure(run, measurement)[field])
         except BadInput as error:
-            self.reporter.warn(f"{run.name}: {wanted.protocol} is not measured: {error}")
+            self.reporter.warn(f"{run.name}: {measurement.protocol} is not measured: {error}")
             return None
 
 
 def measure_run(
-    run: Trained, folder: Path, evaluator: RunEvaluator, split: str = "held-out"
+    run: TrainedRun, folder: Path, evaluator: RunEvaluator, split: str = "held-out"
 ) -> dict[str, float | None]:
-    """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T as `supancl evaluate` has them.
+    """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T as in `supancl evaluate`.
 
-    What cannot be measured on these data is None.
+    A value that cannot be measured on these data is None.
     """
     return {
         "ssl": run.last_epoch("ssl"),
         "sup": run.last_epoch("sup"),
         **{
-            key: evaluator.number(folder, Measurement(protocol, split), field)
+            key: evaluator.measure_value(folder, Measurement(protocol, split), field)
             for key, (protocol, field) in PROTOCOLS.items()
         },
     }
@@ -125,14 +130,14 @@ def has_projector(run: Path) -> bool:
 
 
 def evaluations_of(run: Path) -> Iterator[dict[str, Any]]:
-    """The evaluations in a run folder; files that are damaged or half written count as missing."""
+    """The evaluations in a run folder; damaged files count as missing."""
     for file in sorted(RunFolder(run).evaluations.glob("*.json")):
         with suppress(BadInput):
             yield read_result(file)
 
 
 def read_result(file: Path) -> dict[str, Any]:
-    """The JSON object in a file of results; BadInput where there is none."""
+    """The JSON object in a file of results; BadInput if there is none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The results of a sweep: one for each run, means over seeds for each row, and the file that keeps them."""
+"""The results of a sweep: one per run, and means over seeds per row."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from supancl.reports.tables import mean_text
 from supancl.stats import seed_stats
 from supancl.sweeps.runner import Sweep, run_name
-from supancl.sweeps.runs import Runs, Trained
+from supancl.sweeps.runs import Runs, TrainedRun
 
 Result = dict[str, Any]
-Labels = Mapping[str, Mapping[str, Any]]  # row -> what its results call it, such as {"alpha": 0.5}
+Labels = Mapping[str, Mapping[str, Any]]  # row -> fields that name it in results, such as {"alpha": 0.5}
 Measures = Mapping[str, tuple[str, int]]  # key -> title and decimals
 
 
@@ -22,13 +22,13 @@ def collect_results(
     runs: Runs,
     labels: Labels,
     measures: Iterable[str],
-    measure: Callable[[Trained, Path], Mapping[str, float | None]],
+    measure: Callable[[TrainedRun, Path], Mapping[str, float | None]],
 ) -> list[Result]:
-    """For each run its row's labels, its seed, what was measured, whether it collapsed, and why it failed.
+    """For each run: its row's labels, seed, measured values, whether it collapsed, and why it failed.
 
-    Of a run that failed nothing is measured: its values are None.
+    The values of a failed run are None.
     """
-    found = []
+    results = []
     for row, label in labels.items():
         for seed in range(sweep.seeds):
             name = run_name(row, seed)
@@ -39,18 +39,18 @@ def collect_results(
                 result |= {**measure(run, sweep.out / name), "collapsed": run.collapsed, "failed": None}
             else:
                 result |= {**dict.fromkeys(measures), "collapsed": failure.collapsed, "failed": failure.reason}
-            found.append(result)
-    return found
+            results.append(result)
+    return results
 
 
 def summarize(
     results: Sequence[Result], label: Mapping[str, Any], measures: Iterable[str], ends: Sequence[str]
 ) -> Result:
-    """Mean and standard deviation over the runs of a row that did not fail; how many of all its runs ended how."""
-    mine = [result for result in results if label.items() <= result.items()]
-    entry: Result = {**label, "n": len(mine), **{end: sum(bool(one[end]) for one in mine) for end in ends}}
+    """Mean and standard deviation over the runs of a row that did not fail, and how many of its runs ended how."""
+    of_row = [result for result in results if label.items() <= result.items()]
+    entry: Result = {**label, "n": len(of_row), **{end: sum(bool(result[end]) for result in of_row) for end in ends}}
     for key in measures:
-        values = [math.nan if one[key] is None else float(one[key]) for one in mine if not one["failed"]]
+        values = [math.nan if result[key] is None else float(result[key]) for result in of_row if not result["failed"]]
         entry[key], entry[f"{key}_sd"] = seed_stats(values)
     return entry
 
@@ -60,6 +60,6 @@ def mean_cells(entry: Result, measures: Measures) -> list[str]:
     return [mean_text(entry[key], entry[f"{key}_sd"], decimals) for key, (_, decimals) in measures.items()]
 
 
-def share_cell(count: int, of: int) -> str:
-    """How many of a row's runs ended so."""
-    return f"{count} of {of}" if count else "no"
+def count_cell(count: int, total: int) -> str:
+    """`2 of 3`, or `no` for none."""
+    return f"{count} of {total}" if count else "no"

@@ -1,6 +1,6 @@
-"""The sweep runner: named recipes with several seeds, trained one after another or side by side.
+"""The sweep runner: named recipes with several seeds, trained one after another or in parallel.
 
-A sweep that is started again in the same folder continues where it was left.
+A sweep that is started again in the same folder continues where it stopped.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from typing import Any, TypeVar
 
 import torch
 
-from supancl.data.decode import cores
+from supancl.data.decode import available_cores
 from supancl.data.opening import open_data
-from supancl.data.sources.folder import check_apart
+from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
-from supancl.distributed import by_one
-from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, counted, nearest
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_mean, plural
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import fault_in_own, load_plugin, loaded_plugins
+from supancl.recipes.plugins import describe_plugin_error, load_plugin, loaded_plugins
 from supancl.recipes.recipe import describe_resolution, resolve_warmup
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import (
-    FAILED,
-    Failed,
+    FAILURE_FILE,
+    Failure,
     Runs,
     check_same_recipe,
-    failure_of,
     is_finished,
+    read_failure,
     read_run,
     record_failure,
     retry_flags,
 )
-from supancl.training.cuda.reuse import one_step
-from supancl.training.preflight import asked_anew, check_data, check_same_data, pick_device, with_short_side
+from supancl.training.cuda.reuse import share_step
+from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
 from supancl.training.pretrain import pretrain
 from supancl.weights.checkpoint import checkpoints
 from supancl.weights.run_folder import RunFolder
 
 T = TypeVar("T")
-_stopping: Event | None = None  # in a worker of several
+_stopping: Event | None = None  # set in workers
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Where the runs of a sweep go, and how they are trained: each row with seeds 0 to `seeds` - 1.
+    """Settings of a sweep: each row is trained with seeds 0 to `seeds` - 1.
 
-    A row is a named recipe; its runs lie in out/ROW-seed-N.
+    A row is a named recipe; its runs are in out/ROW-seed-N.
     """
 
     out: Path
     seeds: int = 1
-    jobs: int | None = None  # runs side by side; None: as many as suit the recipe
+    jobs: int | None = None  # runs in parallel; None: as many as suit the recipe
     retry: bool = False  # continue runs that failed before
     reporter: Reporter = field(default_factory=Reporter)
 
@@ -69,12 +69,12 @@ class Sweep:
             raise BadInput(f"--jobs {self.jobs}: must be at least 1")
 
     def check_folder(self, base: Recipe) -> None:
-        """Refuse a folder that cannot be used: called before the data are read, which may take an hour."""
+        """Refuse a folder that cannot be used. Call it before reading the data, which may take an hour."""
         folder = RunFolder(self.out)
         folder.check_place()
-        if folder.holds_run:
-            raise BadInput(f"{self.out} already holds a run, and a study is a folder of runs; choose another --out")
-        check_apart(base.data.source, self.out)
+        if folder.has_run:
+            raise BadInput(f"{self.out} already holds a single run; choose another --out for a study")
+        check_out_folder(base.data.source, self.out)
 
     def with_seeds(self, rows: Mapping[str, Recipe], because: str) -> dict[str, Recipe]:
         """The runs by name: each row with every seed."""
@@ -88,12 +88,12 @@ class Sweep:
         return self.jobs or default_jobs(recipe)
 
     def train(self, recipes: Mapping[str, Recipe], data: Data) -> Runs:
-        """Train each run in out/NAME, or continue it where it was left; finished ones are only read.
+        """Train each run in out/NAME, or continue it; finished ones are only read.
 
-        A run that fails is recorded and does not end the sweep. All are refused, before any is trained, where one
-        of them cannot be: other settings, or data that have changed, would make two sweeps of it.
+        A run that fails is recorded and does not end the sweep. Nothing is trained if any folder holds a run with
+        other settings or on other data: that would mix two sweeps.
         """
-        by_one("a study")
+        require_single_process("a study")
         resolved = {name: resolve_warmup(recipe) for name, recipe in recipes.items()}
         for line in dict.fromkeys(describe_resolution(recipes[name], recipe) for name, recipe in resolved.items()):
             if line:
@@ -107,42 +107,42 @@ class Sweep:
             {name: failed[name] for name in resolved if name in failed},
         )
 
-    def _train_missing(self, recipes: Mapping[str, Recipe]) -> dict[str, Failed]:
-        """Train what is neither finished nor failed before; returns all failures, old and new."""
+    def _train_missing(self, recipes: Mapping[str, Recipe]) -> dict[str, Failure]:
+        """Train the runs that have neither finished nor failed; returns all failures, old and new."""
         finished = [name for name, recipe in recipes.items() if is_finished(RunFolder(self.out / name), recipe)]
         failed = {
             name: failure
             for name in recipes
-            if name not in finished and not self.retry and (failure := failure_of(self.out / name)) is not None
+            if name not in finished and not self.retry and (failure := read_failure(self.out / name)) is not None
         }
-        waiting = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
-        done, total = len(recipes) - len(waiting), counted(len(recipes), "run")
+        missing = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
+        done, total = len(recipes) - len(missing), plural(len(recipes), "run")
         if finished:
-            self.reporter.note(f"{len(finished)} of {total} {'is' if len(finished) == 1 else 'are'} already there")
+            self.reporter.note(f"{len(finished)} of {total} {'is' if len(finished) == 1 else 'are'} already finished")
         if failed:
-            self.reporter.note(f"failed before: {', '.join(failed)}; {retry_flags(failed)} goes on with them")
+            self.reporter.note(f"failed before: {', '.join(failed)}; continue them with {retry_flags(failed)}")
         jobs = self.jobs_for(next(iter(recipes.values())))
 
-        def way_on(more: str = "") -> str:
+        def how_to_continue(extra_flags: str = "") -> str:
             return (
-                f"with {done} of {total} done, what had begun is saved; continue with the same "
-                f"command and {more}--out {shlex.quote(str(self.out))}"
+                f"with {done} of {total} done; those in progress are saved; continue with the same "
+                f"command and {extra_flags}--out {shlex.quote(str(self.out))}"
             )
 
         try:
-            for name, failure in train_each(waiting, self.out, jobs):
+            for name, failure in train_each(missing, self.out, jobs):
                 done += 1
                 if failure is not None:
                     failed[name] = failure
                 outcome = "trained" if failure is None else f"failed ({failure.reason}):"
                 self.reporter.note(f"{outcome} {name} ({done} of {len(recipes)})")
         except Interrupted as stop:
-            by = signal.Signals(stop.signal_number).name
-            raise Interrupted(f"stopped by {by} {way_on()}", stop.signal_number) from None
+            signal_name = signal.Signals(stop.signal_number).name
+            raise Interrupted(f"stopped by {signal_name} {how_to_continue()}", stop.signal_number) from None
         except BrokenProcessPool:
             raise BadInput(
                 f"one of {jobs} processes was killed, most likely for lack of memory, "
-                f"{way_on(f'--jobs {max(1, jobs // 2)} ')}"
+                f"{how_to_continue(f'--jobs {max(1, jobs // 2)} ')}"
             ) from None
         return failed
 
@@ -155,54 +155,54 @@ def run_name(row: str, seed: int) -> str:
     return f"{row}-seed-{seed}"
 
 
-def choose_rows(rows: Mapping[str, T], asked: str | None, where: str) -> dict[str, T]:
-    """The rows that `--rows A,B` names, in their own order; all where nothing is asked for."""
-    names = list(rows) if asked is None else [name.strip() for name in asked.split(",")]
+def select_rows(rows: Mapping[str, T], requested: str | None, kind: str) -> dict[str, T]:
+    """The rows that `--rows A,B` names, in the order of `rows`; all rows if it is None."""
+    names = list(rows) if requested is None else [name.strip() for name in requested.split(",")]
     for name in names:
         if name not in rows:
-            raise BadInput(f"--rows {asked}: no row {name!r} in this {where}{nearest(name, rows)}")
+            raise BadInput(f"--rows {requested}: no row {name!r} in this {kind}{did_you_mean(name, rows)}")
     return {name: row for name, row in rows.items() if name in names}
 
 
 def check_run(recipe: Recipe, folder: RunFolder, data: Data) -> None:
-    """Refuse a recipe that cannot be trained on these data, and a folder that holds a run of other ones."""
+    """Refuse a recipe that cannot be trained on these data, and a folder that holds a different run."""
     check_same_recipe(recipe, folder)
     check_data(recipe, data)
-    if folder.holds_run and checkpoints(folder.checkpoints):  # one without begins anew, on the data as they are
+    if folder.has_run and checkpoints(folder.checkpoints):  # without one it starts over
         check_same_data(folder, data, "bring them back, or choose another --out", f"{folder.path}: ")
 
 
 def check_overrides(overrides: Mapping[str, Any], varied: Mapping[str, str]) -> None:
-    """Refuse overrides of fields that a sweep sets itself; `varied` says for each what to give instead."""
+    """Refuse overrides of fields that the sweep sets; `varied` maps each to the flag to use instead."""
     for name, instead in varied.items():
         if name in overrides:
-            raise BadInput(f"{name} is for this study to set; give {instead} instead")
+            raise BadInput(f"{name} is set by this study; give {instead} instead")
 
 
 def check_monitored(recipe: Recipe) -> None:
     if recipe.train.monitor_every == 0:
-        raise BadInput("train.monitor_every = 0: a finished run is known by its last check; leave it at 1")
+        raise BadInput("train.monitor_every = 0: a study needs the last check of each run; leave it at 1")
 
 
-def data_of(recipe: Recipe) -> Data:
+def open_recipe_data(recipe: Recipe) -> Data:
     return open_data(with_short_side(recipe).data, recipe.encoder.channels)
 
 
 def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = "") -> tuple[Recipe, Data]:
-    """The data that runs are compared on, and the recipe that holds images of them out.
+    """The recipe and its data, with held-out images to compare runs on.
 
-    Nothing is chosen on a test set: where that is all there is, a tenth of the training images is held out.
+    Nothing is chosen on a test set: without a validation split, a tenth of the training images is held out.
     """
-    data = data_of(base)
-    if data.described["held_out_from"] == "test":
+    data = open_recipe_data(base)
+    if data.summary["held_out_from"] == "test":
         base = base.with_set({"data.holdout": 0.1}, because=because)
         reporter.note(
             f"the data have a test split but no val split: 10% of the training images are held out instead{hint}"
         )
-        data = data_of(base)
-    if data.train.present() and not data.held_out.present():
+        data = open_recipe_data(base)
+    if data.train.class_ids() and not data.held_out.class_ids():
         raise BadInput(
-            f"{base.data.source}: no held-out image has a label to judge by; leave out "
+            f"{base.data.source}: no held-out image has a label to evaluate on; leave out "
             "--set data.holdout=0, or add labels to val/"
         )
     return base, data
@@ -212,15 +212,15 @@ def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = ""
 
 
 def default_jobs(recipe: Recipe) -> int:
-    """One run per core for the small encoders that do not fill several; one run at a time otherwise."""
+    """One run per core for small encoders on a CPU; otherwise one run at a time."""
     small = recipe.encoder.name in ("cnn", "linear") and pick_device(recipe.train.device).type == "cpu"
-    return cores() if small else 1
+    return available_cores() if small else 1
 
 
-def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failed | None]]:
-    """Train runs one after another, or `jobs` at a time; yields the name of each as it ends, and why it failed."""
+def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failure | None]]:
+    """Train runs one after another, or `jobs` in parallel; yields each name when it ends, and its failure or None."""
     if jobs == 1 or len(recipes) <= 1:
-        with one_step():
+        with share_step():
             for name, recipe in recipes.items():
                 yield name, train_run(recipe, out / name)
         return
@@ -228,41 +228,40 @@ def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[
     def stop(number: int, frame: Any) -> None:
         raise Interrupted("stopped", number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     # spawned, not forked: torch's threads do not survive a fork
     context = multiprocessing.get_context("spawn")
     stopping = context.Event()
-    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(stopping, loaded_plugins()))
+    pool = ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(stopping, loaded_plugins()))
     try:
         futures = {pool.submit(_train_in_worker, recipe, out / name): name for name, recipe in recipes.items()}
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BaseException as error:
-        stopping.set()  # the pool has handed out a run more than it has workers, and cannot take it back
+        stopping.set()  # the pool has queued one run more than it has workers, and cannot cancel it
         workers = list((getattr(pool, "_processes", None) or {}).values())
         for worker in workers:
-            worker.terminate()  # SIGTERM: each saves its run and goes
-        pool.shutdown(cancel_futures=True)  # how they ended is known when all have
-        if isinstance(error, BrokenProcessPool) and _could_not_begin([worker.exitcode for worker in workers]):
+            worker.terminate()  # SIGTERM: each saves its run and exits
+        pool.shutdown(cancel_futures=True)  # waits, so that the exit codes are known
+        if isinstance(error, BrokenProcessPool) and _failed_to_start([worker.exitcode for worker in workers]):
             raise BadInput(
-                f"the {jobs} processes of this study could not begin (their error stands above): each reads "
-                'your file anew, where supancl must be called under if __name__ == "__main__":; mend '
-                "that, or give --jobs 1"
+                f"the {jobs} processes of this study could not start (see the error above): each imports your "
+                'file again; call supancl in it under if __name__ == "__main__":, or give --jobs 1'
             ) from None
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
-def _could_not_begin(ends: Sequence[int | None]) -> bool:
-    """Whether a worker ended by an error of its own, and none was killed."""
-    return -signal.SIGKILL not in ends and any(end is not None and end > 0 for end in ends)
+def _failed_to_start(exit_codes: Sequence[int | None]) -> bool:
+    """Whether a worker exited with an error and none was killed."""
+    return -signal.SIGKILL not in exit_codes and any(code is not None and code > 0 for code in exit_codes)
 
 
-def _begin(stopping: Event, plugins: Sequence[str] = ()) -> None:
-    """Set up a worker: one thread, the plugins, and the flag that no further run is to begin."""
+def _start_worker(stopping: Event, plugins: Sequence[str] = ()) -> None:
+    """Set up a worker: one thread, the plugins, and the event that keeps it from starting another run."""
     global _stopping
     _stopping = stopping
     torch.set_num_threads(1)
@@ -270,30 +269,30 @@ def _begin(stopping: Event, plugins: Sequence[str] = ()) -> None:
         load_plugin(file)
 
 
-def _train_in_worker(recipe: Recipe, folder: Path) -> Failed | None:
+def _train_in_worker(recipe: Recipe, folder: Path) -> Failure | None:
     if _stopping is not None and _stopping.is_set():
         return None
     try:
         return train_run(recipe, folder)
     except Exception as error:
-        if fault := fault_in_own(error):  # here: where an error came from does not cross processes
+        if fault := describe_plugin_error(error):  # here, because the traceback does not cross processes
             raise BadInput(fault) from error
         raise
 
 
-def train_run(recipe: Recipe, path: Path) -> Failed | None:
-    """Train one run, or continue it from its last checkpoint; a failure is recorded in its folder and returned."""
+def train_run(recipe: Recipe, path: Path) -> Failure | None:
+    """Train one run or continue it from its last checkpoint; a failure is recorded in its folder and returned."""
     folder = RunFolder(path)
-    (path / FAILED).unlink(missing_ok=True)
-    chosen: Recipe | None = recipe
-    if folder.holds_run:
-        kept = folder.read_recipe()[0]
-        asked = asked_anew(recipe, kept)
-        chosen = kept.with_set(asked) if asked else None
+    (path / FAILURE_FILE).unlink(missing_ok=True)
+    to_train: Recipe | None = recipe
+    if folder.has_run:
+        saved = folder.read_recipe()[0]
+        changed = changed_settings(recipe, saved)
+        to_train = saved.with_set(changed) if changed else None
     try:
-        pretrain(chosen, out=path, resume=folder.holds_run, reporter=Reporter())
+        pretrain(to_train, out=path, resume=folder.has_run, reporter=Reporter())
     except (Collapsed, NonFinite) as error:
-        failure = Failed(error.what, error.exit_code)
+        failure = Failure(error.cause, error.exit_code)
         record_failure(path, failure)
         return failure
     return None

@@ -1,4 +1,4 @@
-"""The state of one run of a sweep: finished, failed and why, or trained with other settings."""
+"""The state of one run of a sweep: finished, failed, or trained with other settings."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.core.encoders import Encoder
-from supancl.data.opening import same_source
-from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, counted
+from supancl.data.opening import is_same_source
+from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, plural
 from supancl.files import write_text
 from supancl.recipes import Recipe
-from supancl.training.preflight import agrees
+from supancl.training.preflight import is_same_or_automatic
 from supancl.weights.checkpoint import load_newest
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_folder import RunFolder
 
-FAILED = "failed.json"  # in the folder of a run that failed, and why
+FAILURE_FILE = "failed.json"  # in the folder of a failed run: why it failed
 
 
-class Trained(NamedTuple):
+class TrainedRun(NamedTuple):
     """A finished run: its recipe, encoder and log."""
 
     recipe: Recipe
@@ -31,14 +31,14 @@ class Trained(NamedTuple):
     collapsed: bool
 
     def last_epoch(self, name: str) -> float:
-        """Mean of a logged training value over the last epoch; nan where none was logged."""
+        """Mean of a logged training value over the last epoch; nan if none was logged."""
         rows = [row for row in self.metrics if row["kind"] == "train"]
         values = [row[name] for row in rows if row["epoch"] == rows[-1]["epoch"] and row[name] is not None]
         return sum(values) / len(values) if values else math.nan
 
 
-class Failed(NamedTuple):
-    """Why a run ended before its last epoch, with the exit code that it would have had alone."""
+class Failure(NamedTuple):
+    """Why a run ended before its last epoch, and the exit code it would have had on its own."""
 
     reason: str
     exit_code: int
@@ -55,49 +55,49 @@ class Failed(NamedTuple):
 class Runs(NamedTuple):
     """The runs of a sweep by name: those that finished, and those that failed."""
 
-    trained: dict[str, Trained]
-    failed: dict[str, Failed]
+    trained: dict[str, TrainedRun]
+    failed: dict[str, Failure]
 
 
-def retry_flags(failed: Mapping[str, Failed]) -> str:
-    """Flags that continue failed runs past what ended them: started as before, they would only end again."""
-    ends = list(failed.values())
-    skip = " --on-nan skip" if any(failure.not_finite for failure in ends) else ""
-    return f"--retry{skip}" + (" --on-collapse warn" if any(failure.collapsed for failure in ends) else "")
+def retry_flags(failed: Mapping[str, Failure]) -> str:
+    """Flags that let failed runs continue past the failure; without them they would fail again."""
+    failures = list(failed.values())
+    skip = " --on-nan skip" if any(failure.not_finite for failure in failures) else ""
+    return f"--retry{skip}" + (" --on-collapse warn" if any(failure.collapsed for failure in failures) else "")
 
 
 class RunsFailed(CheckFailed):
     """Some runs of a sweep failed; the results of the others have been written."""
 
-    def __init__(self, failed: Mapping[str, Failed], result: dict[str, Any], out: Path) -> None:
+    def __init__(self, failed: Mapping[str, Failure], result: dict[str, Any], out: Path) -> None:
         first = next(iter(failed))
         are = "is" if len(failed) == 1 else "are"
-        count = f"{len(failed)} of {counted(len(result['rows']), 'run')} failed and {are} in no mean"
+        count = f"{len(failed)} of {plural(len(result['rows']), 'run')} failed and {are} in no mean"
         not_finite = any(failure.not_finite for failure in failed.values())
-        anew = ", or begin another study with a lower --set optimizer.lr" if not_finite else ""
+        new_study = ", or start another study with a lower --set optimizer.lr" if not_finite else ""
         super().__init__(
-            f"{count} ({', '.join(failed)}); what the others gave is in {out}, and {retry_flags(failed)} "
-            f"goes on with them from their last checkpoint{anew}; {first}: {failed[first].reason}",
+            f"{count} ({', '.join(failed)}); the other results are in {out}; {retry_flags(failed)} "
+            f"continues the failed runs from their last checkpoint{new_study}; {first}: {failed[first].reason}",
             result,
         )
         self.exit_code = max(failure.exit_code for failure in failed.values())
 
 
-def failure_of(folder: Path) -> Failed | None:
-    """Why the run in this folder failed; None where no failure is recorded."""
+def read_failure(folder: Path) -> Failure | None:
+    """Why the run in this folder failed; None if no failure is recorded."""
     try:
-        recorded = json.loads((folder / FAILED).read_text())
-        return Failed(str(recorded["reason"]), int(recorded["exit_code"]))
+        recorded = json.loads((folder / FAILURE_FILE).read_text())
+        return Failure(str(recorded["reason"]), int(recorded["exit_code"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def record_failure(folder: Path, failure: Failed) -> None:
-    write_text(folder / FAILED, json.dumps(failure._asdict()) + "\n")
+def record_failure(folder: Path, failure: Failure) -> None:
+    write_text(folder / FAILURE_FILE, json.dumps(failure._asdict()) + "\n")
 
 
 def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
-    """Whether the last epoch is complete: its check is logged first, its checkpoint written last."""
+    """Whether the last epoch is complete: the monitor's row is logged first, the checkpoint written last."""
     last = folder.metrics()[-1:]
     return any(
         row["kind"] == "monitor"
@@ -108,23 +108,23 @@ def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
 
 
 def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
-    """Refuse a folder that holds a run with other settings than this recipe's."""
-    if not folder.holds_run:
+    """Refuse a folder that holds a run whose settings differ from this recipe's."""
+    if not folder.has_run:
         return
     trained_with = flattened(folder.read_recipe()[0])
     free = {"sources", "train.device", "data.short_side", *fields_marked(recipe, MAY_CHANGE_ON_RESUME)}
     for key, value in flattened(recipe).items():
-        if key in free or agrees(key, value, trained_with.get(key)):
+        if key in free or is_same_or_automatic(key, value, trained_with.get(key)):
             continue
-        if key != "data.source" or not same_source(str(trained_with.get(key)), str(value)):
+        if key != "data.source" or not is_same_source(str(trained_with.get(key)), str(value)):
             raise BadInput(
-                f"{folder.path} holds a run with {key} = {trained_with.get(key)!r}, this study asks for {value!r}; "
+                f"{folder.path} holds a run with {key} = {trained_with.get(key)!r}, this study needs {value!r}; "
                 "choose another --out"
             )
 
 
-def read_run(path: Path) -> Trained:
+def read_run(path: Path) -> TrainedRun:
     folder = RunFolder(path)
     state, _ = load_newest(folder.checkpoints)
     collapsed = state is not None and bool(state["monitor"]["collapsed"])
-    return Trained(folder.read_recipe()[0], load_encoder(path), folder.metrics(), collapsed)
+    return TrainedRun(folder.read_recipe()[0], load_encoder(path), folder.metrics(), collapsed)

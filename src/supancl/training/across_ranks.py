@@ -1,6 +1,6 @@
-"""What several ranks exchange within a step: the targets, so that every rank compares its anchors with the whole batch.
+"""The exchange of targets between ranks within a step, so that anchors are compared with the whole batch.
 
-The rows, labels and views of a rank's share come from `Ranks.micros` and `in_part`; gradients from torch's DDP.
+A rank's rows and views come from `Ranks.micro_batches` and `in_part`; DDP averages the gradients.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from typing import Any
 
 from torch import Tensor
 
-from supancl.core.losses import Whole
+from supancl.core.losses import GlobalBatch
 from supancl.core.pools import Pool
-from supancl.distributed import Part, Ranks
+from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
 
 
 class TargetExchange:
-    """(targets of this rank, labels of the batch, its rows) -> the targets of all rows, and the loss's context."""
+    """(local targets, labels of the batch, local rows) -> targets of all rows, and keyword arguments of the loss."""
 
     def __init__(self, recipe: Recipe, pool: Pool | None, ranks: Ranks) -> None:
         self.ranks, self.sees_batch = ranks, recipe.loss.sees_batch(pool)
-        self.first_pushed = 0 if recipe.compat == "released-code" else 1  # z1 travels only where it is pushed
+        self.first_view = 0 if recipe.compat == "released-code" else 1  # z1 is gathered only if it is pushed
 
-    def __call__(self, targets: Tensor, labels: Tensor, part: Part) -> tuple[Tensor, dict[str, Any]]:
-        """A loss that compares samples gets all targets, with their gradients; another one its own, and z2 travels."""
+    def __call__(self, targets: Tensor, labels: Tensor, row_range: RowRange) -> tuple[Tensor, dict[str, Any]]:
+        """Gather all targets with gradients for a loss that compares samples; otherwise only z2, for the pool."""
         if self.sees_batch:
-            everyones = self.ranks.gather(targets, part.total, 1)
-            return everyones, {"whole": Whole(everyones, labels, part)}
-        everyones = self.ranks.gather(targets.detach()[self.first_pushed :], part.total, 1)
-        return everyones, {"whole": Whole(targets, labels, part)}
+            all_targets = self.ranks.gather(targets, row_range.total, 1)
+            return all_targets, {"global_batch": GlobalBatch(all_targets, labels, row_range)}
+        all_targets = self.ranks.gather(targets.detach()[self.first_view :], row_range.total, 1)
+        return all_targets, {"global_batch": GlobalBatch(targets, labels, row_range)}

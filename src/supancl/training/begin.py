@@ -1,4 +1,4 @@
-"""What a run begins with: fresh or initialised weights or its newest checkpoint, its folder's files, its log."""
+"""The start of a run: initial weights or the newest checkpoint, the files of its folder, its log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from supancl.data.splits import Data
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 from supancl.training.loop import Loop, resume_settings
-from supancl.training.monitor import going_on
+from supancl.training.monitor import check_collapsed_run
 from supancl.training.preflight import check_same_data, check_same_device
 from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import load_newest
-from supancl.weights.encoder_file import initialize, readable, save_encoder, save_projector
+from supancl.weights.encoder_file import initialize_encoder, is_readable, save_encoder, save_projector
 from supancl.weights.metrics_log import MetricsLog, NoLog
 from supancl.weights.run_folder import RunFolder
 from supancl.weights.writer import Writer
@@ -27,15 +27,15 @@ from supancl.weights.writer import Writer
 def begin_run(
     trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | None, reporter: Reporter
 ) -> Iterator[Loop]:
-    """The loop of a run, ready at its first step or where it was left; files and threads are closed however it ends."""
-    with Writer() as writer:  # what is being written is first finished
+    """The loop of a run, at its first step or where it stopped. Files and threads are closed at the end."""
+    with Writer() as writer:  # at its end, pending writes are finished
         state = _load_start(trainer, data, folder, resume, init, reporter)
-        trainer.ranks.once(lambda: _write_start(trainer, data, folder))
-        log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.leads else NoLog()
+        trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder))
+        log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.is_rank0 else NoLog()
         loop = Loop(trainer, data, folder, log, reporter, writer)
         try:
             if trainer.recipe.train.on_nan == "rollback" and state is None:
-                loop.save()  # so that there is something to go back to
+                loop.save()  # a checkpoint to roll back to
                 loop.wait_for_writer()
             _announce(trainer, data, folder, reporter)
             yield loop
@@ -45,39 +45,39 @@ def begin_run(
             reporter.ends()
 
 
-def say_what_differs(asked: Recipe | None, chosen: Recipe, reporter: Reporter) -> None:
-    if asked is None:
+def note_kept_settings(requested: Recipe | None, resolved: Recipe, reporter: Reporter) -> None:
+    if requested is None:
         return
-    for name in resume_settings(chosen):
-        if asked.fields()[name][0] != (kept := chosen.fields()[name][0]):
-            reporter.note(f"goes on with {name} = {kept!r}, as recipe.json has it")
+    for name in resume_settings(resolved):
+        if requested.fields()[name][0] != (value := resolved.fields()[name][0]):
+            reporter.note(f"goes on with {name} = {value!r}, as recipe.json has it")
 
 
 def _load_start(
     trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | None, reporter: Reporter
 ) -> dict[str, Any] | None:
-    """Bring the trainer to where the run begins or goes on; the checkpoint it goes on from, if there is one."""
+    """Load the initial weights or the newest checkpoint, and return that checkpoint if there is one."""
     ranks, branches = trainer.ranks, trainer.model.branches
     if init is not None:
-        branches.encoder.load_state_dict(ranks.once(lambda: _initial(branches.encoder, init)))
+        branches.encoder.load_state_dict(ranks.on_rank0(lambda: _load_initial_weights(branches.encoder, init)))
         branches.copy_to_target()
-    state = ranks.once(lambda: state_to_resume(folder.checkpoints, reporter)) if resume else None
+    state = ranks.on_rank0(lambda: load_state_to_resume(folder.checkpoints, reporter)) if resume else None
     if state is not None:
-        ranks.once(lambda: check_same_data(folder, data))
+        ranks.on_rank0(lambda: check_same_data(folder, data))
         check_same_device(folder, state, trainer.device)
         trainer.load(state)
         if trainer.monitor.collapsed and trainer.step < trainer.steps:
-            reporter.warn(going_on(trainer.recipe, trainer.step, folder.path))
+            reporter.warn(check_collapsed_run(trainer.recipe, trainer.step, folder.path))
     return state
 
 
-def _initial(encoder: Any, init: Path | str) -> dict[str, Tensor]:
-    initialize(encoder, init)
+def _load_initial_weights(encoder: Any, init: Path | str) -> dict[str, Tensor]:
+    initialize_encoder(encoder, init)
     return {name: value.cpu() for name, value in encoder.state_dict().items()}
 
 
-def state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any] | None:
-    """The newest sound checkpoint of a run; what was passed over, or that there is none, is said."""
+def load_state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any] | None:
+    """Load the newest readable checkpoint of a run; report damaged ones, and if there is none."""
     state, damaged = load_newest(checkpoints)
     for line in damaged:
         reporter.warn(f"{line}; going on from the one before it")
@@ -88,22 +88,24 @@ def state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any] | N
 
 def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
     recipe, branches = trainer.recipe, trainer.model.branches
-    folder.tidy()
-    if trainer.step == 0:  # one that ended before its first checkpoint begins anew, on the data as they are now
-        folder.write_recipe(recipe, data.classes, data.described)
+    folder.remove_temporary_files()
+    if trainer.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
+        folder.write_recipe(recipe, data.classes, data.summary)
     else:
-        for name in resume_settings(recipe) if trainer.step < trainer.steps else ():  # what is left hangs on them
-            folder.note_setting(recipe, *name.split("."))
-        folder.note_setting(recipe, "data", "source")  # they may have moved
-    if trainer.step == trainer.steps and not readable(folder.encoder):  # no epoch is left that would end with it
+        for name in (
+            resume_settings(recipe) if trainer.step < trainer.steps else ()
+        ):  # a finished run keeps its settings
+            folder.record_setting(recipe, *name.split("."))
+        folder.record_setting(recipe, "data", "source")  # the data may have moved
+    if trainer.step == trainer.steps and not is_readable(folder.encoder):  # no epoch is left that would write it
         save_encoder(folder.encoder, branches.encoder, data.classes, recipe.name)
-    if trainer.step == trainer.steps and not readable(folder.projector):
+    if trainer.step == trainer.steps and not is_readable(folder.projector):
         save_projector(folder.projector, branches.projector, recipe.name)
     folder.keep_metrics_until(trainer.step)
 
 
 def _announce(trainer: Trainer, data: Data, folder: RunFolder, reporter: Reporter) -> None:
-    """What a user should know before the first step."""
+    """Report what a user should know before the first step."""
     recipe, ranks, settings = trainer.recipe, trainer.ranks, trainer.recipe.train
     if recipe.loss.sees_batch(trainer.model.pool) and settings.accumulate > 1:
         reporter.note(
@@ -115,10 +117,10 @@ def _announce(trainer: Trainer, data: Data, folder: RunFolder, reporter: Reporte
             "several ranks whose norms see the whole batch compile no more than views and pool (on a GPU); "
             "with --set train.sync_norm=false they compile the branches, and norms see a rank's own images"
         )
-    if trainer.device.type == "cuda" and settings.replay and not trainer.feed.one_shape:
+    if trainer.device.type == "cuda" and settings.replay and not trainer.feed.has_one_shape:
         reporter.note(
             "batches change their shape, so the step is not captured, at about 0.4 of the speed for small "
             "images; crop the largest images"
         )
-    where = str(trainer.device) if ranks.size == 1 else f"{ranks.size} ranks on {trainer.device.type}"
-    reporter.begins(recipe, data, folder.path, where, trainer.step, trainer.steps)
+    device = str(trainer.device) if ranks.size == 1 else f"{ranks.size} ranks on {trainer.device.type}"
+    reporter.begins(recipe, data, folder.path, device, trainer.step, trainer.steps)

@@ -1,4 +1,4 @@
-"""The functions of a step, compiled or as written, and what happens where the compiler fails."""
+"""The functions of a step, compiled or as written, and what happens if the compiler fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from supancl.data.views.specs import draw_and_render
-from supancl.distributed import Part, Ranks
+from supancl.distributed import Ranks, RowRange
 from supancl.files import reason
 from supancl.recipes import Recipe
 from supancl.training.across_ranks import TargetExchange
@@ -23,80 +23,82 @@ T = TypeVar("T")
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    """Whether it was the compiler that failed, not what it compiles; then nothing of that has run."""
+    """Whether the compiler failed, and not the compiled code: then nothing of it has run."""
     return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton"))
 
 
-def compile_or_eager(function: Callable[..., T], failed: Callable[[Exception], None]) -> Callable[..., T]:
-    """The function compiled; where that fails, from then on as it is written. `failed` hears of it, once.
+def compile_or_eager(function: Callable[..., T], on_failure: Callable[[Exception], None]) -> Callable[..., T]:
+    """The compiled function. If compiling fails, it calls `on_failure` once and runs uncompiled from then on.
 
-    For what may not be repeated: ranks that have seen the beginning of a step, or a pool that was filled.
+    For work that cannot be repeated: several ranks in the middle of a step, or filling a pool.
     """
-    runs = torch.compile(function)
+    current = torch.compile(function)
 
     def run(*args: Any, **named: Any) -> T:
-        nonlocal runs
+        nonlocal current
         try:
-            return runs(*args, **named)
+            return current(*args, **named)
         except Exception as error:
-            if runs is function or not is_compiler_error(error):
+            if current is function or not is_compiler_error(error):
                 raise
-            runs = function
-            failed(error)
+            current = function
+            on_failure(error)
             return function(*args, **named)
 
     return run
 
 
 class Compilation:
-    """Makes a step's functions, and keeps what the compiler could not do until somebody asks (`take_failures`)."""
+    """Makes a step's functions and collects failures of the compiler (`take_failures`)."""
 
-    def __init__(self, wanted: bool, may_replay: bool, ranks: Ranks) -> None:
-        self.enabled, self.may_replay, self.ranks = wanted, may_replay, ranks
+    def __init__(self, enabled: bool, may_replay: bool, ranks: Ranks) -> None:
+        self.enabled, self.may_replay, self.ranks = enabled, may_replay, ranks
         self.failures: list[str] = []
 
-    def give_up(self) -> None:
-        """From now on everything as written; this is said by one line, whatever failed before."""
+    def disable(self) -> None:
+        """Compile nothing from now on, and drop earlier failures: one message replaces them."""
         self.enabled, self.failures = False, []
 
     def take_failures(self) -> list[str]:
-        """What the compiler could not do since this was last asked."""
+        """Return and clear the failures since the last call."""
         failures, self.failures = self.failures, []
         return failures
 
     def functions(self, recipe: Recipe, model: Model, inputs: StepInputs, is_finite: FiniteCheck) -> StepFunctions:
-        """Of several ranks, which exchange within a step, only views, pool and unsynchronised branches compile.
+        """One process compiles branches and loss as one graph, and repeats the step uncompiled if that fails.
 
-        One rank compiles branches and loss, as one graph; it may take the step again as written where that fails.
+        Several ranks exchange data within a step: they compile only views, pool and unsynchronised branches.
         """
-        alone, branches = self.ranks.size == 1, model.ddp_branches
-        if self.enabled and not alone and not recipe.train.sync_norm:
-            branches = self._try("the branches", branches)
+        single_process, branches = self.ranks.size == 1, model.ddp_branches
+        if self.enabled and not single_process and not recipe.train.sync_norm:
+            branches = self._compile_or_eager("the branches", branches)
         render: Any = draw_and_render
         push: Any = model.push_targets
-        if self.enabled and model.device.type == "cuda":  # where these are dozens of kernels, each soon over
-            render = self._try("the views", render)
-            push = push if model.pool is None else self._try("filling the pool", push)
-        compiler: Any = torch.compile if self.enabled and alone else leave_as_written
+        if self.enabled and model.device.type == "cuda":  # where these are dozens of short kernels
+            render = self._compile_or_eager("the views", render)
+            push = push if model.pool is None else self._compile_or_eager("filling the pool", push)
+        compiler: Any = torch.compile if self.enabled and single_process else do_not_compile
         exchange = self._exchange(recipe, model, inputs)
-        return StepFunctions(render, branches, exchange, compiler, push, is_finite, keeps_casts=not self.may_replay)
+        return StepFunctions(render, branches, exchange, compiler, push, is_finite, cache_casts=not self.may_replay)
 
     def _exchange(self, recipe: Recipe, model: Model, inputs: StepInputs) -> Any:
         if self.ranks.size > 1:
             return TargetExchange(recipe, model.pool, self.ranks)
         return partial(keep_targets, context={} if inputs.alpha is None else {"alpha": inputs.alpha})
 
-    def _try(self, what: str, function: Any) -> Any:
-        def failed(error: Exception) -> None:
-            self.failures.append(f"{what} could not be compiled ({reason(error)}); done as written, which is slower")
+    def _compile_or_eager(self, name: str, function: Any) -> Any:
+        def on_failure(error: Exception) -> None:
+            self.failures.append(f"{name} could not be compiled ({reason(error)}); done as written, which is slower")
 
-        return compile_or_eager(function, failed)
+        return compile_or_eager(function, on_failure)
 
 
-def leave_as_written(function: T) -> T:
+def do_not_compile(function: T) -> T:
     return function
 
 
-def keep_targets(targets: Tensor, labels: Tensor, part: Part, context: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """What one process alone exchanges: nothing. Alpha comes from the device where a captured step reads it there."""
+def keep_targets(
+    targets: Tensor, labels: Tensor, row_range: RowRange, context: dict[str, Any]
+) -> tuple[Tensor, dict[str, Any]]:
+    """The exchange of a single process: none. `context` has alpha if a captured step reads it on the device."""
     return targets, context

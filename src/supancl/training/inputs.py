@@ -1,6 +1,6 @@
-"""What a step reads and counts on the device: its number, the epoch's order, rates, momentum, alpha, summed losses.
+"""What a step reads and counts on the device: its number, the epoch's order, rates, momentum, alpha, loss sums.
 
-All that differs from one step to the next lies there, so that the step waits for nothing and can be recorded and
+Everything that differs between steps is on the device, so that a step waits for nothing and can be recorded and
 replayed (cuda/capture.py).
 """
 
@@ -15,23 +15,23 @@ from torch import Tensor
 from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.splits import Data, Split
 from supancl.data.store.memory import Batch, Progress
-from supancl.data.views.specs import ViewSpec, in_part
-from supancl.distributed import Part, Ranks
+from supancl.data.views.specs import ViewSpec, views_for_rows
+from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
 from supancl.training.monitor import relative_std
 
 
 class MicroBatch(NamedTuple):
-    """Some rows of a batch: which, which of them this rank takes, where those are in what it reads, and their views."""
+    """Rows of the batch, this rank's range of them, their positions among all rows of this rank, and the views."""
 
     rows: Tensor
-    part: Part
-    read: Tensor
+    row_range: RowRange
+    local_rows: Tensor
     augment: ViewSpec
 
 
 class StepStats(NamedTuple):
-    """Losses averaged over the steps since they were last read, the targets' std, and the first step that failed."""
+    """Mean losses of the steps since the last call, the targets' std, and the first step without a finite loss."""
 
     loss: float
     ssl: float
@@ -41,7 +41,7 @@ class StepStats(NamedTuple):
 
 
 class Schedule:
-    """Which images, which learning rates and which momentum each step of a run has: functions of the step's number."""
+    """Images, learning rates and momentum of each step of a run, as functions of the step."""
 
     def __init__(self, recipe: Recipe, train: Split) -> None:
         settings = recipe.train
@@ -55,35 +55,39 @@ class Schedule:
         self.momentum = ema_momentum(recipe.branches.momentum, recipe.branches.momentum_end, self.steps)
 
     def values(self, epoch: int) -> Tensor:
-        """(3, its steps): both learning rates and the momentum; in double: 1 - 0.9999 would lose four digits."""
+        """(3, steps of the epoch): both learning rates and the momentum, in double for the digits of 1 - 0.9999."""
         steps = range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)
         rows = [[value(step) for step in steps] for value in (*self.rates, self.momentum)]
         return torch.tensor(rows, dtype=torch.float64)
 
 
 class StepInputs:
-    """The training images, and the tensors in which a step finds its place and leaves its losses."""
+    """The training images, and the tensors that a step reads its settings from and adds its losses to."""
 
     def __init__(
         self, recipe: Recipe, data: Data, device: torch.device, ranks: Ranks, progress: Progress | None = None
     ) -> None:
         self.device, self.ranks = device, ranks
         self.images = data.train.place_on(device, progress)
-        streamed = data.train.is_streamed  # then batches bring their labels
+        streamed = data.train.is_streamed  # then labels come with the batches
         self.labels = torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.labels.to(device)
         self.micro_batches = [
-            MicroBatch(rows, part, read, in_part(recipe.views, part))
-            for rows, part, read in ranks.micros(recipe.train.batch_size, recipe.train.accumulate, device)
+            MicroBatch(rows, row_range, local_rows, views_for_rows(recipe.views, row_range))
+            for rows, row_range, local_rows in ranks.micro_batches(
+                recipe.train.batch_size, recipe.train.accumulate, device
+            )
         ]
         self.schedule = Schedule(recipe, data.train)
         self.values = torch.zeros(3, self.schedule.steps_per_epoch, dtype=torch.float64, device=device)  # of this epoch
         self.order = torch.zeros(len(self.labels), dtype=torch.long, device=device)  # of this epoch
-        self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, ssl, sup, steps since they were read
+        self.sums = torch.zeros(
+            4, dtype=torch.float64, device=device
+        )  # loss, ssl, sup and number of steps since the last log
         self.momentum = torch.zeros((), dtype=torch.float64, device=device)
         self.rows = torch.arange(recipe.train.batch_size, device=device)
         self.step_tensor = torch.zeros(1, dtype=torch.long, device=device)
         self.first_nonfinite_step = torch.full((1,), -1, device=device)
-        # where a captured step reads alpha; on a CPU it is the loss's own number
+        # a captured step reads alpha from here; on a CPU it is a number in the loss
         reads_alpha = recipe.loss.takes_alpha and recipe.pool.kind != "none" and device.type == "cuda"
         self.alpha = torch.zeros((), device=device) if reads_alpha else None
         self._epoch, self._step_on_host = -1, 0
@@ -94,21 +98,21 @@ class StepInputs:
         self.schedule = Schedule(recipe, data.train)
         self._fill_alpha(recipe)
         self.sums.zero_()
-        self.forget_place()
+        self.invalidate()
 
     def _fill_alpha(self, recipe: Recipe) -> None:
         if self.alpha is not None:
             self.alpha.fill_(getattr(recipe.loss, "alpha", 1.0))
 
-    def forget_place(self) -> None:
-        """After a load or a restart: the next `move_to` fills everything anew."""
+    def invalidate(self) -> None:
+        """After a load or a restart: let the next `move_to` fill everything again."""
         self._epoch, self._step_on_host = -1, -1
         self.first_nonfinite_step.fill_(-1)
 
     # --- on the host, before and after a step -------------------------------------------------------------------------
 
     def move_to(self, step: int) -> None:
-        """Let the step tensor, the order and the rates be those of this step."""
+        """Set the step tensor, the order and the rates for this step."""
         if self._step_on_host != step:
             self.step_tensor.fill_(step)
             self._step_on_host = step
@@ -118,56 +122,58 @@ class StepInputs:
             self.values.copy_(self.schedule.values(epoch), non_blocking=True)
             self._epoch = epoch
 
-    def step_taken(self) -> None:
-        """The device has counted one step more (`count`)."""
+    def mark_step_done(self) -> None:
+        """Count a step on the host, as `count` has done on the device."""
         self._step_on_host += 1
 
-    def own_positions(self, step: int) -> Tensor:
-        """Which images of a step this rank takes."""
+    def local_positions(self, step: int) -> Tensor:
+        """Positions of this rank's images of a step."""
         positions: Tensor = self.schedule.order.positions(step)
         if self.ranks.size == 1:
             return positions
-        return torch.cat([positions[micro.part.of(micro.rows).cpu()] for micro in self.micro_batches])
+        return torch.cat([positions[micro.row_range.select(micro.rows).cpu()] for micro in self.micro_batches])
 
     def drain_log(self, targets: Tensor) -> StepStats:
-        """What the log wants to know, the std of these targets included, in one copy from the device."""
+        """Read and clear the values for the log, with the std of these targets, in one copy from the device."""
         std = relative_std(targets).to(self.sums) if len(targets) else self.sums.new_full((), math.nan)
         values = torch.cat([self.sums, std[None], self.first_nonfinite_step.to(self.sums)])
         self.sums.zero_()
-        loss, ssl, sup, steps, spread, failed = values.tolist()
+        loss, ssl, sup, steps, target_std, failed = values.tolist()
         steps = steps or math.nan
-        return StepStats(loss / steps, ssl / steps, sup / steps, spread, int(failed) if failed >= 0 else None)
+        return StepStats(loss / steps, ssl / steps, sup / steps, target_std, int(failed) if failed >= 0 else None)
 
     def nonfinite_step(self) -> int | None:
-        """The first step since the last checkpoint that gave no finite loss; waits for the device."""
-        found = int(self.first_nonfinite_step)
-        return found if found >= 0 else None
+        """The first step since the last checkpoint without a finite loss; waits for the device."""
+        step = int(self.first_nonfinite_step)
+        return step if step >= 0 else None
 
     # --- on the device, within a step ---------------------------------------------------------------------------------
 
     def select(self, batch: Batch | None) -> tuple[Tensor, Tensor]:
         """Positions of this step's images, and the labels of the whole batch."""
         if batch is not None and batch.labels is not None:
-            return self.rows, self._labels_of_all(batch.labels)
-        place = self.step_tensor % self.schedule.steps_per_epoch * len(self.rows) + self.rows
-        positions = self.order.index_select(0, place)
+            return self.rows, self._gather_labels(batch.labels)
+        index = self.step_tensor % self.schedule.steps_per_epoch * len(self.rows) + self.rows
+        positions = self.order.index_select(0, index)
         return positions, self.labels.index_select(0, positions)
 
-    def _labels_of_all(self, labels: Tensor) -> Tensor:
-        """Those of every rank, from those that came with this rank's images."""
+    def _gather_labels(self, labels: Tensor) -> Tensor:
+        """The labels of all ranks, from those that came with this rank's images."""
         if self.ranks.size == 1:
             return labels
-        return torch.cat([self.ranks.gather(labels[micro.read], micro.part.total) for micro in self.micro_batches])
+        return torch.cat(
+            [self.ranks.gather(labels[micro.local_rows], micro.row_range.total) for micro in self.micro_batches]
+        )
 
     def set_rates(self, optimizer: torch.optim.Optimizer) -> Tensor:
-        """Give the optimizer this step's learning rates; return this step's momentum."""
-        now = self.values.index_select(1, self.step_tensor % self.schedule.steps_per_epoch)[:, 0]
+        """Set the optimizer's learning rates for this step; return its momentum."""
+        values = self.values.index_select(1, self.step_tensor % self.schedule.steps_per_epoch)[:, 0]
         for number, group in enumerate(optimizer.param_groups):
-            group["lr"].copy_(now[number])
-        self.momentum.copy_(now[2])
+            group["lr"].copy_(values[number])
+        self.momentum.copy_(values[2])
         return self.momentum
 
     def count(self, losses: Tensor) -> None:
-        """One step more, with these losses."""
+        """Count a step with these losses."""
         self.sums += torch.cat([losses, losses.new_ones(1)])
         self.step_tensor += 1

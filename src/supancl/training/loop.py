@@ -1,4 +1,4 @@
-"""The training loop: around the step, a run that can be stopped anywhere and says when it goes wrong."""
+"""The training loop: log, checkpoints, signals and the monitor around the step."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked
 from supancl.data.splits import Data
-from supancl.errors import Collapsed, Interrupted, NonFinite, program
+from supancl.errors import Collapsed, Interrupted, NonFinite, program_name
 from supancl.files import reason
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import plugin_flags
 from supancl.reporter import Reporter
 from supancl.training.inputs import StepStats
-from supancl.training.monitor import alarm, all_the_same
+from supancl.training.monitor import advice_to_continue, collapse_message
 from supancl.training.nonfinite import handle_nonfinite
-from supancl.training.signals import signals_noted
+from supancl.training.signals import record_signals
 from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import load_newest
 from supancl.weights.metrics_log import MetricsLog
@@ -38,7 +38,7 @@ def resume_settings(recipe: Recipe) -> list[str]:
 
 @dataclass
 class Loop:
-    """One run while it trains: the trainer, and all that it reads from and writes to."""
+    """A run in training: the trainer, and everything it reads and writes."""
 
     trainer: Trainer
     data: Data
@@ -49,37 +49,39 @@ class Loop:
     rollbacks: int = 0
 
     def run(self) -> None:
-        """Train to the last step, or until a signal, a collapse or a bad number ends it."""
+        """Train to the last step, or until a signal, a collapse or a non-finite loss."""
         trainer, settings = self.trainer, self.trainer.recipe.train
         since, images, targets = time.perf_counter(), 0, torch.empty(0)
-        with signals_noted() as received:
+        with record_signals() as received:
             while trainer.step < trainer.steps:
                 if trainer.step in trainer.skipped_steps:
                     trainer.step += 1
                 else:
                     if trainer.captured.is_due:
-                        self.writer.wait()  # while a step is recorded, no other thread may wait for the GPU
+                        self.writer.wait()  # no other thread may use the GPU while a step is recorded
                         capture_step(trainer, self.reporter)
                     try:
-                        taken = trainer.advance()
-                    finally:  # said even if the step then fails for another reason
+                        new_targets = trainer.advance()
+                    finally:  # report it even if the step fails for another reason
                         report_compile_failures(trainer, self.reporter)
-                    if taken is None:
+                    if new_targets is None:
                         handle_nonfinite(self, trainer.step)
                         continue
-                    targets, images = taken, images + settings.batch_size
-                stop = trainer.ranks.stopped(received)  # whichever rank got the signal
+                    targets, images = new_targets, images + settings.batch_size
+                signal_number = trainer.ranks.signal_on_any_rank(received)
                 epoch_ends = trainer.step % trainer.steps_per_epoch == 0
-                often = settings.checkpoint_every is not None and trainer.step % settings.checkpoint_every == 0
-                logs, saves = trainer.step % settings.log_every == 0 or epoch_ends, epoch_ends or often or bool(stop)
-                seen = trainer.inputs.drain_log(targets) if logs else None
-                failed = seen.nonfinite_step if seen else trainer.inputs.nonfinite_step() if saves else None
-                if failed is not None:
-                    handle_nonfinite(self, failed)
+                every = settings.checkpoint_every
+                checkpoint_is_due = every is not None and trainer.step % every == 0
+                logs = epoch_ends or trainer.step % settings.log_every == 0
+                saves = epoch_ends or checkpoint_is_due or bool(signal_number)
+                stats = trainer.inputs.drain_log(targets) if logs else None
+                failed_step = stats.nonfinite_step if stats else trainer.inputs.nonfinite_step() if saves else None
+                if failed_step is not None:
+                    handle_nonfinite(self, failed_step)
                     continue
                 row = None
-                if seen is not None:
-                    row = self.train_row(seen, images / max(time.perf_counter() - since, 1e-9))
+                if stats is not None:
+                    row = self.train_row(stats, images / max(time.perf_counter() - since, 1e-9))
                     self.log.write(row)
                     since, images = time.perf_counter(), 0
                 self.reporter.stepped(trainer.step, row)
@@ -90,65 +92,66 @@ class Loop:
                         "try a lower --set optimizer.lr",
                     )
                 if epoch_ends:
-                    self.close_epoch(targets)
+                    self.end_epoch(targets)
                     since = time.perf_counter()
                 self.save_and_warn(saves)
-                if stop and trainer.step < trainer.steps:
-                    self.stop(stop)
+                if signal_number and trainer.step < trainer.steps:
+                    self.stop(signal_number)
             self.wait_for_writer()
 
-    def train_row(self, seen: StepStats, images_per_second: float) -> dict[str, Any]:
+    def train_row(self, stats: StepStats, images_per_second: float) -> dict[str, Any]:
         trainer, recipe, schedule = self.trainer, self.trainer.recipe, self.trainer.inputs.schedule
-        last, two = trainer.step - 1, recipe.loss.has_two_terms
+        last_step, has_two_terms = trainer.step - 1, recipe.loss.has_two_terms
         return {
             "kind": "train",
             "step": trainer.step,
-            "epoch": last // trainer.steps_per_epoch,
-            "loss": seen.loss,
-            "ssl": seen.ssl if two else None,
-            "sup": seen.sup if two else None,
-            "lr": schedule.rates[0](last),
-            "predictor_lr": schedule.rates[1](last) if recipe.heads.predictor is not None else None,
-            "momentum": schedule.momentum(last) if recipe.branches.target == "momentum" else None,
-            "std": trainer.monitor.note(seen.std),
+            "epoch": last_step // trainer.steps_per_epoch,
+            "loss": stats.loss,
+            "ssl": stats.ssl if has_two_terms else None,
+            "sup": stats.sup if has_two_terms else None,
+            "lr": schedule.rates[0](last_step),
+            "predictor_lr": schedule.rates[1](last_step) if recipe.heads.predictor is not None else None,
+            "momentum": schedule.momentum(last_step) if recipe.branches.target == "momentum" else None,
+            "std": trainer.monitor.note(stats.std),
             "images_per_second": images_per_second,
         }
 
-    def close_epoch(self, targets: Tensor) -> None:
-        """What an epoch ends with: the monitor's values, and the encoder and the projector as they are now."""
+    def end_epoch(self, targets: Tensor) -> None:
+        """Measure and log the monitor's values, and write the encoder and the projector."""
         trainer, recipe = self.trainer, self.trainer.recipe
         settings, ranks, branches = recipe.train, trainer.ranks, trainer.model.branches
-        done = trainer.step // trainer.steps_per_epoch
-        if settings.monitor_every and (done % settings.monitor_every == 0 or done == settings.epochs):
-            row = {"kind": "monitor", "step": trainer.step, "epoch": done - 1}
-            row |= ranks.once(lambda: self.monitor_values(targets, last=done == settings.epochs))
-            trainer.monitor.load(ranks.once(trainer.monitor.state))  # the first rank has seen more than the others
+        epochs_done = trainer.step // trainer.steps_per_epoch
+        is_last = epochs_done == settings.epochs
+        if settings.monitor_every and (epochs_done % settings.monitor_every == 0 or is_last):
+            row = {"kind": "monitor", "step": trainer.step, "epoch": epochs_done - 1}
+            row |= ranks.on_rank0(lambda: self.monitor_values(targets, is_last))
+            trainer.monitor.load(ranks.on_rank0(trainer.monitor.state))  # only rank 0 has measured
             self.log.write(row)
             self.reporter.epoch_ended(row)
-        own = [*trainer.inputs.images.store.new_remarks(), *compile_failures(trainer)]  # each rank read other images
-        for remark in dict.fromkeys(chain.from_iterable(ranks.everyones(own))):
+        remarks = [*trainer.inputs.images.store.new_remarks(), *take_compile_failures(trainer)]
+        for remark in dict.fromkeys(chain.from_iterable(ranks.all_gather_object(remarks))):
             self.reporter.warn(remark)
         encoder: Any = branches.encoder
-        ranks.once(lambda: self.writer.save_encoder(self.folder.encoder, encoder, self.data.classes, recipe.name))
-        ranks.once(lambda: self.writer.save_projector(self.folder.projector, branches.projector, recipe.name))
+        ranks.on_rank0(lambda: self.writer.save_encoder(self.folder.encoder, encoder, self.data.classes, recipe.name))
+        ranks.on_rank0(lambda: self.writer.save_projector(self.folder.projector, branches.projector, recipe.name))
 
-    def monitor_values(self, targets: Tensor, last: bool) -> dict[str, Any]:
+    def monitor_values(self, targets: Tensor, is_last: bool) -> dict[str, Any]:
         trainer, model = self.trainer, self.trainer.model
         encoder: Any = model.branches.encoder
         half = trainer.recipe.train.precision == "bf16"
-        return trainer.monitor.measure(encoder, targets, model.pool, trainer.device, half, last)
+        return trainer.monitor.measure(encoder, targets, model.pool, trainer.device, half, is_last)
 
     # --- ends and alarms ----------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         state = self.trainer.state()
-        self.trainer.ranks.once(lambda: self.writer.save(self.folder.checkpoints, self.trainer.step, state))
+        self.trainer.ranks.on_rank0(lambda: self.writer.save(self.folder.checkpoints, self.trainer.step, state))
 
     def wait_for_writer(self) -> None:
-        self.trainer.ranks.once(self.writer.wait)
+        self.trainer.ranks.on_rank0(self.writer.wait)
 
     def save_and_warn(self, saves: bool) -> None:
-        """A checkpoint where one is due, and one before the alarm of a collapse, which is raised once."""
+        """Save if `saves`, and before the alarm of a collapse, which is raised once."""
         monitor = self.trainer.monitor
         collapsing = monitor.collapsed and not monitor.alarm_raised
         monitor.alarm_raised |= collapsing
@@ -156,46 +159,46 @@ class Loop:
             self.save()
         if not collapsing:
             return
-        text = alarm(self.trainer.recipe, monitor, self.trainer.step)
+        message = collapse_message(self.trainer.recipe, monitor, self.trainer.step)
         if self.trainer.recipe.train.on_collapse == "stop":
             self.wait_for_writer()
-            goes_on = self.trainer.step < self.trainer.steps
-            raise Collapsed(text, all_the_same(self.folder.path) if goes_on else "")
-        self.reporter.warn(text)
+            is_finished = self.trainer.step >= self.trainer.steps
+            raise Collapsed(message, "" if is_finished else advice_to_continue(self.folder.path))
+        self.reporter.warn(message)
 
     def stop(self, number: int) -> None:
-        """End at a signal, with the run saved."""
+        """End the run after a signal; its state is saved."""
         self.wait_for_writer()
-        name, at = signal.Signals(number).name, f"step {self.trainer.step} of {self.trainer.steps}"
+        name, position = signal.Signals(number).name, f"step {self.trainer.step} of {self.trainer.steps}"
         plugins = plugin_flags(self.folder.read_plugins())
-        how = f"{program()} pretrain --resume --out {shlex.quote(str(self.folder.path))}{plugins}"
-        raise Interrupted(f"stopped by {name} at {at}, saved; continue with: {how}", number)
+        command = f"{program_name()} pretrain --resume --out {shlex.quote(str(self.folder.path))}{plugins}"
+        raise Interrupted(f"stopped by {name} at {position}, saved; continue with: {command}", number)
 
-    def go_back(self) -> None:
-        """To the newest checkpoint, with the steps to skip as they are known now."""
-        trainer, known = self.trainer, self.trainer.skipped_steps
+    def roll_back(self) -> None:
+        """Load the newest checkpoint, but keep the list of skipped steps."""
+        trainer, skipped_steps = self.trainer, self.trainer.skipped_steps
         self.wait_for_writer()
-        state, _ = trainer.ranks.once(lambda: load_newest(self.folder.checkpoints))
+        state, _ = trainer.ranks.on_rank0(lambda: load_newest(self.folder.checkpoints))
         if state is not None:
             trainer.load(state)
             self.log.rewind(trainer.step)
-            trainer.skipped_steps = known
+            trainer.skipped_steps = skipped_steps
 
 
 def report_compile_failures(trainer: Trainer, reporter: Reporter) -> None:
-    """What the compiler could not do is said by the first rank; the others wait for the end of the epoch."""
-    for line in compile_failures(trainer) if trainer.ranks.leads else ():
+    """Report failures of the compiler on rank 0; those of other ranks are reported at the end of the epoch."""
+    for line in take_compile_failures(trainer) if trainer.ranks.is_rank0 else ():
         reporter.warn(line)
 
 
-def compile_failures(trainer: Trainer) -> list[str]:
-    """Lines about what the compiler could not do since this was last asked."""
-    who = "" if trainer.ranks.leads else "another rank: "
-    return [f"{who}{line}; --set train.compile=false tries no more" for line in trainer.compilation.take_failures()]
+def take_compile_failures(trainer: Trainer) -> list[str]:
+    """Messages about failures of the compiler since the last call."""
+    prefix = "" if trainer.ranks.is_rank0 else "another rank: "
+    return [f"{prefix}{line}; --set train.compile=false tries no more" for line in trainer.compilation.take_failures()]
 
 
 def capture_step(trainer: Trainer, reporter: Reporter) -> None:
-    """Record the step for replay; where that fails the run goes on without, and says what it costs."""
+    """Record the step for replay; if that fails, warn and continue without."""
     try:
         trainer.capture()
     except RuntimeError as error:

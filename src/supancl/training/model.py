@@ -1,4 +1,4 @@
-"""What a run learns and saves: branches, pool and optimizer, and the random numbers its views are drawn from."""
+"""What a run learns and saves: branches, pool, optimizer, and the generator of the views' random numbers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.core.methods import assemble
-from supancl.data.order import seeded
+from supancl.data.order import derive_seed
 from supancl.data.views.specs import Crops
-from supancl.distributed import Ranks, synchronize
+from supancl.distributed import Ranks, synchronize_norms
 from supancl.recipes import Recipe
 from supancl.training.cuda.layers import optimize_for_cuda
 
@@ -31,36 +31,36 @@ class Model:
             self.branches.to(memory_format=torch.channels_last)
             optimize_for_cuda(self.branches)
             if not isinstance(recipe.views, Crops) or recipe.views.local is None:
-                self.branches.join(2)
+                self.branches.join_views()
         if ranks.size > 1 and recipe.train.sync_norm:
-            synchronize(self.branches, device)
-        self.ddp_branches = ranks.wrapped(self.branches, device, recipe.train.gradients)
+            synchronize_norms(self.branches, device)
+        self.ddp_branches = ranks.wrap_in_ddp(self.branches, device, recipe.train.gradients)
         self.optimizer = build_optimizer(recipe, self.branches, device)
-        self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
+        self.generator = torch.Generator(device).manual_seed(derive_seed(recipe.train.seed, 2))
 
     def restart(self, recipe: Recipe, classes: int, ranks: Ranks) -> None:
-        """Begin another run in the same tensors, which a captured step reads."""
+        """Begin another run in the same tensors, because a captured step reads them."""
         torch.manual_seed(recipe.train.seed)
         branches, pool = _assemble(recipe, classes, ranks)
         self.branches.load_state_dict(branches.state_dict())
         self.branches.train()
         if self.pool is not None and pool is not None:
             self.pool.load_state_dict(pool.state_dict())
-        for kept in self.optimizer.state.values():
-            for value in kept.values():
+        for parameter_state in self.optimizer.state.values():
+            for value in parameter_state.values():
                 if isinstance(value, Tensor):
                     value.zero_()
-        self.generator.manual_seed(seeded(recipe.train.seed, 2))
+        self.generator.manual_seed(derive_seed(recipe.train.seed, 2))
 
     def copy_encoder(self, recipe: Recipe) -> Encoder:
-        """The encoder as its users find it: torch's own layers, in eval mode, sharing nothing with this one."""
+        """A copy of the encoder for users: with torch's layers, in eval mode, sharing no tensors."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             encoder = recipe.encoder.build()
         encoder.load_state_dict(self.branches.encoder.state_dict())
         return encoder.to(self.device).eval()
 
     def weights_are_finite(self) -> bool:
-        """Asked before anything is saved over what was good."""
+        """Checked before a checkpoint is written."""
         weights = [p.detach() for p in self.branches.parameters()]
         return bool(torch.isfinite(torch.nn.utils.get_total_norm(weights, norm_type=math.inf)))
 
@@ -94,15 +94,15 @@ class Model:
             torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
-        """The kept state, with how it is computed (fused, rates on the device) as it is here."""
-        own = [
+        """Load the state but keep how this optimizer computes: fused, with rates on the device."""
+        local_settings = [
             {key: group[key] for key in ("lr", "fused", "capturable") if key in group}
             for group in self.optimizer.param_groups
         ]
-        groups = [{**kept, **here} for kept, here in zip(state["param_groups"], own, strict=True)]
+        groups = [{**saved, **local} for saved, local in zip(state["param_groups"], local_settings, strict=True)]
         self.optimizer.load_state_dict({**state, "param_groups": groups})
-        for group, here in zip(self.optimizer.param_groups, own, strict=True):
-            group["lr"] = here["lr"]
+        for group, local in zip(self.optimizer.param_groups, local_settings, strict=True):
+            group["lr"] = local["lr"]
 
 
 def _assemble(recipe: Recipe, classes: int, ranks: Ranks) -> Any:
@@ -110,14 +110,14 @@ def _assemble(recipe: Recipe, classes: int, ranks: Ranks) -> Any:
 
 
 def build_optimizer(recipe: Recipe, branches: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """Two groups: encoder and projector, whose rate decays, and the predictor, whose rate may not.
+    """Two groups: encoder and projector, whose rate decays, and the predictor, whose rate may be constant.
 
-    Rates are tensors on the device, which `StepInputs.set_rates` fills; the fused kernels read them there.
+    Rates are tensors on the device, which `StepInputs.set_rates` fills and the fused kernels read.
     """
-    named = [(name, p) for name, p in branches.named_parameters() if p.requires_grad]
+    parameters = [(name, p) for name, p in branches.named_parameters() if p.requires_grad]
     groups = [
         {
-            "params": [p for name, p in named if name.startswith("predictor.") == is_predictor],
+            "params": [p for name, p in parameters if name.startswith("predictor.") == is_predictor],
             "lr": torch.zeros((), device=device),
         }
         for is_predictor in (False, True)

@@ -1,7 +1,7 @@
 """Signs of collapse, measured while training.
 
 std and effective rank: targets of the training step (train mode). S_W, S_T, k-NN and the linear classifier: encoder
-features of held-out images in eval mode. The last check of a run measures what `supancl evaluate knn RUN` measures.
+features of held-out images in eval mode. The last check of a run gives the value of `supancl evaluate knn RUN`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from supancl.core.encoders import Encoder
 from supancl.core.pools import Pool
 from supancl.data.splits import Data, Split
-from supancl.errors import Collapsed, NonFinite, program
+from supancl.errors import Collapsed, NonFinite, program_name
 from supancl.probes import Features, effective_rank, embed, knn_accuracy, variance
 from supancl.probes.linear import fixed_ridge_accuracy
 
@@ -25,39 +25,39 @@ if TYPE_CHECKING:
     from supancl.recipes import Recipe
 
 # Relative std is 1 for targets spread evenly over the sphere and sqrt(1 - cos) for a mean cosine similarity cos:
-# 0.1 means that all targets are 0.99 alike. Healthy runs stay far above it (docs/monitor.md).
+# at 0.1 the mean cosine similarity is 0.99. Healthy runs stay far above it (docs/monitor.md).
 COLLAPSED_STD = 0.1
-IN_A_ROW = 3  # readings: one unlucky batch is not a collapse
+LOW_STD_IN_A_ROW = 3  # readings: one unlucky batch is not a collapse
 # Targets can stay spread out and yet use only a few directions. CIFAR-100 SimSiam at lr .7 and weight decay 5e-4 falls
 # from 177 to 4 between epochs 2 and 20, k-NN with it; healthy runs of that size stay above 32 (docs/monitor.md).
 COLLAPSED_RANK = 10.0
-RANKS_IN_A_ROW = 2  # checks
-MOST_IMAGES = 5000  # of each kind, so that an epoch's check costs little on large data; a linear fit has no more
-MOST_AT_LAST = 200_000  # of each kind in the last check: 1.6 GB of features 2048 wide
-PIXELS = 256 * 224**2  # embedded at a time on a GPU: small images in large batches
+LOW_RANK_IN_A_ROW = 2  # checks
+MAX_IMAGES = 5000  # of each split, so that a check is cheap on large data; also the limit of a linear fit
+MAX_IMAGES_LAST_CHECK = 200_000  # of each split: 1.6 GB of features 2048 wide
+PIXELS_PER_BATCH = 256 * 224**2  # on a GPU: small images in large batches
 
 
 def relative_std(targets: Tensor) -> Tensor:
     """Standard deviation per dimension of unit-norm targets (B, D), times sqrt(D): 1 is spread out, 0 is collapsed."""
-    return unit(targets).std(0, unbiased=False).square().sum().sqrt()
+    return normalize(targets).std(0, unbiased=False).square().sum().sqrt()
 
 
-def unit(targets: Tensor) -> Tensor:
+def normalize(targets: Tensor) -> Tensor:
     return F.normalize(targets.float(), dim=-1)  # class logits (cross-entropy) come with any norm
 
 
 def sample_labelled(split: Split, most: int) -> Split:
-    """At most so many images of a split, the same ones every time, and labelled ones where it has any.
+    """At most `most` images of a split, always the same, and only labelled ones if it has any.
 
-    A stream that is not listed gives images as they come, with or without a label.
+    From a stream without a list, images are taken as they come, with or without a label.
     """
-    if 0 < split.labelled < len(split) and split.is_listed:
+    if 0 < split.num_labelled < len(split) and split.is_materialized:
         split = split.take((split.labels >= 0).nonzero()[:, 0])
-    return split.some(most)
+    return split.sample(most)
 
 
 def sample_rows(features: Features, most: int) -> Features:
-    """At most so many rows: of all features of a split, those that `Split.some` would have taken."""
+    """At most `most` rows: those of the images that `Split.sample` takes."""
     if len(features.labels) <= most:
         return features
     order = torch.randperm(len(features.labels), generator=torch.Generator().manual_seed(0))
@@ -66,12 +66,12 @@ def sample_rows(features: Features, most: int) -> Features:
 
 
 class Monitor:
-    """Reads the signs; `alarm` says once, in plain words, when training has collapsed."""
+    """Measures signs of collapse; `collapse_message` explains them."""
 
     def __init__(self, data: Data, supervised: bool) -> None:
-        self.splits, self.present = (data.train, data.held_out), data.train.present()
-        self.reference, self.held_out = (sample_labelled(split, MOST_IMAGES) for split in self.splits)
-        # targets drawn to C class means need C - 1 directions, so of few classes fewer are expected
+        self.splits, self.present = (data.train, data.held_out), data.train.class_ids()
+        self.reference, self.held_out = (sample_labelled(split, MAX_IMAGES) for split in self.splits)
+        # targets pulled to C class means span C - 1 directions, so few classes give a low rank
         self.expected_rank = (len(data.classes) - 1) / 2 if supervised else COLLAPSED_RANK
         self.low_readings = self.low_ranks = 0
         self.last_std = self.last_rank = self.least_rank = float("nan")
@@ -79,10 +79,10 @@ class Monitor:
         self.alarm_raised = False
 
     def note(self, std: float) -> float:
-        """One reading of the spread of a batch's targets; several low ones in a row are a collapse."""
+        """Record the relative std of a batch's targets; several low values in a row are a collapse."""
         self.last_std = std
         self.low_readings = self.low_readings + 1 if self.last_std < COLLAPSED_STD else 0
-        self.collapsed = self.collapsed or self.low_readings >= IN_A_ROW
+        self.collapsed = self.collapsed or self.low_readings >= LOW_STD_IN_A_ROW
         return self.last_std
 
     def measure(
@@ -94,19 +94,19 @@ class Monitor:
         half: bool = False,
         last: bool = False,
     ) -> dict[str, Any]:
-        """The values of one epoch. On a GPU features are compared where they are made, in bfloat16 if `half`.
+        """The values of one epoch. On a GPU features stay on the device, in bfloat16 if `half`.
 
-        The `last` check of a run takes all images, up to a bound, and single precision.
+        The `last` check of a run uses all images, up to a limit, and single precision.
         """
         row: dict[str, Any] = {}
         if len(targets):
-            self.last_rank = effective_rank(unit(targets))
+            self.last_rank = effective_rank(normalize(targets))
             row |= {"std": float(relative_std(targets)), "effective_rank": self.last_rank}
             # a batch of B targets spans at most B - 1 directions
             self.least_rank = min(COLLAPSED_RANK, self.expected_rank, len(targets) / 10)
             low = self.last_rank < self.least_rank
             self.low_ranks = self.low_ranks + 1 if low else 0
-            self.collapsed = self.collapsed or self.low_ranks >= RANKS_IN_A_ROW
+            self.collapsed = self.collapsed or self.low_ranks >= LOW_RANK_IN_A_ROW
         if len(self.held_out):
             row |= self._measure_all(encoder, device, half) if last else self._measure_sample(encoder, device, half)
         if pool is not None:
@@ -117,17 +117,17 @@ class Monitor:
         return self._accuracies(encoder, self.reference, self.held_out, device, half)
 
     def _measure_all(self, encoder: Encoder, device: torch.device, half: bool) -> dict[str, Any]:
-        """All images in single precision; where they do not fit beside what training holds, the sample."""
-        reference, held_out = (sample_labelled(split, MOST_AT_LAST) for split in self.splits)
+        """All images in single precision; the sample if they do not fit into memory next to the training state."""
+        reference, held_out = (sample_labelled(split, MAX_IMAGES_LAST_CHECK) for split in self.splits)
         try:
             return self._accuracies(encoder, reference, held_out, device, False)
-        except (torch.OutOfMemoryError, MemoryError):  # a finished run must not fail at a look
+        except (torch.OutOfMemoryError, MemoryError):  # a finished run must not fail here
             return self._measure_sample(encoder, device, half)
 
     def _accuracies(
         self, encoder: Encoder, reference: Split, held_out: Split, device: torch.device, half: bool
     ) -> dict[str, Any]:
-        """What these held-out images, compared with these training images, tell of the encoder."""
+        """Variance ratios, k-NN and linear accuracy of held-out images, given training images."""
         queries = self._features(encoder, held_out, device, half)
         if not bool(torch.isfinite(queries.values).all()):
             raise NonFinite(
@@ -136,10 +136,10 @@ class Monitor:
             )
         within, total = variance(queries)
         row = {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
-        if not reference.labelled or not held_out.labelled:  # there is nothing to compare
+        if not reference.num_labelled or not held_out.num_labelled:  # there are no classes to predict
             return row | {"knn": float("nan"), "linear": float("nan")}
         references = self._features(encoder, reference, device, half)
-        fitted = sample_rows(references.labelled(), MOST_IMAGES)
+        fitted = sample_rows(references.labelled(), MAX_IMAGES)
         return row | {
             "knn": knn_accuracy(references, queries),
             "knn_references": len(references.labelled().labels),
@@ -152,57 +152,58 @@ class Monitor:
     def _features(encoder: Encoder, split: Split, device: torch.device, half: bool) -> Features:
         if device.type == "cpu":
             return embed(encoder, split)
-        return embed(encoder, split, device, max(256, PIXELS // encoder.size**2), half=half, stay=True)
+        return embed(encoder, split, device, max(256, PIXELS_PER_BATCH // encoder.size**2), half=half, stay=True)
 
     def state(self) -> dict[str, Any]:
-        kept = ("low_readings", "low_ranks", "collapsed")
-        return {name: getattr(self, name) for name in kept} | {"told": self.alarm_raised}
+        names = ("low_readings", "low_ranks", "collapsed")
+        return {name: getattr(self, name) for name in names} | {"told": self.alarm_raised}
 
     def load(self, state: dict[str, Any]) -> None:
         self.low_readings, self.low_ranks = int(state["low_readings"]), int(state["low_ranks"])
         self.collapsed, self.alarm_raised = bool(state["collapsed"]), bool(state["told"])
 
 
-def alarm(recipe: Recipe, monitor: Monitor, step: int) -> str:
-    """What happened, the likely cause, and what to try."""
-    if monitor.low_readings >= IN_A_ROW:
-        what = f"all images get nearly the same target (relative std {monitor.last_std:.3f}; healthy is 0.3 to 1)"
+def collapse_message(recipe: Recipe, monitor: Monitor, step: int) -> str:
+    """What happened, the likely cause and what to try."""
+    if monitor.low_readings >= LOW_STD_IN_A_ROW:
+        finding = f"all images get nearly the same target (relative std {monitor.last_std:.3f}; healthy is 0.3 to 1)"
     else:
-        what = (
+        finding = (
             f"a batch's targets use only {monitor.last_rank:.1f} directions (effective rank; below "
             f"{monitor.least_rank:.1f} is a collapse)"
         )
-    return f"the representation has collapsed by step {step}: {what}. {_cause(recipe)}"
+    return f"the representation has collapsed by step {step}: {finding}. {_likely_cause(recipe)}"
 
 
-def going_on(recipe: Recipe, step: int, run: Path) -> str:
-    """What is said of a run that had collapsed when it goes on; one that is to stop at a collapse does not."""
-    what = f"the representation had collapsed by step {step}"
+def check_collapsed_run(recipe: Recipe, step: int, run: Path) -> str:
+    """The warning when a collapsed run is resumed; raises if the run should stop at a collapse."""
+    finding = f"the representation had collapsed by step {step}"
     if recipe.train.on_collapse == "stop":
         raise Collapsed(
-            f"{what} and train.on_collapse is 'stop', so {run} does not go on. {_cause(recipe)}", all_the_same(run)
+            f"{finding} and train.on_collapse is 'stop', so {run} does not go on. {_likely_cause(recipe)}",
+            advice_to_continue(run),
         )
-    return f"{what}; going on all the same"
+    return f"{finding}; going on all the same"
 
 
-def all_the_same(run: Path) -> str:
-    """The way on for who wants the run to its end."""
-    how = f"{program()} pretrain --resume --on-collapse warn --out {shlex.quote(str(run))}"
-    return f"to go on with this run all the same: {how}"
+def advice_to_continue(run: Path) -> str:
+    """How to continue a collapsed run."""
+    command = f"{program_name()} pretrain --resume --on-collapse warn --out {shlex.quote(str(run))}"
+    return f"to go on with this run all the same: {command}"
 
 
-def _cause(recipe: Recipe) -> str:
-    align, decays = recipe.loss.kind == "align", recipe.optimizer.weight_decay * recipe.learning_rate >= 1e-4
+def _likely_cause(recipe: Recipe) -> str:
+    is_align, decays_fast = recipe.loss.kind == "align", recipe.optimizer.weight_decay * recipe.learning_rate >= 1e-4
     lower = f"--set optimizer.weight_decay={recipe.optimizer.weight_decay / 5:g}"
-    if align and recipe.loss.supervised and recipe.pool.kind == "none" and recipe.branches.target != "momentum":
-        also = f", at weight decay {recipe.optimizer.weight_decay:g}" * decays  # both count: docs/alpha.md
+    if is_align and recipe.loss.supervised and recipe.pool.kind == "none" and recipe.branches.target != "momentum":
+        also = f", at weight decay {recipe.optimizer.weight_decay:g}" * decays_fast  # both matter: docs/alpha.md
         return (
             f"Likely cause: a supervised target without a pool and without a momentum branch{also} (the paper's "
-            "Table 8). Try --set pool.kind=queue" + f" or {lower}" * decays
+            "Table 8). Try --set pool.kind=queue" + f" or {lower}" * decays_fast
         )
-    if align and recipe.heads.predictor is None:
+    if is_align and recipe.heads.predictor is None:
         return "Likely cause: no predictor. Give heads.predictor, as in the recipe"
-    if decays:
+    if decays_fast:
         return (
             f"Likely cause: weight decay {recipe.optimizer.weight_decay:g} at learning rate "
             f"{recipe.learning_rate:g} shrinks the weights faster than the loss keeps them apart. "

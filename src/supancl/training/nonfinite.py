@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite numbers: how a step notices one, and what the run does about it."""
+"""Non-finite losses and gradients: how a step detects them, and what the run does then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from supancl.errors import NonFinite, program
+from supancl.errors import NonFinite, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import plugin_flags
 from supancl.training.inputs import StepInputs
@@ -17,40 +17,40 @@ from supancl.training.model import Model
 if TYPE_CHECKING:
     from supancl.training.loop import Loop
 
-MOST_SKIPS = 20  # steps without a finite loss, before a run that skips them gives up
-MOST_ROLLBACKS = 3
+MAX_SKIPPED_STEPS = 20  # before a run with on_nan=skip gives up
+MAX_ROLLBACKS = 3
 
 
 def checks_every_step(recipe: Recipe, device: torch.device) -> bool:
-    """Whether the host looks at every loss; on a GPU it would wait for each, so there only where steps are skipped."""
+    """Whether the host checks every loss. On a GPU it has to wait for each, so only if bad steps are skipped."""
     return device.type == "cpu" or recipe.train.on_nan == "skip"
 
 
 class FiniteCheck:
-    """Says whether a step may go on; where nobody looks at once, it notes the first bad step on the device."""
+    """Checks the loss and gradients of a step: on the host, or by noting the first bad step on the device."""
 
     def __init__(self, recipe: Recipe, model: Model, inputs: StepInputs) -> None:
         self.model, self.inputs = model, inputs
         self.skips = recipe.train.on_nan == "skip"
-        self.moves_early = recipe.compat == "released-code"
-        self.looks = checks_every_step(recipe, model.device)
+        self.updates_target_early = recipe.compat == "released-code"
+        self.checks_every_step = checks_every_step(recipe, model.device)
 
     def __call__(self, losses: Tensor) -> bool:
         gradients = [p.grad for p in self.model.branches.parameters() if p.grad is not None]
         finite = torch.isfinite(losses).all() & torch.isfinite(torch.nn.utils.get_total_norm(gradients))
-        if self.looks:
+        if self.checks_every_step:
             return bool(finite)
         first, step = self.inputs.first_nonfinite_step, self.inputs.step_tensor
         first.copy_(torch.where((first < 0) & ~finite, step, first))
         return True
 
     def snapshot_buffers(self) -> list[tuple[Tensor, Tensor]]:
-        """What a forward (batch-norm statistics) or the released code's early EMA changes, if steps may be skipped."""
+        """Copy what a forward pass (norm statistics) or the released code's early EMA changes, if steps may be skipped."""
         if not self.skips:
             return []
         branches = self.model.branches
-        moving = [*branches.buffers(), *(branches.target_parameters() if self.moves_early else ())]
-        return [(value, value.clone()) for value in moving]
+        changing = [*branches.buffers(), *(branches.target_parameters() if self.updates_target_early else ())]
+        return [(value, value.clone()) for value in changing]
 
     @staticmethod
     @torch.no_grad()
@@ -60,26 +60,26 @@ class FiniteCheck:
 
 
 def handle_nonfinite(loop: Loop, step: int) -> None:
-    """Stop, pass the step over, or go back to the last checkpoint and pass it over then."""
+    """Stop, skip the step, or roll back to the last checkpoint and skip the step then."""
     trainer, settings = loop.trainer, loop.trainer.recipe.train
-    files = loop.data.train.named(trainer.inputs.schedule.order.positions(step))
-    shown = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
-    what = f"the loss or its gradient is not a finite number at step {step} (images {shown})"
-    anew = "start anew with a lower --set optimizer.lr"
-    anew += " or --precision fp32" if settings.precision == "bf16" else ""
-    resume = f"{program()} pretrain --resume --on-nan skip --out {shlex.quote(str(loop.folder.path))}"
+    files = loop.data.train.names_at(trainer.inputs.schedule.order.positions(step))
+    listed = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
+    cause = f"the loss or its gradient is not a finite number at step {step} (images {listed})"
+    restart = "start anew with a lower --set optimizer.lr"
+    restart += " or --precision fp32" if settings.precision == "bf16" else ""
+    resume = f"{program_name()} pretrain --resume --on-nan skip --out {shlex.quote(str(loop.folder.path))}"
     resume += plugin_flags(loop.folder.read_plugins())
-    ways = f"to go on without such steps, looking at every loss (slower on a GPU): {resume}; or {anew}"
+    advice = f"to go on without such steps, looking at every loss (slower on a GPU): {resume}; or {restart}"
     if settings.on_nan == "stop":
-        raise NonFinite(what, ways)
+        raise NonFinite(cause, advice)
     if settings.on_nan == "rollback":
-        if loop.rollbacks >= MOST_ROLLBACKS:
-            raise NonFinite(f"{what}, after {loop.rollbacks} rollbacks", ways)
-        loop.go_back()
-        loop.reporter.warn(f"{what}; back to step {trainer.step}, this batch will be left out")
+        if loop.rollbacks >= MAX_ROLLBACKS:
+            raise NonFinite(f"{cause}, after {loop.rollbacks} rollbacks", advice)
+        loop.roll_back()
+        loop.reporter.warn(f"{cause}; back to step {trainer.step}, this batch will be left out")
     else:
-        loop.reporter.warn(f"{what}; step skipped")
+        loop.reporter.warn(f"{cause}; step skipped")
     loop.rollbacks += 1
     trainer.skipped_steps.append(step)
-    if settings.on_nan == "skip" and len(trainer.skipped_steps) > MOST_SKIPS:
-        raise NonFinite(f"{what}, after {MOST_SKIPS} skipped steps", anew)
+    if settings.on_nan == "skip" and len(trainer.skipped_steps) > MAX_SKIPPED_STEPS:
+        raise NonFinite(f"{cause}, after {MAX_SKIPPED_STEPS} skipped steps", restart)

@@ -12,23 +12,23 @@ import torch
 from supancl.core.encoders import Encoder
 from supancl.data.opening import open_data
 from supancl.data.splits import Data
-from supancl.distributed import Ranks, opened
+from supancl.distributed import Ranks, join_ranks
 from supancl.errors import BadInput
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import describe_resolution
 from supancl.reporter import Reporter
-from supancl.training.begin import begin_run, say_what_differs
+from supancl.training.begin import begin_run, note_kept_settings
 from supancl.training.cuda.reuse import trainer_for
 from supancl.training.preflight import (
     check_data,
     check_ranks,
-    determinism,
-    folder_of,
-    out_of_memory,
-    own_folder,
+    deterministic_mode,
+    is_out_of_memory,
+    lock_run_folder,
+    out_of_memory_message,
     pick_device,
     resolve_recipe,
-    too_large,
+    run_folder_for,
     with_speed,
 )
 from supancl.weights.run_folder import RunFolder
@@ -53,45 +53,45 @@ def pretrain(
     init: Path | str | None = None,
     reporter: Reporter | None = None,
 ) -> Run:
-    """Train an encoder as the recipe says and keep everything in a run folder.
+    """Train an encoder with this recipe and write everything to a run folder.
 
-    `data` takes the place of the recipe's own source. `resume` goes on from the newest checkpoint in `out`, with
-    the settings kept there (`recipe` may then be None). The caller's random state is left as it was.
-    Started by torchrun, all its ranks train together: every one calls this alike, and gets the same run.
+    `data` replaces the recipe's source. `resume` continues from the newest checkpoint in `out`, with the settings
+    saved there (`recipe` may then be None). The caller's random state is restored at the end.
+    Under torchrun all ranks train together: each makes the same call and gets the same run.
     """
-    if recipe is not None and data is not None and "source" in data.described:
-        recipe = replace(recipe, data=replace(recipe.data, source=str(data.described["source"])))
-    with opened(torch.cuda.is_available()) as ranks, ExitStack() as stack:
-        reporter = reporter if reporter is not None and ranks.leads else Reporter()
-        asked = ranks.once(lambda: resolve_recipe(recipe, folder_of(recipe, out), resume, init))
-        if recipe is not None and (line := describe_resolution(recipe, asked)):
+    if recipe is not None and data is not None and "source" in data.summary:
+        recipe = replace(recipe, data=replace(recipe.data, source=str(data.summary["source"])))
+    with join_ranks(torch.cuda.is_available()) as ranks, ExitStack() as stack:
+        reporter = reporter if reporter is not None and ranks.is_rank0 else Reporter()
+        resolved = ranks.on_rank0(lambda: resolve_recipe(recipe, run_folder_for(recipe, out), resume, init))
+        if recipe is not None and (line := describe_resolution(recipe, resolved)):
             reporter.note(line)
-        device, found = ranks.each(lambda: open_device_and_data(asked, data, reporter, ranks))
-        chosen = with_speed(asked, device, len(found.train), ranks.size)
-        say_what_differs(recipe, chosen, reporter)
-        for remark in found.remarks:
+        device, run_data = ranks.on_every_rank(lambda: open_device_and_data(resolved, data, reporter, ranks))
+        run_recipe = with_speed(resolved, device, len(run_data.train), ranks.size)
+        note_kept_settings(recipe, run_recipe, reporter)
+        for remark in run_data.remarks:
             reporter.warn(remark)
-        folder = RunFolder(ranks.once(lambda: stack.enter_context(own_folder(chosen, out, resume))))
+        folder = RunFolder(ranks.on_rank0(lambda: stack.enter_context(lock_run_folder(run_recipe, out, resume))))
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
-        stack.enter_context(determinism(chosen.train.deterministic))
+        stack.enter_context(deterministic_mode(run_recipe.train.deterministic))
         try:
-            ranks.alike(found.described.get("fingerprint"), "the data")
-            trainer = trainer_for(chosen, found, device, reporter.reading, ranks)
-            with begin_run(trainer, found, folder, resume, init, reporter) as loop:
+            ranks.assert_equal(run_data.summary.get("fingerprint"), "the data")
+            trainer = trainer_for(run_recipe, run_data, device, reporter.reading, ranks)
+            with begin_run(trainer, run_data, folder, resume, init, reporter) as loop:
                 loop.run()
-            encoder = trainer.model.copy_encoder(chosen)
+            encoder = trainer.model.copy_encoder(run_recipe)
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
-            raise BadInput(too_large(chosen, device)) from None
-        return Run(folder.path, encoder, ranks.once(folder.metrics), trainer.monitor.collapsed)
+            raise BadInput(out_of_memory_message(run_recipe, device)) from None
+        return Run(folder.path, encoder, ranks.on_rank0(folder.metrics), trainer.monitor.collapsed)
 
 
 def open_device_and_data(
     recipe: Recipe, data: Data | None, reporter: Reporter, ranks: Ranks
 ) -> tuple[torch.device, Data]:
-    """The device and the data of this process, which fit the recipe and each other."""
-    device = pick_device(recipe.train.device, None if ranks.size == 1 else ranks.local)
+    """The device and the data of this process, checked against the recipe."""
+    device = pick_device(recipe.train.device, None if ranks.size == 1 else ranks.local_rank)
     if data is None:
         data = open_data(recipe.data, recipe.encoder.channels, reporter.reading)
     check_data(recipe, data)

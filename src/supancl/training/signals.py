@@ -1,4 +1,4 @@
-"""Signals that end a run: noted, so that whoever works can save first."""
+"""SIGINT and SIGTERM are recorded, so that a run can save before it ends."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-AT_ONCE = 2.0  # seconds: torchrun passes on what a scheduler has sent to every process, its ranks among them
+SAME_SIGNAL_SECONDS = 2.0  # torchrun forwards a signal that its ranks have also received directly
 
 
 @contextmanager
-def signals_noted() -> Iterator[list[int]]:
-    """The list fills with SIGINT or SIGTERM; one that comes later than at once after the first ends the process."""
+def record_signals() -> Iterator[list[int]]:
+    """A list that SIGINT and SIGTERM are added to. A second signal, unless it follows at once, ends the process."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received  # signals reach the main thread only
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    first_time = 0.0
 
-    since = 0.0
-
-    def note(number: int, frame: Any) -> None:
-        nonlocal since
+    def record(number: int, frame: Any) -> None:
+        nonlocal first_time
         now = time.monotonic()
-        if received and now - since > AT_ONCE:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+        if received and now - first_time > SAME_SIGNAL_SECONDS:
+            for handled, handler in handlers.items():
+                signal.signal(handled, handler)
             signal.raise_signal(number)
             return
-        since = since if received else now
+        first_time = first_time if received else now
         received.append(number)
 
-    for number in before:
-        signal.signal(number, note)
+    for number in handlers:
+        signal.signal(number, record)
     try:
         yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

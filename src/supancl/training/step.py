@@ -1,7 +1,7 @@
-"""One training step as the paper writes it: images, views, branches, loss, gradients, weights, EMA, pool.
+"""One training step as in the paper: images, views, branches, loss, gradients, weights, EMA, pool.
 
-Everything else wraps it from outside, a file each: compilation.py compiles the functions it is given, cuda/capture.py
-records and replays it, across_ranks.py exchanges its targets between processes, nonfinite.py refuses bad losses.
+Everything else wraps it from outside, one file each: compilation.py compiles its functions, cuda/capture.py records and
+replays it, across_ranks.py exchanges its targets between processes, nonfinite.py checks its losses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 from supancl.core.losses import Terms
 from supancl.core.precision import autocast_for
 from supancl.data.store.memory import Batch
-from supancl.distributed import Part, Ranks
+from supancl.data.views.specs import ViewSpec
+from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
 from supancl.training.inputs import StepInputs
 from supancl.training.model import Model
@@ -24,67 +25,78 @@ from supancl.training.model import Model
 
 @dataclass(frozen=True)
 class StepFunctions:
-    """What wraps parts of a step: the same functions as written, compiled, or of several ranks (compilation.py)."""
+    """The functions that a step calls: as written, compiled, or for several ranks (compilation.py)."""
 
     render: Callable[..., Tensor]  # data/views: draw_and_render
     branches: Callable[..., tuple[Tensor, Tensor]]  # core/branches: Branches
-    exchange: Callable[[Tensor, Tensor, Part], tuple[Tensor, dict[str, Any]]]  # keep_targets, or across_ranks.py
-    compiler: Callable[[Any], Any]  # torch.compile, or nothing
+    exchange: Callable[[Tensor, Tensor, RowRange], tuple[Tensor, dict[str, Any]]]  # keep_targets, or across_ranks.py
+    compiler: Callable[[Any], Any]  # torch.compile, or do_not_compile
     push: Callable[[Tensor, Tensor], None]  # core/pools: Pool.push
     is_finite: Callable[[Tensor], bool]  # nonfinite.py
-    keeps_casts: bool = True  # a captured step must not rely on casts of an earlier one
+    cache_casts: bool = True  # a captured step must not use weights that an earlier step cast to bf16
 
 
 class Step:
-    """Calling it trains on one batch. It changes the model and counts in the inputs, and nothing else."""
+    """Calling it trains on one batch. It changes only the model and the counters of the inputs."""
 
-    def __init__(self, recipe: Recipe, model: Model, inputs: StepInputs, run: StepFunctions, ranks: Ranks) -> None:
-        self.recipe, self.model, self.inputs, self.run, self.ranks = recipe, model, inputs, run, ranks
-        half = model.device.type == "cuda" and recipe.train.precision == "bf16"
-        self.view_dtype = torch.bfloat16 if half else torch.float32  # as the encoder reads them; on a CPU always single
-        self.compute_loss = run.compiler(self.forward_and_loss)  # compiled, or as it is written
+    def __init__(
+        self, recipe: Recipe, model: Model, inputs: StepInputs, functions: StepFunctions, ranks: Ranks
+    ) -> None:
+        self.recipe, self.model, self.inputs, self.functions, self.ranks = recipe, model, inputs, functions, ranks
+        uses_bf16 = model.device.type == "cuda" and recipe.train.precision == "bf16"
+        self.view_dtype = torch.bfloat16 if uses_bf16 else torch.float32  # on a CPU always float32
+        self.compute_loss = functions.compiler(self.forward_and_loss)
 
-    def forward_and_loss(self, views: Tensor, local: Tensor | None, labels: Tensor, part: Part) -> tuple[Terms, Tensor]:
-        """The loss of these views, and their targets: one graph to the compiler."""
-        with autocast_for(self.model.device, self.recipe.train.precision, cache_weights=self.run.keeps_casts):
-            anchors, targets = self.run.branches(views, local)  # (2, B, D) each, unit norm
-        everyones, context = self.run.exchange(targets, labels, part)  # alone: these targets, and nothing to add
-        terms = self.recipe.loss(anchors, targets, part.of(labels), self.model.pool, **context)
-        return terms, everyones.detach()
+    def render_views(self, images: Batch, augment: ViewSpec) -> tuple[Tensor, Tensor | None]:
+        """Both views (2, B, C, H, W) and, if the recipe has them, local views (L, B, C, h, w)."""
+        encoder, generator, renderer = self.recipe.encoder, self.model.generator, self.functions.render
+        views = augment(images, encoder.mean, encoder.std, generator, renderer=renderer, dtype=self.view_dtype)
+        local_views = augment.local_views(
+            images, encoder.mean, encoder.std, generator, renderer=renderer, dtype=self.view_dtype
+        )
+        return views, local_views
+
+    def forward_and_loss(
+        self, views: Tensor, local_views: Tensor | None, labels: Tensor, row_range: RowRange
+    ) -> tuple[Terms, Tensor]:
+        """The loss of these views, and the targets of all ranks. Compiled as one graph."""
+        with autocast_for(self.model.device, self.recipe.train.precision, self.functions.cache_casts):
+            anchors, targets = self.functions.branches(views, local_views)  # (2, B, D) each, unit norm
+        all_targets, context = self.functions.exchange(targets, labels, row_range)  # one process: the same targets, {}
+        terms = self.recipe.loss(anchors, targets, row_range.select(labels), self.model.pool, **context)
+        return terms, all_targets.detach()
 
     def __call__(self, batch: Batch | None = None) -> Tensor | None:
-        """Train on the batch that is next and return its targets z2.
+        """Train on the next batch and return its targets z2.
 
-        Returns None, before the optimizer's step, if every loss is checked and this one or its gradient is not a finite
-        number; `Trainer.advance` then restores what the forward changed. `batch` brings the pixels where they do not
-        lie on the device.
+        Returns None, before the optimizer's step, if losses are checked at every step and this one or its gradient is
+        not finite; `Trainer.advance` then restores what the forward pass changed. `batch` has the pixels unless they
+        are on the device.
         """
-        recipe, model, inputs, run = self.recipe, self.model, self.inputs, self.run
-        released = recipe.compat == "released-code"
+        recipe, model, inputs = self.recipe, self.model, self.inputs
+        released_code = recipe.compat == "released-code"
         positions, labels = inputs.select(batch)
         momentum = inputs.set_rates(model.optimizer)
         model.optimizer.zero_grad(set_to_none=True)
-        if released:
-            model.branches.update_target(momentum)  # the released code moves the target before its forward
-        losses, seen = [], []
-        for number, (rows, part, read, augment) in enumerate(inputs.micro_batches, start=1):
-            images = inputs.images.batch(positions[part.of(rows)]) if batch is None else batch.take(read)
-            pixels = images, recipe.encoder.mean, recipe.encoder.std, model.generator
-            views = augment(*pixels, renderer=run.render, dtype=self.view_dtype)  # (2, B, C, H, W)
-            local = augment.local_views(*pixels, renderer=run.render, dtype=self.view_dtype)
-            with self.ranks.apart(model.ddp_branches, yes=number < len(inputs.micro_batches)):
-                terms, targets = self.compute_loss(views, local, labels[rows], part)
-                weighted = torch.stack(terms) * recipe.loss.batch_weight(part.of(labels[rows]), labels)
-                (weighted[0] * self.ranks.size).backward()  # gradients are averaged over the ranks
+        if released_code:
+            model.branches.update_target(momentum)  # the released code updates it before the forward pass
+        losses, all_targets = [], []
+        for number, (rows, row_range, local_rows, augment) in enumerate(inputs.micro_batches, start=1):
+            images = inputs.images.batch(positions[row_range.select(rows)]) if batch is None else batch.take(local_rows)
+            views, local_views = self.render_views(images, augment)  # (2, B, C, H, W)
+            with self.ranks.no_sync(model.ddp_branches, enabled=number < len(inputs.micro_batches)):
+                terms, targets = self.compute_loss(views, local_views, labels[rows], row_range)
+                weighted = torch.stack(terms) * recipe.loss.batch_weight(row_range.select(labels[rows]), labels)
+                (weighted[0] * self.ranks.size).backward()  # DDP averages gradients over the ranks
             losses.append(weighted)
-            seen.append(targets)
-        total = self.ranks.summed(torch.stack(losses).detach().double().sum(0))  # loss, ssl, sup of the whole batch
-        targets = torch.cat(seen, dim=1)
-        if not run.is_finite(total):
+            all_targets.append(targets)
+        total = self.ranks.all_reduce(torch.stack(losses).detach().double().sum(0))  # loss, ssl, sup of the batch
+        targets = torch.cat(all_targets, dim=1)
+        if not self.functions.is_finite(total):
             return None
         model.optimizer.step()
-        if not released:
+        if not released_code:
             model.branches.update_target(momentum)
-        run.push(targets[0 if released else -1], labels)  # z2, after the loss: a batch is never its own positive
+        self.functions.push(targets[0 if released_code else -1], labels)  # z2, after the loss: never its own positive
         inputs.count(total)
         return targets[-1]

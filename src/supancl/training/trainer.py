@@ -1,4 +1,4 @@
-"""A run in memory: the model, the step's inputs, the batches that come in time, and the step in its fastest form."""
+"""A run in memory: the model, the inputs of the step, prefetched batches, and the step in its fastest form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from supancl.data.splits import Data, Feed
 from supancl.data.store.memory import Progress
-from supancl.distributed import ALONE, Ranks
+from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.errors import BadInput
 from supancl.files import reason
 from supancl.recipes import Recipe
@@ -23,15 +23,20 @@ from supancl.training.step import Step
 
 
 class Trainer:
-    """`advance()` takes the next step; `state()` and `load()` are what a checkpoint holds."""
+    """`advance()` takes the next step; `state()` and `load()` write and read the content of a checkpoint."""
 
     def __init__(
-        self, recipe: Recipe, data: Data, device: torch.device, progress: Progress | None = None, ranks: Ranks = ALONE
+        self,
+        recipe: Recipe,
+        data: Data,
+        device: torch.device,
+        progress: Progress | None = None,
+        ranks: Ranks = SINGLE_PROCESS,
     ) -> None:
         self.recipe, self.device, self.ranks = recipe, device, ranks
         self.inputs = StepInputs(recipe, data, device, ranks, progress)
         self.model = Model(recipe, len(data.classes), device, ranks)
-        self.feed = Feed(self.inputs.images, self.inputs.own_positions, device, self.inputs.schedule.steps)
+        self.feed = Feed(self.inputs.images, self.inputs.local_positions, device, self.inputs.schedule.steps)
         self.finite = FiniteCheck(recipe, self.model, self.inputs)
         may_replay = can_replay(recipe, device, ranks, self.feed)
         self.compilation = Compilation(bool(recipe.train.compile), may_replay, ranks)
@@ -41,22 +46,22 @@ class Trainer:
     def _start(self, data: Data) -> None:
         self.monitor = Monitor(data, self.recipe.loss.supervised)
         self.step = 0
-        self.skipped_steps: list[int] = []  # they gave no finite loss and are passed over
+        self.skipped_steps: list[int] = []  # without a finite loss
 
     def _build_step(self) -> Step:
-        run = self.compilation.functions(self.recipe, self.model, self.inputs, self.finite)
-        return Step(self.recipe, self.model, self.inputs, run, self.ranks)
+        functions = self.compilation.functions(self.recipe, self.model, self.inputs, self.finite)
+        return Step(self.recipe, self.model, self.inputs, functions, self.ranks)
 
     def restart(self, recipe: Recipe, data: Data) -> None:
-        """Begin another run of the same step in the same tensors (cuda/reuse.py)."""
+        """Begin another run with the same step and tensors (cuda/reuse.py)."""
         self.recipe = recipe
         self.model.restart(recipe, len(data.classes), self.ranks)
         self.inputs.restart(recipe, data)
-        self.feed = Feed(self.inputs.images, self.inputs.own_positions, self.device, self.inputs.schedule.steps)
+        self.feed = Feed(self.inputs.images, self.inputs.local_positions, self.device, self.inputs.schedule.steps)
         self._start(data)
         self.captured.replace_step(self._build_step())
         if self.captured.replay is None:
-            self.captured.forget()  # what could not be captured is tried again, and said again
+            self.captured.forget()  # try to capture again, and report a failure again
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -69,45 +74,45 @@ class Trainer:
         return self.inputs.schedule.steps_per_epoch
 
     def advance(self) -> Tensor | None:
-        """Take the next step and return its targets z2; None, and no step further, if it gave no finite loss."""
+        """Take the next step and return its targets z2; None, without counting the step, if its loss is not finite."""
         self.inputs.move_to(self.step)
         batch = self.next_batch()
-        before = self.finite.snapshot_buffers()
+        snapshot = self.finite.snapshot_buffers()
         failure = ""
         try:
             targets = self.captured(batch)
         except Exception as error:
-            # several ranks have exchanged by now, and none may begin the step anew
+            # several ranks have exchanged data by now, so none can repeat the step
             if not self.compilation.enabled or self.ranks.size > 1 or not is_compiler_error(error):
                 raise
             failure = reason(error)
-        if failure:  # outside of `except`, whose traceback holds the failed step's tensors
-            self.finite.restore(before)
-            self.take_as_written(failure)
+        if failure:  # not within `except`: its traceback would hold the tensors of the failed step
+            self.finite.restore(snapshot)
+            self.fall_back_to_eager(failure)
             targets = self.captured(batch)
         if targets is None:
-            self.finite.restore(before)
+            self.finite.restore(snapshot)
         else:
             self.step += 1
-            self.inputs.step_taken()
+            self.inputs.mark_step_done()
         return targets
 
     def next_batch(self) -> Any:
-        """The pixels of the next step, where they do not lie on the device."""
-        return None if self.feed.resident else self.feed.batch(self.step)
+        """The pixels of the next step; None if they are on the device."""
+        return None if self.feed.is_resident else self.feed.batch(self.step)
 
-    def take_as_written(self, failure: str) -> None:
-        """Where the compiler failed: this step and all that follow run as they are written."""
-        self.compilation.give_up()
+    def fall_back_to_eager(self, failure: str) -> None:
+        """Run this step and all following ones uncompiled."""
+        self.compilation.disable()
         self.compilation.failures.append(
             f"the step could not be compiled ({failure}); going on as written, at about 0.6 of the speed"
         )
         self.captured.replace_step(self._build_step())
 
     def capture(self) -> None:
-        """Record the step that comes next; it is not taken. Raises what the libraries raise where they cannot."""
+        """Record the next step without taking it. Raises the libraries' error if that fails."""
         batch = self.next_batch()
-        self.feed.close()  # while a step is recorded, no other thread may ask the GPU for anything; it opens by itself
+        self.feed.close()  # no other thread may use the GPU while a step is recorded; it reopens automatically
         self.captured.capture(self.model.generator, batch)
 
     # --- what a checkpoint holds --------------------------------------------------------------------------------------
@@ -137,11 +142,11 @@ class Trainer:
             raise BadInput(
                 f"the checkpoint does not fit this run ({str(error).splitlines()[0]}); was it made with other settings?"
             ) from None
-        self.inputs.forget_place()
+        self.inputs.invalidate()
         self.captured.forget()
 
 
 def can_replay(recipe: Recipe, device: torch.device, ranks: Ranks, feed: Feed) -> bool:
-    """Whether a step can be recorded: on one GPU, with nobody looking at its losses, in batches of one shape."""
-    asked = device.type == "cuda" and bool(recipe.train.replay) and ranks.size == 1
-    return asked and not checks_every_step(recipe, device) and feed.one_shape
+    """Whether a step can be recorded: on one GPU, without a check of each loss, with batches of one shape."""
+    requested = device.type == "cuda" and bool(recipe.train.replay) and ranks.size == 1
+    return requested and not checks_every_step(recipe, device) and feed.has_one_shape

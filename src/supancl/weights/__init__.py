@@ -1,1 +1,1 @@
-"""What a run leaves on disk: encoder file, checkpoints, run folder; and others' checkpoints."""
+"""Files of a run: encoder file, checkpoints, run folder; and import of other libraries' checkpoints."""

@@ -1,7 +1,7 @@
-"""A run's checkpoint: its whole state, from which it goes on.
+"""Checkpoints: the whole state of a run, from which it can resume.
 
-A checkpoint is written to a temporary file, synced, renamed and given a checksum; the one before it stays.
-Files are read with weights_only: nothing in them is ever executed.
+A checkpoint is written to a temporary file, synced, renamed and given a checksum; the previous one is kept.
+Files are read with weights_only=True: nothing in them is executed.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from supancl.errors import BadInput
 from supancl.files import digest, reason, write_atomically, write_text
 
 SCHEMA_VERSION = 1
-CHECKPOINTS_KEPT = 2
+MAX_CHECKPOINTS = 2
 
-# schema version -> how its content becomes that of the next one
+# schema version -> function that migrates its content to the next version
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 
 def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
-    """Write step-N.pt and its checksum, and remove those before it but one.
+    """Write step-N.pt and its checksum, and remove all earlier checkpoints but one.
 
-    Later ones stay: a run that went back past a damaged one writes over it when it gets there.
+    Later ones are kept: a run that went back past a damaged one overwrites it when it reaches that step.
     """
     path = folder / f"step-{step:09d}.pt"
     content = {"schema_version": SCHEMA_VERSION, **state}
     write_atomically(path, lambda temporary: _save(temporary, content))
     checksum = digest(path)
     write_text(path.with_suffix(".sha256"), checksum)
-    for old in [other for other in checkpoints(folder) if other.name <= path.name][:-CHECKPOINTS_KEPT]:
+    for old in [checkpoint for checkpoint in checkpoints(folder) if checkpoint.name <= path.name][:-MAX_CHECKPOINTS]:
         old.unlink(missing_ok=True)
         old.with_suffix(".sha256").unlink(missing_ok=True)
     return path
@@ -47,37 +47,37 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest checkpoint that is whole (None: there is none), and a line for each damaged one passed over."""
+    """The newest intact checkpoint (None if there is none), and a message for each damaged one skipped."""
     damaged: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
             return load_checkpoint(path), damaged
-        except Damaged as error:
+        except DamagedFile as error:
             damaged.append(str(error))
     if damaged:
         raise BadInput(f"no sound checkpoint is left: {'; '.join(damaged)}; to start again at step 0, remove {folder}")
     return None, damaged
 
 
-class Damaged(BadInput):
-    """A checkpoint whose bytes are not what was written."""
+class DamagedFile(BadInput):
+    """A file whose bytes differ from what was written."""
 
 
-class Refused(BadInput):
-    """A file whose loading could run code; `held` is the name in it that torch did not accept, where it says so."""
+class UnsafeFile(BadInput):
+    """A file whose loading could run code; `refused_name` is the name that torch refused, if known."""
 
-    def __init__(self, message: str, held: str = "") -> None:
+    def __init__(self, message: str, refused_name: str = "") -> None:
         super().__init__(message)
-        self.held = held
+        self.refused_name = refused_name
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         expected = path.with_suffix(".sha256").read_text(errors="replace").strip()
     except OSError:
-        expected = ""  # a crash between the two files: the content itself decides
+        expected = ""  # a crash between the two writes; the content is checked below
     if expected and path.is_file() and digest(path) != expected:
-        raise Damaged(f"checkpoint {path} is damaged (its checksum differs)")
+        raise DamagedFile(f"checkpoint {path} is damaged (its checksum differs)")
     content = load_tensors(path)
     version = content.get("schema_version")
     if not isinstance(version, int):
@@ -95,36 +95,36 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def load_tensors(path: Path, allowed: Sequence[type] = ()) -> dict[str, Any]:
-    """A .pt, .pth or .ckpt file of tensors and plain containers; anything that would run code is refused.
+    """Read a .pt, .pth or .ckpt file of tensors and plain containers; refuse anything that could run code.
 
-    `allowed`: further classes, each known to do nothing when it is loaded.
+    `allowed`: further classes that are known to be harmless when loaded.
     """
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(list(allowed)):
-            warnings.simplefilter("ignore")  # torch remarks on what it then refuses
+            warnings.simplefilter("ignore")  # torch warns about what it then refuses
             content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise Damaged(f"checkpoint {path} cannot be read ({reason(error)})") from None
-    except Exception as error:  # there is no end to the ways in which a torn pickle fails
+        raise DamagedFile(f"checkpoint {path} cannot be read ({reason(error)})") from None
+    except Exception as error:  # a truncated pickle can fail in any way
         if _could_run_code(path, error):
-            named = re.search(r"GLOBAL ([\w.]+)", str(error))
-            raise Refused(
+            match = re.search(r"GLOBAL ([\w.]+)", str(error))
+            raise UnsafeFile(
                 f"{path} holds more than tensors and plain containers and is not opened, because loading "
                 "it could run code; save its state dict alone",
-                named[1] if named else "",
+                match[1] if match else "",
             ) from None
         with open(path, "rb") as file:
-            looks_right = file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
-        torn = looks_right and not isinstance(error, pickle.UnpicklingError)
-        why = reason(error) if torn else "it is no file of tensors"
-        raise Damaged(f"checkpoint {path} is damaged ({why})") from None
+            has_magic_bytes = file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
+        is_truncated = has_magic_bytes and not isinstance(error, pickle.UnpicklingError)
+        why = reason(error) if is_truncated else "it is no file of tensors"
+        raise DamagedFile(f"checkpoint {path} is damaged ({why})") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path}: not a checkpoint (it holds a {type(content).__name__}); give a state dict")
     return content
 
 
 def _could_run_code(path: Path, error: Exception) -> bool:
-    """Whether torch refused a name or an instruction that a file of tensors has no need of."""
+    """Whether torch refused a name or instruction that a file of tensors does not need."""
     text = str(error)
     if any(word in text for word in ("nsupported global", "nsupported GLOBAL", "nsupported class", "TorchScript")):
         return True
@@ -133,5 +133,5 @@ def _could_run_code(path: Path, error: Exception) -> bool:
 
 
 def _save(path: Path, content: dict[str, Any]) -> None:
-    with open(path, "wb") as file:  # given a path, torch does not tell why it could not write
+    with open(path, "wb") as file:  # given a path, torch hides why it could not write
         torch.save(content, file)

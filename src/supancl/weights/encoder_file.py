@@ -1,4 +1,4 @@
-"""encoder.safetensors and projector.safetensors: weights, and all that is needed to use them."""
+"""encoder.safetensors and projector.safetensors: weights with the metadata needed to use them."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from supancl.config import from_json, to_json
 from supancl.core.encoders import Encoder, EncoderSpec, UnknownEncoder
 from supancl.core.heads import MLP
 from supancl.errors import BadInput
-from supancl.files import beside, reason, write_atomically
-from supancl.recipes.plugins import way_to_plugin
-from supancl.weights.checkpoint import SCHEMA_VERSION, Damaged, checkpoints, load_checkpoint, load_tensors
+from supancl.files import did_you_mean_path, reason, write_atomically
+from supancl.recipes.plugins import plugin_hint
+from supancl.weights.checkpoint import SCHEMA_VERSION, DamagedFile, checkpoints, load_checkpoint, load_tensors
 from supancl.weights.run_folder import RunFolder
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors and metadata so that equal content gives equal bytes, and nobody sees half a file."""
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    """Write tensors and metadata atomically; equal content gives equal bytes."""
+    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
     def write(temporary: Path) -> None:
-        save_file(plain, temporary, metadata=dict(metadata))
+        save_file(contiguous, temporary, metadata=dict(metadata))
         _sort_header(temporary)
 
     write_atomically(path, write)
 
 
 def _sort_header(file: Path) -> None:
-    """Rewrite the header of a safetensors file in one order; the library takes a hash map's, which changes.
+    """Rewrite the header of a safetensors file in a fixed order; the library's order varies.
 
-    A file is the header's length (8 bytes), the header as JSON padded with spaces, and the tensors at the offsets it
-    states, which count from its end: as long as the length stays, nothing else moves.
+    A file is the header's length (8 bytes), the header as JSON padded with spaces, and the tensors at offsets that
+    count from the header's end. The length is not changed, so nothing else moves.
     """
-    with open(file, "r+b") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        header: dict[str, Any] = json.loads(opened.read(length))
+    with open(file, "r+b") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        header: dict[str, Any] = json.loads(handle.read(length))
         metadata = dict(sorted(header.pop("__metadata__").items()))
         tensors = sorted(header.items(), key=lambda item: (item[1]["data_offsets"], item[0]))
         entries = {name: {key: entry[key] for key in ("dtype", "shape", "data_offsets")} for name, entry in tensors}
         text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":"), ensure_ascii=False).encode()
         if len(text) > length:
             raise RuntimeError(f"the header of {file.name} grew from {length} to {len(text)} bytes when it was sorted")
-        opened.seek(8)
-        opened.write(text.ljust(length))
+        handle.seek(8)
+        handle.write(text.ljust(length))
 
 
 def save_encoder(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
-    """encoder.safetensors: weights under the architecture's own names, and all that is needed to use them."""
+    """Write encoder.safetensors: weights under the architecture's names, with metadata."""
     weights = {name: value.detach().cpu().clone() for name, value in encoder.body.state_dict().items()}
     save_safetensors(path, weights, encoder_metadata(encoder, classes, recipe))
 
@@ -73,7 +73,7 @@ def encoder_metadata(encoder: Encoder, classes: tuple[str, ...], recipe: str) ->
 
 
 def save_projector(path: Path, projector: nn.Module, recipe: str) -> None:
-    """projector.safetensors: the weights of the online projector, and the spec of its layers."""
+    """Write projector.safetensors: the weights of the online projector and the spec of its layers."""
     weights = {name: value.detach().cpu().clone() for name, value in projector.state_dict().items()}
     save_safetensors(path, weights, projector_metadata(projector, recipe))
 
@@ -89,17 +89,17 @@ def projector_metadata(projector: nn.Module, recipe: str) -> dict[str, str]:
 
 
 def load_projector(path: Path | str) -> nn.Sequential:
-    """The online projector of a run folder, or of the run whose encoder.safetensors this is, in eval mode.
+    """The online projector of a run, in eval mode; `path` is the run folder or its encoder.safetensors.
 
-    Runs of 0.1.0 wrote no projector.safetensors; theirs is taken from the checkpoint that the encoder is from.
+    Runs of 0.1.0 have no projector.safetensors; it is read from the checkpoint that holds the same encoder.
     """
     folder = Path(path).parent if Path(path).name == "encoder.safetensors" else Path(path)
     file = folder / "projector.safetensors"
     if file.exists():
-        weights, (described, width) = _read_described(file, "a projector", "head", "input_width")
-        head = from_json(MLP, described, "head")
+        weights, (spec, width) = _read_weights_and_metadata(file, "a projector", "head", "input_width")
+        head = from_json(MLP, spec, "head")
     else:
-        weights = _projector_of_checkpoint(folder)
+        weights = _projector_from_checkpoint(folder)
         head, width = MLP.describe(weights)
     projector = head.build(width)
     try:
@@ -109,13 +109,13 @@ def load_projector(path: Path | str) -> nn.Sequential:
     return projector.eval()
 
 
-def _projector_of_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """Of the newest checkpoint that holds the same encoder as encoder.safetensors does."""
+def _projector_from_checkpoint(folder: Path) -> dict[str, Tensor]:
+    """The projector of the newest checkpoint whose encoder equals encoder.safetensors."""
     encoder = read_safetensors(find_encoder_file(folder))[0] if (folder / "encoder.safetensors").exists() else {}
     for file in reversed(checkpoints(folder / "checkpoints")):
         try:
             state = load_checkpoint(file)["branches"]
-        except Damaged:
+        except DamagedFile:
             continue
         if encoder and all(
             torch.equal(state.get(f"encoder.body.{name}", value.new_empty(0)), value) for name, value in encoder.items()
@@ -132,30 +132,30 @@ def _projector_of_checkpoint(folder: Path) -> dict[str, Tensor]:
 def load_encoder(path: Path | str) -> Encoder:
     """The encoder of a run folder or of an encoder.safetensors, in eval mode."""
     file = find_encoder_file(Path(path))
-    weights, (described,) = _read_described(file, "an encoder", "encoder")
+    weights, (spec,) = _read_weights_and_metadata(file, "an encoder", "encoder")
     try:
-        encoder = from_json(EncoderSpec, described, "encoder").build()
+        encoder = from_json(EncoderSpec, spec, "encoder").build()
     except UnknownEncoder as error:
-        raise BadInput(f"{file}: {error} ({way_to_plugin(RunFolder(file.parent).read_plugins())})") from None
+        raise BadInput(f"{file}: {error} ({plugin_hint(RunFolder(file.parent).read_plugins())})") from None
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
     load_weights(encoder, weights, file)
     return encoder.eval()
 
 
-def _read_described(file: Path, what: str, *keys: str) -> tuple[dict[str, Tensor], list[Any]]:
-    """The weights in a file, and what its metadata say under these keys."""
+def _read_weights_and_metadata(file: Path, content: str, *keys: str) -> tuple[dict[str, Tensor], list[Any]]:
+    """The weights of a file, and its metadata under these keys."""
     weights, metadata = read_safetensors(file)
     try:
-        version, described = int(metadata["schema_version"]), [json.loads(metadata[key]) for key in keys]
+        version, values = int(metadata["schema_version"]), [json.loads(metadata[key]) for key in keys]
     except (KeyError, ValueError, RecursionError):
-        raise BadInput(f"{file}: no description of {what} in it; was it written by supancl?") from None
+        raise BadInput(f"{file}: no description of {content} in it; was it written by supancl?") from None
     if version > SCHEMA_VERSION:
         raise BadInput(f"{file} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
-    return weights, described
+    return weights, values
 
 
-def initialize(encoder: Encoder, path: Path | str) -> None:
+def initialize_encoder(encoder: Encoder, path: Path | str) -> None:
     """Fill an encoder from a run folder, an encoder.safetensors or a state dict (.pt, .pth) of its architecture."""
     file = find_encoder_file(Path(path))
     if file.suffix == ".safetensors":
@@ -163,7 +163,7 @@ def initialize(encoder: Encoder, path: Path | str) -> None:
     else:
         try:
             content = load_tensors(file)
-        except Damaged as error:
+        except DamagedFile as error:
             raise BadInput(f"{error}; copy it again, or give another --init") from None
         inner = content.get("state_dict", content)
         if not isinstance(inner, dict):
@@ -178,22 +178,26 @@ def find_encoder_file(path: Path) -> Path:
         if not file.exists():
             if (path / "recipe.json").exists():
                 raise BadInput(f"{path} holds no encoder.safetensors; has the run finished its first epoch?")
-            below = next((each.parent for each in sorted(path.glob("*/encoder.safetensors"))), None)
+            candidate = next((file.parent for file in sorted(path.glob("*/encoder.safetensors"))), None)
             raise BadInput(
                 f"{path} is no run folder: no encoder.safetensors in it"
-                + (f"; did you mean {str(below)!r}?" if below else "; give a run folder or an encoder.safetensors")
+                + (
+                    f"; did you mean {str(candidate)!r}?"
+                    if candidate
+                    else "; give a run folder or an encoder.safetensors"
+                )
             )
         return file
     if not path.exists():
-        raise BadInput(f"no file {path}{beside(path) or '; give a run folder or an encoder.safetensors'}")
+        raise BadInput(f"no file {path}{did_you_mean_path(path) or '; give a run folder or an encoder.safetensors'}")
     return path
 
 
 def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
-        file.open("rb").close()  # safetensors says that a file it may not open is not there
-        with safe_open(file, framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+        file.open("rb").close()  # safetensors reports a file without permission as missing
+        with safe_open(file, framework="pt") as handle:
+            return {name: handle.get_tensor(name) for name in handle.keys()}, handle.metadata() or {}  # noqa: SIM118
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({reason(error)}); check its permissions") from None
     except SafetensorError as error:
@@ -203,8 +207,8 @@ def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         ) from None
 
 
-def readable(file: Path) -> bool:
-    """Whether a safetensors file is there and whole."""
+def is_readable(file: Path) -> bool:
+    """Whether a safetensors file exists and is intact."""
     try:
         read_safetensors(file)
     except BadInput:
@@ -213,11 +217,13 @@ def readable(file: Path) -> bool:
 
 
 def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> None:
-    """Fill an encoder from tensors under its architecture's own names; none may lack, and none be left over."""
-    own = encoder.body.state_dict()
+    """Load tensors with the architecture's names into an encoder; refuse missing or extra ones."""
+    expected = encoder.body.state_dict()
     # a classifier on top is not part of the encoder
-    weights = {name: value for name, value in weights.items() if name in own or not name.startswith(("fc.", "head."))}
-    for name, value in own.items():
+    weights = {
+        name: value for name, value in weights.items() if name in expected or not name.startswith(("fc.", "head."))
+    }
+    for name, value in expected.items():
         if name not in weights:
             raise BadInput(
                 f"{file} has no tensor {name!r}, which encoder {encoder.spec.name!r} needs; is it another architecture?"
@@ -227,7 +233,7 @@ def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> No
                 f"{file}: tensor {name!r} is {tuple(weights[name].shape)}, encoder {encoder.spec.name!r} "
                 f"has {tuple(value.shape)}; is it another architecture?"
             )
-    extra = sorted(set(weights) - set(own))
+    extra = sorted(set(weights) - set(expected))
     if extra:
         raise BadInput(
             f"{file} has a tensor {extra[0]!r} that encoder {encoder.spec.name!r} does not have; "

@@ -1,6 +1,6 @@
-"""Whose checkpoint is it? The names of its tensors say: one row for each way in which a library lays out a model.
+"""Identify the library that wrote a checkpoint from the names of its tensors: one row per layout.
 
-Prefixes are written without the wrappers of parallel training and of the compiler ("module.", "_orig_mod.").
+Prefixes are written without the wrappers of parallel training and torch.compile ("module.", "_orig_mod.").
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from supancl.errors import BadInput
 
 @dataclass(frozen=True)
 class Format:
-    """Where a library's checkpoint keeps the backbone, and how it is told from others with the same prefix."""
+    """Where a library's checkpoint keeps the backbone, and what distinguishes it from others with the same prefix."""
 
     name: str
-    online: str  # the prefix of the backbone that is trained by gradient
-    target: tuple[str, ...] = ()  # of its moving average
-    marks: tuple[str, ...] = ()  # one of these prefixes is there as well; none: no further sign is needed
-    ignored: str = ""  # what else such a file holds
-    place: str = "state_dict"  # of the state dict in the file
+    online: str  # prefix of the backbone that is trained by gradient
+    target: tuple[str, ...] = ()  # prefixes of its moving average
+    marks: tuple[str, ...] = ()  # at least one of these prefixes must be present, if any are listed
+    ignored: str = ""  # what else such a file holds and is not read
+    state_dict_key: str = "state_dict"  # where the state dict is in the file
     stem_padding: int = 1  # of a 3 x 3 stem
     source: str = ""  # library, commit or version, file
 
@@ -51,7 +51,7 @@ FORMATS = (
         "byol-pytorch",
         "online_encoder.net.",
         ("target_encoder.net.",),
-        place="top level",
+        state_dict_key="top level",
         ignored="net (the same backbone again), projector, online_predictor",
         source="lucidrains/byol-pytorch@6717204 byol_pytorch/byol_pytorch.py",
     ),
@@ -84,7 +84,7 @@ FORMATS = (
         "encoder.",
         marks=("head.", "fc."),
         ignored="head or fc",
-        place="model",
+        state_dict_key="model",
         source="HobbitLong/SupContrast@2728c67 networks/resnet_big.py",
     ),
     # in some of lightly's benchmarks `backbone` is the moving average and its copy is what learns
@@ -131,7 +131,7 @@ FORMATS = (
     Format(
         "vissl",
         "_feature_blocks.",
-        place="classy_state_dict.base_model.model.trunk",
+        state_dict_key="classy_state_dict.base_model.model.trunk",
         ignored="heads",
         source="facebookresearch/vissl@0832020 vissl/models/trunks/resnext.py",
     ),
@@ -139,22 +139,22 @@ FORMATS = (
         "plain",
         "",
         ignored="fc, head, classifier, projection_head, prototypes",
-        place="top level, state_dict or model",
+        state_dict_key="top level, state_dict or model",
         source="torchvision 0.29.2 models/resnet.py; timm 1.0.30 models/vision_transformer.py",
     ),
 )
 
-PLACES = ("state_dict", "model", "model_state_dict", "classy_state_dict.base_model.model.trunk", "")
+STATE_DICT_KEYS = ("state_dict", "model", "model_state_dict", "classy_state_dict.base_model.model.trunk", "")
 
-# bottleneck blocks or not, and how many in each of the four layers
+# (has bottleneck blocks, blocks in each of the four layers) -> name
 RESNETS: dict[tuple[bool, tuple[int, ...]], str] = {
     (False, (2, 2, 2, 2)): "resnet18", (False, (3, 4, 6, 3)): "resnet34", (True, (3, 4, 6, 3)): "resnet50",
     (True, (3, 4, 23, 3)): "resnet101", (True, (3, 8, 36, 3)): "resnet152",
 }  # fmt: skip
 VITS = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}  # by width, as timm names them
 
-# an nn.Sequential of a ResNet's children, without and with the modules that have no weights
-UNPACKED = {
+# child names in an nn.Sequential of a ResNet, by the index of layer1: without and with modules that have no weights
+SEQUENTIAL_NAMES = {
     "2": {"0": "conv1", "1": "bn1", "2": "layer1", "3": "layer2", "4": "layer3", "5": "layer4"},
     "4": {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"},
 }
@@ -164,7 +164,7 @@ PATCHES = "patch_embed.proj.weight"
 
 
 class Identified(NamedTuple):
-    """What a state dict is: the row of FORMATS, the prefix before its backbone's tensors, and which encoder it is."""
+    """A state dict's row of FORMATS, the prefix of its backbone's tensors, and its encoder's name."""
 
     format: str
     prefix: str
@@ -172,31 +172,31 @@ class Identified(NamedTuple):
 
 
 def identify(state: Mapping[str, Tensor], branch: str = "online", prefix: str | None = None) -> Identified:
-    """Which library's model this is and where the wanted branch's backbone lies; `prefix` names it outright.
+    """Which library's model this is, and where the backbone of `branch` is; `prefix` selects it directly.
 
     >>> import torchvision
     >>> identify(torchvision.models.resnet18().state_dict())
     Identified(format='plain', prefix='', architecture='resnet18')
     """
-    row, found = locate(state, branch, prefix)
-    names = backbone(state, found)
-    return Identified(row.name, found, _architecture(names, row, _unpacked(state, found)))
+    row, backbone_prefix = locate(state, branch, prefix)
+    names = backbone(state, backbone_prefix)
+    return Identified(row.name, backbone_prefix, _architecture(names, row, _find_first_layer(state, backbone_prefix)))
 
 
 def locate(state: Mapping[str, Tensor], branch: str = "online", prefix: str | None = None) -> tuple[Format, str]:
-    """The row of FORMATS and the prefix as it is in the file."""
+    """The row of FORMATS, and the backbone's prefix as the file spells it."""
     if branch not in ("online", "target"):
         raise BadInput(f"branch = {branch!r}: must be online or target")
-    prefixes = {WRAPPER.sub("", name): name for name in _backbones(state)}
+    prefixes = {WRAPPER.sub("", name): name for name in _find_backbones(state)}
     if prefix is not None:
-        found = prefixes.get(WRAPPER.sub("", prefix))
-        if found is None:
-            known = ", ".join(repr(name) for name in prefixes.values()) or "none"
-            raise BadInput(f"no backbone under the prefix {prefix!r}; backbones were found under: {known}")
-        return Format("given prefix", found), found
-    plain = [WRAPPER.sub("", name) for name in state]
+        backbone_prefix = prefixes.get(WRAPPER.sub("", prefix))
+        if backbone_prefix is None:
+            available = ", ".join(repr(name) for name in prefixes.values()) or "none"
+            raise BadInput(f"no backbone under the prefix {prefix!r}; backbones were found under: {available}")
+        return Format("given prefix", backbone_prefix), backbone_prefix
+    names = [WRAPPER.sub("", name) for name in state]
     for row in FORMATS:
-        if row.online not in prefixes or (row.marks and not any(name.startswith(row.marks) for name in plain)):
+        if row.online not in prefixes or (row.marks and not any(name.startswith(row.marks) for name in names)):
             continue
         if branch == "online":
             return row, prefixes[row.online]
@@ -204,11 +204,11 @@ def locate(state: Mapping[str, Tensor], branch: str = "online", prefix: str | No
         if not targets:
             raise BadInput(f"a {row.name} checkpoint without a target branch; leave branch out")
         return row, targets[0]
-    return _only_target(prefixes, branch) or _unknown(state, prefixes)
+    return _match_target_only(prefixes, branch) or _refuse_unknown(state, prefixes)
 
 
-def _only_target(prefixes: Mapping[str, str], branch: str) -> tuple[Format, str] | None:
-    """A file that holds a moving average and nothing of what it is the average of: only when asked for by name."""
+def _match_target_only(prefixes: Mapping[str, str], branch: str) -> tuple[Format, str] | None:
+    """Match a file that holds only a moving average; it is used only if `branch` is target."""
     online = {row.online for row in FORMATS}
     for row in FORMATS:
         for name in row.target:
@@ -221,57 +221,57 @@ def _only_target(prefixes: Mapping[str, str], branch: str) -> tuple[Format, str]
     return None
 
 
-def _unknown(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> tuple[Format, str]:
-    known = ", ".join(row.name for row in FORMATS)
+def _refuse_unknown(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> tuple[Format, str]:
+    available = ", ".join(row.name for row in FORMATS)
     if prefixes:
         raise BadInput(
-            f"a backbone under {', '.join(map(repr, prefixes.values()))}, which no known format ({known}) "
+            f"a backbone under {', '.join(map(repr, prefixes.values()))}, which no known format ({available}) "
             "has like this; name its prefix (--prefix)"
         )
     if any("patch_embed.proj.0.weight" in name for name in state):
         raise BadInput("a vision transformer with a convolutional stem (MoCo-v3's vit_conv), which no encoder here has")
-    seen = ", ".join(list(state)[:4]) or "no tensor at all"
+    first_names = ", ".join(list(state)[:4]) or "no tensor at all"
     raise BadInput(
-        f"no known format ({known}); its first tensors are {seen}. Name the architecture: "
+        f"no known format ({available}); its first tensors are {first_names}. Name the architecture: "
         "torchvision:NAME@FILE or timm:NAME@FILE"
     )
 
 
-def _backbones(state: Mapping[str, Tensor]) -> list[str]:
-    """The prefixes under which a whole ResNet or vision transformer begins."""
-    found = [name.removesuffix(PATCHES) for name in state if name.endswith(PATCHES)]
+def _find_backbones(state: Mapping[str, Tensor]) -> list[str]:
+    """The prefixes under which there is a complete ResNet or vision transformer."""
+    prefixes = [name.removesuffix(PATCHES) for name in state if name.endswith(PATCHES)]
     for name in state:
         match = FIRST_BLOCK.match(name)
         if match:
             stem = "conv1.weight" if match["layer"] == "layer1" else "0.weight"
-            if match["prefix"] + stem in state and match["prefix"] not in found:
-                found.append(match["prefix"])
-    return found
+            if match["prefix"] + stem in state and match["prefix"] not in prefixes:
+                prefixes.append(match["prefix"])
+    return prefixes
 
 
-def _unpacked(state: Mapping[str, Tensor], prefix: str) -> str | None:
-    """Where the first layer of an unpacked ResNet stands among the children; None where they have names."""
+def _find_first_layer(state: Mapping[str, Tensor], prefix: str) -> str | None:
+    """Index of layer1 in an nn.Sequential of a ResNet's children; None if the children have names."""
     if f"{prefix}0.weight" not in state:
         return None
-    return next((at for at in UNPACKED if f"{prefix}{at}.0.conv1.weight" in state), None)
+    return next((index for index in SEQUENTIAL_NAMES if f"{prefix}{index}.0.conv1.weight" in state), None)
 
 
 def backbone(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors under a prefix, by the names that torchvision and timm give them."""
     names = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    at = _unpacked(state, prefix)
-    if at is not None:
+    first_layer = _find_first_layer(state, prefix)
+    if first_layer is not None:
         renamed = {}
         for name, value in names.items():
-            first, dot, rest = name.partition(".")
-            renamed[UNPACKED[at].get(first, first) + dot + rest] = value
+            first, dot, suffix = name.partition(".")
+            renamed[SEQUENTIAL_NAMES[first_layer].get(first, first) + dot + suffix] = value
         names = renamed
     names = {name.replace(".shortcut.", ".downsample."): value for name, value in names.items()}
-    return {name: _joined(value, names, name) for name, value in names.items()}
+    return {name: _merge_split_norm(value, names, name) for name, value in names.items()}
 
 
-def _joined(value: Tensor, names: Mapping[str, Tensor], name: str) -> Tensor:
-    """lightly's split batch norm keeps statistics for each part of a batch and uses their mean in eval mode."""
+def _merge_split_norm(value: Tensor, names: Mapping[str, Tensor], name: str) -> Tensor:
+    """Average the per-chunk statistics of lightly's split batch norm, as it does in eval mode."""
     norm, _, last = name.rpartition(".")
     weight = names.get(f"{norm}.weight")
     if last not in ("running_mean", "running_var") or weight is None or value.ndim != 1 or len(weight) == 0:
@@ -279,17 +279,17 @@ def _joined(value: Tensor, names: Mapping[str, Tensor], name: str) -> Tensor:
     return value.view(-1, len(weight)).mean(0) if len(value) > len(weight) and len(value) % len(weight) == 0 else value
 
 
-def _architecture(names: Mapping[str, Tensor], row: Format, unpacked: str | None) -> str:
-    return _vit(names, row) if PATCHES in names else _resnet(names, row, unpacked)
+def _architecture(names: Mapping[str, Tensor], row: Format, first_layer: str | None) -> str:
+    return _vit(names, row) if PATCHES in names else _resnet(names, row, first_layer)
 
 
-def _resnet(names: Mapping[str, Tensor], row: Format, unpacked: str | None) -> str:
+def _resnet(names: Mapping[str, Tensor], row: Format, first_layer: str | None) -> str:
     blocks = tuple(sum(re.fullmatch(rf"layer{layer}\.\d+\.conv1\.weight", name) is not None for name in names)
                    for layer in (1, 2, 3, 4))  # fmt: skip
     name = RESNETS.get(("layer1.0.conv3.weight" in names, blocks))
     if name is None:
-        known = ", ".join(RESNETS.values())
-        raise BadInput(f"a ResNet of {', '.join(map(str, blocks))} blocks, which is none of {known}")
+        available = ", ".join(RESNETS.values())
+        raise BadInput(f"a ResNet of {', '.join(map(str, blocks))} blocks, which is none of {available}")
     stem, first = tuple(names["conv1.weight"].shape), tuple(names["layer1.0.conv1.weight"].shape)
     if stem[0] != 64 or first[0] != 64:
         raise BadInput(
@@ -300,7 +300,7 @@ def _resnet(names: Mapping[str, Tensor], row: Format, unpacked: str | None) -> s
         return name
     if stem[2:] != (3, 3):
         raise BadInput(f"a {name} whose first convolution is {stem[2]} x {stem[3]}; only 7 x 7 and 3 x 3 are known")
-    if unpacked == "2":  # lightly's own ResNet calls its first ReLU as a function, which nn.Sequential leaves out
+    if first_layer == "2":  # lightly's ResNet applies its first ReLU as a function, which nn.Sequential drops
         return f"cifar-{name}-norelu"
     return f"cifar-{name}" + (f"-pad{row.stem_padding}" if row.stem_padding != 1 else "")
 
@@ -311,7 +311,7 @@ def _vit(names: Mapping[str, Tensor], row: Format) -> str:
     if width not in VITS or lacking:
         why = f"no {lacking}" if lacking else f"width {width}"
         raise BadInput(f"a vision transformer with {why}; name the model: timm:NAME@FILE")
-    # the number of heads is in no tensor: MoCo-v3's have 12 at every width below 1024, timm's one for 64 numbers
+    # tensors do not show the number of heads: MoCo-v3 has 12 at every width below 1024, timm one per 64 units
     if row.name == "moco-v3" or _is_sincos(names["pos_embed"]):
         if (width, patch) == (384, 16):
             return "vit-small"
@@ -331,9 +331,9 @@ def _is_sincos(position: Tensor) -> bool:
     return torch.allclose(position[0].float(), expected, atol=1e-2)  # in half precision too
 
 
-def side_of(names: Mapping[str, Tensor]) -> int | None:
-    """The image side that a vision transformer's positions are for."""
+def image_side(names: Mapping[str, Tensor]) -> int | None:
+    """The image size that a vision transformer's position embedding fits, in pixels."""
     if PATCHES not in names or "pos_embed" not in names:
         return None
-    places = int(names["pos_embed"].shape[1]) - ("cls_token" in names)
-    return round(math.sqrt(places)) * int(names[PATCHES].shape[-1])
+    positions = int(names["pos_embed"].shape[1]) - ("cls_token" in names)
+    return round(math.sqrt(positions)) * int(names[PATCHES].shape[-1])

@@ -1,6 +1,6 @@
-"""ENCODER, as every evaluation takes it: a run, a weight file with a model's name, or another library's checkpoint.
+"""Open the ENCODER argument of evaluations: a run, NAME@FILE, or another library's checkpoint.
 
-Nothing in a file is ever executed. Of two branches the online one is taken unless the target is asked for.
+Nothing in a file is executed. Of two branches the online one is used unless the target is requested.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from torch import Tensor
 
 from supancl.config import from_json
 from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec
-from supancl.errors import BadInput, counted
-from supancl.files import beside, check_place, make_folder
-from supancl.weights.checkpoint import Damaged, Refused, load_tensors
+from supancl.errors import BadInput, plural
+from supancl.files import check_writable, did_you_mean_path, make_folder
+from supancl.weights.checkpoint import DamagedFile, UnsafeFile, load_tensors
 from supancl.weights.encoder_file import load_encoder, load_weights, read_safetensors, save_encoder
 from supancl.weights.formats import (
     FORMATS,
     PATCHES,
-    PLACES,
     RESNETS,
+    STATE_DICT_KEYS,
     WRAPPER,
     Format,
     Identified,
     backbone,
     identify,
+    image_side,
     locate,
-    side_of,
 )
 
 __all__ = ["FORMATS", "Format", "Identified", "identify", "import_checkpoint", "open_encoder"]
 
-# classifiers and projectors that live inside the backbone's own prefix
+# classifiers and projectors under the backbone's prefix
 HEADS = ("fc.", "head.", "heads.", "head_dist.", "classifier.", "linear.", "projection_head.", "prototypes.")
-# SupContrast and others keep their command line beside the weights; a Namespace only sets its own attributes
-HARMLESS = (argparse.Namespace,)
-OWN = Identified("supancl", "", "")
+# SupContrast and others store their command line with the weights; loading a Namespace only sets attributes
+SAFE_CLASSES = (argparse.Namespace,)
+SUPANCL_FILE = Identified("supancl", "", "")
 
 
 def open_encoder(
@@ -49,9 +49,9 @@ def open_encoder(
     """The encoder that `text` names, in eval mode.
 
     `text` is a run folder, an encoder.safetensors, NAME@FILE (NAME is torchvision:MODEL, timm:MODEL or an encoder of
-    this package, FILE its weights) or a checkpoint in one of FORMATS. Files of others do not say what their images
-    looked like: unless given, `size` is what the positions of a vision transformer are for, 32 for a 3 x 3 stem and
-    224 otherwise, `mean` and `std` are ImageNet's. `prefix` names the backbone's tensors where no format does.
+    this package, FILE its weights) or a checkpoint in one of FORMATS. Other libraries' files do not describe their
+    images. Defaults: `size` fits the position embedding of a vision transformer, else it is 32 for a 3 x 3 stem and 224
+    otherwise; `mean` and `std` are ImageNet's. `prefix` selects the backbone's tensors where no format matches.
     """
     return _open(str(text), size, mean, std, branch, prefix)[0]
 
@@ -60,16 +60,16 @@ def import_checkpoint(
     text: str | Path, out: str | Path, *, size: int | None = None, mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None, branch: str = "online", prefix: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write what `open_encoder` opens as encoder.safetensors (`out`, or in the folder `out`) and say what it was."""
+    """Write what `open_encoder` opens as encoder.safetensors (`out`, or in the folder `out`) and describe it."""
     path = Path(out) if Path(out).suffix == ".safetensors" else Path(out) / "encoder.safetensors"
-    if path.exists():  # asked before the file is read, which may be a large one
+    if path.exists():  # before reading the file, which may be large
         raise BadInput(f"{path} exists already; choose another --out, or remove it")
-    check_place(path.parent)
-    encoder, what = _open(str(text), size, mean, std, branch, prefix)
+    check_writable(path.parent)
+    encoder, identified = _open(str(text), size, mean, std, branch, prefix)
     make_folder(path.parent)
-    save_encoder(path, encoder, (), f"import:{what.format}")
+    save_encoder(path, encoder, (), f"import:{identified.format}")
     return {
-        "format": what.format, "prefix": what.prefix, "encoder": encoder.spec.name, "width": encoder.width,
+        "format": identified.format, "prefix": identified.prefix, "encoder": encoder.spec.name, "width": encoder.width,
         "channels": encoder.spec.channels, "size": encoder.size, "mean": list(encoder.mean), "std": list(encoder.std),
         "out": str(path),
     }  # fmt: skip
@@ -81,33 +81,37 @@ def _open(
 ) -> tuple[Encoder, Identified]:  # fmt: skip
     name, file = _parse(text)
     settings = {"size": size, "mean": mean, "std": std, "prefix": prefix}
-    if file.is_dir() or (name is None and _is_own(file)):
-        given = [key for key, value in settings.items() if value is not None] + ["branch"] * (branch != "online")
-        if given:
-            raise BadInput(f"{file} says itself what its encoder is; leave {', '.join(given)} out")
-        return load_encoder(file), OWN
+    if file.is_dir() or (name is None and _is_supancl_file(file)):
+        overrides = [key for key, value in settings.items() if value is not None] + ["branch"] * (branch != "online")
+        if overrides:
+            raise BadInput(f"{file} says itself what its encoder is; leave {', '.join(overrides)} out")
+        return load_encoder(file), SUPANCL_FILE
     for key, values in (("mean", mean), ("std", std)):
         if any(value > 1 for value in values or ()):
             raise BadInput(f"{key} {max(values or ()):g}: it is of pixels from 0 to 1; divide by 255")
     state = _read(file)
     try:
-        what, names = _named(state, name, branch, prefix) if name is not None else _found(state, branch, prefix)
-        encoder = _build(what.architecture, names, size, mean, std, named=name is not None)
+        identified, names = (
+            _use_named_architecture(state, name, branch, prefix)
+            if name is not None
+            else _identify_backbone(state, branch, prefix)
+        )
+        encoder = _build(identified.architecture, names, size, mean, std, is_named=name is not None)
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
-    _fill(encoder, names, file)
-    return encoder.eval(), what
+    _load_into(encoder, names, file)
+    return encoder.eval(), identified
 
 
 def _parse(text: str) -> tuple[str | None, Path]:
-    """NAME@FILE, or a path; a path that has an @ in it and exists is a path."""
+    """Split NAME@FILE into (NAME, FILE); an existing path gives (None, path), even with an @ in it."""
     if Path(text).exists() or "@" not in text:
         if not Path(text).exists():
             kind = text.partition(":")[0]
             if kind in ("torchvision", "timm"):
                 raise BadInput(f"{text}: no weight file; give {text}@FILE (nothing is downloaded)")
-            way = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME@FILE or timm:NAME@FILE"
-            raise BadInput(f"no file {text}{beside(text) or f'; give {way}'}")
+            options = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME@FILE or timm:NAME@FILE"
+            raise BadInput(f"no file {text}{did_you_mean_path(text) or f'; give {options}'}")
         return None, Path(text)
     name, _, file = text.partition("@")
     if not Path(file).is_file():
@@ -116,106 +120,110 @@ def _parse(text: str) -> tuple[str | None, Path]:
     return short if short in RESNETS.values() else name, Path(file)
 
 
-def _is_own(file: Path) -> bool:
+def _is_supancl_file(file: Path) -> bool:
     return file.suffix == ".safetensors" and "encoder" in read_safetensors(file)[1]
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    """The state dict of a file, wherever in it that is."""
+    """The state dict of a file, from any of STATE_DICT_KEYS."""
     if file.suffix == ".safetensors":
         return read_safetensors(file)[0]
     try:
-        content = load_tensors(file, HARMLESS)
-    except Damaged as error:
+        content = load_tensors(file, SAFE_CLASSES)
+    except DamagedFile as error:
         raise BadInput(f"{error}; copy or fetch it again") from None
-    except Refused as error:
-        held = error.held or "more than tensors and plain containers"
-        whole = held.startswith(("torch.nn.", "torchvision.", "timm.", "lightly."))  # a module, not a dict with one
-        inner = ".state_dict()" if whole else "['state_dict']"
+    except UnsafeFile as error:
+        refused_name = error.refused_name or "more than tensors and plain containers"
+        is_module = refused_name.startswith(
+            ("torch.nn.", "torchvision.", "timm.", "lightly.")
+        )  # a module, not a dict with one
+        access = ".state_dict()" if is_module else "['state_dict']"
         raise BadInput(
-            f"{file} holds {held} and is not opened, because loading it could run code; where you trust it, "
+            f"{file} holds {refused_name} and is not opened, because loading it could run code; where you trust it, "
             "save its weights alone: torch.save({'state_dict': torch.load(IN, weights_only=False)"
-            f"{inner}}}, OUT) (docs/import.md)"
+            f"{access}}}, OUT) (docs/import.md)"
         ) from None
     if "schema_version" in content:
         raise BadInput(f"{file} is a checkpoint of a run of supancl; give the run folder")
-    for place in PLACES:
-        found: Any = content
-        for key in filter(None, place.split(".")):
-            found = found.get(key) if isinstance(found, Mapping) else None
-        items = found.items() if isinstance(found, Mapping) else ()
+    for key_path in STATE_DICT_KEYS:
+        inner: Any = content
+        for key in filter(None, key_path.split(".")):
+            inner = inner.get(key) if isinstance(inner, Mapping) else None
+        items = inner.items() if isinstance(inner, Mapping) else ()
         tensors = {str(key): value for key, value in items if isinstance(value, Tensor)}
         if tensors:
             return tensors
     raise BadInput(
-        f"{file}: no state dict in it, at the top level or under {', '.join(filter(None, PLACES))}; "
+        f"{file}: no state dict in it, at the top level or under {', '.join(filter(None, STATE_DICT_KEYS))}; "
         f"its keys are {', '.join(map(str, list(content)[:6])) or 'none'}"
     )
 
 
-def _found(state: dict[str, Tensor], branch: str, prefix: str | None) -> tuple[Identified, dict[str, Tensor]]:
-    what = identify(state, branch, prefix)
-    return what, backbone(state, what.prefix)
+def _identify_backbone(
+    state: dict[str, Tensor], branch: str, prefix: str | None
+) -> tuple[Identified, dict[str, Tensor]]:
+    identified = identify(state, branch, prefix)
+    return identified, backbone(state, identified.prefix)
 
 
-def _named(
+def _use_named_architecture(
     state: dict[str, Tensor], name: str, branch: str, prefix: str | None
 ) -> tuple[Identified, dict[str, Tensor]]:
-    """The architecture is given; the prefix is that of the format, if it is one, else there is none."""
+    """Use the named architecture; the prefix is that of the format, or none if no format matches."""
     try:
-        row, found = locate(state, branch, prefix)
+        row, backbone_prefix = locate(state, branch, prefix)
     except BadInput:
         if branch != "online" or prefix is not None:
             raise
-        plain = {WRAPPER.sub("", key): value for key, value in state.items()}
-        return Identified("weights", "", name), plain
-    return Identified(row.name, found, name), backbone(state, found)
+        weights = {WRAPPER.sub("", key): value for key, value in state.items()}
+        return Identified("weights", "", name), weights
+    return Identified(row.name, backbone_prefix, name), backbone(state, backbone_prefix)
 
 
 def _build(
     name: str, names: Mapping[str, Tensor], size: int | None, mean: Sequence[float] | None,
-    std: Sequence[float] | None, named: bool,
+    std: Sequence[float] | None, is_named: bool,
 ) -> Encoder:  # fmt: skip
     stem = next((names[key] for key in ("conv1.weight", PATCHES) if key in names), None)
     channels = 3 if stem is None or stem.ndim != 4 else int(stem.shape[1])
     if channels != 3 and (mean is None or std is None):
         raise BadInput(
-            f"takes images of {counted(channels, 'channel')}, and ImageNet's mean and std are for 3; give "
-            f"mean and std with {counted(channels, 'number')} each (--mean, --std)"
+            f"takes images of {plural(channels, 'channel')}, and ImageNet's mean and std are for 3; give "
+            f"mean and std with {plural(channels, 'number')} each (--mean, --std)"
         )
-    side = side_of(names)
-    if size is not None and side is not None and size != side:
-        raise BadInput(f"its positions are for images of {side} px, not {size}; leave size out (--size)")
-    usual = side or (32 if name.startswith("cifar-") else 224)
-    usual_mean, usual_std = _colours(name if named else "")
+    native_size = image_side(names)
+    if size is not None and native_size is not None and size != native_size:
+        raise BadInput(f"its positions are for images of {native_size} px, not {size}; leave size out (--size)")
+    default_size = native_size or (32 if name.startswith("cifar-") else 224)
+    default_mean, default_std = _default_mean_and_std(name if is_named else "")
     spec = {
-        "name": name, "channels": channels, "size": usual if size is None else size,
-        "mean": list(usual_mean if mean is None else mean), "std": list(usual_std if std is None else std),
+        "name": name, "channels": channels, "size": default_size if size is None else size,
+        "mean": list(default_mean if mean is None else mean), "std": list(default_std if std is None else std),
     }  # fmt: skip
     return from_json(EncoderSpec, spec, "encoder").build()
 
 
-def _colours(name: str) -> tuple[Sequence[float], Sequence[float]]:
-    """Mean and std: timm says what each of its own weights were trained with; everybody else uses ImageNet's.
+def _default_mean_and_std(name: str) -> tuple[Sequence[float], Sequence[float]]:
+    """Mean and std: those in timm's configuration for timm's weights, else ImageNet's.
 
-    A checkpoint that was only recognised to have the shape of one of timm's models is everybody else's.
+    A checkpoint that only has the shapes of a timm model counts as another library's.
     """
     if name.startswith("timm:"):
         import timm
 
-        known = timm.get_pretrained_cfg(name.removeprefix("timm:"))
-        if known is not None:
-            return known.mean, known.std
+        settings = timm.get_pretrained_cfg(name.removeprefix("timm:"))
+        if settings is not None:
+            return settings.mean, settings.std
     return IMAGENET_MEAN, IMAGENET_STD
 
 
-def _fill(encoder: Encoder, names: Mapping[str, Tensor], file: Path) -> None:
-    own = encoder.body.state_dict()
-    weights = {name: value for name, value in names.items() if name in own or not name.startswith(HEADS)}
-    for name, value in own.items():
-        if name.endswith("num_batches_tracked"):  # a count that files from before torch 0.4.1 do not have
+def _load_into(encoder: Encoder, names: Mapping[str, Tensor], file: Path) -> None:
+    expected = encoder.body.state_dict()
+    weights = {name: value for name, value in names.items() if name in expected or not name.startswith(HEADS)}
+    for name, value in expected.items():
+        if name.endswith("num_batches_tracked"):  # missing in files from before torch 0.4.1
             weights.setdefault(name, value)
-    broken = next((name for name, value in weights.items() if not torch.isfinite(value).all()), None)
-    if broken is not None:
-        raise BadInput(f"{file}: tensor {broken!r} holds NaN or infinity; take one from before the run diverged")
+    nonfinite = next((name for name, value in weights.items() if not torch.isfinite(value).all()), None)
+    if nonfinite is not None:
+        raise BadInput(f"{file}: tensor {nonfinite!r} holds NaN or infinity; take one from before the run diverged")
     load_weights(encoder, weights, file)

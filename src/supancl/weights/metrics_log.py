@@ -1,4 +1,4 @@
-"""The log of a run, row by row: metrics.jsonl and TensorBoard."""
+"""The log of a run: metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class MetricsLog:
 
         self.folder = folder
         self.file: IO[str] = open(folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
-        # TensorBoard forgets this step and those after it; the row of `resumed_at` itself stays
-        forgotten = None if resumed_at is None else resumed_at + 1
-        self.board = SummaryWriter(str(folder.tensorboard), purge_step=forgotten)
+        # TensorBoard drops this step and later ones; the row of `resumed_at` is kept
+        purge_step = None if resumed_at is None else resumed_at + 1
+        self.board = SummaryWriter(str(folder.tensorboard), purge_step=purge_step)
 
     def write(self, row: dict[str, Any]) -> None:
         try:
@@ -38,20 +38,20 @@ class MetricsLog:
             ) from None
 
     def rewind(self, step: int) -> None:
-        """Forget the rows after `step`, which will be written again."""
+        """Drop the rows after `step`; they will be written again."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self.file.close()
         self.folder.keep_metrics_until(step)
         self.file = open(self.folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
-        # what a purge_step writes, in the same file: files of one second are not surely read in their order
-        again = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
-        self.board._get_file_writer().add_event(again)
+        # what purge_step writes, but in the same file: files of the same second may be read in any order
+        event = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        self.board._get_file_writer().add_event(event)
 
     def close(self) -> None:
-        for end in (self.file.close, self.board.close):
+        for close in (self.file.close, self.board.close):
             with contextlib.suppress(OSError):
-                end()
+                close()
 
 
 class NoLog(MetricsLog):

@@ -1,4 +1,4 @@
-"""What a run or a result was made with: package versions and the commit of the source tree."""
+"""Package versions and the commit of the source tree, stored with runs and results."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for package in ("supancl", *PACKAGES):
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            by_package[package] = version(package)
+    return by_package
 
 
 def commit() -> str | None:
-    """The commit of the source tree this runs from, where it runs from one."""
+    """The commit of the source tree that this package runs from; None if there is none."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
     try:
-        asked = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return asked.stdout.strip() or None
+    return result.stdout.strip() or None

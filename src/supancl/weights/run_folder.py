@@ -1,4 +1,4 @@
-"""The folder of a run: who may write in it, and what lies where."""
+"""The folder of a run: its files, and who may write to it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,26 @@ from typing import Any, ClassVar
 from supancl.config import to_json
 from supancl.data.opening import absolute_source
 from supancl.errors import BadInput
-from supancl.files import check_place, held, unwritable, write_json, write_text
+from supancl.files import check_writable, hold_lock, why_unwritable, write_json, write_text
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
-from supancl.recipes.plugins import plugins_of
+from supancl.recipes.plugins import required_plugins
 from supancl.weights.provenance import commit, versions
 
-MADE_BY = {"recipe.json": "pretrain", "detect.json": "detect train"}  # the file that a run begins with -> its command
+COMMAND_BY_FILE = {
+    "recipe.json": "pretrain",
+    "detect.json": "detect train",
+}  # the file that a run begins with -> its command
 
 
 class RunFolder:
     """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, tensorboard/,
     evaluate/."""
 
-    row_has: ClassVar[dict[str, type]] = {"kind": str, "step": int, "epoch": int}  # every row of metrics.jsonl
+    REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {
+        "kind": str,
+        "step": int,
+        "epoch": int,
+    }  # every row of metrics.jsonl
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,38 +44,40 @@ class RunFolder:
         self.metrics_file = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.evaluations = path / "evaluate"
-        self.made = False  # by create(), so that a run that never begins can leave nothing behind
+        self.created = False  # whether create() made the folder: then it is removed if the run never starts
 
     @property
-    def holds_run(self) -> bool:
+    def has_run(self) -> bool:
         return self.recipe_file.exists()
 
     @property
-    def remains(self) -> list[Path]:
-        """Parts of a run that lie here without its recipe.json: it cannot go on, and is not written over."""
-        parts = [*self.checkpoints.glob("step-*.pt"), self.encoder, self.metrics_file]
-        return [] if self.holds_run else [part for part in parts if part.exists()]
+    def leftover_files(self) -> list[Path]:
+        """Files of a run whose recipe.json is missing: it cannot resume and is not overwritten."""
+        files = [*self.checkpoints.glob("step-*.pt"), self.encoder, self.metrics_file]
+        return [] if self.has_run else [file for file in files if file.exists()]
 
     def check_place(self) -> None:
-        """Refuse a place that cannot be written in, without making anything."""
-        check_place(self.path)
+        """Refuse a folder that cannot be written, without creating anything."""
+        check_writable(self.path)
 
     def check_free(self, resume: bool) -> None:
-        """Refuse a folder that holds a run, or what is left of one: its log and checkpoints would be taken for ours."""
-        for file, command in MADE_BY.items():
+        """Refuse a folder that holds a run or remains of one: its log and checkpoints would be mixed with ours."""
+        for file, command in COMMAND_BY_FILE.items():
             if file != self.recipe_file.name and (self.path / file).exists():
                 raise BadInput(f"{self.path} holds a run of supancl {command}; choose another --out")
-        if self.holds_run and not resume:
+        if self.has_run and not resume:
             raise BadInput(f"{self.path} already holds a run; continue it with --resume, or choose another --out")
-        below = [] if self.holds_run else sorted(self.path.glob("*/recipe.json"))
-        if below:
-            way = f"choose another --out: {self.path / 'NAME'}"
+        runs_below = [] if self.has_run else sorted(self.path.glob("*/recipe.json"))
+        if runs_below:
+            advice = f"choose another --out: {self.path / 'NAME'}"
             if resume:
-                way = f"continue one of them: --out {below[0].parent}"
-            raise BadInput(f"{self.path} is a folder of runs, such as {below[0].parent.name}, and no run itself; {way}")
-        if self.remains:
+                advice = f"continue one of them: --out {runs_below[0].parent}"
             raise BadInput(
-                f"{self.path} holds {self.remains[0].relative_to(self.path)} of a run but no "
+                f"{self.path} is a folder of runs, such as {runs_below[0].parent.name}, and no run itself; {advice}"
+            )
+        if self.leftover_files:
+            raise BadInput(
+                f"{self.path} holds {self.leftover_files[0].relative_to(self.path)} of a run but no "
                 f"{self.recipe_file.name}; bring that back and continue with --resume, or choose another "
                 "--out"
             )
@@ -77,9 +86,9 @@ class RunFolder:
         try:
             try:
                 self.path.mkdir(parents=True)
-                self.made = True
+                self.created = True
             except FileExistsError:
-                self.made = False
+                self.created = False
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             if not os.access(self.path, os.W_OK):
                 raise PermissionError(13, "Permission denied")
@@ -87,33 +96,33 @@ class RunFolder:
             raise BadInput(f"cannot write in {self.path} ({error.strerror}); choose another --out") from None
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """One writer at a time; the lock goes with the process, so a killed run never blocks the next."""
+    def lock(self) -> Iterator[None]:
+        """Allow one writer at a time; the lock ends with the process, so a killed run never blocks the next."""
 
         def refuse(owner: str) -> None:
             raise BadInput(f"{self.path} is in use by process {owner}; wait for it, stop it, or choose another --out")
 
-        with held(self.path / ".lock", refuse):
+        with hold_lock(self.path / ".lock", refuse):
             try:
                 yield
             finally:
-                if not self.holds_run:
-                    self._unmake()
+                if not self.has_run:
+                    self._remove_if_empty()
 
-    def _unmake(self) -> None:
-        with contextlib.suppress(OSError):  # a folder in which something lies stays
+    def _remove_if_empty(self) -> None:
+        with contextlib.suppress(OSError):  # a folder that is not empty is kept
             self.checkpoints.rmdir()
             (self.path / ".lock").unlink()
-            if self.made:
+            if self.created:
                 self.path.rmdir()
 
-    def tidy(self) -> None:
-        """Remove what a run that was killed while it wrote has left half written; the lock is ours."""
+    def remove_temporary_files(self) -> None:
+        """Remove half-written files of a killed run; the caller holds the lock."""
         for left_over in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
             left_over.unlink(missing_ok=True)
 
     def write_recipe(self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object]) -> None:
-        # the data must be found again from another folder
+        # an absolute path works from any folder
         settings = replace(recipe, data=replace(recipe.data, source=absolute_source(recipe.data.source)))
         content = {
             "recipe": to_json(settings),
@@ -122,18 +131,18 @@ class RunFolder:
             "versions": versions(),
             "commit": commit(),
         }
-        if plugins := plugins_of(recipe):
+        if plugins := required_plugins(recipe):
             content["plugins"] = plugins
         write_json(self.recipe_file, content)
 
-    def note_setting(self, recipe: Recipe, section: str, name: str) -> None:
-        """Write a setting that the run goes on with into recipe.json; everything else stays as the run began."""
+    def record_setting(self, recipe: Recipe, section: str, name: str) -> None:
+        """Write one setting that changed on resume into recipe.json; everything else is kept."""
         content, value = json.loads(self.recipe_file.read_text()), getattr(getattr(recipe, section), name)
         settings, key = content["recipe"][section], f"{section}.{name}"
         if name in settings and settings[name] == value:
             return
         settings[name] = value
-        if key in recipe.sources:  # not of one that was left open, in a file of before there was such a setting
+        if key in recipe.sources:  # absent if the setting is newer than the file
             content["recipe"].setdefault("sources", {})[key] = recipe.sources[key]
         write_json(self.recipe_file, content)
 
@@ -152,51 +161,53 @@ class RunFolder:
         return recipe, tuple(map(str, json.loads(text).get("classes") or ()))
 
     def read_plugins(self) -> list[str]:
-        """The plugin files that the run was made with; none where there is no recipe.json, or no plugin."""
+        """The plugin files that the run used; empty if it used none or there is no recipe.json."""
         try:
-            listed = json.loads(self.recipe_file.read_text()).get("plugins")
-            return [str(file) for file in listed] if isinstance(listed, list) else []
+            files = json.loads(self.recipe_file.read_text()).get("plugins")
+            return [str(file) for file in files] if isinstance(files, list) else []
         except (OSError, ValueError, AttributeError, RecursionError):
             return []
 
     def read_data(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """What recipe.json says of the data, and the class names."""
+        """The description of the data in recipe.json, and the class names."""
         content = json.loads(self.recipe_file.read_text())
         return dict(content.get("data") or {}), tuple(map(str, content.get("classes") or ()))
 
     def keep_metrics_until(self, step: int) -> None:
-        """Drop rows after `step`: those steps will be done again."""
+        """Drop rows after `step`: those steps will be repeated."""
         if not self.metrics_file.exists():
             return
-        write_text(self.metrics_file, "".join(line + "\n" for line, row in self._logged() if row["step"] <= step))
+        write_text(self.metrics_file, "".join(line + "\n" for line, row in self._read_rows() if row["step"] <= step))
 
     def metrics(self) -> list[dict[str, Any]]:
-        return [row for _, row in self._logged()] if self.metrics_file.exists() else []
+        return [row for _, row in self._read_rows()] if self.metrics_file.exists() else []
 
-    def _logged(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The lines of metrics.jsonl that are rows; what a killed run or a lost machine left of others is no row."""
+    def _read_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The lines of metrics.jsonl that are complete rows; a killed run may leave broken ones."""
         for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict) and all(isinstance(row.get(key), kind) for key, kind in self.row_has.items()):
+            if isinstance(row, dict) and all(
+                isinstance(row.get(key), kind) for key, kind in self.REQUIRED_ROW_FIELDS.items()
+            ):
                 yield line, row
 
-    def ends_early(self, recipe: Recipe) -> str:
-        """How far the log goes of a run that was not trained to its end.
+    def describe_early_end(self, recipe: Recipe) -> str:
+        """Where the log of an unfinished run ends.
 
-        Empty where it ends with the check of the last epoch, or there is none: encoders travel without.
+        Empty if the log ends with the last epoch, or if there is no log: encoders are often copied without one.
         """
         last, epochs = self.metrics()[-1:], recipe.train.epochs
-        closing = ("monitor",) if recipe.train.monitor_every else ("monitor", "train")
-        if all(row["epoch"] >= epochs - 1 and row["kind"] in closing for row in last):
+        final_kinds = ("monitor",) if recipe.train.monitor_every else ("monitor", "train")
+        if all(row["epoch"] >= epochs - 1 and row["kind"] in final_kinds for row in last):
             return ""
         return f"its log ends in epoch {last[0]['epoch'] + 1} of {epochs}"
 
-    def check_evaluations(self) -> None:
-        """Refuse a run folder that cannot be written in, before anything is measured."""
-        if why := unwritable(self.evaluations):
+    def check_evaluations_writable(self) -> None:
+        """Refuse a run folder that cannot be written, before anything is measured."""
+        if why := why_unwritable(self.evaluations):
             raise BadInput(f"cannot write in {self.path} ({why}); judge a copy of it instead")
 
     def write_evaluation(self, name: str, result: dict[str, Any]) -> Path:
@@ -212,5 +223,5 @@ class RunFolder:
 def next_folder(recipe_name: str, parent: Path = Path("runs")) -> Path:
     """runs/RECIPE-NNN with the next free number."""
     pattern = re.compile(re.escape(recipe_name) + r"-(\d+)$")
-    taken = [int(m[1]) for p in parent.glob(f"{recipe_name}-*") if (m := pattern.match(p.name))]
-    return parent / f"{recipe_name}-{max(taken, default=0) + 1:03d}"
+    used_numbers = [int(m[1]) for p in parent.glob(f"{recipe_name}-*") if (m := pattern.match(p.name))]
+    return parent / f"{recipe_name}-{max(used_numbers, default=0) + 1:03d}"

@@ -1,4 +1,4 @@
-"""Writes a run's files by a thread, so that training goes on meanwhile."""
+"""Write a run's files in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from supancl.weights.encoder_file import encoder_metadata, projector_metadata, s
 
 
 class Writer:
-    """Saves checkpoints, encoders and projectors by a thread: their tensors are copied at once, training goes on.
+    """Saves checkpoints, encoders and projectors in a thread; their tensors are copied immediately.
 
-    Of each kind one file is under way; the next one waits for it. An error is raised by the next save, or by `wait`.
-    Leaving the `with` block waits for the last file, whatever it is left for.
+    One file of each kind is written at a time; the next one waits. An error is raised by the next save, or by `wait`.
+    Leaving the `with` block waits for the last file, also after an exception.
     """
 
     def __init__(self) -> None:
@@ -35,42 +35,42 @@ class Writer:
         self._thread.shutdown(wait=True)
 
     def save(self, folder: Path, step: int, state: Mapping[str, Any]) -> None:
-        """`save_checkpoint` of the state as it is now."""
-        self._hand_over("checkpoint", state, lambda copied: save_checkpoint(folder, step, copied))
+        """`save_checkpoint` of a copy of the current state."""
+        self._submit("checkpoint", state, lambda copied: save_checkpoint(folder, step, copied))
 
     def save_encoder(self, path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
-        """`save_encoder` of the encoder as it is now."""
+        """`save_encoder` of a copy of the current encoder."""
         metadata = encoder_metadata(encoder, classes, recipe)
-        self._hand_over("encoder", encoder.body.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
+        self._submit("encoder", encoder.body.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
 
     def save_projector(self, path: Path, projector: nn.Module, recipe: str) -> None:
-        """`save_projector` of the projector as it is now."""
+        """`save_projector` of a copy of the current projector."""
         metadata = projector_metadata(projector, recipe)
-        self._hand_over("projector", projector.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
+        self._submit("projector", projector.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
 
     def wait(self) -> None:
-        """Until everything is on disk; raises what kept it from getting there."""
+        """Wait until everything is on disk; raise any error of writing."""
         for kind in list(self._pending):
             self._pending.pop(kind).result()
 
-    def _hand_over(self, kind: str, content: Mapping[str, Any], write: Callable[[Any], object]) -> None:
-        for other, future in list(self._pending.items()):
-            if other == kind or future.done():
-                self._pending.pop(other).result()
-        memory = self._copies.setdefault(kind, HostCopy())
-        copied = memory.copy(content)
-        self._pending[kind] = self._thread.submit(self._write, memory, write, copied)
+    def _submit(self, kind: str, content: Mapping[str, Any], write: Callable[[Any], object]) -> None:
+        for pending_kind, future in list(self._pending.items()):
+            if pending_kind == kind or future.done():
+                self._pending.pop(pending_kind).result()
+        host_copy = self._copies.setdefault(kind, HostCopy())
+        copied = host_copy.copy(content)
+        self._pending[kind] = self._thread.submit(self._write, host_copy, write, copied)
 
     @staticmethod
-    def _write(memory: HostCopy, write: Callable[[Any], object], copied: Any) -> None:
-        memory.wait()
+    def _write(host_copy: HostCopy, write: Callable[[Any], object], copied: Any) -> None:
+        host_copy.wait()
         write(copied)
 
 
 class HostCopy:
-    """Nested containers of tensors, copied into host memory that serves again for the next one.
+    """Copies nested containers of tensors into host memory, which is reused for the next copy.
 
-    From a GPU the copy is queued behind the steps before it into pinned memory, and nobody but `wait` waits for it.
+    From a GPU the copy into pinned memory is queued on the stream; only `wait` waits for it.
     """
 
     def __init__(self) -> None:
@@ -84,26 +84,26 @@ class HostCopy:
         return copied
 
     def wait(self) -> None:
-        """Wait until the copy is there."""
+        """Wait until the copy is complete."""
         for event in self._events:
             event.synchronize()
 
-    def _copy(self, value: Any, place: tuple[str, ...], devices: set[torch.device]) -> Any:
+    def _copy(self, value: Any, key_path: tuple[str, ...], devices: set[torch.device]) -> Any:
         if isinstance(value, Tensor):
             if value.is_cuda:
                 devices.add(value.device)
-            return self._at(place, value.detach()).copy_(value.detach(), non_blocking=True)
+            return self._buffer_for(key_path, value.detach()).copy_(value.detach(), non_blocking=True)
         if isinstance(value, dict):
-            copied = copy.copy(value)  # a state dict has its versions beside its entries
-            copied.update({key: self._copy(item, (*place, str(key)), devices) for key, item in value.items()})
+            copied = copy.copy(value)  # keeps a state dict's _metadata
+            copied.update({key: self._copy(item, (*key_path, str(key)), devices) for key, item in value.items()})
             return copied
         if isinstance(value, (list, tuple)):
-            return type(value)(self._copy(item, (*place, str(row)), devices) for row, item in enumerate(value))
+            return type(value)(self._copy(item, (*key_path, str(row)), devices) for row, item in enumerate(value))
         return value
 
-    def _at(self, place: tuple[str, ...], value: Tensor) -> Tensor:
-        memory = self._memory.get(place)
-        if memory is None or memory.shape != value.shape or memory.dtype != value.dtype:
-            memory = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)  # laid out alike
-            self._memory[place] = memory
-        return memory
+    def _buffer_for(self, key_path: tuple[str, ...], value: Tensor) -> Tensor:
+        buffer = self._memory.get(key_path)
+        if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+            buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)  # same memory layout
+            self._memory[key_path] = buffer
+        return buffer

@@ -9,6 +9,6 @@ from supancl.cli.flags import add_command
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    below = parser.add_subparsers(dest="experiment", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(dest="experiment", required=True, metavar="COMMAND")
     for name, text in PAPER.items():
-        add_command(below, name, f"{__name__}.{name}", description=text, help=text)
+        add_command(subparsers, name, f"{__name__}.{name}", description=text, help=text)

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
-from supancl.distributed import by_one
-from supancl.errors import counted
-from supancl.paper.collapse import check_base, laid_out, train_cells
+from supancl.distributed import require_single_process
+from supancl.errors import plural
+from supancl.paper.collapse import check_base, table_cells, train_cells
 from supancl.sweeps.runner import Sweep, check_overrides
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
@@ -22,12 +22,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe; all four cells share its settings")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
     add_run_flags(parser)
-    parser.add_argument("--out", help="folder (default: runs/collapse-NNN); the same one again goes on")
+    parser.add_argument("--out", help="folder (default: runs/collapse-NNN); the same folder again continues")
     add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
+    require_single_process("a study")
     base = recipe_from_flags(args.recipe, args)
     check_overrides(args.overrides, {"train.seed": "--seeds N"})
     check_base(base)
@@ -35,9 +35,9 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
     sweep.check_folder(base)
     result, runs = train_cells(base, sweep)
-    epochs, seeds = counted(base.train.epochs, "epoch"), counted(args.seeds, "seed")
+    epochs, seeds = plural(base.train.epochs, "epoch"), plural(args.seeds, "seed")
     title = f"{base.name}, {epochs}, alpha {result['alpha']:g}, {seeds}"
-    console.print(table(title, *laid_out(result["rows"])))
+    console.print(table(title, *table_cells(result["rows"])))
     console.print(f"runs and collapse.json in {out}")
     if runs.failed:
         raise RunsFailed(runs.failed, result, out)

@@ -10,57 +10,57 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.encoders import ENCODER, add_feature_flags, at_least, names, subjects
-from supancl.distributed import by_one
-from supancl.errors import BadInput, counted, nearest, program
-from supancl.files import check_place
-from supancl.paper.figure import Asked, draw_figure, panel_note
+from supancl.cli.encoders import ENCODER, add_feature_flags, check_at_least, open_encoders, parse_names
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput, did_you_mean, plural, program_name
+from supancl.files import check_writable
+from supancl.paper.figure import FigureRequest, draw_figure, panel_note
 
 FORMATS = (".png", ".svg", ".pdf")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("number", nargs="?", metavar="N", help="of the paper's figure; without one: which there are")
-    parser.add_argument("runs", nargs="*", metavar="[TITLE=]RUN", help=f"a panel each: {ENCODER}")
-    parser.add_argument("--data", help="the images: anything that pretrain's --data takes (default: the runs' own)")
+    parser.add_argument("number", nargs="?", metavar="N", help="number of the paper's figure (default: list them)")
+    parser.add_argument("runs", nargs="*", metavar="[TITLE=]RUN", help=f"one panel each: {ENCODER}")
+    parser.add_argument("--data", help="the images: as for pretrain's --data (default: the runs' training data)")
     parser.add_argument(
         "--classes",
         metavar="A,B|FILE",
-        help="class names, or a file with one in a line (default: the "
-        "paper's 15 dogs and 5 birds where the data have them, else all where they are at most 20)",
+        help="class names, or a file with one per line (default: the "
+        "paper's 15 dogs and 5 birds if the data have them, else all if at most 20)",
     )
     parser.add_argument(
         "--groups",
         action="append",
         default=[],
         metavar="GROUP=A,B",
-        help="classes with a family of colours of their own; may be given several times",
+        help="classes that share a family of colours; may be repeated",
     )
     parser.add_argument("--split", default="held-out", choices=("held-out", "test", "train"), help="(default held-out)")
-    parser.add_argument("--per-class", type=int, default=50, metavar="N", help="images of a class at most (default 50)")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of images and of t-SNE (default 0)")
+    parser.add_argument("--per-class", type=int, default=50, metavar="N", help="images per class at most (default 50)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of images and of t-SNE (default 0)")
     parser.add_argument(
         "--out",
         default="figure3.png",
         metavar="FILE",
-        help="a .png, .svg or .pdf (default figure3.png); a .json with the numbers goes beside it",
+        help="a .png, .svg or .pdf (default figure3.png); the numbers go to a .json next to it",
     )
     add_feature_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a figure")
-    answers = figures()
+    require_single_process("a figure")
+    descriptions = figures()
     number = re.sub(r"^fig(ure)?\.?\s*", "", (args.number or "").strip().lower())
-    if number and number not in answers:
-        raise BadInput(f"unknown figure {args.number!r}{nearest(number, answers)}")
+    if number and number not in descriptions:
+        raise BadInput(f"unknown figure {args.number!r}{did_you_mean(number, descriptions)}")
     if number != "3" or not args.runs:
         if args.runs:
-            raise BadInput(f"figure {number} takes no run: {answers[number]}")
-        said = {number: answers[number]} if number else answers
-        for each, text in said.items():
-            console.print(f"Figure {each}: {text}")
-        return {"figures": said}
+            raise BadInput(f"figure {number} needs no run: {descriptions[number]}")
+        descriptions = {number: descriptions[number]} if number else descriptions
+        for name, text in descriptions.items():
+            console.print(f"Figure {name}: {text}")
+        return {"figures": descriptions}
     return draw(args, console)
 
 
@@ -68,27 +68,29 @@ def figures() -> dict[str, str]:
     """What each figure of the paper shows, and the command that draws it."""
     return {
         "1": "the framework, a drawing and not a result",
-        "2": f"t-SNE of SupSiam's features of the toy data by alpha; draw it with: {program()} paper toy",
+        "2": f"t-SNE of SupSiam's features of the toy data by alpha; draw it with: {program_name()} paper toy",
         "3": "t-SNE of 15 dog and 5 bird classes of ImageNet-100, SupSiam by alpha; draw it, or any classes of any "
-        f"runs, with: {program()} paper figure 3 [TITLE=]RUN... --data SOURCE [--classes A,B,C] --out figure3.png",
+        f"runs, with: {program_name()} paper figure 3 [TITLE=]RUN... --data SOURCE [--classes A,B,C] --out figure3.png",
     }
 
 
 def draw(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Draw Figure 3 and write its numbers beside it; returns those numbers."""
+    """Draw Figure 3 and write its numbers next to it; returns those numbers."""
     out = Path(args.out)
     check_out(out)
-    at_least(args.per_class, 1, "--per-class")
-    at_least(args.seed, 0, "--seed")
-    classes, groups = asked_classes(args.classes, args.groups)
-    asked = Asked(args.data, classes, groups, args.split, args.per_class, args.seed, args.layer)
+    check_at_least(args.per_class, 1, "--per-class")
+    check_at_least(args.seed, 0, "--seed")
+    classes, groups = requested_classes(args.classes, args.groups)
+    request = FigureRequest(args.data, classes, groups, args.split, args.per_class, args.seed, args.layer)
     titled = [split_title(text) for text in args.runs]
-    args.encoder = [where for _, where in titled]
-    result = draw_figure(subjects(args, console, keeps=False), [title for title, _ in titled], asked, out)
+    args.encoder = [path for _, path in titled]
+    result = draw_figure(
+        open_encoders(args, console, saves_results=False), [title for title, _ in titled], request, out
+    )
     for panel in result["panels"]:
         console.print(f"{panel['title']}: {panel_note(panel)}")
     console.print(
-        f"{out}: {counted(len(result['labels']), 'image')} of {counted(len(result['classes']), 'class', 'classes')}; "
+        f"{out}: {plural(len(result['labels']), 'image')} of {plural(len(result['classes']), 'class', 'classes')}; "
         f"numbers in {out.with_suffix('.json')}"
     )
     return result
@@ -98,34 +100,34 @@ def check_out(out: Path) -> None:
     if out.suffix.lower() not in FORMATS:
         raise BadInput(f"--out {out}: must end in {', '.join(FORMATS)}")
     if out.is_dir():
-        raise BadInput(f"--out {out}: is a folder; name a file")
-    check_place(out.parent)
+        raise BadInput(f"--out {out}: is a folder; give a file")
+    check_writable(out.parent)
     out.parent.mkdir(parents=True, exist_ok=True)
 
 
 def split_title(text: str) -> tuple[str, str]:
-    """TITLE=RUN as its two parts; a path that is there is no title, whatever it holds.
+    """Split TITLE=RUN; a path that exists has no title, even with an equals sign.
 
     >>> split_title("alpha = 0=runs/a"), split_title("runs/a")
     (('alpha = 0', 'runs/a'), ('', 'runs/a'))
     """
-    title, equals, where = text.rpartition("=")
-    return ("", text) if not equals or Path(text).exists() else (title.strip(), where)
+    title, equals, path = text.rpartition("=")
+    return ("", text) if not equals or Path(text).exists() else (title.strip(), path)
 
 
-def asked_classes(classes: str | None, groups: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+def requested_classes(classes: str | None, groups: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
     """The names in --classes, or its file, and those of each --groups."""
     listed: list[str] = []
     if classes is not None and Path(classes).is_file():
         listed = [line.strip() for line in Path(classes).read_text(encoding="utf-8").splitlines() if line.strip()]
     elif classes is not None:
-        listed = names(classes)
+        listed = parse_names(classes)
     grouped: dict[str, list[str]] = {}
     for text in groups:
         group, equals, members = text.partition("=")
-        if not equals or not group.strip() or not names(members):
-            raise BadInput(f"--groups {text}: wanted GROUP=A,B, such as dogs=Doberman,Rottweiler")
-        grouped.setdefault(group.strip(), []).extend(names(members))
+        if not equals or not group.strip() or not parse_names(members):
+            raise BadInput(f"--groups {text}: must be GROUP=A,B, such as dogs=Doberman,Rottweiler")
+        grouped.setdefault(group.strip(), []).extend(parse_names(members))
     if classes is not None and not listed:
-        raise BadInput(f"--classes {classes}: no class is named")
+        raise BadInput(f"--classes {classes}: no class name in it; give names or a file with one per line")
     return listed, grouped

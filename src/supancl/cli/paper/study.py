@@ -10,10 +10,10 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
-from supancl.distributed import by_one
-from supancl.paper.study import laid_out, study_title, train_rows, write_study
+from supancl.distributed import require_single_process
+from supancl.paper.study import study_title, table_cells, train_rows, write_study
 from supancl.paper.study_rows import STUDIES
-from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, choose_rows
+from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, select_rows
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
 
@@ -25,32 +25,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="|".join(STUDIES),
         help="; ".join(f"{name}: {study.help}" for name, study in STUDIES.items()),
     )
-    parser.add_argument("recipe", help="a recipe; all rows share its settings but for what the study varies")
+    parser.add_argument("recipe", help="a recipe; rows differ from it only in what the study varies")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all of the study's)")
+    parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all)")
     add_run_flags(parser)
     parser.add_argument(
         "--on-test",
         action="store_true",
-        help="judge on the test split, to report and not to choose by (default: held-out images)",
+        help="evaluate on the test split, to report, not to choose (default: held-out images)",
     )
-    parser.add_argument("--out", help="folder (default: runs/study-WHAT-NNN); the same one again goes on")
+    parser.add_argument("--out", help="folder (default: runs/study-WHAT-NNN); the same folder again continues")
     add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
+    require_single_process("a study")
     study, base = STUDIES[args.what], recipe_from_flags(args.recipe, args)
     study.check(base)
     check_overrides(args.overrides, {**study.varies, "train.seed": "--seeds N"})
     check_monitored(base)
-    rows = choose_rows(study.rows(base), args.rows, "study")
+    rows = select_rows(study.rows(base), args.rows, "study")
     out = Path(args.out or next_folder(f"study-{args.what}"))
     sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
     sweep.check_folder(base)
     result, images, runs = train_rows(args.what, base, rows, sweep, args.on_test)
     title = study_title(result, images)
-    console.print(table(title, *laid_out(result)))
+    console.print(table(title, *table_cells(result)))
     for line in result["differences"]:
         console.print(line)
     write_study(result, title, out)

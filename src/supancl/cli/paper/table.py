@@ -10,9 +10,9 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
-from supancl.distributed import by_one
-from supancl.errors import BadInput, counted
-from supancl.files import unwritable, write_text
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput, plural
+from supancl.files import why_unwritable, write_text
 from supancl.paper.tables.cells import fill
 from supancl.paper.tables.formats import FORMATS
 from supancl.paper.tables.layouts import LAYOUTS, Layout, table_name
@@ -27,15 +27,15 @@ ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    known = ", ".join(LAYOUTS)
-    parser.add_argument("name", metavar="NAME", help=f"one of {known}; table5 and f1 are understood too")
+    table_names = ", ".join(LAYOUTS)
+    parser.add_argument("name", metavar="NAME", help=f"one of {table_names}; table5 and f1 work too")
     parser.add_argument(
         "runs",
         metavar="RUN",
         nargs="*",
         default=[],
-        help="run folders, studies, detectors, toy studies, folders with evaluate/*.json; with neither "
-        "RUN nor --data: the paper's alone",
+        help="run folders, studies, detectors, toy studies, folders with evaluate/*.json; without "
+        "RUN and --data: the paper's numbers alone",
     )
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
     parser.add_argument(
@@ -43,35 +43,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="file to write instead of the screen; with --data the folder of the runs (default runs/table-NAME)",
     )
-    parser.add_argument("--benchmarks", metavar="ROOT", help="folder with the data sets that the columns are of")
-    parser.add_argument("--family", choices=FAMILIES, help="recipes that are trained (default: the paper's)")
-    parser.add_argument("--recipe", help="recipe whose rows are trained, for tables that vary one (default: supsiam)")
+    parser.add_argument("--benchmarks", metavar="ROOT", help="folder with the data sets of the columns")
+    parser.add_argument("--family", choices=FAMILIES, help="recipes to train (default: the paper's)")
+    parser.add_argument("--recipe", help="recipe to vary, for tables that vary one (default: supsiam)")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    parser.add_argument("--rows", metavar="A,B", help="train only these rows (default: all of the table's)")
-    parser.add_argument("--dry-run", action="store_true", help="show the plan and its time, and stop")
+    parser.add_argument("--rows", metavar="A,B", help="train only these rows (default: all)")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and the expected time, then stop")
     add_run_flags(parser)
     add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Lay out the runs given; or train, evaluate and lay out, where data or recipes are given; or print the paper's."""
+    """Fill the table from runs; or train and evaluate its rows first; or print the paper's numbers alone."""
     layout = LAYOUTS[table_name(args.name)]
     for_training = (args.overrides, args.benchmarks, args.family, args.recipe, args.rows, args.compat)
     trains = any((*for_training, args.dry_run, args.retry, args.jobs, args.seeds != 1))
     if trains and args.runs:
         raise BadInput(
-            f"{args.runs[0]}: runs that are there are laid out as they are; leave them out to train the "
-            "table's rows, or leave out the flags for training"
+            f"{args.runs[0]}: a table is filled from RUN or trained, not both; omit RUN to train the "
+            "table's rows, or omit the flags for training"
         )
     return make_table(layout, args, console) if trains else lay_out(layout, args, console)
 
 
 def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """The table of the runs given, on the screen or in a file."""
+    """Print the table of these runs, or write it to a file."""
     out = Path(args.out) if args.out else None
     if out is not None and out.is_dir():
-        raise BadInput(f"--out {out}: is a folder; name a file")
-    if out is not None and (why := unwritable(out.parent)):
+        raise BadInput(f"--out {out}: is a folder; give a file")
+    if out is not None and (why := why_unwritable(out.parent)):
         raise BadInput(f"--out {out}: cannot be written ({why}); name another file")
     filled = fill(layout, read_entries(args.runs))
     text = FORMATS[args.format](filled)
@@ -88,8 +88,8 @@ def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[
 
 
 def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Train and evaluate what is missing of a table, and lay it out; the same command again goes on."""
-    by_one("a table")
+    """Train and evaluate what is missing, then fill the table; the same command again continues."""
+    require_single_process("a table")
     out = Path(args.out or f"runs/table-{layout.name}")
     sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
     plan = make_plan(layout, request_of(args), sweep)
@@ -116,14 +116,14 @@ def request_of(args: argparse.Namespace) -> Request:
 
 
 def show_plan(plan: Plan, sweep: Sweep, console: Console) -> dict[str, str]:
-    """The runs with their states, and how long the rest will take; returns the states."""
+    """Print the runs with their states and the remaining time; returns the states."""
     states = {run.name: plan.state(run) for run in plan.runs}
     rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
-    console.print(table(f"Table {plan.layout.name}: {counted(len(rows), 'run')}", ["run", "recipe", "state"], rows))
+    console.print(table(f"Table {plan.layout.name}: {plural(len(rows), 'run')}", ["run", "recipe", "state"], rows))
     console.print(plan.estimate(sweep.jobs_for(plan.runs[0].recipe)))
-    if plan.lacking:
-        console.print(f"without a recipe, so not trained: {', '.join(plan.lacking)}")
-    again = [name for name, state in states.items() if state == FAILED]
-    if again and not sweep.retry:
-        console.print(f"failed before, and not tried again without --retry: {', '.join(again)}")
+    if plan.without_recipe:
+        console.print(f"not trained, because there is no recipe: {', '.join(plan.without_recipe)}")
+    failed_before = [name for name, state in states.items() if state == FAILED]
+    if failed_before and not sweep.retry:
+        console.print(f"failed before; --retry trains them again: {', '.join(failed_before)}")
     return states

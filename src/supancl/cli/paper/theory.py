@@ -9,12 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from supancl.errors import BadInput, CheckFailed
-from supancl.paper.theory import FEWEST, LARGEST_SEED, run_and_time
+from supancl.paper.theory import LARGEST_SEED, MIN_SAMPLES, run_and_time
 from supancl.paper.theory.checks import Check, Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0, help="of the populations, weights and samples (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of populations, weights and samples (default 0)")
     parser.add_argument(
         "--samples",
         type=int,
@@ -26,8 +26,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
     """Print the table and return it; a failed check raises `CheckFailed`, which holds the same result."""
-    if args.samples < FEWEST:
-        raise BadInput(f"--samples {args.samples}: must be at least {FEWEST}")
+    if args.samples < MIN_SAMPLES:
+        raise BadInput(f"--samples {args.samples}: must be at least {MIN_SAMPLES}")
     if not 0 <= args.seed <= LARGEST_SEED:
         raise BadInput(f"--seed {args.seed}: must be from 0 to {LARGEST_SEED}")
     checks, result = run_and_time(Settings(args.seed, args.samples))
@@ -59,21 +59,21 @@ def table(checks: list[Check]) -> Table:
         grid.add_row(
             check.statement,
             Text(check.quantity),
-            _shown(check.predicted),
-            _shown(check.measured),
-            _small(check.error),
-            _small(check.tolerance),
+            _format_value(check.predicted),
+            _format_value(check.measured),
+            _format_error(check.error),
+            _format_error(check.tolerance),
             verdict,
             Text(check.note),
         )
     return grid
 
 
-def _shown(value: float | list[float] | None) -> str:
+def _format_value(value: float | list[float] | None) -> str:
     if value is None:
         return "-"
-    return ", ".join(f"{part:.4f}" for part in value) if isinstance(value, list) else f"{value:.6g}"
+    return ", ".join(f"{number:.4f}" for number in value) if isinstance(value, list) else f"{value:.6g}"
 
 
-def _small(value: float | None) -> str:
+def _format_error(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}"

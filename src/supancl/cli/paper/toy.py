@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.paper.toy import run, summary_of, tables, write
 from supancl.paper.toy.training import ALPHAS, FULL, QUICK, READINGS
 from supancl.reports.pictures import tsne_panels
@@ -28,27 +28,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--reading",
         choices=tuple(READINGS),
         default="near",
-        help="of App. B: literal, or near to the paper's levels (default; docs/toy-readings.md)",
+        help="of App. B: literal, or near (default), which matches the paper's levels better (docs/toy-readings.md)",
     )
     parser.add_argument("--out", metavar="DIR", help="folder for tables, figure and toy.json (default runs/toy-NNN)")
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
-    """Train, measure, print, write; gives the content of toy.json."""
+    """Train, measure, print and write the study; returns the content of toy.json."""
     if args.seeds < 1:
         raise BadInput(f"--seeds {args.seeds}: must be at least 1")
     folder = Path(args.out) if args.out else next_folder("toy")
     if (folder / "toy.json").exists():
-        raise BadInput(f"{folder} holds a toy study already; give another --out")
+        raise BadInput(f"{folder} already holds a toy study; give another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--out {folder}: {error.strerror}; give another") from None
-    if not os.access(folder, os.W_OK):  # said now, not after minutes of training
+    if not os.access(folder, os.W_OK):  # checked before minutes of training
         raise BadInput(f"--out {folder}: cannot be written to; give another")
     reading, size = READINGS[args.reading], QUICK if args.quick else FULL
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"{len(ALPHAS)} alphas x {counted(args.seeds, 'seed')}", total=size.epochs)
+        task = progress.add_task(f"{len(ALPHAS)} alphas x {plural(args.seeds, 'seed')}", total=size.epochs)
         seeds = list(range(args.seeds))
         result, panels = run(reading, size, seeds, lambda epoch: progress.update(task, completed=epoch))
     print_tables(result, console)
@@ -60,16 +60,19 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
 
 def print_tables(result: dict[str, Any], console: Console) -> None:
     summary = summary_of(result)
-    titles = {"Table 1 (toy part)": tables.ONE, "Table 2: linear probe on new classes": tables.TWO}
+    titles = {
+        "Table 1 (toy part)": tables.TABLE_1_COLUMNS,
+        "Table 2: linear probe on new classes": tables.TABLE_2_COLUMNS,
+    }
     for title, columns in titles.items():
-        seeds = counted(len(result["seeds"]), "seed")
-        laid = Table(title=f"{title}: mean +- sd over {seeds} (paper); {LEGEND}", title_justify="left")
+        seeds = plural(len(result["seeds"]), "seed")
+        grid = Table(title=f"{title}: mean +- sd over {seeds} (paper); {LEGEND}", title_justify="left")
         table = tables.table(summary, columns)
         for name in table.columns:
-            laid.add_column(str(name), justify="right")
+            grid.add_column(str(name), justify="right")
         for row in table.rows:
-            laid.add_row(*(cell if isinstance(cell, str) else cell_text(cell) for cell in row))
-        console.print(laid)
+            grid.add_row(*(cell if isinstance(cell, str) else cell_text(cell) for cell in row))
+        console.print(grid)
     for claim, holds in result["trends"].items():
         console.print(f"{'yes' if holds else 'NO '}  {claim}")
     for line in (*missed_lines(result), *tables.paired_lines(result["paired"])):

@@ -1,9 +1,9 @@
-"""The data sets of the paper's evaluations, one row each: sizes, metric, official layout, where to get them.
+"""The benchmarks of the paper's evaluations, one row each: sizes, metric, official layout, where to get them.
 
-Sizes are those of the paper's data table. Where the published data differ, the row has what is published and a remark
-gives the paper's figure. `split` is (train, val, test) of transfer; `images` is what few-shot draws its episodes from:
-the whole data set (the test classes of FC100, the test set of Traffic Signs), as in the paper's table and its released
-code.
+Sizes are those of the paper's data table. If the published data differ, the row has the published size and a remark
+gives the paper's. `split` is (train, val, test) for transfer; `images` is the number that few-shot episodes are drawn
+from: the whole data set (for FC100 the test classes, for Traffic Signs the test set), as in the paper's table and its
+released code.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Use = Literal["transfer", "few-shot", "pretrain"]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One data set. `files` and `arrays` map the file (or folder/) by which a layout is known to its reader."""
+    """One data set. `files` and `arrays` map a file (or folder/) that identifies a layout to its reader."""
 
     title: str
     classes: int
-    folders: tuple[str, ...]  # names its folder may have below ROOT; ROOT may also be that folder
+    folders: tuple[str, ...]  # possible names of its folder below ROOT; ROOT may also be that folder
     where: str
     cite: str
     split: tuple[int, int, int] | None = None
@@ -33,15 +33,15 @@ class Benchmark:
     metric: Metric = "top1"
     files: dict[str, FileReader] = field(default_factory=dict)
     arrays: dict[str, ArrayReader] = field(default_factory=dict)
-    per_class: tuple[int, int] | None = None  # train and val images drawn from each class, the rest is test
-    class_sizes: dict[str, tuple[int, int]] = field(default_factory=dict)  # fewest and most images of a class, by split
-    class_order: tuple[str, ...] = ()  # label order, where it is not that of the sorted names
+    per_class: tuple[int, int] | None = None  # train and val images per class; the others are test
+    class_sizes: dict[str, tuple[int, int]] = field(default_factory=dict)  # fewest and most images per class, by split
+    class_order: tuple[str, ...] = ()  # label order, unless it is that of the sorted names
     pretraining: bool = False
     remarks: tuple[str, ...] = ()
 
     @property
     def uses(self) -> tuple[Use, ...]:
-        """What it is for, the main use first."""
+        """The protocols it is used for, the main one first."""
         if self.pretraining:
             return ("pretrain",)
         transfer: tuple[Use, ...] = ("transfer",) if self.split else ()

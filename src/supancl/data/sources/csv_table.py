@@ -1,4 +1,4 @@
-"""A table of images: a `.csv` with the columns path, label and, if there, split."""
+"""Source: a `.csv` with the columns path, label and, optionally, split."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Listing
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 
 def list_csv(path: Path, skip_bad: bool = False) -> Listing:
-    """A table with columns path, label and, if there, split; paths start from the table's own folder."""
+    """List the images of a table; relative paths start at the table's folder."""
     entries = []
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -20,20 +20,20 @@ def list_csv(path: Path, skip_bad: bool = False) -> Listing:
             names = Counter(rows.fieldnames or ())
             missing = {"path", "label"} - set(names)
             if missing:
-                have = ", ".join(rows.fieldnames or ()) or "nothing"
+                header = ", ".join(rows.fieldnames or ()) or "nothing"
                 raise BadInput(
-                    f"{path}: no column {sorted(missing)[0]!r}; the first line has {have}, wanted path,label[,split]"
+                    f"{path}: no column {sorted(missing)[0]!r}; the first line has {header}, wanted path,label[,split]"
                 )
-            twice = next((name for name in ("path", "label", "split") if names[name] > 1), None)
-            if twice is not None:
-                raise BadInput(f"{path}: {names[twice]} columns are called {twice!r}; keep one of them")
+            repeated = next((name for name in ("path", "label", "split") if names[name] > 1), None)
+            if repeated is not None:
+                raise BadInput(f"{path}: {names[repeated]} columns are called {repeated!r}; keep one of them")
             for row in rows:
-                if any(row.get(None) or ()):  # what is beyond the last column: a label 'cat, grey' would become 'cat'
+                if any(row.get(None) or ()):  # values beyond the last column: a label 'cat, grey' would become 'cat'
                     raise BadInput(
                         f"{path} line {rows.line_num}: more values than the {len(rows.fieldnames or ())} "
                         "columns of the first line; put a value that has a comma in double quotes"
                     )
-                entries.append(_csv_entry(row, path, rows.line_num, skip_bad))
+                entries.append(_parse_row(row, path, rows.line_num, skip_bad))
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path}: not a csv file in UTF-8 ({error}); save it in that encoding") from None
     if not entries:
@@ -41,17 +41,19 @@ def list_csv(path: Path, skip_bad: bool = False) -> Listing:
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{path}: no row has split 'train'; give it to some, or drop the column")
     remarks: list[str] = []
-    again = [file for file, times in Counter(os.path.abspath(file) for _, file, _ in entries).items() if times > 1]
-    if again:
+    duplicates = [file for file, count in Counter(os.path.abspath(file) for _, file, _ in entries).items() if count > 1]
+    if duplicates:
         remarks.append(
-            f"{path}: {counted(len(again), 'file is', 'files are')} listed more than once, such as "
-            f"{again[0]}; one that is trained on and held out too judges nothing"
+            f"{path}: {plural(len(duplicates), 'file is', 'files are')} listed more than once, such as "
+            f"{duplicates[0]}; one that is trained on and held out too judges nothing"
         )
     return Listing(entries, path.parent, tuple(remarks))
 
 
-def _csv_entry(row: dict[str, str | None], table: Path, line: int, skip_bad: bool) -> tuple[str, Path, str]:
-    if any("\n" in (value or "") for value in (row["path"], row["label"])):  # it has swallowed the lines below it
+def _parse_row(row: dict[str, str | None], table: Path, line: int, skip_bad: bool) -> tuple[str, Path, str]:
+    if any(
+        "\n" in (value or "") for value in (row["path"], row["label"])
+    ):  # an open quote has swallowed the next lines
         raise BadInput(
             f"{table}, up to line {line}: a value reaches over several lines; close its double quote, and "
             "write a quote that belongs to it twice"
@@ -59,7 +61,7 @@ def _csv_entry(row: dict[str, str | None], table: Path, line: int, skip_bad: boo
     if not row["path"]:
         raise BadInput(f"{table} line {line}: no path; wanted path,label[,split]")
     file = table.parent / row["path"]
-    if not skip_bad and not file.is_file():  # else it is listed with what cannot be read
+    if not skip_bad and not file.is_file():  # else it is listed as unreadable
         raise BadInput(
             f"{table} line {line}: no file {row['path']!r} (looked in {table.parent}); mend the path, "
             "remove the line, or pass --skip-bad-images"

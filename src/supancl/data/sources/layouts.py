@@ -1,9 +1,9 @@
 """Official layouts of the benchmark data sets: which file belongs to which split and class.
 
-A reader takes the data set's folder and lists (split, file, class); nothing is decoded. The split is the official one:
+A reader gets the data set's folder and lists (split, file, class); nothing is decoded. The split is the official one:
 train, val or test; "trainval" and "all" are divided later (benchmark_splits.py). torchvision has classes for most of
-these layouts, but keeps their lists private, knows no split of SUN397 and counts Caltech101's files instead of reading
-their names; so the split files are parsed here, and the tests compare the outcome with torchvision's data sets.
+these layouts, but keeps their lists private, has no splits of SUN397 and counts Caltech101's files instead of reading
+their names; so the split files are parsed here, and the tests compare the results with torchvision's.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from supancl.data.decode import SUFFIXES
+from supancl.data.decode import IMAGE_SUFFIXES
 from supancl.errors import BadInput
 
 Entry = tuple[str, Path, str]
 
 
 class OfficialList(NamedTuple):
-    """What the split files (or folders) say there is, and what a reader looked for in vain."""
+    """The images that the split files (or folders) list, and what a reader did not find."""
 
     entries: list[Entry]
-    absent: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 FileReader = Callable[[Path], OfficialList]
@@ -40,7 +40,7 @@ def dtd(folder: Path) -> OfficialList:
     entries = [
         (split, folder / "images" / line, line.split("/")[0])
         for split in ("train", "val", "test")
-        for line in _lines(folder / "labels" / f"{split}1.txt", "/")
+        for line in _read_lines(folder / "labels" / f"{split}1.txt", "/")
     ]
     return OfficialList(entries)
 
@@ -50,11 +50,11 @@ def food101(folder: Path) -> OfficialList:
     entries = []
     for official, split in (("train", "trainval"), ("test", "test")):
         path = folder / "meta" / f"{official}.json"
-        listed = _json(path)
-        if not isinstance(listed, dict) or not all(isinstance(images, list) for images in listed.values()):
-            raise _garbled(path, "wanted {class: [image, ...]}")
+        content = _read_json(path)
+        if not isinstance(content, dict) or not all(isinstance(images, list) for images in content.values()):
+            raise _bad_list_error(path, "wanted {class: [image, ...]}")
         entries += [
-            (split, folder / "images" / f"{image}.jpg", name) for name, images in listed.items() for image in images
+            (split, folder / "images" / f"{image}.jpg", name) for name, images in content.items() for image in images
         ]
     return OfficialList(entries)
 
@@ -67,7 +67,7 @@ def mit67(folder: Path) -> OfficialList:
     entries = [
         (split, images / line, line.split("/")[0])
         for official, split in (("Train", "trainval"), ("Test", "test"))
-        for line in _lines(folder / f"{official}Images.txt", "/")
+        for line in _read_lines(folder / f"{official}Images.txt", "/")
     ]
     return OfficialList(entries)
 
@@ -78,17 +78,17 @@ def sun397(folder: Path) -> OfficialList:
     entries = []
     for official, split in (("Training", "trainval"), ("Testing", "test")):
         path = lists / f"{official}_01.txt"
-        for line in _lines(path, "/"):
+        for line in _read_lines(path, "/"):
             letter, *names = line.strip("/").split("/")
             if len(names) < 2:
-                raise _garbled(path, f"wanted /LETTER/CLASS/IMAGE, found {line!r}")
+                raise _bad_list_error(path, f"wanted /LETTER/CLASS/IMAGE, found {line!r}")
             entries.append((split, folder.joinpath(letter, *names), "/".join(names[:-1])))
     return OfficialList(entries)
 
 
 def cub200(folder: Path) -> OfficialList:
     """images.txt: '1 001.Black_footed_Albatross/....jpg'; train_test_split.txt: '1 0', where 1 is training."""
-    images, training = _pairs(folder / "images.txt"), _pairs(folder / "train_test_split.txt")
+    images, training = _read_pairs(folder / "images.txt"), _read_pairs(folder / "train_test_split.txt")
     unknown = sorted(set(images) ^ set(training), key=lambda number: (len(number), number))
     if unknown:
         raise BadInput(
@@ -108,19 +108,19 @@ def dogs(folder: Path) -> OfficialList:
     entries = [
         (split, folder / "Images" / str(image), str(image).split("/")[0])
         for official, split in (("train", "trainval"), ("test", "test"))
-        for image in _mat(lists / f"{official}_list.mat", "file_list")
+        for image in _read_mat(lists / f"{official}_list.mat", "file_list")
     ]
     return OfficialList(entries)
 
 
 def flowers102(folder: Path) -> OfficialList:
     """setid.mat numbers the images of each split from 1, imagelabels.mat gives each image's class from 1."""
-    labels = [int(label) for label in _mat(folder / "imagelabels.mat", "labels")]
+    labels = [int(label) for label in _read_mat(folder / "imagelabels.mat", "labels")]
     entries = []
     for key, split in (("trnid", "train"), ("valid", "val"), ("tstid", "test")):
-        for number in map(int, _mat(folder / "setid.mat", key)):
+        for number in map(int, _read_mat(folder / "setid.mat", key)):
             if not 1 <= number <= len(labels):
-                raise _garbled(folder / "setid.mat", f"image {number} has no label in imagelabels.mat")
+                raise _bad_list_error(folder / "setid.mat", f"image {number} has no label in imagelabels.mat")
             entries.append((split, folder / "jpg" / f"image_{number:05d}.jpg", f"{labels[number - 1]:03d}"))
     return OfficialList(entries)
 
@@ -129,7 +129,7 @@ def pets(folder: Path) -> OfficialList:
     """annotations/{trainval,test}.txt hold 'Abyssinian_100 1 1 1'; the class is the name without its number."""
     entries = []
     for split in ("trainval", "test"):
-        for line in _lines(folder / "annotations" / f"{split}.txt", " "):
+        for line in _read_lines(folder / "annotations" / f"{split}.txt", " "):
             if not line.startswith("#"):
                 image = line.split()[0]
                 entries.append((split, folder / "images" / f"{image}.jpg", image.rsplit("_", 1)[0]))
@@ -141,57 +141,57 @@ def aircraft(folder: Path) -> OfficialList:
     entries = [
         (split, folder / "data" / "images" / f"{image}.jpg", variant)
         for split in ("train", "val", "test")
-        for image, variant in _pairs(folder / "data" / f"images_variant_{split}.txt").items()
+        for image, variant in _read_pairs(folder / "data" / f"images_variant_{split}.txt").items()
     ]
     return OfficialList(entries)
 
 
 def fungi(folder: Path) -> OfficialList:
-    """train.json and val.json list images and annotations; the class carries its number, for some names occur twice."""
+    """train.json and val.json list images and annotations; class names include the id, as some names occur twice."""
     entries = []
     for split in ("train", "val"):
         path = folder / f"{split}.json"
-        listed = _json(path)
+        content = _read_json(path)
         try:
-            names = {row["id"]: f"{row['id']:04d}.{str(row['name']).strip()}" for row in listed["categories"]}
-            files = {row["id"]: folder / row["file_name"] for row in listed["images"]}
-            entries += [(split, files[row["image_id"]], names[row["category_id"]]) for row in listed["annotations"]]
+            names = {row["id"]: f"{row['id']:04d}.{str(row['name']).strip()}" for row in content["categories"]}
+            files = {row["id"]: folder / row["file_name"] for row in content["images"]}
+            entries += [(split, files[row["image_id"]], names[row["category_id"]]) for row in content["annotations"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise _garbled(path, f"wanted images, annotations and categories; {error!r}") from None
+            raise _bad_list_error(path, f"wanted images, annotations and categories; {error!r}") from None
     return OfficialList(entries)
 
 
 def gtsrb(folder: Path) -> OfficialList:
     """GT-final_test.csv: Filename;...;ClassId, for GTSRB/Final_Test/Images."""
     path = folder / "GT-final_test.csv"
-    rows = csv.DictReader(_lines(path, ";"), delimiter=";", skipinitialspace=True)
+    rows = csv.DictReader(_read_lines(path, ";"), delimiter=";", skipinitialspace=True)
     try:
         images = folder / "GTSRB" / "Final_Test" / "Images"
         entries = [("test", images / row["Filename"], f"{int(row['ClassId']):05d}") for row in rows]
         return OfficialList(entries)
     except (KeyError, TypeError, ValueError):
-        raise _garbled(path, "wanted the columns Filename and ClassId, divided by ';'") from None
+        raise _bad_list_error(path, "wanted the columns Filename and ClassId, divided by ';'") from None
 
 
 # --- class folders ----------------------------------------------------------------------------------------------------
 
 
 def caltech101(folder: Path) -> OfficialList:
-    """101_ObjectCategories/CLASS/image_0001.jpg; the background is no class."""
-    found = _class_folders(folder / "101_ObjectCategories")
-    return OfficialList([("all", path, name) for path, name in found if name != "BACKGROUND_Google"])
+    """101_ObjectCategories/CLASS/image_0001.jpg; the background is not a class."""
+    files = _iter_class_folders(folder / "101_ObjectCategories")
+    return OfficialList([("all", path, name) for path, name in files if name != "BACKGROUND_Google"])
 
 
 def omniglot(folder: Path) -> OfficialList:
     """images_background and images_evaluation: ALPHABET/CHARACTER/0001_01.png; each character is a class."""
-    entries, absent = [], []
-    for part in ("images_background", "images_evaluation"):
-        if not (folder / part).is_dir():
-            absent.append(f"{part}/")
+    entries, missing = [], []
+    for half in ("images_background", "images_evaluation"):
+        if not (folder / half).is_dir():
+            missing.append(f"{half}/")
             continue
-        for alphabet in _folders(folder / part):
-            entries += [("all", path, f"{alphabet.name}/{name}") for path, name in _class_folders(alphabet)]
-    return OfficialList(entries, tuple(absent))
+        for alphabet in _subfolders(folder / half):
+            entries += [("all", path, f"{alphabet.name}/{name}") for path, name in _iter_class_folders(alphabet)]
+    return OfficialList(entries, tuple(missing))
 
 
 def split_folders(folder: Path) -> OfficialList:
@@ -200,30 +200,30 @@ def split_folders(folder: Path) -> OfficialList:
         (split, path, name)
         for split in ("trainval", "train", "val", "test")
         if (folder / split).is_dir()
-        for path, name in _class_folders(folder / split)
+        for path, name in _iter_class_folders(folder / split)
     ]
     return OfficialList(entries)
 
 
 def test_folders(folder: Path) -> OfficialList:
-    """test/CLASS/IMAGE alone, whatever lies beside it."""
-    return OfficialList([("test", path, name) for path, name in _class_folders(folder / "test")])
+    """test/CLASS/IMAGE; other folders are ignored."""
+    return OfficialList([("test", path, name) for path, name in _iter_class_folders(folder / "test")])
 
 
 def imagenet100(folder: Path) -> OfficialList:
-    """train/WNID and val/WNID of the hundred classes, in a tree that may hold all thousand."""
-    entries, absent = [], []
+    """train/WNID and val/WNID of the hundred classes; the other classes of ImageNet may be there too."""
+    entries, missing = [], []
     for split in ("train", "val"):
         for name in imagenet100_classes():
-            found = sorted(_images(folder / split / name))
-            entries += [(split, path, name) for path in found]
-            absent += [] if found else [f"{split}/{name}/"]
-    return OfficialList(entries, tuple(absent))
+            files = sorted(_iter_images(folder / split / name))
+            entries += [(split, path, name) for path in files]
+            missing += [] if files else [f"{split}/{name}/"]
+    return OfficialList(entries, tuple(missing))
 
 
 @cache
 def imagenet100_classes() -> tuple[str, ...]:
-    """The class list of "Contrastive multiview coding"; a class's place in it is its label."""
+    """The class list of "Contrastive multiview coding", in label order."""
     return tuple(
         resources.files("supancl.data.sources").joinpath("imagenet100.txt").read_text(encoding="utf-8").split()
     )
@@ -232,71 +232,71 @@ def imagenet100_classes() -> tuple[str, ...]:
 # --- reading lists ----------------------------------------------------------------------------------------------------
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise _absent(path) from None
+        raise _missing_file_error(path) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise _garbled(path, getattr(error, "strerror", None) or str(error)) from None
+        raise _bad_list_error(path, getattr(error, "strerror", None) or str(error)) from None
 
 
-def _lines(path: Path, divider: str) -> list[str]:
-    """The lines that are not empty; each must have the divider in it."""
-    lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
-    wrong = next((line for line in lines if divider not in line), None)
-    if wrong is not None:
-        raise _garbled(path, f"no {divider!r} in the line {wrong[:60]!r}")
+def _read_lines(path: Path, separator: str) -> list[str]:
+    """The non-empty lines; each must contain the separator."""
+    lines = [line.strip() for line in _read_text(path).splitlines() if line.strip()]
+    bad_line = next((line for line in lines if separator not in line), None)
+    if bad_line is not None:
+        raise _bad_list_error(path, f"no {separator!r} in the line {bad_line[:60]!r}")
     if not lines:
-        raise _garbled(path, "it is empty")
+        raise _bad_list_error(path, "it is empty")
     return lines
 
 
-def _pairs(path: Path) -> dict[str, str]:
-    """'KEY VALUE' in each line."""
-    return {key: value.strip() for key, value in (line.split(" ", 1) for line in _lines(path, " "))}
+def _read_pairs(path: Path) -> dict[str, str]:
+    """A dict from lines 'KEY VALUE'."""
+    return {key: value.strip() for key, value in (line.split(" ", 1) for line in _read_lines(path, " "))}
 
 
-def _json(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     try:
-        return json.loads(_text(path))
+        return json.loads(_read_text(path))
     except ValueError as error:
-        raise _garbled(path, str(error)) from None
+        raise _bad_list_error(path, str(error)) from None
 
 
-def _mat(path: Path, key: str) -> list[Any]:
+def _read_mat(path: Path, key: str) -> list[Any]:
     from scipy.io import loadmat
 
     if not path.is_file():
-        raise _absent(path)
+        raise _missing_file_error(path)
     try:
         return list(loadmat(path, squeeze_me=True)[key].reshape(-1))
-    except Exception as error:  # a broken file makes scipy raise nearly anything
-        raise _garbled(path, f"no list {key!r} in it ({type(error).__name__})") from None
+    except Exception as error:  # scipy may raise nearly anything on a broken file
+        raise _bad_list_error(path, f"no list {key!r} in it ({type(error).__name__})") from None
 
 
-def _absent(path: Path) -> BadInput:
+def _missing_file_error(path: Path) -> BadInput:
     return BadInput(f"{path}: not there; it belongs to the official data, so download and unpack them again")
 
 
-def _garbled(path: Path, reason: str) -> BadInput:
+def _bad_list_error(path: Path, reason: str) -> BadInput:
     return BadInput(f"{path}: not the official list ({reason}); download and unpack it again")
 
 
-def and_more(things: list[str]) -> str:
-    return f" (and {len(things) - 1} more)" if len(things) > 1 else ""
+def and_more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def _folders(folder: Path) -> list[Path]:
+def _subfolders(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
-def _images(folder: Path) -> Iterator[Path]:
+def _iter_images(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
+        if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith("."):
             yield path
 
 
-def _class_folders(folder: Path) -> Iterable[tuple[Path, str]]:
-    for child in _folders(folder):
-        yield from ((path, child.name) for path in sorted(_images(child)))
+def _iter_class_folders(folder: Path) -> Iterable[tuple[Path, str]]:
+    for child in _subfolders(folder):
+        yield from ((path, child.name) for path in sorted(_iter_images(child)))

@@ -1,4 +1,4 @@
-"""The index of a tar shard: where its images lie, their labels and names. One small file each, in the cache folder."""
+"""The index of a tar shard: offsets, labels and names of its images, in one small file in the cache folder."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from pathlib import Path
 
 import numpy as np
 
-from supancl.data.decode import file_stamp, image_fault, map_in_order
-from supancl.data.sources.tars import samples
-from supancl.data.store.cache import TARS, cache_root
+from supancl.data.decode import file_stamp, image_problem, map_in_order
+from supancl.data.sources.tars import iter_samples
+from supancl.data.store.cache import TAR_INDEX_FOLDER, cache_root
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
 from supancl.files import reason, write_atomically
 
-VERSION = 2
-ARRAYS = {"offsets": "<i8", "lengths": "<i8", "codes": "<i4"}
-# what a file that is gone, cut short or altered makes zipfile and json raise
-DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-ELSEWHERE = "make room, or name another folder in SUPANCL_CACHE"
-REBUILDING = threading.Lock()  # two threads would write into one temporary file
+INDEX_VERSION = 2
+ARRAY_DTYPES = {"offsets": "<i8", "lengths": "<i8", "codes": "<i4"}
+# raised by zipfile and json for a missing, truncated or altered file
+READ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+FREE_SPACE_ADVICE = "make room, or name another folder in SUPANCL_CACHE"
+REBUILD_LOCK = threading.Lock()  # two threads would write to the same temporary file
 
 
 @dataclass(frozen=True)
 class TarIndex:
-    """A shard as it was when it was indexed; the arrays of the index stay on disk."""
+    """The state of a shard when it was indexed; the arrays of the index stay on disk."""
 
     tar: Path
     path: Path
@@ -44,39 +44,39 @@ class TarIndex:
     digest: bytes  # of names and labels
 
     def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-        """Offsets, lengths, labels as numbers (-1: none), and the class names that the numbers stand for."""
+        """Offsets, lengths, class numbers (-1: unlabelled), and the class names of the numbers."""
         self.check()
-        *arrays, classes = self._parts(*ARRAYS, "classes")
-        offsets, lengths, codes = (np.frombuffer(*array) for array in zip(arrays, ARRAYS.values(), strict=True))
+        *arrays, classes = self._read_fields(*ARRAY_DTYPES, "classes")
+        offsets, lengths, codes = (np.frombuffer(*array) for array in zip(arrays, ARRAY_DTYPES.values(), strict=True))
         return offsets, lengths, codes, json.loads(classes)
 
     def members(self) -> list[str]:
-        """The names of its images within the shard."""
-        return self._parts("members")[0].decode("utf-8", "surrogateescape").split("\0")
+        """The names of the images in the shard."""
+        return self._read_fields("members")[0].decode("utf-8", "surrogateescape").split("\0")
 
-    def _parts(self, *names: str) -> list[bytes]:
-        """Parts of the index; one that was evicted meanwhile, or is damaged, is made anew from the shard."""
-        with suppress(*DAMAGE):
-            return _parts(self.path, *names)
-        with REBUILDING:
+    def _read_fields(self, *names: str) -> list[bytes]:
+        """Fields of the index file; a missing or damaged file is rebuilt from the shard."""
+        with suppress(*READ_ERRORS):
+            return _read_fields(self.path, *names)
+        with REBUILD_LOCK:
             try:
-                return _parts(self.path, *names)  # another thread may have made it
-            except DAMAGE:
+                return _read_fields(self.path, *names)  # another thread may have rebuilt it
+            except READ_ERRORS:
                 self.check()
-                _index(self.tar)
+                _write_index(self.tar)
             try:
-                return _parts(self.path, *names)
-            except DAMAGE as error:
+                return _read_fields(self.path, *names)
+            except READ_ERRORS as error:
                 raise BadInput(
                     f"{self.path}: the index of {self.tar} cannot be kept ({reason(error)}); go on with --resume"
                 ) from None
 
     def check(self) -> None:
-        """That the shard is what was indexed: its images are found by where they lay then."""
+        """Refuse a shard that has changed since it was indexed: the offsets would be wrong."""
         try:
             changed = "it has changed" if file_stamp(self.tar) != self.stamp else ""
         except OSError as error:
-            changed = image_fault(error)
+            changed = image_problem(error)
         if changed:
             raise BadInput(
                 f"{self.tar}: could be read before and cannot any more ({changed}); bring it back, then "
@@ -85,111 +85,117 @@ class TarIndex:
 
 
 def index_tars(
-    files: Sequence[Path], seen: Callable[[int, list[str]], None], progress: Progress | None = None
+    files: Sequence[Path], on_classes: Callable[[int, list[str]], None], progress: Progress | None = None
 ) -> list[TarIndex]:
-    """The index of each shard; those that are missing, or out of date, are made.
+    """The index of each shard; missing or outdated ones are built.
 
-    `seen` is given the class names of each shard, by its number: together they may be too many to be held.
+    Calls `on_classes` with each shard's number and class names; together they may be too many to hold.
     """
     tars = [path.resolve() for path in files]
     with suppress(OSError):
-        os.utime(cache_root() / TARS)  # last used: what eviction goes by
-    found: dict[int, TarIndex] = {}
+        os.utime(cache_root() / TAR_INDEX_FOLDER)  # last used: what eviction goes by
+    indexes: dict[int, TarIndex] = {}
 
-    def read(numbers: Iterable[int]) -> list[int]:
-        """The shards of which nothing is known."""
-        unknown = []
-        for number, known in map_in_order(lambda number: (number, _read_known(tars[number])), numbers):
-            if known is None:
-                unknown.append(number)
+    def read_indexes(numbers: Iterable[int]) -> list[int]:
+        """Read these indexes; returns the numbers of the shards that have no current one."""
+        outdated = []
+        for number, current in map_in_order(lambda number: (number, _read_current(tars[number])), numbers):
+            if current is None:
+                outdated.append(number)
             else:
-                found[number] = known[0]
-                seen(number, known[1])
-        return unknown
+                indexes[number] = current[0]
+                on_classes(number, current[1])
+        return outdated
 
-    missing = read(range(len(tars)))
+    missing = read_indexes(range(len(tars)))
     if missing:
         _index_all([tars[number] for number in missing], progress)
-        for number in read(missing):
+        for number in read_indexes(missing):
             raise BadInput(f"{tars[number]}: changes while it is being read; begin when it has been written")
-    return [found[number] for number in range(len(tars))]
+    return [indexes[number] for number in range(len(tars))]
 
 
 def _index_all(tars: Sequence[Path], progress: Progress | None) -> None:
-    """Each process in an order of its own: several share the work, and what two do at once comes out the same."""
+    """Index shards in a random order, so that processes share the work; two that do the same one write the same."""
 
     def index(tar: Path) -> None:
-        if _read_known(tar) is None:  # another process may have done it meanwhile
-            _index(tar)
+        if _read_current(tar) is None:  # another process may have built it meanwhile
+            _write_index(tar)
 
-    mixed = random.Random().sample(tars, len(tars))  # not by the process's number, which containers have in common
-    for done, _ in enumerate(map_in_order(index, mixed), start=1):
+    shuffled = random.Random().sample(tars, len(tars))  # not seeded with the process id, which containers share
+    for done, _ in enumerate(map_in_order(index, shuffled), start=1):
         if progress is not None:
             progress("indexing tar shards", done, len(tars))
 
 
 def index_path(tar: Path, stamp: tuple[int, int] | None = None) -> Path:
-    """By the shard's time too: machines that share a cache may each have the shard on a disk of their own."""
+    """The name includes the shard's stamp: machines that share a cache may have different copies of the shard."""
     content = os.fsencode(f"{tar} {stamp or file_stamp(tar)}")
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", tar.stem)[:40].strip("-") or "shard"
-    return cache_root() / TARS / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.zip"
+    return cache_root() / TAR_INDEX_FOLDER / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.zip"
 
 
-def _read_known(tar: Path) -> tuple[TarIndex, list[str]] | None:
-    """The index of a shard and its class names; None where there is none, or the shard has changed."""
+def _read_current(tar: Path) -> tuple[TarIndex, list[str]] | None:
+    """The index of a shard and its class names; None if it is missing or outdated."""
     try:
         stamp = file_stamp(tar)
         path = index_path(tar, stamp)
-        about, classes = (json.loads(part) for part in _parts(path, "about", "classes"))
-        if about["version"] != VERSION or about["stamp"] != list(stamp):
+        about, classes = (json.loads(field) for field in _read_fields(path, "about", "classes"))
+        if about["version"] != INDEX_VERSION or about["stamp"] != list(stamp):
             return None
         digest = bytes.fromhex(about["digest"])
         return TarIndex(tar, path, stamp, int(about["images"]), int(about["labelled"]), digest), classes
-    except (*DAMAGE, TypeError):
+    except (*READ_ERRORS, TypeError):
         return None
 
 
-def _parts(path: Path, *names: str) -> list[bytes]:
-    """Parts of an index file, each checked by its own sum.
+def _read_fields(path: Path, *names: str) -> list[bytes]:
+    """Fields of an index file, each with its checksum verified.
 
-    Not numpy's archive: it parses a header for every array, which several threads of Python 3.11 must not do at once
-    (now and then "SystemError: AST constructor recursion depth mismatch").
+    Not np.load: it parses a header for every array, which is not thread-safe in Python 3.11 (occasional "SystemError:
+    AST constructor recursion depth mismatch").
     """
     with zipfile.ZipFile(path) as archive:
         return [archive.read(name) for name in names]
 
 
-def _index(tar: Path) -> None:
-    """Write the index of a shard; only its headers and labels are read."""
+def _write_index(tar: Path) -> None:
+    """Write the index of a shard, from its headers and labels."""
     stamp = file_stamp(tar)
     path = index_path(tar, stamp)
-    found = list(samples(tar))
-    labels = [label for _, label in found]
+    found_samples = list(iter_samples(tar))
+    labels = [label for _, label in found_samples]
     classes = sorted(set(labels) - {""})
     codes = {label: i for i, label in enumerate(classes)} | {"": -1}
-    members = "\0".join(item.member for item, _ in found).encode("utf-8", "surrogateescape")
-    names = "\n".join(Path(item.member).name for item, _ in found).encode("utf-8", "surrogateescape")
+    members = "\0".join(item.member for item, _ in found_samples).encode("utf-8", "surrogateescape")
+    names = "\n".join(Path(item.member).name for item, _ in found_samples).encode("utf-8", "surrogateescape")
     digest = hashlib.sha256(json.dumps(labels).encode() + names).digest()
     labelled = sum(label != "" for label in labels)
     about = {
-        "version": VERSION,
+        "version": INDEX_VERSION,
         "tar": str(tar),
         "stamp": stamp,
-        "images": len(found),
+        "images": len(found_samples),
         "labelled": labelled,
         "digest": digest.hex(),
     }
-    columns = [item.offset for item, _ in found], [item.length for item, _ in found], [codes[label] for label in labels]
-    parts = {"about": json.dumps(about).encode(), "classes": json.dumps(classes).encode(), "members": members}
-    parts |= {name: np.array(column, ARRAYS[name]).tobytes() for name, column in zip(ARRAYS, columns, strict=True)}
+    columns = (
+        [item.offset for item, _ in found_samples],
+        [item.length for item, _ in found_samples],
+        [codes[label] for label in labels],
+    )
+    fields = {"about": json.dumps(about).encode(), "classes": json.dumps(classes).encode(), "members": members}
+    fields |= {
+        name: np.array(column, ARRAY_DTYPES[name]).tobytes() for name, column in zip(ARRAY_DTYPES, columns, strict=True)
+    }
 
     def write(temporary: Path) -> None:
         with zipfile.ZipFile(temporary, "w") as archive:
-            for name, content in parts.items():
-                archive.writestr(name, content)
+            for name, field in fields.items():
+                archive.writestr(name, field)
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"the cache {path.parent} cannot be written ({reason(error)}); {ELSEWHERE}") from None
-    write_atomically(path, write, ELSEWHERE)
+        raise BadInput(f"the cache {path.parent} cannot be written ({reason(error)}); {FREE_SPACE_ADVICE}") from None
+    write_atomically(path, write, FREE_SPACE_ADVICE)

@@ -1,6 +1,6 @@
-"""Tar shards in WebDataset form: the files of a sample share a key, and the parts after it say what each is.
+"""Source: tar shards in WebDataset form. The files of a sample share a key; the extension says what each is.
 
-The headers are read once, so every image can be reached by itself: order and resuming are those of any other source.
+All headers are read first, so images can be read in any order, as from any other source.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 
 from PIL import Image
 
-from supancl.data.decode import SUFFIXES, file_stamp
+from supancl.data.decode import IMAGE_SUFFIXES, file_stamp
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing
 from supancl.data.store.memory import Progress
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
-LABEL_PARTS = ("cls", "label", "json", "txt")  # of several, the first that says something: a .txt may be a caption
-FEW = 20  # labelled images of which nobody can say that they have too many classes
+LABEL_EXTENSIONS = ("cls", "label", "json", "txt")  # in this order of preference: a .txt may be a caption
+MIN_LABELLED = 20  # with fewer, many classes are no reason for a remark
 
 
 @dataclass(frozen=True, slots=True)
 class TarItem:
-    """An image inside a tar: where its bytes lie."""
+    """An image inside a tar, located by the offset and length of its bytes."""
 
     tar: Path
     member: str
@@ -40,8 +40,8 @@ class TarItem:
         return f"{self.tar}::{self.member}"
 
     def stamp(self) -> tuple[int, int]:
-        size, changed = file_stamp(self.tar)
-        return size * 1_000_003 + self.offset, changed
+        size, change_time = file_stamp(self.tar)
+        return size * 1_000_003 + self.offset, change_time
 
     def open(self) -> Any:
         with open(self.tar, "rb") as file:
@@ -50,64 +50,64 @@ class TarItem:
 
 
 def is_tar(name: str) -> bool:
-    """`shards/train-000.tar`, `shards/train-{000..009}.tar`, `shards/*.tar`, or a folder of tars without images."""
+    """Whether the name is a tar, a pattern (train-{000..009}.tar, *.tar) or a folder of tars without images."""
     if name.endswith((".tar", ".tar.gz", ".tgz")):
         return True
     folder = Path(name)
     if not folder.is_dir():
         return False
     suffixes = {"/" if path.is_dir() else path.suffix.lower() for path in folder.iterdir() if path.name[0] != "."}
-    return ".tar" in suffixes and not suffixes & {"/", *SUFFIXES}
+    return ".tar" in suffixes and not suffixes & {"/", *IMAGE_SUFFIXES}
 
 
-def tar_files(name: str) -> list[Path]:
-    """The tars that a name stands for, sorted; {000..009} and {a,b} as a shell expands them."""
+def find_tars(name: str) -> list[Path]:
+    """The tars that a name matches, sorted; {000..009} and {a,b} are expanded as in a shell."""
     if name.endswith((".gz", ".tgz")):
         raise BadInput(f"{name}: a compressed tar cannot be read in any order; unpack it to .tar first (gunzip)")
     folder = Path(name)
     if folder.is_dir():
         return sorted(path for path in folder.glob("*.tar") if path.name[0] != ".")
-    names = _braces(name)
-    found = sorted({Path(path) for each in names for path in (glob.glob(each) if set(each) & set("*?") else [each])})
-    for path in found:
+    names = _expand_braces(name)
+    paths = sorted(
+        {Path(path) for pattern in names for path in (glob.glob(pattern) if set(pattern) & set("*?") else [pattern])}
+    )
+    for path in paths:
         if not path.is_file():
             raise BadInput(f"no tar shard {path}; check the pattern {name!r}")
-    if not found:
+    if not paths:
         raise BadInput(f"no tar shard matches {name!r}; check the path")
-    return found
+    return paths
 
 
 def list_tars(name: str, progress: Progress | None = None) -> Listing:
-    """Splits by a word of a shard's file name (train-000, imagenet-val-000, test_0); others are train.
+    """List the images of the shards; a word of the file name gives the split (imagenet-val-000), else it is train.
 
-    Labels that are all numbers keep their order as numbers: .cls holds a class number to begin with.
+    If all labels are numbers they are sorted as numbers: .cls holds class numbers.
     """
     entries: list[Entry] = []
-    files = tar_files(name)
+    files = find_tars(name)
     for done, path in enumerate(files, start=1):
-        split = split_of(path)
-        entries += [(split, item, label) for item, label in samples(path.resolve())]
+        split = split_from_name(path)
+        entries += [(split, item, label) for item, label in iter_samples(path.resolve())]
         if progress is not None:
             progress("reading tar shards", done, len(files))
     check_splits(name, len(files), {split for split, _, _ in entries})
     labels = [label for _, _, label in entries if label]
-    remarks = remarks_on_captions(name, len(set(labels)), len(labels))
+    remarks = caption_remarks(name, len(set(labels)), len(labels))
     return Listing(entries, files[0].parent, tuple(remarks), by_number=True)
 
 
 def check_splits(name: str, shards: int, splits: set[str]) -> None:
-    """Refuse shards without images to train on; `splits` are those that have an image."""
+    """Refuse shards without training images; `splits` are those with at least one image."""
     if not splits:
-        raise BadInput(
-            f"{name}: no image in {counted(shards, 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it"
-        )
+        raise BadInput(f"{name}: no image in {plural(shards, 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it")
     if "train" not in splits:
         raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
 
 
-def remarks_on_captions(name: str, classes: int, labelled: int) -> list[str]:
-    """A remark where labels can hardly be classes: shards of images with captions have those in .txt."""
-    if labelled < FEW or 10 * classes <= 9 * labelled:
+def caption_remarks(name: str, classes: int, labelled: int) -> list[str]:
+    """A remark if almost every label is different: a .txt may be a caption, not a class."""
+    if labelled < MIN_LABELLED or 10 * classes <= 9 * labelled:
         return []
     return [
         f"{name}: {classes:,} classes for {labelled:,} labelled images; a .txt is read as a label, and where it is "
@@ -115,25 +115,25 @@ def remarks_on_captions(name: str, classes: int, labelled: int) -> list[str]:
     ]
 
 
-def split_of(path: Path) -> str:
-    """The last word of a shard's name that names a split."""
-    named = [SPLIT_NAMES[word] for word in re.findall("[a-z]+", path.stem.lower()) if word in SPLIT_NAMES]
-    return named[-1] if named else "train"
+def split_from_name(path: Path) -> str:
+    """The split that a shard's name says by its last such word; train if none."""
+    splits = [SPLIT_NAMES[word] for word in re.findall("[a-z]+", path.stem.lower()) if word in SPLIT_NAMES]
+    return splits[-1] if splits else "train"
 
 
-def samples(path: Path) -> Iterator[tuple[TarItem, str]]:
-    """(image, class name) of every sample of a tar, in its order; '' where there is no label."""
-    seen: set[str] = set()
+def iter_samples(path: Path) -> Iterator[tuple[TarItem, str]]:
+    """(image, class name) of every sample of a tar, in order; '' if unlabelled."""
+    keys: set[str] = set()
     try:
         with tarfile.open(path, "r:") as tar:
-            for key, members in itertools.groupby(_members(tar), key=lambda found: found[0]):
-                if key in seen:
+            for key, members in itertools.groupby(_iter_members(tar), key=lambda member: member[0]):
+                if key in keys:
                     raise BadInput(
                         f"{path}: the files of sample {key!r} do not follow one another, or are there "
                         "twice; write the shard anew with each sample in one piece"
                     )
-                seen.add(key)
-                image, label = _sample(path, tar, key, members)
+                keys.add(key)
+                image, label = _read_sample(path, tar, key, members)
                 if image is not None:
                     yield image, label
             _check_end(path, tar.offset)
@@ -141,69 +141,69 @@ def samples(path: Path) -> Iterator[tuple[TarItem, str]]:
         raise BadInput(f"{path}: cannot be read as a tar ({error}); copy it again") from None
 
 
-def _sample(
+def _read_sample(
     path: Path, tar: tarfile.TarFile, key: str, members: Iterable[tuple[str, str, tarfile.TarInfo]]
 ) -> tuple[TarItem | None, str]:
     image: TarItem | None = None
     labels: dict[str, str] = {}
-    for _, part, member in members:
-        if f".{part.rpartition('.')[2]}" in SUFFIXES:
+    for _, extension, member in members:
+        if f".{extension.rpartition('.')[2]}" in IMAGE_SUFFIXES:
             if image is not None:
                 raise BadInput(
                     f"{path}: sample {key!r} has two images, {image.member} and {member.name}; keep one of them"
                 )
             image = TarItem(path, member.name, member.offset_data, member.size)
-        elif part in LABEL_PARTS:
-            opened = tar.extractfile(member)
-            label = _label(opened.read() if opened else b"", part, f"{path}::{member.name}")
+        elif extension in LABEL_EXTENSIONS:
+            file = tar.extractfile(member)
+            label = _read_label(file.read() if file else b"", extension, f"{path}::{member.name}")
             if label is not None:
-                labels[part] = label
-    return image, next((labels[part] for part in LABEL_PARTS if part in labels), "")
+                labels[extension] = label
+    return image, next((labels[extension] for extension in LABEL_EXTENSIONS if extension in labels), "")
 
 
-def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-    """(key, what comes after the first dot, member); like webdataset, hidden and undotted names are passed over."""
+def _iter_members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+    """(key, everything after the first dot, member); skips hidden names and names without a dot, as webdataset does."""
     for member in tar:
         folder, slash, base = member.name.rpartition("/")
-        stem, dot, part = base.partition(".")
+        stem, dot, extensions = base.partition(".")
         if member.isreg() and stem and dot:
-            yield folder + slash + stem, part.lower(), member
+            yield folder + slash + stem, extensions.lower(), member
 
 
-def _check_end(path: Path, at: int) -> None:
-    """tarfile takes a broken header, or none, for the end: without the empty block that ends a tar images are lost."""
+def _check_end(path: Path, offset: int) -> None:
+    """Refuse a tar without its empty last block: tarfile ends at a broken header, so images would be lost."""
     with open(path, "rb") as file:
-        file.seek(at)
+        file.seek(offset)
         block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE or any(block):
-        raise BadInput(f"{path}: cannot be read as a tar (cut short or damaged at byte {at}); copy it again")
+        raise BadInput(f"{path}: cannot be read as a tar (cut short or damaged at byte {offset}); copy it again")
 
 
-def _label(content: bytes, part: str, where: str) -> str | None:
-    """A class name, '' for an image marked as unlabelled, None where a .json is about something else."""
+def _read_label(content: bytes, extension: str, location: str) -> str | None:
+    """The class name, '' if marked as unlabelled, None if a .json holds no label."""
     try:
         text = content.decode("utf-8").strip()
-        if part == "json":
+        if extension == "json":
             value = json.loads(text)
             if isinstance(value, dict):
-                named = [value[key] for key in ("label", "cls", "class") if key in value]
-                if not named:
+                candidates = [value[key] for key in ("label", "cls", "class") if key in value]
+                if not candidates:
                     return None
-                value = named[0]
+                value = candidates[0]
             text = str(value).strip()
     except (UnicodeDecodeError, ValueError) as error:
-        raise BadInput(f"{where}: cannot be read as a label ({error}); wanted a class number or name") from None
+        raise BadInput(f"{location}: cannot be read as a label ({error}); wanted a class number or name") from None
     return "" if text in (*NO_LABEL, "None") else text
 
 
-def _braces(name: str) -> list[str]:
-    before, opened, rest = name.partition("{")
-    inside, closed, after = rest.partition("}")
-    if not opened or not closed:
+def _expand_braces(name: str) -> list[str]:
+    before, open_brace, remainder = name.partition("{")
+    content, close_brace, after = remainder.partition("}")
+    if not open_brace or not close_brace:
         return [name]
-    first, dots, last = inside.partition("..")
+    first, dots, last = content.partition("..")
     if dots and first.isdigit() and last.isdigit():
-        parts = [str(i).zfill(len(first)) for i in range(int(first), int(last) + 1)]
+        choices = [str(i).zfill(len(first)) for i in range(int(first), int(last) + 1)]
     else:
-        parts = inside.split(",")
-    return [before + part + tail for part in parts for tail in _braces(after)]
+        choices = content.split(",")
+    return [before + choice + tail for choice in choices for tail in _expand_braces(after)]

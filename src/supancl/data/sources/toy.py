@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from supancl.config import Count, NotNegative
-from supancl.data.order import seeded
-from supancl.data.splits import Source, whole_split
+from supancl.data.order import derive_seed
+from supancl.data.splits import Source, full_split
 from supancl.data.store.memory import ArrayImages
 
 TOY_SEED = 0
@@ -18,9 +18,9 @@ TOY_SEED = 0
 
 @dataclass(frozen=True)
 class ToySpec:
-    """App. B's numbers, literally: `scale`, the standard deviation per dimension, is the root of a covariance of 0.35.
+    """The numbers of App. B: `scale`, the standard deviation per dimension, is the root of a covariance of 0.35.
 
-    The toy study's default reading is another one (docs/toy-readings.md).
+    The toy study reads App. B differently by default (docs/toy-readings.md).
     """
 
     classes: Count = 3
@@ -43,7 +43,7 @@ class Toy(NamedTuple):
 
 def draw_toy(spec: ToySpec, seed: int) -> Toy:
     """Samples of every class around orthogonal means (left singular vectors of a Gaussian matrix)."""
-    generator = torch.Generator().manual_seed(seeded(seed, 1))
+    generator = torch.Generator().manual_seed(derive_seed(seed, 1))
     gaussian = torch.randn(spec.dimensions, spec.classes, generator=generator, dtype=torch.float64)
     means = torch.linalg.svd(gaussian, full_matrices=False)[0].T.float()
 
@@ -54,7 +54,7 @@ def draw_toy(spec: ToySpec, seed: int) -> Toy:
 
     train, train_labels = sample(spec.train)
     test, test_labels = sample(spec.test)
-    # views put the data's mean where they mask, so it is taken away first and the mask becomes a zero
+    # masked dimensions get the data's mean; after centring that is zero
     centre = train.mean(0)
     return Toy(train - centre, train_labels, test - centre, test_labels, means, centre)
 
@@ -64,8 +64,8 @@ def toy_source(channels: int) -> Source:
     names = [f"toy[{i}]" for i in range(max(len(toy.train), len(toy.test)))]
     return Source(
         {
-            "train": whole_split(ArrayImages(toy.train), toy.train_labels, names),
-            "test": whole_split(ArrayImages(toy.test), toy.test_labels, names),
+            "train": full_split(ArrayImages(toy.train), toy.train_labels, names),
+            "test": full_split(ArrayImages(toy.test), toy.test_labels, names),
         },
         tuple("ABC"),
     )

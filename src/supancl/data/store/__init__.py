@@ -1,1 +1,1 @@
-"""Where pixels lie: in memory, in the packed cache, or streamed from tar shards."""
+"""Stores of pixels: in memory, in the packed cache, or streamed from tar shards."""

@@ -1,9 +1,9 @@
-"""The packed cache: every image decoded once, brought down to size, and then read at memory speed.
+"""The packed cache: every image is decoded and shrunk once, then read at memory speed.
 
-A cache is a folder of shards. A shard is a file of pixels, one image after another as uint8 (C, H, W), and an index
-beside it: names, stamps (size and time of each source file), sizes, offsets and checksums. A shard counts once its
-index is there, so a build that was stopped goes on where it was; an image whose file has changed is decoded into a
-new shard, which takes the place of the old entry. Nothing in a cache is ever executed.
+A cache is a folder of shards. A shard is a file of pixels, one image after another as uint8 (C, H, W), and an index:
+names, stamps (size and time of each source file), sizes, offsets and checksums. A shard is valid once its index
+exists, so an interrupted build continues where it stopped. If a source file has changed, the image is decoded into a
+new shard, whose entry replaces the old one. Nothing in a cache is ever executed.
 """
 
 from __future__ import annotations
@@ -27,48 +27,48 @@ from supancl.data.decode import (
     DECODE_VERSION,
     Item,
     Resample,
-    decode_or_fault,
-    image_fault,
+    image_problem,
+    item_stamp,
+    large_image_remarks,
     map_in_order,
-    remarks_on_large,
-    stamp_of,
+    try_decode,
 )
 from supancl.data.store.memory import PackedImages, Progress
-from supancl.data.store.shards import ELSEWHERE, Shard, ShardWriter, crc, read_index
+from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, image_checksum, read_index
 from supancl.errors import BadInput
-from supancl.files import held, reason, write_text
+from supancl.files import hold_lock, reason, write_text
 
-GONE = -1  # a stamp of nothing
-FEATURES = "features"  # of images, kept by evaluations: one file for each encoder and split
-TARS = "tars"  # where the images of streamed shards lie: one file for each shard
-FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # other things may lie in the same root
+MISSING_STAMP = -1  # of an item without a file
+FEATURES_FOLDER = "features"  # features cached by evaluations: one file per encoder and split
+TAR_INDEX_FOLDER = "tars"  # indexes of streamed tar shards: one file per shard
+CACHE_FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # the root may have other folders
 
-Notes = Callable[[str], None]
+AddRemark = Callable[[str], None]
 
 
 def cache_root() -> Path:
     """$SUPANCL_CACHE, else supancl/ in the user's cache folder."""
-    named = os.environ.get("SUPANCL_CACHE")
-    if named:
-        return Path(named).expanduser()
+    override = os.environ.get("SUPANCL_CACHE")
+    if override:
+        return Path(override).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "supancl"
 
 
 class Cache:
-    """The images of one source at one size. `where` names the source; the same name finds the same cache."""
+    """The cached images of one source at one size; the same source finds the same cache."""
 
     def __init__(
         self,
-        where: str,
+        source: str,
         channels: int,
         short_side: int | None,
         resample: Resample = "bilinear",
         root: Path | None = None,
     ) -> None:
-        self.where, self.channels, self.short_side, self.resample = where, channels, short_side, resample
-        kind = [where, channels, short_side, *([] if resample == "bilinear" else [resample])]
-        key = hashlib.sha256(json.dumps(kind).encode()).hexdigest()[:12]
-        name = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(where).name)[:40].strip("-") or "data"
+        self.source, self.channels, self.short_side, self.resample = source, channels, short_side, resample
+        key_fields = [source, channels, short_side, *([] if resample == "bilinear" else [resample])]
+        key = hashlib.sha256(json.dumps(key_fields).encode()).hexdigest()[:12]
+        name = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(source).name)[:40].strip("-") or "data"
         side = "whole" if short_side is None else f"{short_side}px"
         self.folder = (root or cache_root()) / f"{name}-{side}-{key}"
 
@@ -77,81 +77,87 @@ class Cache:
     def build(
         self, items: Sequence[Item | Path], progress: Progress | None = None
     ) -> tuple[CachedImages, list[tuple[int, str]], list[str]]:
-        """Decode what is not there yet. Gives the images, (position, reason) of unreadable ones, and remarks.
+        """Decode the images that are not cached yet. Returns images, (position, reason) of unreadable ones, remarks.
 
-        `progress` with a total of 0 has nothing to count: it is told whom the build is waiting for.
+        `progress` is called with a total of 0 to say which process the build is waiting for.
         """
         remarks: list[str] = []
 
-        def waiting(owner: str) -> None:
-            text = f"process {owner} is building the cache {self.folder}; waiting for it"
-            remarks.append(text) if progress is None else progress(text, 0, 0)
+        def report_waiting(owner: str) -> None:
+            message = f"process {owner} is building the cache {self.folder}; waiting for it"
+            remarks.append(message) if progress is None else progress(message, 0, 0)
 
         try:
-            with held(self.folder / ".lock", waiting):
+            with hold_lock(self.folder / ".lock", report_waiting):
                 return *self._build_locked(items, progress, remarks), remarks
-        except BrokenPipeError:  # who listens to `progress` has gone
+        except BrokenPipeError:  # raised by `progress`, not by the cache
             raise
         except OSError as error:
-            raise BadInput(f"the cache {self.folder} cannot be written ({reason(error)}); {ELSEWHERE}") from None
+            raise BadInput(
+                f"the cache {self.folder} cannot be written ({reason(error)}); {FREE_SPACE_ADVICE}"
+            ) from None
 
     def _build_locked(
         self, items: Sequence[Item | Path], progress: Progress | None, remarks: list[str]
     ) -> tuple[CachedImages, list[tuple[int, str]]]:
-        """What `build` does once it holds the folder's lock, under which the images are mapped too."""
+        """The part of `build` that needs the folder's lock; mapping the images needs it too."""
         self._prepare_folder(remarks.append)
-        shards, names = self._shards(remarks.append), _names(items)
-        stamps, broken = _stamps(items)
-        rows = _rows(shards, names)
-        known = np.concatenate([np.full((1, 2), GONE), *(shard.stamps for shard in shards)])[rows + 1]
-        missing = np.flatnonzero((stamps != known).any(1) & (stamps != GONE).any(1)).tolist()
+        shards, names = self._shards(remarks.append), _cache_names(items)
+        stamps, unreadable = _read_stamps(items)
+        rows = _find_rows(shards, names)
+        cached_stamps = np.concatenate([np.full((1, 2), MISSING_STAMP), *(shard.stamps for shard in shards)])[rows + 1]
+        missing = np.flatnonzero((stamps != cached_stamps).any(1) & (stamps != MISSING_STAMP).any(1)).tolist()
         if missing:
-            written, unreadable = self._decode(items, names, missing, stamps, progress, remarks)
-            shards, broken = shards + written, sorted(broken + unreadable)
+            new_shards, undecodable = self._decode(items, names, missing, stamps, progress, remarks)
+            shards, unreadable = shards + new_shards, sorted(unreadable + undecodable)
         shards = self._remove_unused(shards, names)
-        os.utime(self.folder / "about.json")  # last used: what eviction goes by
+        os.utime(self.folder / "about.json")  # last used, for eviction
         readable = np.ones(len(items), bool)
-        readable[[position for position, _ in broken]] = False
-        rows = _rows(shards, names)[readable]
-        return CachedImages(self, shards, [items[i] for i in np.flatnonzero(readable).tolist()], rows), broken
+        readable[[position for position, _ in unreadable]] = False
+        rows = _find_rows(shards, names)[readable]
+        return CachedImages(self, shards, [items[i] for i in np.flatnonzero(readable).tolist()], rows), unreadable
 
-    def _prepare_folder(self, tell: Notes) -> None:
-        """A folder of this version, or an empty one."""
+    def _prepare_folder(self, add_remark: AddRemark) -> None:
+        """Make the folder, or empty it if it has another version."""
         about = self.folder / "about.json"
-        version = _about(self.folder).get("version")
+        version = _read_about(self.folder).get("version")
         if version != DECODE_VERSION and any(self.folder.glob("shard-*")):
-            other = f"is of version {version}, this is {DECODE_VERSION}"
-            tell(f"the cache {self.folder} {'does not say its version' if version is None else other}; built anew")
-            _empty(self.folder)
+            mismatch = f"is of version {version}, this is {DECODE_VERSION}"
+            add_remark(
+                f"the cache {self.folder} {'does not say its version' if version is None else mismatch}; built anew"
+            )
+            _remove_files(self.folder)
         if version != DECODE_VERSION:
             content = {
                 "version": DECODE_VERSION,
-                "source": self.where,
+                "source": self.source,
                 "channels": self.channels,
                 "short_side": self.short_side,
                 "resample": self.resample,
             }
-            write_text(about, json.dumps(content, indent=2) + "\n", ELSEWHERE)
-        os.utime(about)  # one that is being built is not the longest unused
-        for left_over in self.folder.glob("*.tmp"):  # of a build that was killed; the lock is ours
-            left_over.unlink(missing_ok=True)
+            write_text(about, json.dumps(content, indent=2) + "\n", FREE_SPACE_ADVICE)
+        os.utime(about)  # in use, so that it is not evicted while being built
+        for temporary in self.folder.glob("*.tmp"):  # of a build that was killed; we hold the lock
+            temporary.unlink(missing_ok=True)
 
-    def _shards(self, tell: Notes) -> list[Shard]:
-        """The undamaged shards, oldest first; a damaged one is removed, so that its images are decoded again."""
-        found = []
+    def _shards(self, add_remark: AddRemark) -> list[Shard]:
+        """The intact shards, oldest first; damaged ones are removed, so that their images are decoded again."""
+        shards = []
         for index in sorted(self.folder.glob("shard-*.npz")):
             shard = read_index(index, self.channels)
             if isinstance(shard, str):
-                tell(f"{index.with_suffix('.bin')} of the cache is damaged ({shard}); its images are decoded again")
+                add_remark(
+                    f"{index.with_suffix('.bin')} of the cache is damaged ({shard}); its images are decoded again"
+                )
                 index.unlink(missing_ok=True)
                 index.with_suffix(".bin").unlink(missing_ok=True)
             else:
-                found.append(shard)
-        indexed = {shard.path for shard in found}
+                shards.append(shard)
+        indexed_paths = {shard.path for shard in shards}
         for pixels in self.folder.glob("shard-*.bin"):
-            if pixels not in indexed:  # killed between the two files
+            if pixels not in indexed_paths:  # the build was killed between the two files
                 pixels.unlink()
-        return found
+        return shards
 
     def _decode(
         self,
@@ -162,21 +168,21 @@ class Cache:
         progress: Progress | None,
         remarks: list[str],
     ) -> tuple[list[Shard], list[tuple[int, str]]]:
-        """New shards with these images; an interruption keeps what is finished."""
+        """Decode these images into new shards; an interruption keeps finished shards."""
         numbers = [int(path.stem.removeprefix("shard-")) for path in self.folder.glob("shard-*.npz")]
         writer = ShardWriter(self.folder, max(numbers, default=-1) + 1)
-        broken: list[tuple[int, str]] = []
+        unreadable: list[tuple[int, str]] = []
         large: list[str] = []
 
         def decode_one(position: int) -> Tensor | str:
-            return decode_or_fault(items[position], self.channels, self.short_side, self.resample, large)
+            return try_decode(items[position], self.channels, self.short_side, self.resample, large)
 
         try:
             for done, (position, image) in enumerate(
                 zip(missing, map_in_order(decode_one, missing), strict=True), start=1
             ):
                 if isinstance(image, str):
-                    broken.append((position, image))
+                    unreadable.append((position, image))
                 else:
                     writer.add(names[position], stamps[position], image)
                 if done == 256:
@@ -185,84 +191,86 @@ class Cache:
                     progress("decoding images into the cache", done, len(missing))
         finally:
             writer.finish()
-        remarks += remarks_on_large(large)
-        return writer.shards, broken
+        remarks += large_image_remarks(large)
+        return writer.shards, unreadable
 
     def _remove_unused(self, shards: Sequence[Shard], names: Sequence[str]) -> list[Shard]:
-        """The shards that still hold an image of the source; others (all changed, or removed) are deleted."""
-        wanted = set(_places(shards, _rows(shards, names))[0].tolist())
+        """The shards that still have an image of the source; the others are deleted."""
+        used = set(_locate(shards, _find_rows(shards, names))[0].tolist())
         for number, shard in enumerate(shards):
-            if number not in wanted:
+            if number not in used:
                 shard.path.with_suffix(".npz").unlink(missing_ok=True)
                 shard.path.unlink(missing_ok=True)
-        return [shard for number, shard in enumerate(shards) if number in wanted]
+        return [shard for number, shard in enumerate(shards) if number in used]
 
 
 class CachedImages(PackedImages):
-    """Images mapped from a cache. Each one's checksum is compared when it is first read, and a damaged one is mended
-    from its source file; the memory they take is the system's file cache, not the process's own."""
+    """Images mapped from a cache. Checksums are verified at the first read, and damaged images are repaired from their
+    source files. They use the system's file cache, not the process's memory."""
 
     def __init__(self, cache: Cache, shards: Sequence[Shard], items: Sequence[Item | Path], rows: np.ndarray) -> None:
-        flats = [torch.from_numpy(np.memmap(shard.path, np.uint8, mode="c")) for shard in shards]
-        shard_of, row_of = _places(shards, rows)
+        buffers = [torch.from_numpy(np.memmap(shard.path, np.uint8, mode="c")) for shard in shards]
+        shard_of, row_of = _locate(shards, rows)
         offsets, sizes = np.zeros(len(rows), np.int64), np.zeros((len(rows), 2), np.int64)
         self.checksums = np.zeros(len(rows), np.uint32)
         for number, shard in enumerate(shards):
-            mine = np.flatnonzero(shard_of == number)
-            offsets[mine], sizes[mine] = shard.offsets[row_of[mine]], shard.sizes[row_of[mine]]
-            self.checksums[mine] = shard.checksums[row_of[mine]]
-        places = torch.from_numpy(np.stack([shard_of, offsets], axis=1))
-        super().__init__(flats, places, torch.from_numpy(sizes), cache.channels)
+            in_shard = np.flatnonzero(shard_of == number)
+            offsets[in_shard], sizes[in_shard] = shard.offsets[row_of[in_shard]], shard.sizes[row_of[in_shard]]
+            self.checksums[in_shard] = shard.checksums[row_of[in_shard]]
+        locations = torch.from_numpy(np.stack([shard_of, offsets], axis=1))
+        super().__init__(buffers, locations, torch.from_numpy(sizes), cache.channels)
         self.cache, self.items, self.paths = cache, items, [shard.path for shard in shards]
         self.inodes = [path.stat().st_ino for path in self.paths]
         self.verified = np.zeros(len(rows), bool)
-        self.mended = 0  # images, since it was opened
+        self.repaired = 0  # number of images since the cache was opened
 
     def image(self, index: int) -> Tensor:
         image = super().image(index)
         if not self.verified[index]:
-            if crc(image) != self.checksums[index]:
-                self._mend(index, image)
+            if image_checksum(image) != self.checksums[index]:
+                self._repair(index, image)
             self.verified[index] = True
         return image
 
-    def content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
-        """The checksums, so that no pixel is read."""
+    def iter_content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
+        """Checksums and sizes, so that no pixel is read."""
         yield np.ascontiguousarray(self.checksums[rows.numpy()]).data
         yield self.sizes[rows].contiguous().numpy().data
 
-    def _mend(self, index: int, image: Tensor) -> None:
-        """Decode the source again and put its pixels back, in memory and on disk."""
-        item, path = self.items[index], self.paths[int(self.places[index, 0])]
-        where = f"the pixels of {item} in {path} are damaged"
-        again = decode_or_fault(item, self.channels, self.cache.short_side, self.cache.resample)
-        if isinstance(again, str):
+    def _repair(self, index: int, image: Tensor) -> None:
+        """Decode the source file again and restore the pixels, in memory and on disk."""
+        item, path = self.items[index], self.paths[int(self.locations[index, 0])]
+        problem = f"the pixels of {item} in {path} are damaged"
+        decoded = try_decode(item, self.channels, self.cache.short_side, self.cache.resample)
+        if isinstance(decoded, str):
             raise BadInput(
-                f"{where}, and the image cannot be read again ({again}); bring it back, then continue with --resume"
+                f"{problem}, and the image cannot be read again ({decoded}); bring it back, then continue with --resume"
             )
-        if crc(again) != self.checksums[index]:
+        if image_checksum(decoded) != self.checksums[index]:
             raise BadInput(
-                f"{where}, and the image has changed since it was cached; run supancl data cache "
-                f"{self.cache.where} --remove, then begin again"
+                f"{problem}, and the image has changed since it was cached; run supancl data cache "
+                f"{self.cache.source} --remove, then begin again"
             )
-        self.mended += 1
-        image.copy_(again)  # the mapping is private: what follows mends the file itself
+        self.repaired += 1
+        image.copy_(decoded)  # the mapping is private; the file is repaired below
         with contextlib.suppress(OSError), open(path, "rb+") as file:
-            if os.fstat(file.fileno()).st_ino == self.inodes[int(self.places[index, 0])]:  # else another build's shard
-                file.seek(int(self.places[index, 1]))
-                file.write(again.numpy().tobytes())
+            if (
+                os.fstat(file.fileno()).st_ino == self.inodes[int(self.locations[index, 0])]
+            ):  # else the file is another build's
+                file.seek(int(self.locations[index, 1]))
+                file.write(decoded.numpy().tobytes())
 
     def verify(self, progress: Progress | None = None) -> int:
-        """Compare every checksum now; gives how many images were mended."""
-        before = self.mended
+        """Verify every checksum now; returns the number of images repaired."""
+        before = self.repaired
         for index in range(len(self)):
             image = super().image(index)
-            if crc(image) != self.checksums[index]:
-                self._mend(index, image)
+            if image_checksum(image) != self.checksums[index]:
+                self._repair(index, image)
             self.verified[index] = True
             if progress is not None:
                 progress("comparing checksums", index + 1, len(self))
-        return self.mended - before
+        return self.repaired - before
 
 
 # --- all caches -------------------------------------------------------------------------------------------------------
@@ -270,7 +278,7 @@ class CachedImages(PackedImages):
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """A cache as it lies on disk."""
+    """A cache on disk."""
 
     folder: Path
     source: str
@@ -280,71 +288,73 @@ class CacheFolder:
 
 
 def list_caches(root: Path | None = None) -> list[CacheFolder]:
-    """Every cache, the longest unused first; one whose about.json is damaged too, so that it can be removed."""
-    found = []
+    """Every cache, longest unused first; includes those with a damaged about.json, so that they can be removed."""
+    caches = []
     for folder in (root or cache_root()).glob("*"):
-        if (FOLDER_NAME.search(folder.name) or folder.name in (FEATURES, TARS)) and folder.is_dir():
-            with contextlib.suppress(FileNotFoundError):  # removed by somebody else at this moment
-                found.append(_describe_folder(folder))
-    return sorted(found, key=lambda cache: (cache.last_used, cache.folder))
+        if (
+            CACHE_FOLDER_NAME.search(folder.name) or folder.name in (FEATURES_FOLDER, TAR_INDEX_FOLDER)
+        ) and folder.is_dir():
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                caches.append(_describe_folder(folder))
+    return sorted(caches, key=lambda cache: (cache.last_used, cache.folder))
 
 
 def _describe_folder(folder: Path) -> CacheFolder:
-    content, about = _about(folder), folder / "about.json"
+    content, about = _read_about(folder), folder / "about.json"
     nbytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     channels = content.get("channels")
     shards = [read_index(path, channels if isinstance(channels, int) else 3) for path in folder.glob("shard-*.npz")]
     images = len({name for shard in shards if isinstance(shard, Shard) for name in shard.names})
     last_used = (about if about.exists() else folder).stat().st_mtime
-    if folder.name == TARS:
-        return CacheFolder(folder, TARS, 0, nbytes, last_used)
-    if folder.name == FEATURES:
+    if folder.name == TAR_INDEX_FOLDER:
+        return CacheFolder(folder, TAR_INDEX_FOLDER, 0, nbytes, last_used)
+    if folder.name == FEATURES_FOLDER:
         files = [path.stat() for path in folder.glob("*.safetensors")]
         last_used = max((status.st_mtime for status in files), default=last_used)
-        return CacheFolder(folder, FEATURES, 0, nbytes, last_used)
+        return CacheFolder(folder, FEATURES_FOLDER, 0, nbytes, last_used)
     return CacheFolder(folder, str(content.get("source", "(unknown)")), images, nbytes, last_used)
 
 
-def remove_cache(folder: Path, waiting: Callable[[str], None] = lambda owner: None) -> None:
-    """Away with it; a process that has it mapped keeps reading what it mapped."""
-    with held(folder / ".lock", waiting):
-        _empty(folder)
+def remove_cache(folder: Path, on_wait: Callable[[str], None] = lambda owner: None) -> None:
+    """Delete a cache; a process that has mapped it can go on reading."""
+    with hold_lock(folder / ".lock", on_wait):
+        _remove_files(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def evict(
     keep_bytes: float,
     root: Path | None = None,
-    waiting: Callable[[str], None] = lambda owner: None,
-    spared: Path | None = None,
+    on_wait: Callable[[str], None] = lambda owner: None,
+    keep: Path | None = None,
 ) -> list[CacheFolder]:
-    """Remove the longest unused caches until all take no more than `keep_bytes`; the `spared` one stays whatever."""
+    """Remove the longest unused caches until the others take at most `keep_bytes`; `keep` is never removed."""
     caches, removed = list_caches(root), []
     total = sum(cache.nbytes for cache in caches)
     for cache in caches:
-        if total > keep_bytes and cache.folder != spared:
+        if total > keep_bytes and cache.folder != keep:
             removed.append(cache)
-            remove_cache(cache.folder, waiting)
+            remove_cache(cache.folder, on_wait)
             total -= cache.nbytes
     return removed
 
 
-def _rows(shards: Sequence[Shard], names: Sequence[str]) -> np.ndarray:
-    """Where each name is, counted through all shards, -1 for nowhere; of two entries the later one counts."""
-    known = {name: row for row, name in enumerate(name for shard in shards for name in shard.names)}
-    return np.array([known.get(name, -1) for name in names], np.int64)
+def _find_rows(shards: Sequence[Shard], names: Sequence[str]) -> np.ndarray:
+    """The row of each name, numbered through all shards, -1 if absent; of two entries the later one counts."""
+    row_by_name = {name: row for row, name in enumerate(name for shard in shards for name in shard.names)}
+    return np.array([row_by_name.get(name, -1) for name in names], np.int64)
 
 
-def _places(shards: Sequence[Shard], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(shard, row in it) of the rows that are somewhere."""
+def _locate(shards: Sequence[Shard], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Shard, and row within it, of each row that is not -1."""
     ends = np.cumsum([len(shard.names) for shard in shards], dtype=np.int64)
     rows = rows[rows >= 0]
     shard_of = np.searchsorted(ends, rows, side="right")
     return shard_of, rows - np.concatenate([[0], ends])[shard_of]
 
 
-def _names(items: Sequence[Item | Path]) -> list[str]:
-    """What the cache knows each item by: the same from any working folder and through any link."""
+def _cache_names(items: Sequence[Item | Path]) -> list[str]:
+    """Each item's name in the cache: the same from any working folder and through any link."""
     folders: dict[Path, str] = {}
 
     def name(item: Item | Path) -> str:
@@ -357,29 +367,29 @@ def _names(items: Sequence[Item | Path]) -> list[str]:
     return [name(item) for item in items]
 
 
-def _stamps(items: Sequence[Item | Path]) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    """(n, 2), and which items have gone."""
-    stamps = np.full((len(items), 2), GONE, np.int64)
+def _read_stamps(items: Sequence[Item | Path]) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    """Stamps (n, 2), and (position, reason) of missing items."""
+    stamps = np.full((len(items), 2), MISSING_STAMP, np.int64)
     gone: list[tuple[int, str]] = []
     for position, item in enumerate(items):
         try:
-            stamps[position] = stamp_of(item)
+            stamps[position] = item_stamp(item)
         except OSError as error:
-            gone.append((position, image_fault(error)))
+            gone.append((position, image_problem(error)))
     return stamps, gone
 
 
-def _check_room(folder: Path, wanted: float) -> None:
-    free = shutil.disk_usage(folder).free
-    if wanted > free:
+def _check_room(folder: Path, needed_bytes: float) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
         raise BadInput(
-            f"the cache {folder} needs about {wanted / 1e9:.1f} GB more and its disk has "
-            f"{free / 1e9:.1f} GB free; {ELSEWHERE}"
+            f"the cache {folder} needs about {needed_bytes / 1e9:.1f} GB more and its disk has "
+            f"{free_bytes / 1e9:.1f} GB free; {FREE_SPACE_ADVICE}"
         )
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    """What about.json says; nothing where it is missing or damaged."""
+def _read_about(folder: Path) -> dict[str, Any]:
+    """The content of about.json; empty if it is missing or damaged."""
     try:
         content = json.loads((folder / "about.json").read_text())
     except (OSError, ValueError):
@@ -387,7 +397,7 @@ def _about(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _empty(folder: Path) -> None:
+def _remove_files(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_file() and path.name != ".lock":
-            path.unlink(missing_ok=True)  # features and indices are written by who does not hold the lock
+            path.unlink(missing_ok=True)  # features and indexes are written without the lock

@@ -1,6 +1,6 @@
-"""Where pixels lie: batches, and the stores that give them. Cached and streamed images have files of their own.
+"""Batches, and the stores they come from. The stores of cached and streamed images are in cache.py and stream.py.
 
-What differs between stores is a method or an attribute of `ImageStore`; nobody asks for the type of a store.
+Stores differ in the methods and attributes of `ImageStore`; no caller checks a store's type.
 """
 
 from __future__ import annotations
@@ -16,18 +16,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.data.decode import DECODE_VERSION, Item, Resample, decode, image_fault, stamp_of, workers_per_rank
+from supancl.data.decode import (
+    DECODE_VERSION,
+    Item,
+    Resample,
+    decode,
+    decode_threads_per_rank,
+    image_problem,
+    item_stamp,
+)
 from supancl.errors import BadInput
 
-Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
-MOST_PADDING = 16  # a canvas for all images may be so many times as large as their mean
+Progress = Callable[[str, int, int], None]  # (activity, done, total)
+MAX_PADDING = 16  # a canvas for all images may be at most this many times their mean size
 
 
 class Batch(NamedTuple):
-    """Pixels (B, C, H, W) as uint8, and each image's own (height, width) where smaller ones were padded.
+    """Pixels (B, C, H, W) as uint8, and each image's (height, width) if images were padded.
 
-    Toy data are vectors (B, D) of floats. `labels` (B,) come along where the images are streamed: of those nobody
-    holds the labels of all.
+    Toy data are float vectors (B, D). Streamed batches also carry `labels` (B,), as their labels are not in memory.
     """
 
     pixels: Tensor
@@ -35,25 +42,25 @@ class Batch(NamedTuple):
     labels: Tensor | None = None
 
     def take(self, rows: Tensor) -> Batch:
-        """Some of the images."""
-        return Batch(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
+        """The batch with only these rows."""
+        return Batch(*(None if tensor is None else tensor[rows] for tensor in self))  # type: ignore[arg-type]
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(*(None if part is None else part.to(device, non_blocking=True) for part in self))  # type: ignore[arg-type]
+        return Batch(*(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in self))  # type: ignore[arg-type]
 
     def pin_memory(self) -> Batch:
-        return Batch(*(None if part is None else part.pin_memory() for part in self))  # type: ignore[arg-type]
+        return Batch(*(None if tensor is None else tensor.pin_memory() for tensor in self))  # type: ignore[arg-type]
 
     def image_sizes(self) -> Tensor:
         """(B, 2): height and width of each image, without padding."""
         if self.sizes is not None:
             return self.sizes
-        full = torch.full((len(self.pixels), 2), self.pixels.shape[-1], device=self.pixels.device)
-        full[:, 0] = self.pixels.shape[-2]
-        return full
+        sizes = torch.full((len(self.pixels), 2), self.pixels.shape[-1], device=self.pixels.device)
+        sizes[:, 0] = self.pixels.shape[-2]
+        return sizes
 
     def pad_to(self, canvas: tuple[int, int]) -> Batch:
-        """The images on a larger canvas, in memory that is pinned already: one copy less on the way to a GPU."""
+        """The images on a larger canvas, in pinned memory, which saves one copy to a GPU."""
         shape, sizes = self.pixels.shape, self.sizes
         if sizes is None:
             sizes = torch.tensor([shape[-2:]]).repeat(shape[0], 1)
@@ -63,7 +70,7 @@ class Batch(NamedTuple):
 
 
 class ImageStore(ABC):
-    """Images by their row. A store that overrides no more than `len` and `batch` reads its images when asked for."""
+    """Images by row. A store that defines only `__len__` and `batch` reads its images on demand."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -78,34 +85,34 @@ class ImageStore(ABC):
         return 0
 
     def batch_on_canvas(self, indices: Tensor) -> Batch:
-        """The batch on its way to a GPU: where that is possible, all batches have one shape."""
+        """The batch to copy to a GPU, padded to the same shape every time if the store can."""
         return self.batch(indices)
 
     def place_on(self, device: torch.device, progress: Progress | None = None) -> ImageStore:
-        """The store with its pixels on the device, or the store itself where they cannot be, or do not fit."""
+        """The store with its pixels on the device, or the store itself if they cannot be moved or do not fit."""
         return self
 
     def is_resident(self, device: torch.device) -> bool:
-        """Whether a batch on the device is one indexing away, without disk or bus."""
+        """Whether a batch needs only indexing on the device, no disk and no copy."""
         return False
 
     def has_one_shape(self, device: torch.device) -> bool:
-        """Whether every batch on the device has the same shape, so that a step that takes it can be captured."""
+        """Whether every batch on the device has the same shape, so that the step can be captured."""
         return False
 
-    def content(self, rows: Tensor) -> Iterator[bytes | memoryview] | None:
-        """What changes when the pixels of these rows do, to name what is computed from them; None: not known.
+    def iter_content(self, rows: Tensor) -> Iterator[bytes | memoryview] | None:
+        """Bytes that change with the pixels of these rows, for cache keys; None if unknown.
 
-        Raises OSError where files have gone.
+        Raises OSError if files are gone.
         """
         return None
 
     def has_same_pixels(self, other: ImageStore) -> bool:
-        """Asked of data with one fingerprint, which tells files apart; arrays, which it does not, are compared."""
+        """Whether two stores with equal fingerprints have equal pixels; only arrays need a comparison."""
         return True
 
     def new_remarks(self) -> list[str]:
-        """What there is to tell the user since this was last asked."""
+        """Remarks for the user since the last call."""
         return []
 
 
@@ -126,7 +133,7 @@ class ArrayImages(ImageStore):
         return self.pixels.nbytes
 
     def place_on(self, device: torch.device, progress: Progress | None = None) -> ImageStore:
-        if device.type == "cuda" and not fits(self.nbytes, device):
+        if device.type == "cuda" and not fits_on_gpu(self.nbytes, device):
             return self
         return ArrayImages(self.pixels.to(device))
 
@@ -136,87 +143,87 @@ class ArrayImages(ImageStore):
     def has_one_shape(self, device: torch.device) -> bool:
         return True
 
-    def content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
+    def iter_content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
         yield str((tuple(self.pixels.shape[1:]), self.pixels.dtype)).encode()
-        for some in rows.split(4096):
-            yield self.pixels[some.to(self.pixels.device)].cpu().contiguous().numpy().data
+        for chunk in rows.split(4096):
+            yield self.pixels[chunk.to(self.pixels.device)].cpu().contiguous().numpy().data
 
     def has_same_pixels(self, other: ImageStore) -> bool:
         return not isinstance(other, ArrayImages) or torch.equal(self.pixels.cpu(), other.pixels.cpu())
 
 
 class PackedImages(ImageStore):
-    """Images of differing sizes, one after another in flat runs of bytes: in memory, mapped from disk, or on a GPU.
+    """Images of different sizes, packed in flat buffers: in memory, mapped from disk, or on a GPU.
 
-    `places` is (N, 2): in which flat tensor an image is, and where it starts there. `sizes` is (N, 2).
+    `locations` is (N, 2): the buffer of an image, and where it starts there. `sizes` is (N, 2).
     """
 
-    def __init__(self, flats: Sequence[Tensor], places: Tensor, sizes: Tensor, channels: int) -> None:
-        self.flats, self.places, self.sizes, self.channels = flats, places, sizes, channels
-        self.device = flats[0].device if flats else torch.device("cpu")
-        self.known_sizes = sizes.cpu()  # to be looked at without asking the GPU
-        self.canvas = tuple(int(side) for side in self.known_sizes.amax(0)) if len(sizes) else (0, 0)
-        self.uniform = len(sizes) > 0 and bool((self.known_sizes == self.known_sizes[:1]).all())
+    def __init__(self, buffers: Sequence[Tensor], locations: Tensor, sizes: Tensor, channels: int) -> None:
+        self.buffers, self.locations, self.sizes, self.channels = buffers, locations, sizes, channels
+        self.device = buffers[0].device if buffers else torch.device("cpu")
+        self.host_sizes = sizes.cpu()  # readable without waiting for the GPU
+        self.canvas = tuple(int(side) for side in self.host_sizes.amax(0)) if len(sizes) else (0, 0)
+        self.uniform = len(sizes) > 0 and bool((self.host_sizes == self.host_sizes[:1]).all())
         if self.device.type != "cpu":
-            self.places, self.sizes = places.to(self.device), sizes.to(self.device)
+            self.locations, self.sizes = locations.to(self.device), sizes.to(self.device)
 
     @classmethod
-    def of(cls, images: Sequence[Tensor]) -> PackedImages:
-        """Packed from images (C, H, W) in memory."""
+    def from_images(cls, images: Sequence[Tensor]) -> PackedImages:
+        """Pack images (C, H, W) that are in memory."""
         lengths = torch.tensor([image.numel() for image in images])
         starts = lengths.cumsum(0) - lengths
-        places = torch.stack([torch.zeros_like(starts), starts], dim=1)
+        locations = torch.stack([torch.zeros_like(starts), starts], dim=1)
         sizes = torch.tensor([image.shape[1:] for image in images])
-        return cls([torch.cat([image.reshape(-1) for image in images])], places, sizes, images[0].shape[0])
+        return cls([torch.cat([image.reshape(-1) for image in images])], locations, sizes, images[0].shape[0])
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     @cached_property
     def nbytes(self) -> int:
-        return self.channels * int(self.known_sizes.prod(1).sum())
+        return self.channels * int(self.host_sizes.prod(1).sum())
 
     @cached_property
-    def one_canvas(self) -> bool:
-        """Whether a canvas that every image fits on is not out of all proportion to them."""
-        return math.prod(self.canvas) * self.channels * len(self) <= MOST_PADDING * self.nbytes
+    def has_shared_canvas(self) -> bool:
+        """Whether one canvas that fits every image is not much larger than most of them."""
+        return math.prod(self.canvas) * self.channels * len(self) <= MAX_PADDING * self.nbytes
 
     def image(self, index: int) -> Tensor:
         """One image (C, H, W), not copied."""
-        (flat, start), (height, width) = self.places[index].tolist(), self.sizes[index].tolist()
-        run: Tensor = self.flats[flat][start : start + self.channels * height * width]
-        return run.view(self.channels, height, width)
+        (buffer, start), (height, width) = self.locations[index].tolist(), self.sizes[index].tolist()
+        pixels: Tensor = self.buffers[buffer][start : start + self.channels * height * width]
+        return pixels.view(self.channels, height, width)
 
     def batch(self, indices: Tensor) -> Batch:
         if self.device.type == "cpu":
-            return padded([self.image(i) for i in indices.tolist()])
-        return self._gathered(indices)
+            return pad_images([self.image(i) for i in indices.tolist()])
+        return self._gather(indices)
 
     def batch_on_canvas(self, indices: Tensor) -> Batch:
-        """On the canvas that every image fits on, copied once; what lies beside an image has no meaning."""
-        if not self.one_canvas:
+        """The batch on the canvas that fits every image; pixels outside an image are undefined."""
+        if not self.has_shared_canvas:
             return self.batch(indices)
-        (height, width), sizes, pinned = self.canvas, self.known_sizes[indices], torch.cuda.is_available()
-        pixels = torch.empty(len(indices), self.channels, height, width, dtype=torch.uint8, pin_memory=pinned)
-        places = [pixel[:, :rows, :columns] for pixel, (rows, columns) in zip(pixels, sizes.tolist(), strict=True)]
-        torch._foreach_copy_(places, [self.image(index) for index in indices.tolist()])
+        (height, width), sizes, pin_memory = self.canvas, self.host_sizes[indices], torch.cuda.is_available()
+        pixels = torch.empty(len(indices), self.channels, height, width, dtype=torch.uint8, pin_memory=pin_memory)
+        targets = [pixel[:, :height, :width] for pixel, (height, width) in zip(pixels, sizes.tolist(), strict=True)]
+        torch._foreach_copy_(targets, [self.image(index) for index in indices.tolist()])
         return Batch(pixels, None if self.uniform else sizes)
 
-    def _gathered(self, indices: Tensor) -> Batch:
-        """On a GPU: rows of the canvas are cut out of the bytes in one indexing, shapes known without looking.
+    def _gather(self, indices: Tensor) -> Batch:
+        """On a GPU: cut the rows of the canvas out of the buffer in one indexing, with static shapes.
 
-        So the step can be captured and replayed. Where one panorama would make every batch huge, the canvas is that of
-        the batch instead: then the GPU has to be asked, which cannot be captured.
+        So the step can be captured and replayed. If one panorama would make every batch huge, the canvas fits only the
+        batch instead; then the host waits for the GPU, which cannot be captured.
         """
         (height, width), sizes = self.canvas, self.sizes[indices.to(self.device)]
-        if not self.one_canvas:
-            height, width = self.known_sizes[indices.cpu()].amax(0).tolist()
+        if not self.has_shared_canvas:
+            height, width = self.host_sizes[indices.cpu()].amax(0).tolist()
         indices = indices.to(self.device)
         channel = torch.arange(self.channels, device=self.device)[:, None]
         row = torch.arange(height, device=self.device)
         area = sizes.prod(1)[:, None, None]
-        start = self.places[indices, 1][:, None, None] + channel * area + row * sizes[:, 1][:, None, None]
-        windows = self.flats[0].unfold(0, width, 1)  # a view: row i of it is bytes i to i + width
+        start = self.locations[indices, 1][:, None, None] + channel * area + row * sizes[:, 1][:, None, None]
+        windows = self.buffers[0].unfold(0, width, 1)  # a view: row i is bytes i to i + width
         pixels = windows[start.clamp(max=len(windows) - 1)]
         return Batch(pixels, None if self.uniform else sizes)
 
@@ -224,66 +231,66 @@ class PackedImages(ImageStore):
         return device.type != "cpu" and self.device.type == device.type
 
     def has_one_shape(self, device: torch.device) -> bool:
-        return self.uniform or (device.type != "cpu" and self.one_canvas)
+        return self.uniform or (device.type != "cpu" and self.has_shared_canvas)
 
-    def content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
-        yield self.known_sizes[rows].contiguous().numpy().data
+    def iter_content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
+        yield self.host_sizes[rows].contiguous().numpy().data
         for row in rows.tolist():
             yield self.image(row).cpu().contiguous().numpy().data
 
     def place_on(self, device: torch.device, progress: Progress | None = None) -> ImageStore:
-        return self.to(device, progress) if device.type == "cuda" and fits(self.nbytes, device) else self
+        return self.to(device, progress) if device.type == "cuda" and fits_on_gpu(self.nbytes, device) else self
 
     def to(self, device: torch.device, progress: Progress | None = None) -> PackedImages:
-        """The same images as one flat tensor on the device, image by image: host memory stays as it is."""
-        lengths = self.channels * self.known_sizes.prod(1)
+        """The same images in one buffer on the device, copied in chunks to save host memory."""
+        lengths = self.channels * self.host_sizes.prod(1)
         starts = lengths.cumsum(0) - lengths
-        # behind the last image: a window may be wider than it
-        flat = torch.zeros(int(lengths.sum()) + self.canvas[1], dtype=torch.uint8, device=device)
-        for at in range(0, len(self), 512):
-            rows = range(at, min(at + 512, len(self)))
-            part = torch.cat([self.image(i).reshape(-1) for i in rows])
-            flat[int(starts[at]) : int(starts[at]) + len(part)] = part.to(device)
+        # padding after the last image, as a window may be wider than it
+        buffer = torch.zeros(int(lengths.sum()) + self.canvas[1], dtype=torch.uint8, device=device)
+        for begin in range(0, len(self), 512):
+            rows = range(begin, min(begin + 512, len(self)))
+            chunk = torch.cat([self.image(i).reshape(-1) for i in rows])
+            buffer[int(starts[begin]) : int(starts[begin]) + len(chunk)] = chunk.to(device)
             if progress is not None:
                 progress("moving images to the GPU", rows[-1] + 1, len(self))
-        places = torch.stack([torch.zeros_like(starts), starts], dim=1)
-        return PackedImages([flat], places, self.known_sizes, self.channels)
+        locations = torch.stack([torch.zeros_like(starts), starts], dim=1)
+        return PackedImages([buffer], locations, self.host_sizes, self.channels)
 
 
 class FileImages(ImageStore):
-    """Images neither kept nor cached: decoded each time they are asked for, by several threads."""
+    """Images that are decoded by several threads each time they are read."""
 
     def __init__(
         self, items: Sequence[Item | Path], channels: int, short_side: int | None, resample: Resample = "bilinear"
     ) -> None:
         self.items, self.channels, self.short_side, self.resample = items, channels, short_side, resample
-        self.threads = ThreadPoolExecutor(max_workers=workers_per_rank())
+        self.executor = ThreadPoolExecutor(max_workers=decode_threads_per_rank())
 
     def __len__(self) -> int:
         return len(self.items)
 
     def batch(self, indices: Tensor) -> Batch:
-        chosen = [self.items[i] for i in indices.tolist()]
-        return padded(list(self.threads.map(self._read, chosen)))
+        items = [self.items[i] for i in indices.tolist()]
+        return pad_images(list(self.executor.map(self._read, items)))
 
-    def content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
-        """By each file's size and time, and by how files are read: the same file may have given other pixels."""
+    def iter_content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
+        """Size and time of each file, and the settings of the decoder."""
         yield str((DECODE_VERSION, self.channels, self.short_side, self.resample)).encode()
         for row in rows.tolist():
-            yield f"{self.items[row]}{stamp_of(self.items[row])}".encode()
+            yield f"{self.items[row]}{item_stamp(self.items[row])}".encode()
 
     def _read(self, item: Item | Path) -> Tensor:
         try:
             return decode(item, self.channels, self.short_side, self.resample)
         except (OSError, ValueError) as error:
             raise BadInput(
-                f"{item}: could be read before and cannot any more ({image_fault(error)}); bring it back, then "
+                f"{item}: could be read before and cannot any more ({image_problem(error)}); bring it back, then "
                 "continue with --resume"
             ) from None
 
 
-def padded(images: Sequence[Tensor]) -> Batch:
-    """Images (C, H, W) of any sizes as one batch; the padding is never looked at, `sizes` says where it starts."""
+def pad_images(images: Sequence[Tensor]) -> Batch:
+    """Images (C, H, W) of any sizes as one batch; `sizes` says where the padding starts."""
     sizes = torch.tensor([image.shape[1:] for image in images])
     height, width = sizes.amax(0).tolist()
     if bool((sizes == sizes[0]).all()):
@@ -294,6 +301,6 @@ def padded(images: Sequence[Tensor]) -> Batch:
     return Batch(pixels, sizes)
 
 
-def fits(nbytes: int, device: torch.device) -> bool:
-    """Whether pixels may stay on the GPU: at most half of what is free, the rest is for training."""
+def fits_on_gpu(nbytes: int, device: torch.device) -> bool:
+    """Whether pixels take at most half of the free GPU memory; the rest is for training."""
     return nbytes <= torch.cuda.mem_get_info(device)[0] / 2

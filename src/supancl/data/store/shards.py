@@ -1,4 +1,4 @@
-"""Shards of the packed cache: a file of pixels and an index beside it, complete or not there at all."""
+"""Shards of the packed cache: a file of pixels and its index, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from supancl.files import reason, sync_folder, write_atomically
 
 SHARD_BYTES = 128 * 2**20
-ELSEWHERE = "make room, name another folder in SUPANCL_CACHE, or --set data.cache=never"
+FREE_SPACE_ADVICE = "make room, name another folder in SUPANCL_CACHE, or --set data.cache=never"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of pixels and what its index says of the images in it."""
+    """One file of pixels, and the content of its index."""
 
     path: Path
     names: list[str]
@@ -31,7 +31,7 @@ class Shard:
     checksums: np.ndarray  # (n,) uint32: crc32 of each image's bytes
 
 
-def crc(image: Tensor) -> int:
+def image_checksum(image: Tensor) -> int:
     """The checksum of an image's bytes."""
     return zlib.crc32(image.numpy().data)
 
@@ -50,13 +50,13 @@ class ShardWriter:
             self.file = open(self._path().with_suffix(".bin.tmp"), "wb")  # noqa: SIM115 - closed by finish()
         offset = self.file.tell()
         self.file.write(image.numpy().data)
-        self.rows.append((name, stamp, (image.shape[1], image.shape[2]), offset, crc(image), image.numel()))
+        self.rows.append((name, stamp, (image.shape[1], image.shape[2]), offset, image_checksum(image), image.numel()))
         self.bytes += image.numel()
         if offset + image.numel() >= SHARD_BYTES:
             self.finish()
 
     def finish(self) -> None:
-        """Give the shard its name and its index. A disk that is full loses this shard at most, and nothing else."""
+        """Complete the current shard and write its index. If the disk is full, only this shard is lost."""
         if self.file is None:
             return
         file, self.file, rows, self.rows = self.file, None, self.rows, []
@@ -66,7 +66,9 @@ class ShardWriter:
             with file:
                 file.flush()
                 if rows:
-                    file.truncate(rows[-1][3] + rows[-1][5])  # an interrupted add() may have left part of an image
+                    file.truncate(
+                        rows[-1][3] + rows[-1][5]
+                    )  # cut off an image that an interrupted add() left incomplete
                 os.fsync(file.fileno())
             if rows:
                 os.replace(temporary, path)
@@ -96,7 +98,7 @@ class ShardWriter:
 
 
 def write_index(shard: Shard) -> None:
-    # names as one run of UTF-8: an array of strings would give every name the length of the longest
+    # names as one UTF-8 string: an array of strings would pad every name to the longest
     text = np.frombuffer("\0".join(shard.names).encode("utf-8", "surrogateescape"), np.uint8)
     arrays: dict[str, Any] = {
         "names": text,
@@ -110,24 +112,24 @@ def write_index(shard: Shard) -> None:
         with open(path, "wb") as file:
             np.savez(file, **arrays)
 
-    write_atomically(shard.path.with_suffix(".npz"), write, ELSEWHERE)
+    write_atomically(shard.path.with_suffix(".npz"), write, FREE_SPACE_ADVICE)
     sync_folder(shard.path.parent)
 
 
 def read_index(index: Path, channels: int) -> Shard | str:
-    """A shard, or what is wrong with it. Pixels are checked when they are first read, not here."""
+    """The shard, or the reason why it cannot be used. Pixels are checked when they are first read, not here."""
     pixels = index.with_suffix(".bin")
     try:
         with open(index, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             names = bytes(arrays["names"]).decode("utf-8", "surrogateescape").split("\0")
             shard = Shard(pixels, names, arrays["stamps"], arrays["sizes"], arrays["offsets"], arrays["checksums"])
-    except Exception as error:  # numpy, zipfile and zlib each have their own ways to say "broken"
+    except Exception as error:  # numpy, zipfile and zlib each raise something else
         return f"its index cannot be read: {reason(error)}"
-    count, each = len(names), channels * shard.sizes.prod(-1)
+    count, image_bytes = len(names), channels * shard.sizes.prod(-1)
     shapes = [shard.stamps.shape, shard.sizes.shape, shard.offsets.shape, shard.checksums.shape]
-    fitting = shapes == [(count, 2), (count, 2), (count,), (count,)]
-    if not fitting or not np.array_equal(shard.offsets, each.cumsum() - each):
+    shapes_match = shapes == [(count, 2), (count, 2), (count,), (count,)]
+    if not shapes_match or not np.array_equal(shard.offsets, image_bytes.cumsum() - image_bytes):
         return "its index is inconsistent"
-    if not pixels.is_file() or pixels.stat().st_size != int(each.sum()):
+    if not pixels.is_file() or pixels.stat().st_size != int(image_bytes.sum()):
         return "its pixels are missing" if not pixels.is_file() else "its length is not what was written"
     return shard

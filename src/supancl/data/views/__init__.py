@@ -1,4 +1,4 @@
-"""Two views of every image: what is drawn, and how a batch becomes its views."""
+"""Views of a batch: random draws and their rendering."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""The view without randomness that evaluations take of an image: the centre of it, as a square.
+"""The view for evaluations, without randomness: the central square of an image.
 
-`margin`, of linear evaluation, is 7/8 of the short side, resized bilinearly; `whole`, of the transfer protocol
-(App. E), all of the short side, resized bicubically.
+`margin`, for linear evaluation, is 7/8 of the short side, resized bilinearly; `whole`, for the transfer protocol
+(App. E), is the full short side, resized bicubically.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ View = Literal["margin", "whole"]
 
 
 def evaluation_short_side(size: int, view: View = "margin") -> int:
-    """Images need not be decoded larger than what the crop is cut from: 256 for an input of 224 with a margin."""
+    """The short side to decode at; the crop needs no more: 256 for an input of 224 with a margin."""
     return round(size * 8 / 7) if view == "margin" else size
 
 
 def evaluation_view(
     batch: Batch, size: int, mean: tuple[float, ...], std: tuple[float, ...], view: View = "margin"
 ) -> Tensor:
-    """(B, C, size, size), normalised; vectors pass as they are."""
+    """(B, C, size, size), normalised; vectors are returned unchanged."""
     if batch.pixels.ndim == 2:
         return batch.pixels
     squares = _margin_squares(batch, size) if view == "margin" else _whole_squares(batch, size)
@@ -34,22 +34,19 @@ def evaluation_view(
 
 
 def centre_boxes(sizes: Tensor, side: Tensor) -> Tensor:
-    """(n, 4) top, left, height, width of the central squares of these sides (n, 1), in whole pixels.
-
-    Offsets are rounded as torchvision's CenterCrop does.
-    """
+    """(n, 4) top, left, height, width of central squares with these sides (n, 1), rounded as in CenterCrop."""
     corner = ((sizes - side) / 2).round()  # halves to even, as Python's round
     return torch.cat([corner, side, side], dim=1).float()
 
 
 def margin_boxes(sizes: Tensor, size: int) -> Tensor:
-    """The central squares of images of these (height, width) that are shown in `size`.
+    """Boxes of the central squares of images of these (height, width), for an input of `size`.
 
-    They are 7/8 of the short side wide: of images decoded at round(8/7 size) exactly `size`, so nothing is resampled.
-    Images whose short side is not above `size` have no margin to cut away: their whole short side is taken.
+    They are 7/8 of the short side: for images decoded at round(8/7 size) exactly `size`, so nothing is resampled.
+    Images whose short side is at most `size` have no margin to cut off: the box is the full short side.
     """
-    short = sizes.amin(1, keepdim=True).double()
-    return centre_boxes(sizes, torch.where(short > size, (short * (7 / 8)).round(), short))
+    short_side = sizes.amin(1, keepdim=True).double()
+    return centre_boxes(sizes, torch.where(short_side > size, (short_side * (7 / 8)).round(), short_side))
 
 
 def _margin_squares(batch: Batch, size: int) -> Tensor:
@@ -57,8 +54,8 @@ def _margin_squares(batch: Batch, size: int) -> Tensor:
 
 
 def _whole_squares(batch: Batch, size: int) -> Tensor:
-    """Short side brought to `size`, centre crop. Larger images are brought down when they are decoded (data.resample),
-    so here they are only enlarged."""
+    """Short side resized to `size`, centre crop. Larger images are shrunk when decoded (data.resample), so this only
+    enlarges."""
     if batch.sizes is None:
         return _enlarged_centre(batch.pixels, size)
     rows = zip(batch.pixels, batch.sizes.tolist(), strict=True)
@@ -66,12 +63,17 @@ def _whole_squares(batch: Batch, size: int) -> Tensor:
 
 
 def _enlarged_centre(pixels: Tensor, size: int) -> Tensor:
-    """Of images of one size: bicubic, rounded to bytes."""
+    """For images of one size: bicubic, rounded to bytes."""
     height, width = pixels.shape[-2:]
     images = pixels.float()
     if min(height, width) != size:
-        tall, wide = (size * side // min(height, width) for side in (height, width))  # cut off, as torchvision does
-        for sides in ((height, wide), (tall, wide)):  # first across, then down, bytes after each: as Pillow does
+        new_height, new_width = (
+            size * side // min(height, width) for side in (height, width)
+        )  # cut off, as torchvision does
+        for sides in (
+            (height, new_width),
+            (new_height, new_width),
+        ):  # first across, then down, bytes after each: as Pillow does
             images = F.interpolate(images, sides, mode="bicubic", antialias=True).round().clamp(0, 255)
     box = centre_boxes(torch.tensor([images.shape[-2:]]), torch.tensor([[float(size)]]))
     top, left = box.long()[0, :2].tolist()

@@ -1,7 +1,7 @@
-"""Two views of every image of a batch: what is drawn at random, and from which settings.
+"""Two random views of every image of a batch: settings and random draws.
 
-`Crops` is the augmentation of the paper for images, `Masks` that of its toy data (App. B). The operations themselves
-are in `augment`; `products` makes them of matrix products, for GPUs.
+`Crops` is the paper's augmentation for images, `Masks` the one for its toy data (App. B). The operations are in
+`augment`; `products` has them as matrix products, for GPUs.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from supancl.config import Count, Fraction, Positive, Within
 from supancl.data.store.memory import Batch
 from supancl.data.views import augment, products
 from supancl.data.views.augment import Draws
-from supancl.distributed import Part
+from supancl.distributed import RowRange
 from supancl.errors import BadInput
 
-TRIES = 10  # attempts at a box that fits, as torchvision makes
+CROP_ATTEMPTS = 10  # attempts to draw a box that fits, as in torchvision
 
 # one probability, or one for each of the two views: BYOL and MoCo-v3 blur with [1.0, 0.1], solarise with [0.0, 0.2]
 PerView = Fraction | tuple[Fraction, Fraction]
-NEVER = (0.0, (0.0, 0.0))
+ZERO_PROBABILITY = (0.0, (0.0, 0.0))
 
 
 @dataclass(frozen=True)
 class LocalCrops:
-    """Small crops beside the two views (multi-crop): they give anchors, never targets."""
+    """Small crops in addition to the two views (multi-crop): they give anchors, never targets."""
 
     count: Count = 6
     size: Count = 96
-    scale: tuple[Positive, Positive] = (0.05, 0.2)  # share of the image's area
+    scale: tuple[Positive, Positive] = (0.05, 0.2)  # fraction of the image's area
 
     def __post_init__(self) -> None:
-        _ascending("views.local.scale", self.scale)
+        _check_ascending("views.local.scale", self.scale)
 
 
 Renderer = Callable[..., Tensor]  # see `draw_and_render`
@@ -47,20 +47,20 @@ Renderer = Callable[..., Tensor]  # see `draw_and_render`
 class Crops:
     """Random crop, flip, colour jitter, grey, blur, solarise (Sec. 5.1, following SimCLR); probabilities are per image.
 
-    `blur` and `solarize` may differ between the views; further views take them in turn. Solarising inverts the
-    values at or above the threshold, of images in [0, 1]: 128 of 255 is 0.502.
+    `blur` and `solarize` may differ between the two views; further views alternate. Solarising inverts values at or
+    above the threshold, for images in [0, 1]: 128 of 255 is 0.502.
     """
 
     kind: Literal["crops"] = "crops"
     size: Count = 224
-    scale: tuple[Positive, Positive] = (0.2, 1.0)  # share of the image's area
+    scale: tuple[Positive, Positive] = (0.2, 1.0)  # fraction of the image's area
     ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
     flip: Fraction = 0.5
     jitter: Fraction = 0.8
     brightness: Fraction = 0.4
     contrast: Fraction = 0.4
     saturation: Fraction = 0.4
-    hue: Annotated[float, Within(0, 0.5)] = 0.1  # turns; half a turn is the farthest
+    hue: Annotated[float, Within(0, 0.5)] = 0.1  # turns; half a turn is the maximum
     grey: Fraction = 0.2
     blur: PerView = 0.5
     blur_sigma: tuple[Positive, Positive] = (0.1, 2.0)
@@ -70,12 +70,12 @@ class Crops:
 
     def __post_init__(self) -> None:
         for name in ("scale", "ratio", "blur_sigma"):
-            _ascending(f"views.{name}", getattr(self, name))
+            _check_ascending(f"views.{name}", getattr(self, name))
 
     @property
     def blurs(self) -> bool:
         """Whether any view may be blurred."""
-        return self.blur not in NEVER
+        return self.blur not in ZERO_PROBABILITY
 
     def __call__(
         self,
@@ -89,17 +89,18 @@ class Crops:
     ) -> Tensor:
         """(views, B, C, size, size): normalised views of a batch of uint8 images.
 
-        `renderer` takes the place of `draw_and_render` on a GPU: the same function, compiled; there `dtype` may be
-        bfloat16.
+        On a GPU, `renderer` replaces `draw_and_render` by a compiled version, and `dtype` may be bfloat16.
         """
         pixels, sizes = batch.pixels, batch.image_sizes().repeat(views, 1)
-        taken = self.uniforms(len(sizes), pixels.device, generator)
+        uniforms = self.draw_uniforms(len(sizes), pixels.device, generator)
         if pixels.device.type == "cpu":
-            made = augment.render_in_chunks(self, pixels, self.drawn(taken, sizes, views), mean, std)
+            rendered = augment.render_in_chunks(self, pixels, self.draws_from(uniforms, sizes, views), mean, std)
         else:
-            by_products = dtype != torch.float32 or products.are_exact(pixels.device)
-            made = (renderer or draw_and_render)(self, pixels, taken, sizes, views, mean, std, dtype, by_products)
-        return made.view(views, len(pixels), *made.shape[1:])
+            use_products = dtype != torch.float32 or products.has_exact_products(pixels.device)
+            rendered = (renderer or draw_and_render)(
+                self, pixels, uniforms, sizes, views, mean, std, dtype, use_products
+            )
+        return rendered.view(views, len(pixels), *rendered.shape[1:])
 
     def local_views(
         self,
@@ -110,59 +111,63 @@ class Crops:
         renderer: Renderer | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor | None:
-        """(count, B, C, small, small) from the same operations; None where no local crops are asked for."""
+        """(count, B, C, small, small) by the same operations; None without local crops."""
         if self.local is None:
             return None
         small = replace(self, size=self.local.size, scale=self.local.scale, local=None)
         return small(batch, mean, std, generator, self.local.count, renderer, dtype)
 
     def draw(self, n: int, sizes: Tensor, generator: torch.Generator | None = None, views: int = 1) -> Draws:
-        """For n rows: the first n / views of them are first views, and so on."""
-        return self.drawn(self.uniforms(n, sizes.device, generator), sizes, views)
+        """Draw the parameters of n rows: the first n / views rows are first views, and so on."""
+        return self.draws_from(self.draw_uniforms(n, sizes.device, generator), sizes, views)
 
-    def uniforms(self, n: int, device: torch.device, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The random numbers that n rows take, all from [0, 1)."""
+    def draw_uniforms(
+        self, n: int, device: torch.device, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """The random numbers for n rows, all from [0, 1)."""
 
-        def uniform(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.rand(*shape, generator=generator, device=device, dtype=dtype)
 
-        taken = {
-            "jitter": uniform(n), "factors": uniform(n, 3), "box": uniform(4, n, TRIES, dtype=torch.float64),
-            "flip": uniform(n), "hue": uniform(n), "order": uniform(n, 4), "grey": uniform(n), "blur": uniform(n),
-            "sigma": uniform(n),
+        uniforms = {
+            "jitter": draw(n), "factors": draw(n, 3), "box": draw(4, n, CROP_ATTEMPTS, dtype=torch.float64),
+            "flip": draw(n), "hue": draw(n), "order": draw(n, 4), "grey": draw(n), "blur": draw(n),
+            "sigma": draw(n),
         }  # fmt: skip
-        if self.solarize not in NEVER:  # drawn last, and only when asked for: the other draws stay as they are
-            taken["solarize"] = uniform(n)
-        return taken
+        if self.solarize not in ZERO_PROBABILITY:  # last and only if used, so that the other draws do not change
+            uniforms["solarize"] = draw(n)
+        return uniforms
 
-    def drawn(self, taken: dict[str, Tensor], sizes: Tensor, views: int = 1) -> Draws:
-        """What those random numbers stand for."""
+    def draws_from(self, uniforms: dict[str, Tensor], sizes: Tensor, views: int = 1) -> Draws:
+        """Turn the numbers of `draw_uniforms` into the parameters of the views."""
 
-        def happens(probability: PerView, by: Tensor) -> Tensor:
+        def happens(probability: PerView, uniform: Tensor) -> Tensor:
             if isinstance(probability, tuple):
-                rows = by.view(views, -1)
-                return torch.cat([row < probability[view % 2] for view, row in enumerate(rows)])
-            return by < probability
+                by_view = uniform.view(views, -1)
+                return torch.cat([row < probability[view % 2] for view, row in enumerate(by_view)])
+            return uniform < probability
 
-        jittered = happens(self.jitter, taken["jitter"])
-        strengths = zip((self.brightness, self.contrast, self.saturation), taken["factors"].unbind(1), strict=True)
-        factors = [torch.where(jittered, 1 + s * (2 * by - 1), torch.ones_like(by)) for s, by in strengths]
+        jittered = happens(self.jitter, uniforms["jitter"])
+        strengths = zip((self.brightness, self.contrast, self.saturation), uniforms["factors"].unbind(1), strict=True)
+        factors = [
+            torch.where(jittered, 1 + s * (2 * uniform - 1), torch.ones_like(uniform)) for s, uniform in strengths
+        ]
         low, high = self.blur_sigma
         return Draws(
-            box=boxes_from_draws(taken["box"], sizes, self.scale, self.ratio),
-            flip=happens(self.flip, taken["flip"]),
+            box=boxes_from_draws(uniforms["box"], sizes, self.scale, self.ratio),
+            flip=happens(self.flip, uniforms["flip"]),
             factors=torch.stack(factors, dim=1),
-            hue=self.hue * (2 * taken["hue"] - 1) * jittered,
-            order=taken["order"].argsort(1),
-            grey=happens(self.grey, taken["grey"]),
-            sigma=happens(self.blur, taken["blur"]) * (low + (high - low) * taken["sigma"]),
-            solarize=happens(self.solarize, taken["solarize"]) if "solarize" in taken else None,
+            hue=self.hue * (2 * uniforms["hue"] - 1) * jittered,
+            order=uniforms["order"].argsort(1),
+            grey=happens(self.grey, uniforms["grey"]),
+            sigma=happens(self.blur, uniforms["blur"]) * (low + (high - low) * uniforms["sigma"]),
+            solarize=happens(self.solarize, uniforms["solarize"]) if "solarize" in uniforms else None,
         )
 
 
 @dataclass(frozen=True)
 class Masks:
-    """App. B: a view of a toy vector has a share of its dimensions replaced by the data's mean, which is zero."""
+    """App. B: in a view of a toy vector, a fraction of the dimensions is replaced by the data's mean, zero."""
 
     kind: Literal["masks"] = "masks"
     share: Fraction = 0.6
@@ -180,7 +185,7 @@ class Masks:
         vectors = batch.pixels
         n, width = vectors.shape
         rank = torch.rand(views, n, width, generator=generator, device=vectors.device).argsort(-1)
-        return vectors * (rank >= round(self.share * width))  # exactly that share, not that share on average
+        return vectors * (rank >= round(self.share * width))  # exactly that fraction, not on average
 
     def local_views(self, *_: Any, **_named: Any) -> None:
         """A vector has no small crops."""
@@ -190,16 +195,16 @@ ViewSpec = Crops | Masks
 
 
 def draw_and_render(
-    crops: Crops, pixels: Tensor, taken: dict[str, Tensor], sizes: Tensor, views: int, *how: Any
+    crops: Crops, pixels: Tensor, uniforms: dict[str, Tensor], sizes: Tensor, views: int, *render_options: Any
 ) -> Tensor:
-    """`render` from the random numbers themselves: what is compiled into a few kernels on a GPU."""
-    return products.render(crops, pixels, crops.drawn(taken, sizes, views), *how)
+    """`products.render` from uniform numbers; on a GPU this is compiled into a few kernels."""
+    return products.render(crops, pixels, crops.draws_from(uniforms, sizes, views), *render_options)
 
 
 def boxes_from_draws(draws: Tensor, sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
-    """(n, 4) top, left, height, width, drawn as torchvision's RandomResizedCrop does, for all rows at once.
+    """(n, 4) top, left, height, width, as in torchvision's RandomResizedCrop, for all rows at once.
 
-    `draws` are (4, n, tries) numbers from [0, 1): area, aspect, top and left of each attempt.
+    `draws` are (4, n, CROP_ATTEMPTS) numbers from [0, 1): area, aspect, top and left of each attempt.
     """
     height, width = sizes[:, :1].double(), sizes[:, 1:].double()
     area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[0])
@@ -207,19 +212,19 @@ def boxes_from_draws(draws: Tensor, sizes: Tensor, scale: tuple[float, float], r
     aspect = (low + (high - low) * draws[1]).exp()
     w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
-    first = fits.to(torch.uint8).argmax(1, keepdim=True)  # of several attempts the first that fits
-    w, h = w.gather(1, first), h.gather(1, first)
-    top = (draws[2].gather(1, first) * (height - h + 1)).floor()
-    left = (draws[3].gather(1, first) * (width - w + 1)).floor()
-    # none fits: the whole image, cut to the nearest allowed aspect, from its centre
+    first_fit = fits.to(torch.uint8).argmax(1, keepdim=True)  # the first attempt that fits
+    w, h = w.gather(1, first_fit), h.gather(1, first_fit)
+    top = (draws[2].gather(1, first_fit) * (height - h + 1)).floor()
+    left = (draws[3].gather(1, first_fit) * (width - w + 1)).floor()
+    # if none fits: the centre of the image, cut to the nearest allowed aspect
     w0 = torch.minimum(width, (height * ratio[1]).round())
     h0 = torch.minimum(height, (width / ratio[0]).round())
-    drawn = torch.cat([top, left, h, w], dim=1)
-    whole = torch.cat([((height - h0) / 2).floor(), ((width - w0) / 2).floor(), h0, w0], dim=1)
-    return torch.where(fits.any(1, keepdim=True), drawn, whole).float()
+    boxes = torch.cat([top, left, h, w], dim=1)
+    fallback = torch.cat([((height - h0) / 2).floor(), ((width - w0) / 2).floor(), h0, w0], dim=1)
+    return torch.where(fits.any(1, keepdim=True), boxes, fallback).float()
 
 
-def _ascending(name: str, pair: tuple[float, float]) -> None:
+def _check_ascending(name: str, pair: tuple[float, float]) -> None:
     low, high = pair
     if low > high:
         raise BadInput(f"{name} = [{low:g}, {high:g}]: the first must not be above the second")
@@ -228,36 +233,45 @@ def _ascending(name: str, pair: tuple[float, float]) -> None:
 # --- rows of a batch --------------------------------------------------------------------------------------------------
 
 
-def in_part(views: ViewSpec, part: Part) -> ViewSpec:
-    """The same views for rows that are a part of a batch.
+def views_for_rows(views: ViewSpec, row_range: RowRange) -> ViewSpec:
+    """The same views for a range of rows of a batch.
 
-    What is random is drawn for every row of the batch, whoever has it: so an image gets the same views however many
-    processes share the batch. Drawing costs little; only the own rows are rendered.
+    Random numbers are drawn for every row of the global batch, so that an image gets the same views with any number
+    of processes. Drawing is cheap; only the rows of the range are rendered.
     """
-    if part.whole:
+    if row_range.is_whole_batch:
         return views
     settings = {field.name: getattr(views, field.name) for field in fields(views)}
-    return PartOfCrops(**settings, part=part) if isinstance(views, Crops) else PartOfMasks(**settings, part=part)
+    return (
+        CropsOfRows(**settings, row_range=row_range)
+        if isinstance(views, Crops)
+        else MasksOfRows(**settings, row_range=row_range)
+    )
 
 
 @dataclass(frozen=True)
-class PartOfCrops(Crops):
+class CropsOfRows(Crops):
     """Crops of these rows."""
 
-    part: Part = Part(0, 1, 1)
+    row_range: RowRange = RowRange(0, 1, 1)
 
-    def uniforms(self, n: int, device: torch.device, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        views = n // self.part.count
-        taken = super().uniforms(self.part.total * views, device, generator)
-        return {name: self.part.of_views(drawn, views, dim=1 if name == "box" else 0) for name, drawn in taken.items()}
+    def draw_uniforms(
+        self, n: int, device: torch.device, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        views = n // self.row_range.count
+        uniforms = super().draw_uniforms(self.row_range.total * views, device, generator)
+        return {
+            name: self.row_range.select_per_view(values, views, dim=1 if name == "box" else 0)
+            for name, values in uniforms.items()
+        }
 
 
 @dataclass(frozen=True)
-class PartOfMasks(Masks):
+class MasksOfRows(Masks):
     """Masks of these rows."""
 
-    part: Part = Part(0, 1, 1)
+    row_range: RowRange = RowRange(0, 1, 1)
 
-    def __call__(self, batch: Batch, *rest: Any, **named: Any) -> Tensor:
-        whole = Batch(self.part.amid(batch.pixels))
-        return self.part.of(super().__call__(whole, *rest, **named), 1)
+    def __call__(self, batch: Batch, *args: Any, **options: Any) -> Tensor:
+        padded_batch = Batch(self.row_range.place_among_ones(batch.pixels))
+        return self.row_range.select(super().__call__(padded_batch, *args, **options), 1)

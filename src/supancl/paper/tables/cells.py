@@ -1,4 +1,4 @@
-"""A table filled: scores of runs beside the paper's numbers, average ranks, best and second-best, and notes."""
+"""Fill a table: our scores next to the paper's numbers, average ranks, best and second-best, and notes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from supancl.errors import BadInput
 from supancl.paper.tables.entries import Entry
-from supancl.paper.tables.layouts import BEYOND, DECIMALS, METHOD_TITLES, UNMARKED, Layout, Section
+from supancl.paper.tables.layouts import DECIMALS, METHOD_TITLES, NO_PAPER_ROW, UNMARKED, Layout, Section
 from supancl.paper.tables.runs import Group, Score, group_entries
 from supancl.probes.ranking import shared_ranks
 
@@ -22,18 +22,18 @@ Number = tuple[float, float]
 
 @dataclass
 class Line:
-    """One line: the cells on the left, our scores and the paper's numbers by column."""
+    """One line: the cells left of the numbers, our scores and the paper's numbers by column."""
 
     section: str
     head: tuple[str, ...]
     ours: dict[str, Score] = field(default_factory=dict)
     paper: dict[str, Number] = field(default_factory=dict)
-    places: dict[str, int] = field(default_factory=dict)  # 0: best of ours, 1: second-best
+    rankings: dict[str, int] = field(default_factory=dict)  # 0: best of ours, 1: second-best
     groups: list[Group] = field(default_factory=list)
 
 
 @dataclass
-class Filled:
+class FilledTable:
     """The whole table, ready to be written in any format."""
 
     layout: Layout
@@ -56,8 +56,8 @@ class Filled:
                 "paper": {
                     column: {"mean": number, "interval": interval} for column, (number, interval) in line.paper.items()
                 },
-                "best": [column for column, place in line.places.items() if place == 0],
-                "second": [column for column, place in line.places.items() if place == 1],
+                "best": [column for column, ranking in line.rankings.items() if ranking == 0],
+                "second": [column for column, ranking in line.rankings.items() if ranking == 1],
                 "runs": [str(entry.path) for group in line.groups for entry in group.entries],
             }
             for line in self.lines
@@ -72,55 +72,58 @@ class Filled:
         }
 
 
-def fill(layout: Layout, entries: Sequence[Entry]) -> Filled:
-    """Every row of the paper's table, and a line for each set of runs that belongs in it."""
+def fill(layout: Layout, entries: Sequence[Entry]) -> FilledTable:
+    """Fill the paper's rows with groups of runs, and add a line for each group that the paper has no row for."""
     groups = group_entries(entries)
-    placed, left = [], []
+    placed, not_placed = [], []
     for group in groups:
-        row = BEYOND if group.recipe is None else layout.row_of(group.recipe)
+        row = NO_PAPER_ROW if group.recipe is None else layout.row_of(group.recipe)
         if row is None or (group.recipe is None and layout.by_method):
-            left.append(group)
+            not_placed.append(group)
         else:
             placed.append((row, group))
-    if left and not placed:
+    if not_placed and not placed:
         raise BadInput(
-            f"none of the runs belongs in Table {layout.name} ({layout.wants}); the first is {left[0].description}"
+            f"none of the runs belongs in Table {layout.name} ({layout.requirement}); "
+            f"the first is {not_placed[0].description}"
         )
-    lines = _pivoted(layout, placed) if layout.by_method else _rows(layout, placed)
-    _name_apart(lines)
+    lines = _lines_by_data_pair(layout, placed) if layout.by_method else _lines_by_row(layout, placed)
+    _number_equal_heads(lines)
     notes = [f"paper, in brackets: {layout.setting}", *_line_notes(layout, lines, placed)]
-    notes += _way_notes(layout, lines)
+    notes += _procedure_notes(layout, lines)
     if layout.remark and any(line.ours for line in lines):
         notes.append(layout.remark)
     for section in layout.sections:
-        here = [line for line in lines if line.section == section.key]
-        notes += _summarize(layout, here, section)
-        _place(layout, here)
-    notes += [f"not in this table: {group.description}" for group in left]
+        section_lines = [line for line in lines if line.section == section.key]
+        notes += _summarize(layout, section_lines, section)
+        _mark_best(layout, section_lines)
+    notes += [f"not in this table: {group.description}" for group in not_placed]
     notes += [text for group in groups for text in group.copies]
-    notes += sorted({text for group in groups for entry in group.entries for text in entry.passed_over})
-    return Filled(layout, lines, [*notes, *_spread_notes(layout, lines)])
+    notes += sorted({text for group in groups for entry in group.entries for text in entry.excluded})
+    return FilledTable(layout, lines, [*notes, *_deviation_notes(layout, lines)])
 
 
-def _rows(layout: Layout, placed: Sequence[tuple[str, Group]]) -> list[Line]:
+def _lines_by_row(layout: Layout, placed: Sequence[tuple[str, Group]]) -> list[Line]:
     lines = []
     for section in layout.sections:
-        here = [(row, group) for row, group in placed if section.takes(group.recipe)]
+        in_section = [(row, group) for row, group in placed if section.accepts(group.recipe)]
         for row in layout.paper.rows[section.key]:
             paper = {
                 column: number
                 for column in layout.paper.columns
                 if (number := layout.paper.number(section.key, row, column)) is not None
             }
-            mine = [_line(layout, section, group) for key, group in here if key == row]
-            for line in mine:
+            our_lines = [_line(layout, section, group) for key, group in in_section if key == row]
+            for line in our_lines:
                 line.paper = paper
                 line.head = tuple(
-                    ours if ours == theirs else f"{ours} ({theirs})"
-                    for ours, theirs in zip(line.head, layout.row_head(row), strict=True)
+                    our_cell if our_cell == paper_cell else f"{our_cell} ({paper_cell})"
+                    for our_cell, paper_cell in zip(line.head, layout.row_head(row), strict=True)
                 )
-            lines += mine or [Line(section.key, layout.row_head(row), paper=paper)]
-        lines += [_line(layout, section, group) for row, group in here if row not in layout.paper.rows[section.key]]
+            lines += our_lines or [Line(section.key, layout.row_head(row), paper=paper)]
+        lines += [
+            _line(layout, section, group) for row, group in in_section if row not in layout.paper.rows[section.key]
+        ]
     return lines
 
 
@@ -139,69 +142,69 @@ def _measure(column: str, section: Section) -> str:
     return f"{column}:{section.key}" if column.startswith("fewshot:") else column
 
 
-def _pivoted(layout: Layout, placed: Sequence[tuple[str, Group]]) -> list[Line]:
-    """Table H.1: a line per data pretrained on and data judged on, a column per method."""
-    of: dict[tuple[str, str], Group] = {}
+def _lines_by_data_pair(layout: Layout, placed: Sequence[tuple[str, Group]]) -> list[Line]:
+    """Table H.1: a line per pair (pretrained on, evaluated on), a column per method."""
+    by_cell: dict[tuple[str, str], Group] = {}
     for method, group in placed:
         family = group.entries[0].pretrained_on
-        if (family, method) in of:
+        if (family, method) in by_cell:
             raise BadInput(
-                f"Table {layout.name} has one cell for {family}.{method}, and the runs have two settings of "
-                f"it: {of[family, method].description}; and {group.description}; give the runs of one of them"
+                f"Table {layout.name} has one cell for {family}.{method}, but the runs have two settings of "
+                f"it: {by_cell[family, method].description}; and {group.description}; give the runs of one setting"
             )
-        of[family, method] = group
-    families = list(dict.fromkeys(family for family, _ in of))
+        by_cell[family, method] = group
+    families = list(dict.fromkeys(family for family, _ in by_cell))
     pairs = [tuple(row.split()) for row in layout.paper.rows[""]]
     pairs += [
-        (family, onto)
+        (family, evaluated_on)
         for family in families
-        for onto in dict.fromkeys((family, "cifar10", "cifar100"))
-        if (family, onto) not in pairs
+        for evaluated_on in dict.fromkeys((family, "cifar10", "cifar100"))
+        if (family, evaluated_on) not in pairs
     ]
     lines = []
-    for family, onto in pairs:
-        row = f"{family} {onto}"
+    for family, evaluated_on in pairs:
+        row = f"{family} {evaluated_on}"
         line = Line("", layout.row_head(row))
         for method in layout.paper.columns:
             number = layout.paper.number("", row, method)
             if number is not None:
                 line.paper[method] = number
-            group_here = of.get((family, method))
-            score = group_here.score(f"linear:{onto}", layout.probe) if group_here is not None else None
-            if group_here is not None and score is not None:
+            cell_group = by_cell.get((family, method))
+            score = cell_group.score(f"linear:{evaluated_on}", layout.probe) if cell_group is not None else None
+            if cell_group is not None and score is not None:
                 line.ours[method] = score
-                line.groups.append(group_here)
+                line.groups.append(cell_group)
         if line.paper or line.ours:
             lines.append(line)
     return lines
 
 
-def _name_apart(lines: Sequence[Line]) -> None:
-    """Lines that look alike on the left get a number, under which the notes say what they are."""
+def _number_equal_heads(lines: Sequence[Line]) -> None:
+    """Number the lines that have equal heads, so that the notes can refer to them."""
     for line in lines:
         same_head = [other for other in lines if other.section == line.section and other.head == line.head]
         if len(same_head) > 1:
-            for at, other in enumerate(other for other in same_head if other.groups):
-                other.head = (f"{other.head[0]} [{at + 1}]".strip(), *other.head[1:])
+            for index, other in enumerate(other for other in same_head if other.groups):
+                other.head = (f"{other.head[0]} [{index + 1}]".strip(), *other.head[1:])
 
 
 def _line_notes(layout: Layout, lines: Sequence[Line], placed: Sequence[tuple[str, Group]]) -> list[str]:
-    """What each line of ours is, and how to fill it where nothing was measured yet."""
+    """Describe each of our lines, and how to fill the ones without a measurement."""
     if layout.by_method:
-        named = [(METHOD_TITLES[method], group) for method, group in placed]
+        named_groups = [(METHOD_TITLES[method], group) for method, group in placed]
         empty = {id(group) for _, group in placed} - {id(group) for line in lines for group in line.groups}
     else:
-        named = [(layout.line_name(line.head), line.groups[0]) for line in lines if line.groups]
+        named_groups = [(layout.line_name(line.head), line.groups[0]) for line in lines if line.groups]
         empty = {id(line.groups[0]) for line in lines if line.groups and not line.ours}
-    notes = [f"{name}: {group.description}" for name, group in named]
-    missing = list(dict.fromkeys(name for name, group in named if id(group) in empty))
+    notes = [f"{name}: {group.description}" for name, group in named_groups]
+    missing = list(dict.fromkeys(name for name, group in named_groups if id(group) in empty))
     if missing:
-        notes.append(f"nothing measured yet of {', '.join(missing)}: {_way_out(layout)}")
+        notes.append(f"not measured yet: {', '.join(missing)}; {_advice_to_fill(layout)}")
     return list(dict.fromkeys(notes))
 
 
-def _way_out(layout: Layout) -> str:
-    wanted = dict.fromkeys(column.partition(":")[0] for column in layout.paper.columns)
+def _advice_to_fill(layout: Layout) -> str:
+    kinds = dict.fromkeys(column.partition(":")[0] for column in layout.paper.columns)
     if layout.by_method:
         return "supancl evaluate linear RUN --data SOURCE fills it"
     commands = {
@@ -211,11 +214,11 @@ def _way_out(layout: Layout) -> str:
         "knn": "evaluate knn",
         "ap": "detect train",
     }
-    return f"{', '.join(f'supancl {commands[kind]}' for kind in wanted if kind in commands)} would fill it"
+    return f"{', '.join(f'supancl {commands[kind]}' for kind in kinds if kind in commands)} would fill it"
 
 
 def average_ranks(scores: Sequence[Sequence[float]], decimals: int = 2) -> list[float]:
-    """The mean over columns of each line's rank, 1 for the highest score; scores that are printed alike share a rank.
+    """The mean over columns of each line's rank, 1 for the highest score; scores that print the same share a rank.
 
     >>> average_ranks([[90.0, 70.001], [80.0, 70.0]])
     [1.25, 1.75]
@@ -225,107 +228,111 @@ def average_ranks(scores: Sequence[Sequence[float]], decimals: int = 2) -> list[
 
 
 def _summarize(layout: Layout, lines: Sequence[Line], section: Section) -> list[str]:
-    """Avg and Avg.Rank of our lines, over the data sets that all of them have."""
+    """Add Avg or Avg.Rank to our lines, over the data sets that all of them have; returns notes about it."""
     kind = next((column for column in ("rank", "average") if column in layout.paper.columns), None)
     columns = [column for column in layout.paper.columns if column != kind]
-    mine = [line for line in lines if line.ours]
-    common = [column for column in columns if all(column in line.ours for line in mine)]
-    if kind is None or not mine:
+    our_lines = [line for line in lines if line.ours]
+    common = [column for column in columns if all(column in line.ours for line in our_lines)]
+    if kind is None or not our_lines:
         return []
-    where = f" in {section.title}" if section.title else ""
+    location = f" in {section.title}" if section.title else ""
     title = layout.column_title(kind)
-    if not common or (kind == "rank" and len(mine) < 2):
-        return [f"{title}{where}: blank, it takes {'two lines with ' if kind == 'rank' else ''}a data set in common"]
+    if not common or (kind == "rank" and len(our_lines) < 2):
+        return [f"{title}{location}: blank, it needs {'two lines with ' if kind == 'rank' else ''}a data set in common"]
     if kind == "rank":
-        ranks = average_ranks([[line.ours[column].mean for column in common] for line in mine])
-        for line, rank in zip(mine, ranks, strict=True):
+        ranks = average_ranks([[line.ours[column].mean for column in common] for line in our_lines])
+        for line, rank in zip(our_lines, ranks, strict=True):
             line.ours[kind] = Score(rank)
     else:
-        for line in mine:
+        for line in our_lines:
             average = line.groups[0].average([_measure(column, section) for column in common])
             line.ours[kind] = average or Score(statistics.fmean(line.ours[column].mean for column in common))
     if len(common) == len(columns):
-        return [f"{title}{where}: ours among the {len(mine)} lines with runs"] if kind == "rank" else []
+        return [f"{title}{location}: ours among the {len(our_lines)} lines with runs"] if kind == "rank" else []
     names = ", ".join(map(layout.column_title, common))
-    return [f"{title}{where}: ours over {len(common)} of {len(columns)} data sets ({names}), the paper's over all"]
+    return [f"{title}{location}: ours over {len(common)} of {len(columns)} data sets ({names}), the paper's over all"]
 
 
-def _place(layout: Layout, lines: Sequence[Line]) -> None:
-    """Best and second-best of ours, as printed: a line apart for Table H.1, down each column otherwise."""
+def _mark_best(layout: Layout, lines: Sequence[Line]) -> None:
+    """Mark our best and second-best as printed: within a line in Table H.1, within a column in all others."""
     if layout.by_method:
         for line in lines:
             cells = {(0, column): score for column, score in line.ours.items()}
-            _mark([line], cells, lowest=False)
+            _mark_cells([line], cells, lowest=False)
         return
     for column in layout.paper.columns:
         if column not in UNMARKED:
-            cells = {(at, column): line.ours[column] for at, line in enumerate(lines) if column in line.ours}
-            _mark(lines, cells, lowest=column == "rank")
+            cells = {(index, column): line.ours[column] for index, line in enumerate(lines) if column in line.ours}
+            _mark_cells(lines, cells, lowest=column == "rank")
 
 
-def ranked_way(scores: Sequence[Score]) -> str:
-    """The way of measuring that most scores have, the first of equally many: only those are ranked."""
+def ranked_procedure(scores: Sequence[Score]) -> str:
+    """The most frequent way of measuring, the first one if equal; only its scores are ranked."""
     return Counter(score.how for score in scores).most_common(1)[0][0]
 
 
-def _mark(lines: Sequence[Line], cells: dict[tuple[int, str], Score], lowest: bool) -> None:
-    cells = {key: score for key, score in cells.items() if score.how == ranked_way(list(cells.values()))}
+def _mark_cells(lines: Sequence[Line], cells: dict[tuple[int, str], Score], lowest: bool) -> None:
+    cells = {key: score for key, score in cells.items() if score.how == ranked_procedure(list(cells.values()))}
     if len(cells) < 2:
         return
     printed = {key: round(score.mean, 2) for key, score in cells.items()}
     order = sorted(set(printed.values()), reverse=not lowest)
-    for (at, column), value in printed.items():
-        lines[at].places[column] = order.index(value)
+    for (index, column), value in printed.items():
+        lines[index].rankings[column] = order.index(value)
 
 
-def _way_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
-    """How the numbers of a column were measured, where there is more than one way, and which lines differ."""
-    notes: dict[str, list[str]] = {}  # what is said -> of which columns
-    parts: list[tuple[str, list[tuple[str, Score]]]]
+def _procedure_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
+    """How the numbers of a column were measured, and which lines differ in that."""
+    notes: dict[str, list[str]] = {}  # text -> columns
+    titled_cells: list[tuple[str, list[tuple[str, Score]]]]
     if layout.by_method:
-        parts = [
+        titled_cells = [
             (" -> ".join(line.head), [(METHOD_TITLES[column], score) for column, score in line.ours.items()])
             for line in lines
         ]
     else:
-        parts = [
+        titled_cells = [
             (
                 layout.column_title(column),
                 [(layout.line_name(line.head), line.ours[column]) for line in lines if column in line.ours],
             )
             for column in layout.paper.columns
         ]
-    for title, cells in parts:
-        ways: dict[str, list[str]] = {}
+    for title, cells in titled_cells:
+        procedures: dict[str, list[str]] = {}
         for name, score in cells:
             if score.how:
-                ways.setdefault(score.how, []).append(name)
-        if ways:
-            note = "; ".join(ways if len(ways) == 1 else [f"{how} ({', '.join(names)})" for how, names in ways.items()])
-            if len(ways) > 1:
-                note += f"; only {ranked_way([score for _, score in cells if score.how])} is ranked"
+                procedures.setdefault(score.how, []).append(name)
+        if procedures:
+            note = "; ".join(
+                procedures
+                if len(procedures) == 1
+                else [f"{how} ({', '.join(names)})" for how, names in procedures.items()]
+            )
+            if len(procedures) > 1:
+                note += f"; only {ranked_procedure([score for _, score in cells if score.how])} is ranked"
             notes.setdefault(note, []).append(title)
-    found = [f"{', '.join(titles)}: {note}" for note, titles in notes.items()]
+    texts = [f"{', '.join(titles)}: {note}" for note, titles in notes.items()]
     if any("held-out images" in note and ("probe" in note or note.startswith("held-out")) for note in notes):
-        found.append("the paper's k-NN and linear accuracies are of test images")
-    return found
+        texts.append("the paper's k-NN and linear accuracies are on test images")
+    return texts
 
 
-def _spread_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
+def _deviation_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
     scores = [score for line in lines for score in line.ours.values()]
     notes = []
-    spread = [score for score in scores if not math.isnan(score.sd)]
-    if spread:
-        single = ", of a single run over its detectors" if any(score.n == 1 for score in spread) else ""
+    with_sd = [score for score in scores if not math.isnan(score.sd)]
+    if with_sd:
+        single = ", of a single run over its detectors" if any(score.n == 1 for score in with_sd) else ""
         notes.append(f"±: standard deviation over the runs{single}")
     if any(not math.isnan(score.interval) for score in scores):
         notes.append("± of a single run: the 95% interval of its evaluation")
     for line in lines:
-        wanted = sum(len(group.entries) for group in line.groups) if len(line.groups) == 1 else 0
-        fewer = [column for column, score in line.ours.items() if column != "rank" and score.n < wanted]
+        runs = sum(len(group.entries) for group in line.groups) if len(line.groups) == 1 else 0
+        fewer = [column for column, score in line.ours.items() if column != "rank" and score.n < runs]
         if fewer:
             notes.append(
-                f"{layout.line_name(line.head)}: of fewer runs than n: "
+                f"{layout.line_name(line.head)}: fewer runs than n in "
                 f"{', '.join(f'{layout.column_title(column)} ({line.ours[column].n})' for column in fewer)}"
             )
     return notes

@@ -1,4 +1,4 @@
-"""What was measured of one run: every way in which a number of a table was found, the paper's way first."""
+"""What was measured of one run: each number of a table by every procedure used, the paper's first."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from supancl.data.opening import same_source
+from supancl.data.opening import is_same_source
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.errors import BadInput
 from supancl.evaluate.feature_cache import encoder_key
-from supancl.evaluate.naming import has_old_crop, registered, source_of, unusual
+from supancl.evaluate.naming import has_old_crop, non_default_settings, registered_name, source_of
 from supancl.evaluate.protocols import TRAINED_IMAGES
 from supancl.evaluate.sources import data_set_of
 from supancl.recipes import Recipe
@@ -25,22 +25,22 @@ from supancl.weights.run_folder import RunFolder
 
 PROBES = {"lbfgs": "convex probe", "sgd": "SGD probe"}
 MONITOR = "the monitor's last check"
-PROJECTED = "projector features of training images"
+PROJECTOR_FEATURES = "projector features of training images"
 # (layer, split) of `evaluate variance` -> order of preference and words; the paper's, as we read it, comes first
 VARIANCES = {
-    ("projector", "train"): (0, PROJECTED),
+    ("projector", "train"): (0, PROJECTOR_FEATURES),
     ("pooled", "held-out"): (1, "encoder features of held-out images"),
     ("pooled", "test"): (1, "encoder features of test images"),
 }
-# what may differ from the protocol's usual settings: it is part of the words of `Found.how` instead
-FREE = {"linear": ("split", "probe"), "knn": ("split",), "variance": ("split", "layer")}
+# settings that may differ from the protocol's usual ones, because `MeasuredValue.how` names them
+FREE_SETTINGS = {"linear": ("split", "probe"), "knn": ("split",), "variance": ("split", "layer")}
 
 
-class Found(NamedTuple):
-    """A number of one run with its interval, and how it was measured; nan where there is none.
+class MeasuredValue(NamedTuple):
+    """A number of one run with its interval (nan if it has none), and how it was measured.
 
-    Numbers of different ways (`how`) are neither averaged nor ranked with one another. `order` sorts the ways of a
-    measure: the smallest is nearest to the paper's. `sd` is over several detectors of one encoder.
+    Numbers with a different `how` are neither averaged nor ranked together. The smallest `order` is the procedure
+    closest to the paper's. `sd` is over several detectors of one encoder.
     """
 
     value: float
@@ -62,180 +62,197 @@ class ScoredDetector(NamedTuple):
 
     def began_from(self, run: Path) -> bool:
         """Whether its encoder is that of this run folder, by path."""
-        named = Path(self.encoder)
-        return (named.parent if named.name == "encoder.safetensors" else named).resolve() == run.resolve()
+        encoder_path = Path(self.encoder)
+        return (
+            encoder_path.parent if encoder_path.name == "encoder.safetensors" else encoder_path
+        ).resolve() == run.resolve()
 
 
 @dataclass
 class Entry:
-    """One run, or one encoder of which only evaluations are known (then without a recipe)."""
+    """One run; or one encoder with nothing but evaluations, and then without a recipe."""
 
     path: Path
     recipe: Recipe | None = None
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    values: dict[str, float] = field(default_factory=dict)  # of a toy study, which keeps no run folders
-    conditions: str = ""  # of a toy study: its reading, and a size that is not the paper's
-    fingerprint: str = ""  # of the data, wherever they lie
-    unfinished: str = ""  # how far its log goes, of a run that was not trained to its end
+    values: dict[str, float] = field(default_factory=dict)  # of a toy study, which has no run folders
+    conditions: str = ""  # of a toy study: its reading, and sizes that differ from the paper
+    fingerprint: str = ""  # of the data, independent of their path
+    unfinished: str = ""  # how far the log goes, if the run was not trained to its end
     detectors: list[ScoredDetector] = field(default_factory=list)
-    passed_over: set[str] = field(default_factory=set)  # what does not belong in the table, and why
+    excluded: set[str] = field(default_factory=set)  # what is not in the table, and why
 
-    def find(self, measure: str, probe: str = "lbfgs") -> list[Found]:
-        """Each way in which this was measured, once, the preferred one first; empty where it was not measured.
+    def find(self, measure: str, probe: str = "lbfgs") -> list[MeasuredValue]:
+        """The measure by each procedure used, the preferred one first; empty if it was not measured.
 
-        Test images come before held-out ones; linear accuracy by `probe` comes before that by the other one.
+        Test images come before held-out ones; linear accuracy by `probe` comes before the other probe's.
         """
         if self.unfinished:
-            self.passed_over.add(f"{self.path}: not counted, {self.unfinished}")
+            self.excluded.add(f"{self.path}: not counted, {self.unfinished}")
             return []
         if measure in self.values:
-            ways = [Found(self.values[measure])]
+            values = [MeasuredValue(self.values[measure])]
         elif measure in ("ap", "ap50"):
-            ways = self._detected(measure.upper())
+            values = self._from_detectors(measure.upper())
         else:
-            ways = sorted(self._evaluated(measure, probe), key=lambda found: found.order)
-            if not ways and self.recipe is not None and not self.values:
-                ways = self._logged(measure)
-        return list({found.how: found for found in reversed(ways) if math.isfinite(found.value)}.values())[::-1]
+            values = sorted(self._from_evaluations(measure, probe), key=lambda value: value.order)
+            if not values and self.recipe is not None and not self.values:
+                values = self._from_log(measure)
+        return list({value.how: value for value in reversed(values) if math.isfinite(value.value)}.values())[::-1]
 
     def value(self, measure: str) -> float | None:
-        """The number by the preferred way; None where it was not measured, or before the run's end."""
-        ways = self.find(measure)
-        return ways[0].value if ways else None
+        """The number by the preferred procedure; None if it was not measured or the run is unfinished."""
+        values = self.find(measure)
+        return values[0].value if values else None
 
     # --- evaluations --------------------------------------------------------------------------------------------------
 
-    def _evaluated(self, measure: str, probe: str) -> Iterator[Found]:
-        kind, _, rest = measure.partition(":")
+    def _from_evaluations(self, measure: str, probe: str) -> Iterator[MeasuredValue]:
+        kind, _, data_set = measure.partition(":")
         if kind in ("within", "ratio"):
-            for evaluation in self._fitting("variance", kind):
-                place, words = VARIANCES[
+            for evaluation in self._matching_evaluations("variance", kind):
+                preference, how = VARIANCES[
                     str(evaluation.get("layer", "pooled")), str(evaluation.get("split", "held-out"))
                 ]
-                yield _found(
-                    evaluation, kind, words + crop_of(evaluation), (place,), scale=100 if kind == "ratio" else 1
+                yield _read_value(
+                    evaluation, kind, how + crop_of(evaluation), (preference,), scale=100 if kind == "ratio" else 1
                 )
         elif kind == "knn":
-            for evaluation in self._fitting("knn", "accuracy"):
-                yield _found(
+            for evaluation in self._matching_evaluations("knn", "accuracy"):
+                yield _read_value(
                     evaluation, "accuracy", images_of(evaluation) + crop_of(evaluation), (_image_order(evaluation),)
                 )
         elif kind == "linear":
-            for evaluation in self._fitting("linear", "accuracy", rest):
-                named = str(evaluation.get("probe", "lbfgs"))
-                words = probe_of(evaluation)
-                other, images = int(named != probe), _image_order(evaluation)
-                order = (other, images) if probe == "sgd" else (images, other)  # Table 4: the paper's probe above all
-                yield _found(
-                    evaluation, "accuracy", f"{words}, {images_of(evaluation)}", order if named in PROBES else (2, 2)
+            for evaluation in self._matching_evaluations("linear", "accuracy", data_set):
+                probe_name = str(evaluation.get("probe", "lbfgs"))
+                how = probe_of(evaluation)
+                is_other_probe, image_order = int(probe_name != probe), _image_order(evaluation)
+                order = (
+                    (is_other_probe, image_order) if probe == "sgd" else (image_order, is_other_probe)
+                )  # Table 4: the paper's probe comes first
+                yield _read_value(
+                    evaluation, "accuracy", f"{how}, {images_of(evaluation)}", order if probe_name in PROBES else (2, 2)
                 )
         else:
-            for evaluation in self._fitting(f"{kind}-{rest.replace(':', '-')}", "accuracy", rest.partition(":")[0]):
-                yield _found(evaluation, "accuracy", "", ())
+            for evaluation in self._matching_evaluations(
+                f"{kind}-{data_set.replace(':', '-')}", "accuracy", data_set.partition(":")[0]
+            ):
+                yield _read_value(evaluation, "accuracy", "", ())
 
-    def _fitting(self, base: str, key: str, data_set: str = "") -> Iterator[dict[str, Any]]:
-        """Evaluations of that name that belong in a table; those that do not are noted.
+    def _matching_evaluations(self, base: str, key: str, data_set: str = "") -> Iterator[dict[str, Any]]:
+        """Evaluations of this name that belong in a table; the reasons for the others go to `excluded`.
 
-        k-NN, linear accuracy and variance are of the run's own data, or of `data_set` where that is another one.
+        k-NN, linear accuracy and variance are on the run's training data, or on `data_set` if that is another one.
         """
-        own = base in FREE and data_set in ("", self.pretrained_on)
+        on_training_data = base in FREE_SETTINGS and data_set in ("", self.pretrained_on)
         for name, evaluation in self.evaluations.items():
-            if not isinstance(evaluation.get(key), (int, float)) or not self._is_meant(
-                name, evaluation, base, data_set, own
+            if not isinstance(evaluation.get(key), (int, float)) or not self._matches_cell(
+                name, evaluation, base, data_set, on_training_data
             ):
                 continue
-            fault = self._fault(evaluation, own, data_set, FREE.get(base, ()))
-            if fault:
-                self.passed_over.add(f"{self.path}: {name}.json {fault}")
+            reason = self._why_excluded(evaluation, on_training_data, data_set, FREE_SETTINGS.get(base, ()))
+            if reason:
+                self.excluded.add(f"{self.path}: {name}.json {reason}")
             else:
                 yield evaluation
 
-    def _is_meant(self, name: str, evaluation: Mapping[str, Any], base: str, data_set: str, own: bool) -> bool:
-        """Whether an evaluation is the one a cell asks for: by its name, or, on other data, by what they are."""
-        named, source = str(evaluation.get("base", name)), source_of(evaluation)
-        if base not in FREE:
-            return named == base
-        protocol, _, of = named.partition("-")
+    def _matches_cell(
+        self, name: str, evaluation: Mapping[str, Any], base: str, data_set: str, on_training_data: bool
+    ) -> bool:
+        """Whether an evaluation belongs to a cell: by its name or, on other data, by the data set."""
+        full_name, source = str(evaluation.get("base", name)), source_of(evaluation)
+        if base not in FREE_SETTINGS:
+            return full_name == base
+        protocol, _, on_data = full_name.partition("-")
         if protocol != base:
             return False
-        if own:  # another copy of the same data set is the same data
-            return not of or bool(source and self.pretrained_on and data_set_of(source) == self.pretrained_on)
-        return bool(of) and (data_set_of(source) if source else of) == data_set
+        if on_training_data:  # another copy of the same data set is the same data
+            return not on_data or bool(source and self.pretrained_on and data_set_of(source) == self.pretrained_on)
+        return bool(on_data) and (data_set_of(source) if source else on_data) == data_set
 
-    def _fault(self, evaluation: Mapping[str, Any], own: bool, of: str, free: Sequence[str]) -> str:
-        """Why an evaluation does not belong in a table of the paper; empty where it does."""
-        source, other = (
+    def _why_excluded(
+        self, evaluation: Mapping[str, Any], on_training_data: bool, data_set: str, free_settings: Sequence[str]
+    ) -> str:
+        """Why an evaluation does not belong in a table of the paper; empty if it does."""
+        source, changed = (
             source_of(evaluation),
-            {key: value for key, value in unusual(evaluation).items() if key not in free},
+            {key: value for key, value in non_default_settings(evaluation).items() if key not in free_settings},
         )
-        if own and self.recipe is not None and source and not self._is_own(source):
-            return f"is of {source}, not of the data it was trained on"
-        if not free and of in BENCHMARKS and source and of not in (source, registered(source)):
-            return f"is of {source}, not of {of}@ROOT, the data set that the table means"
-        if isinstance(evaluation.get("weights"), str) and self.present not in ("", evaluation["weights"]):
-            return (
-                "is of other weights than the run's encoder has now (judged before its last epoch?); measure it again"
-            )
+        if on_training_data and self.recipe is not None and source and not self._is_training_data(source):
+            return f"was measured on {source}, not on the data of the run"
+        if (
+            not free_settings
+            and data_set in BENCHMARKS
+            and source
+            and data_set not in (source, registered_name(source))
+        ):
+            return f"was measured on {source}, not on {data_set}@ROOT, the data set of the table"
+        if isinstance(evaluation.get("weights"), str) and self.encoder_checksum not in ("", evaluation["weights"]):
+            return "was measured with other weights than the run has now (before its last epoch?); measure it again"
         if evaluation.get("overlaps_training"):
             return "was measured on images that the run was trained on"
         if evaluation.get("partial"):
-            return "is of a data set that was not whole"
-        if "layer" in free:
-            pair = str(evaluation.get("layer", "pooled")), str(evaluation.get("split", "held-out"))
-            other |= {} if pair in VARIANCES else {"layer": pair[0], "split": pair[1]}
-        if other:
-            return f"has other settings ({', '.join(f'{key} {value}' for key, value in other.items())})"
+            return "was measured on an incomplete data set"
+        if "layer" in free_settings:
+            layer_and_split = str(evaluation.get("layer", "pooled")), str(evaluation.get("split", "held-out"))
+            changed |= (
+                {} if layer_and_split in VARIANCES else {"layer": layer_and_split[0], "split": layer_and_split[1]}
+            )
+        if changed:
+            return f"has other settings ({', '.join(f'{key} {value}' for key, value in changed.items())})"
         return ""
 
-    def _is_own(self, source: str) -> bool:
+    def _is_training_data(self, source: str) -> bool:
         assert self.recipe is not None
-        own = self.recipe.data.source
-        known = data_set_of(source)
-        return same_source(source, own) or (known is not None and known == data_set_of(own))
+        training_source = self.recipe.data.source
+        data_set = data_set_of(source)
+        return is_same_source(source, training_source) or (
+            data_set is not None and data_set == data_set_of(training_source)
+        )
 
     # --- detectors and logs -------------------------------------------------------------------------------------------
 
-    def _detected(self, score: str) -> list[Found]:
-        """Per setting the mean over the detectors of this encoder; that of most seeds first."""
-        ways: dict[str, dict[int, float]] = {}
+    def _from_detectors(self, score: str) -> list[MeasuredValue]:
+        """The mean over this encoder's detectors, per setting; the setting with most seeds first."""
+        by_setting: dict[str, dict[int, float]] = {}
         for detector in self.detectors:
-            if detector.weights and self.present and detector.weights != self.present:
-                self.passed_over.add(f"{detector.path}: is of other weights than {self.path} has now; train it again")
-            elif detector.seed in ways.setdefault(detector.how, {}):
-                self.passed_over.add(f"{detector.path}: not counted, it has seed {detector.seed} of another detector")
+            if detector.weights and self.encoder_checksum and detector.weights != self.encoder_checksum:
+                self.excluded.add(f"{detector.path}: has other weights than {self.path} now; train it again")
+            elif detector.seed in by_setting.setdefault(detector.how, {}):
+                self.excluded.add(f"{detector.path}: not counted, it has seed {detector.seed} of another detector")
             elif (number := detector.scores.get(score)) is not None:
-                ways[detector.how][detector.seed] = float(number)
-        found = [(how, list(seeds.values())) for how, seeds in ways.items() if seeds]
-        found.sort(key=lambda way: -len(way[1]))
-        summaries = [(how, seed_stats(values)) for how, values in found]
-        return [Found(mean, math.nan, how, (), sd) for how, (mean, sd) in summaries]
+                by_setting[detector.how][detector.seed] = float(number)
+        by_seeds = [(how, list(seeds.values())) for how, seeds in by_setting.items() if seeds]
+        by_seeds.sort(key=lambda item: -len(item[1]))
+        summaries = [(how, seed_stats(values)) for how, values in by_seeds]
+        return [MeasuredValue(mean, math.nan, how, (), sd) for how, (mean, sd) in summaries]
 
-    def _logged(self, measure: str) -> list[Found]:
-        """From metrics.jsonl: losses over the last epoch; k-NN and variance of the monitor's last check."""
+    def _from_log(self, measure: str) -> list[MeasuredValue]:
+        """Read metrics.jsonl: losses of the last epoch, k-NN and variance of the monitor's last check."""
         folder = RunFolder(self.path)
         if measure == "collapsed":
             state, _ = load_newest(folder.checkpoints)
-            return [] if state is None else [Found(float(state["monitor"]["collapsed"]))]
+            return [] if state is None else [MeasuredValue(float(state["monitor"]["collapsed"]))]
         rows = folder.metrics()
         if measure == "sup" and self.recipe is not None and not self._has_supervised_target(self.recipe):
-            return []  # what is logged there is l_ssl once more
+            return []  # the log repeats l_ssl there
         if measure in ("ssl", "sup"):
             train = [row for row in rows if row["kind"] == "train"]
             last = [row[measure] for row in train if row["epoch"] == train[-1]["epoch"] and row[measure] is not None]
-            return [Found(statistics.fmean(last))] if last else []
+            return [MeasuredValue(statistics.fmean(last))] if last else []
         key = {"knn": "knn", "within": "s_w", "ratio": "s_w/s_t"}.get(measure, "")
         checks = [row[key] for row in rows if row["kind"] == "monitor" and row.get(key) is not None]
-        return [Found((100 if measure == "ratio" else 1) * checks[-1], how=MONITOR)] if checks else []
+        return [MeasuredValue((100 if measure == "ratio" else 1) * checks[-1], how=MONITOR)] if checks else []
 
     @staticmethod
-    def _has_supervised_target(chosen: Recipe) -> bool:
-        return chosen.loss.supervised or chosen.pool.kind != "none"
+    def _has_supervised_target(recipe: Recipe) -> bool:
+        return recipe.loss.supervised or recipe.pool.kind != "none"
 
-    # --- what it is ---------------------------------------------------------------------------------------------------
+    # --- identity ---------------------------------------------------------------------------------------------------
 
     @cached_property
-    def present(self) -> str:
-        """The checksum of the run's encoder as it is now; empty where none can be read: evaluations travel without."""
+    def encoder_checksum(self) -> str:
+        """The checksum of the run's current encoder; empty if it cannot be read (copied evaluations have none)."""
         try:
             return "" if self.recipe is None else encoder_key(load_encoder(self.path))
         except BadInput:
@@ -243,7 +260,7 @@ class Entry:
 
     @property
     def weights(self) -> set[str]:
-        """Of the encoders that the evaluations were made of."""
+        """Checksums of the encoders that were evaluated."""
         return {
             evaluation["weights"]
             for evaluation in self.evaluations.values()
@@ -252,31 +269,31 @@ class Entry:
 
     @cached_property
     def pretrained_on(self) -> str:
-        """The data set of the registry that the run was trained on, else the family of its recipe (`digits`)."""
+        """The benchmark that the run was trained on, else the family of its recipe (`digits`)."""
         if self.recipe is None:
             return ""
-        known = data_set_of(self.recipe.data.source) if self.recipe.data.source else None
-        return known if known in ("cifar10", "cifar100") else self.recipe.name.split(".")[0]
+        data_set = data_set_of(self.recipe.data.source) if self.recipe.data.source else None
+        return data_set if data_set in ("cifar10", "cifar100") else self.recipe.name.split(".")[0]
 
 
 def probe_of(evaluation: Mapping[str, Any]) -> str:
-    """By which probe a linear accuracy was found, in words; the convex one by the images that chose its ridge."""
-    named, chosen_on = str(evaluation.get("probe", "lbfgs")), evaluation.get("chosen_on")
-    if named not in PROBES:
-        return f"{named} (a study of 0.1.0)"
-    if named == "lbfgs" and (chosen_on is None or chosen_on == TRAINED_IMAGES):
-        return PROBES[named] + (" of 0.1.0" if chosen_on is None else f" (ridge chosen on {TRAINED_IMAGES})")
-    return PROBES[named]
+    """The probe of a linear accuracy in words; for the convex one, also which images chose its ridge."""
+    probe_name, chosen_on = str(evaluation.get("probe", "lbfgs")), evaluation.get("chosen_on")
+    if probe_name not in PROBES:
+        return f"{probe_name} (a study of 0.1.0)"
+    if probe_name == "lbfgs" and (chosen_on is None or chosen_on == TRAINED_IMAGES):
+        return PROBES[probe_name] + (" of 0.1.0" if chosen_on is None else f" (ridge chosen on {TRAINED_IMAGES})")
+    return PROBES[probe_name]
 
 
 def images_of(evaluation: Mapping[str, Any]) -> str:
     """Which images it was measured on, in words."""
-    judged = str(evaluation.get("judged", ""))
-    return f"{judged if judged in ('test', 'val') else evaluation.get('split', 'held-out')} images"
+    evaluated_split = str(evaluation.get("judged", ""))
+    return f"{evaluated_split if evaluated_split in ('test', 'val') else evaluation.get('split', 'held-out')} images"
 
 
 def crop_of(evaluation: Mapping[str, Any]) -> str:
-    """What is added to the words where images were cropped otherwise than now."""
+    """Words to add if images were cropped as in 0.1.0."""
     return ", crop of 0.1.0" if has_old_crop(evaluation) else ""
 
 
@@ -284,8 +301,10 @@ def _image_order(evaluation: Mapping[str, Any]) -> int:
     return 0 if images_of(evaluation) == "test images" else 1
 
 
-def _found(evaluation: Mapping[str, Any], key: str, how: str, order: tuple[int, ...], scale: float = 1) -> Found:
+def _read_value(
+    evaluation: Mapping[str, Any], key: str, how: str, order: tuple[int, ...], scale: float = 1
+) -> MeasuredValue:
     interval = evaluation.get("interval")
-    return Found(
+    return MeasuredValue(
         scale * float(evaluation[key]), float(interval) if isinstance(interval, (int, float)) else math.nan, how, order
     )

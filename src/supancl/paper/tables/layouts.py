@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from supancl.core.losses import Align
 from supancl.core.methods import METHODS
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, did_you_mean
 from supancl.paper.numbers import PAPER, PaperTable
-from supancl.paper.tables.runs import published, published_forms
+from supancl.paper.tables.runs import package_recipe, package_recipe_forms
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import has_own
+from supancl.recipes.plugins import has_plugin_section
 
-BEYOND = ""  # the row of a run that belongs in a table, but not to any row the paper prints
+NO_PAPER_ROW = ""  # the row of a run that belongs in a table for which the paper has no row
 
 METHOD_TITLES = {
     "simclr": "SimCLR",
@@ -61,24 +61,24 @@ COLUMN_TITLES = {
     "traffic-signs": "Traffic Signs",
 }
 DECIMALS = {"ssl": 4, "sup": 4, "within": 3}
-UNMARKED = ("ssl", "sup", "within", "ratio", "collapsed")  # no value of these is better than another
+UNMARKED = ("ssl", "sup", "within", "ratio", "collapsed")  # for these no value is better than another
 YES, NO = "✓", "✗"
 
 
 class Section(NamedTuple):
-    """A part of a table with rows of its own; `takes` says whether a run may stand in it."""
+    """A section of a table with its rows; `accepts` says whether a run belongs in it."""
 
     key: str = ""
     title: str = ""
-    takes: Callable[[Recipe | None], bool] = lambda recipe: True
+    accepts: Callable[[Recipe | None], bool] = lambda recipe: True
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A table: what stands left of the numbers, and where a run belongs.
+    """A table: the cells left of the numbers, and where a run belongs.
 
-    `row_of` gives the paper's row of a run, BEYOND where it has none, None where the run has no place in the table;
-    `head_of` the cells on the left for a run, `row_head` those for a row of the paper.
+    `row_of` returns the paper's row for a run, NO_PAPER_ROW if there is none, None if the run does not belong in the
+    table; `head_of` returns the cells left of the numbers for a run, `row_head` those for a row of the paper.
     """
 
     name: str
@@ -88,11 +88,11 @@ class Layout:
     row_of: Callable[[Recipe], str | None]
     head_of: Callable[[Recipe], tuple[str, ...]]
     row_head: Callable[[str], tuple[str, ...]]
-    wants: str
+    requirement: str
     sections: tuple[Section, ...] = (Section(),)
     by_method: bool = False  # Table H.1: a column per method instead of a row
-    remark: str = ""  # what to know of ours beside the paper's
-    probe: str = "lbfgs"  # of linear accuracy, where a run was judged by both
+    remark: str = ""  # a note on comparing our numbers with the paper's
+    probe: str = "lbfgs"  # of linear accuracy, if a run has both
 
     @property
     def paper(self) -> PaperTable:
@@ -106,7 +106,7 @@ class Layout:
         return COLUMN_TITLES.get(column.partition(":")[2] or column, column)
 
     def line_name(self, head: tuple[str, ...]) -> str:
-        """A line in words, for the notes: the method, or what varies with its value."""
+        """A line in words, for the notes: the method, or what varies and its value."""
         if self.heads[0] == "Method":
             return head[0]
         return ", ".join(f"{title} {cell}" for title, cell in zip(self.heads, head, strict=True) if cell)
@@ -116,14 +116,14 @@ class Layout:
 
 
 def is_published(recipe: Recipe) -> bool:
-    """Whether loss, pool and branches are those that its recipe, or else its method, has in the package."""
-    if has_own(recipe):
+    """Whether loss, pool and branches equal those of the package's recipe, or else of the method."""
+    if has_plugin_section(recipe):
         return False
-    if forms := published_forms(recipe):
-        return (recipe.loss, recipe.pool, recipe.branches) in [(own.loss, own.pool, own.branches) for own in forms]
+    if forms := package_recipe_forms(recipe):
+        return (recipe.loss, recipe.pool, recipe.branches) in [(form.loss, form.pool, form.branches) for form in forms]
     row = METHODS.get(recipe.method)
-    ours = (recipe.loss, recipe.pool.kind, recipe.branches.target)
-    return row is not None and ours == (row.loss, row.pool.kind, row.branches.target)
+    fields = (recipe.loss, recipe.pool.kind, recipe.branches.target)
+    return row is not None and fields == (row.loss, row.pool.kind, row.branches.target)
 
 
 def is_vit(recipe: Recipe) -> bool:
@@ -135,21 +135,23 @@ def is_toy(recipe: Recipe | None) -> bool:
 
 
 def by_method(recipe: Recipe, vit: bool = False) -> str:
-    own = published(recipe)
-    # neither imagenet100.supsiam-256 nor a row of the batch size study
-    plain = recipe.name.partition(".")[2] in ("", recipe.method)
-    plain = plain and (own is None or own.train.batch_size == recipe.train.batch_size)
-    return recipe.method if plain and is_vit(recipe) == vit and is_published(recipe) else BEYOND
+    original = package_recipe(recipe)
+    # leaves out imagenet100.supsiam-256 and rows of the batch size study
+    is_standard = recipe.name.partition(".")[2] in ("", recipe.method)
+    is_standard = is_standard and (original is None or original.train.batch_size == recipe.train.batch_size)
+    return recipe.method if is_standard and is_vit(recipe) == vit and is_published(recipe) else NO_PAPER_ROW
 
 
 def is_siam(recipe: Recipe) -> bool:
     """SupSiam and SimSiam, whatever their alpha and their pool."""
-    return isinstance(recipe.loss, Align) and recipe.branches.target == "stop-gradient" and not has_own(recipe)
+    return (
+        isinstance(recipe.loss, Align) and recipe.branches.target == "stop-gradient" and not has_plugin_section(recipe)
+    )
 
 
-def usual_alpha(recipe: Recipe) -> bool:
-    own = published(recipe)
-    usual = own.loss.alpha if own is not None and isinstance(own.loss, Align) else 0.5
+def has_usual_alpha(recipe: Recipe) -> bool:
+    original = package_recipe(recipe)
+    usual = original.loss.alpha if original is not None and isinstance(original.loss, Align) else 0.5
     return isinstance(recipe.loss, Align) and recipe.loss.alpha == usual
 
 
@@ -157,7 +159,7 @@ def by_alpha(recipe: Recipe) -> str | None:
     if not isinstance(recipe.loss, Align):
         return None
     usual = recipe.loss.samples is None and (recipe.pool.kind == "queue" or recipe.loss.alpha == 1)
-    return f"{recipe.loss.alpha:g}" if is_siam(recipe) and usual else BEYOND
+    return f"{recipe.loss.alpha:g}" if is_siam(recipe) and usual else NO_PAPER_ROW
 
 
 def by_alpha_of_toy(recipe: Recipe) -> str | None:
@@ -167,40 +169,40 @@ def by_alpha_of_toy(recipe: Recipe) -> str | None:
 def by_pool(recipe: Recipe) -> str | None:
     if not isinstance(recipe.loss, Align) or not recipe.loss.supervised:
         return None
-    usual = is_siam(recipe) and recipe.loss.samples is None and usual_alpha(recipe)
+    usual = is_siam(recipe) and recipe.loss.samples is None and has_usual_alpha(recipe)
     key = f"{recipe.pool.kind} {recipe.pool.size}" if recipe.pool.kind == "class-queues" else recipe.pool.kind
-    return key if usual else BEYOND
+    return key if usual else NO_PAPER_ROW
 
 
 def by_positives(recipe: Recipe) -> str | None:
     if not isinstance(recipe.loss, Align) or not recipe.loss.supervised or recipe.pool.kind == "none":
         return None
-    usual = is_siam(recipe) and recipe.pool.kind == "queue" and usual_alpha(recipe)
-    return str(recipe.loss.samples or "all") if usual else BEYOND
+    usual = is_siam(recipe) and recipe.pool.kind == "queue" and has_usual_alpha(recipe)
+    return str(recipe.loss.samples or "all") if usual else NO_PAPER_ROW
 
 
 def by_batch(recipe: Recipe) -> str:
     pooled = recipe.method == "supcon" and recipe.pool.kind == "queue"
     usual = is_published(recipe) or (pooled and recipe.loss.kind == "contrast")
-    return f"{recipe.train.batch_size} {recipe.method}{'-pool' if pooled else ''}" if usual else BEYOND
+    return f"{recipe.train.batch_size} {recipe.method}{'-pool' if pooled else ''}" if usual else NO_PAPER_ROW
 
 
-def by_cell(recipe: Recipe) -> str | None:
+def by_collapse_cell(recipe: Recipe) -> str | None:
     if not isinstance(recipe.loss, Align) or not recipe.loss.supervised:
         return None
-    return BEYOND if has_own(recipe) else cell(recipe)
+    return NO_PAPER_ROW if has_plugin_section(recipe) else collapse_cell(recipe)
 
 
-def cell(recipe: Recipe) -> str:
+def collapse_cell(recipe: Recipe) -> str:
     pool, ema = recipe.pool.kind != "none", recipe.branches.target == "momentum"
     return f"{'pool' if pool else 'none'} {'ema' if ema else 'none'}"
 
 
 def by_column(recipe: Recipe) -> str | None:
-    return recipe.method if recipe.method in PAPER["H.1"].columns and not has_own(recipe) else None
+    return recipe.method if recipe.method in PAPER["H.1"].columns and not has_plugin_section(recipe) else None
 
 
-# --- what stands left of the numbers ----------------------------------------------------------------------------------
+# --- cells left of the numbers ----------------------------------------------------------------------------------
 
 
 def method_head(method: str) -> tuple[str, ...]:
@@ -265,7 +267,7 @@ def cell_head(row: str) -> tuple[str, ...]:
 
 
 def cell_head_of(recipe: Recipe) -> tuple[str, ...]:
-    return cell_head(cell(recipe))
+    return cell_head(collapse_cell(recipe))
 
 
 def pair_head(row: str) -> tuple[str, ...]:
@@ -282,14 +284,16 @@ TOY_AND_REAL = (
     Section("imagenet100", "ImageNet-100 (ours: own data)", lambda recipe: not is_toy(recipe)),
 )
 
-_ALPHA = partial(Layout, heads=("alpha",), row_of=by_alpha, head_of=alpha_head_of, row_head=alpha_head, wants=ALIGN)
+_ALPHA = partial(
+    Layout, heads=("alpha",), row_of=by_alpha, head_of=alpha_head_of, row_head=alpha_head, requirement=ALIGN
+)
 _METHOD = partial(
     Layout,
     heads=METHOD_HEADS,
     row_of=by_method,
     head_of=method_head_of,
     row_head=method_head,
-    wants="every method has a row",
+    requirement="every method has a row",
 )
 
 LAYOUTS: dict[str, Layout] = {
@@ -308,7 +312,7 @@ LAYOUTS: dict[str, Layout] = {
             "transfer to toy classes by alpha",
             "toy data (App. B)",
             row_of=by_alpha_of_toy,
-            wants="it takes a toy study (supancl paper toy)",
+            requirement="it needs a toy study (supancl paper toy)",
         ),
         _ALPHA("3", "fine-grained transfer by alpha", RESNET),
         _METHOD(
@@ -330,7 +334,7 @@ LAYOUTS: dict[str, Layout] = {
             "target pool, momentum branch and collapse",
             "CIFAR-100, ResNet-18",
             ("Pool", "EMA"),
-            by_cell,
+            by_collapse_cell,
             cell_head_of,
             cell_head,
             POOLED,
@@ -354,7 +358,7 @@ LAYOUTS: dict[str, Layout] = {
             by_batch,
             batch_head_of,
             batch_head,
-            "every method has a place",
+            "every method has a row",
         ),
         _METHOD(
             "G.1",
@@ -378,14 +382,14 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def table_name(text: str) -> str:
-    """The paper's name of a table, however it is spelt.
+    """The paper's name of a table, for any spelling of it.
 
     >>> table_name("table5"), table_name("Table 5"), table_name("f1"), table_name("F.1")
     ('5', '5', 'F.1', 'F.1')
     """
     short = re.sub(r"^tab(le)?|[\s._-]", "", text.strip().lower())
-    known = {name.lower().replace(".", ""): name for name in LAYOUTS}
-    if short not in known:
-        asked = re.sub(r"^TAB(LE)?\s*", "", text.strip().upper())
-        raise BadInput(f"unknown table {text!r}{nearest(asked, LAYOUTS)}")
-    return known[short]
+    short_names = {name.lower().replace(".", ""): name for name in LAYOUTS}
+    if short not in short_names:
+        requested = re.sub(r"^TAB(LE)?\s*", "", text.strip().upper())
+        raise BadInput(f"unknown table {text!r}{did_you_mean(requested, LAYOUTS)}")
+    return short_names[short]

@@ -1,4 +1,4 @@
-"""Folders become scores: runs, folders of evaluations and toy studies, with seeds of equal settings put together."""
+"""Read scores from folders (runs, evaluations, toy studies, detectors) and group the seeds of equal settings."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from typing import Any, NamedTuple
 from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.errors import BadInput
 from supancl.evaluate.naming import group_of
-from supancl.paper.tables.entries import Entry, Found, ScoredDetector
+from supancl.paper.tables.entries import Entry, MeasuredValue, ScoredDetector
 from supancl.paper.toy import tables as toy_tables
-from supancl.recipes import RECIPES, Recipe, recipe, released
+from supancl.recipes import RECIPES, Recipe, as_released_code, recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.stats import seed_stats
 from supancl.sweeps.measures import read_result
-from supancl.sweeps.runs import failure_of
+from supancl.sweeps.runs import read_failure
 from supancl.weights.run_folder import RunFolder
 
-# measures of the toy study under the names that runs have for them
+# the toy study's names of measures -> the names used for runs
 TOY_NAMES = {"l_ssl": "ssl", "l_sup": "sup", "S_W": "within", "S_W/S_T": "ratio", "k-NN": "knn"}
 
 
 class Score(NamedTuple):
-    """A mean over n runs with its standard deviation; `interval` is a single run's own. nan where there is none.
+    """A mean over n runs with its standard deviation; `interval` is that of a single run. nan: none.
 
-    `how` says how it was measured, where there is more than one way.
+    `how` says how it was measured, if there is more than one way.
     """
 
     mean: float
@@ -43,13 +43,13 @@ class Score(NamedTuple):
 
 @dataclass
 class Group:
-    """Runs that differ in their seed alone; `copies` says which runs are not counted, and why."""
+    """Runs that differ only in their seed; `copies` says which runs are not counted, and why."""
 
     entries: list[Entry]
     copies: list[str] = field(default_factory=list)
 
     def add(self, entry: Entry) -> None:
-        """A run that is there already, copied or trained again with the same seed, is no further seed."""
+        """Add a run, unless it is a copy of another one or was trained again with the same seed."""
         for other in self.entries:
             if entry.recipe is not None and other.recipe is not None and not entry.values:
                 shared = f"seed {entry.recipe.train.seed}" if entry.recipe.train.seed == other.recipe.train.seed else ""
@@ -65,79 +65,87 @@ class Group:
 
     @property
     def description(self) -> str:
-        """In words: the recipe, what differs from it, and the seeds."""
+        """The recipe, what differs from it, and the seeds, in words."""
         first = self.entries[0]
         if first.recipe is None:
             return f"{'detectors of' if first.detectors else 'evaluations in'} {first.path}"
-        changed = ", ".join(f"{key} = {json.dumps(value, default=str)}" for key, value in changes(first.recipe).items())
+        changed = ", ".join(
+            f"{key} = {json.dumps(value, default=str)}" for key, value in changed_fields(first.recipe).items()
+        )
         seeds = sorted(entry.recipe.train.seed for entry in self.entries if entry.recipe is not None)
-        toy = f"the toy study {first.path}{f' ({first.conditions})' if first.conditions else ''}"
-        what = toy if first.values else first.recipe.name
-        listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-        return f"{what}{f' with {changed}' if changed else ''}; n = {len(seeds)} ({listed})"
+        toy_text = f"the toy study {first.path}{f' ({first.conditions})' if first.conditions else ''}"
+        subject_text = toy_text if first.values else first.recipe.name
+        seeds_text = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        return f"{subject_text}{f' with {changed}' if changed else ''}; n = {len(seeds)} ({seeds_text})"
 
     def score(self, measure: str, probe: str = "lbfgs") -> Score | None:
-        """The mean over the runs that were measured in one way: that of most runs, of equally many the preferred."""
-        ways: dict[str, list[Found]] = {}
+        """The mean over runs measured by one procedure: the most frequent, or the preferred one if equal."""
+        procedures: dict[str, list[MeasuredValue]] = {}
         for entry in self.entries:
-            for found in entry.find(measure, probe):
-                ways.setdefault(found.how, []).append(found)
-        if not ways:
+            for value in entry.find(measure, probe):
+                procedures.setdefault(value.how, []).append(value)
+        if not procedures:
             return None
-        return mean_score(min(ways.values(), key=lambda found: (-len(found), min(each.order for each in found))))
+        return mean_score(
+            min(procedures.values(), key=lambda value: (-len(value), min(single.order for single in value)))
+        )
 
     def average(self, measures: Sequence[str]) -> Score | None:
-        """The mean over these measures, run by run; of the runs that have them all."""
-        found = []
+        """The mean over these measures, averaged over the runs that have all of them."""
+        averages = []
         for entry in self.entries:
             values = [value for measure in measures if (value := entry.value(measure)) is not None]
             if values and len(values) == len(measures):
-                found.append(Found(statistics.fmean(values)))
-        return mean_score(found) if found else None
+                averages.append(MeasuredValue(statistics.fmean(values)))
+        return mean_score(averages) if averages else None
 
 
-def mean_score(found: Sequence[Found]) -> Score:
-    """The mean of numbers measured in one way, one of each run; a single one brings its own spread."""
-    values, (first, *more) = [each.value for each in found], found
+def mean_score(measured: Sequence[MeasuredValue]) -> Score:
+    """The mean over runs; a single run keeps its own deviation and interval."""
+    values, (first, *others) = [single.value for single in measured], measured
     mean, sd = seed_stats(values)
-    return Score(mean, sd if more else first.sd, math.nan if more else first.interval, len(values), first.how)
+    return Score(mean, sd if others else first.sd, math.nan if others else first.interval, len(values), first.how)
 
 
-def published(built: Recipe) -> Recipe | None:
-    """The package's own recipe of that name; None where there is none."""
-    if built.name not in RECIPES:
+def package_recipe(trained: Recipe) -> Recipe | None:
+    """The package's recipe of this name; None if there is none."""
+    if trained.name not in RECIPES:
         return None
-    own = recipe(built.name)
-    return released(own) if built.compat == "released-code" else own
+    original = recipe(trained.name)
+    return as_released_code(original) if trained.compat == "released-code" else original
 
 
-def published_forms(built: Recipe) -> list[Recipe]:
-    """Every form of the package's own recipe that a run of it may have; none where there is no such recipe.
+def package_recipe_forms(trained: Recipe) -> list[Recipe]:
+    """Every form of the package's recipe that a run may have; empty if there is no such recipe.
 
     A run of 0.1.0 with compat="released-code" has the pool and the branches of the paper's form.
     """
-    own = published(built)
-    return [] if own is None else [own] if own.compat == "paper" else [own, recipe(built.name)]
+    original = package_recipe(trained)
+    return [] if original is None else [original] if original.compat == "paper" else [original, recipe(trained.name)]
 
 
-def changes(built: Recipe) -> dict[str, Any]:
-    """The fields in which a recipe differs from the package's own of that name."""
-    own = published(built)
-    if own is None:
+def changed_fields(trained: Recipe) -> dict[str, Any]:
+    """The fields in which a recipe differs from the package's recipe of that name."""
+    original = package_recipe(trained)
+    if original is None:
         return {}
-    as_long = resolve_warmup(own.with_set({"train.epochs": built.train.epochs}))  # a cut warm-up follows from them
-    own_fields = {**flattened(as_long), "train.epochs": own.train.epochs}
-    # encoder.size says the views' size too, and the short side follows from it
-    ignored = {*fields_marked(built, INCIDENTAL), "views.size", "data.short_side"}
+    with_same_epochs = resolve_warmup(
+        original.with_set({"train.epochs": trained.train.epochs})
+    )  # the epochs may shorten the warm-up
+    original_fields = {**flattened(with_same_epochs), "train.epochs": original.train.epochs}
+    # encoder.size determines the views' size and the short side
+    ignored = {*fields_marked(trained, INCIDENTAL), "views.size", "data.short_side"}
     return {
         key: value
-        for key, value in flattened(built).items()
-        if key not in ignored and own_fields.get(key) != value and (own_fields.get(key), value) != ("auto", "fp32")
+        for key, value in flattened(trained).items()
+        if key not in ignored
+        and original_fields.get(key) != value
+        and (original_fields.get(key), value) != ("auto", "fp32")
     }
 
 
 def group_entries(entries: Iterable[Entry]) -> list[Group]:
-    """Runs of equal settings and data together, in the order in which they were given."""
+    """Group runs of equal settings and data, in the order of the arguments."""
     groups: dict[Any, Group] = {}
     for entry in entries:
         key: Any = str(entry.path)
@@ -151,104 +159,108 @@ def group_entries(entries: Iterable[Entry]) -> list[Group]:
 
 
 def read_entries(paths: Sequence[str]) -> list[Entry]:
-    """Every run and every set of evaluations in these folders, each once; a study's folder stands for its runs.
+    """Read every run and every set of evaluations in these folders once; a study's folder means its runs.
 
-    Detectors join the run that they began from; those that lie beside the runs are found.
+    Detectors are added to the run whose encoder they use; detectors next to the runs are found too.
     """
-    found: dict[tuple[Path, float, int], Entry] = {}
+    by_key: dict[tuple[Path, float, int], Entry] = {}
     detectors: list[ScoredDetector] = []
     for text in paths:
         path = Path(text)
         if not path.is_dir():
             raise BadInput(
-                f"{text}: no such folder; name run folders, studies, detectors, or folders with evaluate/*.json"
+                f"{text}: no such folder; give run folders, studies, detectors, or folders with evaluate/*.json"
             )
-        entries, more = _entries_in(path)
-        detectors += more
+        entries, detectors_here = _entries_in(path)
+        detectors += detectors_here
         for entry in entries:
             alpha, seed = (entry.values.get("alpha", 0.0), entry.recipe.train.seed if entry.recipe else 0)
             key = (entry.path.resolve(), alpha, seed)
-            if key in found:
-                found[key].evaluations |= entry.evaluations
+            if key in by_key:
+                by_key[key].evaluations |= entry.evaluations
             else:
-                found[key] = entry
-    return _with_detectors(list(found.values()), detectors)
+                by_key[key] = entry
+    return _with_detectors(list(by_key.values()), detectors)
 
 
-def _with_detectors(entries: list[Entry], given: Sequence[ScoredDetector]) -> list[Entry]:
-    """The entries with their detectors, by path or, where folders have moved, by the encoder's checksum.
+def _with_detectors(entries: list[Entry], named_detectors: Sequence[ScoredDetector]) -> list[Entry]:
+    """The entries with their detectors, matched by path or, if folders have moved, by the encoder's checksum.
 
-    A detector that was given and is of none of them gets the run that it names, or an entry without a recipe.
+    A detector that was named but matches no run gets the run of its encoder, or an entry without a recipe.
     """
     runs = [entry for entry in entries if entry.recipe is not None and not entry.values]
-    known = {detector.path.resolve() for detector in given}
-    beside = [
-        detector for detector in detectors_beside(entry.path for entry in runs) if detector.path.resolve() not in known
+    named_paths = {detector.path.resolve() for detector in named_detectors}
+    detectors_nearby = [
+        detector
+        for detector in detectors_near(entry.path for entry in runs)
+        if detector.path.resolve() not in named_paths
     ]
-    others: dict[str, Entry] = {}
-    for detector in {each.path.resolve(): each for each in (*given, *beside)}.values():
+    new_entries: dict[str, Entry] = {}
+    for detector in {detector.path.resolve(): detector for detector in (*named_detectors, *detectors_nearby)}.values():
         match = next((run for run in runs if detector.began_from(run.path)), None) or next(
-            (run for run in runs if detector.weights and detector.weights == run.present), None
+            (run for run in runs if detector.weights and detector.weights == run.encoder_checksum), None
         )
-        if match is None and detector in beside:
+        if match is None and detector in detectors_nearby:
             continue
         if match is None:
-            named = Path(detector.encoder)
-            home = named.parent if named.name == "encoder.safetensors" else named
-            match = others.setdefault(detector.encoder, _read_entry(home) if RunFolder(home).holds_run else Entry(home))
+            encoder_path = Path(detector.encoder)
+            folder = encoder_path.parent if encoder_path.name == "encoder.safetensors" else encoder_path
+            match = new_entries.setdefault(
+                detector.encoder, _read_entry(folder) if RunFolder(folder).has_run else Entry(folder)
+            )
         match.detectors.append(detector)
-    return [*entries, *others.values()]
+    return [*entries, *new_entries.values()]
 
 
 def _entries_in(path: Path) -> tuple[list[Entry], list[ScoredDetector]]:
-    """What a folder stands for: itself, or what lies one folder below it."""
+    """The entries and detectors of a folder: itself, or what is one folder below it."""
     if holds_detectors(path):
         return [], read_detectors(path)
     if _is_entry(path):
         return [_read_entry(path)], []
     if (path / "toy.json").exists():
         return _toy_entries(path), []
-    below = [child for child in sorted(path.iterdir()) if child.is_dir()]
-    detectors = [detector for child in below if holds_detectors(child) for detector in read_detectors(child)]
-    below = [child for child in below if not holds_detectors(child)]
-    inner = [_read_entry(child) for child in below if _is_entry(child)]
-    inner += [
+    children = [child for child in sorted(path.iterdir()) if child.is_dir()]
+    detectors = [detector for child in children if holds_detectors(child) for detector in read_detectors(child)]
+    children = [child for child in children if not holds_detectors(child)]
+    entries = [_read_entry(child) for child in children if _is_entry(child)]
+    entries += [
         entry
-        for child in below
+        for child in children
         if not _is_entry(child) and (child / "toy.json").exists()
         for entry in _toy_entries(child)
     ]
-    if not inner and not detectors:
+    if not entries and not detectors:
         raise BadInput(
             f"{path}: no run (recipe.json), no evaluate/*.json, no toy.json and no detector (detect.json) "
-            "here or one folder below; name run folders, studies, or folders with evaluate/*.json"
+            "here or one folder below; give run folders, studies, or folders with evaluate/*.json"
         )
-    return inner, detectors
+    return entries, detectors
 
 
 def _is_entry(path: Path) -> bool:
-    return RunFolder(path).holds_run or any(RunFolder(path).evaluations.glob("*.json"))
+    return RunFolder(path).has_run or any(RunFolder(path).evaluations.glob("*.json"))
 
 
 def _read_entry(path: Path) -> Entry:
     evaluations = read_evaluations(path)
-    # a suite's folder is of a run when its evaluations name one as their encoder
-    homes = [
+    # the evaluations in a suite's folder name their run as encoder
+    candidates = [
         path,
         *(Path(str(evaluation["encoder"])) for evaluation in evaluations.values() if evaluation.get("encoder")),
     ]
-    for home in homes:
-        folder = RunFolder(home.parent if home.name == "encoder.safetensors" else home)
-        if folder.holds_run:
-            own = evaluations if folder.path == path else read_evaluations(folder.path) | evaluations
-            chosen, _ = folder.read_recipe()  # says what is wrong with the file
+    for candidate in candidates:
+        folder = RunFolder(candidate.parent if candidate.name == "encoder.safetensors" else candidate)
+        if folder.has_run:
+            all_evaluations = evaluations if folder.path == path else read_evaluations(folder.path) | evaluations
+            trained, _ = folder.read_recipe()  # raises BadInput if the file is broken
             data, _ = folder.read_data()
             return Entry(
                 folder.path,
-                chosen,
-                own,
+                trained,
+                all_evaluations,
                 fingerprint=str(data.get("fingerprint") or ""),
-                unfinished=_unfinished(folder, chosen),
+                unfinished=_describe_unfinished(folder, trained),
             )
     return Entry(path, None, evaluations)
 
@@ -258,24 +270,30 @@ def read_evaluations(run: Path) -> dict[str, dict[str, Any]]:
     return {file.stem: read_result(file) for file in sorted(RunFolder(run).evaluations.glob("*.json"))}
 
 
-def _unfinished(folder: RunFolder, chosen: Recipe) -> str:
-    early, failed = folder.ends_early(chosen), failure_of(folder.path)
-    return f"{early} ({failed.reason})" if early and failed else early
+def _describe_unfinished(folder: RunFolder, trained: Recipe) -> str:
+    stopped_at, failed = folder.describe_early_end(trained), read_failure(folder.path)
+    return f"{stopped_at} ({failed.reason})" if stopped_at and failed else stopped_at
 
 
 def _toy_entries(path: Path) -> list[Entry]:
     content = read_result(path / "toy.json")
     base, entries = recipe("toy.supsiam"), []
-    known = {name: TOY_NAMES.get(name, name) for name in (*toy_tables.ONE, *toy_tables.TWO)}
+    column_names = {
+        name: TOY_NAMES.get(name, name) for name in (*toy_tables.TABLE_1_COLUMNS, *toy_tables.TABLE_2_COLUMNS)
+    }
     try:
         conditions = toy_tables.conditions(content) if "reading" in content else ""
         for row in content["rows"]:
-            values = {known[name]: float(value) for name, value in row.items() if name in known and value is not None}
-            chosen = base.with_set({"loss.alpha": row["alpha"], "train.seed": row["seed"]}, because="toy study")
-            entries.append(Entry(path, chosen, values=values | {"alpha": float(row["alpha"])}, conditions=conditions))
+            values = {
+                column_names[name]: float(value)
+                for name, value in row.items()
+                if name in column_names and value is not None
+            }
+            trained = base.with_set({"loss.alpha": row["alpha"], "train.seed": row["seed"]}, because="toy study")
+            entries.append(Entry(path, trained, values=values | {"alpha": float(row["alpha"])}, conditions=conditions))
     except (KeyError, TypeError, ValueError, AttributeError, BadInput):
         raise BadInput(
-            f"{path / 'toy.json'}: not what supancl paper toy writes; run it again with another --out"
+            f"{path / 'toy.json'}: not a result of supancl paper toy; run that again with another --out"
         ) from None
     return entries
 
@@ -284,42 +302,47 @@ def _toy_entries(path: Path) -> list[Entry]:
 
 
 def holds_detectors(path: Path) -> bool:
-    """Whether a folder is a detector's, or one of several seeds."""
-    return os.path.isfile(path / "detect.json") or any(path.glob("seed-*/detect.json"))  # False where we may not look
+    """Whether a folder holds a detector, or detectors of several seeds."""
+    return os.path.isfile(path / "detect.json") or any(path.glob("seed-*/detect.json"))  # False if it may not be read
 
 
 def read_detectors(path: Path) -> list[ScoredDetector]:
-    """The detectors of a folder of `supancl detect train`: one, or one a seed."""
-    from supancl.detect.comparing import NOT_THE_METHOD, open_finished  # torchvision's detectors take time to import
+    """Read the detectors of a folder of `supancl detect train`: one, or one per seed."""
+    from supancl.detect.comparing import (  # slow to import
+        FIELDS_NOT_COMPARED,
+        open_finished_runs,
+    )
     from supancl.detect.spec import detect_spec
 
-    found = []
-    for run in open_finished(str(path)):
-        usual = flattened(detect_spec(run.spec.arch))
+    detectors = []
+    for run in open_finished_runs(str(path)):
+        defaults = flattened(detect_spec(run.spec.arch))
         changed = {
             name: value
             for name, value in flattened(run.spec).items()
-            if name not in {*NOT_THE_METHOD, "precision", "iters", "batch_size"} and value != usual[name]
+            if name not in {*FIELDS_NOT_COMPARED, "precision", "iters", "batch_size"} and value != defaults[name]
         }
-        marks = [changed, run.told.get("fingerprint"), run.told.get("test_fingerprint")]
-        short = hashlib.sha256(json.dumps(marks, sort_keys=True, default=str).encode()).hexdigest()[:6]
-        where = Path(str(run.scores.get("data", ""))).name
+        identity = [changed, run.settings.get("fingerprint"), run.settings.get("test_fingerprint")]
+        identity_hash = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:6]
+        data_name = Path(str(run.scores.get("data", ""))).name
         how = (
             f"{run.spec.arch} detector, {run.spec.iters} iterations of {run.spec.batch_size} images, tested on "
-            f"{run.scores.get('images')} images of {where} (settings {short}"
+            f"{run.scores.get('images')} images of {data_name} (settings {identity_hash}"
             f"{f': {len(changed)} not the usual ones' if changed else ''})"
         )
-        found.append(
-            ScoredDetector(run.path, run.encoder, str(run.told.get("weights") or ""), run.spec.seed, how, run.scores)
+        detectors.append(
+            ScoredDetector(
+                run.path, run.encoder, str(run.settings.get("weights") or ""), run.spec.seed, how, run.scores
+            )
         )
-    return found
+    return detectors
 
 
-def detectors_beside(runs: Iterable[Path]) -> Iterator[ScoredDetector]:
-    """Tested detectors in the runs' folders and in the folders that these lie in; unfinished ones are left out."""
-    places = dict.fromkeys(place for run in runs for place in (run, run.parent) if place.is_dir())
-    for place in places:
-        for folder in (path for path in sorted(place.iterdir()) if os.path.isdir(path) and holds_detectors(path)):
+def detectors_near(runs: Iterable[Path]) -> Iterator[ScoredDetector]:
+    """Find tested detectors in the runs' folders and their parent folders; unfinished ones are skipped."""
+    folders = dict.fromkeys(parent for run in runs for parent in (run, run.parent) if parent.is_dir())
+    for parent in folders:
+        for folder in (path for path in sorted(parent.iterdir()) if os.path.isdir(path) and holds_detectors(path)):
             try:
                 yield from read_detectors(folder)
             except BadInput:

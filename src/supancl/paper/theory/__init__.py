@@ -15,8 +15,8 @@ from supancl.paper.theory import dynamics, predictor
 from supancl.paper.theory.checks import Check, Settings
 from supancl.paper.theory.formulas import Formulas
 
-LARGEST_SEED = 2**40 - 1  # a million seeds of samples are made of it, which torch takes up to 64 bits
-FEWEST = 2000  # samples: with fewer the smallest of the Monte-Carlo samples may miss a class
+LARGEST_SEED = 2**40 - 1  # sample_seed multiplies it by a million, and torch takes 64 bits
+MIN_SAMPLES = 2000  # with fewer, the smallest Monte-Carlo sample may miss a class
 
 GROUPS: dict[str, Callable[[Settings, Formulas], list[Check]]] = {
     "two forms": theory_checks.two_forms,
@@ -36,13 +36,13 @@ GROUPS: dict[str, Callable[[Settings, Formulas], list[Check]]] = {
 
 
 def run(settings: Settings, formulas: Formulas | None = None) -> list[Check]:
-    """All checks; `formulas` other than the paper's show that a wrong one is noticed."""
+    """Run all checks; the tests pass wrong `formulas` to see that they are noticed."""
     formulas = formulas or Formulas()
     return [check for group in GROUPS.values() for check in group(settings, formulas)]
 
 
 def run_and_time(settings: Settings) -> tuple[list[Check], dict[str, object]]:
-    """All checks, and the result that is written of them."""
+    """Run all checks; returns them and the result as JSON."""
     begin = time.perf_counter()
     checks = run(settings)
     return checks, {

@@ -1,6 +1,6 @@
-"""The closed forms of Sec. 4 and App. A, as printed except where a comment says otherwise.
+"""The closed forms of Sec. 4 and App. A, as printed unless a comment says otherwise.
 
-They are values of one dataclass, so that a test can put a wrong one in its place and see the checks fail.
+They are fields of one dataclass, so that a test can replace one by a wrong one and see the checks fail.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from supancl.paper.theory.world import DTYPE, World
 class Multipliers(NamedTuple):
     """lambda1, lambda2 and lambda3 of Eq. 5."""
 
-    own: float
-    sup: float
-    anchor: float
+    lambda1: float
+    lambda2: float
+    lambda3: float
 
 
 class Spectra(NamedTuple):
@@ -33,24 +33,24 @@ class Spectra(NamedTuple):
     supervised: Tensor
 
 
-def gap(own: Tensor, sup: Tensor, alpha: float) -> Tensor:
+def gap(z2: Tensor, z2_sup: Tensor, alpha: float) -> Tensor:
     """The `const` of Eq. 4. The paper leaves it out; it is constant in p, but differs from sample to sample."""
-    return alpha * (1 - alpha) * (own - sup).square().sum(-1).mean()
+    return alpha * (1 - alpha) * (z2 - z2_sup).square().sum(-1).mean()
 
 
-def mix(own: Tensor, sup: Tensor, alpha: float) -> Tensor:
+def mix(z2: Tensor, z2_sup: Tensor, alpha: float) -> Tensor:
     """The interpolated target of Eq. 4."""
-    return alpha * own + (1 - alpha) * sup
+    return alpha * z2 + (1 - alpha) * z2_sup
 
 
-def expansion(anchors: Tensor, own: Tensor, sup: Tensor, alpha: float) -> Tensor:
+def expansion(anchors: Tensor, z2: Tensor, z2_sup: Tensor, alpha: float) -> Tensor:
     """The last line of App. A.1's expansion with its sign put right."""
-    return 2 - 2 * alpha * _inner(anchors, own) - 2 * (1 - alpha) * _inner(anchors, sup)
+    return 2 - 2 * alpha * _inner(anchors, z2) - 2 * (1 - alpha) * _inner(anchors, z2_sup)
 
 
-def printed_expansion(anchors: Tensor, own: Tensor, sup: Tensor, alpha: float) -> Tensor:
+def printed_expansion(anchors: Tensor, z2: Tensor, z2_sup: Tensor, alpha: float) -> Tensor:
     """The same line as printed: + 2 (1 - alpha), a slip."""
-    return 2 - 2 * alpha * _inner(anchors, own) + 2 * (1 - alpha) * _inner(anchors, sup)
+    return 2 - 2 * alpha * _inner(anchors, z2) + 2 * (1 - alpha) * _inner(anchors, z2_sup)
 
 
 def view_covariance(world: World, w: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ def lagrangian(world: World, w: Tensor, wp: Tensor, alpha: float, multipliers: M
         2
         - 2 * alpha * torch.trace(wp.mT @ cross_covariance(world, w))
         - 2 * (1 - alpha) * torch.trace(wp.mT @ supervised_covariance(world, w))
-        + (multipliers.own + multipliers.sup) * (torch.trace(view) - 1)
-        + multipliers.anchor * (torch.trace(wp.mT @ wp @ view) - 1)
+        + (multipliers.lambda1 + multipliers.lambda2) * (torch.trace(view) - 1)
+        + multipliers.lambda3 * (torch.trace(wp.mT @ wp @ view) - 1)
     )
 
 
@@ -95,14 +95,14 @@ def commutator(world: World, w: Tensor) -> Tensor:
 
 def predictor_gradient(world: World, w: Tensor, wp: Tensor, alpha: float, lambda3: float) -> Tensor:
     """dL/dWp of App. A.3."""
-    aim = alpha * w @ w.mT + (1 - alpha) * w @ world.between @ w.mT
-    return -2 * aim + 2 * lambda3 * (1 + world.noise**2) * wp @ w @ w.mT
+    target_term = alpha * w @ w.mT + (1 - alpha) * w @ world.between @ w.mT
+    return -2 * target_term + 2 * lambda3 * (1 + world.noise**2) * wp @ w @ w.mT
 
 
 def encoder_gradient(world: World, w: Tensor, wp: Tensor, alpha: float, lambda3: float) -> Tensor:
     """dL/dW of App. A.4."""
-    aim = alpha * wp.mT @ w + (1 - alpha) * wp.mT @ w @ world.between
-    return -2 * aim + 2 * lambda3 * (1 + world.noise**2) * wp.mT @ wp @ w
+    target_term = alpha * wp.mT @ w + (1 - alpha) * wp.mT @ w @ world.between
+    return -2 * target_term + 2 * lambda3 * (1 + world.noise**2) * wp.mT @ wp @ w
 
 
 def optimal_predictor(world: World, w: Tensor, alpha: float, lambda3: float) -> Tensor:
@@ -121,7 +121,7 @@ def coefficients(alpha: float) -> tuple[float, float, float]:
 
 
 def gain(between: Tensor, alpha: float, noise: float, lambda3: float) -> Tensor:
-    """What Wp* does to W v, for an eigenvector v of S_B in the row space of W, by its eigenvalue."""
+    """The factor by which Wp* scales W v, for an eigenvector v of S_B in the row space of W, by its eigenvalue."""
     return (between + alpha * (1 - between)) / (1 + noise**2) / lambda3
 
 
@@ -149,9 +149,9 @@ def aligned_sides(wp: Tensor, w: Tensor, by_wp: Tensor, by_w: Tensor) -> tuple[T
 
 def leak(world: World, w: Tensor, wp: Tensor, alpha: float) -> Tensor:
     """dL/dW W' - Wp' dL/dWp when the gradient also flows through z2 and the batch's class mean; not in the paper."""
-    rest = torch.eye(len(wp), dtype=DTYPE) - wp
-    own = view_covariance(world, w) - wp @ cross_covariance(world, w)
-    return 2 * alpha * own + 2 * (1 - alpha) * rest @ supervised_covariance(world, w)
+    identity_minus_wp = torch.eye(len(wp), dtype=DTYPE) - wp
+    unsupervised_leak = view_covariance(world, w) - wp @ cross_covariance(world, w)
+    return 2 * alpha * unsupervised_leak + 2 * (1 - alpha) * identity_minus_wp @ supervised_covariance(world, w)
 
 
 def decay_rate(weight_decay: float) -> float:

@@ -14,7 +14,7 @@ from supancl.paper.theory.checks import (
     Check,
     Settings,
     compare,
-    covariances_of,
+    measure_covariances,
     sample_seed,
     sampling_slope,
     seeded,
@@ -25,12 +25,12 @@ from supancl.paper.theory.world import (
     DTYPE,
     Sample,
     World,
-    drawn,
-    exact,
+    draw_sample,
+    exact_sample,
     features,
     gradients,
     lagrangian,
-    loss_of,
+    make_loss,
     make_weights,
     make_world,
     norm_squared,
@@ -39,13 +39,13 @@ from supancl.paper.theory.world import (
 ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
 NOISES = (0.2, 0.5, 1.0)
 MULTIPLIERS = (0.5, 1.0, 2.0)
-CLASSES, WIDTH, ROWS = 4, 8, 5  # more rows than C - 1, so that a rank of C - 1 says something
-SMALLEST = 1e-8  # of the largest singular value: below it a direction counts as gone
+CLASSES, WIDTH, ROWS = 4, 8, 5  # more rows than C - 1, so that a rank of C - 1 is a finding
+RANK_THRESHOLD = 1e-8  # relative to the largest singular value; smaller ones count as zero
 STATEMENT = "Thm 4.6"
 
 
 def hessian(sample: Sample, w: Tensor, lambda3: float, symmetric: bool = False) -> Tensor:
-    """Second derivatives of the shipped loss in Wp, or in X where Wp = X + X'; alpha has no part in them."""
+    """Second derivatives of the shipped loss in Wp, or in X where Wp = X + X'; they do not depend on alpha."""
     rows = len(w)
     flat = torch.zeros(rows * rows, dtype=DTYPE, requires_grad=True)
     wp = flat.view(rows, rows)
@@ -58,7 +58,7 @@ def hessian(sample: Sample, w: Tensor, lambda3: float, symmetric: bool = False) 
 def minimiser(sample: Sample, w: Tensor, alpha: float, lambda3: float, symmetric: bool = False) -> Tensor:
     """The Wp at which the shipped loss is least, over all matrices or over the symmetric ones.
 
-    The squared form is quadratic in Wp, so one Newton step with autograd's derivatives ends at the minimum.
+    The squared form is quadratic in Wp, so one Newton step with autograd's derivatives reaches the minimum.
     """
     rows = len(w)
     gradient, _ = gradients(sample, w, torch.zeros(rows, rows, dtype=DTYPE), alpha, lambda3)
@@ -80,16 +80,16 @@ def optimum(settings: Settings, formulas: Formulas) -> list[Check]:
         weights = formulas.coefficients(alpha)
         for noise in NOISES:
             world = make_world(CLASSES, WIDTH, noise, settings.seed)
-            sample = exact(world, settings.seed)
+            sample = exact_sample(world, settings.seed)
             for lambda3 in MULTIPLIERS:
                 cell = f"sigma_e={noise:g}, lambda3={lambda3:g}"
-                found = minimiser(sample, w, alpha, lambda3)
+                minimum = minimiser(sample, w, alpha, lambda3)
                 predicted = formulas.optimal_predictor(world, w, alpha, lambda3)
-                optimal.append(compare(STATEMENT, f"Wp*, alpha={alpha:g}", predicted, found, EXACT, cell))
+                optimal.append(compare(STATEMENT, f"Wp*, alpha={alpha:g}", predicted, minimum, EXACT, cell))
                 quantity, predicted = f"lambda3 Wp* E[z1 z1'], alpha={alpha:g}", _combination(world, w, weights)
-                measured = lambda3 * found @ covariances_of(sample, w)[0]
+                measured = lambda3 * minimum @ measure_covariances(sample, w)[0]
                 identity.append(compare(STATEMENT, quantity, predicted, measured, EXACT, cell))
-                ranks.append(_rank_check(found, formulas.rank(world, alpha, ROWS), alpha, cell))
+                ranks.append(_rank_check(minimum, formulas.rank(world, alpha, ROWS), alpha, cell))
         checks += [worst(optimal), worst(identity), worst(ranks)]
     return checks
 
@@ -105,9 +105,9 @@ def coefficients(settings: Settings, formulas: Formulas) -> list[Check]:
         columns, values = [], []
         for noise in NOISES:
             world = make_world(CLASSES, WIDTH, noise, settings.seed)
-            sample = exact(world, settings.seed)
-            found = minimiser(sample, w, alpha, 1.0)
-            values.append((found @ covariances_of(sample, w)[0]).flatten())
+            sample = exact_sample(world, settings.seed)
+            minimum = minimiser(sample, w, alpha, 1.0)
+            values.append((minimum @ measure_covariances(sample, w)[0]).flatten())
             scatters = (world.between, world.within, world.augmentation)
             columns.append(torch.stack([(w @ scatter @ w.mT).flatten() for scatter in scatters], dim=1))
         fitted = torch.linalg.lstsq(torch.cat(columns), torch.cat(values)[:, None]).solution[:, 0]
@@ -125,54 +125,54 @@ def gains(settings: Settings, formulas: Formulas) -> list[Check]:
     between, vectors = torch.linalg.eigh(make_world(CLASSES, WIDTH, 0.0, settings.seed).between)
     spanned = make_weights(ROWS, WIDTH, settings.seed, basis=vectors.flip(1))  # the ROWS leading eigenvectors
     checks = []
-    for w, which, kept in ((square, "W square", WIDTH), (spanned, "W rows span eigenvectors", ROWS)):
+    for w, w_name, count in ((square, "W square", WIDTH), (spanned, "W rows span eigenvectors", ROWS)):
         for alpha in (0.0, 0.5, 1.0):
             cells = []
             for noise in NOISES:
-                sample = exact(make_world(CLASSES, WIDTH, noise, settings.seed), settings.seed)
+                sample = exact_sample(make_world(CLASSES, WIDTH, noise, settings.seed), settings.seed)
                 for lambda3 in MULTIPLIERS:
-                    found = minimiser(sample, w, alpha, lambda3)
-                    predicted = formulas.gain(between[-kept:], alpha, noise, lambda3)
-                    where, cell = f"{which}, alpha={alpha:g}", f"sigma_e={noise:g}, lambda3={lambda3:g}"
-                    cells.append(_gain_check(found, w @ vectors[:, -kept:], predicted, where, cell))
+                    minimum = minimiser(sample, w, alpha, lambda3)
+                    predicted = formulas.gain(between[-count:], alpha, noise, lambda3)
+                    which_w, cell = f"{w_name}, alpha={alpha:g}", f"sigma_e={noise:g}, lambda3={lambda3:g}"
+                    cells.append(_gain_check(minimum, w @ vectors[:, -count:], predicted, which_w, cell))
             checks.append(worst(cells))
     general = make_weights(ROWS, WIDTH, settings.seed)
-    sample = exact(make_world(CLASSES, WIDTH, 0.5, settings.seed), settings.seed)
-    found = minimiser(sample, general, 0.5, 1.0)
+    sample = exact_sample(make_world(CLASSES, WIDTH, 0.5, settings.seed), settings.seed)
+    minimum = minimiser(sample, general, 0.5, 1.0)
     predicted = formulas.gain(between, 0.5, 0.5, 1.0)
-    where, note = f"any {ROWS} x {WIDTH} W, alpha=0.5", "v is outside the row space of W: no such gain"
-    outside = _gain_check(found, general @ vectors, predicted, where, note)
+    which_w, note = f"any {ROWS} x {WIDTH} W, alpha=0.5", "v is outside the row space of W: no such gain"
+    outside = _gain_check(minimum, general @ vectors, predicted, which_w, note)
     return [*checks, dataclasses.replace(outside, tolerance=None)]
 
 
 def conditions(settings: Settings, formulas: Formulas) -> list[Check]:
-    """What the theorem needs or leaves open: convexity, W of any rank, the constraint's lambda3, M, sample size."""
+    """What the theorem assumes or leaves open: convexity, rank of W, the constraint's lambda3, M, sample size."""
     world = make_world(CLASSES, WIDTH, 0.5, settings.seed)
-    sample = exact(world, settings.seed)
+    sample = exact_sample(world, settings.seed)
     wide, tall = make_weights(ROWS, WIDTH, settings.seed), make_weights(WIDTH + 2, WIDTH, settings.seed)
     checks = []
     for w, which in ((wide, "of full row rank"), (tall, "not of full row rank")):
         least = torch.linalg.eigvalsh(hessian(sample, w, 2.0))[0]
         predicted = formulas.curvature(world, w, 2.0).clamp(min=0)
-        # rounding leaves an eigenvalue of 1e-16 where there is none: 0 is compared as 0
+        # rounding turns an eigenvalue of 0 into 1e-16
         predicted = torch.where(predicted < 1e-12, 0.0, predicted)
         note = "" if w is wide else "many minimisers; Wp* is one of them"
         checks.append(compare(STATEMENT, f"least curvature in Wp, W {which}", predicted, least, EXACT, note))
         by_wp, _ = gradients(sample, w, formulas.optimal_predictor(world, w, 0.5, 2.0), 0.5, 2.0)
         checks.append(compare(STATEMENT, f"dL/dWp at Wp*, W {which}", torch.zeros_like(by_wp), by_wp, EXACT))
     lambda3 = formulas.multiplier(world, wide, 0.5)
-    found = minimiser(sample, wide, 0.5, lambda3)
-    quantity, one = "E ||Wp* z1||^2 at the constraint's own lambda3", torch.ones((), dtype=DTYPE)
-    measured = norm_squared(features(sample, wide, found).anchors)
-    checks.append(compare(STATEMENT, quantity, one, measured, EXACT, f"lambda3={lambda3:.4f}"))
-    single = minimiser(exact(world, settings.seed, one_target_each=True), wide, 0.5, 1.0)
+    minimum = minimiser(sample, wide, 0.5, lambda3)
+    quantity, unit_norm = "E ||Wp* z1||^2 at the constraint's own lambda3", torch.ones((), dtype=DTYPE)
+    measured = norm_squared(features(sample, wide, minimum).anchors)
+    checks.append(compare(STATEMENT, quantity, unit_norm, measured, EXACT, f"lambda3={lambda3:.4f}"))
+    single = minimiser(exact_sample(world, settings.seed, one_target_each=True), wide, 0.5, 1.0)
     predicted = formulas.optimal_predictor(world, wide, 0.5, 1.0)
     checks.append(compare(STATEMENT, "Wp* with M = 1 instead of all", predicted, single, EXACT))
 
     def estimate(size: int, repeat: int) -> Tensor:
         seed = sample_seed(settings.seed, size, repeat)
         with seeded(seed):
-            return minimiser(drawn(world, size, seed), wide, 0.5, 1.0)
+            return minimiser(draw_sample(world, size, seed), wide, 0.5, 1.0)
 
     quantity, expected = "exponent of the error of a drawn sample's minimiser", formulas.sampling_rate
     return [*checks, sampling_slope(STATEMENT, quantity, predicted, estimate, settings.samples, expected)]
@@ -182,37 +182,37 @@ def distances(settings: Settings, formulas: Formulas) -> list[Check]:
     """Reported, not asserted: how far Wp* is from being symmetric, and from the normalised loss's minimiser."""
     world = make_world(CLASSES, WIDTH, 0.5, settings.seed)
     w = make_weights(ROWS, WIDTH, settings.seed)
-    sample = drawn(world, settings.samples, settings.seed)
+    sample = draw_sample(world, settings.samples, settings.seed)
     checks = []
     for alpha in (0.0, 0.5, 1.0):
         optimal = formulas.optimal_predictor(world, w, alpha, 1.0)
         size = torch.linalg.matrix_norm(optimal)
-        skew = (torch.linalg.matrix_norm(optimal - optimal.mT) / size).item()
+        asymmetry = (torch.linalg.matrix_norm(optimal - optimal.mT) / size).item()
         quantity = f"asymmetry ||Wp* - Wp*'|| / ||Wp*||, alpha={alpha:g}"
-        checks.append(Check(STATEMENT, quantity, 0.0, skew, skew, note="0 would be Assumption 4.1"))
-        symmetric = minimiser(exact(world, settings.seed), w, alpha, 1.0, symmetric=True)
+        checks.append(Check(STATEMENT, quantity, 0.0, asymmetry, asymmetry, note="0 would be Assumption 4.1"))
+        symmetric = minimiser(exact_sample(world, settings.seed), w, alpha, 1.0, symmetric=True)
         checks.append(compare(STATEMENT, f"minimiser over symmetric Wp, alpha={alpha:g}", optimal, symmetric, None))
-        found = _normalised_minimiser(sample, w, alpha, optimal)
-        # the normalised loss does not see the scale of Wp, so the scale that fits best is taken
-        scaled = found * ((found * optimal).sum() / found.square().sum())
+        minimum = _normalised_minimiser(sample, w, alpha, optimal)
+        # the normalised loss does not depend on the scale of Wp, so compare at the best scale
+        scaled = minimum * ((minimum * optimal).sum() / minimum.square().sum())
         quantity, note = f"minimiser of the normalised loss, alpha={alpha:g}", f"best scale; N = {settings.samples}"
         checks.append(compare(STATEMENT, quantity, optimal, scaled, None, note))
     return checks
 
 
 def _normalised_minimiser(sample: Sample, w: Tensor, alpha: float, start: Tensor) -> Tensor:
-    """Of the loss that the library trains with: unit-norm features, here with all positives of the pool."""
+    """The minimiser of the loss used in training: unit-norm features, here with all positives of the pool."""
     sample = dataclasses.replace(sample, draws=None)
 
     def value(flat: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, object]:
         wp = torch.from_numpy(flat).view_as(start).requires_grad_()
-        parts = features(sample, w, wp, unit=True)
-        total = loss_of(alpha, sample)(parts.anchors, parts.targets, sample.labels, parts.pool).total
+        outputs = features(sample, w, wp, unit=True)
+        total = make_loss(alpha, sample)(outputs.anchors, outputs.targets, sample.labels, outputs.pool).total
         (by_wp,) = torch.autograd.grad(total, wp)
         return total.item(), by_wp.flatten().numpy()
 
-    found = minimize(value, start.flatten().numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 500})
-    return torch.from_numpy(found.x).view_as(start)
+    solution = minimize(value, start.flatten().numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 500})
+    return torch.from_numpy(solution.x).view_as(start)
 
 
 def _combination(world: World, w: Tensor, weights: tuple[float, float, float]) -> Tensor:
@@ -222,16 +222,16 @@ def _combination(world: World, w: Tensor, weights: tuple[float, float, float]) -
 
 
 def _gain_check(wp: Tensor, inside: Tensor, predicted: Tensor, which: str, note: str) -> Check:
-    """Shows the gains of the leading and the last eigenvector; the error is that of the vectors Wp W v, all of them."""
-    moved = wp @ inside
-    measured = (moved * inside).sum(0) / inside.square().sum(0)
-    whole = compare(STATEMENT, f"gains of Wp*, first and last v, {which}", inside * predicted, moved, EXACT, note)
+    """Report the gains of the first and last eigenvector; the error is over all vectors Wp W v."""
+    mapped = wp @ inside
+    measured = (mapped * inside).sum(0) / inside.square().sum(0)
+    check = compare(STATEMENT, f"gains of Wp*, first and last v, {which}", inside * predicted, mapped, EXACT, note)
     # the eigenvalues ascend
-    return dataclasses.replace(whole, predicted=predicted[[-1, 0]].tolist(), measured=measured[[-1, 0]].tolist())
+    return dataclasses.replace(check, predicted=predicted[[-1, 0]].tolist(), measured=measured[[-1, 0]].tolist())
 
 
-def _rank_check(found: Tensor, predicted: int, alpha: float, cell: str) -> Check:
-    values = torch.linalg.svdvals(found)
-    measured = int((values > SMALLEST * values[0]).sum())
+def _rank_check(minimum: Tensor, predicted: int, alpha: float, cell: str) -> Check:
+    values = torch.linalg.svdvals(minimum)
+    measured = int((values > RANK_THRESHOLD * values[0]).sum())
     error = float(abs(measured - predicted))
     return Check(STATEMENT, f"rank of Wp*, alpha={alpha:g}", float(predicted), float(measured), error, 0.5, cell)

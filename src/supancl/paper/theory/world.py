@@ -1,7 +1,7 @@
 """The population of Assumptions 4.1-4.4, samples of it, and the shipped loss on a linear model.
 
-Everything is float64. A sample is either drawn (its moments are off by the Monte-Carlo error) or exact: a
-finite sample whose empirical moments are the population's, so that a mean over it is the expectation.
+Everything is float64. A sample is either drawn (its moments have a Monte-Carlo error) or exact: a finite
+sample whose empirical moments equal the population's, so that its mean is the expectation.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def make_world(classes: int, width: int, noise: float, seed: int) -> World:
 def make_weights(rows: int, columns: int, seed: int, scale: float = 1.0, basis: Tensor | None = None) -> Tensor:
     """A matrix of full rank with singular values between 0.5 and 1.5 times `scale`.
 
-    Its right singular vectors are columns of `basis` if one is given; random ones otherwise.
+    Its right singular vectors are columns of `basis`, or random.
     """
     generator = torch.Generator().manual_seed(seed)
     left = torch.linalg.qr(torch.randn(rows, rows, generator=generator, dtype=DTYPE)).Q
@@ -84,7 +84,7 @@ def make_weights(rows: int, columns: int, seed: int, scale: float = 1.0, basis: 
 
 
 def make_predictor(rows: int, seed: int, scale: float = 1.0) -> Tensor:
-    """Not symmetric, but not far from a multiple of I, as a trained predictor is."""
+    """Not symmetric, but close to a multiple of I, like a trained predictor."""
     return scale * torch.eye(rows, dtype=DTYPE) + 0.3 * make_weights(rows, rows, seed, scale)
 
 
@@ -92,8 +92,8 @@ def make_predictor(rows: int, seed: int, scale: float = 1.0) -> Tensor:
 class Sample:
     """Two views (2, B, d) of inputs, and the inputs (P, d) whose targets fill the pool.
 
-    `draws` is M of Eq. 2: None takes all of a class. Where every anchor is to have a supervised target of its own
-    (M = 1 without the luck of the draw), `labels` number the anchors and the pool holds one target for each number.
+    `draws` is M of Eq. 2: None uses all targets of a class. For M = 1 without random draws, `labels` number the
+    anchors and the pool holds one target per number.
     """
 
     views: Tensor
@@ -104,7 +104,7 @@ class Sample:
     draws: int | None
 
 
-def drawn(world: World, size: int, seed: int) -> Sample:
+def draw_sample(world: World, size: int, seed: int) -> Sample:
     """`size` anchors and a pool of `size` others, classes drawn uniformly; one target per anchor (M = 1)."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(world.classes, (2, size), generator=generator)
@@ -119,10 +119,10 @@ def drawn(world: World, size: int, seed: int) -> Sample:
     return Sample(inputs[0] + noise[:2], labels[0], inputs[1] + noise[2], labels[1], world.classes, draws=1)
 
 
-def exact(world: World, seed: int, one_target_each: bool = False) -> Sample:
+def exact_sample(world: World, seed: int, one_target_each: bool = False) -> Sample:
     """A sample with the moments of the population: views and pool, first and second moments, class by class.
 
-    Independent parts (the input, the pool's input, three augmentations) become orthogonal columns.
+    Independent variables (the input, the pool's input, three augmentations) become orthogonal columns.
     """
     generator = torch.Generator().manual_seed(seed)
     width, rows = world.width, 6 * world.width
@@ -132,7 +132,7 @@ def exact(world: World, seed: int, one_target_each: bool = False) -> Sample:
     roots = torch.linalg.cholesky(world.covariances).mT
     inputs = (world.means[:, None] + first @ roots).flatten(0, 1)
     others = (world.means[:, None] + second @ roots).flatten(0, 1)
-    shifts = [world.noise * part.flatten(0, 1) for part in noise]
+    shifts = [world.noise * chunk.flatten(0, 1) for chunk in noise]
     views = torch.stack([inputs + shifts[0], inputs + shifts[1]])
     labels = torch.arange(world.classes).repeat_interleave(rows)
     if one_target_each:
@@ -141,13 +141,13 @@ def exact(world: World, seed: int, one_target_each: bool = False) -> Sample:
 
 
 class Features(NamedTuple):
-    """What the loss is given: p = Wp z (2, B, k), z (2, B, k), and the filled pool."""
+    """Inputs of the loss: p = Wp z (2, B, k), z (2, B, k), and the filled pool."""
 
     anchors: Tensor
     targets: Tensor
     pool: Queue
 
-    def own(self) -> Tensor:
+    def other_view(self) -> Tensor:
         """z2 for the anchors of view 1 and the reverse, as `Align` pairs them."""
         return self.targets.flip(0)
 
@@ -164,7 +164,7 @@ def features(sample: Sample, w: Tensor, wp: Tensor, unit: bool = False, stop_gra
     return Features(anchors, z.detach() if stop_gradient else z, pool)
 
 
-def loss_of(alpha: float, sample: Sample, form: Literal["cosine", "squared"] = "squared") -> Align:
+def make_loss(alpha: float, sample: Sample, form: Literal["cosine", "squared"] = "squared") -> Align:
     return Align(alpha=alpha, form=form, samples=sample.draws)
 
 
@@ -179,9 +179,9 @@ def lagrangian(sample: Sample, w: Tensor, wp: Tensor, alpha: float, lambda3: flo
     The squared form holds ||Wp z1||^2 once itself, so this is Eq. 5 with its lambda3, at lambda1 = alpha and
     lambda2 = 1 - alpha (which only weigh stop-gradient terms); lambda3 = 1 is the shipped loss alone.
     """
-    parts = features(sample, w, wp)
-    total = loss_of(alpha, sample)(parts.anchors, parts.targets, sample.labels, parts.pool).total
-    return total + (lambda3 - 1) * (norm_squared(parts.anchors) - 1)
+    outputs = features(sample, w, wp)
+    total = make_loss(alpha, sample)(outputs.anchors, outputs.targets, sample.labels, outputs.pool).total
+    return total + (lambda3 - 1) * (norm_squared(outputs.anchors) - 1)
 
 
 def gradients(sample: Sample, w: Tensor, wp: Tensor, alpha: float, lambda3: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -13,24 +13,24 @@ import torch
 from supancl.config import to_json
 from supancl.files import jsonable, write_text
 from supancl.paper.toy import tables
-from supancl.paper.toy.measures import NEIGHBOURS, first_of_each, measure
+from supancl.paper.toy.measures import NEIGHBOURS, first_per_class, measure
 from supancl.paper.toy.training import ALPHAS, Reading, Size, draw_data, train
 from supancl.probes import Features
 from supancl.reports.tables import to_markdown
 from supancl.weights.provenance import commit, versions
 
-SHOWN = 300  # training samples per class in the figure; more only hide one another
+FIGURE_SAMPLES_PER_CLASS = 300  # training samples per class in the figure; more would overlap
 
 
 def run(
     reading: Reading, size: Size, seeds: list[int], on_epoch: Callable[[int], None] = lambda epoch: None
 ) -> tuple[dict[str, Any], dict[str, Features]]:
-    """The study itself: its result, and the features the figure shows, of the first seed."""
-    begin = time.perf_counter()
+    """Run the study; returns its result, and the first seed's features for the figure."""
+    started = time.perf_counter()
     toys = draw_data(reading, size, seeds)
-    drawn = time.perf_counter()
+    data_ready = time.perf_counter()
     trained = train(toys, reading, size, ALPHAS, seeds, lambda epoch, _: on_epoch(epoch))
-    fitted = time.perf_counter()
+    training_done = time.perf_counter()
     rows = measure(trained, toys, reading, size, seeds, ALPHAS)
     summary = tables.summarize(rows)
     result: dict[str, Any] = {
@@ -41,22 +41,26 @@ def run(
         "neighbours": NEIGHBOURS,
         "rows": rows,
         "summary": {
-            f"{alpha:g}": {name: found._asdict() for name, found in by_name.items()}
+            f"{alpha:g}": {name: stats._asdict() for name, stats in by_name.items()}
             for alpha, by_name in summary.items()
         },
         "paper": {f"{alpha:g}": numbers for alpha, numbers in tables.PAPER.items()},
         "trends": tables.trends(summary),
         "levels": tables.levels(summary),
-        "paired": tables.paired(rows),
-        "seconds": {"data": drawn - begin, "training": fitted - drawn, "measuring": time.perf_counter() - fitted},
+        "paired": tables.paired_differences(rows),
+        "seconds": {
+            "data": data_ready - started,
+            "training": training_done - data_ready,
+            "measuring": time.perf_counter() - training_done,
+        },
         "threads": torch.get_num_threads(),
         "versions": versions(),
         "commit": commit(),
     }
-    shown = first_of_each(toys[0].train_labels, SHOWN)
-    values = trained.features(0, toys[0].train[shown])
+    figure_rows = first_per_class(toys[0].train_labels, FIGURE_SAMPLES_PER_CLASS)
+    values = trained.features(0, toys[0].train[figure_rows])
     panels = {
-        f"alpha = {alpha:g}": Features(value, toys[0].train_labels[shown])
+        f"alpha = {alpha:g}": Features(value, toys[0].train_labels[figure_rows])
         for alpha, value in zip(ALPHAS, values, strict=True)
     }
     return result, panels
@@ -68,10 +72,10 @@ def summary_of(result: dict[str, Any]) -> tables.Summary:
 
 def write(result: dict[str, Any], folder: Path) -> None:
     summary = summary_of(result)
-    kept = {
-        "table1.md": to_markdown(tables.table(summary, tables.ONE)),
-        "table2.md": to_markdown(tables.table(summary, tables.TWO)),
+    files = {
+        "table1.md": to_markdown(tables.table(summary, tables.TABLE_1_COLUMNS)),
+        "table2.md": to_markdown(tables.table(summary, tables.TABLE_2_COLUMNS)),
         "toy.json": json.dumps(jsonable(result), indent=2) + "\n",
-    }  # last: it says that the study is there
-    for name, text in kept.items():
+    }  # toy.json comes last: it marks the study as complete
+    for name, text in files.items():
         write_text(folder / name, text, "Make room, or choose another --out")

@@ -1,7 +1,7 @@
 """What Tables 1 and 2 measure, for every alpha and seed of a trained toy study.
 
-All of it is taken on L2-normalised projector features: S_W and S_T over the training set without masks, k-NN
-and the linear probe fitted there and judged on the test set.
+Everything is measured on L2-normalised projector features: S_W and S_T on the training set without masks; k-NN
+and the linear probe are fitted on that and evaluated on the test set.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from supancl.data.order import seeded
+from supancl.data.order import derive_seed
 from supancl.data.sources.toy import Toy
 from supancl.paper.toy.training import Reading, Size, Trained
 from supancl.probes import Features, knn_accuracy, variance
@@ -26,20 +26,20 @@ Row = dict[str, float]
 def linear_accuracy(fit: Features, tests: Sequence[Features]) -> list[float]:
     """Multinomial logistic regression, in percent for each test set.
 
-    Not standardised: the features are unit vectors already, and to stretch the directions that alpha = 0 has
-    shrunk would undo what is being measured.
+    Not standardised: the features are unit vectors already, and rescaling would undo how far alpha = 0 shrinks some
+    directions, which is what we measure.
     """
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    # products as small as these only wait for one another on several threads
+    # such small products are slower on several threads
     with threadpool_limits(limits=1, user_api="blas"):
         model = LogisticRegression(max_iter=2000).fit(fit.values.double().numpy(), fit.labels.numpy())
         return [100 * float(model.score(test.values.double().numpy(), test.labels.numpy())) for test in tests]
 
 
-def first_of_each(labels: Tensor, per_class: int) -> Tensor:
-    """Positions of the first samples of every class: the test set of the paper's own size within the larger one."""
+def first_per_class(labels: Tensor, per_class: int) -> Tensor:
+    """Positions of the first samples of every class: cuts the larger test set to the paper's size."""
     return torch.cat([(labels == label).nonzero()[:per_class, 0] for label in labels.unique()])
 
 
@@ -57,24 +57,24 @@ def measure(
 
 
 def table_one(trained: Trained, position: int, toy: Toy, size: Size) -> list[Row]:
-    small = first_of_each(toy.test_labels, size.test)
+    paper_sized = first_per_class(toy.test_labels, size.test)
     rows = []
-    fits, tests = trained.features(position, toy.train), trained.features(position, toy.test)
-    for index, (fit_values, test_values) in enumerate(zip(fits, tests, strict=True)):
+    train_features, test_features = trained.features(position, toy.train), trained.features(position, toy.test)
+    for index, (fit_values, test_values) in enumerate(zip(train_features, test_features, strict=True)):
         fit, test = Features(fit_values, toy.train_labels), Features(test_values, toy.test_labels)
-        own_size = Features(test_values[small], toy.test_labels[small])
-        spread = variance(fit)
-        linear, linear_own = linear_accuracy(fit, [test, own_size])
+        paper_test = Features(test_values[paper_sized], toy.test_labels[paper_sized])
+        scatter = variance(fit)
+        linear, linear_paper_test = linear_accuracy(fit, [test, paper_test])
         rows.append(
             {
                 "l_ssl": float(trained.ssl[position, index]),
                 "l_sup": float(trained.sup[position, index]),
-                "S_W": spread.within,
-                "S_W/S_T": 100 * spread.ratio,
+                "S_W": scatter.within,
+                "S_W/S_T": 100 * scatter.ratio,
                 "k-NN": knn_accuracy(fit, test, k=NEIGHBOURS),
                 "linear": linear,
-                "k-NN, 1x test": knn_accuracy(fit, own_size, k=NEIGHBOURS),
-                "linear, 1x test": linear_own,
+                "k-NN, 1x test": knn_accuracy(fit, paper_test, k=NEIGHBOURS),
+                "linear, 1x test": linear_paper_test,
             }
         )
     return rows
@@ -99,15 +99,18 @@ def draw_downstream(means: Tensor, variance: float, per_class: int, generator: t
 def table_two(trained: Trained, position: int, toy: Toy, reading: Reading, size: Size, seed: int) -> list[Row]:
     """Three new classes per scenario, with as many samples as in pretraining; sigma is their variance."""
     rows: list[Row] = [{} for _ in range(trained.networks.alphas)]
-    enlarged = len(toy.test) // size.classes
+    test_per_class = len(toy.test) // size.classes
     for kind, factor in zip(KINDS, (reading.interpolation, reading.extrapolation), strict=True):
         means = downstream_means(toy.means, factor) - toy.centre
         for sigma in SIGMAS:
-            generator = torch.Generator().manual_seed(seeded(seed, 4, KINDS.index(kind), SIGMAS.index(sigma)))
+            generator = torch.Generator().manual_seed(derive_seed(seed, 4, KINDS.index(kind), SIGMAS.index(sigma)))
             fit = draw_downstream(means, sigma, size.train, generator)
-            test = draw_downstream(means, sigma, enlarged, generator)
-            fits, tests = trained.features(position, fit.values), trained.features(position, test.values)
-            for row, fit_values, test_values in zip(rows, fits, tests, strict=True):
-                known = Features(fit_values, fit.labels)
-                row[f"{kind} {sigma:g}"] = linear_accuracy(known, [Features(test_values, test.labels)])[0]
+            test = draw_downstream(means, sigma, test_per_class, generator)
+            train_features, test_features = (
+                trained.features(position, fit.values),
+                trained.features(position, test.values),
+            )
+            for row, fit_values, test_values in zip(rows, train_features, test_features, strict=True):
+                train_set = Features(fit_values, fit.labels)
+                row[f"{kind} {sigma:g}"] = linear_accuracy(train_set, [Features(test_values, test.labels)])[0]
     return rows

@@ -1,4 +1,4 @@
-"""The toy study beside the paper: the summary over seeds, and Tables 1 and 2 as text."""
+"""The toy study compared with the paper: the summary over seeds, and Tables 1 and 2."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from supancl.config import to_json
 from supancl.paper.numbers import TOY, TOY_TRANSFER
 from supancl.paper.toy.measures import Row
 from supancl.paper.toy.training import FULL
-from supancl.reports.tables import Cell, Table, mean_text, place_mark
+from supancl.reports.tables import Cell, Table, mark_for_rank, mean_text
 from supancl.stats import SeedStats, mean_interval, seed_stats_numpy
 
-ONE = ("l_ssl", "l_sup", "S_W", "S_W/S_T", "k-NN", "linear")
-TWO = TOY_TRANSFER
-ACCURACIES = ("k-NN", "linear", *TWO)  # where best and second-best are marked
+TABLE_1_COLUMNS = ("l_ssl", "l_sup", "S_W", "S_W/S_T", "k-NN", "linear")
+TABLE_2_COLUMNS = TOY_TRANSFER
+ACCURACIES = ("k-NN", "linear", *TABLE_2_COLUMNS)  # columns in which best and second-best are marked
 
-PAPER = {alpha: dict(zip((*ONE, *TWO), values, strict=True)) for alpha, values in TOY.items()}
+PAPER = {alpha: dict(zip((*TABLE_1_COLUMNS, *TABLE_2_COLUMNS), values, strict=True)) for alpha, values in TOY.items()}
 
-# how near to the paper is near enough: .05 for losses and for the ratio (in percent: 5), 3 points of accuracy
+# largest distance from the paper that counts as met: .05 for losses and ratio (in percent: 5), 3 points of accuracy
 TOLERANCES = {"l_ssl": 0.05, "S_W/S_T": 5.0, "k-NN": 3.0, "linear": 3.0}
 
 
@@ -28,31 +28,31 @@ Summary = dict[float, dict[str, SeedStats]]
 
 def summarize(rows: Sequence[Row]) -> Summary:
     """alpha -> measure -> mean and standard deviation over seeds."""
-    values = grouped(rows)
+    values = values_by_alpha(rows)
     return {alpha: {name: seed_stats_numpy(values[alpha][name]) for name in values[alpha]} for alpha in values}
 
 
-def grouped(rows: Sequence[Row]) -> dict[float, dict[str, list[float]]]:
+def values_by_alpha(rows: Sequence[Row]) -> dict[float, dict[str, list[float]]]:
     """alpha -> measure -> values in the order of the seeds."""
-    found: dict[float, dict[str, list[float]]] = {}
+    values: dict[float, dict[str, list[float]]] = {}
     for row in sorted(rows, key=lambda row: (row["alpha"], row["seed"])):
-        by_name = found.setdefault(row["alpha"], {})
+        by_name = values.setdefault(row["alpha"], {})
         for name, value in row.items():
             if name not in ("alpha", "seed"):
                 by_name.setdefault(name, []).append(value)
-    return found
+    return values
 
 
-def paired(rows: Sequence[Row], measures: Sequence[str] = ("k-NN", "linear")) -> list[dict[str, Any]]:
+def paired_differences(rows: Sequence[Row], measures: Sequence[str] = ("k-NN", "linear")) -> list[dict[str, Any]]:
     """Inner alphas minus alpha = 0, seed by seed: mean and 95% interval (Student's t; none for one seed)."""
-    values = grouped(rows)
-    found = []
+    values = values_by_alpha(rows)
+    results = []
     for measure in measures:
         for alpha in (alpha for alpha in values if 0 < alpha < 1):
             pairs = zip(values[alpha][measure], values[0.0][measure], strict=True)
             differences = [ours - supervised for ours, supervised in pairs]
             mean, *ends = mean_interval(differences, seed_stats_numpy)
-            found.append(
+            results.append(
                 {
                     "measure": measure,
                     "alpha": alpha,
@@ -62,38 +62,40 @@ def paired(rows: Sequence[Row], measures: Sequence[str] = ("k-NN", "linear")) ->
                     "paper": PAPER[alpha][measure] - PAPER[0.0][measure],
                 }
             )
-    return found
+    return results
 
 
 def trends(summary: Summary) -> dict[str, bool]:
-    """What the paper concludes from its tables, on the means over seeds."""
+    """Whether each conclusion of the paper holds for our means over seeds."""
 
-    def along(name: str) -> list[float]:
+    def means_by_alpha(name: str) -> list[float]:
         return [summary[alpha][name].mean for alpha in sorted(summary)]
 
-    def rises(values: Sequence[float]) -> bool:
+    def is_increasing(values: Sequence[float]) -> bool:
         return all(a < b for a, b in itertools.pairwise(values))
 
-    def worst_last(name: str) -> bool:
-        *others, last = along(name)
+    def is_worst_at_one(name: str) -> bool:
+        *others, last = means_by_alpha(name)
         return last < min(others)
 
     return {
-        "S_W/S_T rises with alpha": rises(along("S_W/S_T")),
-        "l_sup rises with alpha": rises(along("l_sup")),
-        "l_ssl falls with alpha": rises([-value for value in along("l_ssl")]),
+        "S_W/S_T rises with alpha": is_increasing(means_by_alpha("S_W/S_T")),
+        "l_sup rises with alpha": is_increasing(means_by_alpha("l_sup")),
+        "l_ssl falls with alpha": is_increasing([-value for value in means_by_alpha("l_ssl")]),
         **{
             f"alpha = 0.5 beats alpha = 1 by more than 5 points in {name}": summary[0.5][name].mean
             - summary[1.0][name].mean
             > 5
             for name in ("k-NN", "linear")
         },
-        "alpha = 1 is worst in extrapolation": all(worst_last(name) for name in TWO if name.startswith("extra")),
+        "alpha = 1 is worst in extrapolation": all(
+            is_worst_at_one(name) for name in TABLE_2_COLUMNS if name.startswith("extra")
+        ),
     }
 
 
 def levels(summary: Summary) -> list[dict[str, Any]]:
-    """How far each mean is from the paper's number, and whether that is near enough."""
+    """How far each mean is from the paper's number, and whether that is within the tolerance."""
     return [
         {
             "measure": name,
@@ -110,14 +112,16 @@ def levels(summary: Summary) -> list[dict[str, Any]]:
 
 
 def conditions(result: Mapping[str, Any]) -> str:
-    """The reading, and the sizes that are not App. B's, of what toy.json holds.
+    """The reading, and the sizes that differ from App. B, of the content of toy.json.
 
     >>> conditions({"reading": {"name": "near"}, "size": {"epochs": 100, "batch": 256}})
     "reading 'near', not in App. B's size: epochs 100"
     """
-    usual = to_json(FULL)
-    other = ", ".join(f"{name} {value}" for name, value in result.get("size", {}).items() if value != usual.get(name))
-    return f"reading {result['reading']['name']!r}" + (f", not in App. B's size: {other}" if other else "")
+    full_size = to_json(FULL)
+    changed = ", ".join(
+        f"{name} {value}" for name, value in result.get("size", {}).items() if value != full_size.get(name)
+    )
+    return f"reading {result['reading']['name']!r}" + (f", not in App. B's size: {changed}" if changed else "")
 
 
 def decimals(name: str) -> int:
@@ -133,7 +137,7 @@ def cell(summary: Summary, alpha: float, name: str) -> Cell:
     mean, sd = summary[alpha][name]
     better = sum(summary[other][name].mean > mean for other in summary)
     text = f"{mean_text(mean, sd, decimals(name))} ({PAPER[alpha][name]:g})"
-    return Cell(text, mark=place_mark(better) if name in ACCURACIES else "")
+    return Cell(text, mark=mark_for_rank(better) if name in ACCURACIES else "")
 
 
 def table(summary: Summary, columns: Sequence[str]) -> Table:

@@ -2,7 +2,7 @@
 
 The alphas of a seed share its data, its initial weights, its order and its views, so a difference between
 them is due to alpha alone. Their first layers are one product: views (seeds, 2B, dimensions) times the
-encoders of all alphas side by side. tests/studies/test_toy.py holds a run against the shipped modules.
+encoders of all alphas side by side. tests/studies/test_toy.py compares a run with the shipped modules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.core.schedules import ScheduleSpec, learning_rate
-from supancl.data.order import seeded
+from supancl.data.order import derive_seed
 from supancl.data.sources.toy import Toy, ToySpec, draw_toy
 
 ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
@@ -24,14 +24,14 @@ ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
 
 @dataclass(frozen=True)
 class Reading:
-    """What App. B leaves open, and how we read it; docs/toy-readings.md has every other reading tried."""
+    """What App. B leaves open, and how we read it; docs/toy-readings.md lists all readings that were tried."""
 
     name: str
     noise: float  # standard deviation per dimension of the pretraining classes
-    masked: float  # share of the dimensions replaced, drawn for each sample and view
+    masked: float  # fraction of the dimensions replaced, drawn for each sample and view
     encoder: int = 128  # App. B gives the width of the projector and the predictor only
-    pool: int = 3072  # not stated; the batches of about one epoch
-    interpolation: float = 0.25  # downstream means: this far from the centre of the three, pretraining's at 1
+    pool: int = 3072  # not stated in the paper; about one epoch
+    interpolation: float = 0.25  # distance of downstream means from their centre; pretraining's is 1
     extrapolation: float = 2.0
 
 
@@ -45,8 +45,8 @@ READINGS = {
 
 @dataclass(frozen=True)
 class Size:
-    """App. B's sizes; the quick form has a quarter of the dimensions, samples and batch (samples per dimension stay
-    what they are), and half of the epochs."""
+    """App. B's sizes; the quick form has a quarter of the dimensions, samples and batch (so as many samples per
+    dimension) and half of the epochs."""
 
     dimensions: int = 2048
     train: int = 1000  # per class
@@ -78,17 +78,17 @@ class Networks:
             "projector": (size.width, reading.encoder),
             "predictor": (size.width, size.width),
         }
-        drawn: dict[str, list[Tensor]] = {name: [] for name in shapes}
+        initial: dict[str, list[Tensor]] = {name: [] for name in shapes}
         for seed in seeds:
-            generator = torch.Generator().manual_seed(seeded(seed, 2))
+            generator = torch.Generator().manual_seed(derive_seed(seed, 2))
             for name, (out, width) in shapes.items():
                 uniform = torch.rand(out, width, generator=generator, dtype=torch.float64)
                 weight = ((2 * uniform - 1) / math.sqrt(width)).to(dtype)  # as nn.Linear starts
-                drawn[name].append(weight.expand(alphas, out, width))
-        # encoders of a seed lie below one another, so that one product serves all alphas
-        self.encoder = torch.stack(drawn["encoder"]).flatten(1, 2).contiguous().requires_grad_()
-        self.projector = torch.cat(drawn["projector"]).contiguous().requires_grad_()
-        self.predictor = torch.cat(drawn["predictor"]).contiguous().requires_grad_()
+                initial[name].append(weight.expand(alphas, out, width))
+        # the encoders of a seed are stacked, so one product computes all alphas
+        self.encoder = torch.stack(initial["encoder"]).flatten(1, 2).contiguous().requires_grad_()
+        self.projector = torch.cat(initial["projector"]).contiguous().requires_grad_()
+        self.predictor = torch.cat(initial["predictor"]).contiguous().requires_grad_()
 
     def project(self, vectors: Tensor) -> Tensor:
         """(seeds, n, dimensions) -> (seeds * alphas, n, width), not normalised."""
@@ -107,7 +107,7 @@ class Networks:
 class BatchedQueue:
     """The class-agnostic queue of every run: of each batch held, the sum and number of targets per class.
 
-    Batches enter and leave whole, so the class mean of the pool needs no more than that.
+    Batches enter and leave as a whole, so this is all that the class mean needs.
     """
 
     def __init__(self, networks: Networks, size: int, batch: int, classes: int) -> None:
@@ -119,20 +119,20 @@ class BatchedQueue:
         self.counts = torch.zeros(size // batch, networks.seeds, classes, dtype=networks.projector.dtype)
         self.pushes = 0
 
-    def class_mean(self, member: Tensor, fallback: Tensor) -> Tensor:
+    def class_mean(self, one_hot: Tensor, fallback: Tensor) -> Tensor:
         """z_sup, (runs, 2, B, width), not re-normalised (Eq. 2); `member` (seeds, B, classes) is one-hot."""
         counts = self.counts.sum(0)
         means = self.sums.sum(0) / self._per_run(counts.clamp(min=1))[..., None]
-        mean = torch.bmm(self._per_run(member), means)[:, None].expand_as(fallback)
+        mean = torch.bmm(self._per_run(one_hot), means)[:, None].expand_as(fallback)
         if bool((counts > 0).all()):
             return mean
-        held = torch.bmm(member, counts[..., None]) > 0  # a class not in the pool yet: the own cross-view target
-        return torch.where(self._per_run(held)[:, None], mean, fallback)
+        is_in_pool = torch.bmm(one_hot, counts[..., None]) > 0  # a class not in the pool yet gets the cross-view target
+        return torch.where(self._per_run(is_in_pool)[:, None], mean, fallback)
 
-    def push(self, targets: Tensor, member: Tensor) -> None:
+    def push(self, targets: Tensor, one_hot: Tensor) -> None:
         slot = self.pushes % len(self.sums)
-        self.sums[slot] = torch.bmm(self._per_run(member).mT, targets)
-        self.counts[slot] = member.sum(1)
+        self.sums[slot] = torch.bmm(self._per_run(one_hot).mT, targets)
+        self.counts[slot] = one_hot.sum(1)
         self.pushes += 1
 
     def _per_run(self, by_seed: Tensor) -> Tensor:
@@ -156,12 +156,12 @@ class Trained:
 
 
 def draw_views(vectors: Tensor, masked: float, generator: torch.Generator) -> Tensor:
-    """(2, B, dimensions): exactly that share of each row set to the data's mean, which is zero (App. B)."""
+    """(2, B, dimensions): exactly that fraction of each row set to the data's mean, which is zero (App. B)."""
     replaced = round(masked * vectors.shape[1])
     keys = torch.rand(2, *vectors.shape, generator=generator)
     if replaced == 0:
         return vectors.expand_as(keys)
-    # the rows' thresholds instead of their order: five times faster than an argsort, and most of a step's rest
+    # the rows' thresholds instead of their order: five times faster than an argsort, which would dominate the step
     return vectors * (keys > keys.kthvalue(replaced, dim=-1, keepdim=True).values)
 
 
@@ -173,19 +173,19 @@ def step(
     labels: Tensor,
     alpha: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Loss, backward, optimizer, push: one step of every run; gives l_ssl and l_sup (runs,) before it.
+    """Loss, backward, optimizer, push: one step of every run; returns l_ssl and l_sup (runs,) before it.
 
-    `alpha` is (runs,). The runs share no weight, so the gradient of the sum of their losses is each one's own.
+    `alpha` is (runs,). The runs share no weight, so the gradient of the summed loss is each run's gradient.
     """
-    member = F.one_hot(labels, queue.counts.shape[-1]).to(views.dtype)
+    one_hot = F.one_hot(labels, queue.counts.shape[-1]).to(views.dtype)
     anchors, targets = networks.branches(views)
-    own = targets.flip(1)
-    ssl = -(anchors * own).sum(-1).mean((1, 2))
-    sup = -(anchors * queue.class_mean(member, fallback=own)).sum(-1).mean((1, 2))
+    other_view = targets.flip(1)
+    ssl = -(anchors * other_view).sum(-1).mean((1, 2))
+    sup = -(anchors * queue.class_mean(one_hot, fallback=other_view)).sum(-1).mean((1, 2))
     optimizer.zero_grad()
     (alpha * ssl + (1 - alpha) * sup).sum().backward()
     optimizer.step()
-    queue.push(targets[:, 1], member)  # z2, after the loss: a batch is never its own positive
+    queue.push(targets[:, 1], one_hot)  # z2, after the loss: a batch is never its own positive
     return ssl.detach(), sup.detach()
 
 
@@ -203,23 +203,28 @@ def train(
     seeds: Sequence[int],
     progress: Callable[[int, int], None] = lambda epoch, epochs: None,
 ) -> Trained:
-    """All alphas of all seeds; `toys` holds each seed's data. `progress` is told of every epoch."""
+    """All alphas of all seeds; `toys` holds each seed's data. `progress` is called after every epoch."""
     networks = Networks(size, reading, len(alphas), seeds)
     queue = BatchedQueue(networks, reading.pool * size.batch // FULL.batch, size.batch, size.classes)
     optimizer = make_optimizer(networks)
-    generators = [torch.Generator().manual_seed(seeded(seed, 3)) for seed in seeds]
+    generators = [torch.Generator().manual_seed(derive_seed(seed, 3)) for seed in seeds]
     steps = len(toys[0].train) // size.batch  # the last, smaller batch is left out, as SimSiam's code does
     rate = learning_rate(ScheduleSpec(), PEAK, size.epochs, steps)  # the predictor's stays constant: App. B
     alpha = torch.tensor(alphas, dtype=torch.float32).repeat(len(seeds))
     terms = torch.zeros(steps, 2, len(alpha))
     for epoch in range(size.epochs):
-        order = [torch.randperm(len(toy.train), generator=g) for toy, g in zip(toys, generators, strict=True)]
+        epoch_orders = [
+            torch.randperm(len(toy.train), generator=generator) for toy, generator in zip(toys, generators, strict=True)
+        ]
         for index in range(steps):
-            rows = [o[index * size.batch : (index + 1) * size.batch] for o in order]
+            rows = [epoch_order[index * size.batch : (index + 1) * size.batch] for epoch_order in epoch_orders]
             views = torch.stack(
-                [draw_views(toy.train[r], reading.masked, g) for toy, r, g in zip(toys, rows, generators, strict=True)]
+                [
+                    draw_views(toy.train[batch_rows], reading.masked, generator)
+                    for toy, batch_rows, generator in zip(toys, rows, generators, strict=True)
+                ]
             )
-            labels = torch.stack([toy.train_labels[r] for toy, r in zip(toys, rows, strict=True)])
+            labels = torch.stack([toy.train_labels[batch_rows] for toy, batch_rows in zip(toys, rows, strict=True)])
             optimizer.param_groups[0]["lr"] = rate(epoch * steps + index)
             terms[index] = torch.stack(step(networks, queue, optimizer, views, labels, alpha))
         progress(epoch + 1, size.epochs)

@@ -1,0 +1,283 @@
+"""The first page of RESULTS.md, and the README's block: findings in plain sentences, made from the numbers by rule."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from experiments.evidence.claims import (
+    ANCL,
+    CONTRASTIVE,
+    STANDING,
+    best_alphas,
+    collapse_cells,
+    missing,
+    variance_verdicts,
+)
+from experiments.evidence.results import (
+    ACCURACIES,
+    KINDS,
+    NAMES,
+    NO_CLEAR_DIFFERENCE,
+    ONE_SEED,
+    TITLES,
+    Evidence,
+    Gap,
+    mean_text,
+    waiting,
+)
+from experiments.evidence.tables import stated_alphas, table, tie_note, unique
+from supancl.errors import plural
+
+PAGE = "RESULTS.md"
+# measure -> title in the small table
+SMALL_TABLE = {
+    "linear": "CIFAR-100",
+    "crossed": "CIFAR-10",
+    "pets": "Pets",
+    "omniglot_5": "Omniglot",
+    "traffic-signs_5": "GTSRB",
+}
+LABELLED = dict((*ANCL, *CONTRASTIVE))  # method with labels -> the same without
+SUPSIAM_STANDING = [pair for pair in STANDING if pair[0] == "supsiam"]
+OTHER_DATA = (*KINDS["transfer"], *KINDS["few-shot"])
+WORDS = {"helps": "better", "hurts": "worse", NO_CLEAR_DIFFERENCE: "no clear difference", ONE_SEED: "one seed only"}
+
+
+def first_page(evidence: Evidence, pictures: Sequence[str], imagenet: str = "") -> str:
+    """What anyone can read: the table, the picture, what is known, what is not, and under which conditions."""
+    steps = len(evidence.plan.steps)
+    done = steps - len(waiting(evidence.plan, evidence.results))
+    unlabelled = sum(method in LABELLED.values() for method in evidence.methods)
+    picture = "".join(
+        f"\n![accuracy with and without labels](docs/figures/{name})\n\n"
+        "Hollow: without labels. Filled: the same method with labels. Dashed: cross-entropy. Bars are 95% intervals\n"
+        "over seeds. Each panel has its own scale.\n"
+        for name in pictures
+    )
+    return f"""# Results
+
+{len(evidence.methods)} methods were pretrained on CIFAR-100, {unlabelled} of them without its labels. Each encoder was
+then frozen and tested: on CIFAR-100 itself, and on other data that it had not seen. `make results` makes this page from
+the files in experiments/results/; no number is typed, and every verdict follows from the numbers by a rule.
+{done} of the {steps} planned runs are done.
+
+## Findings
+
+Accuracy in percent (linear probe; Omniglot and GTSRB: five classes, five examples of each). "±" is half a 95% interval
+over seeds.
+
+{small_table(evidence)}{picture}
+### What is known
+
+{len(ACCURACIES)} accuracies were measured: k-NN and a linear probe on CIFAR-100; on other data CIFAR-10 and Pets
+(linear probes), Omniglot and GTSRB (five classes, one or five examples of each).
+
+{known_lines(evidence)}
+
+### What is not known
+
+{open_lines(evidence, imagenet)}
+
+### Conditions
+
+- CIFAR-100, {epochs(evidence)} epochs, CIFAR ResNet-18, images of 32 px, batch 256, bf16; hardware:
+  {unique(evidence, "hardware")}. Alpha, the weight of the self-supervised loss, is
+  {stated_alphas(evidence.plan)}, as in the paper's App. H.
+- Learning rate and weight decay of each method: the best of three short runs, chosen on held-out training images. Test
+  images were used once, and no seed was selected. Failed and collapsed runs are listed.
+- "Better" and "worse": the 95% interval of the difference leaves out zero. "No clear difference" does not mean equal.
+- Intervals, tests and assumptions are under [Statistics](#statistics), the protocols under
+  [How it was measured](#how-it-was-measured), all runs with their commands under [Every run](#every-run).
+"""
+
+
+def small_table(evidence: Evidence) -> str:
+    """One row per method, pairs next to each other; methods without a result are left out."""
+    order = [method for pair in LABELLED.items() for method in reversed(pair)]
+    order += [method for method in evidence.methods if method not in order]
+    rows = [
+        [
+            TITLES[method],
+            "no" if method in LABELLED.values() else "yes",
+            str(len(row.results)),
+            *(mean_text(row.values(measure), 1) for measure in SMALL_TABLE),
+        ]
+        for method in order
+        if (row := evidence.methods.get(method)) is not None and row.results
+    ]
+    columns = ["pretraining", "labels", "seeds", *SMALL_TABLE.values()]
+    return table(columns, rows) if rows else "Nothing is measured yet.\n"
+
+
+def epochs(evidence: Evidence) -> str:
+    return ", ".join(sorted({str(step.epochs) for step in evidence.plan.steps if step.stage == "final"}))
+
+
+# --- what is known ----------------------------------------------------------------------------------------------------
+
+
+def known_lines(evidence: Evidence) -> str:
+    answers = {
+        f"Do labels help SimSiam and BYOL? {answer(evidence, ANCL, ACCURACIES)}": pair_sentences(evidence, ANCL),
+        f"Do labels help SimCLR and MoCo-v2 on other data? {answer(evidence, CONTRASTIVE, OTHER_DATA)}": pair_sentences(
+            evidence, CONTRASTIVE
+        ),
+        "How does SupSiam compare with SupCon and cross-entropy?": pair_sentences(evidence, SUPSIAM_STANDING),
+        "Which alpha is best?": alpha_sentence(evidence),
+        "Do labels make classes tighter?": variance_sentence(evidence),
+        "Does the pool or the momentum branch (EMA) prevent collapse?": collapse_sentence(evidence),
+    }
+    return "\n".join(f"- **{question}** {text}" for question, text in answers.items())
+
+
+def answer(evidence: Evidence, pairs: Sequence[tuple[str, str]], measures: Sequence[str]) -> str:
+    """Yes: better in most of these accuracies and worse in none; no: the reverse."""
+    verdicts = [
+        gaps[measure].verdict
+        for pair in pairs
+        for gaps in [evidence.gaps(*pair)]
+        for measure in measures
+        if measure in gaps
+    ]
+    if not verdicts or set(verdicts) == {ONE_SEED}:
+        return "Not measured yet."
+    helps, hurts = (2 * verdicts.count(verdict) > len(verdicts) for verdict in ("helps", "hurts"))
+    if helps and "hurts" not in verdicts:
+        return "Yes."
+    return "No." if hurts and "helps" not in verdicts else "It depends."
+
+
+def pair_sentences(evidence: Evidence, pairs: Sequence[tuple[str, str]]) -> str:
+    return " ".join(pair_sentence(evidence, *pair) for pair in pairs)
+
+
+def pair_sentence(evidence: Evidence, ours: str, theirs: str) -> str:
+    """One sentence if all accuracies agree; else CIFAR-100 and other data one after the other."""
+    gaps, title = evidence.gaps(ours, theirs), f"{NAMES[ours]} against {NAMES[theirs]}"
+    if not gaps:
+        return f"{title}: {missing(evidence, (ours, theirs))}."
+    if {difference.verdict for difference in gaps.values()} == {"helps"}:
+        means = [difference.mean for difference in gaps.values()]
+        return f"{title}: {count_words(gaps, ACCURACIES)}, by {min(means):.1f} to {max(means):.1f} points."
+    return (
+        f"{title}: on CIFAR-100 {count_words(gaps, KINDS['in-domain'])}; on other data {count_words(gaps, OTHER_DATA)}."
+    )
+
+
+def count_words(gaps: Mapping[str, Gap], measures: Sequence[str]) -> str:
+    """How many of these accuracies are better, worse or neither.
+
+    >>> count_words({"knn": Gap(24.0, 23.0, 25.0), "linear": Gap(16.7, 15.9, 17.5)}, ("knn", "linear"))
+    'better in both accuracies'
+    >>> count_words({"knn": Gap(1.0, -1.0, 3.0), "linear": Gap(-2.0, -3.0, -1.0)}, ("knn", "linear"))
+    'worse in 1 of 2, no clear difference in 1'
+    """
+    verdicts = [gaps[measure].verdict for measure in measures if measure in gaps]
+    counts = {word: verdicts.count(verdict) for verdict, word in WORDS.items() if verdict in verdicts}
+    if len(counts) == 1:
+        (word,) = counts
+        return f"{word} in {'both' if len(verdicts) == 2 else f'all {len(verdicts)}'} accuracies"
+    first, *others = (f"{word} in {count}" for word, count in counts.items()) if counts else ("not measured yet",)
+    return ", ".join([f"{first} of {len(verdicts)}" if others else first, *others])
+
+
+def alpha_sentence(evidence: Evidence) -> str:
+    bests = best_alphas(evidence)
+    if not bests:
+        return "Not measured yet."
+    inside = sum(best.inside == "yes" for best in bests)
+    (alpha, times), *_ = Counter(best.alpha for best in bests).most_common()
+    return (
+        f"An alpha between 0 (labels alone) and 1 (no labels) is clearly better than both ends in {inside} of "
+        f"{len(bests)} accuracies (SupSiam). The highest mean is at alpha {alpha:g} in {times} of {len(bests)}."
+    )
+
+
+def variance_sentence(evidence: Evidence) -> str:
+    """S_W/S_T on test images, with labels alone against without."""
+    verdict = variance_verdicts(evidence).get("ratio")
+    if verdict is None:
+        return "Not measured yet."
+    means = [statistics.fmean(row.values("ratio")) for row in evidence.alphas.values() if row.values("ratio")]
+    course = "; it rises with every step of alpha" if all(low < high for low, high in pairwise(means)) else ""
+    within = variance_verdicts(evidence, "within").get("within", "not measured")
+    word = {"yes": "Yes, compared with the total variance.", "no": "No."}.get(verdict, f"{verdict.capitalize()}.")
+    return (
+        f"{word} The variance within classes divided by the total variance (S_W/S_T, test images) is {means[0]:.2f} "
+        f"with labels alone and {means[-1]:.2f} without labels{course}. Is the variance within classes (S_W) itself "
+        f"smaller on test images? {within.capitalize()}."
+    )
+
+
+def collapse_sentence(evidence: Evidence) -> str:
+    by_verdict: dict[tuple[str, str], list[str]] = {}
+    for cell in collapse_cells(evidence):
+        by_verdict.setdefault((cell.decay, cell.verdict), []).append(cell.setup)
+    return " ".join(
+        f"Weight decay {decay}, {', '.join(setups)}: {verdict}." for (decay, verdict), setups in by_verdict.items()
+    )
+
+
+# --- what is not known ------------------------------------------------------------------------------------------------
+
+
+def open_lines(evidence: Evidence, imagenet: str) -> str:
+    single = [row.name for row in evidence.methods.values() if len(row.results) == 1]
+    absent = [row.name for row in evidence.methods.values() if not row.results]
+    unfinished = waiting(evidence.plan, evidence.results)
+    lines = [
+        f"Longer training: the paper trains for 1000 epochs, these runs had {epochs(evidence)}. What longer training "
+        "leaves of a difference was not measured.",
+        f"Better settings: {max(map(len, evidence.plan.pilots.values()))} were tried for each method, and the best "
+        "was often as good as tied "
+        f"{tie_note(evidence)}.",
+        "SupBYOL at other alphas, larger images, larger networks.",
+    ]
+    if single:
+        lines.append(
+            f"How much seeds differ for {join_names(single)}: they have one seed. Their intervals assume the deviation "
+            "of the methods that have several."
+        )
+    if absent:
+        lines.append(f"Anything about {join_names(absent)}: no run is done.")
+    if unfinished:
+        names = ", ".join(step.name for step in unfinished[:4]) + ", ..." * (len(unfinished) > 4)
+        lines.append(f"{plural(len(unfinished), 'planned run')} not done: {names}.")
+    return "\n".join(f"- {line}" for line in [*lines, *([imagenet] if imagenet else [])])
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Names as English has them.
+
+    >>> join_names(["SimSiam"]), join_names(["SimSiam", "SupCon", "BYOL"])
+    ('SimSiam', 'SimSiam, SupCon and BYOL')
+    """
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+# --- README -----------------------------------------------------------------------------------------------------------
+
+
+def readme_block(evidence: Evidence) -> str:
+    """The small table and two sentences."""
+    if not any(row.results for row in evidence.methods.values()):
+        return "Nothing is measured yet.\n"
+    compared = [("On other data", OTHER_DATA), ("On CIFAR-100 itself", KINDS["in-domain"])]
+    sentences = [sentence for title, measures in compared if (sentence := supsiam_sentence(evidence, title, measures))]
+    return f"""{small_table(evidence)}
+{" ".join(sentences)} [RESULTS.md]({PAGE}) has all findings, what is not known, and the statistics.
+"""
+
+
+def supsiam_sentence(evidence: Evidence, title: str, measures: Sequence[str]) -> str:
+    """SupSiam against SimSiam, SupCon and cross-entropy; methods with the same words share them."""
+    by_words: dict[str, list[str]] = {}
+    for other in ("simsiam", "supcon", "crossentropy"):
+        if gaps := evidence.gaps("supsiam", other):
+            by_words.setdefault(count_words(gaps, measures), []).append(NAMES[other])
+    texts = [f"against {join_names(names)}: {words}" for words, names in by_words.items()]
+    return f"{title}, SupSiam {'; '.join(texts)}." if texts else ""
