@@ -3,8 +3,9 @@
 import json
 import sys
 
-sys.path.insert(0, "")
-names = {"__name__": "__main__"}
-for line in sys.stdin:
-    exec(compile(json.loads(line), "block", "exec"), names)
-    print(end="\0", flush=True)
+if __name__ == "__main__":
+    sys.path.insert(0, "")
+    names = {"__name__": "__main__"}
+    for line in sys.stdin:
+        exec(compile(json.loads(line), "block", "exec"), names)
+        print(end="\0", flush=True)
