@@ -221,7 +221,7 @@ def detailed(record: Record) -> list[str]:
         counts = (
             ", ".join(f"{name} {count}" for name, count in waits.items())
             if any(waits.values())
-            else (f"none of {', '.join(waits)}")
+            else f"none of {', '.join(waits)}"
         )
         top = [
             [kernel["kernel"].replace("|", "/"), f"{kernel['us']:.0f}", f"{kernel['times']:.0f}"]
