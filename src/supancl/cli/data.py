@@ -73,12 +73,12 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     side = shown_recipe.data.short_side if shown_recipe else 256
     # writes no cache: every image is decoded once, and kept in memory only if there are few
     spec = DataSpec(source=args.source, skip_bad_images=True, short_side=side, cache="never", memory_gb=0.25)
-    source = open_source(spec, channels, terminal.reading, lenient=True)
-    sizes = image_sizes(source, terminal.reading)
+    source = open_source(spec, channels, terminal.on_progress, lenient=True)
+    sizes = image_sizes(source, terminal.on_progress)
     if shown_recipe is None:
         shown_recipe = fitting_recipe(float(np.median(sizes.min(1))))
     facts = describe_source(source, replace(spec, short_side=shown_recipe.data.short_side), channels, sizes)
-    facts["copies"] = find_copies(source, terminal.reading)
+    facts["copies"] = find_copies(source, terminal.on_progress)
     print_facts(facts, console)
     print_copies(facts["copies"], console)
     facts["pictures"] = draw_sheets(source, shown_recipe, out, console)
@@ -250,14 +250,14 @@ def build_cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         selected.data, source=args.source, short_side=side, cache="always", skip_bad_images=args.skip_bad_images
     )
     started = time.perf_counter()
-    source = open_source(spec, selected.encoder.channels, terminal.reading)
+    source = open_source(spec, selected.encoder.channels, terminal.on_progress)
     store = source.splits["train"].store
     if not isinstance(store, CachedImages):
         raise BadInput(f"{args.source} is already in memory; only sources of files can be cached")
     for remark in source.remarks:
         terminal.warn(remark)
     if args.verify:
-        store.verify(terminal.reading)
+        store.verify(terminal.on_progress)
     mended = store.repaired if args.verify else None  # opening alone checks only some
     seconds = time.perf_counter() - started
     verified = "" if mended is None else f"; every checksum compared, {plural(mended, 'image')} repaired"

@@ -212,8 +212,8 @@ def crops(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     for remark in (*train.remarks, *test.remarks):
         terminal.warn(remark)
     options = {"margin": args.margin, "min_side": args.least, "difficult": args.difficult}
-    result = write_crops(train, test, Path(args.out), **options, progress=terminal.reading)
-    terminal.ends()
+    result = write_crops(train, test, Path(args.out), **options, progress=terminal.on_progress)
+    terminal.on_end()
     rows = [
         [name, *(str(result[name][key]) for key in ("images", "boxes", "crops")), str(len(result[name]["classes"]))]
         for name in ("train", "val")
@@ -263,7 +263,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     test = prepare_for_testing(relabelled(test, saved.classes))
     detector = move_to_device(saved.detector, device)
     precision = precision_of(saved.detector.spec, device)
-    detections = detect(detector, test, device, precision, terminal.reading)
+    detections = detect(detector, test, device, precision, terminal.on_progress)
     scores = coco_scores(test, detections)
     make_folder(out)
     # detect.json, which `compare` reads, has the scores on the run's own test images
