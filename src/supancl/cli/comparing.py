@@ -17,19 +17,10 @@ from supancl.errors import BadInput, counted
 from supancl.evaluate import EvaluatedEncoder, differences, drawn_from, rankings, trained_on, unlike
 from supancl.evaluate.compared import check_seeds
 from supancl.reports.score_table import TableFormat, score_table
-from supancl.reports.tables import FORMATS as TABLE_FORMATS
 
-FORMATS = (*TABLE_FORMATS, "json")
 MOST_LINES = 20  # of paired differences on a terminal; all of them are in --json
 Task = tuple[str, str, Callable[[EvaluatedEncoder], dict[str, Any]]]  # protocol, data, how
 HEADINGS = {"text": "{}", "markdown": "**{}**\n", "latex": "% {}", "csv": "# {}"}
-
-
-def add_sets(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", action="append", default=[], help="a source; may be given several times")
-    parser.add_argument("--root", help="folder with the data sets of the registry")
-    parser.add_argument("--sets", help="names of the registry, with commas (default: all that are in --root)")
-    parser.add_argument("--format", default="text", choices=FORMATS, help="of the table")
 
 
 def sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> list[str]:

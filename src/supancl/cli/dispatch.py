@@ -10,22 +10,20 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
 from io import TextIOWrapper
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
-import torch
-from PIL import Image
-
-from supancl import __version__
 from supancl.cli import commands
 from supancl.cli.console import make_console, say_error
 from supancl.cli.flags import OneLineParser, add_command
 from supancl.distributed import speaks
-from supancl.errors import BadInput, CheckFailed, SupanclError, call_it
+from supancl.errors import BadInput, CheckFailed, SupanclError, call_it, program
 from supancl.files import jsonable
 from supancl.recipes.plugins import fault_in_own, load_plugin
+from supancl.version import __version__
 
 
 class CommandLine(OneLineParser):
@@ -33,9 +31,25 @@ class CommandLine(OneLineParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
+        words = after_command(words)
         place = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
         words[place : place + 1] = [new for old in words[place : place + 1] for new in respelled(old)]
         return super().parse_known_args(words, namespace)
+
+
+COMMON_FLAGS = {"--plugin": 1, "--json": 1, "--quiet": 0, "--debug": 0}  # -> how many values they take
+
+
+def after_command(words: list[str]) -> list[str]:
+    """The words with flags of every command that stand before the command put behind it, where they are understood.
+
+    >>> after_command(["--plugin", "mine.py", "--quiet", "recipes", "mine"])
+    ['recipes', 'mine', '--plugin', 'mine.py', '--quiet']
+    """
+    count = 0
+    while count < len(words) and (flag := words[count].partition("=")[0]) in COMMON_FLAGS:
+        count += 1 + (0 if "=" in words[count] else COMMON_FLAGS[flag])
+    return words[count:] + words[:count] if count < len(words) else words
 
 
 def respelled(name: str) -> list[str]:
@@ -54,24 +68,24 @@ def build_parser() -> argparse.ArgumentParser:
         for title, group in commands.GROUPS.items()
     )
     parser = CommandLine(
-        prog="supancl",
-        usage="supancl COMMAND ...",
+        prog=program(),
+        usage=f"{program()} COMMAND ...",
         description=f"Pretrain image encoders with (supervised) ANCL.\n\n{contents}",
-        epilog="supancl COMMAND --help says what a command takes",
+        epilog=f"{program()} COMMAND --help says what a command takes",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         spellings={name: " ".join(respelled(name)) for name in (*commands.COMMANDS, *commands.OLD_NAMES)},
     )
-    parser.add_argument("--version", action="version", version=f"supancl {__version__} (torch {torch.__version__})")
+    parser.add_argument("--version", action="version", version=f"supancl {__version__} (torch {version('torch')})")
     below = parser.add_subparsers(
         dest="command",
         required=True,
         metavar="COMMAND",
-        prog="supancl",
+        prog=program(),
         help=argparse.SUPPRESS,
         parser_class=OneLineParser,
     )
     for name, text in commands.COMMANDS.items():
-        module = f"supancl.cli.{name}{'_' if iskeyword(name) else ''}"
+        module = f"{name}_" if iskeyword(name) else name
         add_command(below, name, module, is_group=name in commands.NESTED, description=text)
     return parser
 
@@ -84,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BadInput.exit_code
     args = parser.parse_args(words)
     console = make_console(args.quiet, args.json == "-")
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # readers remark on such images by name
+    # readers remark on such images by name
+    warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
     try:
         check_json(args.json)
         for file in args.plugin:
@@ -159,6 +174,8 @@ def entry() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     script = Path(sys.argv[0])
+    if script.name == "__main__.py" and script.parent.name == "supancl":
+        call_it("python -m supancl")
     if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
         call_it(f"python {shlex.quote(sys.argv[0])}")  # a file with methods of one's own (docs/extending.md)
     sys.exit(main())

@@ -10,49 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.console import Terminal
-from supancl.cli.flags import add_skip_flag
 from supancl.errors import BadInput
 from supancl.evaluate import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
 from supancl.training.preflight import pick_device
-
-ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
-
-
-def add_encoder_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    parser.add_argument("encoder", nargs="+" if several else None, metavar="ENCODER", help=ENCODER)
-    add_feature_flags(parser)
-
-
-def add_feature_flags(parser: argparse.ArgumentParser) -> None:
-    """How features are taken, for commands that name their encoders in another way."""
-    add_foreign_flags(parser)
-    parser.add_argument(
-        "--layer",
-        default="pooled",
-        help="features of this layer of the encoder (default: its own), or of the run's `projector`",
-    )
-    parser.add_argument("--normalize", action="store_true", help="features of unit length")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--batch-size", type=int, default=256, help="images encoded at a time")
-    parser.add_argument("--no-cache", action="store_true", help="take features anew and do not keep them")
-    parser.add_argument(
-        "--partial", action="store_true", help="take data sets of the registry that are not whole, and say so"
-    )
-    add_skip_flag(parser)
-
-
-def add_view_flag(parser: argparse.ArgumentParser) -> None:
-    how = "centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer"
-    parser.add_argument("--view", default="margin", choices=("margin", "whole"), help=how)
-
-
-def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
-    """What files of other libraries do not say of themselves."""
-    parser.add_argument("--size", type=int, help="side of the encoder's input, where its file does not say")
-    parser.add_argument("--mean", help="of the encoder's input: a,b,c")
-    parser.add_argument("--std", help="of the encoder's input: a,b,c")
-    parser.add_argument("--branch", default="online", choices=("online", "target"), help="which, where a file has both")
-    parser.add_argument("--prefix", help="of the encoder's tensors, where no known format has it")
 
 
 def foreign(args: argparse.Namespace) -> dict[str, Any]:

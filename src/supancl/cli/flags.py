@@ -22,6 +22,7 @@ FIELDS = {
     "arch": "encoder.name",
     "backbone": "encoder.name",
 }
+ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
 # what others have a command for, and where it is done here
 ELSEWHERE = {
     "export": "an encoder's weights are RUN/encoder.safetensors, for torchvision, timm and torch.export see "
@@ -93,13 +94,22 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def add_command(below: Any, name: str, module: str, is_group: bool = False, **texts: str) -> None:
-    """A command whose module says what it takes (`arguments`) and does it (`command`); imported when it is used."""
+    """A command: cli/arguments/MODULE says what it takes, cli/MODULE does it. Each is imported when it is used.
+
+    The second one needs torch, which takes seconds; help and bad input are answered by the first one.
+    """
 
     def fill(parser: OneLineParser) -> None:
-        found = import_module(module)
-        found.arguments(parser)
-        if hasattr(found, "command"):
-            parser.set_defaults(run=found.command)
+        light = import_module(f"supancl.cli.arguments.{module}")
+        light.arguments(parser)
+
+        def run(args: argparse.Namespace, console: Any) -> dict[str, Any]:
+            if hasattr(light, "check"):
+                light.check(args)
+            result: dict[str, Any] = import_module(f"supancl.cli.{module}").command(args, console)
+            return result
+
+        parser.set_defaults(run=run)  # a command below it puts its own in this place
 
     # a command with others below it gives the common flags to those
     below.add_parser(name, parents=[] if is_group else [common()], fill=fill, **texts)
@@ -186,6 +196,46 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on with runs that failed when this study was started before (default: only list them)",
     )
+
+
+# --- commands that take encoders --------------------------------------------------------------------------------------
+
+
+def add_encoder_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    parser.add_argument("encoder", nargs="+" if several else None, metavar="ENCODER", help=ENCODER)
+    add_feature_flags(parser)
+
+
+def add_feature_flags(parser: argparse.ArgumentParser) -> None:
+    """How features are taken, for commands that name their encoders in another way."""
+    add_foreign_flags(parser)
+    parser.add_argument(
+        "--layer",
+        default="pooled",
+        help="features of this layer of the encoder (default: its own), or of the run's `projector`",
+    )
+    parser.add_argument("--normalize", action="store_true", help="features of unit length")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--batch-size", type=int, default=256, help="images encoded at a time")
+    parser.add_argument("--no-cache", action="store_true", help="take features anew and do not keep them")
+    parser.add_argument(
+        "--partial", action="store_true", help="take data sets of the registry that are not whole, and say so"
+    )
+    add_skip_flag(parser)
+
+
+def add_view_flag(parser: argparse.ArgumentParser) -> None:
+    how = "centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer"
+    parser.add_argument("--view", default="margin", choices=("margin", "whole"), help=how)
+
+
+def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
+    """What files of other libraries do not say of themselves."""
+    parser.add_argument("--size", type=int, help="side of the encoder's input, where its file does not say")
+    parser.add_argument("--mean", help="of the encoder's input: a,b,c")
+    parser.add_argument("--std", help="of the encoder's input: a,b,c")
+    parser.add_argument("--branch", default="online", choices=("online", "target"), help="which, where a file has both")
+    parser.add_argument("--prefix", help="of the encoder's tensors, where no known format has it")
 
 
 def add_skip_flag(parser: argparse.ArgumentParser) -> None:

@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from supancl.config import Count, Positive
+from supancl.core.specs import IMAGENET_MEAN as IMAGENET_MEAN  # where it was
+from supancl.core.specs import IMAGENET_STD as IMAGENET_STD
+from supancl.core.specs import EncoderSpec as EncoderSpec
+from supancl.core.specs import check_size as check_size
 from supancl.errors import BadInput, counted, nearest
 
-# vision transformers whose names say how large the patches are that they cut an image into
-PATCH = re.compile(r"timm:.*patch(\d+)|torchvision:vit_[a-z]+_(\d+)$")
 PROJECTOR = "projector"  # the layer of a run that comes after its encoder
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True)
-class EncoderSpec:
-    """`name` is resnet18, resnet50, cifar-resnet18, vit-small, cnn, linear, timm:NAME for any model of timm,
-    torchvision:NAME for any classifier of torchvision, or one of VARIANTS.
-    """
-
-    name: str = "resnet50"
-    channels: Count = 3
-    size: Count = 224  # side of the square input; for `linear` the length of the input vector
-    width: Count | None = None  # of the features, where the encoder leaves it open (cnn, linear)
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[Positive, ...] = IMAGENET_STD
-
-    def build(self) -> Encoder:
-        return Encoder(self)
 
 
 class UnknownEncoder(BadInput):
@@ -137,19 +118,6 @@ class Encoder(nn.Module):
             channels_last = first == second != last  # the images are square; Swin and parts of ConvNeXt are like this
             return output.mean((1, 2) if channels_last else (2, 3))
         return output
-
-
-def check_size(spec: EncoderSpec, patch: int | None = None) -> None:
-    """That an image consists of whole patches: what is left over at its border would never be looked at."""
-    named = PATCH.match(spec.name)
-    patch = patch or (16 if spec.name == "vit-small" else int(named[1] or named[2]) if named else 1)
-    rest = spec.size % patch
-    if rest:
-        sizes = [side for side in (spec.size - rest, spec.size - rest + patch) if side]
-        raise BadInput(
-            f"encoder.size = {spec.size}: {spec.name} cuts images into patches of {patch} px and would "
-            f"never see the last {rest} px of their rows and columns; take {' or '.join(map(str, sizes))}"
-        )
 
 
 def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:

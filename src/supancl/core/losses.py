@@ -9,15 +9,19 @@ Local views add anchors (2 + L, B, D), never targets: `Align` and `CrossEntropy`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Positive, marked
-from supancl.core.pools import Pool
 from supancl.distributed import Part
+
+if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor
+
+    from supancl.core.pools import Pool
+else:
+    from supancl.lazy import F, torch
 
 
 class Terms(NamedTuple):

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from supancl.data.decode import Item, decode_or_fault, map_in_order, open_image, remarks_on_large, shrunk_size, size_of
 from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars
@@ -24,6 +23,12 @@ from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, Progress
 from supancl.errors import BadInput, counted, nearest
 from supancl.files import beside
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 CACHE_FROM = 256 * 2**20  # bytes of pixels; less is decoded again in seconds
 LOOKED_AT = 64  # images that stand for all of them, where every one would take too long

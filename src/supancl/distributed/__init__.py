@@ -9,12 +9,19 @@ Nothing else in this package knows how many processes there are: others ask `Ran
 or are given a `Part`, which says which rows of a batch are at hand.
 """
 
-from supancl.distributed.norms import synchronize
+from typing import TYPE_CHECKING
+
 from supancl.distributed.processes import by_one, from_environment, opened, speaks, tells
 from supancl.distributed.ranks import ALONE, Ended, Part, Ranks
 from supancl.distributed.traffic import Traffic, traffic
+from supancl.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from supancl.distributed.norms import synchronize
 
 __all__ = [
     "ALONE", "Ended", "Part", "Ranks", "Traffic", "by_one", "from_environment", "opened", "speaks",
     "synchronize", "tells", "traffic",
 ]  # fmt: skip
+
+__getattr__ = lazy_names(__name__, {"supancl.distributed.norms": "synchronize"})

@@ -9,14 +9,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
-
-import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
+from typing import TYPE_CHECKING, Any
 
 from supancl.distributed.ranks import Ended, Ranks
 from supancl.errors import BadInput, SupanclError
 from supancl.files import reason
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+else:
+    from supancl.lazy import dist
 
 MEETING = timedelta(minutes=10)  # for all of them to begin
 PATIENCE = timedelta(hours=4)  # for a rank that builds a cache or measures while the others wait
@@ -105,6 +107,8 @@ def opened(cuda: bool) -> Iterator[Ranks]:
 
 def _met(ranks: Ranks, cuda: bool) -> Any:
     """Join the others; what comes back is where words can be left for them."""
+    from torch.distributed.rendezvous import rendezvous
+
     try:
         store, _, _ = next(rendezvous("env://", ranks.rank, ranks.size, timeout=MEETING))
         store.set_timeout(PATIENCE)

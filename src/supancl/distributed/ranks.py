@@ -6,14 +6,16 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-
-from supancl.distributed.exchange import Gathered
 from supancl.errors import BadInput, SupanclError
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor, nn
+else:
+    from supancl.lazy import dist, nn, torch
 
 T = TypeVar("T")
 
@@ -100,6 +102,8 @@ class Ranks:
         padding = parts[0].count - len(mine)  # all send as much as the first one, who has the most
         if padding:
             mine = torch.cat([mine, mine.new_zeros(padding, *mine.shape[1:])])
+        from supancl.distributed.exchange import Gathered
+
         gathered = Gathered.apply(mine.contiguous())
         return torch.cat([rows[: part.count] for rows, part in zip(gathered, parts, strict=True)]).movedim(0, dim)
 

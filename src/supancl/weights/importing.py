@@ -16,7 +16,7 @@ from torch import Tensor
 from supancl.config import from_json
 from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec
 from supancl.errors import BadInput, counted
-from supancl.files import beside, check_place, make_folder
+from supancl.files import check_place, make_folder
 from supancl.weights.checkpoint import Damaged, Refused, load_tensors
 from supancl.weights.encoder_file import load_encoder, load_weights, read_safetensors, save_encoder
 from supancl.weights.formats import (
@@ -32,6 +32,7 @@ from supancl.weights.formats import (
     locate,
     side_of,
 )
+from supancl.weights.names import split_encoder_name
 
 __all__ = ["FORMATS", "Format", "Identified", "identify", "import_checkpoint", "open_encoder"]
 
@@ -100,20 +101,10 @@ def _open(
 
 
 def _parse(text: str) -> tuple[str | None, Path]:
-    """NAME@FILE, or a path; a path that has an @ in it and exists is a path."""
-    if Path(text).exists() or "@" not in text:
-        if not Path(text).exists():
-            kind = text.partition(":")[0]
-            if kind in ("torchvision", "timm"):
-                raise BadInput(f"{text}: no weight file; give {text}@FILE (nothing is downloaded)")
-            way = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME@FILE or timm:NAME@FILE"
-            raise BadInput(f"no file {text}{beside(text) or f'; give {way}'}")
-        return None, Path(text)
-    name, _, file = text.partition("@")
-    if not Path(file).is_file():
-        raise BadInput(f"no file {file} (of {text}); give NAME@FILE with a local weight file")
-    short = name.removeprefix("torchvision:")
-    return short if short in RESNETS.values() else name, Path(file)
+    """NAME@FILE, or a path; torchvision's ResNets have short names here."""
+    name, file = split_encoder_name(text)
+    short = (name or "").removeprefix("torchvision:")
+    return short if short in RESNETS.values() else name, file
 
 
 def _is_own(file: Path) -> bool:

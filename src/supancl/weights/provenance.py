@@ -8,12 +8,14 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from supancl.version import __version__
+
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("supancl", *PACKAGES):
+    found = {"python": platform.python_version(), "supancl": __version__}
+    for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found

@@ -9,33 +9,13 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
-from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
+from supancl.cli.flags import recipe_from_flags
 from supancl.distributed import by_one
 from supancl.paper.study import laid_out, study_title, train_rows, write_study
 from supancl.paper.study_rows import STUDIES
 from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, choose_rows
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        choices=tuple(STUDIES),
-        metavar="|".join(STUDIES),
-        help="; ".join(f"{name}: {study.help}" for name, study in STUDIES.items()),
-    )
-    parser.add_argument("recipe", help="a recipe; all rows share its settings but for what the study varies")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all of the study's)")
-    add_run_flags(parser)
-    parser.add_argument(
-        "--on-test",
-        action="store_true",
-        help="judge on the test split, to report and not to choose by (default: held-out images)",
-    )
-    parser.add_argument("--out", help="folder (default: runs/study-WHAT-NNN); the same one again goes on")
-    add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -17,11 +17,9 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from supancl.data.decode import (
     DECODE_VERSION,
@@ -37,6 +35,12 @@ from supancl.data.store.memory import PackedImages, Progress
 from supancl.data.store.shards import ELSEWHERE, Shard, ShardWriter, crc, read_index
 from supancl.errors import BadInput
 from supancl.files import held, reason, write_text
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 GONE = -1  # a stamp of nothing
 FEATURES = "features"  # of images, kept by evaluations: one file for each encoder and split

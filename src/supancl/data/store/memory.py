@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from supancl.data.decode import DECODE_VERSION, Item, Resample, decode, image_fault, stamp_of, workers_per_rank
 from supancl.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
 MOST_PADDING = 16  # a canvas for all images may be so many times as large as their mean

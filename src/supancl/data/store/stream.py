@@ -13,11 +13,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from supancl.data.decode import Resample, decode, image_fault, remarks_on_large, workers_per_rank
 from supancl.data.order import Order, WindowedOrder
@@ -26,6 +24,12 @@ from supancl.data.sources.tars import TarItem, check_splits, remarks_on_captions
 from supancl.data.splits import DataSpec, Source, Split, sorted_names
 from supancl.data.store.memory import Batch, ImageStore, Progress, padded
 from supancl.errors import BadInput, counted
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 LONGEST = 2  # times the short side: what is longer is cut to its middle, so that one canvas holds any image
 SOME_SHARDS = 50  # out of which a sample of a whole stream is drawn
