@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -110,13 +109,10 @@ def test_every_public_name_is_where_the_package_looks_for_it():
 
 
 def test_python_m_supancl_is_the_command(tmp_path):
-    began = time.perf_counter()
     done = python("-m", "supancl", "evaluate", "--frobnicate", folder=tmp_path)
-    seconds = time.perf_counter() - began
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("supancl: ")
     assert "(see python -m supancl evaluate --help)" in done.stderr
-    assert seconds < 10  # half a second on an idle machine; torch alone took seven on a busy one
 
 
 def test_training_without_pictures_imports_neither_timm_nor_matplotlib():
