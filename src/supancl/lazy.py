@@ -22,13 +22,16 @@ class LazyModule(ModuleType):
     """Stands for a module, which is imported when one of its attributes is first read or set."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self.__name__), name)
+        if name == "_module":
+            self.__dict__["_module"] = import_module(self.__name__)
+            return self._module
+        return getattr(self._module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(import_module(self.__name__), name, value)
+        setattr(self._module, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(import_module(self.__name__), name)
+        delattr(self._module, name)
 
 
 torch = LazyModule("torch")
