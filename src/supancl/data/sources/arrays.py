@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from supancl.data.sources.toy import toy_source
 from supancl.data.splits import Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput, plural
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 MAX_CLASSES = 1_000_000  # a larger label is hardly a class number: each number up to it becomes a class
 
@@ -120,7 +124,9 @@ def _checked_labels(labels: np.ndarray, num_images: int, location: str) -> Tenso
     if labels.dtype.kind not in "iu":
         raise BadInput(f"{location} holds {labels.dtype}; labels must be integers, -1 for unlabelled")
     if labels.shape != (num_images,):
-        raise BadInput(f"{location} has shape {labels.shape} for {plural(num_images, 'image')}; it must be ({num_images},)")
+        raise BadInput(
+            f"{location} has shape {labels.shape} for {plural(num_images, 'image')}; it must be ({num_images},)"
+        )
     if labels.size and int(labels.min()) < -1:
         raise BadInput(f"{location} holds {int(labels.min())}; labels are 0, 1, ... and -1 for unlabelled")
     if labels.size and int(labels.max()) >= MAX_CLASSES:
