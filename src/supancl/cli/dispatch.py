@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from io import TextIOWrapper
 from keyword import iskeyword
 from pathlib import Path
@@ -63,6 +65,14 @@ def current_spelling(name: str) -> list[str]:
     return ["paper", commands.OLD_NAMES[name]] if name in commands.OLD_NAMES else [name]
 
 
+def torch_version() -> str:
+    """torch's version without importing it; which build it is (+cpu, +cu132) is only in its version.py."""
+    spec = find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
+    found = re.search(r"__version__ = '([^']+)'", file.read_text()) if file is not None and file.exists() else None
+    return found[1] if found else version("torch")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command; the module of a command is imported when its parser is used."""
     contents = "\n\n".join(
@@ -77,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         spellings={name: " ".join(current_spelling(name)) for name in (*commands.COMMANDS, *commands.OLD_NAMES)},
     )
-    parser.add_argument("--version", action="version", version=f"supancl {__version__} (torch {version('torch')})")
+    parser.add_argument("--version", action="version", version=f"supancl {__version__} (torch {torch_version()})")
     subparsers = parser.add_subparsers(
         dest="command",
         required=True,
