@@ -66,11 +66,11 @@ def current_spelling(name: str) -> list[str]:
 
 
 def torch_version() -> str:
-    """torch's version without importing it; which build it is (+cpu, +cu132) is only in its version.py."""
+    """The version of torch without importing it; only its version.py names the build (+cpu, +cu132)."""
     spec = find_spec("torch")
     file = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
-    found = re.search(r"__version__ = '([^']+)'", file.read_text()) if file is not None and file.exists() else None
-    return found[1] if found else version("torch")
+    match = re.search(r"__version__ = '([^']+)'", file.read_text()) if file is not None and file.exists() else None
+    return match[1] if match else version("torch")
 
 
 def build_parser() -> argparse.ArgumentParser:
