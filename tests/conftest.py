@@ -1,3 +1,4 @@
+import gc
 import hashlib
 import os
 from pathlib import Path
@@ -13,6 +14,20 @@ torch.set_num_threads(1)
 
 # nothing is fetched: read when the library is imported, so it is set before any test
 os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"})
+
+
+# a power cut is no concern of the tests; those of full disks and of folders that cannot be synced put their own here
+os.fsync = lambda descriptor: None
+
+
+def pytest_collection_finish():
+    """Torch and 5,000 collected tests are not garbage: the collector need not walk them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # or some libraries complain at the end of what they take for leaks
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,7 @@ def supancl(capsys, *arguments: object) -> Said:
 def pattern_of(noun: object) -> str:
     """The literal, not within a longer word or number."""
     text = str(noun)
-    before = r"(?<!\w)(?<!\d[.,])" if re.match(r"\w", text) else ""
+    before = r"(?<!\w)(?<!\d[.,])" if re.match(r"\d", text) else r"(?<!\w)" if re.match(r"\w", text) else ""
     after = r"(?!\w)(?![.,]\d)" if re.search(r"\d$", text) else r"(?!\w)" if re.search(r"\w$", text) else ""
     return before + re.escape(text) + after
 

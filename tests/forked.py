@@ -5,6 +5,8 @@ What is ours is imported by every command anew, as where a user starts it; only 
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import runpy
@@ -12,9 +14,12 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn
 
 LIBRARIES = (
     "matplotlib.figure", "rich.table", "safetensors.torch", "sklearn.datasets", "torch._inductor.config",
@@ -33,9 +38,11 @@ def ask(words: list[str]) -> int:
 
 
 def serve(place: str) -> None:
-    """Forks for everyone who asks, one after the other; whoever is forked returns from here as that command ends."""
+    """Forks for everyone who asks, one after the other; whoever is forked ends as that command does."""
     for name in LIBRARIES:
         __import__(name)
+    gc.collect()
+    gc.freeze()  # or a look for garbage in a child would copy all that it shares with this process
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(place)
     listening.listen()
@@ -54,8 +61,7 @@ def serve(place: str) -> None:
             os.chdir(folder)
             os.environ.clear()
             os.environ.update(environment)
-            begin(*words)
-            return
+            end(begin, *words)
         for stream in streams:
             os.close(stream)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -75,6 +81,26 @@ def begin(program: str, *words: str) -> None:
     sys.argv = list(words)
     sys.path.insert(0, str(Path(words[0]).resolve().parent))
     runpy.run_path(words[0], run_name="__main__")
+
+
+def end(command: Callable[..., None], *words: str) -> NoReturn:
+    """Runs it and ends as Python does, but frees nothing: that would copy all that this process shares."""
+    code: Any = 0
+    try:
+        command(*words)
+    except SystemExit as leaving:
+        code = leaving.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @contextmanager

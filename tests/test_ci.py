@@ -56,11 +56,16 @@ def test_ci_runs_every_part_on_a_copy_with_nothing_beside_it(clone: Clone) -> No
     assert done.returncode == 0, done.stderr
     assert [call[0] for call in calls[:3]] == ["ruff", "ruff", "mypy"]
     words = [call[-1] for call in calls[3:]]
-    assert ["tests/distributed" in words[1], "tests/paper" in words[2], "coverage report" in words[3]] == [True] * 3
+    assert [
+        "tests/distributed" in words[1],
+        "tests/paper" in words[2],
+        "tests/docs" in words[3],
+        "coverage report" in words[4],
+    ] == [True] * 4
     for _, folder, beside, path, shared, _ in calls:
         assert clone.temporary in Path(folder).parents
         assert (beside, path, shared) == ("copy 755", f"{folder}/src", "")
-    assert len(words) == 4
+    assert len(words) == 5
     assert "test-real not run" in done.stdout
     assert list(clone.temporary.iterdir()) == []
 
@@ -69,7 +74,7 @@ def test_ci_runs_the_tests_on_real_data_where_these_lie_beside_the_clone(clone: 
     (clone.root.parent / "shared").mkdir()
     done, calls = clone.run(".ci/run")
     assert done.returncode == 0, done.stderr
-    assert [call[4] for call in calls] == [""] * 7 + [str(clone.root.parent / "shared")]
+    assert [call[4] for call in calls] == [""] * 8 + [str(clone.root.parent / "shared")]
     assert calls[-1][-1].endswith("tests/real")
 
 

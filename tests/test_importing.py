@@ -457,7 +457,7 @@ def test_the_conversion_of_the_documentation_makes_a_refused_file_readable(place
     torch.save({"state_dict": state, "hyper_parameters": functools.partial(print)}, "last.ckpt")
     with pytest.raises(BadInput, match=r"functools\.partial"):
         open_encoder("last.ckpt")
-    snippet = re.search(r"```python\n(import torch\n.*?)```", DOCS.read_text(), re.DOTALL)
+    snippet = re.search(r"```python no-run\n(import torch\n.*?)```", DOCS.read_text(), re.DOTALL)
     assert snippet
     exec(snippet[1], {})
     assert torch.equal(open_encoder("weights.pth").body.conv1.weight, state["backbone.conv1.weight"])

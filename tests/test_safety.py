@@ -226,7 +226,7 @@ def test_a_checkpoint_is_not_executed_on_resume(wrapping, checksum, which, place
     if checksum != "differs" and wrapping != "pickle 0":
         assert_mentions(refused(said, mark), stored[-1], *NOT_OPENED)
     elif which == "all":
-        assert_mentions(refused(said, mark), "no sound checkpoint", stored[-1], "damaged")
+        assert_mentions(refused(said, mark), "no intact checkpoint", stored[-1], "damaged")
     else:  # other bytes than were written, or no checkpoint at all: the one before is taken
         assert said.code == 0
         assert_mentions(said.err, "warning", stored[-1], "damaged")

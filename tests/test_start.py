@@ -218,7 +218,7 @@ def test_a_recorded_step_takes_no_batch_of_another_shape() -> None:
     ("settings", "ways"),
     [
         ({}, ("batches of 8", "--accumulate 2", "--batch-size 4")),
-        ({"train.accumulate": 4}, ("batches of 2", "--batch-size 4")),
+        ({"train.accumulate": 4}, ("batches of 8", "--batch-size 4")),
         ({"train.batch_size": 2}, ("batches of 2", "--set views.size", "encoder")),
     ],
 )
@@ -267,7 +267,7 @@ def test_a_run_of_a_gpu_is_refused_here_before_anything_changes(tmp_path: Path) 
     content["rng"] |= {"cuda": torch.zeros(16, dtype=torch.uint8), "views": torch.zeros(16, dtype=torch.uint8)}
     save_checkpoint(newest.parent, content["step"], content)
     before = contents(tmp_path)
-    with pytest.raises(BadInput, match=mentions("begun", "GPU")):
+    with pytest.raises(BadInput, match=mentions("started", "GPU")):
         pretrain(None, tiny_data(), tmp_path / "run", resume=True)
     assert contents(tmp_path) == before
 

@@ -67,11 +67,34 @@ def imported_names() -> set[str]:
     import numpy
     import torch
 
-    ours = {name for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-            if not (node.module or "").startswith("supancl") for name in (alias.asname or alias.name for alias in node.names)}
-    ours |= {alias.asname or alias.name.split(".")[0] for tree in trees().values() for node in ast.walk(tree)
-             if isinstance(node, ast.Import) for alias in node.names}
-    for owner in (builtins, str, list, dict, set, pathlib.Path, argparse.ArgumentParser, torch, torch.Tensor, torch.nn.Module, numpy):
+    ours = {
+        name
+        for tree in trees().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        if not (node.module or "").startswith("supancl")
+        for name in (alias.asname or alias.name for alias in node.names)
+    }
+    ours |= {
+        alias.asname or alias.name.split(".")[0]
+        for tree in trees().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    for owner in (
+        builtins,
+        str,
+        list,
+        dict,
+        set,
+        pathlib.Path,
+        argparse.ArgumentParser,
+        torch,
+        torch.Tensor,
+        torch.nn.Module,
+        numpy,
+    ):
         ours |= set(dir(owner))
     return ours
 
@@ -85,5 +108,7 @@ def test_the_hundred_most_frequent_names_are_words_of_the_field_or_of_the_glossa
     words = FIELD | {w for word in glossary() for w in (word, f"{word}s")}
     foreign = imported_names()
     ours = [name for name, _ in identifiers().most_common() if name not in foreign][:100]
-    strange = [name for name in ours if not set(re.findall(r"[a-z]+", re.sub(r"([A-Z])", r"_\1", name).lower())) <= words]
+    strange = [
+        name for name in ours if not set(re.findall(r"[a-z]+", re.sub(r"([A-Z])", r"_\1", name).lower())) <= words
+    ]
     assert not strange

@@ -287,7 +287,7 @@ def main() -> None:
         "device": where,
         "precision": precision,
         "torch": torch.__version__,
-        "data": scenes.where,
+        "data": scenes.location,
         "torchvision": torchvision.__version__,
         "settings": vars(args),
         "rows": {},

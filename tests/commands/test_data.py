@@ -225,7 +225,7 @@ def test_show_tells_of_empty_class_folders_and_unreadable_files_in_one_go(capsys
 def test_show_counts_copies_and_names_those_with_different_labels(capsys, tmp_path):
     root = class_folders(tmp_path / "data")
     said = supancl(capsys, "data", "show", root, "--out", tmp_path / "none")
-    assert "copies of one another" not in said.out
+    assert "byte-for-byte copies" not in said.out
     shutil.copy(root / "cat" / "0.png", root / "dog" / "x.png")
     facts = show(capsys, tmp_path, root)
     assert facts["copies"] == {
@@ -392,6 +392,5 @@ def test_check_of_data_that_are_not_whole_fails_and_writes_what_it_found(capsys,
     for split in ("trainval", "test"):
         picture(tmp_path / "pets" / split / "Abyssinian" / "Abyssinian_1.jpg")
     said = supancl(capsys, "data", "check", "pets", "--root", tmp_path, "--json", tmp_path / "found.json")
-    assert said.code == 1
     assert_refused(said, "pets", tmp_path, "supancl data where pets", code=1)
     assert json.loads((tmp_path / "found.json").read_text())["ok"] is False

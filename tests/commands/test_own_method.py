@@ -675,11 +675,11 @@ batch mine.spread --jobs 2 --epochs 1 --seeds 1 --set data.limit=256 --rows batc
 
 
 @pytest.mark.parametrize(
-    "way", [["own_method.py", "study"], ["-m", "supancl.cli", "study", "--plugin", "own_method.py"]]
+    "way", [f"{sys.executable} own_method.py study", "supancl study --plugin own_method.py"], ids=["file", "plugin"]
 )
-def test_a_study_side_by_side_knows_the_loss_in_every_process(way, tmp_path):
+def test_a_study_side_by_side_knows_the_loss_in_every_process(way, tmp_path, forks):
     (tmp_path / "own_method.py").write_text(EXAMPLE.read_text())
-    done = subprocess.run([sys.executable, *way, *STUDY.split()], cwd=tmp_path, capture_output=True, text=True)
+    done = run_shell(f"{way} {STUDY.strip()}", tmp_path, forks)  # the first one is no fork
     assert done.returncode == 0, done.stderr[-2000:]
     for row in ("batch-128", "batch-256"):
         assert '"kind": "spread"' in (tmp_path / "study" / f"{row}-seed-0" / "recipe.json").read_text()

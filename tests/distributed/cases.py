@@ -17,7 +17,7 @@ from supancl.recipes import Recipe
 from supancl.training.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 
-STEPS = 20
+STEPS = 12  # two epochs and more of every case
 CPU = torch.device("cpu")
 
 
@@ -99,7 +99,7 @@ class Elsewhere(ImageStore):
 
 def data_of(case: Case) -> Data:
     if case.method == "toy":
-        return open_data(replace(recipe("toy.supsiam").data, limit=96), 1)
+        return open_data(replace(recipe("toy.supsiam").data, limit=56), 1)
     data = tiny_data(64, **case.data)
     if case.fed:
         labels = torch.full((len(data.train.store),), -1)

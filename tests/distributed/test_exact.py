@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from supancl.distributed.traffic import SIGNAL
+from supancl.distributed.traffic import SIGNAL_BYTES
 from tests.distributed.cases import CASES, ON_FOUR, STEPS, outcome, trained
 from tests.distributed.worker import COUNTED, FIRST, LAST, RESUMED, SECOND, of_ranks
 from tests.tiny import flat
@@ -84,7 +84,7 @@ def test_what_is_exchanged_is_what_is_said(size: int, name: str, made) -> None:
     counted = made[f"counted {name}"]
     gradients, norms, targets, rest = counted["said"]
     assert counted["gradients"] == gradients > 0
-    assert counted["exchanged"] == norms + targets + rest - SIGNAL  # signals are asked for by the loop
+    assert counted["exchanged"] == norms + targets + rest - SIGNAL_BYTES  # signals are asked for by the loop
     assert min(norms, targets) > 0
 
 

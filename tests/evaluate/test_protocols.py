@@ -293,7 +293,7 @@ def test_knn_says_which_images_nobody_votes_for(run, tmp_path):
     path = lacking(tmp_path / "x.npz", "train", 1)
     result = evaluate_knn(run, path)
     (warning,) = run.reporter.warnings
-    assert_mentions(warning, path, "class 'bee'", "10 images")
+    assert_mentions(warning, path, "class 'bee'", "10", "images")
     assert result["accuracy"] <= 100 * 20 / 30
 
 

@@ -96,7 +96,7 @@ def test_an_encoder_alone_brings_no_data(tmp_path):
     save_encoder(tmp_path / "e.safetensors", encoder(), (), "x")
     alone = subject(tmp_path / "e.safetensors")
     line = message(data_for, alone, None)
-    assert_refused(line, alone.location, "no run folder", "--data")
+    assert_refused(line, alone.location, "run folder", "--data")
 
 
 def test_a_run_is_judged_on_what_it_held_out(tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -18,7 +19,7 @@ from supancl.reports.suite_page import write_suite
 from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluate.made import encoder, run_folder, subject
-from tests.files import archive, assert_refused, contents, noise
+from tests.files import archive, assert_one_line, assert_refused, contents, noise
 from tests.tiny import Notes
 
 CPU = torch.device("cpu")
@@ -149,7 +150,7 @@ def test_a_suite_that_was_killed_goes_on_where_it_was(root, tmp_path, monkeypatc
     assert len(counted) == 8 - 3
     assert {path: path.read_bytes() for path in done} == before
     assert len(found.results) == 8
-    assert sum("(from before)" in note for note in reporter.notes) == 3
+    assert sum("saved earlier" in note for note in reporter.notes) == 3
     counted.clear()
     again, _ = measured(runs, small(root), tmp_path / "out")
     assert counted == []
@@ -251,20 +252,20 @@ def test_a_list_that_cannot_be_read_takes_no_other_data_set_with_it(root, tmp_pa
     assert all("annotations/test.txt: not there" in fault["why"] for fault in found.failures)
 
 
-@pytest.mark.parametrize(("fault", "why"), [
-    (NonFinite("no number"), "no number"),
-    (torch.OutOfMemoryError("CUDA out of memory.\nTried to"),
-     "the GPU has not enough memory for it; lower --batch-size, or give --device cpu"),
+@pytest.mark.parametrize(("fault", "nouns"), [
+    (NonFinite("no number"), ["no number"]),
+    (torch.OutOfMemoryError("CUDA out of memory.\nTried to"), ["GPU", "memory", "--batch-size", "--device cpu"]),
 ], ids=["no number", "no memory"])  # fmt: skip
-def test_no_failure_of_one_result_takes_the_others_with_it(fault, why, root, tmp_path, monkeypatch):
+def test_no_failure_of_one_result_takes_the_others_with_it(fault, nouns, root, tmp_path, monkeypatch):
     def fails(*_arguments, **_named):
         raise fault
 
     monkeypatch.setattr("supancl.evaluate.suite.evaluate_knn", fails)
     found, reporter = measured([run_folder(tmp_path / "run")], small(root, sets=("pets",)), tmp_path / "out")
     assert [result["task"] for result in found.results] == ["transfer"]
-    assert [one["why"] for one in found.failures] == [why]
-    assert reporter.warnings[0].endswith(f"knn on pets: {why}")
+    (failure,) = found.failures
+    assert_one_line(failure["why"], *nouns)
+    assert reporter.warnings[0].endswith(f"knn on pets: {failure['why']}")
 
 
 def test_a_signal_ends_the_suite(root, tmp_path, monkeypatch):
@@ -404,10 +405,8 @@ def test_a_column_that_somebody_was_trained_on_is_shown_and_ranks_nobody():
     assert tables[task].averages == (40.0, 50.0)
     assert tables["transfer"].average_ranks == (1.0, 2.0)  # another protocol has other images
     assert [gap["data"] for gap in differences(results)] == ["dtd"]
-    assert overlap_warnings(results) == [
-        "fc100: some of the images of fewshot 5w1s were trained on (recipe (a)), so this column compares no encoders "
-        "and counts in no average rank"
-    ]
+    (warning,) = overlap_warnings(results)
+    assert_one_line(warning, "fc100", "fewshot 5w1s", "trained on", "recipe (a)", "average rank")
     assert overlap_warnings(results[1:]) == []
 
 
@@ -462,7 +461,7 @@ def test_the_page_says_which_columns_do_not_compare_and_every_version(root, tmp_
     first["overlaps_training"] = True
     second["versions"] = second["versions"] | {"torch": "0.0.7"}
     told = page()
-    assert "<li>omniglot: some of the images of fewshot 3w1s were trained on (digits.supsiam (&lt;i&gt;a))" in told
+    assert re.search(r"<li>omniglot: .*fewshot 3w1s .*\(digits\.supsiam \(&lt;i&gt;a\)\)", told)
     assert f"torch {first['versions']['torch']}" in told
     assert "torch 0.0.7" in told
     assert "<b>" not in told.partition("<h2>Data</h2>")[0]

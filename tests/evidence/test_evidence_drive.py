@@ -328,7 +328,7 @@ def test_bad_input_is_said_in_a_line(tmp_path: Path, capsys) -> None:
 
 
 def test_results_of_a_rehearsal_are_not_taken_for_real_ones(made, capsys) -> None:
-    assert main(["plan", "--plan", "'digits'", "'digits-rehearsal'", "--results", str(made[0] / "results")]) == 2
+    assert main(["plan", "--plan", "digits-rehearsal", "--results", str(made[0] / "results")]) == 2
     assert_mentions(capsys.readouterr().err, "'digits'", "'digits-rehearsal'", "--results")
 
 

@@ -174,7 +174,7 @@ def test_classes_from_a_file(runs, tmp_path, capsys):
         (("--classes", ","), ("--classes",)),
         (("--classes", "1,2", "--groups", "a"), ("--groups a", "GROUP=A,B")),
         (("--classes", "1,2", "--groups", "a=3"), ("'3'", "--classes")),
-        (("--groups", "a=1,2", "--groups", "b=2"), ("'2'", "twice")),
+        (("--groups", "a=1,2", "--groups", "b=2"), ("--groups", "'2'", "one group")),
         (
             ("--groups", "a=1", "--groups", "b=2", "--groups", "c=3", "--groups", "d=4", "--groups", "e=5"),
             ("5 groups", "4 families"),

@@ -98,7 +98,7 @@ def test_a_second_call_goes_on(tmp_path: Path, monkeypatch, capsys) -> None:
     assert main([*words, "--rows", "queue", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "to train" in printed
-    assert "measured once the data are open" in printed
+    assert "measured when the data are open" in printed
     assert not (tmp_path / "out").exists()
     assert main([*words, "--rows", "queue"]) == 0
     (tmp_path / "out" / "queue-seed-0" / "evaluate" / "transfer-dogs.json").unlink()

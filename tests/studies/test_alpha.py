@@ -157,6 +157,7 @@ def test_few_shots_of_separable_classes_are_enough_and_of_noise_are_not() -> Non
 def quick_maps(monkeypatch) -> None:
     """The study below is drawn as it is for a user; after it, maps that nobody looks at need not take a second each."""
     monkeypatch.setattr(pictures, "tsne_map", lambda features, *more: features.values[:, :2].numpy())
+    monkeypatch.setattr(alpha, "DRAWS", 2)  # of the 50, which the study below and the test above take
 
 
 @pytest.fixture(scope="module")

@@ -210,7 +210,7 @@ def test_seeds_of_one_encoder_are_averaged_and_found_beside_the_run(tmp_path: Pa
 
 def test_a_detector_of_a_moved_run_is_known_by_its_weights(tmp_path: Path, monkeypatch) -> None:
     run = make_run(tmp_path / "runs" / "a", recipe(IMAGENET))
-    monkeypatch.setattr(Entry, "present", "aaaa")
+    monkeypatch.setattr(Entry, "encoder_checksum", "aaaa")
     moved = make_detector(tmp_path / "moved", "/gone/run", 50.0, weights="aaaa")
     assert cells(laid("4", run, moved), "ap") == {"SupSiam†": 50.0}
     stale = make_detector(tmp_path / "stale", str(run), 60.0, weights="bbbb")

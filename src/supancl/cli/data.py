@@ -226,7 +226,7 @@ def build_cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     source = open_source(spec, selected.encoder.channels, terminal.reading)
     store = source.splits["train"].store
     if not isinstance(store, CachedImages):
-        raise BadInput(f"{args.source} is read into memory; only sources of files can be cached")
+        raise BadInput(f"{args.source} is already in memory; only sources of files can be cached")
     for remark in source.remarks:
         terminal.warn(remark)
     if args.verify:

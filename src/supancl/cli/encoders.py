@@ -42,7 +42,7 @@ def parse_integers(text: str, flag: str) -> list[int]:
     try:
         values = [int(word) for word in text.split(",")]
     except ValueError:
-        raise BadInput(f"{flag} {text}: must be comma-separated integers, such as 1,5") from None
+        raise BadInput(f"{flag} {text}: must be comma-separated whole numbers, such as 1,5") from None
     for value in values:
         check_at_least(value, 1, flag)
     return list(dict.fromkeys(values))

@@ -394,4 +394,5 @@ def _paths_overlap(first: Path | None, second: Path | None) -> bool:
 
 def is_incomplete(source: str, remarks: Sequence[str], skipped: Sequence[str]) -> bool:
     """Whether a benchmark lacks images, so that results do not compare with published ones."""
-    return registered_name(source) is not None and (bool(skipped) or any(" is not whole" in text for text in remarks))
+    has_remark = any(benchmarks.INCOMPLETE in remark for remark in remarks)
+    return registered_name(source) is not None and (bool(skipped) or has_remark)

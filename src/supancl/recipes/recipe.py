@@ -207,7 +207,7 @@ class Recipe:
         if matches:
             return f"; did you mean {' or '.join(map(repr, matches))}?"
         available = siblings or [f"{section}.*" for section in SECTIONS]
-        return f"; valid: {', '.join(available)} (supancl recipes {self.name} lists all)"
+        return f"; known: {', '.join(available)} (supancl recipes {self.name} lists all)"
 
     def _source(self, dotted: str) -> str:
         names = dotted.split(".")

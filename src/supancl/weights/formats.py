@@ -215,7 +215,9 @@ def _match_target_only(prefixes: Mapping[str, str], branch: str) -> tuple[Format
             if name in prefixes and name not in online:
                 if branch == "target":
                     return row, prefixes[name]
-                raise BadInput(f"holds only a target branch ({prefixes[name]!r}); request it with branch = target")
+                raise BadInput(
+                    f"holds a target branch ({prefixes[name]!r}) and no online one; request it with branch = target"
+                )
     return None
 
 

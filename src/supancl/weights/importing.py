@@ -184,7 +184,7 @@ def _build(
         )
     native_size = image_side(names)
     if size is not None and native_size is not None and size != native_size:
-        raise BadInput(f"its position embedding is for images of {native_size} px, not {size}; leave size out (--size)")
+        raise BadInput(f"its positions are for images of {native_size} px, not {size}; leave size out (--size)")
     default_size = native_size or (32 if name.startswith("cifar-") else 224)
     default_mean, default_std = _default_mean_and_std(name if is_named else "")
     spec = {

@@ -33,6 +33,8 @@ __all__ = [
     "check_benchmark", "download_instructions", "find_benchmark", "find_benchmarks", "list_benchmark", "official_name",
 ]  # fmt: skip
 
+INCOMPLETE = "is incomplete, so its results cannot be compared with published ones"  # in a remark on a benchmark
+
 
 def benchmark(name: str) -> Benchmark:
     """The benchmark with this name or alias."""
@@ -112,9 +114,7 @@ class _OpenBenchmark:
             raise BadInput(
                 f"{self.name}: {problem} ({self.folder}); see: supancl data check {self.name} --root {self.folder}"
             )
-        self.remarks.append(
-            f"{self.name} is incomplete, so its results cannot be compared with published ones: {problem}"
-        )
+        self.remarks.append(f"{self.name} {INCOMPLETE}: {problem}")
 
     def final_splits(self, official: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         """The split of each image, after checking the counts."""

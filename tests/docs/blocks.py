@@ -1,0 +1,121 @@
+"""The code blocks of README.md and docs/*.md: which there are, and how they are run. Standard library only.
+
+A block that opens with ```bash or ```python is run; one that cannot be run here (a GPU, a download, a placeholder) says so where it
+opens: ```bash no-run. What a terminal shows is ```console or a block without a language.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUN, NOT_RUN = ("bash", "python"), ("bash no-run", "python no-run")
+SHOWN = ("", "text", "console")
+# what sets up an environment: the caller has one already
+SETUP = re.compile(r"(\$\s+)?(pip install|python3? -m (venv|pip)|git clone|cd supancl$|(\.|source) .*activate$)")
+SESSION = Path(__file__).parent / "session.py"
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    kind: str  # what stands after the three backticks
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(r"^( *)```([^\n`]*)\n(.*?)^ *```[ ]*$", text, re.DOTALL | re.MULTILINE)
+    return [
+        Block(page, text[: match.start()].count("\n") + 1, match[2].strip(), re.sub(f"(?m)^{match[1]}", "", match[3]))
+        for match in found
+    ]
+
+
+def setup_lines(block: Block) -> list[str]:
+    """The lines that set up an environment, without comments."""
+    return [line.split("  #")[0].strip() for line in block.text.splitlines() if SETUP.match(line.strip())]
+
+
+class Failed(Exception):
+    """A block ended with another exit code than 0."""
+
+
+class Runner:
+    """Runs blocks in one folder, in order. The Python blocks share their names, as the cells of a notebook do."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], leave_out: Iterable[str] = ()) -> None:
+        self.folder, self.environment, self.leave_out = folder, dict(environment), set(leave_out)
+        self.python: subprocess.Popen[str] | None = None
+
+    def run(self, block: Block, setup: bool = False) -> str:
+        """Run the block and return what it printed; with `setup` also the lines that install something."""
+        return self.run_python(block) if block.kind == "python" else self.run_bash(block, setup)
+
+    def run_bash(self, block: Block, setup: bool) -> str:
+        left_out = [] if setup else setup_lines(block)
+        lines = [
+            line for line in block.text.splitlines() if line.split("  #")[0].strip() not in {*self.leave_out, *left_out}
+        ]
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", "\n".join(lines)], cwd=self.folder,
+                              env=self.environment, capture_output=True, text=True)  # fmt: skip
+        if done.returncode:
+            raise Failed(f"{block}: exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        return done.stdout
+
+    def run_python(self, block: Block) -> str:
+        if self.python is None:
+            self.python = subprocess.Popen(["python", str(SESSION)], cwd=self.folder, env=self.environment, text=True,
+                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                           stderr=subprocess.STDOUT)  # fmt: skip
+        assert self.python.stdin is not None
+        assert self.python.stdout is not None
+        self.python.stdin.write(json.dumps(block.text) + "\n")
+        self.python.stdin.flush()
+        shown = ""
+        while not shown.endswith("\0"):
+            letter = self.python.stdout.read(1)
+            if not letter:
+                raise Failed(f"{block}: Python ended\n{shown[-3000:]}")
+            shown += letter
+        return shown[:-1]
+
+    def close(self) -> None:
+        if self.python is not None:
+            self.python.communicate()
+            self.python = None
+
+
+def environment_of(prefix: Path, source: Path, **more: str) -> dict[str, str]:
+    """The environment's programs first, and the package of `source`, which comes before the installed one."""
+    path = os.pathsep.join([str(prefix / "bin"), os.environ["PATH"]])
+    make = {"MAKEFLAGS": "READY=", "VENV": str(prefix)}  # make installs nothing
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(source / "src"), **make, **more}
+
+
+def copy_tree(folder: Path) -> None:
+    """The files that git knows or would add, as they are now."""
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                            capture_output=True, text=True)  # fmt: skip
+    names = listed.stdout.split("\0") if listed.returncode == 0 else []
+    if not names:  # a copy without its history, as .ci/run makes it
+        names = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()]
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes((ROOT / name).read_bytes())
+
+
+def prefix_of_this_python() -> Path:
+    return Path(sys.prefix)

@@ -1,0 +1,121 @@
+"""Every bash and python block of README.md and docs/*.md runs or says that it does not.
+
+`pip install` lines and the like are compared with pyproject.toml and not run; `make readme` runs them.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.commands.test_own_method import draw_shapes
+from tests.docs import blocks
+from tests.docs.blocks import NOT_RUN, PAGES, ROOT, RUN, SHOWN, Block, Runner, blocks_of
+from tests.files import class_folders, picture
+
+README = ROOT / "README.md"
+CODE = {page: [block for block in blocks_of(page) if block.kind in RUN] for page in PAGES}
+COMMAND = re.compile(r"(supancl|python3?|make|pip|git|torchrun) ")
+SLOW = {"make test", "make ci"}  # these run this very test, or the suite
+TRAINED = """
+import supancl
+from pathlib import Path
+from supancl.weights.encoder_file import save_encoder
+Path("runs/photos").mkdir(parents=True)
+encoder = supancl.EncoderSpec("resnet18", size=32).build().eval()
+save_encoder(Path("runs/photos/encoder.safetensors"), encoder, (), "x")
+"""
+
+
+def prepare(page: Path, runner: Runner) -> None:
+    """What the page's reader has by then: a folder of photos; a run of them; the example's file and its data."""
+    class_folders(runner.folder / "photos", each=20)
+    if page.name == "own-data.md":
+        picture(runner.folder / "photos" / "pug" / "7.jpg", size=(48, 48), mode="RGB")
+        runner.run(Block(page, 0, "python", TRAINED))
+        embed = "supancl embed runs/photos --data photos --out features.npz --device cpu --quiet"
+        runner.run(Block(page, 0, "bash", embed))
+    if page.name == "extending.md":
+        parts = [block.text for block in CODE[page] if block.kind == "python"]
+        (runner.folder / "own_method.py").write_text("\n\n".join(parts))
+        draw_shapes(runner.folder / "DATA" / "shapes")
+
+
+@pytest.fixture
+def runner(tmp_path: Path, forks: dict[str, str]) -> Iterator[Runner]:
+    environment = blocks.environment_of(blocks.prefix_of_this_python(), ROOT, EPOCHS="2", OMP_WAIT_POLICY="passive")
+    made = Runner(tmp_path, {**environment, **forks}, SLOW)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES[1:] if CODE[page]], ids=lambda page: page.name)
+def test_the_code_of_a_page_runs_in_order(page: Path, runner: Runner) -> None:
+    prepare(page, runner)
+    for block in CODE[page]:
+        runner.run(block)
+
+
+def test_the_readme_runs_in_a_copy_of_the_repository(tmp_path: Path) -> None:
+    """As a user starts it, all the way from the installed script; the demo with two of its eighty epochs."""
+    blocks.copy_tree(tmp_path)
+    environment = blocks.environment_of(blocks.prefix_of_this_python(), tmp_path, EPOCHS="2", OMP_WAIT_POLICY="passive")
+    runner = Runner(tmp_path, environment, SLOW)
+    prepare(README, runner)
+    printed = "".join(runner.run(block) for block in CODE[README])
+    runner.close()
+    for name in re.findall(r"--out (\S+)", "".join(block.text for block in CODE[README])):
+        assert (tmp_path / name).exists(), name
+    for line in (line for block in blocks_of(README) if block.kind in SHOWN for line in block.text.splitlines()):
+        if "┃" in line:  # the head of the demo's table, as the README shows it
+            assert line.strip() in printed
+
+
+@pytest.mark.parametrize("block", [block for page in PAGES for block in blocks_of(page)], ids=str)
+def test_every_block_is_run_or_marked(block: Block) -> None:
+    assert block.kind in (*RUN, *NOT_RUN, *SHOWN)
+    if block.kind == "":
+        assert not COMMAND.match(block.text), "open it with ```bash, ```bash no-run or, for usage, ```text"
+    if block.kind == "python no-run":
+        compile(block.text, str(block), "exec")
+
+
+def test_what_is_installed_is_this_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = "|".join(project["optional-dependencies"])
+    known = re.compile(
+        rf"(\.|source) \.venv/bin/activate|python3? -m venv \.venv|cd {project['name']}|git clone \S+"
+        rf"|(python3? -m )?pip install( -e)? ['\"]?(\.|{project['name']})(\[({extras}|,)+\])?['\"]?"
+    )
+    for page in PAGES:
+        for block in CODE[page]:
+            for line in blocks.setup_lines(block):
+                assert known.fullmatch(line), f"{block}: {line}"
+
+
+def test_the_loop_of_the_readme_is_the_example_and_fits_in_25_lines() -> None:
+    example = (ROOT / "examples" / "own_loop.py").read_text()
+    assert example in README.read_text()
+    assert len(example.splitlines()) <= 25
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert link.startswith("http") or (page.parent / link).exists(), link
+
+
+def test_the_encoder_of_a_run_gives_the_same_elsewhere_as_the_page_says(runner: Runner) -> None:
+    page = ROOT / "docs" / "own-data.md"
+    (load,) = (block for block in CODE[page] if "load_state_dict" in block.text)
+    prepare(page, runner)
+    runner.run(Block(page, 0, "python", "import torch\nimages = torch.randn(2, 3, 32, 32)\n"))
+    same = "model.load_state_dict(weights)\nassert torch.equal(model.eval()(images), encoder(images))\n"
+    text = load.text.replace("model.load_state_dict(weights)\n", same)
+    assert text.count(same) == 2
+    runner.run(load._replace(text=text))
+    exported = "torch.export.export(encoder, (torch.zeros(1, 3, encoder.size, encoder.size),))"
+    assert exported in page.read_text()
+    runner.run(Block(page, 0, "python", exported))
