@@ -18,6 +18,7 @@ from rich.console import Console
 from torch import Tensor
 
 from supancl.cli import main
+from supancl.cli.arguments.paper import theory as command_line
 from supancl.cli.paper import theory as command
 from supancl.core.losses import Align
 from supancl.errors import BadInput, CheckFailed
@@ -249,7 +250,7 @@ def test_a_report_neither_passes_nor_fails() -> None:
 
 def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.arguments(parser)
+    command_line.arguments(parser)
     return parser.parse_args(list(words))
 
 
