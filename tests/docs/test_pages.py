@@ -4,6 +4,7 @@
 """
 
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ def prepare(page: Path, runner: Runner) -> None:
 def runner(tmp_path: Path, forks: dict[str, str]) -> Iterator[Runner]:
     environment = blocks.environment_of(blocks.prefix_of_this_python(), ROOT, EPOCHS="2", OMP_WAIT_POLICY="passive")
     made = Runner(tmp_path, {**environment, **forks}, SLOW)
+    made.program = sys.executable  # not forked: the process that forks waits for each child
     yield made
     made.close()
 
