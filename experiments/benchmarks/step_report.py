@@ -189,14 +189,18 @@ def markdown(records: list[Record]) -> str:
             given(each.get("peak_gb"), ".2f"),
         ]
         for record in speeds(records)
-        for each in ({**record["ours"], "name": f"ours ({record['ours'].get('how', '')})"}, *record["peers"])
+        for each in record["peers"]
     ]
     if every:
-        parts += ["All contenders:", _markdown(("row", "contender", "images/s", "ms/step", "peak GB"), every)]
+        hows = dict.fromkeys(record["ours"].get("how", "") for record in speeds(records))
+        parts += [
+            f"All peers (ours ran with {' or '.join(hows)}):",
+            _markdown(("row", "peer", "images/s", "ms/step", "peak GB"), every),
+        ]
     parts += [part for record in records for part in detailed(record)]
     measured = sorted(
         {
-            f"{record['hardware']}{_load(record)}, {record['date'][:10]}, commit {record['commit']}, "
+            f"{record['hardware']}{_load(record)}, {record['date'][:10]}, commit {record['commit']},\n  "
             + ", ".join(f"{name} {text}" for name, text in record["versions"].items())
             for record in records
         }
@@ -221,7 +225,7 @@ def detailed(record: Record) -> list[str]:
         counts = (
             ", ".join(f"{name} {count}" for name, count in waits.items())
             if any(waits.values())
-            else f"none of {', '.join(waits)}"
+            else f"{', '.join(waits)}: none"
         )
         top = [
             [kernel["kernel"].replace("|", "/"), f"{kernel['us']:.0f}", f"{kernel['times']:.0f}"]
