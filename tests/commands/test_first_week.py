@@ -86,7 +86,7 @@ def test_tables_without_a_name_ask_for_that_alone(capsys):
 
 
 class StopAt(Reporter):
-    def stepped(self, step, row):
+    def on_step(self, step, row):
         if step == 3:
             raise Interrupted("stopped", 2)
 

@@ -1,7 +1,7 @@
 """The code blocks of README.md and docs/*.md: which there are, and how they are run. Standard library only.
 
-A block that opens with ```bash or ```python is run; one that cannot be run here (a GPU, a download, a placeholder) says so where it
-opens: ```bash no-run. What a terminal shows is ```console or a block without a language.
+A block that opens with ```bash or ```python is run. One that cannot be run here (a GPU, a download, a placeholder)
+says so where it opens: ```bash no-run. What a terminal shows is ```console or a block without a language.
 """
 
 from __future__ import annotations
