@@ -1,8 +1,7 @@
 """Runs the README's bash and python blocks, and nothing else, in a clean clone: `make readme`.
 
 Without $VENV the README's own lines install the package into the clone's .venv; with $VENV those lines are left out and
-that
-environment is used as it is, with the clone's package before the installed one.
+that environment is used as it is, with the clone's package before the installed one.
 Exit code 0 means that every block ran.
 """
 

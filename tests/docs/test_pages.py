@@ -89,7 +89,8 @@ def test_what_is_installed_is_this_package() -> None:
     extras = "|".join(project["optional-dependencies"])
     known = re.compile(
         rf"(\.|source) \.venv/bin/activate|python3? -m venv \.venv|cd {project['name']}|git clone \S+"
-        rf"|(python3? -m )?pip install( -c constraints\.txt)?( -e)? ['\"]?(\.|{project['name']})(\[({extras}|,)+\])?['\"]?"
+        r"|(python3? -m )?pip install( -c constraints\.txt)?( -e)? "
+        rf"['\"]?(\.|{project['name']})(\[({extras}|,)+\])?['\"]?"
     )
     for page in PAGES:
         for block in CODE[page]:
