@@ -59,7 +59,7 @@ def move_common_flags(words: list[str]) -> list[str]:
 def current_spelling(name: str) -> list[str]:
     """The current spelling of a command of 0.1.0.
 
-    >>> respelled("tables"), respelled("evaluate")
+    >>> current_spelling("tables"), current_spelling("evaluate")
     (['paper', 'table'], ['evaluate'])
     """
     return ["paper", commands.OLD_NAMES[name]] if name in commands.OLD_NAMES else [name]
