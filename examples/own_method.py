@@ -1,4 +1,4 @@
-"""A loss, a pool, an encoder and a benchmark of one's own: supancl COMMAND ... --plugin own_method.py"""
+"""Your own loss, pool, encoder and benchmark: supancl COMMAND ... --plugin own_method.py"""
 
 from dataclasses import dataclass, replace
 

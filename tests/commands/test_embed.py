@@ -103,7 +103,7 @@ def test_one_photograph_in_python_has_the_features_that_embed_writes(place, caps
         picture(place / "photos" / "pug" / name, seed=3, size=size, mode="RGB")
     spec = EncoderSpec("cifar-resnet18", channels=3, size=32)
     run_folder(place / "runs" / "photos", source="photos", spec=spec)
-    page = PAGE.read_text(encoding="utf-8").split("## The encoder elsewhere")[0]  # what follows: tests/test_readme.py
+    page = PAGE.read_text(encoding="utf-8").split("## Use the encoder elsewhere")[0]  # the rest: tests/docs
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     scope: dict[str, object] = {}
     for block in blocks:
