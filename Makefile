@@ -10,9 +10,9 @@ export OMP_NUM_THREADS ?= 1
 # also where the environment forbids it: else each process that a test starts compiles our code anew
 export PYTHONDONTWRITEBYTECODE :=
 # what measures branch coverage; `make ci` does, and so does: make test COVERED='$(COVER)'
-COVER := --cov --cov-report=term:skip-covered --cov-fail-under=95
+COVER := --cov --cov-report=
 
-.PHONY: help demo ci test test-distributed test-paper test-docs readme test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
+.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs readme test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
 	bench-step bench-trees bench-scaling results coverage dist lint typecheck net walks golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
@@ -28,7 +28,7 @@ demo: $(READY)  ## pretrain, evaluate and draw, in three minutes on two CPU core
 	OMP_NUM_THREADS=2 $(BIN)/python examples/demo.py $(EPOCHS)
 
 ci: COVERED := $(COVER)
-ci: lint typecheck test test-distributed test-paper test-docs coverage  ## all that must pass in a clone with nothing beside it
+ci: lint typecheck test test-experiments test-distributed test-paper test-docs coverage  ## all that must pass in a clone with nothing beside it
 
 test: $(READY)  ## all tests but those of the targets below; reads nothing outside the repository
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --ignore=tests/distributed $(COVERED)
@@ -37,11 +37,14 @@ test-distributed: $(READY)  ## 2 and 4 processes against one, their coverage bes
 	$(BIN)/python -m pytest -m "not slow" tests/distributed --cov --cov-append --cov-config=tests/distributed/coverage.ini \
 		--cov-report=
 
-coverage: $(READY)  ## after these four: nearly every branch has been taken
+coverage: $(READY)  ## after the targets of `make ci`: nearly every branch has been taken
 	$(BIN)/python -m coverage report --skip-covered --fail-under=96
 
+test-experiments: $(READY)  ## experiments/: the evidence, its page and the benchmarks
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/experiments --cov --cov-append --cov-report=
+
 test-paper: $(READY)  ## the paper's tables and figures, from the documented commands to the cell
-	$(BIN)/python -m pytest -n 2 -m "not slow" tests/paper --cov --cov-append --cov-report=
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests/tables_and_figures --cov --cov-append --cov-report=
 
 test-docs: $(READY)  ## every bash and python block of README.md and docs/*.md
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/docs --cov --cov-append --cov-report=

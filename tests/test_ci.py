@@ -58,7 +58,7 @@ def test_ci_runs_every_part_on_a_copy_with_nothing_beside_it(clone: Clone) -> No
     words = [call[-1] for call in calls[3:]]
     assert [
         "tests/distributed" in words[1],
-        "tests/paper" in words[2],
+        "tests/tables_and_figures" in words[2],
         "tests/docs" in words[3],
         "coverage report" in words[4],
     ] == [True] * 4

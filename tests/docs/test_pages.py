@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.test_own_method import draw_shapes
 from tests.docs import blocks
 from tests.docs.blocks import NOT_RUN, PAGES, ROOT, RUN, SHOWN, Block, Runner, blocks_of
 from tests.files import class_folders, picture
+from tests.recipes.test_plugins import draw_shapes
 
 README = ROOT / "README.md"
 CODE = {page: [block for block in blocks_of(page) if block.kind in RUN] for page in PAGES}

@@ -1,4 +1,4 @@
-"""Choices and defaults of flags whose own modules need torch; tests/test_start_up.py compares them with those."""
+"""Choices and defaults of flags whose own modules need torch; tests/cli/test_start_up.py compares them with those."""
 
 SUITE_PROTOCOLS = ("knn", "transfer", "fewshot")  # evaluate.suite.PROTOCOLS
 TABLE_FORMATS = ("text", "markdown", "latex", "csv")  # reports.tables.FORMATS, paper.tables.formats.FORMATS

@@ -2,7 +2,7 @@
 
 The alphas of a seed share its data, its initial weights, its order and its views, so a difference between
 them is due to alpha alone. Their first layers are one product: views (seeds, 2B, dimensions) times the
-encoders of all alphas side by side. tests/studies/test_toy.py compares a run with the shipped modules.
+encoders of all alphas side by side. tests/paper/test_toy.py compares a run with the shipped modules.
 """
 
 from __future__ import annotations

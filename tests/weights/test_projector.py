@@ -20,7 +20,7 @@ from supancl.weights.run_folder import RunFolder
 from tests.files import mentions
 from tests.tiny import Notes
 
-KEPT = Path(__file__).parent / "kept" / "0.1.0" / "finished"
+KEPT = Path(__file__).parents[1] / "kept" / "0.1.0" / "finished"
 TINY = ["--epochs", "2", "--batch-size", "32", "--set", "data.limit=128", "--device", "cpu", "--quiet"]
 
 

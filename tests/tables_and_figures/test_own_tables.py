@@ -15,7 +15,7 @@ from supancl.paper.toy.training import FULL, Size
 from supancl.weights.run_folder import RunFolder
 from tests.detect.drawn import TINY, write_voc
 from tests.kept.make import narrow_resnet
-from tests.paper.made import DIGITS, SMALL, colours, edit, ours, run, table
+from tests.tables_and_figures.made import DIGITS, SMALL, colours, edit, ours, run, table
 
 TOY = Size(dimensions=40, train=40, test=10, width=6, epochs=1, batch=16)
 CNN = (

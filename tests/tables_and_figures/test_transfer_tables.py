@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from supancl.cli import main
-from tests.paper.made import DIGITS, TRAIN, colours, edit, make_benchmarks, ours, run, table
+from tests.tables_and_figures.made import DIGITS, TRAIN, colours, edit, make_benchmarks, ours, run, table
 
 CNN = ("--set", "encoder.name=cnn", "--set", "views.size=16", "--set", "heads.projector.hidden=[16]")
 VIT = (

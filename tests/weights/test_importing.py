@@ -26,7 +26,7 @@ from supancl.weights.importing import FORMATS, identify, import_checkpoint, open
 from tests.files import mentions
 from tests.import_keys import MODELS, WITH_LIGHTLY, Holder, Shortcut, kept, listed, resnet, shortcut_resnet
 
-DOCS = Path(__file__).parents[1] / "docs" / "import.md"
+DOCS = Path(__file__).parents[2] / "docs" / "import.md"
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -190,7 +190,7 @@ def test_every_format_has_a_case():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_kept_names_are_those_of_the_models(name):
-    assert (Path(__file__).parent / "fixtures" / "import" / f"{name}.txt").read_text() == listed(name)
+    assert (Path(__file__).parents[1] / "fixtures" / "import" / f"{name}.txt").read_text() == listed(name)
     assert kept(name)
 
 

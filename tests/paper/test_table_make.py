@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supancl.cli import main
-from tests.paper.made import DIGITS, TRAIN
+from tests.tables_and_figures.made import DIGITS, TRAIN
 
 CELL = ("tables", "8", "--data", "digits", *DIGITS)
 

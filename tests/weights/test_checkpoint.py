@@ -14,7 +14,7 @@ from supancl.weights.encoder_file import load_weights
 from tests.files import mentions
 from tests.tiny import tiny_data, tiny_recipe
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def test_there_is_a_fixture_for_every_version() -> None:

@@ -17,7 +17,7 @@ from tests.files import supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
-KEPT = Path(__file__).parent / "kept" / "0.1.0" / "cut-warmup"
+KEPT = Path(__file__).parents[1] / "kept" / "0.1.0" / "cut-warmup"
 SMALL = (
     "--data",
     "digits",

@@ -13,7 +13,7 @@ import pytest
 from supancl.errors import BadInput
 from tests.files import mentions
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "experiments" / "benchmarks" / "results").glob("scaling-*.json"))
 
 

@@ -14,7 +14,7 @@ from supancl.detect.spec import detect_spec
 from supancl.evaluate.protocols import TRAINED_IMAGES
 from supancl.paper.tables.entries import Entry
 from supancl.weights.run_folder import RunFolder
-from tests.studies.test_tables import IMAGENET, laid, make_run
+from tests.paper.test_tables import IMAGENET, laid, make_run
 
 KEPT = Path(__file__).parents[1] / "kept" / "0.1.0"
 

@@ -20,7 +20,7 @@ from supancl.core.pools import Queue
 from supancl.errors import BadInput
 from tests.files import mentions
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PARTS = ("step_ours", "step_peers", "step_report", "step_rows", "step_runs", "step")
 
 

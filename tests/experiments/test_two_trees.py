@@ -9,7 +9,7 @@ import pytest
 
 from tests.files import mentions
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TINY = ["--device", "cpu", "--tiny", "--networks", "cifar-resnet18", "--rounds", "2", "--seconds", "0", "--starts", "1"]
 
 
