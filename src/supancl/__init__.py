@@ -117,7 +117,8 @@ _NAMES = {
     "supancl.weights.importing": "import_checkpoint open_encoder",
 }
 
-__getattr__ = lazy_names(__name__, _NAMES, missing=moved_attribute)
+if not TYPE_CHECKING:  # so that type checkers and editors report misspelled names
+    __getattr__ = lazy_names(__name__, _NAMES, missing=moved_attribute)
 
 
 def __dir__() -> list[str]:

@@ -30,4 +30,5 @@ __all__ = [
     "require_single_process", "should_print", "should_report_failure", "synchronize_norms", "traffic",
 ]  # fmt: skip
 
-__getattr__ = lazy_names(__name__, {"supancl.distributed.norms": "synchronize_norms"})
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, {"supancl.distributed.norms": "synchronize_norms"})

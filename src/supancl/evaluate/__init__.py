@@ -1,6 +1,6 @@
 """Evaluation protocols on real data: from an encoder and a source of images to results."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from supancl.evaluate.comparison import (
     describe_episode_images,
@@ -45,5 +45,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    return moved_attribute(__name__, name)
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return moved_attribute(__name__, name)
