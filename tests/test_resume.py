@@ -202,7 +202,7 @@ def test_a_run_that_ended_at_a_loss_without_numbers_goes_on_without_the_step(pol
     kept = RunFolder(folder).read_recipe()[0]
     assert (kept.train.on_nan, kept.train.epochs) == (policy, 2)
     if every is not None:  # with none it had begun anew, as it was asked to
-        assert kept.sources["train.on_nan"] == "asked for as the run went on"
+        assert kept.sources["train.on_nan"] == "changed on resume"
     pretrain(recipe, data, folder, resume=True)  # and who asks for nothing goes on as it did
     assert RunFolder(folder).read_recipe()[0].train.on_nan == policy
     assert_same_bits(final_state(tmp_path / "whole"), final_state(folder))

@@ -111,7 +111,7 @@ def _new_paths(old: str) -> str:
 
 def warn_moved(old: str, new: str, frames: int) -> None:
     """`frames`: calls between this one and the importing code, without those of the import system."""
-    warnings.warn(f"{old} is now {new}; the old path goes in supancl 0.3.0", DeprecationWarning, stacklevel=frames + 2)
+    warnings.warn(f"{old} is now {new}; supancl 0.3.0 removes the old path", DeprecationWarning, stacklevel=frames + 2)
 
 
 class MovedModules(MetaPathFinder, Loader):

@@ -73,7 +73,7 @@ def test_what_is_asked_for_is_kept_and_the_choice_has_a_source(gpu) -> None:
     made = recipe("cifar100.supsiam").with_set({"train.precision": "fp32", "train.compile": False})
     fast = with_speed(made, CUDA, 50_000)
     assert (fast.train.precision, fast.train.compile, fast.train.replay) == ("fp32", False, True)
-    assert fast.fields()["train.replay"] == (True, "by itself, on cuda")
+    assert fast.fields()["train.replay"] == (True, "automatic, on cuda")
 
 
 def test_a_gpu_without_bf16_trains_in_fp32_or_says_so(gpu) -> None:

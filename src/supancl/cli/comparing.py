@@ -31,7 +31,7 @@ HEADINGS = {"text": "{}", "markdown": "**{}**\n", "latex": "% {}", "csv": "# {}"
 
 
 def select_sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> list[str]:
-    """The sources of --data, and those data sets of the registry that are in --root."""
+    """The sources of --data, and the benchmarks that are in --root."""
     if args.sets and not args.root:
         raise BadInput("--sets names data sets in --root; give --root too")
     if not args.data and not args.root:

@@ -218,9 +218,7 @@ def add_feature_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--batch-size", type=int, default=256, help="images per forward pass")
     parser.add_argument("--no-cache", action="store_true", help="compute features without the cache")
-    parser.add_argument(
-        "--partial", action="store_true", help="accept incomplete data sets of the registry, with a remark"
-    )
+    parser.add_argument("--partial", action="store_true", help="accept incomplete benchmark data sets, with a remark")
     add_skip_flag(parser)
 
 

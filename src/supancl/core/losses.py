@@ -60,7 +60,7 @@ def accept_old_name(call: Callable[Params, Terms]) -> Callable[Params, Terms]:
     @functools.wraps(call)
     def renamed(*args: Params.args, **kwargs: Params.kwargs) -> Terms:
         if "whole" in kwargs:
-            warnings.warn("whole is now global_batch; the old name goes in supancl 0.3.0", DeprecationWarning, 2)
+            warnings.warn("whole is now global_batch; supancl 0.3.0 removes the old name", DeprecationWarning, 2)
             kwargs["global_batch"] = kwargs.pop("whole")
         return call(*args, **kwargs)
 

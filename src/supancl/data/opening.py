@@ -1,7 +1,7 @@
 """Open a data source: training images, held-out images, labels and class names.
 
 SOURCE is `digits`, `toy`, an image folder, a `.npz`, a `.csv`, tar shards, `torchvision:NAME@ROOT`, `hf:NAME`, or
-`NAME@ROOT` for a data set of the registry; `from_arrays` takes arrays from Python. A reader of `sources/` lists the
+`NAME@ROOT` for a benchmark; `from_arrays` takes arrays from Python. A reader of `sources/` lists the
 images, `load_images` decodes them into a store, `prepare_data` holds some of them out.
 """
 

@@ -68,7 +68,7 @@ def write_crops(
 def check_crops(out: Path, margin: float, min_side: int) -> None:
     """Refuse bad settings before the images are looked up."""
     if not 0 <= margin < inf or min_side < 1:
-        raise BadInput(f"margin {margin:g} and least {min_side}: must be at least 0 and at least 1")
+        raise BadInput(f"--margin {margin:g} and --least {min_side}: must be at least 0 and at least 1")
     check_writable(out)
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty; choose another --out")

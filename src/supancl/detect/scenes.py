@@ -159,7 +159,7 @@ def check_images(scenes: Sequence[Scene], location: str, way_out: str) -> tuple[
 
 
 def prepare_for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory_gb: float) -> Scenes:
-    """Without crowds, and unless asked for without difficult boxes and without images that have no box."""
+    """Drop crowds and, unless they are wanted, difficult boxes and images without a box."""
     selected = [scene.select(~scene.crowd & (~scene.difficult | train_difficult)) for scene in scenes.scenes]
     if not keep_empty:
         selected = [scene for scene in selected if len(scene.boxes)]

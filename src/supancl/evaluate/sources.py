@@ -26,7 +26,7 @@ from supancl.probes.features import name_classes
 from supancl.training.preflight import check_same_data
 
 CUT_FROM = {"fc100": "cifar100"}  # data sets that consist of images of another one
-LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # names in libraries that the registry does not have
+LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # names in libraries -> names of benchmarks, where they differ
 
 
 def check_input_kind(encoder: Encoder, split: Split, source: str) -> None:
@@ -333,9 +333,8 @@ def has_separate_test(evaluated: EvaluatedEncoder, source: str) -> bool:
         return False
     if registered_name(run_source) is None and _has_one_split(evaluated, data_set):
         return False
-    is_drawn_split = (
-        benchmarks.BENCHMARKS[data_set].per_class is not None
-    )  # by the registry, so other copies do not have it
+    # the paper draws some test splits itself, so other copies of the data do not have them
+    is_drawn_split = benchmarks.BENCHMARKS[data_set].per_class is not None
     return not is_drawn_split or (registered_name(run_source) is not None and registered_name(source) is not None)
 
 

@@ -168,7 +168,7 @@ def load_plugin(file: str | Path) -> None:
         )
     if not path.is_file():
         raise BadInput(
-            f"--plugin {file}: no such file; give the Python file that registers your loss (docs/extending.md)"
+            f"--plugin {file}: no such file; give the Python file that registers your classes (docs/extending.md)"
         )
     name = "supancl_plugin" + re.sub(r"\W", "_", str(path))  # the same in every process, for pickled classes
     spec = spec_from_file_location(name, path)
@@ -293,7 +293,7 @@ def describe_plugin_error(error: BaseException) -> str:
 def _with_old_name(call: Any, name: str) -> Any:
     """A loss written for 0.1.0, in which the parameter `global_batch` was called `whole`."""
     warnings.warn(
-        f"{name}: the parameter whole is now global_batch; the old name goes in supancl 0.3.0",
+        f"{name}: the parameter whole is now global_batch; supancl 0.3.0 removes the old name",
         DeprecationWarning,
         stacklevel=3,
     )

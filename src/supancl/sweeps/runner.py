@@ -169,7 +169,7 @@ def check_run(recipe: Recipe, folder: RunFolder, data: Data) -> None:
     check_same_recipe(recipe, folder)
     check_data(recipe, data)
     if folder.has_run and checkpoints(folder.checkpoints):  # without one it starts over
-        check_same_data(folder, data, "bring them back, or choose another --out", f"{folder.path}: ")
+        check_same_data(folder, data, "restore them, or choose another --out", f"{folder.path}: ")
 
 
 def check_overrides(overrides: Mapping[str, Any], varied: Mapping[str, str]) -> None:

@@ -114,7 +114,7 @@ def check_data(recipe: Recipe, data: Data) -> None:
 
 
 def check_same_data(
-    folder: RunFolder, data: Data, way_out: str = "bring them back, or start another run", prefix: str = ""
+    folder: RunFolder, data: Data, way_out: str = "restore them, or start another run", prefix: str = ""
 ) -> None:
     """Refuse data that have changed since the run began: order, labels and held-out images depend on them."""
     saved, classes = folder.read_data()
@@ -171,7 +171,7 @@ def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1
         for key, value in best.items()
         if getattr(settings, key.removeprefix("train.")) == automatic[key] and (ranks == 1 or key == "train.precision")
     }
-    return recipe.with_set(settings_to_choose, because=f"by itself, on {device.type}") if settings_to_choose else recipe
+    return recipe.with_set(settings_to_choose, because=f"automatic, on {device.type}") if settings_to_choose else recipe
 
 
 def is_same_or_automatic(key: str, requested: Any, saved: Any) -> bool:
@@ -274,7 +274,7 @@ def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init:
     if not is_same_source(recipe.data.source, saved.data.source):
         check_out_folder(recipe.data.source, folder.path)
         changed["data.source"] = absolute_source(recipe.data.source)
-    return saved.with_set(changed, because="asked for as the run went on") if changed else saved
+    return saved.with_set(changed, because="changed on resume") if changed else saved
 
 
 # --- process ----------------------------------------------------------------------------------------------------------

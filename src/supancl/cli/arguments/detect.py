@@ -66,6 +66,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help="a VOC root (it holds VOCdevkit/), COCO's folder, or a COCO JSON to train on")
-    parser.add_argument("--year", choices=VOC_YEARS, help="which lists of VOC: of both years, or of one")
+    parser.add_argument("--year", choices=VOC_YEARS, help="lists of VOC: both years, or one of them")
     parser.add_argument("--test", help="a COCO JSON to test on")
     parser.add_argument("--images", help="the folder of a COCO JSON's images (default: the JSON's folder)")

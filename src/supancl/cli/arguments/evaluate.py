@@ -62,7 +62,7 @@ def add_source_flags(
 
 def add_transfer(parser: argparse.ArgumentParser) -> None:
     add_data_set_flags(parser)
-    parser.add_argument("--metric", choices=("top-1", "mean-per-class"), help="default: the registry's, or top-1")
+    parser.add_argument("--metric", choices=("top-1", "mean-per-class"), help="default: the benchmark's, or top-1")
 
 
 def add_few_shot(parser: argparse.ArgumentParser) -> None:
@@ -96,9 +96,9 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
 
 
 def add_suite(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", required=True, help="folder with the data sets of the registry")
+    parser.add_argument("--root", required=True, help="folder with benchmark data sets")
     parser.add_argument("--out", required=True, help="folder of results; an existing one is continued")
-    parser.add_argument("--sets", help="names of the registry, comma-separated (default: all that are in --root)")
+    parser.add_argument("--sets", help="names of benchmarks, comma-separated (default: all in --root)")
     parser.add_argument("--protocols", default=",".join(SUITE_PROTOCOLS), help=f"of {', '.join(SUITE_PROTOCOLS)}")
     parser.add_argument("--k", type=int, default=20, help="neighbours of knn")
     parser.add_argument("--ways", type=int, default=5)
@@ -110,8 +110,8 @@ def add_suite(parser: argparse.ArgumentParser) -> None:
 
 def add_data_set_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", action="append", default=[], help="a source; may be given several times")
-    parser.add_argument("--root", help="folder with the data sets of the registry")
-    parser.add_argument("--sets", help="names of the registry, comma-separated (default: all that are in --root)")
+    parser.add_argument("--root", help="folder with benchmark data sets")
+    parser.add_argument("--sets", help="names of benchmarks, comma-separated (default: all in --root)")
     parser.add_argument("--format", default="text", choices=(*TABLE_FORMATS, "json"), help="format of the table")
 
 
