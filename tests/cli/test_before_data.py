@@ -91,7 +91,7 @@ VECTORS, ON_X = "vectors.safetensors", ("--data", "x.npz")
             ("x.npz/new", "Not a directory", "--out"),
         ),
         (
-            ("tables", "5", "nowhere", "--out", "x.npz/5.md"),
+            ("paper", "table", "5", "nowhere", "--out", "x.npz/5.md"),
             ("--out x.npz/5.md", "Not a directory"),
         ),
     ],

@@ -32,7 +32,7 @@ def test_a_study_does_not_get_into_a_run(tmp_path, capsys):
     run = run_folder(tmp_path / "run")
     before = contents(run)
     words = ("digits.supsiam", "--data", "digits", "--epochs", "1", "--out", run)
-    for command in (("study", "positives"), ("alpha",), ("collapse",)):
+    for command in (("paper", "study", "positives"), ("alpha",), ("paper", "collapse")):
         said = supancl(capsys, *command, *words)
         assert said.code == 2
         assert_refused(said, run, "a single run", "--out")
@@ -73,13 +73,13 @@ def test_half_a_recipe_is_named_by_tables(tmp_path, capsys):
     run = run_folder(tmp_path / "run")
     text = (run / "recipe.json").read_text()
     (run / "recipe.json").write_text(text[: len(text) // 2])
-    said = supancl(capsys, "tables", "1", run)
+    said = supancl(capsys, "paper", "table", "1", run)
     assert said.code == 2
     assert_refused(said, f"{run}/recipe.json", "--out")
 
 
 def test_tables_without_a_name_ask_for_that_alone(capsys):
-    assert "required: NAME (see" in supancl(capsys, "tables").err
+    assert "required: NAME (see" in supancl(capsys, "paper", "table").err
 
 
 # --- data that move ---------------------------------------------------------------------------------------------------

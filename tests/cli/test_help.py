@@ -34,7 +34,9 @@ def test_whoever_names_no_command_sees_the_contents_and_has_done_nothing(capsys)
 @pytest.mark.parametrize(("old", "new"), OLD_NAMES.items())
 def test_a_name_of_0_1_0_is_the_same_command(old, new, capsys):
     assert supancl(capsys, old, "--help").out == supancl(capsys, "paper", new, "--help").out
-    assert f"usage: supancl paper {new} " in supancl(capsys, old, "--help").out
+    said = supancl(capsys, old, "--help")
+    assert f"usage: supancl paper {new} " in said.out
+    assert f"supancl {old} is now supancl paper {new}" in said.err
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_a_study_and_a_detector_are_for_one_process(
         monkeypatch.setenv(name, value)
     words = ["digits.supsiam", "--epochs", "1", "--device", "cpu", "--out", str(tmp_path / "study")]
     nouns = ("one process", "2 ranks", "torchrun")
-    for command in (["alpha"], ["collapse"], ["study", "alpha"]):
+    for command in (["alpha"], ["paper", "collapse"], ["paper", "study", "alpha"]):
         assert main([*command, *words]) == BadInput.exit_code
         assert_refused(capsys.readouterr().err, "study", *nouns)
     assert not (tmp_path / "study").exists()

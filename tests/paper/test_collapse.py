@@ -39,7 +39,7 @@ def test_a_cell_without_a_pool_draws_no_targets_of_it(pool: bool, ema: bool) -> 
 
 def test_the_four_cells_are_trained_judged_and_set_beside_the_paper(tmp_path: Path, capsys) -> None:
     out = tmp_path / "study"
-    assert main(["collapse", "digits.supsiam", "--out", str(out), "--jobs", "1", *SMALL]) == 0
+    assert main(["paper", "collapse", "digits.supsiam", "--out", str(out), "--jobs", "1", *SMALL]) == 0
     rows = json.loads((out / "collapse.json").read_text())["rows"]
     assert [(row["pool"], row["ema"]) for row in rows] == list(COLLAPSE_CELLS)
     assert all(0 <= row["knn"] <= 100 and row["effective_rank"] > 0 for row in rows)
@@ -52,7 +52,9 @@ def test_a_cell_that_collapses_is_called_so(tmp_path: Path) -> None:
     out = tmp_path / "study"
     # hardly a cell survives this much weight decay; which ones do depends on rounding
     harsh = ["--set", "optimizer.weight_decay=0.3", "--set", "optimizer.lr=0.5", "--epochs", "20"]
-    assert main(["collapse", "digits.supsiam", "--out", str(out), "--jobs", "1", "--quiet", *SMALL, *harsh]) == 0
+    assert (
+        main(["paper", "collapse", "digits.supsiam", "--out", str(out), "--jobs", "1", "--quiet", *SMALL, *harsh]) == 0
+    )
     rows = json.loads((out / "collapse.json").read_text())["rows"]
     collapsed = [row for row in rows if row["collapsed"]]
     assert collapsed
@@ -93,7 +95,7 @@ def test_a_cell_whose_runs_failed_has_no_verdict() -> None:
 
 @pytest.mark.parametrize("name", ["digits.simsiam", "cifar100.simclr"])
 def test_a_recipe_without_a_supervised_target_is_refused(name: str, capsys, tmp_path: Path) -> None:
-    assert main(["collapse", name, "--data", "digits", "--out", str(tmp_path / "x")]) == 2
+    assert main(["paper", "collapse", name, "--data", "digits", "--out", str(tmp_path / "x")]) == 2
     assert name in capsys.readouterr().err
 
 
@@ -102,6 +104,6 @@ def test_a_recipe_without_a_supervised_target_is_refused(name: str, capsys, tmp_
     (["--on-collapse", "stop"], ("train.on_collapse", "stop", "k-NN", "warn")),
 ])  # fmt: skip
 def test_what_would_be_ignored_or_end_the_study_is_refused(more: list[str], line: str, capsys, tmp_path: Path) -> None:
-    assert main(["collapse", "digits.supsiam", *more, "--out", str(tmp_path / "x")]) == 2
+    assert main(["paper", "collapse", "digits.supsiam", *more, "--out", str(tmp_path / "x")]) == 2
     assert_refused(capsys.readouterr().err, *line)
     assert not (tmp_path / "x").exists()

@@ -16,6 +16,7 @@ from supancl.paper.tables.layouts import LAYOUTS, table_name
 from supancl.sweeps.runs import FAILURE_FILE
 from tests.files import Said, assert_mentions, assert_refused, class_folders
 
+STUDY = ("paper", "study")
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]
 BASES = {
     "pool": "imagenet100.supsiam",
@@ -72,7 +73,7 @@ def test_the_learning_rate_follows_the_batch() -> None:
 @pytest.fixture(scope="module")
 def study(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("study") / "pool"
-    command = ["study", "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue, none", "--out", str(out)]
+    command = [*STUDY, "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue, none", "--out", str(out)]
     assert main([*command, *SMALL, "--quiet"]) == 0
     return out
 
@@ -134,7 +135,7 @@ def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp
     mine.write_text(json.dumps(result | {"weights": "of before", "accuracy": 12.5}))
     untouched = out / "queue-seed-0"
     before = {file: file.stat().st_mtime_ns for file in untouched.rglob("*") if file.is_file()}
-    command = ["study", "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
+    command = [*STUDY, "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "3 of 4 runs are already finished" in printed
@@ -146,7 +147,7 @@ def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp
 
 
 def test_its_runs_fill_the_papers_tables(study: Path, capsys) -> None:
-    assert main(["tables", "table8", str(study)]) == 0
+    assert main(["paper", "table", "table8", str(study)]) == 0
     printed = capsys.readouterr().out
     assert "digits.supsiam with" in printed
     assert "(73.92)" in printed
@@ -155,7 +156,7 @@ def test_its_runs_fill_the_papers_tables(study: Path, capsys) -> None:
 def test_supcon_gets_a_memory_bank(tmp_path: Path) -> None:
     out = tmp_path / "memory"
     small = ["--set", "encoder.name=cnn", "--set", "views.size=16", "--set", "heads.projector.hidden=[16]"]
-    command = ["study", "memory", "cifar100.supcon", "--data", "digits", "--rows", "batch-128,batch-128-memory"]
+    command = [*STUDY, "memory", "cifar100.supcon", "--data", "digits", "--rows", "batch-128,batch-128-memory"]
     assert main([*command, "--out", str(out), *SMALL, *small, "--quiet"]) == 0
     stored = json.loads((out / "batch-128-memory-seed-0" / "recipe.json").read_text())["recipe"]
     assert (stored["pool"]["kind"], stored["loss"]["against"]) == ("queue", "both-views+pool")
@@ -228,7 +229,7 @@ def test_a_run_that_fails_is_in_no_mean_and_does_not_end_the_study(study: Path, 
     shutil.rmtree(out / "none-seed-1" / "checkpoints")  # as one that failed before the end of its first epoch
     (out / "none-seed-1" / "metrics.jsonl").unlink()
     (out / "none-seed-1" / FAILURE_FILE).write_text(json.dumps({"reason": "the loss is not finite", "exit_code": 4}))
-    command = ["study", "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
+    command = [*STUDY, "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
     assert main(command) == 4
     assert_mentions(capsys.readouterr().err, "1 of 4 runs", "none-seed-1")
     result = json.loads((out / "study.json").read_text())
@@ -243,7 +244,7 @@ def test_a_run_that_fails_is_in_no_mean_and_does_not_end_the_study(study: Path, 
 
 
 def test_data_that_one_row_cannot_take_are_refused_before_any_is_trained(tmp_path: Path, capsys) -> None:
-    command = ["study", "batch", "digits.supsiam", "--out", str(tmp_path / "x"), *SMALL, "--set", "data.limit=200"]
+    command = [*STUDY, "batch", "digits.supsiam", "--out", str(tmp_path / "x"), *SMALL, "--set", "data.limit=200"]
     assert main(command) == 2
     assert_mentions(capsys.readouterr().err, "200 training images", "256")
     assert not (tmp_path / "x").exists()
@@ -276,7 +277,7 @@ BAD = [
 
 @pytest.mark.parametrize(("arguments", "line"), BAD)
 def test_bad_input_is_one_line(arguments: list[str], line: tuple[str, ...], tmp_path: Path, capsys) -> None:
-    command = ["study", *arguments, "--data", "digits", "--out", str(tmp_path / "x")]
+    command = [*STUDY, *arguments, "--data", "digits", "--out", str(tmp_path / "x")]
     try:
         code = main(command)
     except SystemExit as stop:  # argparse's own refusals
@@ -285,7 +286,7 @@ def test_bad_input_is_one_line(arguments: list[str], line: tuple[str, ...], tmp_
     assert not (tmp_path / "x").exists()
 
 
-STUDY_COMMANDS = {"alpha": ["alpha"], "collapse": ["collapse"], "study": ["study", "pool"]}
+STUDY_COMMANDS = {"alpha": ["alpha"], "collapse": ["paper", "collapse"], "study": [*STUDY, "pool"]}
 
 
 @pytest.mark.parametrize("name", STUDY_COMMANDS)

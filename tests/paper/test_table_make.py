@@ -10,7 +10,7 @@ import pytest
 from supancl.cli import main
 from tests.tables_and_figures.made import DIGITS, TRAIN
 
-CELL = ("tables", "8", "--data", "digits", *DIGITS)
+CELL = ("paper", "table", "8", "--data", "digits", *DIGITS)
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(*words: str) -> dict[str, str]:
-    assert main(["tables", *words, "--dry-run", "--json", "plan.json", "--quiet"]) == 0
+    assert main(["paper", "table", *words, "--dry-run", "--json", "plan.json", "--quiet"]) == 0
     found: dict[str, str] = json.loads(Path("plan.json").read_text())["plan"]
     assert not Path("runs").exists()
     return found
@@ -67,7 +67,7 @@ def test_table_g1_has_vits_and_h1_both_cifars() -> None:
 def test_what_cannot_be_planned_is_refused_in_one_line(
     words: list[str], named: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["tables", *words]) == 2
+    assert main(["paper", "table", *words]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert all(name in said for name in named), said

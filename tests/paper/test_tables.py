@@ -326,7 +326,7 @@ def test_table_h1_has_a_column_per_method(tmp_path: Path) -> None:
 @pytest.mark.parametrize("style", FORMATS)
 def test_without_runs_every_table_is_the_papers(name: str, style: str, tmp_path: Path) -> None:
     out = tmp_path / "new" / "table"
-    assert main(["tables", name, "--format", style, "--out", str(out), "--quiet"]) == 0
+    assert main(["paper", "table", name, "--format", style, "--out", str(out), "--quiet"]) == 0
     text = out.read_text()
     for rows in PAPER[name].rows.values():
         for values in rows.values():
@@ -336,7 +336,7 @@ def test_without_runs_every_table_is_the_papers(name: str, style: str, tmp_path:
 def test_the_command_prints_and_gives_json(tmp_path: Path, capsys) -> None:
     run = make_run(tmp_path / "a", recipe(IMAGENET))
     kept = tmp_path / "kept.json"
-    assert main(["tables", "f1", str(run), "--json", str(kept)]) == 0
+    assert main(["paper", "table", "f1", str(run), "--json", str(kept)]) == 0
     printed_text = capsys.readouterr().out
     assert "Table F.1" in printed_text
     assert "not measured yet: alpha 0.5; supancl evaluate transfer would fill it" in printed_text
@@ -440,7 +440,7 @@ def test_a_copied_run_counts_once(tmp_path: Path) -> None:
 
 
 def refused(capsys, *arguments: str) -> str:
-    assert main(["tables", *arguments]) == 2
+    assert main(["paper", "table", *arguments]) == 2
     return capsys.readouterr().err.strip()
 
 

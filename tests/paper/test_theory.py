@@ -291,7 +291,7 @@ def test_samples_can_be_drawn_from_the_largest_seed() -> None:
 def test_a_failed_check_ends_the_command_with_1_and_still_writes_the_json(monkeypatch, tmp_path, capsys) -> None:
     failing = Check("Eq. 4", "E[z1 z1']", 1.0, 2.0, 1.0, 0.1)
     monkeypatch.setattr(theory, "GROUPS", {"one": lambda settings, formulas: [failing]})
-    assert main(["theory", "--json", str(tmp_path / "theory.json")]) == 1
+    assert main(["paper", "theory", "--json", str(tmp_path / "theory.json")]) == 1
     assert json.loads((tmp_path / "theory.json").read_text())["passed"] is False
     said = capsys.readouterr()
     assert_refused(said.err, "1 of 1 checks", "Eq. 4", "E[z1 z1']")

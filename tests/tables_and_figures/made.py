@@ -29,7 +29,7 @@ def run(*words: object) -> None:
 def table(name: str, where: Path, *words: object) -> dict[str, Any]:
     """`supancl paper table NAME ...` as JSON."""
     file = where / "table.json"
-    run("tables", name, *words, "--json", file)
+    run("paper", "table", name, *words, "--json", file)
     content: dict[str, Any] = json.loads(file.read_text())
     return content
 

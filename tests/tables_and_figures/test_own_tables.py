@@ -52,6 +52,7 @@ def of_protocol(folder: Path, protocol: str, **settings: Any) -> Path:
 def test_table_1_from_a_study_of_alpha(tmp_path: Path) -> None:
     out = tmp_path / "alpha"
     run(
+        "paper",
         "study",
         "alpha",
         "digits.supsiam",
@@ -113,7 +114,7 @@ def test_table_1_in_one_command_judges_the_test_split(tmp_path: Path) -> None:
 def test_tables_1_and_2_from_the_toy_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("supancl.cli.paper.toy.QUICK", TOY)
     folder = tmp_path / "toy"
-    run("toy", "--quick", "--seeds", "1", "--out", folder)
+    run("paper", "toy", "--quick", "--seeds", "1", "--out", folder)
     assert (folder / "tsne.png").read_bytes().startswith(b"\x89PNG")  # Figure 2
     rows = {f"{row['alpha']:.1f}": row for row in json.loads((folder / "toy.json").read_text())["rows"]}
     one, two = ours(table("1", tmp_path, folder)), ours(table("2", tmp_path, folder))
@@ -207,11 +208,13 @@ def test_table_4_from_an_sgd_probe_and_detectors(tmp_path: Path) -> None:
 CELLS = {"neither": ("✗", "✗"), "pool": ("✓", "✗"), "ema": ("✗", "✓"), "pool+ema": ("✓", "✓")}
 
 
-@pytest.mark.parametrize("command", [("tables", "8"), ("collapse", "digits.supsiam")], ids=["one command", "collapse"])
+@pytest.mark.parametrize(
+    "command", [("paper", "table", "8"), ("paper", "collapse", "digits.supsiam")], ids=["one command", "collapse"]
+)
 def test_table_8(command: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = [word for word in DIGITS if word not in ("--family", "digits")]
-    if command[0] == "tables":
+    if command[1] == "table":
         run(*command, "--data", "digits", "--family", "digits", *flags, "--out", out)
     else:
         run(*command, "--data", "digits", *flags, "--out", out)

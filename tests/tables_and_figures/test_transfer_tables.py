@@ -86,14 +86,14 @@ def test_data_to_cells_in_one_command(case: Case, tmp_path: Path, monkeypatch: p
     edit(out / run_name / "evaluate" / f"{name}.json", lambda kept: kept | {"accuracy": 12.25})
     changed = ours(table(case.name, tmp_path, out))
     assert changed[sections[0], *head][f"{case.kind}:{case.sets[0]}"] == 12.25
-    assert main(["tables", case.name, str(out), "--out", str(tmp_path / "table.txt"), "--quiet"]) == 0
+    assert main(["paper", "table", case.name, str(out), "--out", str(tmp_path / "table.txt"), "--quiet"]) == 0
     assert "12.25" in (tmp_path / "table.txt").read_text()
 
 
 def test_a_second_call_goes_on(tmp_path: Path, monkeypatch, capsys) -> None:
     """A run that is missing is trained, a result that is missing measured, and nothing else is touched."""
     root = make_benchmarks(tmp_path / "benchmarks", monkeypatch, "dogs")
-    command = ["tables", "7", "--data", "digits", "--benchmarks", root, *DIGITS, "--out", tmp_path / "out"]
+    command = ["paper", "table", "7", "--data", "digits", "--benchmarks", root, *DIGITS, "--out", tmp_path / "out"]
     words = [str(word) for word in command]
     assert main([*words, "--rows", "queue", "--dry-run"]) == 0
     printed = capsys.readouterr().out
@@ -118,7 +118,8 @@ def test_a_second_call_goes_on(tmp_path: Path, monkeypatch, capsys) -> None:
 
 def test_a_warm_up_that_was_shortened_is_no_other_setting(tmp_path: Path) -> None:
     words = [
-        "tables",
+        "paper",
+        "table",
         "f2",
         "--data",
         "digits",
@@ -137,7 +138,7 @@ def test_a_warm_up_that_was_shortened_is_no_other_setting(tmp_path: Path) -> Non
 
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path, capsys) -> None:
-    words = ["tables", "f2", "--data", "digits", *DIGITS, "--rows", "M-1", "--out", str(tmp_path / "out")]
+    words = ["paper", "table", "f2", "--data", "digits", *DIGITS, "--rows", "M-1", "--out", str(tmp_path / "out")]
     run(*words)
     assert main([*words, "--set", "optimizer.lr=0.5"]) == 2
     assert "optimizer.lr" in capsys.readouterr().err
@@ -156,6 +157,6 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path, capsys) -
 ])  # fmt: skip
 def test_bad_input_names_what_is_wrong(words: tuple[str, ...], named: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["tables", *words]) == 2
+    assert main(["paper", "table", *words]) == 2
     assert named in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

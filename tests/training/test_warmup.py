@@ -86,6 +86,7 @@ def test_python_notes_a_cut_warm_up_and_resumes_with_the_same_recipe(tmp_path):
 def test_a_study_says_once_that_it_cuts_and_is_found_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = (
+        "paper",
         "study",
         "alpha",
         "digits.supsiam",

@@ -35,9 +35,11 @@ class CommandLine(OneLineParser):
         words = list(sys.argv[1:] if args is None else args)
         words = move_common_flags(words)
         position = next((position for position, word in enumerate(words) if not word.startswith("-")), len(words))
-        words[position : position + 1] = [
-            new for old in words[position : position + 1] for new in current_spelling(old)
-        ]
+        for old in words[position : position + 1]:
+            words[position : position + 1] = new = current_spelling(old)
+            if new != [old] and should_print():
+                text = f"{program_name()} {old} is now {program_name()} {' '.join(new)}"
+                print(f"warning: {text}; supancl 0.3.0 removes the old spelling", file=sys.stderr)
         return super().parse_known_args(words, namespace)
 
 
