@@ -54,16 +54,16 @@ class Terminal(Reporter):
     def warn(self, text: str) -> None:
         self.errors.print(f"warning: {text}", style="yellow")
 
-    def on_progress(self, what: str, done: int, total: int) -> None:
-        """Show a bar, or without a terminal a line per tenth of a long job. With a total of 0, print `what`."""
+    def on_progress(self, task: str, done: int, total: int) -> None:
+        """Show a bar, or without a terminal a line per tenth of a long job. With a total of 0, print `task`."""
         if total == 0:
-            self.note(what)
+            self.note(task)
             return
         if not self.console.is_terminal:
-            self._print_count(what, done, total)
+            self._print_count(task, done, total)
             return
         if self.progress is None:
-            self._start(what, total, 0)
+            self._start(task, total, 0)
         if self.progress is not None:
             self.progress.update(self.progress.task_ids[0], completed=done)
         if done == total:
