@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # one thread per process: two test processes share the two cores instead of fighting over them
 export OMP_NUM_THREADS ?= 1
-# also where the environment forbids it: else each process that a test starts compiles our code anew
+# also where the environment forbids it: else each process that a test starts compiles our code again
 export PYTHONDONTWRITEBYTECODE :=
 # what measures branch coverage; `make ci` does, and so does: make test COVERED='$(COVER)'
 COVER := --cov --cov-report=
@@ -28,12 +28,12 @@ demo: $(READY)  ## pretrain, evaluate and draw, in three minutes on two CPU core
 	OMP_NUM_THREADS=2 $(BIN)/python examples/demo.py $(EPOCHS)
 
 ci: COVERED := $(COVER)
-ci: lint typecheck test test-experiments test-distributed test-paper test-docs coverage  ## all that must pass in a clone with nothing beside it
+ci: lint typecheck test test-experiments test-distributed test-paper test-docs coverage  ## all that must pass, in any clone
 
 test: $(READY)  ## all tests but those of the targets below; reads nothing outside the repository
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --ignore=tests/distributed $(COVERED)
 
-test-distributed: $(READY)  ## 2 and 4 processes against one, their coverage beside that of `make test`
+test-distributed: $(READY)  ## training with 2 and 4 processes against one
 	$(BIN)/python -m pytest -m "not slow" tests/distributed --cov --cov-append --cov-config=tests/distributed/coverage.ini \
 		--cov-report=
 
@@ -62,17 +62,17 @@ need-shared:
 test-slow: $(READY)  ## the full forms of the studies, minutes each
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow
 
-test-oldest:  ## the suite on the oldest versions that are promised
+test-oldest:  ## the suite with the oldest supported versions
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
 $(VENV)/.bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,bench]'
 	touch $@
 
-bench-views: $(VENV)/.bench  ## augmentation beside torchvision, lightly and kornia
+bench-views: $(VENV)/.bench  ## augmentation compared with torchvision, lightly and kornia
 	$(BIN)/python experiments/benchmarks/views.py
 
-bench-step: $(VENV)/.bench  ## a training step beside lightly's and the released code's
+bench-step: $(VENV)/.bench  ## a training step compared with lightly's and the released code's
 	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/step.py --rows cpu --rounds 5
 
 bench-trees: $(READY)  ## our step in two checkouts, on a GPU: make bench-trees TREES="BEFORE ."
@@ -81,16 +81,16 @@ bench-trees: $(READY)  ## our step in two checkouts, on a GPU: make bench-trees 
 bench-scaling: $(READY)  ## what each part costs as it grows
 	OMP_NUM_THREADS=1 $(BIN)/python experiments/benchmarks/scaling.py --device cpu --ranks
 
-bench-data: $(READY)  ## decoding, the packed cache and memory beside a DataLoader
+bench-data: $(READY)  ## decoding, cache and memory compared with a DataLoader
 	OMP_NUM_THREADS=1 $(BIN)/python experiments/benchmarks/data.py
 
-bench-evaluate: $(READY)  ## transfer, few-shot and k-NN beside their reference loops
+bench-evaluate: $(READY)  ## transfer, few-shot and k-NN compared with reference loops
 	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/evaluate.py
 
 results: $(READY)  ## RESULTS.md, its figures and the README's table from experiments/results/
 	$(BIN)/python -m experiments.evidence page --readme README.md
 
-dist: $(READY)  ## wheel and source archive in dist/, and the wheel tried in an environment of its own, from another folder
+dist: $(READY)  ## wheel and source archive in dist/, and a test of the wheel in a clean environment
 	VENV=$(VENV) .ci/dist
 
 lint: $(READY)  ## ruff
@@ -106,7 +106,7 @@ net: $(READY)  ## whether this tree computes what commit BASE computed, bit for 
 walks: $(READY)  ## how far it is from a command to what it computes: the table of docs/architecture.md
 	$(BIN)/python tests/walks.py --update docs/architecture.md
 
-golden: $(READY)  ## write the golden losses anew, after a change that is meant to change them
+golden: $(READY)  ## update the golden losses, after a change that is meant to change them
 	$(BIN)/python tests/golden.py
 
 clean:  ## remove what was built, not what was trained

@@ -1,6 +1,6 @@
 """The product in three minutes on two CPU cores: `make demo`.
 
-Pretrains SimSiam and SupSiam on handwritten digits without ever showing them the digits 3, 5, 8 and 9, then judges
+Pretrains SimSiam and SupSiam on handwritten digits without ever showing them the digits 3, 5, 8 and 9, then evaluates
 both encoders on held-out images of the digits they saw, and on the four digits they did not.
 """
 
