@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COVER := --cov --cov-report=term:skip-covered --cov-fail-under=95
 
 .PHONY: help demo ci test test-distributed test-paper test-docs readme test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
-	bench-step bench-trees bench-scaling results coverage lint typecheck net walks golden clean
+	bench-step bench-trees bench-scaling results coverage dist lint typecheck net walks golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
 help:  ## list the targets
@@ -86,6 +86,9 @@ bench-evaluate: $(READY)  ## transfer, few-shot and k-NN beside their reference 
 
 results: $(READY)  ## RESULTS.md, its figures and the README's table from experiments/results/
 	$(BIN)/python -m experiments.evidence page --readme README.md
+
+dist: $(READY)  ## wheel and source archive in dist/, and the wheel tried in an environment of its own, from another folder
+	VENV=$(VENV) .ci/dist
 
 lint: $(READY)  ## ruff
 	$(BIN)/ruff check .

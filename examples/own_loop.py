@@ -1,4 +1,4 @@
-"""SupSiam's loss, pool and heads in a loop of one's own: no recipe, no run folder."""
+"""SupSiam's loss, pool and heads in your own training loop."""
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +11,14 @@ pool, loss = Queue(size=256, width=64, classes=10), Align(alpha=0.5)
 parameters = [*encoder.parameters(), *projector.parameters(), *predictor.parameters()]
 optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 for _ in range(20):
-    images, labels = torch.randn(32, 64), torch.randint(-1, 10, (32,))  # -1: unlabelled
-    views = torch.stack([images + 0.1 * torch.randn_like(images) for view in range(2)])
+    images, labels = torch.randn(32, 64), torch.randint(-1, 10, (32,))  # -1: no label
+    views = [images + 0.1 * torch.randn_like(images) for _ in range(2)]
     z = torch.stack([projector(encoder(view)) for view in views])
-    p = torch.stack([predictor(each) for each in z])
+    p = torch.stack([predictor(projected) for projected in z])
     anchors, targets = F.normalize(p, dim=-1), F.normalize(z.detach(), dim=-1)
-    terms = loss(anchors, targets, labels, pool)
+    terms = loss(anchors, targets, labels, pool)  # terms.total, terms.ssl, terms.sup
     optimizer.zero_grad()
     terms.total.backward()
     optimizer.step()
-    pool.push(targets[1], labels)
+    pool.push(targets[1], labels)  # after the loss: a batch is never its own positive
 print(f"ssl {terms.ssl:.3f}  sup {terms.sup:.3f}  coverage {pool.coverage():.0%}")

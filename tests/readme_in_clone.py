@@ -1,7 +1,7 @@
 """Runs the README's bash and python blocks, and nothing else, in a clean clone: `make readme`.
 
-Without $VENV the clone gets an environment of its own, and lines such as `pip install` run too; with $VENV those
-lines are left out and that environment is used as it is, with the clone's package before the installed one.
+Without $VENV the README's own lines install the package into the clone's .venv; with $VENV those lines are left out and
+that environment is used as it is, with the clone's package before the installed one.
 Exit code 0 means that every block ran.
 """
 
@@ -44,11 +44,11 @@ def main() -> int:
         if ready:
             environment = environment_of(Path(ready).resolve(), clone)
         else:
-            inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-            subprocess.run(["make", ".venv/.ready"], cwd=clone, env=inherited, check=True)
+            foreign = ("MAKE", "MFLAGS", "PYTHONPATH", "VIRTUAL_ENV")
+            inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
             path = os.pathsep.join([str(clone / ".venv" / "bin"), os.environ["PATH"]])
             environment = {**inherited, "PATH": path}
-        subprocess.run(["python", "-c", PHOTOS], cwd=clone, env=environment, check=True)
+        subprocess.run([sys.executable, "-c", PHOTOS], cwd=clone, check=True)
         runner = Runner(clone, environment, chosen.leave_out)
         for block in (block for block in blocks_of(clone / "README.md") if block.kind in RUN):
             began = time.monotonic()

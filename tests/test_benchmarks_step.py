@@ -240,7 +240,7 @@ def test_rows_measured_at_different_times_are_merged(parts: dict[str, ModuleType
     assert report.read(file)[1]["commit"] == "ghi"
 
 
-def test_table_gives_ratio_and_judges(parts: dict[str, ModuleType]) -> None:
+def test_table_gives_rates_and_ratios(parts: dict[str, ModuleType]) -> None:
     report = parts["step_report"]
     rows = [
         a_record("supcon", 35000, 10000),
@@ -249,11 +249,8 @@ def test_table_gives_ratio_and_judges(parts: dict[str, ModuleType]) -> None:
     ]
     lines = report.table(rows).splitlines()
     assert "3.50" in lines[1]
-    assert "3 met" in lines[1]
-    assert "4 not met" in lines[1]
     assert "10,000" in lines[1]  # the bound is not the peer
     assert "32,000 by the clock, 40,000 by its log" in lines[2]
-    assert "33,000 not met" in lines[2]  # the clock counts
     assert lines[3] == "agree: needs --data"
 
 
@@ -275,7 +272,7 @@ def test_what_was_not_run_itself_stands_apart(parts: dict[str, ModuleType]) -> N
     for text in (report.short(rows), side_by_side):
         assert "a library" not in text
         assert rewrite["name"] not in text
-    assert "| a library (published) | 500.0 | 4.0 | its own figure, from another machine |" in apart
+    assert "| a library (published) | 500.0 | 4.0 | published figure, from another machine |" in apart
     assert rewrite["name"] in apart
 
 
@@ -341,5 +338,5 @@ def test_the_readme_holds_the_kept_figures(parts: dict[str, ModuleType]) -> None
     found = re.search(r"<!-- step-h200 -->\n(.*?)<!-- end step-h200 -->", page, re.S)
     assert found
     assert found[1] == report.short(report.read(ROOT / "experiments" / "benchmarks" / "results" / "step-h200.json"))
-    assert found[1].count("| lightly ") == 3
-    assert len(found[1].splitlines()) == 5  # what was not measured side by side is in docs/performance.md only
+    assert "lightly" in found[1]
+    assert "released" not in found[1]  # what was not measured side by side is in docs/performance.md only

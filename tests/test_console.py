@@ -32,7 +32,7 @@ def written(terminal: bool = False, quiet: bool = False) -> tuple[Terminal, io.S
 
 
 def begun(terminal: Terminal, step: int = 0, steps: int = 1000) -> None:
-    terminal.begins(tiny_recipe(train__epochs=4), tiny_data(), Path("run"), "cpu", step, steps)
+    terminal.on_start(tiny_recipe(train__epochs=4), tiny_data(), Path("run"), "cpu", step, steps)
 
 
 ROW = {"kind": "train", "loss": -0.73125, "images_per_second": 1520.4}
@@ -44,7 +44,7 @@ def test_within_an_epoch_a_file_gets_a_line_every_half_minute(clock) -> None:
     before = len(text.getvalue().splitlines())
     for step in range(101, 401):
         clock[0] += 1.0
-        terminal.stepped(step, ROW if step % 10 == 0 else None)
+        terminal.on_step(step, ROW if step % 10 == 0 else None)
     lines = text.getvalue().splitlines()[before:]
     assert len(lines) == 300 / MAX_SILENCE
     assert lines[0] == "epoch 1 of 4, step 130 of 1,000, loss -0.7312, 1520 img/s, about 14 min left"
@@ -55,13 +55,13 @@ def test_the_line_of_an_epoch_is_word_enough_for_the_next_half_minute(clock) -> 
     terminal, text = written()
     begun(terminal)
     clock[0] += MAX_SILENCE - 1
-    terminal.stepped(1, ROW)
-    terminal.epoch_ended({"epoch": 0})
+    terminal.on_step(1, ROW)
+    terminal.on_epoch({"epoch": 0})
     clock[0] += MAX_SILENCE - 1
-    terminal.stepped(2, None)
+    terminal.on_step(2, None)
     assert "step" not in text.getvalue()
     clock[0] += 1
-    terminal.stepped(3, None)
+    terminal.on_step(3, None)
     assert "epoch 1 of 4, step 3 of 1,000, loss" in text.getvalue()
 
 
@@ -69,7 +69,7 @@ def test_without_a_row_of_the_log_the_step_alone_is_told(clock) -> None:
     terminal, text = written()
     begun(terminal, step=5)
     clock[0] += MAX_SILENCE
-    terminal.stepped(4, None)  # went back to a checkpoint: no pace to judge by
+    terminal.on_step(4, None)  # went back to a checkpoint: no pace to judge by
     assert text.getvalue().splitlines()[-1] == "epoch 1 of 4, step 4 of 1,000"
 
 
@@ -78,8 +78,8 @@ def test_nothing_of_it_where_nobody_wants_it_or_a_bar_shows_it(how: str, clock) 
     terminal, text = written(terminal=how == "terminal", quiet=how == "quiet")
     begun(terminal)
     clock[0] += MAX_SILENCE
-    terminal.stepped(9, ROW)
-    terminal.ends()
+    terminal.on_step(9, ROW)
+    terminal.on_end()
     assert "epoch 1 of 4, step" not in text.getvalue()
 
 

@@ -54,7 +54,7 @@ def test_a_curve_does_not_double_back_after_a_rollback(monkeypatch, tmp_path: Pa
 @pytest.mark.parametrize("at", [4, 7])  # the checkpoint is that of an epoch's end, or of a step between
 def test_the_last_point_before_a_run_went_on_stays(at: int, tmp_path: Path) -> None:
     class Signalled(Reporter):
-        def stepped(self, step, row):
+        def on_step(self, step, row):
             if step == at:
                 os.kill(os.getpid(), signal.SIGTERM)
 

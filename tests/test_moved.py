@@ -45,3 +45,15 @@ def test_modules_below_an_old_package_are_the_new_ones():
 
     assert formats is import_module("supancl.weights.formats")
     assert naming is import_module("supancl.evaluate.naming")
+
+
+def test_a_reporter_of_0_1_0_is_still_called() -> None:
+    with pytest.warns(DeprecationWarning, match="Old.stepped is called on_step"):
+
+        class Old(supancl.Reporter):
+            def stepped(self, step, row):
+                self.last = step
+
+    old = Old()
+    old.on_step(3, None)
+    assert old.last == 3

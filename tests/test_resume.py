@@ -36,7 +36,7 @@ class CrashAt(Reporter):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def stepped(self, step: int, row: object) -> None:
+    def on_step(self, step: int, row: object) -> None:
         if step == self.step:
             raise Crash
 

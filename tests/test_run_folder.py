@@ -126,7 +126,7 @@ def test_parts_of_a_run_without_its_recipe_are_not_written_over(tmp_path, part):
 
 def test_a_run_that_began_stays_whatever_ends_it(tmp_path):
     class Stop(Reporter):
-        def stepped(self, step, row):
+        def on_step(self, step, row):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -275,7 +275,7 @@ def test_a_run_without_metrics_has_none(tmp_path):
 
 def test_a_resumed_run_logs_every_step_once(tmp_path):
     class Stop(Reporter):
-        def stepped(self, step, row):
+        def on_step(self, step, row):
             if step == 4:
                 raise ZeroDivisionError
 

@@ -67,14 +67,14 @@ def test_the_page_shows_what_was_measured(path, report, tmp_path):
 
 def test_the_model_counts_what_is_sent_and_names_what_is_slowest(report):
     text = report.model(made_up())
-    assert "| gradients, sent by a GPU in a step | 252 MB, 7.2 ms |" in text  # 2 * 63/64 * 32e6 * 4 bytes at 35 GB/s
+    assert "| gradients that a GPU sends per step | 252 MB, 7.2 ms |" in text  # 2 * 63/64 * 32e6 * 4 bytes at 35 GB/s
     assert "| targets and labels gathered | 8.32 MB, 0.32 ms |" in text  # 63 * 128 rows of 256 floats and a label
     assert "228 collectives" in text  # 57 norms, two views, forward and backward
-    assert "| an epoch, by the slowest of these | 2.7 h |" in text  # 1e9 / 64 / 1600
+    assert "| one epoch, at the slowest of these | 2.7 h |" in text  # 1e9 / 64 / 1600
     # 1e9 / 64 / 128 steps of three doubles at 2 us: Trainer works out one epoch at a time
-    assert "| schedules of an epoch | 2.93 MB, 0.2 s at its start | 122,070 steps; measured for a step |" in text
-    assert text.endswith("what gives way first: 16 cores that decode for it.")
-    assert report.model(made_up(per_thread=10_000.0)).endswith("what gives way first: with its network.")
+    assert "| schedules of an epoch | 2.93 MB, 0.2 s at its start | 122,070 steps; measured per step |" in text
+    assert text.endswith("the first limit: 16 cores that decode.")
+    assert report.model(made_up(per_thread=10_000.0)).endswith("the first limit: one GPU with the network.")
 
 
 def test_the_tables_begin_with_where_when_and_with_which_code_they_were_measured(report):

@@ -291,7 +291,7 @@ def test_init_starts_both_branches_from_the_file(tmp_path: Path) -> None:
     seen = {}
 
     class Look(Reporter):
-        def begins(self, *args):
+        def on_start(self, *args):
             seen.update(flat(torch.load(tmp_path / "second" / "checkpoints" / "step-000000000.pt", weights_only=True)))
 
     recipe = tiny_recipe("byol", train__on_nan="rollback", train__seed=1)

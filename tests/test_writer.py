@@ -235,7 +235,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
     gate, seen = Gate(monkeypatch), []
 
     class Open(Reporter):
-        def stepped(self, step, row):
+        def on_step(self, step, row):
             if step == 8:  # the checkpoint of step 5 has not been written
                 assert gate.begun.wait(LONG)
                 seen.extend(checkpoints(tmp_path / "slow" / "checkpoints"))
@@ -277,7 +277,7 @@ class Signalled(Reporter):
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def stepped(self, step, row):
+    def on_step(self, step, row):
         if step == self.at:
             os.kill(os.getpid(), signal.SIGTERM)
 

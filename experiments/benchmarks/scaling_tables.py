@@ -1,4 +1,4 @@
-"""What scaling.py has measured, as tables; and from those numbers a model of a run on 64 GPUs over a billion images."""
+"""Tables of what scaling.py measured, and a model of a run on 64 GPUs over a billion images."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from supancl.reports.tables import Table, to_markdown
 
 Row = dict[str, Any]
 
-# what nobody has measured here
+# assumptions of the model: not measured here
 IMAGES, PER_SHARD = 10**9, 10_000
 RANKS, PER_NODE, BATCH, VIEWS = 64, 8, 128, 2  # batch: of one GPU
-LINK = 50e9  # bytes a second in and out of a GPU: 400 Gb/s
-USED = 0.7  # of which collectives reach so much
+LINK = 50e9  # bytes per second in and out of a GPU: 400 Gb/s
+USED = 0.7  # fraction of it that collectives reach
 LATENCY = 40e-6  # seconds of a small collective over 64 GPUs
-CORES = 16  # of the host, for each GPU
-WRITING = 2e9  # bytes a second to where checkpoints lie
+CORES = 16  # host cores per GPU
+WRITING = 2e9  # bytes per second when writing checkpoints
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -41,9 +41,27 @@ def sized(size: float) -> str:
     return f"{size:.3g} B"
 
 
+HEADERS = {
+    "windowed_first_ms": "windows: first batch ms",
+    "windowed_step_ms": "windows: later batches ms",
+    "windowed_bytes": "windows: bytes",
+    "whole_bytes": "full permutation: bytes",
+    "whole_first_ms": "full permutation: first batch ms",
+    "index_us": "index us per image",
+    "open_us": "open us per image",
+    "disk_bytes_per_image": "disk per image",
+    "memory_bytes_per_shard": "memory per shard",
+    "per_thread": "images per second and thread",
+    "gather_ms": "gather targets ms",
+    "norm_ms": "batch norm sum ms",
+    "gradient_1m_ms": "1M gradients ms",
+    "gradient_33m_ms": "33M gradients ms",
+}
+
+
 def table(rows: Sequence[Row]) -> str:
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    words = [column.replace("_", " ") for column in columns]
+    words = [HEADERS.get(column, column.replace("_", " ")) for column in columns]
     cells = [[shown(row.get(column), column) for column in columns] for row in rows]
     return to_markdown(Table(words, cells)).rstrip()
 
@@ -52,15 +70,15 @@ TITLES = {
     "classes": "Pools as classes grow",
     "slots": "The queue as its slots grow",
     "order": "The order of an epoch as images grow",
-    "schedule": "Learning rates and momentum of the steps of an epoch",
+    "schedule": "Learning rates and momentum of all steps of an epoch",
     "stream": "Tar shards: indexing, opening, decoding",
-    "step": "A ResNet-50 step beside its pool, and what is saved",
-    "ranks": "Collectives over processes of one machine (gloo, no GPU), and 100,000 prototypes shared by them",
+    "step": "A ResNet-50 step with different pools, and the size of its checkpoint",
+    "ranks": "Collectives between processes of one machine (gloo, no GPU), and 100,000 prototypes sharded over them",
 }
 
 
 def tables(result: Row) -> str:
-    """Every part as a table, with the conditions above."""
+    """Every part as a table, after a line with the conditions."""
     parts = [", ".join(result[part] for part in ("about", "measured") if part in result) + "."]
     for name, rows in result["parts"].items():
         parts.append(f"**{TITLES[name]}**")
@@ -75,7 +93,7 @@ def tables(result: Row) -> str:
 
 
 def beside(rows: Sequence[Row]) -> float | None:
-    """How much longer the step with a million prototypes takes than the one without a pool, both captured."""
+    """Relative cost of a million prototypes: captured step with them against captured step without a pool."""
     if "step_ms" not in rows[0]:
         return None
     return float(rows[-2]["step_ms"]) / float(rows[0]["step_ms"]) - 1
@@ -85,12 +103,12 @@ def beside(rows: Sequence[Row]) -> float | None:
 
 
 def ring(numbers: float, each: int = 4) -> float:
-    """Bytes that a GPU sends for the sum of so many numbers over all."""
+    """Bytes that one GPU sends in an all-reduce of `numbers`."""
     return 2 * (RANKS - 1) / RANKS * numbers * each
 
 
 def model(result: Row) -> str:
-    """What a run would take: measured numbers, counted bytes, and the assumptions above."""
+    """Cost of the run, from measured numbers, counted bytes and the assumptions above."""
     step = result["parts"]["step"][-1]
     index, decode = (
         next(row for row in result["parts"]["stream"] if row.get("what") == what) for what in ("index", "decode")
@@ -101,23 +119,23 @@ def model(result: Row) -> str:
     speed = LINK * USED
     waits = {"gathers": gathered / speed + 2 * LATENCY, "norm": norm / speed + collectives * LATENCY}
     joined = step["step_ms"] / 1e3 + sum(waits.values())
-    rates = {  # name -> images a second, and how they are known
+    rates = {  # name -> images per second, and their source
         "one GPU alone": (BATCH / (step["step_ms"] / 1e3), "measured, step not captured"),
-        "with its network": (BATCH / joined, "measured, and the network below"),
-        f"{CORES} cores that decode for it": (
+        "one GPU with the network": (BATCH / joined, "measured step plus the network rows below"),
+        f"{CORES} cores that decode": (
             decode["per_thread"] * CORES,
-            "measured a thread with all at work, times 16",
+            "measured per thread with all threads busy, times 16",
         ),
     }
     first = min(rates, key=lambda name: rates[name][0])
     slowest, gradients = rates[first][0], ring(step["parameters"])
     rows = [
-        *((f"images a second: {name}", shown(rate), how) for name, (rate, how) in rates.items()),
-        ("an epoch, by the slowest of these", f"{IMAGES / RANKS / slowest / 3600:.1f} h", "1B images, 64 GPUs"),
+        *((f"images per second: {name}", shown(rate), how) for name, (rate, how) in rates.items()),
+        ("one epoch, at the slowest of these", f"{IMAGES / RANKS / slowest / 3600:.1f} h", "1B images, 64 GPUs"),
         (
-            "gradients, sent by a GPU in a step",
+            "gradients that a GPU sends per step",
             f"{sized(gradients)}, {gradients / speed * 1e3:.1f} ms",
-            "counted; hidden behind backward where that is longer; half of it in bf16",
+            "counted; hidden behind backward if that takes longer; half in bf16",
         ),
         ("targets and labels gathered", f"{sized(gathered)}, {waits['gathers'] * 1e3:.2f} ms", "counted; not hidden"),
         (
@@ -128,57 +146,57 @@ def model(result: Row) -> str:
         (
             "cores that one GPU needs for decoding",
             f"{BATCH / joined / decode['per_thread']:.0f}",
-            "the two rates above",
+            "the last two rates above",
         ),
         *kept_and_read(result, index, decode, slowest),
     ]
     return (
-        table([{"what": what, "takes": takes, "from": how} for what, takes, how in rows])
-        + f"\n\nThe slowest of the first three, so what gives way first: {first}."
+        table([{"quantity": what, "value": takes, "source": how} for what, takes, how in rows])
+        + f"\n\nThe slowest of the first three is the first limit: {first}."
     )
 
 
 def kept_and_read(result: Row, index: Row, decode: Row, slowest: float) -> list[tuple[str, str, str]]:
-    """The model's rows about storage and memory; `slowest`: images a second of one GPU."""
+    """The model's rows about storage and memory; `slowest` is the images per second of one GPU."""
     order, schedule, step = (result["parts"][part][-1] for part in ("order", "schedule", "step"))
     steps = IMAGES // (RANKS * BATCH)  # of an epoch
     return [
         (
-            "read from storage, by a node of 8",
+            "storage reads of a node with 8 GPUs",
             f"{sized(slowest * PER_NODE * decode['file_bytes'])}/s in {slowest * PER_NODE:,.0f} reads/s",
             f"files of {sized(decode['file_bytes'])}, as measured here",
         ),
         (
-            "order, in the memory of a rank",
+            "order, in memory per rank",
             f"{sized(order['windowed_bytes'])}, a batch after {order['windowed_first_ms']:.0f} ms",
-            "measured at 1B; a whole permutation is 8 GB",
+            "measured at 1B images; a full permutation is 8 GB",
         ),
         (
-            "index, in the memory of a rank",
+            "index, in memory per rank",
             sized(IMAGES / PER_SHARD * index["memory_bytes_per_shard"]),
-            "measured for a shard, x 100,000 shards",
+            "measured per shard, times 100,000 shards",
         ),
-        ("index, on disk", sized(IMAGES * index["disk_bytes_per_image"]), "measured for an image"),
+        ("index, on disk", sized(IMAGES * index["disk_bytes_per_image"]), "measured per image"),
         (
-            "indexing, once, 64 processes",
+            "indexing, once, with 64 processes",
             f"{IMAGES * index['index_us'] / 1e6 / RANKS / 3600:.2f} h",
-            "measured for an image, if storage keeps up",
+            "measured per image, if storage keeps up",
         ),
         (
             "opening, at every start",
             f"{IMAGES / PER_SHARD * index['open_ms_per_shard'] / 1e3:.0f} s",
-            "measured for a shard of 2,000",
+            "measured per shard of 2,000 images",
         ),
-        ("prototypes, on each GPU", sized(step["pool_bytes"]), "measured; 1/64 of it where they are sharded"),
+        ("prototypes, on each GPU", sized(step["pool_bytes"]), "measured; 1/64 of it if sharded"),
         (
-            "a checkpoint",
+            "one checkpoint",
             f"{sized(step['checkpoint_bytes'])}, {step['checkpoint_bytes'] / WRITING:.1f} s",
             "measured bytes, written by one rank",
         ),
         (
             "schedules of an epoch",
             f"{sized(24 * steps)}, {steps * schedule['us_per_step'] / 1e6:.1f} s at its start",
-            f"{steps:,} steps; measured for a step",
+            f"{steps:,} steps; measured per step",
         ),
     ]
 
@@ -187,7 +205,7 @@ def kept_and_read(result: Row, index: Row, decode: Row, slowest: float) -> list[
 
 
 def put_into(page: Path, result: Row) -> None:
-    """The tables between the page's marks for this device; from a GPU's, the model too."""
+    """Write the tables of this device between the page's markers; for a GPU also the model."""
     blocks = {result["device"]: tables(result)} | ({"model": model(result)} if result["device"] == "cuda" else {})
     for name, content in blocks.items():
         replace_section(page, f"scaling: {name}", f"\n{content}\n\n")

@@ -1,4 +1,4 @@
-"""For step.py: records kept as JSON, shown as a table, written as the tables of docs/performance.md."""
+"""For step.py: save records as JSON, print them, and write the tables of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -18,13 +18,6 @@ from supancl.stats import seed_stats
 
 Record = dict[str, Any]
 
-# what is asked of a row: of its images per second, or of the ratio; Must, Aim
-ASKED: dict[str, tuple[str, float, float | None]] = {
-    "command": ("rate", 33_000, 45_000), "supbyol": ("ratio", 3, 4), "supcon": ("ratio", 3, 4),
-    "imagenet": ("rate", 3_100, 4_000), "vit": ("rate", 3_000, 4_000), "ratio-supsiam": ("ratio", 0.98, 0.995),
-    "ratio-supbyol": ("ratio", 0.98, 0.995), "folder-large": ("ratio", 0.95, 0.99), "cpu-digits": ("ratio", 1, None),
-    "cpu-cifar100": ("ratio", 1, None),
-}  # fmt: skip
 ORDER = (
     "command",
     "supsiam",
@@ -45,7 +38,7 @@ ORDER = (
 
 
 def stamped(record: Record, commit: str) -> Record:
-    """The record with where, when and with what it was measured."""
+    """The record with commit, date, versions and hardware."""
     versions = {"python": platform.python_version()}
     for name in ("torch", "torchvision", "timm", "lightly"):
         try:
@@ -106,7 +99,7 @@ def place(record: Record) -> tuple[int, str]:
 
 
 def rounded(value: Any) -> Any:
-    """Five digits: more say nothing."""
+    """Round to five significant digits."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):
@@ -116,8 +109,8 @@ def rounded(value: Any) -> Any:
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-HEAD = ("work", "batch", "images/s", "ms/step", "peer, images/s", "ratio", "peak GB", "first step s", "Must", "Aim",
-        "commit", "torch")  # fmt: skip
+HEAD = ("work", "batch", "images/s", "ms/step", "peer", "peer images/s", "ratio", "peak GB",
+        "first step s", "commit", "torch")  # fmt: skip
 
 
 def speeds(records: list[Record]) -> list[Record]:
@@ -134,51 +127,35 @@ def cells(record: Record) -> list[str]:
     ratio = None if best is None else record.get("ratio")
     half = record.get("middle_half")
     said = "" if ratio is None else f"{ratio:.3f} ({half[0]:.3f}-{half[1]:.3f})" if half else f"{ratio:.2f}"
-    peer = "" if best is None else number(best["rate"])
+    peer = ("", "") if best is None else (best["name"], number(best["rate"]))
     first, again = given(own.get("first_s"), ".1f"), given(own.get("first_again_s"), ".1f")
     return [
         record["work"],
         str(record["batch"]),
         rate,
         f"{own['ms']:.2f}",
-        peer,
+        *peer,
         said,
         given(own.get("peak_gb"), ".2f"),
         f"{first}, then {again}" if again else first,
-        *judged(record),
         record["commit"],
         record["versions"]["torch"],
     ]
 
 
 def best_peer(record: Record) -> Record | None:
-    """The fastest peer that does the same work and was itself run beside ours."""
+    """The fastest peer that does the same work and ran in the same process as ours."""
     peers = [peer for peer in record["peers"] if not peer.get("bound") and not reservation(peer)]
     return max(peers, key=lambda peer: float(peer["rate"]), default=None)
 
 
 def reservation(peer: Record) -> str:
-    """Why a peer's rate is for orientation alone; empty where the peer itself was run beside ours."""
+    """Why a peer's rate is only for orientation; empty if the peer itself ran in the same process as ours."""
     if "spread" not in peer:  # it was not timed here
-        return "its own figure, from another machine"
+        return "published figure, from another machine"
     if peer["name"].startswith("released code's step"):
-        return "our rewrite from its description, not the code itself; run beside ours"
+        return "our rewrite of its description, not the code itself; run in turns with ours"
     return ""
-
-
-def judged(record: Record) -> tuple[str, str]:
-    """Must and Aim, each with whether it is met."""
-    if record["key"] not in ASKED:
-        return "", ""
-    kind, must, aim = ASKED[record["key"]]
-    value = record.get("ratio") if kind == "ratio" else record.get("wall", record["ours"])["rate"]
-
-    def one(asked: float | None) -> str:
-        if asked is None or value is None:
-            return "" if asked is None else f"{asked:,} ?"
-        return f"{asked:,} {'met' if value >= asked else 'not met'}"
-
-    return one(must), one(aim)
 
 
 def number(value: float) -> str:
@@ -199,10 +176,10 @@ def table(records: list[Record]) -> str:
 
 
 def markdown(records: list[Record]) -> str:
-    """Every table, from what was kept; docs/performance.md holds exactly this between its markers."""
+    """Every table of the saved records, as it stands between the markers in docs/performance.md."""
     parts = [_markdown(HEAD, (cells(record) for record in speeds(records)))] if speeds(records) else []
     if apart := orientation(records):
-        parts += ["For orientation, not measured side by side with the thing itself:", apart]
+        parts += ["For orientation only, because the peer itself was not run here:", apart]
     every = [
         [
             record["key"],
@@ -212,14 +189,18 @@ def markdown(records: list[Record]) -> str:
             given(each.get("peak_gb"), ".2f"),
         ]
         for record in speeds(records)
-        for each in ({**record["ours"], "name": f"ours ({record['ours'].get('how', '')})"}, *record["peers"])
+        for each in record["peers"]
     ]
     if every:
-        parts += ["Every contender:", _markdown(("row", "contender", "images/s", "ms/step", "peak GB"), every)]
+        hows = dict.fromkeys(record["ours"].get("how", "") for record in speeds(records))
+        parts += [
+            f"All peers (ours ran with {' or '.join(hows)}):",
+            _markdown(("row", "peer", "images/s", "ms/step", "peak GB"), every),
+        ]
     parts += [part for record in records for part in detailed(record)]
     measured = sorted(
         {
-            f"{record['hardware']}{_load(record)}, {record['date'][:10]}, commit {record['commit']}, "
+            f"{record['hardware']}{_load(record)}, {record['date'][:10]}, commit {record['commit']},\n  "
             + ", ".join(f"{name} {text}" for name, text in record["versions"].items())
             for record in records
         }
@@ -228,7 +209,7 @@ def markdown(records: list[Record]) -> str:
 
 
 def detailed(record: Record) -> list[str]:
-    """What a record has beside its speed: a sweep, a profile, scores of both ways, a note."""
+    """What a record has besides its speed: a sweep, a profile, accuracies of both paths, a note."""
     parts: list[str] = []
     if "points" in record:
         points = [
@@ -240,15 +221,21 @@ def detailed(record: Record) -> list[str]:
             _markdown((record["key"].removeprefix("sweep-"), "images/s", "ms/step", "peak GB"), points),
         ]
     if "waits" in record:
-        counts = ", ".join(f"{name} {count}" for name, count in record["waits"].items())
+        waits = record["waits"]
+        counts = (
+            ", ".join(f"{name} {count}" for name, count in waits.items())
+            if any(waits.values())
+            else f"{', '.join(waits)}: none"
+        )
         top = [
             [kernel["kernel"].replace("|", "/"), f"{kernel['us']:.0f}", f"{kernel['times']:.0f}"]
             for kernel in record["top"]
         ]
         parts += [
-            f"{record['work']}, {record['kernel_us']:,.0f} us a step in kernels ({record['how']}; commit "
-            f"{record['commit']}). Inside the loop: {counts}.",
-            _markdown(("kernel", "us a step", "times a step"), top),
+            f"<details><summary>{record['work']}: {record['kernel_us']:,.0f} us per step in kernels</summary>",
+            f"{record['how']}, commit {record['commit']}. Calls in the loop that wait for the GPU:\n{counts}.",
+            _markdown(("kernel", "us per step", "calls per step"), top),
+            "</details>",
         ]
     if "knn" in record:
         lines = [
@@ -263,7 +250,7 @@ def detailed(record: Record) -> list[str]:
         ]
         parts += [
             f"{record['work']} (commit {record['commit']}):",
-            _markdown(("way", "seeds 0, 1, ...", "mean", "deviation"), lines),
+            _markdown(("path", "seeds 0, 1, ...", "mean", "standard deviation"), lines),
         ]
     if "note" in record:
         parts.append(f"{record['work']}: {record['note']}.")
@@ -271,7 +258,7 @@ def detailed(record: Record) -> list[str]:
 
 
 def short(records: list[Record]) -> str:
-    """For the README: how many times as fast as the fastest other library; docs/performance.md has the tables."""
+    """One sentence for the README: how many times as fast as the fastest other library."""
     pairs = [(record, best_peer(record)) for record in speeds(records)]
     measured = [(record, peer) for record, peer in pairs if peer is not None and not peer["name"].startswith("ours")]
     ratios = sorted(f"{record['ours']['rate'] / peer['rate']:.1f}" for record, peer in measured)
@@ -298,7 +285,7 @@ def comparison_row(record: Record, peer: Record) -> list[str]:
 
 
 def orientation(records: list[Record]) -> str:
-    """The table of the peers that were not run themselves, with what their figures are."""
+    """Table of the peers that were not run themselves, and what their figures are."""
     rows = [
         [*comparison_row(record, peer), why]
         for record in speeds(records)
@@ -309,7 +296,7 @@ def orientation(records: list[Record]) -> str:
 
 
 def _load(record: Record) -> str:
-    """On a CPU it matters what else was running: the load just before the row."""
+    """The load just before the row: on a CPU it matters what else was running."""
     return f" (load {record['load_before']:.1f} before)" if record["key"].startswith("cpu-") else ""
 
 

@@ -5,38 +5,41 @@
 Align(kind='align', alpha=0.5, form='cosine', samples=None)
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from supancl.core.branches import Branches, BranchSpec, HeadSpec
-from supancl.core.encoders import Encoder, EncoderSpec
-from supancl.core.heads import MLP
-from supancl.core.losses import Align, Contrast, CrossEntropy, Terms
-from supancl.core.methods import METHODS, Method
-from supancl.core.pools import ClassQueues, Pool, PoolSpec, Prototypes, Queue
-from supancl.core.schedules import ema_momentum, learning_rate
-from supancl.data import Crops, Data, DataSpec, Masks, from_arrays, open_data
-from supancl.data.sources.benchmarks import Benchmark
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, SupanclError
+from supancl.lazy import lazy_names
 from supancl.moved import install, moved_attribute
-from supancl.probes import (
-    collapse,
-    effective_rank,
-    embed,
-    few_shot,
-    knn_accuracy,
-    linear_accuracy,
-    linear_probe,
-    transfer,
-    variance,
-)
-from supancl.recipes import RECIPES, Recipe, recipe, register, register_benchmark, register_encoder
-from supancl.reporter import Reporter
-from supancl.training.pretrain import Run, pretrain
-from supancl.weights.encoder_file import load_encoder, load_projector
-from supancl.weights.importing import import_checkpoint, open_encoder
+from supancl.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from supancl.core.branches import Branches, BranchSpec, HeadSpec
+    from supancl.core.encoders import Encoder, EncoderSpec
+    from supancl.core.heads import MLP
+    from supancl.core.losses import Align, Contrast, CrossEntropy, Terms
+    from supancl.core.methods import METHODS, Method
+    from supancl.core.pools import ClassQueues, Pool, PoolSpec, Prototypes, Queue
+    from supancl.core.schedules import ema_momentum, learning_rate
+    from supancl.data import Crops, Data, DataSpec, Masks, from_arrays, open_data
+    from supancl.data.sources.benchmarks import Benchmark
+    from supancl.probes import (
+        collapse,
+        effective_rank,
+        embed,
+        few_shot,
+        knn_accuracy,
+        linear_accuracy,
+        linear_probe,
+        transfer,
+        variance,
+    )
+    from supancl.recipes import RECIPES, Recipe, recipe, register, register_benchmark, register_encoder
+    from supancl.reporter import Reporter
+    from supancl.training.pretrain import Run, pretrain
+    from supancl.weights.encoder_file import load_encoder, load_projector
+    from supancl.weights.importing import import_checkpoint, open_encoder
 
 install()
-__version__ = "0.1.0"
 
 __all__ = [
     "METHODS",
@@ -94,6 +97,28 @@ __all__ = [
     "variance",
 ]
 
+# the same names as above, imported when they are first used: torch takes seconds
+_NAMES = {
+    "supancl.core.branches": "Branches BranchSpec HeadSpec",
+    "supancl.core.encoders": "Encoder EncoderSpec",
+    "supancl.core.heads": "MLP",
+    "supancl.core.losses": "Align Contrast CrossEntropy Terms",
+    "supancl.core.methods": "METHODS Method",
+    "supancl.core.pools": "ClassQueues Pool PoolSpec Prototypes Queue",
+    "supancl.core.schedules": "ema_momentum learning_rate",
+    "supancl.data": "Crops Data DataSpec Masks from_arrays open_data",
+    "supancl.data.sources.benchmarks": "Benchmark",
+    "supancl.probes": "collapse effective_rank embed few_shot knn_accuracy "
+    "linear_accuracy linear_probe transfer variance",
+    "supancl.recipes": "RECIPES Recipe recipe register register_benchmark register_encoder",
+    "supancl.reporter": "Reporter",
+    "supancl.training.pretrain": "Run pretrain",
+    "supancl.weights.encoder_file": "load_encoder load_projector",
+    "supancl.weights.importing": "import_checkpoint open_encoder",
+}
 
-def __getattr__(name: str) -> Any:
-    return moved_attribute(__name__, name)
+__getattr__ = lazy_names(__name__, _NAMES, missing=moved_attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

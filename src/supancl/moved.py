@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -144,7 +145,8 @@ def moved_attribute(package: str, name: str) -> Any:
         with warnings.catch_warnings():  # warned already, with the right location
             warnings.simplefilter("ignore", DeprecationWarning)
             return import_module(old)
-    for path in MOVED_NAMES.get(package, ()):
+    has_moved = package in MOVED_NAMES and find_spec(old) is None  # a module that is there is imported, not looked for
+    for path in MOVED_NAMES[package] if has_moved else ():
         new = import_module(path)
         if not name.startswith("__") and not isinstance(getattr(new, name, new), ModuleType):
             warn_moved(f"{package}.{name}", f"{new.__name__}.{name}", frames=2)

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
+
+# names of 0.1.0, until 0.3.0
+_OLD_NAMES = {
+    "reading": "on_progress",
+    "begins": "on_start",
+    "stepped": "on_step",
+    "epoch_ended": "on_epoch",
+    "ends": "on_end",
+}
 
 
 class Reporter:
     """Receives progress reports. This one ignores them; the one of the terminal is in cli/console.py."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for old in _OLD_NAMES.keys() & vars(cls).keys():
+            message = f"{cls.__name__}.{old} is called {_OLD_NAMES[old]} since 0.2.0; 0.3.0 will not call it"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            setattr(cls, _OLD_NAMES[old], vars(cls)[old])
+
     def note(self, text: str) -> None: ...
 
     def warn(self, text: str) -> None: ...
 
-    def reading(self, task: str, done: int, total: int) -> None: ...
+    def on_progress(self, task: str, done: int, total: int) -> None: ...
 
-    def begins(self, recipe: Any, data: Any, folder: Path, device: str, step: int, steps: int) -> None: ...
+    def on_start(self, recipe: Any, data: Any, folder: Path, device: str, step: int, steps: int) -> None: ...
 
-    def stepped(self, step: int, row: dict[str, Any] | None) -> None: ...
+    def on_step(self, step: int, row: dict[str, Any] | None) -> None: ...
 
-    def epoch_ended(self, row: dict[str, Any]) -> None: ...
+    def on_epoch(self, row: dict[str, Any]) -> None: ...
 
-    def ends(self) -> None: ...
+    def on_end(self) -> None: ...

@@ -62,8 +62,8 @@ def seed_stats_numpy(values: Sequence[float]) -> SeedStats:
 def pooled_deviation(groups: Iterable[Sequence[float]]) -> PooledDeviation | None:
     """The deviation within groups; None if no group has two values.
 
-    >>> pooled([[1.0, 3.0], [5.0, 5.0], [9.0]])
-    Pooled(deviation=1.0, freedom=2)
+    >>> pooled_deviation([[1.0, 3.0], [5.0, 5.0], [9.0]])
+    PooledDeviation(deviation=1.0, freedom=2)
     """
     usable = [values for values in groups if len(values) > 1]
     freedom = sum(len(values) - 1 for values in usable)

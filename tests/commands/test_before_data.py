@@ -39,7 +39,7 @@ def place(tmp_path, monkeypatch):
 
 
 NO_LAYER = ("cnn", "layer 'tow'", "pooled, 0, 1")
-IN_THE_WAY = ("write in other", "Not a directory", "copy")
+IN_THE_WAY = ("write to other", "Not a directory", "copy")
 VECTORS, ON_X = "vectors.safetensors", ("--data", "x.npz")
 
 

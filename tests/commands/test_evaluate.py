@@ -337,9 +337,9 @@ def test_the_suite_writes_a_page_and_goes_on_where_it_was(place, capsys):
     assert set(found["tables"]) == {"knn", "transfer", "fewshot 3w1s"}
     assert (len(found["results"]), len(found["differences"]), found["failures"]) == (6, 1, [])
     again = supancl(capsys, *SUITE, "--shots", "1")
-    assert again.out.count("(from before)") == 6
+    assert again.out.count("(saved earlier)") == 6
     more = supancl(capsys, *SUITE, "--shots", "1,2")
-    assert (more.out.count("(from before)"), more.out.count("fewshot 3w2s on omniglot: ")) == (6, 2)
+    assert (more.out.count("(saved earlier)"), more.out.count("fewshot 3w2s on omniglot: ")) == (6, 2)
 
 
 def test_a_suite_with_faults_writes_what_it_has_and_says_how_much_is_missing(place, capsys):
@@ -444,7 +444,7 @@ def test_classes_that_differ_between_splits_are_one_line(place, capsys):
     assert_refused(supancl(capsys, "evaluate", "transfer", "run0", "--data", "z.npz"), "z.npz", "ant", "test", "train")
     said = supancl(capsys, "evaluate", "knn", "run0", "--data", "z.npz")
     assert said.code == 0
-    assert_one_line(said.err, "warning", "z.npz", "ant", "20 images")
+    assert_one_line(said.err, "warning", "z.npz", "ant", "20 test images")
 
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "variance"])

@@ -246,7 +246,7 @@ class StopAt(Reporter):
     def __init__(self, step):
         self.step = step
 
-    def stepped(self, step, row):
+    def on_step(self, step, row):
         if step == self.step:
             os.kill(os.getpid(), signal.SIGINT)
 

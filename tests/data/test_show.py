@@ -257,12 +257,12 @@ def test_a_column_is_set_right_only_where_every_cell_is_a_number():
 
 def test_without_a_terminal_long_reading_is_told_by_tenths(capsys, monkeypatch):
     for done in range(1, 2001):
-        Terminal(make_console(False, False)).reading("soon done", done, 2000)
+        Terminal(make_console(False, False)).on_progress("soon done", done, 2000)
     assert capsys.readouterr().out == ""
     monkeypatch.setattr("supancl.cli.console.MIN_SECONDS", 0.0)
     terminal = Terminal(make_console(False, False))
     for done in range(1, 2001):
-        terminal.reading("decoding", done, 2000)
+        terminal.on_progress("decoding", done, 2000)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(", about")[0] for line in lines[:9]] == [
         f"decoding: {done:,} of 2,000" for done in range(200, 1801, 200)
@@ -271,16 +271,16 @@ def test_without_a_terminal_long_reading_is_told_by_tenths(capsys, monkeypatch):
     assert len(lines) == 10
     assert lines[-1].startswith("decoding: 2,000 of 2,000 in ")
     for done in range(1, MIN_TOTAL):
-        terminal.reading("short", done, MIN_TOTAL - 1)
+        terminal.on_progress("short", done, MIN_TOTAL - 1)
     assert capsys.readouterr().out == ""
     for what in ("one thing", "another", "another"):  # the same thing may be read twice
         for done in range(1, MIN_TOTAL + 1):
-            terminal.reading(what, done, MIN_TOTAL)
+            terminal.on_progress(what, done, MIN_TOTAL)
     assert len(capsys.readouterr().out.splitlines()) == 30
 
 
 def test_a_total_of_nothing_is_a_sentence(capsys):
-    Terminal(make_console(False, False)).reading("process 7 is building the cache; waiting for it", 0, 0)
+    Terminal(make_console(False, False)).on_progress("process 7 is building the cache; waiting for it", 0, 0)
     assert capsys.readouterr().out == "process 7 is building the cache; waiting for it\n"
-    Terminal(make_console(True, False)).reading("not when quiet", 0, 0)
+    Terminal(make_console(True, False)).on_progress("not when quiet", 0, 0)
     assert capsys.readouterr().out == ""

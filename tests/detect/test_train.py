@@ -134,7 +134,7 @@ class StopAt(Notes):
         super().__init__()
         self.step = step
 
-    def stepped(self, step, row):
+    def on_step(self, step, row):
         if step == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,7 +1,7 @@
 """The code blocks of README.md and docs/*.md: which there are, and how they are run. Standard library only.
 
-A block that opens with ```bash or ```python is run; one that cannot be run here (a GPU, a download, a placeholder) says so where it
-opens: ```bash no-run. What a terminal shows is ```console or a block without a language.
+A block that opens with ```bash or ```python is run. One that cannot be run here (a GPU, a download, a placeholder)
+says so where it opens: ```bash no-run. What a terminal shows is ```console or a block without a language.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Runner:
 
     def __init__(self, folder: Path, environment: Mapping[str, str], leave_out: Iterable[str] = ()) -> None:
         self.folder, self.environment, self.leave_out = folder, dict(environment), set(leave_out)
+        self.program = "python"
         self.python: subprocess.Popen[str] | None = None
 
     def run(self, block: Block, setup: bool = False) -> str:
@@ -76,9 +77,9 @@ class Runner:
 
     def run_python(self, block: Block) -> str:
         if self.python is None:
-            self.python = subprocess.Popen(["python", str(SESSION)], cwd=self.folder, env=self.environment, text=True,
-                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                           stderr=subprocess.STDOUT)  # fmt: skip
+            pipe = subprocess.PIPE
+            self.python = subprocess.Popen([self.program, str(SESSION)], cwd=self.folder, env=self.environment,
+                                           stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)  # fmt: skip
         assert self.python.stdin is not None
         assert self.python.stdout is not None
         self.python.stdin.write(json.dumps(block.text) + "\n")

@@ -4,6 +4,7 @@
 """
 
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ def prepare(page: Path, runner: Runner) -> None:
 def runner(tmp_path: Path, forks: dict[str, str]) -> Iterator[Runner]:
     environment = blocks.environment_of(blocks.prefix_of_this_python(), ROOT, EPOCHS="2", OMP_WAIT_POLICY="passive")
     made = Runner(tmp_path, {**environment, **forks}, SLOW)
+    made.program = sys.executable  # not forked: the process that forks waits for each child
     yield made
     made.close()
 
@@ -87,7 +89,8 @@ def test_what_is_installed_is_this_package() -> None:
     extras = "|".join(project["optional-dependencies"])
     known = re.compile(
         rf"(\.|source) \.venv/bin/activate|python3? -m venv \.venv|cd {project['name']}|git clone \S+"
-        rf"|(python3? -m )?pip install( -e)? ['\"]?(\.|{project['name']})(\[({extras}|,)+\])?['\"]?"
+        r"|(python3? -m )?pip install( -c constraints\.txt)?( -e)? "
+        rf"['\"]?(\.|{project['name']})(\[({extras}|,)+\])?['\"]?"
     )
     for page in PAGES:
         for block in CODE[page]:
@@ -95,10 +98,23 @@ def test_what_is_installed_is_this_package() -> None:
                 assert known.fullmatch(line), f"{block}: {line}"
 
 
-def test_the_loop_of_the_readme_is_the_example_and_fits_in_25_lines() -> None:
+def test_the_demo_runs_and_prints_a_row_for_each_method(tmp_path: Path) -> None:
+    """With two of its eighty epochs, in a copy, since it writes into runs/."""
+    blocks.copy_tree(tmp_path)
+    environment = blocks.environment_of(blocks.prefix_of_this_python(), tmp_path, EPOCHS="2", OMP_WAIT_POLICY="passive")
+    printed = Runner(tmp_path, environment).run(Block(README, 0, "bash", "make demo"))
+    (out,) = re.findall(r"runs and pictures in (runs/demo-\d+);", printed)
+    for name in ("simsiam", "supsiam"):
+        assert re.search(rf"│ {name} (│ +[\d.]+ ){{5}}│", printed)
+    for name in ("losses.png", "tsne.png", "simsiam/encoder.safetensors", "supsiam/encoder.safetensors"):
+        assert (tmp_path / out / name).stat().st_size
+
+
+def test_the_example_of_a_loop_runs_and_fits_in_25_lines(runner: Runner) -> None:
     example = (ROOT / "examples" / "own_loop.py").read_text()
-    assert example in README.read_text()
+    assert "examples/own_loop.py" in README.read_text()
     assert len(example.splitlines()) <= 25
+    assert "coverage" in runner.run(Block(README, 0, "python", example))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

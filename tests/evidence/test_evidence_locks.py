@@ -64,7 +64,7 @@ def test_a_claim_dies_with_its_process_unless_a_judge_has_inherited_it(tmp_path:
     code = (
         "import os, subprocess, sys; from experiments.evidence.drive import RunLocks; from pathlib import Path\n"
         "locks = RunLocks(Path(sys.argv[1])); locks.take('a'); locks.take('b')\n"
-        "subprocess.Popen(['sleep', '1.5'], pass_fds=(locks.mine['b'],), stdout=subprocess.DEVNULL)\n"
+        "subprocess.Popen(['sleep', '1.5'], pass_fds=(locks.own_locks['b'],), stdout=subprocess.DEVNULL)\n"
         "print('ready', flush=True); os.kill(os.getpid(), 9)"
     )
     with subprocess.Popen(

@@ -207,7 +207,7 @@ def test_differences_are_paired_by_seed() -> None:
     ]
     none, odd = differences(found, "queue")
     assert none.startswith("linear, none minus queue: -1.00 points (95% interval -1.25 to -0.75, n = 3): worse")
-    assert odd.endswith("cannot be told apart")
+    assert odd.endswith("no clear difference")
 
 
 def test_rows_without_two_seeds_in_common_are_not_told_apart() -> None:
@@ -217,8 +217,8 @@ def test_rows_without_two_seeds_in_common_are_not_told_apart() -> None:
         for seed, value in enumerate(values)
     ]
     assert differences(found, "queue") == [
-        "linear, none minus queue: cannot be told apart, with 1 seed of both",
-        "linear, odd minus queue: cannot be told apart, with 0 seeds of both",
+        "linear, none minus queue: no clear difference, only 1 seed in common",
+        "linear, odd minus queue: no clear difference, only 0 seeds in common",
     ]
 
 
@@ -239,7 +239,7 @@ def test_a_run_that_fails_is_in_no_mean_and_does_not_end_the_study(study: Path, 
     text = (out / "study.md").read_text()
     assert "| failed |" in text
     assert "- failed, and in no mean: none-seed-1: the loss is not finite" in text
-    assert "cannot be told apart, with 1 seed of both" in text
+    assert "no clear difference, only 1 seed in common" in text
 
 
 def test_data_that_one_row_cannot_take_are_refused_before_any_is_trained(tmp_path: Path, capsys) -> None:
@@ -251,7 +251,7 @@ def test_data_that_one_row_cannot_take_are_refused_before_any_is_trained(tmp_pat
 
 def test_one_seed_tells_nothing_apart() -> None:
     found = [{"row": row, "seed": 0, "linear": 80.0} for row in ("queue", "none")]
-    assert differences(found, "queue") == ["with one seed nothing can be told apart; give --seeds 3 or more"]
+    assert differences(found, "queue") == ["one seed shows no clear difference; give --seeds 3 or more"]
 
 
 BAD = [

@@ -18,6 +18,7 @@ from rich.console import Console
 from torch import Tensor
 
 from supancl.cli import main
+from supancl.cli.arguments.paper import theory as command_line
 from supancl.cli.paper import theory as command
 from supancl.core.losses import Align
 from supancl.errors import BadInput, CheckFailed
@@ -204,7 +205,7 @@ def test_monte_carlo_errors_fall_at_the_monte_carlo_rate() -> None:
         squares = []
         for seed in range(30):
             world, w = make_world(3, 4, 0.5, seed), make_weights(4, 4, seed)
-            with theory_checks.seeded(seed):
+            with theory_checks.seed_torch(seed):
                 found = measure_covariances(draw_sample(world, size, 100 + seed), w)[2]
             squares.append((found - theory_formulas.supervised_covariance(world, w)).square().sum())
         points.append((math.log(size), 0.5 * torch.stack(squares).mean().log().item()))
@@ -249,7 +250,7 @@ def test_a_report_neither_passes_nor_fails() -> None:
 
 def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.arguments(parser)
+    command_line.arguments(parser)
     return parser.parse_args(list(words))
 
 
@@ -283,7 +284,7 @@ def test_bad_options_are_refused(words: tuple[str, str]) -> None:
 def test_samples_can_be_drawn_from_the_largest_seed() -> None:
     seed = theory_checks.sample_seed(theory.LARGEST_SEED, 10**6, 3 * theory_checks.REPEATS)
     assert len(draw_sample(make_world(2, 2, 0.5, theory.LARGEST_SEED), 4, seed).labels) == 4
-    with theory_checks.seeded(seed):
+    with theory_checks.seed_torch(seed):
         assert torch.rand(1).isfinite()
 
 

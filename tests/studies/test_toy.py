@@ -18,6 +18,7 @@ from rich.console import Console
 from scipy import stats
 from torch import Tensor, nn
 
+from supancl.cli.arguments.paper import toy as command_line
 from supancl.cli.paper import toy as command
 from supancl.core.branches import Branches
 from supancl.core.losses import Align
@@ -213,7 +214,7 @@ def test_trends_can_fail() -> None:
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.arguments(parser)
+    command_line.arguments(parser)
     return parser.parse_args(words)
 
 

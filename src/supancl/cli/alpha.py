@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
-from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
+from supancl.cli.flags import recipe_from_flags
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
@@ -17,29 +17,6 @@ from supancl.sweeps.alpha import check_alpha, summary_table, train_alphas, write
 from supancl.sweeps.runner import Sweep, check_overrides
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe")
-    parser.add_argument("--alphas", default="0,.2,.5,.8,1", help="comma-separated (default 0,.2,.5,.8,1)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
-    parser.add_argument(
-        "--leave-out",
-        type=float,
-        default=0.3,
-        metavar="SHARE",
-        help="fraction of the classes left out of pretraining to measure transfer (default 0.3)",
-    )
-    parser.add_argument(
-        "--shots",
-        type=int,
-        default=5,
-        metavar="K",
-        help="labelled images per left-out class that transfer is fitted on (default 5)",
-    )
-    add_run_flags(parser)
-    parser.add_argument("--out", help="folder (default: runs/alpha-NNN); an existing one is continued")
-    add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

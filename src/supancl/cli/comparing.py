@@ -24,19 +24,10 @@ from supancl.evaluate import (
 )
 from supancl.evaluate.comparison import check_seeds
 from supancl.reports.score_table import TableFormat, score_table
-from supancl.reports.tables import FORMATS as TABLE_FORMATS
 
-FORMATS = (*TABLE_FORMATS, "json")
 MAX_DIFFERENCES = 20  # printed; --json has all
 Task = tuple[str, str, Callable[[EvaluatedEncoder], dict[str, Any]]]  # protocol, data, function
 HEADINGS = {"text": "{}", "markdown": "**{}**\n", "latex": "% {}", "csv": "# {}"}
-
-
-def add_data_set_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", action="append", default=[], help="a source; may be given several times")
-    parser.add_argument("--root", help="folder with the data sets of the registry")
-    parser.add_argument("--sets", help="names of the registry, comma-separated (default: all that are in --root)")
-    parser.add_argument("--format", default="text", choices=FORMATS, help="format of the table")
 
 
 def select_sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> list[str]:

@@ -46,7 +46,7 @@ class Terminal(Reporter):
         self.count_state: tuple[str, int, float, int] = ("", 0, 0.0, 0)
         self.started, self.last_printed, self.first_step, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
         self.labelled = 0  # training images with a label
-        atexit.register(self.ends)  # a bar left running would hide the cursor
+        atexit.register(self.on_end)  # a bar left running would hide the cursor
 
     def note(self, text: str) -> None:
         self.console.print(text)
@@ -54,7 +54,7 @@ class Terminal(Reporter):
     def warn(self, text: str) -> None:
         self.errors.print(f"warning: {text}", style="yellow")
 
-    def reading(self, what: str, done: int, total: int) -> None:
+    def on_progress(self, what: str, done: int, total: int) -> None:
         """Show a bar, or without a terminal a line per tenth of a long job. With a total of 0, print `what`."""
         if total == 0:
             self.note(what)
@@ -67,7 +67,7 @@ class Terminal(Reporter):
         if self.progress is not None:
             self.progress.update(self.progress.task_ids[0], completed=done)
         if done == total:
-            self.ends()
+            self.on_end()
 
     def _print_count(self, title: str, done: int, total: int) -> None:
         if total < MIN_TOTAL:
@@ -82,7 +82,7 @@ class Terminal(Reporter):
             left = f", about {elapsed / done * (total - done):.0f} s left" if done < total else f" in {elapsed:.0f} s"
             self.note(f"{title}: {done:,} of {total:,}{left}")
 
-    def begins(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
+    def on_start(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
         self.labelled = data.train.num_labelled
         labelled_note = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
         self.note(
@@ -124,7 +124,7 @@ class Terminal(Reporter):
         self.progress.add_task(title, total=total, completed=done, loss="")
         self.progress.start()
 
-    def stepped(self, step: int, row: dict[str, Any] | None) -> None:
+    def on_step(self, step: int, row: dict[str, Any] | None) -> None:
         if row is not None:
             self.last = row
         if self.progress is not None:
@@ -144,7 +144,7 @@ class Terminal(Reporter):
             pieces.append(f"about {duration(elapsed / (step - self.first_step) * (self.steps - step))} left")
         self.note(", ".join(pieces))
 
-    def epoch_ended(self, row: dict[str, Any]) -> None:
+    def on_epoch(self, row: dict[str, Any]) -> None:
         values = {"loss": self.last.get("loss"), "ssl": self.last.get("ssl"), "sup": self.last.get("sup")}
         values |= {"std": row.get("std"), "rank": row.get("effective_rank"), "S_W/S_T": row.get("s_w/s_t")}
         references = row.get("knn_references", self.labelled)
@@ -156,7 +156,7 @@ class Terminal(Reporter):
         self.note(f"epoch {row['epoch'] + 1:4d}  {text}")
         self.last_printed = time.perf_counter()
 
-    def ends(self) -> None:
+    def on_end(self) -> None:
         if self.progress is not None:
             self.progress.stop()
             self.progress = None

@@ -13,7 +13,6 @@ import numpy as np
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
-from supancl.cli.flags import common_flags
 from supancl.data.opening import absolute_source, open_source
 from supancl.data.show import describe_source, find_copies, image_sizes
 from supancl.data.sources import benchmarks
@@ -28,32 +27,6 @@ from supancl.training.preflight import with_short_side
 from supancl.weights.run_folder import next_folder
 
 MAX_CLASSES = 12  # printed from either end; the JSON has all
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    below = parser.add_subparsers(dest="action", required=True)
-    show = below.add_parser("show", parents=[common_flags()], help="summary and contact sheets of a source")
-    show.add_argument("source", help="anything that --data takes")
-    show.add_argument("--recipe", help="recipe whose views are drawn (default: by the size of the images)")
-    show.add_argument("--out", help="folder for the contact sheets (default: runs/show-NNN)")
-    cache = below.add_parser("cache", parents=[common_flags()], help="decode images once and cache them on disk")
-    cache.add_argument("source", nargs="?", help="anything that --data takes and that is read from files")
-    cache.add_argument("--recipe", default="imagenet100.supsiam", help="recipe whose image size is used")
-    cache.add_argument("--short-side", type=int, help="decode to this size instead")
-    cache.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images")
-    cache.add_argument("--verify", action="store_true", help="compare every checksum and repair what is damaged")
-    cache.add_argument("--remove", action="store_true", help="remove the source's caches of every size")
-    cache.add_argument("--list", action="store_true", help="list what is cached")
-    cache.add_argument("--keep-gb", type=float, help="remove the longest unused caches until at most this much is left")
-    check = below.add_parser(
-        "check", parents=[common_flags()], help="is a benchmark data set complete and in the right layout?"
-    )
-    check.add_argument("name", help=f"one of {', '.join(benchmarks.BENCHMARKS)}")
-    check.add_argument("--root", required=True, help="the folder that contains it")
-    where = below.add_parser(
-        "where", parents=[common_flags()], help="what to download for a benchmark, and where to put it"
-    )
-    where.add_argument("name", help=f"one of {', '.join(benchmarks.BENCHMARKS)}")
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -73,12 +46,12 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     side = shown_recipe.data.short_side if shown_recipe else 256
     # writes no cache: every image is decoded once, and kept in memory only if there are few
     spec = DataSpec(source=args.source, skip_bad_images=True, short_side=side, cache="never", memory_gb=0.25)
-    source = open_source(spec, channels, terminal.reading, lenient=True)
-    sizes = image_sizes(source, terminal.reading)
+    source = open_source(spec, channels, terminal.on_progress, lenient=True)
+    sizes = image_sizes(source, terminal.on_progress)
     if shown_recipe is None:
         shown_recipe = fitting_recipe(float(np.median(sizes.min(1))))
     facts = describe_source(source, replace(spec, short_side=shown_recipe.data.short_side), channels, sizes)
-    facts["copies"] = find_copies(source, terminal.reading)
+    facts["copies"] = find_copies(source, terminal.on_progress)
     print_facts(facts, console)
     print_copies(facts["copies"], console)
     facts["pictures"] = draw_sheets(source, shown_recipe, out, console)
@@ -250,14 +223,14 @@ def build_cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         selected.data, source=args.source, short_side=side, cache="always", skip_bad_images=args.skip_bad_images
     )
     started = time.perf_counter()
-    source = open_source(spec, selected.encoder.channels, terminal.reading)
+    source = open_source(spec, selected.encoder.channels, terminal.on_progress)
     store = source.splits["train"].store
     if not isinstance(store, CachedImages):
         raise BadInput(f"{args.source} is already in memory; only sources of files can be cached")
     for remark in source.remarks:
         terminal.warn(remark)
     if args.verify:
-        store.verify(terminal.reading)
+        store.verify(terminal.on_progress)
     mended = store.repaired if args.verify else None  # opening alone checks only some
     seconds = time.perf_counter() - started
     verified = "" if mended is None else f"; every checksum compared, {plural(mended, 'image')} repaired"

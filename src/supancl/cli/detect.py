@@ -12,11 +12,10 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
-from supancl.cli.flags import Override, common_flags
 from supancl.detect.comparing import compare_runs, open_finished_runs
 from supancl.detect.crops import check_crops, write_crops
-from supancl.detect.export import FORMATS, export_detector
-from supancl.detect.layouts import YEARS, DetectData, open_scenes, open_test
+from supancl.detect.export import export_detector
+from supancl.detect.layouts import DetectData, open_scenes, open_test
 from supancl.detect.metrics import coco_evaluator, coco_scores
 from supancl.detect.model import absolute_encoder_name, move_to_device
 from supancl.detect.saving import DetectFolder, load_detector
@@ -35,65 +34,6 @@ from supancl.reports.detections import (
 )
 from supancl.training.preflight import pick_device
 from supancl.weights.run_folder import next_folder
-
-SHORTHANDS = {
-    "--arch": ("arch", "c4 (as the paper) or fpn"),
-    "--iters": ("iters", "iterations; the schedule scales with them"),
-    "--batch-size": ("batch_size", "images per step"),
-    "--lr": ("lr", "learning rate at this batch size"),
-    "--freeze": ("freeze", "stages that are not trained: stem,layer1,..."),
-    "--seed": ("seed", "seed of new layers, order and views"),
-    "--device": ("device", "auto, cpu or cuda"),
-    "--precision": ("precision", "auto, fp32 or bf16"),
-    "--eval-every": ("eval_every", "steps between tests (0: only at the end)"),
-}
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    below = parser.add_subparsers(dest="action", required=True)
-    train = below.add_parser("train", parents=[common_flags()], help="fine-tune a detector from an encoder and test it")
-    train.add_argument("encoder", nargs="?", help="a run folder, encoder.safetensors, checkpoint, or random:resnet50")
-    add_data(train)
-    for flag, (name, text) in SHORTHANDS.items():
-        train.add_argument(flag, dest=name, action=Override, metavar="X", help=f"{text} ({name})")
-    train.add_argument("--set", dest="set", action=Override, metavar="FIELD=VALUE", help="any field of the recipe")
-    train.set_defaults(overrides={})
-    train.add_argument("--seeds", type=int, default=1, metavar="N", help="N runs with seeds 0, 1, ..., mean and spread")
-    train.add_argument("--resume", action="store_true", help="continue the run in --out")
-    train.add_argument("--out", help="folder of the run (default: runs/detect-NNN)")
-    test = below.add_parser("eval", parents=[common_flags()], help="test a trained detector")
-    test.add_argument("detector", help="the folder of a detector's run, or its detector.safetensors")
-    add_data(test)
-    test.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    test.add_argument("--out", help="folder for the picture and the scores (default: the run folder)")
-    compare = below.add_parser(
-        "compare", parents=[common_flags()], help="compare encoders over seeds in one table and figure"
-    )
-    compare.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="folders of runs, or of several seeds")
-    compare.add_argument("--out", required=True, help="folder for compare.json, compare.md, curves.png, classes.png")
-    crops = below.add_parser(
-        "crops", parents=[common_flags()], help="cut out annotated objects as images to pretrain on"
-    )
-    add_data(crops)
-    crops.add_argument("--out", required=True, help="folder for train/CLASS/*.jpg and val/CLASS/*.jpg")
-    crops.add_argument(
-        "--margin", type=float, default=0.1, help="surroundings, as a fraction of the box (default: 0.1)"
-    )
-    crops.add_argument(
-        "--least", type=int, default=16, metavar="PX", help="leave out boxes with a shorter side (default: 16)"
-    )
-    crops.add_argument("--difficult", action="store_true", help="include VOC's difficult boxes")
-    export = below.add_parser("export", parents=[common_flags()], help="export weights for Detectron2 or torchvision")
-    export.add_argument("detector", help="a detector's run, or an encoder (exports the backbone)")
-    export.add_argument("--format", required=True, choices=FORMATS)
-    export.add_argument("--out", required=True, metavar="FILE", help="a .pth file")
-
-
-def add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", help="a VOC root (it holds VOCdevkit/), COCO's folder, or a COCO JSON to train on")
-    parser.add_argument("--year", choices=tuple(YEARS), help="which lists of VOC: of both years, or of one")
-    parser.add_argument("--test", help="a COCO JSON to test on")
-    parser.add_argument("--images", help="the folder of a COCO JSON's images (default: the JSON's folder)")
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -212,8 +152,8 @@ def crops(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     for remark in (*train.remarks, *test.remarks):
         terminal.warn(remark)
     options = {"margin": args.margin, "min_side": args.least, "difficult": args.difficult}
-    result = write_crops(train, test, Path(args.out), **options, progress=terminal.reading)
-    terminal.ends()
+    result = write_crops(train, test, Path(args.out), **options, progress=terminal.on_progress)
+    terminal.on_end()
     rows = [
         [name, *(str(result[name][key]) for key in ("images", "boxes", "crops")), str(len(result[name]["classes"]))]
         for name in ("train", "val")
@@ -263,7 +203,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     test = prepare_for_testing(relabelled(test, saved.classes))
     detector = move_to_device(saved.detector, device)
     precision = precision_of(saved.detector.spec, device)
-    detections = detect(detector, test, device, precision, terminal.reading)
+    detections = detect(detector, test, device, precision, terminal.on_progress)
     scores = coco_scores(test, detections)
     make_folder(out)
     # detect.json, which `compare` reads, has the scores on the run's own test images

@@ -5,27 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from io import TextIOWrapper
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
-import torch
-from PIL import Image
-
-from supancl import __version__
 from supancl.cli import commands
 from supancl.cli.console import make_console, print_error
 from supancl.cli.flags import OneLineParser, add_command
 from supancl.distributed import should_print
-from supancl.errors import BadInput, CheckFailed, SupanclError, set_program_name
+from supancl.errors import BadInput, CheckFailed, SupanclError, program_name, set_program_name
 from supancl.files import jsonable
 from supancl.recipes.plugins import describe_plugin_error, load_plugin
+from supancl.version import __version__
 
 
 class CommandLine(OneLineParser):
@@ -33,6 +33,7 @@ class CommandLine(OneLineParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
+        words = move_common_flags(words)
         position = next((position for position, word in enumerate(words) if not word.startswith("-")), len(words))
         words[position : position + 1] = [
             new for old in words[position : position + 1] for new in current_spelling(old)
@@ -40,13 +41,36 @@ class CommandLine(OneLineParser):
         return super().parse_known_args(words, namespace)
 
 
+COMMON_FLAGS = {"--plugin": 1, "--json": 1, "--quiet": 0, "--debug": 0}  # -> number of values
+
+
+def move_common_flags(words: list[str]) -> list[str]:
+    """Move common flags from before the command to the end, where its parser accepts them.
+
+    >>> move_common_flags(["--plugin", "mine.py", "--quiet", "recipes", "mine"])
+    ['recipes', 'mine', '--plugin', 'mine.py', '--quiet']
+    """
+    count = 0
+    while count < len(words) and (flag := words[count].partition("=")[0]) in COMMON_FLAGS:
+        count += 1 + (0 if "=" in words[count] else COMMON_FLAGS[flag])
+    return words[count:] + words[:count] if count < len(words) else words
+
+
 def current_spelling(name: str) -> list[str]:
     """The current spelling of a command of 0.1.0.
 
-    >>> respelled("tables"), respelled("evaluate")
+    >>> current_spelling("tables"), current_spelling("evaluate")
     (['paper', 'table'], ['evaluate'])
     """
     return ["paper", commands.OLD_NAMES[name]] if name in commands.OLD_NAMES else [name]
+
+
+def torch_version() -> str:
+    """The version of torch without importing it; only its version.py names the build (+cpu, +cu132)."""
+    spec = find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
+    match = re.search(r"__version__ = '([^']+)'", file.read_text()) if file is not None and file.exists() else None
+    return match[1] if match else version("torch")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -56,25 +80,25 @@ def build_parser() -> argparse.ArgumentParser:
         for title, group in commands.GROUPS.items()
     )
     parser = CommandLine(
-        prog="supancl",
-        usage="supancl COMMAND ...",
+        prog=program_name(),
+        usage=f"{program_name()} COMMAND ...",
         description=f"Pretrain image encoders with (supervised) ANCL.\n\n{contents}",
-        epilog="supancl COMMAND --help lists the flags of a command",
+        epilog=f"{program_name()} COMMAND --help lists the flags of a command",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         spellings={name: " ".join(current_spelling(name)) for name in (*commands.COMMANDS, *commands.OLD_NAMES)},
     )
-    parser.add_argument("--version", action="version", version=f"supancl {__version__} (torch {torch.__version__})")
-    below = parser.add_subparsers(
+    parser.add_argument("--version", action="version", version=f"supancl {__version__} (torch {torch_version()})")
+    subparsers = parser.add_subparsers(
         dest="command",
         required=True,
         metavar="COMMAND",
-        prog="supancl",
+        prog=program_name(),
         help=argparse.SUPPRESS,
         parser_class=OneLineParser,
     )
     for name, text in commands.COMMANDS.items():
-        module = f"supancl.cli.{name}{'_' if iskeyword(name) else ''}"
-        add_command(below, name, module, is_group=name in commands.NESTED, description=text)
+        module = f"{name}_" if iskeyword(name) else name
+        add_command(subparsers, name, module, is_group=name in commands.NESTED, description=text)
     return parser
 
 
@@ -86,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BadInput.exit_code
     args = parser.parse_args(words)
     console = make_console(args.quiet, args.json == "-")
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # readers name such images in remarks
+    # readers name such images in remarks
+    warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
     try:
         check_json(args.json)
         for file in args.plugin:
@@ -161,6 +186,8 @@ def entry() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     script = Path(sys.argv[0])
+    if script.name == "__main__.py" and script.parent.name == "supancl":
+        set_program_name("python -m supancl")
     if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
         set_program_name(f"python {shlex.quote(sys.argv[0])}")  # the user's own script (docs/extending.md)
     sys.exit(main())

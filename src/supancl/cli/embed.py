@@ -8,15 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.encoders import add_encoder_flags, add_view_flag, open_encoders
+from supancl.cli.encoders import open_encoders
 from supancl.evaluate import embed_to_file
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_encoder_flags(parser)
-    parser.add_argument("--data", required=True, help="anything that pretrain's --data takes")
-    parser.add_argument("--out", required=True, help="the .npz to write")
-    add_view_flag(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -10,51 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.console import Terminal
-from supancl.cli.flags import add_skip_flag
 from supancl.errors import BadInput
 from supancl.evaluate import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
 from supancl.training.preflight import pick_device
-
-ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
-
-
-def add_encoder_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    parser.add_argument("encoder", nargs="+" if several else None, metavar="ENCODER", help=ENCODER)
-    add_feature_flags(parser)
-
-
-def add_feature_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for features alone, for commands that name their encoders in another way."""
-    add_foreign_flags(parser)
-    parser.add_argument(
-        "--layer",
-        default="pooled",
-        help="layer whose features are used (default: the encoder's output), or the run's `projector`",
-    )
-    parser.add_argument("--normalize", action="store_true", help="scale features to unit length")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--batch-size", type=int, default=256, help="images per forward pass")
-    parser.add_argument("--no-cache", action="store_true", help="compute features without the cache")
-    parser.add_argument(
-        "--partial", action="store_true", help="accept incomplete data sets of the registry, with a remark"
-    )
-    add_skip_flag(parser)
-
-
-def add_view_flag(parser: argparse.ArgumentParser) -> None:
-    text = "margin: centre 7/8 of the short side, bilinear; whole: all of it, bicubic, as for transfer"
-    parser.add_argument("--view", default="margin", choices=("margin", "whole"), help=text)
-
-
-def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
-    """Add flags for what files of other libraries do not contain."""
-    parser.add_argument("--size", type=int, help="side of the encoder's input, if its file does not say")
-    parser.add_argument("--mean", help="mean of the encoder's input per channel: a,b,c")
-    parser.add_argument("--std", help="standard deviation of the encoder's input per channel: a,b,c")
-    parser.add_argument(
-        "--branch", default="online", choices=("online", "target"), help="which branch, if a file has both"
-    )
-    parser.add_argument("--prefix", help="prefix of the encoder's tensors, if the format is unknown")
 
 
 def foreign_options(args: argparse.Namespace) -> dict[str, Any]:

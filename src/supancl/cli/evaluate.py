@@ -9,18 +9,15 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.comparing import add_data_set_flags, measure_all, print_results, progress_console, select_sources
+from supancl.cli.comparing import measure_all, print_results, progress_console, select_sources
 from supancl.cli.console import Terminal, table
 from supancl.cli.encoders import (
-    add_encoder_flags,
-    add_view_flag,
     check_at_least,
     open_encoders,
     parse_integers,
     parse_names,
     parse_numbers,
 )
-from supancl.cli.flags import common_flags
 from supancl.errors import BadInput, CheckFailed, plural
 from supancl.evaluate import (
     EpisodeSettings,
@@ -38,7 +35,7 @@ from supancl.evaluate import (
 )
 from supancl.evaluate.finetune import check_whole_encoder
 from supancl.evaluate.naming import data_names
-from supancl.evaluate.suite import PROTOCOLS, make_out_folder
+from supancl.evaluate.suite import make_out_folder
 from supancl.probes.transfer import TransferMetric
 from supancl.reports.suite_page import write_suite
 
@@ -47,105 +44,6 @@ class Incomplete(CheckFailed):
     """Some results of a suite could not be measured; the others are written."""
 
     exit_code = BadInput.exit_code
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    below = parser.add_subparsers(dest="protocol", required=True)
-
-    def add(name: str, text: str, several: bool = False) -> argparse.ArgumentParser:
-        subparser: argparse.ArgumentParser = below.add_parser(
-            name, parents=[common_flags()], help=text, description=text
-        )
-        add_encoder_flags(subparser, several)
-        return subparser
-
-    knn = add("knn", "k nearest neighbours among the training images")
-    add_source_flags(knn, view=True)
-    knn.add_argument("--k", default="20", help="neighbours; of several, comma-separated, the first is the result")
-    knn.add_argument("--temperature", type=float, default=0.1)
-    knn.add_argument("--metric", default="cosine", choices=("cosine", "l2"))
-    knn.add_argument(
-        "--leave-one-out", action="store_true", help="use the evaluated images as references for one another"
-    )
-    linear = add("linear", "a linear classifier on frozen features")
-    add_source_flags(linear, view=True)
-    linear.add_argument(
-        "--probe", default="lbfgs", choices=("lbfgs", "sgd"), help="fast and convex, or as in the paper"
-    )
-    linear.add_argument("--augmented", action="store_true", help="sgd on random crops, encoded again every epoch")
-    linear.add_argument("--epochs", type=int, help="epochs of sgd (100); the learning rate drops at 60%% and 80%%")
-    linear.add_argument("--lr", type=float, help="learning rate of sgd for a batch of 256 (30)")
-    linear.add_argument("--probe-batch", type=int, help="batch size of sgd (256)")
-    linear.add_argument("--seed", type=int, default=0, help="seed of the images held out of training, and of sgd")
-    variance = add("variance", "intra-class variance, effective rank, neural collapse")
-    add_source_flags(variance, view=True, splits=("held-out", "test", "train"))
-    add_transfer(add("transfer", "L-BFGS transfer (App. E) to one or more data sets", several=True))
-    add_few_shot(add("fewshot", "N-way K-shot episodes on one or more data sets", several=True))
-    add_finetune(add("finetune", "train the encoder and a new classifier together"))
-    add_suite(add("suite", "every protocol on every data set in a folder", several=True))
-
-
-def add_source_flags(
-    parser: argparse.ArgumentParser, view: bool = False, splits: tuple[str, ...] = ("held-out", "test")
-) -> None:
-    """Add the flags of every protocol that uses one source."""
-    parser.add_argument("--data", help="a source (default: the run's data)")
-    parser.add_argument(
-        "--split",
-        default="held-out",
-        choices=splits,
-        help="evaluated images; held-out: val, else test, else a tenth of train",
-    )
-    if view:
-        add_view_flag(parser)
-
-
-def add_transfer(parser: argparse.ArgumentParser) -> None:
-    add_data_set_flags(parser)
-    parser.add_argument("--metric", choices=("top-1", "mean-per-class"), help="default: the registry's, or top-1")
-
-
-def add_few_shot(parser: argparse.ArgumentParser) -> None:
-    add_data_set_flags(parser)
-    parser.add_argument("--ways", type=int, default=5, help="classes per episode")
-    parser.add_argument("--shots", default="1,5", help="labelled images per class, comma-separated")
-    parser.add_argument("--queries", type=int, default=16, help="query images per class")
-    add_fill_flag(parser)
-    parser.add_argument("--episodes", type=int, default=2000)
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the episodes, which are the same for every encoder"
-    )
-
-
-def add_fill_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--fill-queries",
-        action="store_true",
-        help="draw queries of classes with few images with replacement, as in the authors' code",
-    )
-
-
-def add_finetune(parser: argparse.ArgumentParser) -> None:
-    add_source_flags(parser)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--train-batch", type=int, default=64)
-    parser.add_argument("--lr", default="0.01,0.1,1", help="of several, the best on held-out training images is used")
-    parser.add_argument("--weight-decay", type=float, default=1e-4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="folder for the fine-tuned encoder and its classifier")
-
-
-def add_suite(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", required=True, help="folder with the data sets of the registry")
-    parser.add_argument("--out", required=True, help="folder of results; an existing one is continued")
-    parser.add_argument("--sets", help="names of the registry, comma-separated (default: all that are in --root)")
-    parser.add_argument("--protocols", default=",".join(PROTOCOLS), help=f"of {', '.join(PROTOCOLS)}")
-    parser.add_argument("--k", type=int, default=20, help="neighbours of knn")
-    parser.add_argument("--ways", type=int, default=5)
-    parser.add_argument("--shots", default="1,5")
-    parser.add_argument("--episodes", type=int, default=2000)
-    add_fill_flag(parser)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the episodes")
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -22,6 +22,7 @@ FIELD_SYNONYMS = {
     "arch": "encoder.name",
     "backbone": "encoder.name",
 }
+ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
 # commands that people expect -> where to find them here
 OTHER_PLACES = {
     "export": "an encoder's weights are RUN/encoder.safetensors, for torchvision, timm and torch.export see "
@@ -92,17 +93,26 @@ class OneLineParser(argparse.ArgumentParser):
         raise SystemExit(BadInput.exit_code)
 
 
-def add_command(below: Any, name: str, module: str, is_group: bool = False, **texts: str) -> None:
-    """Add a command; its module, with `arguments` and `command`, is imported when the command is used."""
+def add_command(subparsers: Any, name: str, module: str, is_group: bool = False, **texts: str) -> None:
+    """Add a command: cli/arguments/MODULE defines its arguments, cli/MODULE runs it. Each is imported when it is used.
+
+    Only the second imports torch, which takes seconds; help and most bad input need only the first.
+    """
 
     def fill(parser: OneLineParser) -> None:
-        implementation = import_module(module)
-        implementation.arguments(parser)
-        if hasattr(implementation, "command"):
-            parser.set_defaults(run=implementation.command)
+        definition = import_module(f"supancl.cli.arguments.{module}")
+        definition.arguments(parser)
+
+        def run(args: argparse.Namespace, console: Any) -> dict[str, Any]:
+            if hasattr(definition, "check"):
+                definition.check(args)
+            result: dict[str, Any] = import_module(f"supancl.cli.{module}").command(args, console)
+            return result
+
+        parser.set_defaults(run=run)  # a subcommand replaces it
 
     # a command with subcommands passes the common flags on to them
-    below.add_parser(name, parents=[] if is_group else [common_flags()], fill=fill, **texts)
+    subparsers.add_parser(name, parents=[] if is_group else [common_flags()], fill=fill, **texts)
 
 
 def common_flags() -> OneLineParser:
@@ -186,6 +196,48 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="continue runs that failed in an earlier call (default: only list them)",
     )
+
+
+# --- commands that take encoders --------------------------------------------------------------------------------------
+
+
+def add_encoder_flags(parser: argparse.ArgumentParser, multiple: bool = False) -> None:
+    parser.add_argument("encoder", nargs="+" if multiple else None, metavar="ENCODER", help=ENCODER)
+    add_feature_flags(parser)
+
+
+def add_feature_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for features alone, for commands that name their encoders in another way."""
+    add_foreign_flags(parser)
+    parser.add_argument(
+        "--layer",
+        default="pooled",
+        help="layer whose features are used (default: the encoder's output), or the run's `projector`",
+    )
+    parser.add_argument("--normalize", action="store_true", help="scale features to unit length")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--batch-size", type=int, default=256, help="images per forward pass")
+    parser.add_argument("--no-cache", action="store_true", help="compute features without the cache")
+    parser.add_argument(
+        "--partial", action="store_true", help="accept incomplete data sets of the registry, with a remark"
+    )
+    add_skip_flag(parser)
+
+
+def add_view_flag(parser: argparse.ArgumentParser) -> None:
+    text = "margin: centre 7/8 of the short side, bilinear; whole: all of it, bicubic, as for transfer"
+    parser.add_argument("--view", default="margin", choices=("margin", "whole"), help=text)
+
+
+def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
+    """Add flags for what files of other libraries do not contain."""
+    parser.add_argument("--size", type=int, help="side of the encoder's input, if its file does not say")
+    parser.add_argument("--mean", help="mean of the encoder's input per channel: a,b,c")
+    parser.add_argument("--std", help="standard deviation of the encoder's input per channel: a,b,c")
+    parser.add_argument(
+        "--branch", default="online", choices=("online", "target"), help="which branch, if a file has both"
+    )
+    parser.add_argument("--prefix", help="prefix of the encoder's tensors, if the format is unknown")
 
 
 def add_skip_flag(parser: argparse.ArgumentParser) -> None:

@@ -7,14 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.encoders import ENCODER, add_foreign_flags, foreign_options
+from supancl.cli.encoders import foreign_options
 from supancl.weights.importing import import_checkpoint
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("encoder", metavar="ENCODER", help=ENCODER)
-    parser.add_argument("--out", required=True, help="the .safetensors to write, or a folder for encoder.safetensors")
-    add_foreign_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

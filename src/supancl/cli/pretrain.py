@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.console import Terminal
-from supancl.cli.flags import add_recipe_flags, recipe_from_flags
+from supancl.cli.flags import recipe_from_flags
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
@@ -20,14 +20,6 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
 from supancl.training.pretrain import pretrain
 from supancl.weights.run_folder import RunFolder
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="?", help="a recipe's name (supancl recipes lists them)")
-    parser.add_argument("--out", help="run folder (default: runs/RECIPE-NNN)")
-    parser.add_argument("--resume", action="store_true", help="continue the run in --out")
-    parser.add_argument("--init", help="start the encoder from a run folder or an encoder.safetensors")
-    add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -10,14 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
 from supancl.cli.console import table
-from supancl.cli.flags import add_recipe_flags, recipe_from_flags
+from supancl.cli.flags import recipe_from_flags
 from supancl.recipes import RECIPES, recipe
 from supancl.recipes.recipe import resolve_warmup
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="show this recipe, with the source of each value")
-    add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from supancl.config import FREE_IN_A_SHARED_STEP, Fraction, marked
-from supancl.core.heads import MLP
+from supancl.core.specs import BranchSpec as BranchSpec  # its place before 0.2
+from supancl.core.specs import HeadSpec as HeadSpec
 from supancl.distributed.norms import PerViewBatchNorm
-
-
-@dataclass(frozen=True)
-class BranchSpec:
-    """Where targets come from, and the EMA momentum of a momentum copy.
-
-    shared         the online branch, with gradient (SimCLR, SupCon)
-    stop-gradient  the online branch, gradient stopped (SimSiam, SupSiam)
-    momentum       an EMA copy of the online branch (BYOL, SupBYOL, MoCo)
-    """
-
-    target: Literal["shared", "stop-gradient", "momentum"] = "stop-gradient"
-    momentum: Fraction = marked(0.996, FREE_IN_A_SHARED_STEP)
-    momentum_end: Fraction = marked(1.0, FREE_IN_A_SHARED_STEP)  # equal to `momentum`: constant
-
-
-@dataclass(frozen=True)
-class HeadSpec:
-    """The projector g and the predictor h, if the method has one."""
-
-    projector: MLP = MLP(hidden=(2048, 2048), out=2048)
-    predictor: MLP | None = None
 
 
 class PerViewBatchNorm1d(PerViewBatchNorm, nn.BatchNorm1d):

@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from supancl.config import Count, Positive
+from supancl.core.specs import IMAGENET_MEAN as IMAGENET_MEAN  # its place before 0.2
+from supancl.core.specs import IMAGENET_STD as IMAGENET_STD
+from supancl.core.specs import EncoderSpec as EncoderSpec
+from supancl.core.specs import check_size as check_size
 from supancl.errors import BadInput, did_you_mean, plural
 
-# the patch size in the names of vision transformers
-PATCH_SIZE_IN_NAME = re.compile(r"timm:.*patch(\d+)|torchvision:vit_[a-z]+_(\d+)$")
 PROJECTOR = "projector"  # the name of the layer after the encoder
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True)
-class EncoderSpec:
-    """`name` is resnet18, resnet50, cifar-resnet18, vit-small, cnn, linear, timm:NAME for any model of timm,
-    torchvision:NAME for any classifier of torchvision, or one of VARIANTS.
-    """
-
-    name: str = "resnet50"
-    channels: Count = 3
-    size: Count = 224  # side of the square input; for `linear` the length of the input vector
-    width: Count | None = None  # of the features, if the encoder has no fixed width (cnn, linear)
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[Positive, ...] = IMAGENET_STD
-
-    def build(self) -> Encoder:
-        return Encoder(self)
 
 
 class UnknownEncoder(BadInput):
@@ -137,19 +118,6 @@ class Encoder(nn.Module):
             channels_last = first == second != last  # images are square; so in Swin and in parts of ConvNeXt
             return output.mean((1, 2) if channels_last else (2, 3))
         return output
-
-
-def check_size(spec: EncoderSpec, patch: int | None = None) -> None:
-    """Refuse a size that is not a multiple of the patch size: the encoder would ignore the border."""
-    match = PATCH_SIZE_IN_NAME.match(spec.name)
-    patch = patch or (16 if spec.name == "vit-small" else int(match[1] or match[2]) if match else 1)
-    remainder = spec.size % patch
-    if remainder:
-        sizes = [side for side in (spec.size - remainder, spec.size - remainder + patch) if side]
-        raise BadInput(
-            f"encoder.size = {spec.size}: {spec.name} cuts images into patches of {patch} px and would "
-            f"never see the last {remainder} px of their rows and columns; use {' or '.join(map(str, sizes))}"
-        )
 
 
 def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:

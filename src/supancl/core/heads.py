@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Literal
 
 from supancl.config import Count
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+else:
+    from supancl.lazy import nn
 
 
 @dataclass(frozen=True)

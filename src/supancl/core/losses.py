@@ -12,15 +12,19 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, ParamSpec
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, ParamSpec
 
 from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Positive, marked
-from supancl.core.pools import Pool
 from supancl.distributed import RowRange
+
+if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor
+
+    from supancl.core.pools import Pool
+else:
+    from supancl.lazy import F, torch
 
 Params = ParamSpec("Params")
 

@@ -12,12 +12,15 @@ A method is a row, not a class. To make another one, replace what differs:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from supancl.core.branches import Branches, BranchSpec, HeadSpec
-from supancl.core.encoders import EncoderSpec
 from supancl.core.losses import Align, Contrast, CrossEntropy, Loss
-from supancl.core.pools import Pool, PoolSpec
+from supancl.core.specs import BranchSpec, EncoderSpec, HeadSpec, PoolSpec
 from supancl.distributed import SINGLE_PROCESS, Ranks
+
+if TYPE_CHECKING:
+    from supancl.core.branches import Branches
+    from supancl.core.pools import Pool
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ def assemble(
     ranks: Ranks = SINGLE_PROCESS,
 ) -> tuple[Branches, Pool | None]:
     """Build the branches and the pool, the two parts of a run that hold tensors."""
+    from supancl.core.branches import Branches
+
     body = encoder.build()
     projector = heads.projector if heads.projector.out is not None else replace(heads.projector, out=classes)
     width = projector.out

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from supancl.config import Count, Fraction
-from supancl.distributed import SINGLE_PROCESS, Ranks, RowRange
+from supancl.core.specs import PoolSpec as PoolSpec  # its place before 0.2
+from supancl.distributed import Ranks, RowRange
 
 EMPTY = -2  # label of an empty slot
 UNLABELLED = -1  # label of a target without a label
@@ -29,31 +28,6 @@ class Stored(NamedTuple):
     targets: Tensor
     labels: Tensor
     valid: Tensor
-
-
-@dataclass(frozen=True)
-class PoolSpec:
-    """Which pool and how large: `size` slots in all (queue), `size` per class (class-queues), or prototypes."""
-
-    kind: Literal["none", "queue", "class-queues", "prototypes"] = "none"
-    size: Count = 8192
-    rate: Fraction = 0.9  # of a prototype: weight of the old value in one push
-    sharded: bool = False  # prototypes: each rank holds those of some classes
-    start: Literal["empty", "random"] = "empty"  # random: a queue full of unit vectors without a label, as in MoCo
-
-    def build(self, width: int, classes: int, unlabelled: bool = False, ranks: Ranks = SINGLE_PROCESS) -> Pool | None:
-        if self.kind == "none":
-            return None
-        if self.kind == "queue":
-            queue = Queue(self.size, width, classes, unlabelled=unlabelled)
-            if self.start == "random":
-                queue.fill_randomly()
-            return queue
-        if self.kind == "class-queues":
-            return ClassQueues(self.size, width, classes)
-        if self.sharded and ranks.size > 1:
-            return ShardedPrototypes(width, classes, self.rate, ranks)
-        return Prototypes(width, classes, self.rate)
 
 
 class Pool(nn.Module, ABC):

@@ -1,8 +1,23 @@
 """Sources of images, batches of them, their views and their order."""
 
-from supancl.data.opening import from_arrays, open_data
-from supancl.data.splits import Data, DataSpec, Split
-from supancl.data.store.memory import Batch
-from supancl.data.views.specs import Crops, Masks
+from typing import TYPE_CHECKING
+
+from supancl.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from supancl.data.opening import from_arrays, open_data
+    from supancl.data.splits import Data, DataSpec, Split
+    from supancl.data.store.memory import Batch
+    from supancl.data.views.specs import Crops, Masks
 
 __all__ = ["Batch", "Crops", "Data", "DataSpec", "Masks", "Split", "from_arrays", "open_data"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "supancl.data.opening": "from_arrays open_data",
+        "supancl.data.splits": "Data DataSpec Split",
+        "supancl.data.store.memory": "Batch",
+        "supancl.data.views.specs": "Crops Masks",
+    },
+)

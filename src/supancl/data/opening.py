@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from supancl.data.decode import (
     Item,
@@ -32,6 +31,12 @@ from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, Progress
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.files import did_you_mean_path
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 AUTO_CACHE_BYTES = 256 * 2**20  # smaller data are decoded again in seconds
 SAMPLED_IMAGES = 64  # checked in place of all images, which would take too long

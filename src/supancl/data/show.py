@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from supancl.data.decode import image_problem, map_in_order, shrunk_size, upright_size
 from supancl.data.opening import AUTO_CACHE_BYTES
@@ -18,6 +17,11 @@ from supancl.data.splits import DataSpec, Source, Split
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
 from supancl.files import digest
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from supancl.lazy import torch
 
 
 def describe_source(source: Source, spec: DataSpec, channels: int, sizes: np.ndarray) -> dict[str, Any]:

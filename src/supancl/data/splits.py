@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from supancl.config import INCIDENTAL, Count, Fraction, Positive, Within, marked
 from supancl.data.decode import Item
 from supancl.data.order import Order, WindowedOrder, derive_seed
 from supancl.data.store.memory import Batch, ImageStore, Progress
 from supancl.errors import BadInput, did_you_mean, plural
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 Entry = tuple[str, Path | Item, str]  # split, image, class name ('': unlabelled)
 SPLIT_NAMES = {  # name of a folder or shard -> split

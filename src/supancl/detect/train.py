@@ -155,7 +155,7 @@ def train_detector(
             return _train(training, train, test, folder, encoder_spec, log, reporter)
         finally:
             log.close()
-            reporter.ends()
+            reporter.on_end()
 
 
 def precision_of(spec: DetectSpec, device: torch.device) -> str:
@@ -232,8 +232,8 @@ def _train(
                 }
                 log.write(row)
                 started, images = time.perf_counter(), 0
-            reporter.reading("training the detector", training.step, spec.iters)
-            reporter.stepped(training.step, row)
+            reporter.on_progress("training the detector", training.step, spec.iters)
+            reporter.on_step(training.step, row)
             if should_save:  # before the test, which may take long
                 save_checkpoint(folder.checkpoints, training.step, training.state())
             if should_stop and not is_last:
@@ -266,7 +266,7 @@ def _test(
     spec = training.spec
     with Batches(train, spec, training.device, spec.precise_bn) as batches:
         recompute_norm_statistics(training.detector, batches, spec.precise_bn, training.precision, spec.seed)
-    detections = detect(training.detector, test, training.device, training.precision, reporter.reading)
+    detections = detect(training.detector, test, training.device, training.precision, reporter.on_progress)
     scores = coco_scores(test, detections)
     row = {"kind": "test", "step": training.step, **{name: scores[name] for name in ("AP", "AP50", "AP75")}}
     log.write(row | _peak_memory(training.device))

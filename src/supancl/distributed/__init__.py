@@ -9,7 +9,8 @@ The rest of the package does not know how many processes there are. It asks `Ran
 process, or gets a `RowRange`: the rows of a batch that this process has.
 """
 
-from supancl.distributed.norms import synchronize_norms
+from typing import TYPE_CHECKING
+
 from supancl.distributed.processes import (
     from_environment,
     join_ranks,
@@ -19,8 +20,14 @@ from supancl.distributed.processes import (
 )
 from supancl.distributed.ranks import SINGLE_PROCESS, RankFailed, Ranks, RowRange
 from supancl.distributed.traffic import Traffic, traffic
+from supancl.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from supancl.distributed.norms import synchronize_norms
 
 __all__ = [
     "SINGLE_PROCESS", "RankFailed", "Ranks", "RowRange", "Traffic", "from_environment", "join_ranks",
     "require_single_process", "should_print", "should_report_failure", "synchronize_norms", "traffic",
 ]  # fmt: skip
+
+__getattr__ = lazy_names(__name__, {"supancl.distributed.norms": "synchronize_norms"})

@@ -9,14 +9,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
-
-import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
+from typing import TYPE_CHECKING, Any
 
 from supancl.distributed.ranks import RankFailed, Ranks
 from supancl.errors import BadInput, SupanclError
 from supancl.files import reason
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+else:
+    from supancl.lazy import dist
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # until all ranks have started
 COLLECTIVE_TIMEOUT = timedelta(hours=4)  # one rank may build a cache or measure while the others wait
@@ -105,6 +107,8 @@ def join_ranks(cuda: bool) -> Iterator[Ranks]:
 
 def _connect(ranks: Ranks, cuda: bool) -> Any:
     """Join the process group and return its key-value store."""
+    from torch.distributed.rendezvous import rendezvous
+
     try:
         store, _, _ = next(rendezvous("env://", ranks.rank, ranks.size, timeout=CONNECT_TIMEOUT))
         store.set_timeout(COLLECTIVE_TIMEOUT)

@@ -6,14 +6,16 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-
-from supancl.distributed.exchange import AllGather
 from supancl.errors import BadInput, SupanclError
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor, nn
+else:
+    from supancl.lazy import dist, nn, torch
 
 T = TypeVar("T")
 
@@ -100,6 +102,8 @@ class Ranks:
         padding = row_ranges[0].count - len(local_rows)  # pad to the first rank, which has the most rows
         if padding:
             local_rows = torch.cat([local_rows, local_rows.new_zeros(padding, *local_rows.shape[1:])])
+        from supancl.distributed.exchange import AllGather
+
         gathered = AllGather.apply(local_rows.contiguous())
         chunks = [rows[: row_range.count] for rows, row_range in zip(gathered, row_ranges, strict=True)]
         return torch.cat(chunks).movedim(0, dim)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
+else:
+    from supancl.lazy import nn
 
 LOSS_BYTES, SIGNAL_BYTES = 3 * 8, 8  # total, ssl and sup in double; a signal's number
 

@@ -120,7 +120,7 @@ class EvaluatedEncoder:
         return features
 
     def _embed(self, split: Split, view: View) -> Features:
-        options, progress = self.options, self.reporter.reading
+        options, progress = self.options, self.reporter.on_progress
         features = embed(
             self.encoder, split, options.device, options.batch_size, options.layer, options.normalize, view, progress
         )

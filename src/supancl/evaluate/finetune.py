@@ -204,7 +204,7 @@ def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, s
         optimizer.step()
         cosine.step()
         total += loss.detach()
-        evaluated.reporter.reading(f"fine-tuning, lr {lr:g}", step + 1, steps)
+        evaluated.reporter.on_progress(f"fine-tuning, lr {lr:g}", step + 1, steps)
     if not bool(torch.isfinite(total)):
         raise NonFinite(f"fine-tuning with lr {lr:g}: the loss is not finite; try a lower --lr")
     return model.eval()

@@ -73,7 +73,7 @@ def read_source(
 
     Photographs are decoded no larger than the view needs, or with `as_trained` as in `spec`.
     """
-    encoder, options, progress = evaluated.encoder, evaluated.options, evaluated.reporter.reading
+    encoder, options, progress = evaluated.encoder, evaluated.options, evaluated.reporter.on_progress
     if not as_trained:
         spec = replace(
             spec,

@@ -146,18 +146,18 @@ def differences(results: list[dict[str, Any]], reference: str) -> list[str]:
     if len(by_row) < 2 or reference not in by_row:
         return []
     if all(len(values) < 2 for values in by_row.values()):
-        return ["with one seed nothing can be told apart; give --seeds 3 or more"]
+        return ["one seed shows no clear difference; give --seeds 3 or more"]
     lines = []
     for row in (row for row in by_row if row != reference):
         seeds = sorted(by_row[row].keys() & by_row[reference].keys())  # a failed run has no difference
         if len(seeds) < 2:
             lines.append(
-                f"linear, {row} minus {reference}: cannot be told apart, with {plural(len(seeds), 'seed')} of both"
+                f"linear, {row} minus {reference}: no clear difference, only {plural(len(seeds), 'seed')} in common"
             )
             continue
         difference = mean_interval([by_row[row][seed] - by_row[reference][seed] for seed in seeds])
         verdict = (
-            "cannot be told apart" if not difference.excludes_zero else "better" if difference.mean > 0 else "worse"
+            "no clear difference" if not difference.excludes_zero else "better" if difference.mean > 0 else "worse"
         )
         lines.append(
             f"linear, {row} minus {reference}: {difference.mean:+.2f} points (95% interval "

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from supancl.core.branches import HeadSpec
-from supancl.core.encoders import EncoderSpec
 from supancl.core.heads import MLP
 from supancl.core.schedules import ScheduleSpec
+from supancl.core.specs import EncoderSpec, HeadSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method

@@ -18,18 +18,20 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any, TypeVar, get_args
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from supancl.config import checked, from_json, hints
-from supancl.core.encoders import BUILDERS, VARIANTS, EncoderSpec, width_of
 from supancl.core.losses import Align, Loss, LossTraits, Terms
-from supancl.core.pools import PoolSpec
-from supancl.data.sources.benchmarks import ALIASES, BENCHMARKS, Benchmark
+from supancl.core.specs import EncoderSpec, PoolSpec
+from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark
 from supancl.data.sources.layouts import Entry, OfficialList
 from supancl.errors import BadInput, SupanclError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+else:
+    from supancl.lazy import nn, torch
 
 
 class NotRegistered(BadInput):
@@ -99,6 +101,8 @@ def register_encoder(name: str, build: Callable[[EncoderSpec], nn.Module]) -> No
 
     It maps images (B, channels, size, size) to features (B, width).
     """
+    from supancl.core.encoders import BUILDERS, VARIANTS, width_of
+
     if (name in BUILDERS or name in VARIANTS) and ("encoder", name) not in REGISTERED:
         raise BadInput(f"encoder {name!r} is one of supancl's; choose another name")
 
@@ -313,7 +317,7 @@ def _with_checked_terms(call: Any) -> Any:
                 f"{name}: returned {_describe_type(terms)}; expected Terms(total, ssl, sup) (docs/extending.md)"
             )
         for field, term in zip(Terms._fields, terms, strict=True):
-            if not isinstance(term, Tensor) or term.ndim:
+            if not isinstance(term, torch.Tensor) or term.ndim:
                 raise BadInput(
                     f"{name}: {field} is {_describe_type(term)}; expected a scalar tensor, the mean over the "
                     "samples (docs/extending.md)"
@@ -328,7 +332,7 @@ def _with_checked_terms(call: Any) -> Any:
 
 
 def _describe_type(value: Any) -> str:
-    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
     return f"a {type(value).__name__}{shape}"
 
 

@@ -26,12 +26,10 @@ from supancl.config import (
     replaced,
     validated,
 )
-from supancl.core.branches import BranchSpec, HeadSpec
-from supancl.core.encoders import EncoderSpec, check_size
 from supancl.core.losses import Align, Loss
 from supancl.core.methods import METHODS, Method
-from supancl.core.pools import PoolSpec
 from supancl.core.schedules import ScheduleSpec
+from supancl.core.specs import BranchSpec, EncoderSpec, HeadSpec, PoolSpec, check_size
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops, ViewSpec
 from supancl.errors import BadInput, plural

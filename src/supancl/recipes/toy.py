@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from supancl.core.branches import HeadSpec
-from supancl.core.encoders import EncoderSpec
 from supancl.core.heads import MLP
 from supancl.core.losses import Align
-from supancl.core.pools import PoolSpec
 from supancl.core.schedules import ScheduleSpec
+from supancl.core.specs import EncoderSpec, HeadSpec, PoolSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Masks
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from supancl.core.branches import HeadSpec
-from supancl.core.encoders import EncoderSpec
 from supancl.core.heads import MLP
 from supancl.core.losses import Contrast
 from supancl.core.methods import MOCO3
 from supancl.core.schedules import ScheduleSpec
+from supancl.core.specs import EncoderSpec, HeadSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
 from supancl.recipes.head_sources import HEAD_SOURCES

@@ -42,7 +42,7 @@ def begin_run(
         finally:
             trainer.feed.close()
             log.close()
-            reporter.ends()
+            reporter.on_end()
 
 
 def note_kept_settings(requested: Recipe | None, resolved: Recipe, reporter: Reporter) -> None:
@@ -123,4 +123,4 @@ def _announce(trainer: Trainer, data: Data, folder: RunFolder, reporter: Reporte
             "crop the largest images"
         )
     device = str(trainer.device) if ranks.size == 1 else f"{ranks.size} ranks on {trainer.device.type}"
-    reporter.begins(recipe, data, folder.path, device, trainer.step, trainer.steps)
+    reporter.on_start(recipe, data, folder.path, device, trainer.step, trainer.steps)

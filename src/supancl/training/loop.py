@@ -84,7 +84,7 @@ class Loop:
                     row = self.train_row(stats, images / max(time.perf_counter() - since, 1e-9))
                     self.log.write(row)
                     since, images = time.perf_counter(), 0
-                self.reporter.stepped(trainer.step, row)
+                self.reporter.on_step(trainer.step, row)
                 if saves and not trainer.model.weights_are_finite():
                     raise NonFinite(
                         f"the weights are not finite numbers after step {trainer.step}; nothing was saved over "
@@ -127,7 +127,7 @@ class Loop:
             row |= ranks.on_rank0(lambda: self.monitor_values(targets, is_last))
             trainer.monitor.load(ranks.on_rank0(trainer.monitor.state))  # only rank 0 has measured
             self.log.write(row)
-            self.reporter.epoch_ended(row)
+            self.reporter.on_epoch(row)
         remarks = [*trainer.inputs.images.store.new_remarks(), *take_compile_failures(trainer)]
         for remark in dict.fromkeys(chain.from_iterable(ranks.all_gather_object(remarks))):
             self.reporter.warn(remark)

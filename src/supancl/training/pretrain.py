@@ -76,7 +76,7 @@ def pretrain(
         stack.enter_context(deterministic_mode(run_recipe.train.deterministic))
         try:
             ranks.assert_equal(run_data.summary.get("fingerprint"), "the data")
-            trainer = trainer_for(run_recipe, run_data, device, reporter.reading, ranks)
+            trainer = trainer_for(run_recipe, run_data, device, reporter.on_progress, ranks)
             with begin_run(trainer, run_data, folder, resume, init, reporter) as loop:
                 loop.run()
             encoder = trainer.model.copy_encoder(run_recipe)
@@ -93,7 +93,7 @@ def open_device_and_data(
     """The device and the data of this process, checked against the recipe."""
     device = pick_device(recipe.train.device, None if ranks.size == 1 else ranks.local_rank)
     if data is None:
-        data = open_data(recipe.data, recipe.encoder.channels, reporter.reading)
+        data = open_data(recipe.data, recipe.encoder.channels, reporter.on_progress)
     check_data(recipe, data)
     check_ranks(recipe, ranks.size)
     return device, data

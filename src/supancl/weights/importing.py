@@ -16,7 +16,7 @@ from torch import Tensor
 from supancl.config import from_json
 from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec
 from supancl.errors import BadInput, plural
-from supancl.files import check_writable, did_you_mean_path, make_folder
+from supancl.files import check_writable, make_folder
 from supancl.weights.checkpoint import DamagedFile, UnsafeFile, load_tensors
 from supancl.weights.encoder_file import load_encoder, load_weights, read_safetensors, save_encoder
 from supancl.weights.formats import (
@@ -32,6 +32,7 @@ from supancl.weights.formats import (
     image_side,
     locate,
 )
+from supancl.weights.names import split_encoder_name
 
 __all__ = ["FORMATS", "Format", "Identified", "identify", "import_checkpoint", "open_encoder"]
 
@@ -104,20 +105,10 @@ def _open(
 
 
 def _parse(text: str) -> tuple[str | None, Path]:
-    """Split NAME@FILE into (NAME, FILE); an existing path gives (None, path), even with an @ in it."""
-    if Path(text).exists() or "@" not in text:
-        if not Path(text).exists():
-            kind = text.partition(":")[0]
-            if kind in ("torchvision", "timm"):
-                raise BadInput(f"{text}: no weight file; give {text}@FILE (nothing is downloaded)")
-            options = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME@FILE or timm:NAME@FILE"
-            raise BadInput(f"no file {text}{did_you_mean_path(text) or f'; give {options}'}")
-        return None, Path(text)
-    name, _, file = text.partition("@")
-    if not Path(file).is_file():
-        raise BadInput(f"no file {file} (of {text}); give NAME@FILE with a local weight file")
-    short = name.removeprefix("torchvision:")
-    return short if short in RESNETS.values() else name, Path(file)
+    """Split NAME@FILE as `split_encoder_name` does, with the short names of torchvision's ResNets."""
+    name, file = split_encoder_name(text)
+    short = (name or "").removeprefix("torchvision:")
+    return short if short in RESNETS.values() else name, file
 
 
 def _is_supancl_file(file: Path) -> bool:

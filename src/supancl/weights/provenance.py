@@ -8,12 +8,14 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from supancl.version import __version__
+
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 
 
 def versions() -> dict[str, str]:
-    by_package = {"python": platform.python_version()}
-    for package in ("supancl", *PACKAGES):
+    by_package = {"python": platform.python_version(), "supancl": __version__}
+    for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             by_package[package] = version(package)
     return by_package

@@ -9,21 +9,13 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
-from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
+from supancl.cli.flags import recipe_from_flags
 from supancl.distributed import require_single_process
 from supancl.errors import plural
 from supancl.paper.collapse import check_base, table_cells, train_cells
 from supancl.sweeps.runner import Sweep, check_overrides
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe; all four cells share its settings")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    add_run_flags(parser)
-    parser.add_argument("--out", help="folder (default: runs/collapse-NNN); the same folder again continues")
-    add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -9,33 +9,13 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
-from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
+from supancl.cli.flags import recipe_from_flags
 from supancl.distributed import require_single_process
 from supancl.paper.study import study_title, table_cells, train_rows, write_study
 from supancl.paper.study_rows import STUDIES
 from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, select_rows
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        choices=tuple(STUDIES),
-        metavar="|".join(STUDIES),
-        help="; ".join(f"{name}: {study.help}" for name, study in STUDIES.items()),
-    )
-    parser.add_argument("recipe", help="a recipe; rows differ from it only in what the study varies")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all)")
-    add_run_flags(parser)
-    parser.add_argument(
-        "--on-test",
-        action="store_true",
-        help="evaluate on the test split, to report, not to choose (default: held-out images)",
-    )
-    parser.add_argument("--out", help="folder (default: runs/study-WHAT-NNN); the same folder again continues")
-    add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
-from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
+from supancl.cli.flags import recipe_from_flags
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, plural
 from supancl.files import why_unwritable, write_text
@@ -17,40 +17,13 @@ from supancl.paper.tables.cells import fill
 from supancl.paper.tables.formats import FORMATS
 from supancl.paper.tables.layouts import LAYOUTS, Layout, table_name
 from supancl.paper.tables.make import check_plan, complete
-from supancl.paper.tables.plan import FAILED, FAMILIES, Plan, Request, make_plan
+from supancl.paper.tables.plan import FAILED, Plan, Request, make_plan
 from supancl.paper.tables.runs import read_entries
 from supancl.recipes import Recipe
 from supancl.sweeps.runner import Sweep
 from supancl.sweeps.runs import RunsFailed
 
 ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    table_names = ", ".join(LAYOUTS)
-    parser.add_argument("name", metavar="NAME", help=f"one of {table_names}; table5 and f1 work too")
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="*",
-        default=[],
-        help="run folders, studies, detectors, toy studies, folders with evaluate/*.json; without "
-        "RUN and --data: the paper's numbers alone",
-    )
-    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
-    parser.add_argument(
-        "--out",
-        metavar="PATH",
-        help="file to write instead of the screen; with --data the folder of the runs (default runs/table-NAME)",
-    )
-    parser.add_argument("--benchmarks", metavar="ROOT", help="folder with the data sets of the columns")
-    parser.add_argument("--family", choices=FAMILIES, help="recipes to train (default: the paper's)")
-    parser.add_argument("--recipe", help="recipe to vary, for tables that vary one (default: supsiam)")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    parser.add_argument("--rows", metavar="A,B", help="train only these rows (default: all)")
-    parser.add_argument("--dry-run", action="store_true", help="show the plan and the expected time, then stop")
-    add_run_flags(parser)
-    add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -13,17 +13,6 @@ from supancl.paper.theory import LARGEST_SEED, MIN_SAMPLES, run_and_time
 from supancl.paper.theory.checks import Check, Settings
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0, help="seed of populations, weights and samples (default 0)")
-    parser.add_argument(
-        "--samples",
-        type=int,
-        default=Settings.samples,
-        metavar="N",
-        help=f"size of the largest Monte-Carlo samples (default {Settings.samples})",
-    )
-
-
 def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
     """Print the table and return it; a failed check raises `CheckFailed`, which holds the same result."""
     if args.samples < MIN_SAMPLES:

@@ -19,20 +19,6 @@ from supancl.reports.tables import LEGEND, cell_text
 from supancl.weights.run_folder import next_folder
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
-    parser.add_argument(
-        "--quick", action="store_true", help="a quarter of the dimensions, samples and batch, half the epochs"
-    )
-    parser.add_argument(
-        "--reading",
-        choices=tuple(READINGS),
-        default="near",
-        help="of App. B: literal, or near (default), which matches the paper's levels better (docs/toy-readings.md)",
-    )
-    parser.add_argument("--out", metavar="DIR", help="folder for tables, figure and toy.json (default runs/toy-NNN)")
-
-
 def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
     """Train, measure, print and write the study; returns the content of toy.json."""
     if args.seeds < 1:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from supancl.data.sources.toy import toy_source
 from supancl.data.splits import Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput, plural
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 MAX_CLASSES = 1_000_000  # a larger label is hardly a class number: each number up to it becomes a class
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark, Use
 from supancl.data.sources.benchmark_splits import assign_splits
@@ -22,6 +22,11 @@ from supancl.data.sources.cifar import ArrayReader
 from supancl.data.sources.layouts import Entry, FileReader, OfficialList
 from supancl.data.splits import Listing, Source, Split
 from supancl.errors import BadInput, did_you_mean, plural
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from supancl.lazy import torch
 
 __all__ = [
     "ALIASES", "BENCHMARKS", "Benchmark", "BenchmarkLocation", "Check", "CheckRow", "apply_class_order", "benchmark",

@@ -9,14 +9,18 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from supancl.data.sources import arrays
 from supancl.data.sources.layouts import and_more
 from supancl.data.splits import Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from supancl.lazy import torch
 
 ArrayReader = Callable[[Path, int], Source]  # (folder, channels); the splits have their official names
 

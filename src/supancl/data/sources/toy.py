@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from supancl.config import Count, NotNegative
 from supancl.data.order import derive_seed
 from supancl.data.splits import Source, full_split
 from supancl.data.store.memory import ArrayImages
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 TOY_SEED = 0
 

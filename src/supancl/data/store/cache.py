@@ -17,11 +17,9 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from supancl.data.decode import (
     DECODE_VERSION,
@@ -37,6 +35,12 @@ from supancl.data.store.memory import PackedImages, Progress
 from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, image_checksum, read_index
 from supancl.errors import BadInput
 from supancl.files import hold_lock, reason, write_text
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 MISSING_STAMP = -1  # of an item without a file
 FEATURES_FOLDER = "features"  # features cached by evaluations: one file per encoder and split

@@ -11,10 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from supancl.data.decode import (
     DECODE_VERSION,
@@ -26,6 +23,12 @@ from supancl.data.decode import (
     item_stamp,
 )
 from supancl.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 Progress = Callable[[str, int, int], None]  # (activity, done, total)
 MAX_PADDING = 16  # a canvas for all images may be at most this many times their mean size

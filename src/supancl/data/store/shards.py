@@ -8,12 +8,14 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from supancl.files import reason, sync_folder, write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHARD_BYTES = 128 * 2**20
 FREE_SPACE_ADVICE = "make room, set SUPANCL_CACHE to another folder, or --set data.cache=never"

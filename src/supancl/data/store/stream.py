@@ -13,11 +13,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from supancl.data.decode import Resample, decode, decode_threads_per_rank, image_problem, large_image_remarks
 from supancl.data.order import Order, WindowedOrder
@@ -26,6 +24,12 @@ from supancl.data.sources.tars import TarItem, caption_remarks, check_splits, fi
 from supancl.data.splits import DataSpec, Source, Split, sorted_names
 from supancl.data.store.memory import Batch, ImageStore, Progress, pad_images
 from supancl.errors import BadInput, plural
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 MAX_ASPECT = 2  # longer images are cut to their middle, so that one canvas fits every image
 SAMPLED_SHARDS = 50  # from which a sample of a stream is drawn

@@ -18,10 +18,14 @@ from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-import torch.nn.functional as F
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor
+else:
+    from supancl.lazy import F, torch
 
 if TYPE_CHECKING:
     from supancl.data.views.specs import Crops

@@ -6,14 +6,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from supancl.data.store.memory import Batch
 from supancl.data.views.augment import crop_and_resize, normalized
+
+if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor
+else:
+    from supancl.lazy import F, torch
 
 View = Literal["margin", "whole"]
 

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from supancl.data.views import augment
 from supancl.data.views.augment import Draws, blur_taps, triangle
 
 if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor
+
     from supancl.data.views.specs import Crops
+else:
+    from supancl.lazy import F, torch
 
 
 def render(
     crops: Crops, pixels: Tensor, draws: Draws, mean: tuple[float, ...], std: tuple[float, ...],
-    dtype: torch.dtype = torch.float32, products: bool = True,
+    dtype: torch.dtype | None = None, products: bool = True,
 ) -> Tensor:  # fmt: skip
     """(n, C, size, size): render the draws from uint8 images; row i is a view of image i % len(pixels).
 
@@ -31,6 +33,7 @@ def render(
     and blurs are matrix products, which must not use TF32; then `dtype` may be bfloat16, to which an autocast encoder
     would round the views anyway: the products use float16.
     """
+    dtype = dtype or torch.float32
     if not products:
         return _render_by_lines(crops, pixels, draws, mean, std).to(dtype)
     count, product_dtype = len(pixels), torch.float32 if dtype == torch.float32 else torch.float16

@@ -9,10 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from supancl.config import Count, Fraction, Positive, Within
 from supancl.data.store.memory import Batch
@@ -20,6 +17,12 @@ from supancl.data.views import augment, products
 from supancl.data.views.augment import Draws
 from supancl.distributed import RowRange
 from supancl.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 CROP_ATTEMPTS = 10  # attempts to draw a box that fits, as in torchvision
 
@@ -40,7 +43,7 @@ class LocalCrops:
         _check_ascending("views.local.scale", self.scale)
 
 
-Renderer = Callable[..., Tensor]  # see `draw_and_render`
+Renderer = Callable[..., Any]  # gives a tensor; see `draw_and_render`
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,13 @@ class Crops:
         generator: torch.Generator | None = None,
         views: int = 2,
         renderer: Renderer | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
         """(views, B, C, size, size): normalised views of a batch of uint8 images.
 
         On a GPU, `renderer` replaces `draw_and_render` by a compiled version, and `dtype` may be bfloat16.
         """
+        dtype = dtype or torch.float32
         pixels, sizes = batch.pixels, batch.image_sizes().repeat(views, 1)
         uniforms = self.draw_uniforms(len(sizes), pixels.device, generator)
         if pixels.device.type == "cpu":
@@ -109,7 +113,7 @@ class Crops:
         std: tuple[float, ...],
         generator: torch.Generator | None = None,
         renderer: Renderer | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> Tensor | None:
         """(count, B, C, small, small) by the same operations; None without local crops."""
         if self.local is None:
@@ -180,7 +184,7 @@ class Masks:
         generator: torch.Generator | None = None,
         views: int = 2,
         renderer: Renderer | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
         vectors = batch.pixels
         n, width = vectors.shape

@@ -152,7 +152,7 @@ class Plan:
 def format_duration(seconds: float) -> str:
     """A duration in words.
 
-    >>> in_words(42), in_words(600), in_words(8000)
+    >>> format_duration(42), format_duration(600), format_duration(8000)
     ('42 s', '10 min', '2 h 13 min')
     """
     if seconds < 100:

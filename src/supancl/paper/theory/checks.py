@@ -138,7 +138,7 @@ def sample_seed(seed: int, size: int, repeat: int) -> int:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seed_torch(seed: int) -> Iterator[None]:
     """Seed torch's global generator, from which the pool draws; its state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -212,7 +212,7 @@ def expectation(settings: Settings, formulas: Formulas) -> list[Check]:
 
     def estimate(size: int, repeat: int) -> Tensor:
         seed = sample_seed(settings.seed, size, repeat)
-        with seeded(seed):
+        with seed_torch(seed):
             return lagrangian(draw_sample(world, size, seed), w, wp, alpha)
 
     return [
@@ -250,7 +250,7 @@ class _Estimates:
         def estimate(size: int, repeat: int) -> Tensor:
             if (size, repeat) not in self.cached:
                 seed = sample_seed(self.seed, size, repeat)
-                with seeded(seed):
+                with seed_torch(seed):
                     self.cached[size, repeat] = measure_covariances(draw_sample(self.world, size, seed), self.w)
             return self.cached[size, repeat][index]
 

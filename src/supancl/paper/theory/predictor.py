@@ -17,7 +17,7 @@ from supancl.paper.theory.checks import (
     measure_covariances,
     sample_seed,
     sampling_slope,
-    seeded,
+    seed_torch,
     worst,
 )
 from supancl.paper.theory.formulas import Formulas
@@ -171,7 +171,7 @@ def conditions(settings: Settings, formulas: Formulas) -> list[Check]:
 
     def estimate(size: int, repeat: int) -> Tensor:
         seed = sample_seed(settings.seed, size, repeat)
-        with seeded(seed):
+        with seed_torch(seed):
             return minimiser(draw_sample(world, size, seed), wide, 0.5, 1.0)
 
     quantity, expected = "exponent of the error of a drawn sample's minimiser", formulas.sampling_rate

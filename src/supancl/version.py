@@ -1,0 +1,3 @@
+"""The version of the package, defined only here."""
+
+__version__ = "0.2.0"

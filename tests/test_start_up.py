@@ -1,0 +1,164 @@
+"""Help, versions and bad input are answered without torch, whose import takes seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import supancl
+from supancl.cli import choices
+from supancl.cli.commands import COMMANDS, OLD_NAMES, PAPER
+
+SRC = str(Path(supancl.__file__).parents[1])
+HEAVY = ("torch", "torchvision", "timm", "matplotlib", "scipy", "sklearn", "tensorboard")
+SUBCOMMANDS = {
+    "evaluate": ("knn", "linear", "variance", "transfer", "fewshot", "finetune", "suite"),
+    "data": ("show", "cache", "check", "where"),
+    "detect": ("train", "eval", "compare", "crops", "export"),
+    "paper": tuple(PAPER),
+}
+HELP = [
+    [],
+    *([name] for name in (*COMMANDS, *OLD_NAMES)),
+    *([name, subcommand] for name, names in SUBCOMMANDS.items() for subcommand in names),
+]
+LINES = {  # command line -> exit code, words of the output
+    **{" ".join([*words, "--help"]): (0, "usage: supancl") for words in HELP},
+    "--version": (0, f"supancl {supancl.__version__} (torch "),
+    "": (2, "usage: supancl"),
+    "evalute": (2, "did you mean 'evaluate'?"),
+    "paper tables": (2, "did you mean 'table'?"),
+    "pretrain digits.supsiam --learning-rate 1": (2, "--set optimizer.lr=X"),
+    "pretrain digits.supsam": (2, "did you mean 'digits.supsiam'?"),
+    "pretrain digits.supsiam --data nowhere": (2, "no data at 'nowhere'; check the path"),
+    "pretrain digits.supsiam --set loss.alfa=1": (2, "did you mean 'loss.alpha'?"),
+    "alpha digits.supsiam --data nowhere": (2, "no data at 'nowhere'; check the path"),
+    "paper study pool digits.supsiam --data nowhere": (2, "no data at 'nowhere'; check the path"),
+    "evaluate knn nowhere": (2, "no file nowhere; give a run folder"),
+    "evaluate transfer nowhere --data digits": (2, "no file nowhere; give a run folder"),
+    "evaluate linear nowhere --frobnicate": (2, "unrecognized arguments: --frobnicate"),
+    "embed nowhere --data digits --out x.npz": (2, "no file nowhere; give a run folder"),
+    "import nowhere --out x": (2, "no file nowhere; give a run folder"),
+    "data show nowhere": (2, "no data at 'nowhere'; check the path"),
+    "recipes": (0, "cifar100.supsiam"),
+    "recipes cifar100.supsiam": (0, "loss.alpha"),
+    "--quiet --json - recipes digits.supsiam": (0, '"name": "digits.supsiam"'),
+    "--plugin nowhere.py recipes": (2, "--plugin nowhere.py: no such file"),
+}
+SCRIPT = """
+import contextlib, io, json, sys
+from supancl.cli import main
+
+answers = {}
+for line in json.load(sys.stdin):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            code = main(line.split())
+        except SystemExit as end:
+            code = end.code
+    answers[line] = code, output.getvalue(), [name for name in HEAVY if name in sys.modules]
+import supancl
+answers["dir"] = 0, " ".join(dir(supancl)), [name for name in HEAVY if name in sys.modules]
+print(json.dumps(answers))
+"""
+
+
+def python(*words: str, text: str = "", folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(filter(None, (SRC, os.environ.get("PYTHONPATH", ""))))
+    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "80"}
+    return subprocess.run(
+        [sys.executable, *words], input=text, capture_output=True, text=True, env=environment, cwd=folder, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """Exit code and output of each command line, all in one process, and the slow packages imported so far."""
+    done = python(
+        "-c", f"HEAVY = {HEAVY}\n{SCRIPT}", text=json.dumps(list(LINES)), folder=tmp_path_factory.mktemp("empty")
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_light_command_is_answered_without_torch(line, answers):
+    code, output, heavy = answers[line]
+    expected_code, words = LINES[line]
+    assert (code, heavy) == (expected_code, []), output
+    assert words in output
+
+
+def test_public_names_are_listed_without_being_imported(answers):
+    _, names, heavy = answers["dir"]
+    assert set(supancl.__all__) <= set(names.split())
+    assert not heavy
+
+
+def test_every_public_name_is_where_the_package_looks_for_it():
+    for name in supancl.__all__:
+        assert getattr(supancl, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'pretrian'"):
+        supancl.pretrian  # noqa: B018
+
+
+def test_python_m_supancl_is_the_command(tmp_path):
+    done = python("-m", "supancl", "evaluate", "--frobnicate", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("supancl: ")
+    assert "(see python -m supancl evaluate --help)" in done.stderr
+
+
+def test_training_without_pictures_imports_neither_timm_nor_matplotlib():
+    done = python("-c", "import sys, supancl; supancl.pretrain; print([n for n in sys.argv[1:] if n in sys.modules])",
+                  "torchvision", "timm", "matplotlib", "sklearn", "tensorboard")  # fmt: skip
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_first_use_of_torch_replaces_its_proxies():
+    code = """
+import sys
+import supancl.lazy
+from supancl.core import heads, losses
+assert "torch" not in sys.modules
+losses.torch.zeros(1)
+torch = sys.modules["torch"]
+assert losses.torch is torch and supancl.lazy.torch is torch
+assert losses.F is torch.nn.functional and heads.nn is torch.nn and supancl.lazy.dist is torch.distributed
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_is_no_proxy_if_torch_is_imported_first():
+    done = python("-c", "import torch; from supancl.core import losses; assert losses.torch is torch")
+    assert done.returncode == 0, done.stderr
+
+
+def test_flags_offer_the_choices_of_the_modules():
+    from supancl.detect.export import FORMATS as DETECTOR_FORMATS
+    from supancl.detect.layouts import YEARS
+    from supancl.evaluate.suite import PROTOCOLS
+    from supancl.paper.study_rows import STUDIES
+    from supancl.paper.tables.formats import FORMATS as PAPER_FORMATS
+    from supancl.paper.tables.layouts import LAYOUTS
+    from supancl.paper.tables.plan import FAMILIES
+    from supancl.paper.theory.checks import Settings
+    from supancl.paper.toy.training import READINGS
+    from supancl.reports.tables import FORMATS
+
+    assert choices.SUITE_PROTOCOLS == PROTOCOLS
+    assert choices.TABLE_FORMATS == tuple(FORMATS) == tuple(PAPER_FORMATS)
+    assert choices.DETECTOR_FORMATS == DETECTOR_FORMATS
+    assert tuple(YEARS) == choices.VOC_YEARS
+    assert tuple(LAYOUTS) == choices.PAPER_TABLES
+    assert choices.RECIPE_FAMILIES == FAMILIES
+    assert tuple(READINGS) == choices.TOY_READINGS
+    assert Settings.samples == choices.THEORY_SAMPLES
+    assert {name: study.help for name, study in STUDIES.items()} == choices.STUDIES
