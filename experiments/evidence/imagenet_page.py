@@ -66,12 +66,12 @@ def imagenet_line(folder: Path) -> str:
         return ""
     rows = [evidence.row(NAMES[method], f"final-{method}-0") for method in IMAGENET_METHODS]
     several = [row.name for row in rows if len(row.results) > 1]
-    collapsed = [row.name for row in rows if row.collapsed]
+    alarmed = [row.name for row in rows if row.collapsed]
     done = len(plan.steps) - len(waiting(plan, evidence.results))
     return (
         f"Whether it holds for photographs: [a study of ImageNet images of 64 px](#{ANCHOR}) has {done} of "
         f"{plural(len(plan.steps), 'run')}, several seeds of {' and '.join(several) or 'no method'} only"
-        + f", and collapsed runs of {' and '.join(collapsed)}" * bool(collapsed)
+        + f"; its monitor reported collapse in runs of {', '.join(alarmed)}" * bool(alarmed)
         + "."
     )
 
@@ -112,19 +112,23 @@ interval.
 
 
 def mark(row: Row) -> str:
-    """The method's name, with a dagger where the monitor called a run of it collapsed."""
+    """The method's name, with a dagger if the monitor reported collapse in a run of it."""
     return f"{row.name} †" if row.collapsed else row.name
 
 
 def describe_collapse(rows: Mapping[str, Row]) -> str:
-    names = [row.name for row in rows.values() if row.collapsed]
+    """What a dagger means, with how many directions the projector's features use at the end."""
+    alarmed = [row for row in rows.values() if row.collapsed]
+    ends = [f"{row.name} {mean_text(row.values('projector_effective_rank'), 1)}" for row in alarmed]
     return (
         f"""
-† {" and ".join(names)}: the monitor reported collapse during training (a batch's targets use fewer than 10
-directions). Training went on to the end, and the encoder was evaluated. A difference to it shows that labels prevent
-collapse at this learning rate, not how much they help a network that trains well.
+† The monitor reported collapse at some point of training: a batch's targets used fewer than 10 directions, or were
+nearly equal. Training continued to the end. An early report can pass; at the end the projector's features of training
+images have an effective rank of: {", ".join(ends)}.
+A difference to a run that ends collapsed shows that labels prevent collapse at this learning rate, not how much they
+help a network that trains well.
 """
-        if names
+        if alarmed
         else ""
     )
 
