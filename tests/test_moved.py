@@ -57,3 +57,32 @@ def test_a_reporter_of_0_1_0_is_still_called() -> None:
     old = Old()
     old.on_step(3, None)
     assert old.last == 3
+
+
+def test_a_reporter_of_0_1_0_may_call_the_method_it_overrides() -> None:
+    class Base(supancl.Reporter):
+        def on_step(self, step, row):
+            self.last = step
+
+    with pytest.warns(DeprecationWarning, match="Old.stepped is called on_step"):
+
+        class Old(Base):
+            def stepped(self, step, row):
+                super().stepped(step, row)
+
+    old = Old()
+    old.on_step(3, None)
+    assert old.last == 3
+
+
+def test_a_reporter_with_both_names_gives_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    class Both(supancl.Reporter):
+        def on_end(self):
+            self.ended = True
+
+        ends = on_end
+
+    both = Both()
+    both.on_end()
+    assert both.ended
+    assert not recwarn

@@ -21,10 +21,13 @@ class Reporter:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for old in _OLD_NAMES.keys() & vars(cls).keys():
-            message = f"{cls.__name__}.{old} is called {_OLD_NAMES[old]} since 0.2.0; 0.3.0 will not call it"
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
-            setattr(cls, _OLD_NAMES[old], vars(cls)[old])
+        for old, new in _OLD_NAMES.items():
+            if old in vars(cls) and new not in vars(cls):  # with both, a class works with 0.1.0 and 0.2.0
+                message = f"{cls.__name__}.{old} is called {new} since 0.2.0; 0.3.0 will not call it"
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                setattr(cls, new, vars(cls)[old])
+            elif new in vars(cls) and old not in vars(cls):
+                setattr(cls, old, vars(cls)[new])  # for super().OLD(...)
 
     def note(self, text: str) -> None: ...
 
@@ -39,3 +42,7 @@ class Reporter:
     def on_epoch(self, row: dict[str, Any]) -> None: ...
 
     def on_end(self) -> None: ...
+
+
+for _old, _new in _OLD_NAMES.items():
+    setattr(Reporter, _old, getattr(Reporter, _new))
