@@ -27,6 +27,33 @@ def test_a_flag_like_none_is_answered_with_the_help(capsys):
     assert_refused(said, "--frobnicate 3", "supancl pretrain --help")
 
 
+def test_a_folder_without_its_flag_is_answered_with_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    class_folders(tmp_path / "photos")
+    assert_refused(supancl(capsys, "pretrain", "digits.supsiam", "photos"), "did you mean --data photos?")
+    assert "did you mean" not in supancl(capsys, "pretrain", "digits.supsiam", "nowhere").err
+
+
+def test_what_is_required_is_named_as_in_the_help(capsys):
+    for words, name in {"data show": "SOURCE", "data where": "NAME", "alpha": "RECIPE"}.items():
+        assert f"required: {name} (see" in supancl(capsys, *words.split()).err
+        assert name in supancl(capsys, *words.split(), "--help").out
+
+
+def test_a_run_without_its_encoder_or_with_a_damaged_one_names_the_way_to_get_it(tmp_path, capsys):
+    class_folders(tmp_path / "data")
+    run = tmp_path / "a run"
+    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", tmp_path / "data", "--out", run)
+    assert said.code == 0, said.err
+    encoder = run / "encoder.safetensors"
+    weights = encoder.read_bytes()
+    for damage in (encoder.unlink, lambda: encoder.write_bytes(weights[:500])):
+        damage()
+        assert_refused(supancl(capsys, "evaluate", "knn", run), f"supancl pretrain --resume --out '{run}'")
+        assert supancl(capsys, "pretrain", "--resume", "--out", run).code == 0
+        assert encoder.read_bytes() == weights
+
+
 def test_commands_without_set_name_flags_alone(capsys):
     said = supancl(capsys, "evaluate", "knn", "run", "--lr", "0.1")
     assert "--set" not in said.err

@@ -502,7 +502,7 @@ def test_unreadable_images_are_refused_or_skipped_and_counted(tmp_path):
     bad[1].write_bytes(whole[:60])
     source = str(tmp_path / "data")
     for _ in range(2):  # the second time with the others cached
-        with pytest.raises(BadInput, match=mentions("bad.png", "cannot be read", "1 more")):
+        with pytest.raises(BadInput, match=mentions("bad.png", "cannot be read", "1 more", "skip them with")):
             open_data(DataSpec(source=source, cache="always"), 3)
         data = open_data(DataSpec(source=source, cache="always", skip_bad_images=True, holdout=0), 3)
         assert data.skipped == tuple(map(str, bad))

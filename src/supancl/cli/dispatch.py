@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandLine(
         prog=program_name(),
         usage=f"{program_name()} COMMAND ...",
-        description=f"Pretrain image encoders with (supervised) ANCL.\n\n{contents}",
+        description=f"Pretrain image encoders with all, some or no labels, and evaluate them.\n\n{contents}",
         epilog=f"{program_name()} COMMAND --help lists the flags of a command",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         spellings={name: " ".join(current_spelling(name)) for name in (*commands.COMMANDS, *commands.OLD_NAMES)},

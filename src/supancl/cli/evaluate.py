@@ -108,8 +108,8 @@ def describe_ridge(result: dict[str, Any]) -> str:
     """The weight of the ridge, and the images it was chosen on."""
     if "weight_by_half" in result:
         first, second = result["weight_by_half"]
-        weights = f"{first:g}" if first == second else f"{first:g} and {second:g}"
-        return f"ridge weight {weights}, of each half chosen on the other"
+        weights = f"weight {first:g}" if first == second else f"weights {first:g} and {second:g}"
+        return f"ridge {weights}, for each half of the images chosen on the other half"
     images = plural(result["chosen_on_images"], "image")
     return f"ridge weight {result['weight']:g}, chosen on {images}: {result['chosen_on']}"
 

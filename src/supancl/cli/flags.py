@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from supancl.cli.console import print_error
@@ -61,11 +62,11 @@ class OneLineParser(argparse.ArgumentParser):
         return parsed_args, unknown
 
     def _suggest(self, argument: str) -> str:
-        """A hint for an unknown flag: the nearest flag, or the field of a recipe if the command has --set."""
+        """A hint: for a flag the nearest one, or a recipe's field if the command has --set; for a path --data."""
         flag = argument.partition("=")[0]
         flags = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         if not flag.startswith("--"):
-            return ""
+            return f"; did you mean --data {argument}?" if "--data" in flags and Path(argument).exists() else ""
         name = flag[2:].replace("-", "_")
         if "--set" in flags:
             fields = [field for field in recipe("cifar100.supsiam").fields() if field.rpartition(".")[2] == name]

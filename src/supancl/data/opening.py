@@ -196,10 +196,10 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
     store, unreadable = _store_images(items, cache_name, channels, spec, progress, remarks)
     if unreadable and not spec.skip_bad_images:
         position, reason = unreadable[0]
-        others = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
+        others, them = (f" and {len(unreadable) - 1} more", "them") if len(unreadable) > 1 else ("", "it")
         raise BadInput(
-            f"{items[position]}: cannot be read as an image ({reason}){others}; repair or remove it, "
-            "or skip it with --skip-bad-images"
+            f"{items[position]}: cannot be read as an image ({reason}){others}; repair or remove {them}, "
+            f"or skip {them} with --skip-bad-images"
         )
     bad_positions = {position for position, _ in unreadable}
     remarks += dark_image_remarks(store, [item for position, item in enumerate(items) if position not in bad_positions])

@@ -46,7 +46,7 @@ TRAINED_IMAGES = "trained images"
 def record_result(evaluated: EvaluatedEncoder, base: str, since: float, source: str, **result: Any) -> dict[str, Any]:
     """Add the conditions to a result and save it in the run folder as `base` and its non-default settings."""
     device = evaluated.options.device
-    cpu = f"cpu, {torch.get_num_threads()} threads"
+    cpu = f"cpu, {plural(torch.get_num_threads(), 'thread')}"
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     record = {
         "base": base,

@@ -213,7 +213,9 @@ def check_same_classes(
     first, expected = next(iter(sets.items()))
     for name, present in sets.items():
         if not present:
-            raise BadInput(f"{location}: no labelled image in {name}; label some of them")
+            raise BadInput(
+                f"{location}: no labelled image in {name}; label some of them, or name labelled ones with --data"
+            )
     if len(expected) < 2:
         raise BadInput(
             f"{location}: only class {classes[next(iter(expected))]!r} in {first}; "

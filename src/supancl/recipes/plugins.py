@@ -168,7 +168,7 @@ def load_plugin(file: str | Path) -> None:
         )
     if not path.is_file():
         raise BadInput(
-            f"--plugin {file}: no such file; give the Python file that registers your classes (docs/extending.md)"
+            f"--plugin {file}: no such file; give the Python file that registers what you added (docs/extending.md)"
         )
     name = "supancl_plugin" + re.sub(r"\W", "_", str(path))  # the same in every process, for pickled classes
     spec = spec_from_file_location(name, path)

@@ -32,7 +32,7 @@ from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import BranchSpec, EncoderSpec, HeadSpec, PoolSpec, check_size
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops, ViewSpec
-from supancl.errors import BadInput, plural
+from supancl.errors import BadInput
 from supancl.recipes.plugins import PLACEHOLDERS, build_plugin_sections, check_registered
 
 OUR_CHOICE = "our choice"
@@ -270,8 +270,8 @@ def describe_resolution(requested: Recipe, resolved: Recipe) -> str:
     if before == after:
         return ""
     return (
-        f"schedule.warmup_epochs = {after} instead of {before}: half of the "
-        f"{plural(resolved.train.epochs, 'epoch')}, so that the learning rate reaches its peak and decays"
+        f"schedule.warmup_epochs = {after} instead of {before}: at most half of train.epochs = "
+        f"{resolved.train.epochs}, so that the learning rate reaches its peak and decays"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from supancl.config import from_json, to_json
 from supancl.core.encoders import Encoder, EncoderSpec, UnknownEncoder
 from supancl.core.heads import MLP
-from supancl.errors import BadInput
+from supancl.errors import BadInput, program_name
 from supancl.files import did_you_mean_path, reason, write_atomically
 from supancl.recipes.plugins import plugin_hint
 from supancl.weights.checkpoint import SCHEMA_VERSION, DamagedFile, checkpoints, load_checkpoint, load_tensors
@@ -179,7 +180,10 @@ def find_encoder_file(path: Path) -> Path:
         file = path / "encoder.safetensors"
         if not file.exists():
             if (path / "recipe.json").exists():
-                raise BadInput(f"{path} holds no encoder.safetensors; has the run finished its first epoch?")
+                raise BadInput(
+                    f"{path} holds no encoder.safetensors, which a run writes after its first epoch; continue it "
+                    f"with: {program_name()} pretrain --resume --out {quote(str(path))}"
+                )
             candidate = next((file.parent for file in sorted(path.glob("*/encoder.safetensors"))), None)
             raise BadInput(
                 f"{path} is not a run folder: it has no encoder.safetensors"
@@ -204,8 +208,8 @@ def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise BadInput(f"{file}: cannot be read ({reason(error)}); check its permissions") from None
     except SafetensorError as error:
         raise BadInput(
-            f"{file}: not a safetensors file ({reason(error)}); copy it again, or if a "
-            "run wrote it, resume that run to write it again: --resume"
+            f"{file}: not a safetensors file ({reason(error)}); copy it again, or if a run wrote it, let the run write "
+            f"it again with: {program_name()} pretrain --resume --out {quote(str(file.parent))}"
         ) from None
 
 

@@ -9,7 +9,7 @@ from supancl.cli.flags import add_recipe_flags, add_run_flags
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe")
+    parser.add_argument("recipe", metavar="RECIPE", help="a SupSiam or SupBYOL recipe")
     parser.add_argument("--alphas", default="0,.2,.5,.8,1", help="comma-separated (default 0,.2,.5,.8,1)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
     parser.add_argument(

@@ -12,11 +12,11 @@ from supancl.data.sources.benchmark_rows import BENCHMARKS
 def arguments(parser: argparse.ArgumentParser) -> None:
     subparsers = parser.add_subparsers(dest="action", required=True)
     show = subparsers.add_parser("show", parents=[common_flags()], help="summary and contact sheets of a source")
-    show.add_argument("source", help="anything that --data takes")
+    show.add_argument("source", metavar="SOURCE", help="anything that --data takes")
     show.add_argument("--recipe", help="recipe whose views are drawn (default: by the size of the images)")
     show.add_argument("--out", help="folder for the contact sheets (default: runs/show-NNN)")
     cache = subparsers.add_parser("cache", parents=[common_flags()], help="decode images once and cache them on disk")
-    cache.add_argument("source", nargs="?", help="anything that --data takes and that is read from files")
+    cache.add_argument("source", metavar="SOURCE", nargs="?", help="what --data takes and is read from files")
     cache.add_argument("--recipe", default="imagenet100.supsiam", help="recipe whose image size is used")
     cache.add_argument("--short-side", type=int, help="decode to this size instead")
     cache.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images")
@@ -27,12 +27,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     check = subparsers.add_parser(
         "check", parents=[common_flags()], help="is a benchmark data set complete and in the right layout?"
     )
-    check.add_argument("name", help=f"one of {', '.join(BENCHMARKS)}")
+    check.add_argument("name", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
     check.add_argument("--root", required=True, help="the folder that contains it")
     where = subparsers.add_parser(
         "where", parents=[common_flags()], help="what to download for a benchmark, and where to put it"
     )
-    where.add_argument("name", help=f"one of {', '.join(BENCHMARKS)}")
+    where.add_argument("name", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
 
 
 def check(args: argparse.Namespace) -> None:

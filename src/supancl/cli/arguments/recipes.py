@@ -8,5 +8,5 @@ from supancl.cli.flags import add_recipe_flags
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="show this recipe, with the source of each value")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="show this recipe, with the source of each value")
     add_recipe_flags(parser)

@@ -9,7 +9,7 @@ from supancl.cli.flags import add_recipe_flags, add_run_flags
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe; all four cells share its settings")
+    parser.add_argument("recipe", metavar="RECIPE", help="a SupSiam or SupBYOL recipe, shared by all four cells")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
     add_run_flags(parser)
     parser.add_argument("--out", help="folder (default: runs/collapse-NNN); the same folder again continues")

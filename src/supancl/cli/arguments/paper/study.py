@@ -16,7 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="|".join(STUDIES),
         help="; ".join(f"{name}: {text}" for name, text in STUDIES.items()),
     )
-    parser.add_argument("recipe", help="a recipe; rows differ from it only in what the study varies")
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe; rows differ from it only in what the study varies")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
     parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all)")
     add_run_flags(parser)
