@@ -156,40 +156,28 @@ def linear_probe(
         raise BadInput("weights: at least one is needed, and all above 0")
     test = _renumbered("test", test, classes, train.values.shape[1])
     choice = _choose_ridge_images(splits["train"], test.labels.cpu(), classes, choose, share, seed)
-    values, labels, is_held_out = (
-        choice.fit.values.to(device),
-        choice.fit.labels.to(device),
-        choice.is_held_out.to(device),
-    )
+    halves = choice.in_first_half
+    values, labels = choice.fit.values.to(device), choice.fit.labels.to(device)
+    is_held_out = choice.is_held_out.to(device)
     space = Standardized(values)
     single_rows = space.rows(values, torch.float32)
     test_rows, truth = space.rows(test.values.to(device), torch.float64), test.labels.to(device)
-    choosing_rows, choosing_labels = (
-        (single_rows[is_held_out], labels[is_held_out]) if choice.in_first_half is None else (test_rows.float(), truth)
-    )
+    choosing_rows, choosing_labels = single_rows[is_held_out], labels[is_held_out]
+    if halves is not None:
+        choosing_rows, choosing_labels = test_rows.float(), truth
+    fitted = Problem(single_rows[~is_held_out], labels[~is_held_out], len(classes))
     correct_by_weight, starts = {}, {}
-    for solution in solve_path(
-        Problem(single_rows[~is_held_out], labels[~is_held_out], len(classes)), sorted(set(weights)), CHOOSING_TOLERANCE
-    ):
+    for solution in solve_path(fitted, sorted(set(weights)), CHOOSING_TOLERANCE):
         correct_by_weight[solution.weight] = (predict(solution.parameters, choosing_rows) == choosing_labels).cpu()
         starts[solution.weight] = solution.parameters
-    selected = (
-        (_best_weight(correct_by_weight),)
-        if choice.in_first_half is None
-        else (
-            _best_weight(correct_by_weight, ~choice.in_first_half),
-            _best_weight(correct_by_weight, choice.in_first_half),
-        )
-    )
+    selected: tuple[float, ...] = (_best_weight(correct_by_weight),)
+    if halves is not None:
+        selected = (_best_weight(correct_by_weight, ~halves), _best_weight(correct_by_weight, halves))
     exact = Problem(space.rows(values, torch.float64), labels, len(classes))
     rough = Problem(single_rows, labels, len(classes))
     finals = {weight: polish(exact, rough, weight, starts[weight], tolerance) for weight in set(selected)}
     correct_tests = [(predict(finals[weight].parameters, test_rows) == truth).cpu() for weight in selected]
-    is_correct = (
-        correct_tests[0]
-        if choice.in_first_half is None
-        else torch.where(choice.in_first_half, correct_tests[0], correct_tests[1])
-    )
+    is_correct = correct_tests[0] if halves is None else torch.where(halves, *correct_tests)
     ascending = sorted(correct_by_weight)
     return LinearProbe(
         accuracy=_percent(is_correct),
@@ -202,7 +190,7 @@ def linear_probe(
         cut_off=any(final.cut_off for final in finals.values()),
         chosen_on=choice.chosen_on,
         chosen_on_images=len(choosing_labels),
-        weight_by_half=() if choice.in_first_half is None else selected,
+        weight_by_half=() if halves is None else selected,
     )
 
 

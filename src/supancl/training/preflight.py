@@ -14,7 +14,7 @@ import torch
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.core.precision import auto_precision, has_bf16
 from supancl.data.opening import absolute_source, is_same_source
-from supancl.data.sources.folder import check_out_folder
+from supancl.data.sources.folder import ONLY_CLASS, check_out_folder
 from supancl.data.sources.tars import find_tars, is_tar
 from supancl.data.splits import Data
 from supancl.data.views.specs import Crops
@@ -106,7 +106,7 @@ def check_data(recipe: Recipe, data: Data) -> None:
             )
         if len(present) == 1:
             # remarks are not shown when the data are refused, so this one is part of the message
-            hints = "".join(f" ({remark})" for remark in data.remarks if "the only class is" in remark)
+            hints = "".join(f" ({remark})" for remark in data.remarks if ONLY_CLASS in remark)
             raise BadInput(
                 f"{source}: only one class, {data.classes[present[0]]!r}, has training images; "
                 f"{recipe.method} needs two, or use simsiam or byol" + hints

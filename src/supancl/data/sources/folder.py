@@ -12,6 +12,7 @@ from supancl.data.sources.arrays import BUILT_IN
 from supancl.data.splits import SPLIT_NAMES, Listing
 from supancl.errors import BadInput, plural
 
+ONLY_CLASS = "the only class is"  # in a remark, which an error about it repeats
 UNLABELLED_FOLDERS = ("unlabelled", "unlabeled", "_unlabelled", "_unlabeled")
 
 
@@ -143,7 +144,7 @@ def _remark_on_single_class(classes: set[str], folder: Path, remarks: list[str])
     subfolders = [child.name for child in sorted(class_folder.iterdir()) if child.is_dir() and child.name[0] != "."]
     if len(subfolders) > 1:
         remarks.append(
-            f"{folder}: the only class is {class_folder.name}, which has {len(subfolders)} folders in it, such as "
+            f"{folder}: {ONLY_CLASS} {class_folder.name}, which has {len(subfolders)} folders in it, such as "
             f"{subfolders[0]}; to use those as classes, give {class_folder}"
         )
 
