@@ -177,7 +177,7 @@ def linear_probe(
     rough = Problem(single_rows, labels, len(classes))
     finals = {weight: polish(exact, rough, weight, starts[weight], tolerance) for weight in set(selected)}
     correct_tests = [(predict(finals[weight].parameters, test_rows) == truth).cpu() for weight in selected]
-    is_correct = correct_tests[0] if halves is None else torch.where(halves, *correct_tests)
+    is_correct = correct_tests[0] if halves is None else torch.where(halves, correct_tests[0], correct_tests[1])
     ascending = sorted(correct_by_weight)
     return LinearProbe(
         accuracy=_percent(is_correct),
