@@ -1,0 +1,113 @@
+"""Mutants of the losses."""
+
+# ruff: noqa: E501
+# fmt: off
+# one line for one mutant, with the text as it stands in the module
+
+from tests.mutants.mutant import Group, Mutant
+
+MUTANTS = (
+    # --- the global batch and the traits
+    Mutant("return cls(targets, labels, RowRange(0, len(labels), len(labels)))", "return cls(targets, labels, RowRange(0, 1, 1))"),
+    Mutant("self.row_range.select(torch.eye(", "(torch.eye("),
+    Mutant("torch.eye(len(self.labels), dtype=torch.bool", "torch.zeros(len(self.labels), len(self.labels), dtype=torch.bool"),
+    Mutant('kwargs["global_batch"] = kwargs.pop("whole")', 'kwargs.pop("whole")'),
+    Mutant("return len(labels) / len(batch_labels)", "return 1.0"),
+    Mutant("normalizes: ClassVar[bool] = True", "normalizes: ClassVar[bool] = False"),
+    # --- Align
+    Mutant("return self.alpha < 1.0", "return self.alpha <= 1.0"),
+    Mutant("return self.alpha < 1.0", "return self.alpha > 0.0"),
+    Mutant("return self.supervised and pool is None", "return self.supervised"),
+    Mutant("return self.supervised and pool is None", "return pool is None"),
+    Mutant("return type(self) is Align  #", "return True  #"),
+    Mutant("torch.cat([anchors[:2], anchors[2:].repeat_interleave(2, dim=0)])", "torch.cat([anchors[:2], anchors[2:].repeat(2, 1, 1)])"),
+    Mutant("if len(anchors) > 2:", "if len(anchors) > 3:"),
+    Mutant("cross_view = _cross_view(targets, anchors)\n", "cross_view = targets.to(anchors.dtype)\n"),
+    Mutant("if alpha is None and not self.supervised and pool is None:", "if not self.supervised and pool is None:"),
+    Mutant("return Terms(ssl.mean(), ssl.mean().detach(), ssl.mean().detach())", "return Terms(ssl.sum(), ssl.mean().detach(), ssl.mean().detach())"),
+    Mutant("return Terms(ssl.mean(), ssl.mean().detach(), ssl.mean().detach())", "return Terms(ssl.mean(), ssl.mean(), ssl.mean().detach())"),
+    Mutant("weight = self.alpha if alpha is None", "weight = 1 - self.alpha if alpha is None"),
+    Mutant("else alpha.to(anchors.dtype)", "else alpha.mean().to(anchors.dtype)"),
+    Mutant("total = weight * ssl + (1 - weight) * sup", "total = weight * ssl + sup"),
+    Mutant("total = weight * ssl + (1 - weight) * sup", "total = weight * sup + (1 - weight) * ssl"),
+    Mutant("total = weight * ssl + (1 - weight) * sup", "total = 0.5 * ssl + 0.5 * sup"),
+    Mutant("return Terms(total.mean(), ssl.mean().detach(), sup.mean().detach())", "return Terms(total.mean(), sup.mean().detach(), ssl.mean().detach())"),
+    Mutant("return Terms(total.mean(), ssl.mean().detach(), sup.mean().detach())", "return Terms(total.mean(), ssl.mean().detach(), sup.mean())"),
+    Mutant("return Terms(total.mean(), ssl.mean().detach(), sup.mean().detach())", "return Terms(total[:2].mean(), ssl.mean().detach(), sup.mean().detach())"),
+    Mutant("(anchors - targets).square().sum(-1)", "(anchors - targets).square().mean(-1)"),
+    Mutant("(anchors - targets).square().sum(-1)", "(anchors - targets).abs().sum(-1)"),
+    Mutant("return -(anchors * targets).sum(-1)", "return (anchors * targets).sum(-1)"),
+    Mutant("return -(anchors * targets).sum(-1)", "return 1 - (anchors * targets).sum(-1)"),
+    Mutant("return -(anchors * targets).sum(-1)", "return -F.cosine_similarity(anchors, targets, dim=-1)"),
+    Mutant("pool.class_mean(labels, cross_view, self.samples, row_range)", "pool.class_mean(labels, cross_view, None, row_range)"),
+    Mutant("pool.class_mean(labels, cross_view, self.samples, row_range)", "pool.class_mean(labels, cross_view, self.samples)"),
+    Mutant("pool.class_mean(labels, cross_view, self.samples, row_range)", "pool.class_mean(labels, cross_view.flip(0), self.samples, row_range)"),
+    Mutant("pool.class_mean(labels, cross_view, self.samples, row_range)", "F.normalize(pool.class_mean(labels, cross_view, self.samples, row_range), dim=-1)"),
+    Mutant("candidates = cross_view if global_batch is None else _cross_view(global_batch.targets, cross_view)", "candidates = cross_view"),
+    Mutant("(same_class(labels, global_batch.labels) | global_batch.self_mask())", "same_class(labels, global_batch.labels)"),
+    Mutant("(same_class(labels, global_batch.labels) | global_batch.self_mask())", "(same_class(labels, global_batch.labels) & ~global_batch.self_mask())"),
+    Mutant("(weight / weight.sum(1, keepdim=True)) @ candidates", "weight @ candidates"),
+    Mutant("(weight / weight.sum(1, keepdim=True)) @ candidates", "(weight / weight.sum(0, keepdim=True)) @ candidates"),
+    # --- Contrast
+    Mutant('return self.against.endswith("pool")', 'return self.against == "pool"'),
+    Mutant('return self.positives == "own-class"', 'return self.positives == "own-view"'),
+    Mutant('return self.against != "pool"', "return True"),
+    Mutant("with torch.autocast(anchors.device.type, enabled=False):", "with torch.autocast(anchors.device.type, enabled=True):"),
+    Mutant('if global_batch is None or self.against == "pool":', "if True:"),
+    Mutant('if global_batch is None or self.against == "pool":', "if global_batch is None:"),
+    Mutant("return Terms(total, total.detach(), total.detach())", "return Terms(total.detach(), total.detach(), total.detach())"),
+    Mutant("dtype = torch.promote_types(anchors.dtype, torch.float32)\n        anchors, global", "dtype = anchors.dtype\n        anchors, global"),
+    Mutant("positive = torch.cat([positive, pool_positive], dim=-1)", "positive = torch.cat([positive, torch.zeros_like(pool_positive)], dim=-1)"),
+    Mutant("log_probability = F.log_softmax(logits, dim=-1)", "log_probability = logits - logits[..., :1]"),
+    Mutant("log_probability = F.log_softmax(logits, dim=-1)", "log_probability = F.log_softmax(logits, dim=1)"),
+    Mutant("torch.where(positive, log_probability, torch.zeros_like(log_probability)).sum(-1)", "(positive * log_probability).sum(-1)"),
+    Mutant("return -(log_likelihood / positive.sum(-1)).mean()", "return (log_likelihood / positive.sum(-1)).mean()"),
+    Mutant("return -(log_likelihood / positive.sum(-1)).mean()", "return -log_likelihood.mean()"),
+    Mutant("return -(log_likelihood / positive.sum(-1)).mean()", "return -log_likelihood.sum() / positive.sum()"),
+    Mutant("same = (self_mask | same_class(labels, global_batch.labels)) if self.supervised else self_mask", "same = same_class(labels, global_batch.labels) if self.supervised else self_mask"),
+    Mutant("same = (self_mask | same_class(labels, global_batch.labels)) if self.supervised else self_mask", "same = self_mask | same_class(labels, global_batch.labels)"),
+    Mutant("other_view = anchors @ targets.flip(0).mT / self.temperature", "other_view = anchors @ targets.mT / self.temperature"),
+    Mutant("other_view = anchors @ targets.flip(0).mT / self.temperature", "other_view = anchors @ targets.flip(0).mT * self.temperature"),
+    Mutant("other_view = anchors @ targets.flip(0).mT / self.temperature", "other_view = anchors @ targets.flip(0).mT"),
+    Mutant("other_view.diagonal(dim1=1, dim2=2).unsqueeze(-1)", "other_view.diagonal(dim1=1, dim2=2).flip(-1).unsqueeze(-1)"),
+    Mutant("(anchors @ targets.mT / self.temperature).masked_fill(self_mask, -torch.inf)", "(anchors @ targets.mT / self.temperature)"),
+    Mutant("(anchors @ targets.mT / self.temperature).masked_fill(self_mask, -torch.inf)", "(anchors @ targets.mT).masked_fill(self_mask, -torch.inf)"),
+    Mutant("(anchors @ targets.mT / self.temperature).masked_fill(self_mask, -torch.inf)", "(anchors @ targets.mT / self.temperature).masked_fill(same, -torch.inf)"),
+    Mutant("positive = torch.cat([same, same & ~self_mask], dim=-1)", "positive = torch.cat([same, torch.zeros_like(same)], dim=-1)"),
+    Mutant("positive = torch.cat([same, same & ~self_mask], dim=-1)", "positive = torch.cat([same & ~self_mask, same & ~self_mask], dim=-1)"),
+    Mutant("stored.targets.to(anchors.dtype).mT / self.temperature", "stored.targets.to(anchors.dtype).mT"),
+    Mutant("        logits = logits.masked_fill(~stored.valid, -torch.inf)\n", ""),
+    Mutant("logits = logits.masked_fill(~stored.valid, -torch.inf)", "logits = logits.masked_fill(~stored.valid, 0.0)"),
+    Mutant(
+        "positive = same_class(labels, stored.labels) & stored.valid",
+        "positive = same_class(labels, stored.labels)",
+        equal="an empty slot of a queue has the label -2, which equals no label",
+    ),
+    # --- CrossEntropy
+    Mutant("ignore_index=-1", "ignore_index=-100"),
+    Mutant("label_smoothing=self.smoothing", "label_smoothing=0.0"),
+    Mutant("labels.repeat(len(anchors)), ignore", "labels.repeat_interleave(len(anchors)), ignore"),
+    Mutant("(len(anchors) * (labels >= 0).sum()).clamp(min=1)", "(len(anchors) * (labels >= 0).sum())"),
+    Mutant("(len(anchors) * (labels >= 0).sum()).clamp(min=1)", "(len(anchors) * len(labels))"),
+    Mutant("(len(anchors) * (labels >= 0).sum()).clamp(min=1)", "(2 * (labels >= 0).sum()).clamp(min=1)"),
+    Mutant("return Terms(total, torch.zeros_like(total).detach(), total.detach())", "return Terms(total, total.detach(), torch.zeros_like(total).detach())"),
+    Mutant("return (labels >= 0).sum() / (batch_labels >= 0).sum().clamp(min=1)", "return len(labels) / len(batch_labels)"),
+    Mutant("return (labels >= 0).sum() / (batch_labels >= 0).sum().clamp(min=1)", "return (labels >= 0).sum() / (batch_labels >= 0).sum()"),
+    # --- helpers
+    Mutant("flipped.repeat(len(anchors) // 2, 1, 1)", "flipped.repeat_interleave(len(anchors) // 2, 0)"),
+    Mutant("flipped = targets.flip(0).to(anchors.dtype)", "flipped = targets.to(anchors.dtype)"),
+    Mutant("(labels[:, None] == others[None, :]) & (labels >= 0)[:, None]", "labels[:, None] == others[None, :]"),
+    Mutant("(labels[:, None] == others[None, :]) & (labels >= 0)[:, None]", "(labels[:, None] == others[None, :]) & (labels > 0)[:, None]"),
+)
+
+GROUPS = (
+    Group(
+        "core/losses.py",
+        (
+            "tests/test_losses.py",
+            "tests/distributed/test_parts.py::test_shares_of_the_loss_add_up_to_the_loss_and_to_its_gradient",
+            "tests/distributed/test_parts.py::test_a_share_without_any_label_counts_nothing",
+        ),
+        MUTANTS,
+    ),
+)
