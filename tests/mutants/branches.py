@@ -47,7 +47,7 @@ BRANCHES = (
 
 NORMS = (
     Mutant("if self.views == 1 or not self.training:", "if True:"),
-    Mutant("if self.views == 1 or not self.training:", "if self.views == 1:"),
+    Mutant("if self.views == 1 or not self.training:", "if self.views == 1:", equal="in eval mode every chunk is normalised by the same running statistics"),
     Mutant("features.chunk(self.views)]", "reversed(features.chunk(self.views))]"),
     Mutant("features.chunk(self.views)]", "features.chunk(2 * self.views)]"),
 )

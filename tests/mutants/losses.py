@@ -78,11 +78,7 @@ MUTANTS = (
     Mutant("stored.targets.to(anchors.dtype).mT / self.temperature", "stored.targets.to(anchors.dtype).mT"),
     Mutant("        logits = logits.masked_fill(~stored.valid, -torch.inf)\n", ""),
     Mutant("logits = logits.masked_fill(~stored.valid, -torch.inf)", "logits = logits.masked_fill(~stored.valid, 0.0)"),
-    Mutant(
-        "positive = same_class(labels, stored.labels) & stored.valid",
-        "positive = same_class(labels, stored.labels)",
-        equal="an empty slot of a queue has the label -2, which equals no label",
-    ),
+    Mutant("positive = same_class(labels, stored.labels) & stored.valid", "positive = same_class(labels, stored.labels)"),
     # --- CrossEntropy
     Mutant("ignore_index=-1", "ignore_index=-100"),
     Mutant("label_smoothing=self.smoothing", "label_smoothing=0.0"),

@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant("_keep_newest(keep, total[ring] - rank, self.size)", "_keep_newest(keep, rank + 1, self.size)"),
     Mutant("return keep if len(keep) <= size else keep & (from_end <= size)", "return keep"),
     Mutant("return keep if len(keep) <= size else keep & (from_end <= size)", "return keep & (from_end < size)"),
-    Mutant("return keep if len(keep) <= size else keep & (from_end <= size)", "return keep & (from_end <= size)", equal="of at most `size` rows none is further than `size` from the end"),
+    Mutant("return keep if len(keep) <= size else keep & (from_end <= size)", "return keep & (from_end <= size)"),
     Mutant("torch.where(keep, ring, rings).argsort(stable=True)", "torch.where(keep, ring, rings).argsort(stable=True, descending=True)"),
     Mutant("first = total.cumsum(0) - total\n", "first = torch.zeros_like(total)\n"),
     # --- prototypes
@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant("torch.where(self.seen[row][:, None], self.prototypes[row].to(fallback.dtype), fallback)", "self.prototypes[row].to(fallback.dtype).expand_as(fallback)"),
     Mutant("return Stored(self.prototypes[:-1], labels, self.seen[:-1])\n\n\nclass Sharded", "return Stored(self.prototypes[:-1], labels, torch.ones_like(self.seen[:-1]))\n\n\nclass Sharded"),
     # --- prototypes of many ranks
-    Mutant("is_local = (labels >= 0) & (labels % self.ranks.size == self.ranks.rank)", "is_local = labels % self.ranks.size == self.ranks.rank"),
+    Mutant("is_local = (labels >= 0) & (labels % self.ranks.size == self.ranks.rank)", "is_local = labels % self.ranks.size == self.ranks.rank", equal="-1 // size is -1, and row -1 is the extra one"),
     Mutant("is_local, labels // self.ranks.size, self.local_classes", "is_local, labels, self.local_classes"),
     Mutant("torch.where(row[:, None] < self.local_classes, local_rows, 0.0)", "local_rows"),
     Mutant("rows = row_range.select(all_rows)", "rows = all_rows[: row_range.count]"),
