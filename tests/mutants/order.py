@@ -20,7 +20,7 @@ MUTANTS = (
     Mutant("[: len(members) % len(classes)]] += 1", "[: len(members) % len(classes)]] += 0"),
     Mutant("slots[torch.randperm(len(classes), generator=generator)[", "slots[torch.arange(len(classes))["),
     Mutant("rounds = (slots + count - 1) // count", "rounds = slots // count"),
-    Mutant("rounds = (slots + count - 1) // count", "rounds = slots // count + 1", equal="a round too many comes last and is cut off by `slots`; but the shuffle differs"),
+    Mutant("rounds = (slots + count - 1) // count", "rounds = slots // count + 1"),
     Mutant("+ which_round)[shuffle]", ")[shuffle]"),
     Mutant("shuffle = torch.randperm(len(repeated), generator=generator)", "shuffle = torch.arange(len(repeated))"),
     Mutant("(int(rounds.max()) + 1) + which_round", "int(rounds.max()) + which_round", equal="rounds count from 0, so the largest one is still below the factor"),
@@ -39,7 +39,7 @@ MUTANTS = (
     # --- windows of shards
     Mutant("self.shard_starts = self.counts.cumsum(0) - self.counts", "self.shard_starts = self.counts.cumsum(0)"),
     Mutant("self.steps_per_epoch = self.images // batch_size", "self.steps_per_epoch = self.images // batch_size + 1"),
-    Mutant("torch.searchsorted(ends, begin, right=True)", "torch.searchsorted(ends, begin)"),
+    Mutant("torch.searchsorted(ends, begin, right=True)", "torch.searchsorted(ends, begin)", equal="where a step begins with a window, the one before gives no image and the loop goes on"),
     Mutant("start = int(ends[number - 1]) if number else 0", "start = int(ends[number - 1])"),
     Mutant("begin, number = begin + len(pieces[-1]), number + 1", "begin, number = end, number + 1"),
     Mutant("torch.randperm(len(self.counts), generator=self._generator(epoch, 0))", "torch.arange(len(self.counts))"),
