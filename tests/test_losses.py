@@ -374,7 +374,7 @@ def test_the_terms_for_the_log_carry_no_gradient(loss, kind):
     assert not terms.sup.requires_grad
 
 
-# --- what a call takes -------------------------------------------------------------------------------------------------
+# --- what a call takes ------------------------------------------------------------------------------------------------
 
 
 def test_an_alpha_of_the_call_counts_where_the_recipes_asks_for_no_supervision():

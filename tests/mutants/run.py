@@ -156,7 +156,7 @@ def run(groups: Sequence[Group], root: Path = ROOT, libraries: Sequence[str] = L
     assert not [name for name in sys.modules if name.partition(".")[0] == "supancl"]
     gc.collect()
     gc.freeze()  # or a collection in a child would copy all that it shares with this process
-    complaints = []
+    complaints = 0
     for group in groups:
         began = resource.getrusage(resource.RUSAGE_CHILDREN)
         trials = list(run_trials([Trial(group, None)], root, jobs))
@@ -165,14 +165,15 @@ def run(groups: Sequence[Group], root: Path = ROOT, libraries: Sequence[str] = L
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
         print(summarize(group, trials, seconds), flush=True)
-        complaints += [trial for trial in trials if trial.complaint]
+        for trial in trials:
+            if trial.complaint:
+                complaints += 1
+                what = trial.mutant.title() if trial.mutant else " ".join(trial.group.tests)
+                print(f"  {what}\n    {trial.complaint}")
+                if trial.verdict != "survived":
+                    print(trial.output[-2000:])
     gc.unfreeze()
-    for trial in complaints:
-        what = trial.mutant.title() if trial.mutant else " ".join(trial.group.tests)
-        print(f"\n{trial.group.module}: {what}\n    {trial.complaint}")
-        if trial.verdict != "survived":
-            print(trial.output[-2000:])
-    print(f"{len(complaints)} of {sum(len(group.mutants) for group in groups)} mutants to look at")
+    print(f"{complaints} of {sum(len(group.mutants) for group in groups)} mutants to look at")
     return 1 if complaints else 0
 
 
