@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COVER := --cov --cov-report=
 
 .PHONY: help demo ci test test-experiments test-distributed test-paper test-docs readme test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
-	bench-step bench-trees bench-scaling results coverage dist lint typecheck net walks golden clean
+	bench-step bench-trees bench-scaling results coverage dist lint typecheck net walks mutants golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
 help:  ## list the targets
@@ -105,6 +105,9 @@ net: $(READY)  ## whether this tree computes what commit BASE computed, bit for 
 
 walks: $(READY)  ## how far it is from a command to what it computes: the table of docs/architecture.md
 	$(BIN)/python tests/walks.py --update docs/architecture.md
+
+mutants: $(READY)  ## whether the tests notice small mistakes in the core: tests/mutants, about ten minutes
+	$(BIN)/python -m tests.mutants
 
 golden: $(READY)  ## update the golden losses, after a change that is meant to change them
 	$(BIN)/python tests/golden.py

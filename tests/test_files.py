@@ -71,8 +71,16 @@ def test_processes_of_one_number_in_two_containers_write_one_file(tmp_path: Path
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(files, "PROCESS_TOKEN", "another")
             write_text(path, "theirs")
+        assert temporary.exists()  # theirs had another name, else it would have become the file, or gone
         temporary.write_text("ours")
 
     write_atomically(path, other)
     assert path.read_text() == "ours"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_and_the_folder_that_names_it_are_synced(tmp_path: Path, monkeypatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(Path(f"/proc/self/fd/{number}").readlink()))
+    write_text(tmp_path / "file.txt", "new")
+    assert [path.name for path in synced] == [files.temporary_path(tmp_path / "file.txt").name, tmp_path.name]

@@ -12,7 +12,7 @@ from torch import nn
 
 from supancl import recipe
 from supancl.config import to_json
-from supancl.core.branches import Branches, HeadSpec
+from supancl.core.branches import Branches, BranchSpec, HeadSpec
 from supancl.core.heads import MLP
 from supancl.core.losses import Align, Contrast
 from supancl.core.pools import Queue
@@ -98,6 +98,7 @@ def test_heads_that_nobody_describes_are_those_of_the_paper():
     """The three layers of SimSiam's projector, and no predictor."""
     assert HeadSpec().projector == MLP(hidden=(2048, 2048), out=2048)
     assert HeadSpec().predictor is None
+    assert BranchSpec() == BranchSpec("stop-gradient", momentum=0.996, momentum_end=1.0)
 
 
 def test_the_predictor_is_on_the_online_branch_only():
@@ -207,7 +208,9 @@ def test_the_momentum_copy_starts_equal_and_apart():
 def test_copying_to_the_target_takes_parameters_and_statistics():
     branches = moved(build("momentum"))
     branches(some_views())
+    before = copy.deepcopy(branches.encoder.state_dict())
     branches.copy_to_target()
+    assert all(torch.equal(before[name], value) for name, value in branches.encoder.state_dict().items())
     online, copied = (branches.encoder, branches.projector), target_modules(branches)
     for one, other in zip(online, copied, strict=True):
         ours, theirs = one.state_dict(), other.state_dict()
@@ -382,6 +385,7 @@ def test_norms_that_are_of_another_kind_are_not_joined() -> None:
     class Odd(nn.BatchNorm2d):
         pass
 
-    branches = Branches(nn.Sequential(Odd(3), nn.Flatten()), nn.Linear(12, 4))
-    assert not branches.join_views()
-    assert not branches.joined
+    for norms in ([Odd(3)], [nn.BatchNorm2d(3), Odd(3)]):
+        branches = Branches(nn.Sequential(*norms, nn.Flatten()), nn.Linear(12, 4))
+        assert not branches.join_views()
+        assert not branches.joined

@@ -40,6 +40,8 @@ def test_layers_stand_where_the_spec_says(hidden, norm, last_norm, bias):
     head = spec.build(5)
     assert [described(layer) for layer in head] == expected
     assert spec.depth == len(hidden) + 1 == len(parts(head, nn.Linear))
+    if bias == "auto" and (hidden or norm == "batch"):  # else weights look alike under two specs
+        assert MLP.describe(head.state_dict()) == (spec, 5)
     assert head(torch.randn(4, 5)).shape == (4, 3)
 
 
@@ -68,3 +70,19 @@ def test_a_head_does_not_change_its_input():
 def test_a_classifier_needs_its_number_of_classes_first():
     with pytest.raises(ValueError, match="number of classes"):
         MLP().build(5)
+
+
+def test_a_hidden_width_that_is_not_given_is_that_of_the_input():
+    head = MLP((None, 7, None), 3).build(5)
+    assert [(layer.in_features, layer.out_features) for layer in parts(head, nn.Linear)] == [
+        (5, 5),
+        (5, 7),
+        (7, 7),
+        (7, 3),
+    ]
+
+
+def test_a_head_with_some_biases_missing_is_described_as_one_without():
+    spec = MLP((7,), 3, norm="none", bias="none")
+    mixed = spec.build(5).state_dict() | {"2.bias": torch.zeros(3)}
+    assert MLP.describe(spec.build(5).state_dict())[0].bias == MLP.describe(mixed)[0].bias == "none"

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supancl.core.losses import Align, Contrast, CrossEntropy, same_class
+from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch, same_class
 from supancl.core.pools import Queue
+from supancl.distributed import RowRange
 from tests.helpers import (
     AGAINST,
     POOLS,
@@ -74,7 +75,7 @@ def test_align_takes_an_alpha_for_every_sample(form, alpha):
 @every_form
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("kind", [None, *POOLS])
-@pytest.mark.parametrize("local", [1, 3])
+@pytest.mark.parametrize("local", [1, 2, 3])
 def test_local_anchors_are_compared_with_both_targets_and_pairs_count_alike(form, alpha, kind, local):
     loss = Align(alpha=alpha, form=form)
     anchors, targets = units(2 + local, 5, WIDTH, seed=1), units(2, 5, WIDTH, seed=2)
@@ -371,3 +372,43 @@ def test_the_terms_for_the_log_carry_no_gradient(loss, kind):
     assert terms.total.requires_grad
     assert not terms.ssl.requires_grad
     assert not terms.sup.requires_grad
+
+
+# --- what a call takes ------------------------------------------------------------------------------------------------
+
+
+def test_an_alpha_of_the_call_counts_where_the_recipes_asks_for_no_supervision():
+    anchors, targets, labels = case(0, 5)
+    alpha = torch.tensor([0.0, 0.2, 0.5, 0.7, 1.0])
+    expected = Align(alpha=0.5)(anchors, targets, labels, alpha=alpha).total
+    torch.testing.assert_close(Align(alpha=1.0)(anchors, targets, labels, alpha=alpha).total, expected, **close)
+
+
+def test_as_many_positives_are_drawn_as_the_loss_says():
+    anchors, targets, labels = case(0, 5)
+    pool, _ = filled("queue", 30, pushes=6)
+    torch.manual_seed(3)
+    mean = pool.class_mean(labels, targets.flip(0), samples=2)
+    torch.manual_seed(3)
+    found = Align(alpha=0.0, samples=2)(anchors, targets, labels, pool).total
+    torch.testing.assert_close(found, -(anchors * mean).sum(-1).mean(), **close)
+
+
+def test_a_single_process_has_all_rows_and_the_old_name_of_its_batch_still_reaches_the_loss():
+    anchors, targets, labels = case(0, 5)
+    whole = GlobalBatch.from_all_rows(
+        targets.flip(1), labels.flip(0)
+    )  # not the targets of the call, to tell them apart
+    assert whole.row_range == RowRange(0, 5, 5)
+    loss = Contrast(positives="own-class")
+    with pytest.warns(DeprecationWarning, match="global_batch"):
+        found = loss(anchors, targets, labels, whole=whole)
+    assert torch.equal(found.total, loss(anchors, targets, labels, global_batch=whole).total)
+
+
+def test_what_the_rest_of_the_package_reads_of_a_loss():
+    class Own(Align):
+        pass
+
+    assert [loss.takes_alpha for loss in (Align(), Own(), Contrast(), CrossEntropy())] == [True, False, False, False]
+    assert [loss.normalizes for loss in (Align(), Contrast(), CrossEntropy())] == [True, True, False]

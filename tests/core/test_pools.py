@@ -18,6 +18,7 @@ from supancl.core.heads import MLP
 from supancl.core.losses import Align, Contrast
 from supancl.core.methods import assemble
 from supancl.core.pools import ClassQueues, PoolSpec, Prototypes, Queue
+from supancl.distributed import RowRange
 from tests.files import mentions
 from tests.helpers import POOLS, mean_by_loop, pool_and_reference, property_test, seeded, some_labels, units
 
@@ -412,3 +413,57 @@ def test_a_push_traced_as_one_graph_does_what_it_does_as_written(kind):
         push(targets, labels)
     for name, value in plain.state_dict().items():
         assert torch.equal(traced.state_dict()[name], value), name
+
+
+# --- small things -----------------------------------------------------------------------------------------------------
+
+
+def test_the_spec_hands_its_rate_on_and_one_process_needs_no_shards():
+    pool = PoolSpec("prototypes", rate=0.3, sharded=True).build(WIDTH, CLASSES)
+    assert type(pool) is Prototypes
+    assert pool.rate == 0.3
+
+
+@every_pool
+def test_coverage_is_that_of_the_named_classes(kind):
+    pool = build(kind)
+    pool.push(units(2, WIDTH), torch.tensor([1, 3]))
+    assert [float(pool.coverage(classes)) for classes in (None, [1], [0, 2], [3, 1], [2, 3])] == [0.5, 1, 0, 1, 0.5]
+
+
+def test_a_pool_that_keeps_only_a_clock_has_no_ages():
+    pool = build("queue")
+    del pool.born
+    assert torch.isnan(pool.staleness())
+
+
+def test_a_class_that_went_leaves_no_rounding_behind():
+    pool = Queue(2, 1, CLASSES).double()
+    for values, label in (([1e20, 1.0], 0), ([5.0, 5.0], 1), ([3.0, 3.0], 0)):  # 1e20 + 1 - 1e20 - 1 is not 0
+        pool.push(torch.tensor(values, dtype=torch.float64)[:, None], torch.full((2,), label))
+    assert pool.class_mean(torch.tensor([0]), torch.zeros(1, 1).double()).item() == 3.0
+
+
+def test_draws_are_even_within_a_class_that_is_smaller_than_another():
+    pool = Queue(12, 1, CLASSES)
+    pool.push(torch.arange(10.0)[:, None], torch.tensor([0] * 8 + [1] * 2))  # class 1 holds 8 and 9
+    torch.manual_seed(0)
+    mean = pool.class_mean(torch.tensor([1]), torch.zeros(1, 1), samples=4000)
+    assert mean.item() == pytest.approx(8.5, abs=0.05)
+
+
+@pytest.mark.parametrize("kind", ["queue", "class-queues"])
+def test_rows_of_a_batch_get_the_draws_they_have_in_the_whole_batch(kind):
+    pool, rows = build(kind, size=9), RowRange(2, 3, 8)
+    pool.push(units(30, WIDTH, dtype=torch.float32), torch.arange(30) % CLASSES)
+    labels, fallback = torch.arange(8) % CLASSES, torch.zeros(2, 8, WIDTH)
+    torch.manual_seed(1)
+    whole = pool.class_mean(labels, fallback, samples=2)
+    torch.manual_seed(1)
+    found = pool.class_mean(rows.select(labels), rows.select(fallback, 1), 2, rows)
+    assert torch.equal(found, rows.select(whole, 1))
+
+
+def test_a_random_start_points_in_all_directions():
+    pool = PoolSpec("queue", 500, start="random").build(WIDTH, CLASSES, unlabelled=True)
+    assert pool.stored().targets.mean(0).abs().max() < 0.15

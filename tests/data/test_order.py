@@ -62,6 +62,13 @@ def test_a_balanced_epoch_gives_every_class_equally_often(labels, seed, epoch):
         assert own.max() - own.min() <= 1, "no image of a class comes twice more often than another of it"
 
 
+def test_the_orders_are_the_same_in_every_version():
+    labels = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, -1])
+    assert epoch_order(9, 4, 2).tolist() == [4, 6, 5, 1, 7, 0, 8, 2, 3]
+    assert balanced_order(labels, 4, 2).tolist() == [0, 3, 7, 6, 7, 6, 8, 7, 5]
+    assert balanced_order(labels, 4, 3).tolist() == [8, 5, 6, 7, 7, 4, 3, 7, 6]
+
+
 def test_a_large_class_gives_another_part_of_itself_each_epoch():
     parts = [set(balanced_order(LABELS, 0, epoch).tolist()) & set(range(50)) for epoch in range(2)]
     assert parts[0] != parts[1]

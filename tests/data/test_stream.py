@@ -125,6 +125,9 @@ def test_epochs_and_seeds_differ_and_images_of_a_window_are_mixed():
     assert not torch.equal(one.positions(0), other.positions(0))
     assert len(torch.unique(one.positions(0) // 50)) == 4
     assert not torch.equal(one.positions(0).sort().values, one.positions(one.steps_per_epoch).sort().values)
+    for step in range(5 * one.steps_per_epoch):
+        one.positions(step)
+    assert len(one.cached_windows) == 4  # not all windows of a long run
 
 
 def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeypatch):

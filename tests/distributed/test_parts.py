@@ -415,6 +415,10 @@ def test_shards_together_know_what_one_pool_of_prototypes_knows(
     expected = whole.class_mean(asked, fallback)
     for shard in shards:
         torch.testing.assert_close(shard.class_mean(asked, fallback), expected)
+        rows = RowRange(1, 2, len(asked))  # the labels of the others are gathered
+        monkeypatch.setattr(Ranks, "gather", lambda self, labels, total: asked)
+        found = shard.class_mean(rows.select(asked), rows.select(fallback, 1), row_range=rows)
+        torch.testing.assert_close(found, rows.select(expected, 1))
     possible = range(classes - 1)
     for rank, shard in enumerate(shards):
         mine = [int(whole.counts[label] > 0) for label in possible if label % size == rank]

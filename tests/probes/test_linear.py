@@ -101,6 +101,8 @@ def test_no_image_chooses_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = (linear_probe(train, each, "halves", WEIGHTS) for each in (test, wrong))
     assert before.weight_by_half[0] == after.weight_by_half[0]
     assert before.weight_by_half[1] != after.weight_by_half[1]
+    right = [fitted_by_scikit_learn(train, train, weight, wrong) for weight in after.weight_by_half]
+    assert after.accuracy == pytest.approx(100 * float(torch.where(half, *right).double().mean()))
 
 
 def test_halves_are_stratified() -> None:

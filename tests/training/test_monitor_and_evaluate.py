@@ -123,6 +123,8 @@ def test_without_two_classes_or_a_labelled_image_there_is_no_classifier():
     assert np.isnan(fixed_ridge_accuracy(Features(values, one), Features(values, two)))
     assert np.isnan(fixed_ridge_accuracy(Features(values, two), Features(values, none)))
     assert fixed_ridge_accuracy(Features(values, two), Features(values, two + 5)) == 0.0  # classes never met
+    ours, others = Features(values, two), Features(values, 5 * two + 3)
+    assert fixed_ridge_accuracy(others, others) == fixed_ridge_accuracy(ours, ours) > 0  # labels may have gaps
 
 
 def test_features_that_are_all_one_are_no_error():

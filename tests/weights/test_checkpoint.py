@@ -1,5 +1,6 @@
 """Checkpoints of every schema version ever written can still be continued; newer ones are refused."""
 
+import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,8 +9,19 @@ import torch
 from torch import nn
 
 from supancl import BadInput
+from supancl.files import digest
 from supancl.training.trainer import Trainer
-from supancl.weights.checkpoint import SCHEMA_VERSION, load_checkpoint
+from supancl.weights import checkpoint
+from supancl.weights.checkpoint import (
+    SCHEMA_VERSION,
+    DamagedFile,
+    UnsafeFile,
+    checkpoints,
+    load_checkpoint,
+    load_newest,
+    load_tensors,
+    save_checkpoint,
+)
 from supancl.weights.encoder_file import load_weights
 from tests.files import mentions
 from tests.tiny import tiny_data, tiny_recipe
@@ -36,6 +48,80 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     torch.save({**content, "schema_version": SCHEMA_VERSION + 1}, tmp_path / "step-000000005.pt")
     with pytest.raises(BadInput, match="newer supancl"):
         load_checkpoint(tmp_path / "step-000000005.pt")
+
+
+def test_older_versions_migrate_one_version_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_checkpoint(tmp_path, 5, {"steps": [SCHEMA_VERSION]})
+
+    def migrate(content: dict) -> dict:
+        return {**content, "steps": [*content["steps"], content["steps"][-1] + 1]}
+
+    monkeypatch.setattr(checkpoint, "SCHEMA_VERSION", SCHEMA_VERSION + 2)
+    monkeypatch.setattr(checkpoint, "MIGRATIONS", {SCHEMA_VERSION: migrate, SCHEMA_VERSION + 1: migrate})
+    assert load_checkpoint(path)["steps"] == [SCHEMA_VERSION, SCHEMA_VERSION + 1, SCHEMA_VERSION + 2]
+
+
+def test_a_version_that_never_was_and_a_file_without_one_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "step-000000001.pt"
+    torch.save({"schema_version": 0}, path)
+    with pytest.raises(BadInput, match=mentions(path, "schema 0", "remove")):
+        load_checkpoint(path)
+    torch.save({"step": 1}, path)
+    with pytest.raises(BadInput, match=mentions(path, "schema_version", "remove")):
+        load_checkpoint(path)
+    torch.save([1, 2], path)
+    with pytest.raises(BadInput, match=mentions(path, "list", "state dict")):
+        load_checkpoint(path)
+
+
+# --- checksums, and which checkpoints stay ----------------------------------------------------------------------------
+
+
+def test_a_checkpoint_lies_beside_its_sha256_and_another_byte_is_noticed(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, {"step": 1})
+    checksum = path.with_suffix(".sha256")
+    assert checksum.read_text() == hashlib.sha256(path.read_bytes()).hexdigest() == digest(path)
+    checksum.write_text(f"{checksum.read_text()}\n")  # as `sha256sum` and editors end a line
+    assert load_checkpoint(path)["step"] == 1
+    torch.save({"schema_version": SCHEMA_VERSION, "step": 2}, path)  # can be read, but was not written here
+    with pytest.raises(DamagedFile, match=mentions(path, "checksum")):
+        load_checkpoint(path)
+    checksum.unlink()  # a crash between the two writes
+    assert load_checkpoint(path)["step"] == 2
+
+
+def test_the_newest_sound_checkpoint_is_taken_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    assert load_newest(tmp_path) == (None, [])
+    old, new = (save_checkpoint(tmp_path, step, {"step": step}) for step in (9, 10))
+    state, damaged = load_newest(tmp_path)
+    assert state is not None
+    assert (state["step"], damaged) == (10, [])
+    new.write_bytes(b"torn")
+    state, damaged = load_newest(tmp_path)
+    assert state is not None
+    assert (state["step"], len(damaged), str(new) in damaged[0]) == (9, 1, True)
+    old.write_bytes(b"torn")
+    with pytest.raises(BadInput, match=mentions(old, new, "remove")):
+        load_newest(tmp_path)
+
+
+def test_later_checkpoints_stay_when_a_run_that_went_back_saves(tmp_path: Path) -> None:
+    for step in (8, 1, 2, 3):
+        save_checkpoint(tmp_path, step, {"step": step})
+    assert [path.stem for path in checkpoints(tmp_path)] == ["step-000000002", "step-000000003", "step-000000008"]
+    assert sorted(path.stem for path in tmp_path.glob("*.sha256")) == [path.stem for path in checkpoints(tmp_path)]
+
+
+def test_a_class_is_loaded_only_where_it_is_allowed_and_otherwise_named(tmp_path: Path) -> None:
+    path = tmp_path / "foreign.pt"
+    torch.save({"options": SimpleNamespace(lr=0.1)}, path)
+    with pytest.raises(UnsafeFile, match=mentions(path, "run code", "state dict")) as refused:
+        load_tensors(path)
+    assert refused.value.refused_name == "types.SimpleNamespace"
+    assert load_tensors(path, [SimpleNamespace])["options"].lr == 0.1
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DamagedFile, match=mentions(path, "damaged")):
+        load_tensors(path)
 
 
 def test_a_classifier_on_top_is_left_out_but_not_a_part_of_the_encoder_that_is_called_like_one(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""Mutants of checkpoints and of the atomic write."""
+
+# ruff: noqa: E501
+# fmt: off
+# one line for one mutant, with the text as it stands in the module
+
+from tests.mutants.mutant import Group, Mutant
+
+CHECKPOINT = (
+    Mutant("MAX_CHECKPOINTS = 2", "MAX_CHECKPOINTS = 1"),
+    Mutant("MAX_CHECKPOINTS = 2", "MAX_CHECKPOINTS = 3"),
+    Mutant('path = folder / f"step-{step:09d}.pt"', 'path = folder / f"step-{step}.pt"'),
+    Mutant('content = {"schema_version": SCHEMA_VERSION, **state}', "content = dict(state)"),
+    Mutant('content = {"schema_version": SCHEMA_VERSION, **state}', 'content = {"schema_version": SCHEMA_VERSION - 1, **state}'),
+    Mutant("write_atomically(path, lambda temporary: _save(temporary, content))", "_save(path, content)"),
+    Mutant('write_text(path.with_suffix(".sha256"), checksum)', 'write_text(path.with_suffix(".sha256"), "")'),
+    Mutant("if checkpoint.name <= path.name][:-MAX_CHECKPOINTS]", "if checkpoint.name < path.name][:-MAX_CHECKPOINTS]"),
+    Mutant("if checkpoint.name <= path.name][:-MAX_CHECKPOINTS]", "][:-MAX_CHECKPOINTS]"),
+    Mutant("        old.unlink(missing_ok=True)\n", ""),
+    Mutant('        old.with_suffix(".sha256").unlink(missing_ok=True)\n', ""),
+    Mutant('return sorted(folder.glob("step-*.pt"))', 'return sorted(folder.glob("step-*.pt"), reverse=True)'),
+    Mutant("for path in reversed(checkpoints(folder)):", "for path in checkpoints(folder):"),
+    Mutant("            damaged.append(str(error))\n", "            pass\n"),
+    Mutant("    if damaged:\n        raise BadInput", "    if False:\n        raise BadInput"),
+    Mutant("if expected and path.is_file() and digest(path) != expected:", "if False:"),
+    Mutant("if expected and path.is_file() and digest(path) != expected:", "if path.is_file() and digest(path) != expected:"),
+    Mutant('.read_text(errors="replace").strip()', '.read_text(errors="replace")'),
+    Mutant("if not isinstance(version, int):", "if version is not None and not isinstance(version, int):"),
+    Mutant("if version > SCHEMA_VERSION:", "if version >= SCHEMA_VERSION:"),
+    Mutant("if version > SCHEMA_VERSION:", "if version > SCHEMA_VERSION + 1:"),
+    Mutant("while version < SCHEMA_VERSION:", "while version < SCHEMA_VERSION - 1:"),
+    Mutant("if version not in MIGRATIONS:", "if version in MIGRATIONS:"),
+    Mutant("content = MIGRATIONS[version](content)", "MIGRATIONS[version](content)"),
+    Mutant("        version += 1\n    return content", "        version = SCHEMA_VERSION\n    return content"),
+    Mutant('map_location="cpu", weights_only=True', 'map_location="cpu", weights_only=False'),
+    Mutant("torch.serialization.safe_globals(list(allowed))", "torch.serialization.safe_globals([])"),
+    Mutant("if _could_run_code(path, error):", "if not _could_run_code(path, error):"),
+    Mutant('match[1] if match else ""', '""'),
+    Mutant("if not isinstance(content, dict):\n        raise BadInput", "if content is None:\n        raise BadInput"),
+)
+
+FILES = (
+    Mutant("        os.replace(temporary, path)\n", "        path.write_bytes(temporary.read_bytes())\n"),
+    Mutant("        os.replace(temporary, path)\n", "        path.unlink(missing_ok=True)\n        os.replace(temporary, path)\n"),
+    Mutant("            os.fsync(file.fileno())\n", ""),
+    Mutant("            temporary.unlink(missing_ok=True)\n", "            pass\n"),
+    Mutant("!= usual_mode:", "== usual_mode:"),
+    Mutant("    sync_folder(path.parent)\n", ""),
+    Mutant("{os.getpid()}-{PROCESS_TOKEN}.tmp", "{os.getpid()}.tmp"),
+    Mutant("    except (\n        OSError,\n        RuntimeError,\n", "    except (\n        OSError,\n"),
+    Mutant('hashlib.file_digest(file, "sha256")', 'hashlib.file_digest(file, "sha1")'),
+    Mutant("isinstance(value, float) and not math.isfinite(value)", "isinstance(value, float) and math.isnan(value)"),
+)
+
+GROUPS = (
+    Group(
+        "weights/checkpoint.py",
+        (
+            "tests/weights/test_checkpoint.py", "tests/weights/test_run_folder.py", "tests/weights/test_writer.py", "tests/test_safety.py", "tests/weights/test_importing.py",
+            "-k", "test_checkpoint or leaves_those or last_two or executes_it or whatever_is_wrong",
+        ),
+        CHECKPOINT,
+    ),
+    Group("files.py", ("tests/test_files.py", "tests/weights/test_run_folder.py", "tests/weights/test_checkpoint.py", "-k", "test_files or write or reader or synced or null or test_checkpoint"), FILES),
+)

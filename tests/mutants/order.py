@@ -1,0 +1,64 @@
+"""Mutants of the order of images."""
+
+# ruff: noqa: E501
+# fmt: off
+# one line for one mutant, with the text as it stands in the module
+
+from tests.mutants.mutant import Group, Mutant
+
+MUTANTS = (
+    Mutant("manual_seed(derive_seed(seed, epoch))\n    return torch.randperm(images", "manual_seed(seed + epoch)\n    return torch.randperm(images"),
+    Mutant("manual_seed(derive_seed(seed, epoch))\n    return torch.randperm(images", "manual_seed(derive_seed(seed))\n    return torch.randperm(images"),
+    Mutant("manual_seed(derive_seed(seed, epoch))\n    return torch.randperm(images", "manual_seed(derive_seed(0, epoch))\n    return torch.randperm(images"),
+    Mutant("return torch.randperm(images, generator=generator)", "return torch.randint(images, (images,), generator=generator)"),
+    Mutant("manual_seed(derive_seed(seed, epoch))\n    members", "manual_seed(derive_seed(seed, 0))\n    members"),
+    Mutant("members, unlabelled = (labels >= 0).nonzero()[:, 0]", "members, unlabelled = (labels > 0).nonzero()[:, 0]"),
+    Mutant("(labels < 0).nonzero()[:, 0]\n", "(labels < 0).nonzero()[:0, 0]\n"),
+    Mutant("    if not len(classes):\n        return torch.randperm(len(labels), generator=generator)\n", ""),
+    Mutant("slots = torch.full_like(count, len(members) // len(classes))", "slots = torch.full_like(count, len(labels) // len(classes))"),
+    Mutant("slots = torch.full_like(count, len(members) // len(classes))", "slots = count.clone()"),
+    Mutant("[: len(members) % len(classes)]] += 1", "[: len(members) % len(classes)]] += 0"),
+    Mutant("slots[torch.randperm(len(classes), generator=generator)[", "slots[torch.arange(len(classes))["),
+    Mutant("rounds = (slots + count - 1) // count", "rounds = slots // count"),
+    Mutant("rounds = (slots + count - 1) // count", "rounds = slots // count + 1"),
+    Mutant("+ which_round)[shuffle]", ")[shuffle]"),
+    Mutant("shuffle = torch.randperm(len(repeated), generator=generator)", "shuffle = torch.arange(len(repeated))"),
+    Mutant("(int(rounds.max()) + 1) + which_round", "int(rounds.max()) + which_round", equal="rounds count from 0, so the largest one is still below the factor"),
+    Mutant("rank_in_class < slots[", "rank_in_class <= slots["),
+    Mutant(", unlabelled])\n    return selected[torch.randperm(len(selected), generator=generator)]", ", unlabelled])\n    return selected"),
+    # --- the steps of a run
+    Mutant("self.steps_per_epoch = len(labels) // batch_size", "self.steps_per_epoch = -(-len(labels) // batch_size)"),
+    Mutant("if not self.balanced:\n", "if self.balanced:\n"),
+    Mutant("return epoch_order(len(self.labels), self.seed, epoch)", "return epoch_order(len(self.labels), 0, epoch)"),
+    Mutant("order = balanced_order(self.labels, self.seed, epoch)", "order = balanced_order(self.labels, self.seed, 0)"),
+    Mutant("{**dict(list(cached.items())[-1:]), epoch: order}", "{epoch: order}"),
+    Mutant("return self.epoch(epoch)[step_in_epoch *", "return self.epoch(0)[step_in_epoch *"),
+    Mutant("self.epoch(epoch)[step_in_epoch * self.batch_size : (step_in_epoch + 1) * self.batch_size]", "self.epoch(epoch)[step_in_epoch :: self.steps_per_epoch]"),
+    Mutant("value = (value * 1_000_003 + number + 1) % 2**63", "value = (value + number + 1) % 2**63"),
+    Mutant("value = (value * 1_000_003 + number + 1) % 2**63", "value = (value * 1_000_003 + number) % 2**63"),
+    # --- windows of shards
+    Mutant("self.shard_starts = self.counts.cumsum(0) - self.counts", "self.shard_starts = self.counts.cumsum(0)"),
+    Mutant("self.steps_per_epoch = self.images // batch_size", "self.steps_per_epoch = self.images // batch_size + 1"),
+    Mutant("torch.searchsorted(ends, begin, right=True)", "torch.searchsorted(ends, begin)", equal="where a step begins with a window, the one before gives no image and the loop goes on"),
+    Mutant("start = int(ends[number - 1]) if number else 0", "start = int(ends[number - 1])"),
+    Mutant("begin, number = begin + len(pieces[-1]), number + 1", "begin, number = end, number + 1"),
+    Mutant("torch.randperm(len(self.counts), generator=self._generator(epoch, 0))", "torch.arange(len(self.counts))"),
+    Mutant("generator=self._generator(epoch, number + 1))", "generator=self._generator(epoch, 0))"),
+    Mutant("positions = self.shard_starts[shards].repeat_interleave(counts) + within", "positions = self.shard_starts[shards].repeat_interleave(counts)"),
+    Mutant("shuffled = positions[torch.randperm(len(positions), generator=self._generator(epoch, number + 1))]", "shuffled = positions"),
+    Mutant("derive_seed(self.seed, epoch, number)", "derive_seed(self.seed, number)"),
+    Mutant("derive_seed(self.seed, epoch, number)", "derive_seed(0, epoch, number)"),
+    Mutant("dict(list(self.cached_windows.items())[-3:])", "dict(list(self.cached_windows.items()))"),
+)
+
+GROUPS = (
+    Group(
+        "data/order.py",
+        (
+            "tests/data/test_order.py",
+            "tests/data/test_stream.py::test_every_image_comes_once_in_the_order_of_the_definition",
+            "tests/data/test_stream.py::test_epochs_and_seeds_differ_and_images_of_a_window_are_mixed",
+        ),
+        MUTANTS,
+    ),
+)
