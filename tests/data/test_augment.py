@@ -15,6 +15,7 @@ from torchvision.transforms.v2 import RandomResizedCrop
 
 from supancl.data.views import products
 from supancl.data.views.augment import (
+    _blur_rows,
     blur,
     crop_and_resize,
     jitter,
@@ -312,3 +313,16 @@ def test_boxes_lie_inside_their_own_images(sizes, seed):
     assert (torch.minimum(height, width) >= 1).all()
     assert (top + height <= sizes[:, 0]).all()
     assert (left + width <= sizes[:, 1]).all()
+
+
+def test_a_box_is_as_wide_as_its_aspect_says_and_its_two_corners_are_drawn_apart():
+    boxes = draw_boxes(torch.tensor([[100, 100]] * 500), (0.1, 0.1), (2.0, 3.0), seeded(0)).double()
+    top, left, height, width = boxes.unbind(1)
+    assert (width / height > 1.8).all()
+    assert abs(float(torch.corrcoef(torch.stack([top, left]))[0, 1])) < 0.2
+
+
+def test_a_kernel_as_wide_as_its_sigma_needs_blurs_as_the_full_one():
+    images, sigma = pictures(4, 40, 40, dtype=torch.float32), torch.tensor([0.0, 0.3, 0.9, 1.9])
+    expected = blur(images, sigma, 23)  # first, as the other may work in place
+    torch.testing.assert_close(_blur_rows(images, sigma, 23), expected, rtol=0, atol=1e-6)

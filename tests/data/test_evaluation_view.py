@@ -16,7 +16,7 @@ from PIL import Image
 from supancl.data.decode import decode
 from supancl.data.store.memory import Batch
 from supancl.data.views.augment import normalized
-from supancl.data.views.evaluation import evaluation_view, margin_boxes
+from supancl.data.views.evaluation import evaluation_short_side, evaluation_view, margin_boxes
 from tests.data.test_augment import MEAN, STD
 from tests.files import noise
 
@@ -102,6 +102,7 @@ def test_of_a_photograph_at_256_the_central_224_pixels_are_not_touched(height, w
 @pytest.mark.parametrize("size", SIZES)
 def test_an_image_decoded_for_the_view_is_never_resampled(size):
     short = round(size * 8 / 7)
+    assert (evaluation_short_side(size), evaluation_short_side(size, "whole")) == (short, size)
     for long in range(short, short + 6):
         pixels = torch.from_numpy(noise(1, 3, long, short, seed=long))
         expected = normalized(TF.center_crop(pixels, [size, size]) / 255, MEAN, STD)

@@ -105,6 +105,24 @@ def test_both_routes_make_the_same_views_of_the_same_draws(height, width, size, 
     assert other.is_contiguous()
 
 
+@pytest.mark.parametrize("products", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"hue": 0.0},
+        {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0},
+        {"solarize": 0.5},
+        {"jitter": 0.0, "grey": 0.5, "solarize": (0.0, 1.0)},
+    ],
+    ids=str,
+)
+def test_both_routes_agree_where_only_some_steps_are_taken(settings, products):
+    crops = Crops(size=12, **({"jitter": 1.0} | settings))
+    draws = crops.draw(12, torch.full((12, 2), 20), seeded(5), 2)
+    one = render(crops, bytes_of(6, 20, 20), draws, MEAN, STD, products=products)
+    torch.testing.assert_close(one, render_in_chunks(crops, bytes_of(6, 20, 20), draws, MEAN, STD), rtol=0, atol=5e-5)
+
+
 def some_rows(draws: Draws, rows: torch.Tensor) -> Draws:
     return Draws._make(None if drawn is None else drawn[rows] for drawn in draws)
 
@@ -340,6 +358,8 @@ def test_strengths_are_uniform_in_their_ranges():
     ranges += [(draws.hue, -0.1, 0.2), (draws.sigma, 0.1, 1.9)]
     for values, low, length in ranges:
         assert stats.kstest(values.double().numpy(), stats.uniform(low, length).cdf).pvalue > 1e-4
+    sigma = draws_of(Crops(blur=0.5)).sigma  # whether and how much are two draws
+    assert stats.kstest(sigma[sigma > 0].double().numpy(), stats.uniform(0.1, 1.9).cdf).pvalue > 1e-4
 
 
 def test_the_four_steps_of_the_jitter_come_in_each_order_equally_often():

@@ -41,7 +41,7 @@ KNN = (
     Mutant("if -len(similarity) < shift < similarity.shape[1]:", "if 0 <= shift < similarity.shape[1]:"),
     Mutant("torch.cat([rows, new_columns + begin], 1)", "torch.cat([rows, new_columns], 1)"),
     Mutant("rows.copy_(both_rows.gather(1, order))", "rows.copy_(order)"),
-    Mutant("similarity = matches.similarity[:, :k]", "similarity = matches.similarity"),
+    Mutant("similarity = matches.similarity[:, :k]", "similarity = matches.similarity", equal="scatter_add_ reads as many weights as there are indices"),
     Mutant("(similarity - similarity[:, :1]) / temperature", "similarity / temperature"),
     Mutant("(similarity - similarity[:, :1]) / temperature", "(similarity - similarity[:, :1]) * temperature"),
     Mutant("((similarity - similarity[:, :1]) / temperature).exp()", "torch.ones_like(similarity)"),
@@ -79,7 +79,7 @@ LINEAR = (
 
 LOGISTIC = (
     Mutant("return torch.cat([values, values.new_ones(len(values), 1)], 1)", "return torch.cat([values, values.new_zeros(len(values), 1)], 1)"),
-    Mutant("gram.addmm_(rows.T, rows)", "gram.addmm_(rows.T, rows, beta=0)"),
+    Mutant("gram.addmm_(rows.T, rows)", "gram.addmm_(rows.T, rows, beta=0)", equal="the eigenvectors of any symmetric matrix are a rotation, and any rotation gives the same problem"),
     Mutant("torch.addmm(turned[:, -1], chunk_rows, turned[:, :-1].T)", "torch.mm(chunk_rows, turned[:, :-1].T)"),
     Mutant("self.loss_at_zero = len(rows) * math.log(classes)", "self.loss_at_zero = len(rows) * math.log2(classes)"),
     Mutant("logits.sub_(logits.gather(0, self.labels))", "logits.sub_(logits.amax(0, keepdim=True))"),
@@ -102,8 +102,8 @@ LOGISTIC = (
     Mutant("    penalized_loss = loss + weight * float(parameters.square().sum(dtype=torch.float64))\n    cut", "    penalized_loss = loss\n    cut"),
     Mutant("cut_off = ran_out and before_last", "cut_off = before_last"),
     Mutant("for weight in sorted(weights, reverse=True):", "for weight in sorted(weights):"),
-    Mutant("EXTRAPOLATION_WEIGHTS = ((1.0,), (2.0, -1.0)", "EXTRAPOLATION_WEIGHTS = ((1.0,), (2.0, 1.0)"),
-    Mutant("if penalized_loss < lowest:", "if penalized_loss > lowest or lowest == math.inf:"),
+    Mutant("EXTRAPOLATION_WEIGHTS = ((1.0,), (2.0, -1.0)", "EXTRAPOLATION_WEIGHTS = ((1.0,), (2.0, 1.0)", equal="a start affects only the speed, and a bad one is not taken"),
+    Mutant("if penalized_loss < lowest:", "if penalized_loss > lowest or lowest == math.inf:", equal="the loss is strictly convex: the start affects only the speed"),
     Mutant("gradient = problem.gradient(residual).add_(parameters, alpha=2 * weight)", "gradient = problem.gradient(residual)"),
     Mutant("parameters = parameters + length * direction", "parameters = parameters + direction"),
     Mutant("(gradient / -size)", "(gradient / size)"),
@@ -125,7 +125,7 @@ FEWSHOT = (
     Mutant("return 0.5 * (weights * scores_of).sum(-1) + strength *", "return (weights * scores_of).sum(-1) + strength *"),
     Mutant("+ strength * F.softplus(-sign * scores_of).sum(-1)", "+ strength * F.softplus(sign * scores_of).sum(-1)"),
     Mutant("slope = strength * sign * torch.sigmoid(-sign * scores)", "slope = sign * torch.sigmoid(-sign * scores)"),
-    Mutant("curvature = strength * probability * (1 - probability)", "curvature = strength * probability", equal="another positive curvature takes other steps to the one optimum; the halving keeps them going down"),
+    Mutant("curvature = strength * probability * (1 - probability)", "curvature = strength * probability"),
     Mutant("<= tolerance * slope.abs().amax(-1)", "<= 1e3 * slope.abs().amax(-1)"),
     Mutant(".repeat_interleave(shots, 1) - 1\n", ".repeat(1, shots) - 1\n"),
     Mutant("coefficients = dual_logistic(points @ points.mT + 1, sign, strength)", "coefficients = dual_logistic(points @ points.mT, sign, strength)"),
@@ -145,7 +145,7 @@ VARIANCE = (
     Mutant("total = (values - values.mean(0)).square().sum(1).mean()\n    return", "total = (values - means.mean(0)).square().sum(1).mean()\n    return"),
     Mutant("/ torch.bincount(row)[:, None], row, classes", "/ len(row), row, classes"),
     Mutant("centred = values.double() - values.double().mean(0)", "centred = values.double()"),
-    Mutant("if len(centred) < centred.shape[1] else centred.T @ centred", "if len(centred) > centred.shape[1] else centred.T @ centred", equal="X X' and X' X have the same non-zero eigenvalues; it only takes longer"),
+    Mutant("if len(centred) < centred.shape[1] else centred.T @ centred", "if len(centred) > centred.shape[1] else centred.T @ centred"),
     Mutant("directions = min(len(gram), len(centred) - 1)", "directions = len(gram)"),
     Mutant(".clamp(min=0).sqrt()", ".clamp(min=0)"),
     Mutant("    if not bool(torch.isfinite(total)) or float(total) <= 1e-12:\n        return 0.0\n", ""),
@@ -206,8 +206,9 @@ TRANSFER = (
 EDGES = "tests/probes/test_edges.py"
 MONITOR = "tests/training/test_monitor_and_evaluate.py"
 RIDGE = (f"{MONITOR}::test_the_live_classifier_is_scikit_learns_at_that_ridge", f"{MONITOR}::test_without_two_classes_or_a_labelled_image_there_is_no_classifier")
+RANK = tuple(f"tests/training/test_monitor.py::test_effective_rank_{rest}" for rest in ("counts_the_directions_in_use", "is_that_of_the_singular_values"))
 GROUPS = (
-    Group("probes/features.py", ("tests/probes/test_features.py", "tests/probes/test_transfer.py", EDGES, "-k", "not plain_loop and not resized"), FEATURES),
+    Group("probes/features.py", ("tests/probes/test_features.py", "tests/probes/test_transfer.py", "tests/probes/test_evaluate.py", EDGES, "tests/probes/test_knn.py", "-k", "not plain_loop and not resized"), FEATURES),
     Group("probes/knn.py", ("tests/probes/test_knn.py", "tests/probes/test_evaluate.py", EDGES), KNN),
     Group(
         "probes/linear.py",
@@ -216,7 +217,7 @@ GROUPS = (
     ),
     Group("probes/logistic.py", ("tests/probes/test_logistic.py", "tests/probes/test_linear_optimum.py", "-k", "not float32 or digits"), LOGISTIC),
     Group("probes/fewshot.py", ("tests/probes/test_fewshot.py", EDGES), FEWSHOT),
-    Group("probes/variance.py", ("tests/probes/test_collapse.py", "tests/probes/test_evaluate.py", "tests/training/test_monitor.py", "-k", "collapse or effective_rank or variance"), VARIANCE),
+    Group("probes/variance.py", ("tests/probes/test_collapse.py", "tests/probes/test_evaluate.py::test_variance_is_its_definition", *RANK), VARIANCE),
     Group("probes/ranking.py", ("tests/probes/test_ranking.py",), RANKING),
     Group("probes/sgd.py", ("tests/probes/test_linear.py", "-k", "sgd or epochs or papers"), SGD),
     Group("probes/transfer.py", ("tests/probes/test_transfer.py", EDGES), TRANSFER),

@@ -12,7 +12,7 @@ from sklearn.multiclass import OneVsRestClassifier
 
 from supancl.errors import BadInput, SupanclError
 from supancl.probes import Features, few_shot, paired_difference, sample_episodes
-from supancl.probes.fewshot import dual_logistic
+from supancl.probes.fewshot import _fill_queries, dual_logistic
 from tests.files import mentions
 from tests.probes.blobs import blobs
 
@@ -218,3 +218,18 @@ def test_episodes_are_the_same_however_many_keys_are_drawn_at_once(monkeypatch: 
     monkeypatch.setattr(sys.modules["supancl.probes.fewshot"], "MAX_KEYS", 70)
     pieces = sample_episodes(labels, ways=3, shots=2, queries=3, episodes=300, seed=5)
     assert all(torch.equal(one, other) for one, other in zip(whole[:3], pieces[:3], strict=True))
+
+
+def test_queries_are_filled_anew_for_every_seed() -> None:
+    query = torch.full((40, 3, 6), -1)
+    query[..., :4] = torch.arange(4)
+    zero, again, one = (_fill_queries(query, 6, seed) for seed in (0, 0, 1))
+    assert torch.equal(zero, again)
+    assert not torch.equal(zero, one)
+
+
+def test_a_query_that_a_small_class_lacks_is_never_right() -> None:
+    values, labels = torch.tensor([[0.0, 9.0]] * 3 + [[9.0, 0.0]] * 10), torch.tensor([0] * 3 + [1] * 10)
+    found = few_shot(Features(values, labels), ways=2, shots=1, queries=8, episodes=5)
+    assert found.queries_used == (2, 8)
+    assert found.accuracies == (100.0,) * 5

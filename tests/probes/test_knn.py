@@ -52,6 +52,8 @@ def test_the_best_are_those_of_topk(columns: int, k: int) -> None:
     expected = values.topk(min(k, columns), dim=1)
     assert torch.equal(found, expected.values)
     assert torch.equal(values.gather(1, where), expected.values)
+    values[:, -1] = 100.0  # may be left over when columns are grouped
+    assert (grouped_topk(values, k)[1][:, 0] == columns - 1).all()
 
 
 def test_equal_similarities_and_hidden_ones_still_give_k_distinct_columns() -> None:
@@ -82,6 +84,9 @@ def test_leave_one_out_is_a_search_among_the_others(metric: str) -> None:
     found = knn_leave_one_out(features, (5, 1), metric=metric, chunk=2, reference_chunk=9)
     assert found[5] == pytest.approx(100 * np.mean(right))
     assert set(found) == {5, 1}
+    everyone = neighbours(known, known.values, 1000, metric, leave_one_out=True)
+    assert everyone.rows.shape == (len(known.labels), len(known.labels) - 1)
+    assert torch.isfinite(everyone.similarity).all()
 
 
 def test_references_in_half_precision_on_disk_are_read_by_the_chunk(tmp_path: Path) -> None:
@@ -129,3 +134,8 @@ def test_a_reference_that_is_no_number_is_named_by_its_row_in_the_whole() -> Non
         knn_accuracy(reference, blobs(8, seed=1), reference_chunk=10)
     with pytest.raises(BadInput, match=mentions("leave-one-out", "labelled", "1")):
         knn_leave_one_out(Features(torch.randn(2, 3), torch.tensor([0, -1])))
+
+
+def test_labels_may_have_gaps() -> None:
+    reference = Features(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([7, 7, 2]))
+    assert knn_predict(reference, torch.tensor([[2.0, 0.1], [0.1, 1.0]]), k=2).tolist() == [7, 2]

@@ -1,5 +1,6 @@
 """The two probes against scikit-learn and against SGD written out."""
 
+import inspect
 import json
 import math
 
@@ -191,6 +192,7 @@ def test_the_papers_settings_are_the_defaults() -> None:
     found = sgd_probe(blobs(40, noise=0.2), blobs(40, noise=0.2, seed=1))
     assert (found.epochs, found.batch_size, found.lr) == (100, 256, 30.0)
     assert found.accuracy > 90
+    assert inspect.signature(sgd_probe).parameters["milestones"].default == (60, 80)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,9 @@ def test_the_slope_and_the_curvature_are_those_of_autograd() -> None:
     assert found.loss == pytest.approx(float(loss(parameters)))
     torch.testing.assert_close(problem.gradient(found.residual), torch.func.grad(loss)(parameters))
     torch.testing.assert_close(problem.curvature(found.residual, chunk=7).flatten(), hessian.diagonal())
+    direction = torch.randn(parameters.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    product = problem.hessian_product(found.residual, direction).flatten()
+    torch.testing.assert_close(product, hessian @ direction.flatten())
 
 
 def test_the_memory_gives_the_secant_direction_with_the_ridge_added() -> None:

@@ -125,3 +125,12 @@ def test_bad_input_is_one_line() -> None:
         rank_encoders({"a": {"x": [1.0, math.nan]}})
     with pytest.raises(BadInput, match=mentions("latx", "latex")):
         score_table(rank_encoders(RESULTS), "latx")  # type: ignore[arg-type]
+
+
+def test_a_data_set_that_does_not_count_has_its_column_and_nothing_else() -> None:
+    scores = {"a": {"pets": 80.44, "dtd": 10.0}, "b": {"pets": 70.0, "dtd": 90.0}}
+    found = rank_encoders(scores, unranked=("dtd",), digits=1)
+    assert (found.datasets, found.ranked) == (("pets", "dtd"), ("pets",))
+    assert found.average_ranks == (1.0, 2.0)
+    assert found.averages == (80.44, 70.0)  # of what was measured, not of what is printed
+    assert found.marks == (("best", ""), ("second", ""))

@@ -67,6 +67,12 @@ def test_equal_scores_choose_the_smallest_weight_and_the_report_is_json() -> Non
     assert found.residual <= 0.05
 
 
+def test_a_rare_class_counts_as_much_as_a_frequent_one_in_the_mean_per_class() -> None:
+    predictions, labels = torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 7])
+    assert accuracy(predictions, labels, "top-1") == 75.0
+    assert accuracy(predictions, labels, "mean-per-class") == 50.0
+
+
 def test_the_weights_are_the_protocols() -> None:
     assert len(WEIGHTS) == 45
     assert list(WEIGHTS) == pytest.approx(torch.logspace(-6, 5, 45, dtype=torch.float64).tolist())
