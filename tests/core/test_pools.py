@@ -467,3 +467,11 @@ def test_rows_of_a_batch_get_the_draws_they_have_in_the_whole_batch(kind):
 def test_a_random_start_points_in_all_directions():
     pool = PoolSpec("queue", 500, start="random").build(WIDTH, CLASSES, unlabelled=True)
     assert pool.stored().targets.mean(0).abs().max() < 0.15
+
+
+@pytest.mark.parametrize("kind", ["queue", "class-queues"])
+def test_sums_of_single_precision_targets_keep_more_digits_than_the_targets(kind):
+    pool = PoolSpec(kind, 3).build(1, CLASSES)
+    for value in (2.0**24, 1.0, 1.0):  # 2^24 + 1 is 2^24 in single precision
+        pool.push(torch.tensor([[value]]), torch.tensor([0]))
+    assert pool.class_mean(torch.tensor([0]), torch.zeros(1, 1).double()).item() == (2**24 + 2) / 3
