@@ -96,7 +96,7 @@ def test_every_protocol_on_a_run_and_its_own_data(trained, tmp_path, capsys):
     assert [line.split(":")[0] for line in said.out.splitlines()[-2:]] == ["k-NN (k = 5)", "k-NN (k = 20)"]
     assert "450 images, 1347 references, 10 classes" in said.out
     said = supancl(capsys, "evaluate", "linear", run)
-    assert said.out.splitlines()[-1].startswith("linear (ridge weight ")
+    assert said.out.splitlines()[-1].startswith("linear (ridge weights ")
     said = supancl(capsys, "evaluate", "linear", run, "--probe", "sgd", "--epochs", "2", "--augmented")
     assert said.out.splitlines()[-1].startswith("linear (2 epochs of SGD): ")
     said = supancl(capsys, "evaluate", "variance", run)

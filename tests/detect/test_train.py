@@ -189,7 +189,7 @@ def test_a_killed_test_is_made_again_and_one_that_was_made_is_not(place, tmp_pat
     assert state(tmp_path / "run")[0] == 2
     monkeypatch.setattr(train_module, "coco_scores", counted)
     dies = Notes()
-    monkeypatch.setattr(dies, "stepped", killed)  # at step 3, after the test that is made up for
+    monkeypatch.setattr(dies, "on_step", killed)  # at step 3, after the test that is made up for
     with pytest.raises(KeyboardInterrupt):
         run(place, tmp_path / "run", resume=True, reporter=dies, eval_every=2)
     assert state(tmp_path / "run")[0] == 2

@@ -518,7 +518,7 @@ def test_what_a_run_would_miss_later_is_refused_at_once():
         (Labels, "def sees_batch(self, pool)"),
         (Batch, "def __call__(self, anchors, targets, labels, pool=None, global_batch=None)"),
         (Alone, "def __call__(self, anchors, targets, labels, pool=None, global_batch=None)"),
-        (Buildless, "a build of its own"),
+        (Buildless, "its own build method"),
         (Short, "def build(self, width, classes, unlabelled=False, ranks=None)"),
     ):
         with pytest.raises(BadInput, match=re.escape(f"{section.__name__}: needs {needs}")):
