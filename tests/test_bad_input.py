@@ -388,7 +388,7 @@ def newest(run: Path) -> Path:
 
 
 def rewrite(change: Callable[[dict], object]) -> Callable[[Path], None]:
-    """The only checkpoint, changed, with a checksum that fits."""
+    """The only checkpoint, changed, with a digest that fits."""
 
     def step(run: Path) -> None:
         path = newest(run)

@@ -95,6 +95,13 @@ def write_text(path: Path, text: str, way_out: str = MAKE_ROOM) -> None:
     write_atomically(path, write, way_out)
 
 
+def write_bytes(path: Path, content: bytes, way_out: str = MAKE_ROOM) -> None:
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    write_atomically(path, write, way_out)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write indented JSON; NaN and infinity become null."""
     write_text(path, json.dumps(jsonable(content), indent=2) + "\n")

@@ -6,10 +6,14 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import numpy as np
+
 from supancl.config import INCIDENTAL, Count, Fraction, Positive, Within, marked
+from supancl.data.content import Content, join_content
 from supancl.data.decode import Item
 from supancl.data.order import Order, WindowedOrder, derive_seed
 from supancl.data.store.memory import Batch, ImageStore, Progress
@@ -114,6 +118,16 @@ class Split:
         names = "\n".join(Path(name).name for name in self.names_at(torch.arange(len(self))))
         yield names.encode("utf-8", "surrogateescape")  # file names may be in any encoding
 
+    def content(self) -> Content | None:
+        """A checksum of each image; None if the store has none."""
+        checksums = self.store.pixel_checksums(self.index.cpu())
+        if checksums is None:
+            return None
+        return Content("pixels", checksums.astype(np.uint64), np.zeros((0, 2), np.int64), self._names_of)
+
+    def _names_of(self, positions: Sequence[int]) -> list[str]:
+        return self.names_at(torch.tensor(positions, dtype=torch.long))
+
     def relabelled(self, ids: Tensor) -> Split:
         """Labels replaced by ids[label]; -1 stays."""
         has_label = self.labels >= 0
@@ -158,6 +172,13 @@ class Data:
     remarks: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     summary: dict[str, object] = field(default_factory=dict)
+
+    @cached_property
+    def content(self) -> Content | None:
+        """Checksums of the training images and the held-out ones; None if a store has none."""
+        parts = [split.content() for split in (self.train, self.held_out) if len(split)]
+        known = [part for part in parts if part is not None]
+        return join_content(known) if len(known) == len(parts) else None
 
 
 def full_split(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split:

@@ -14,8 +14,7 @@ from supancl.detect.model import Detector, build_detector, copy_resnet, normaliz
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
 from supancl.files import did_you_mean_path, jsonable, write_text
-from supancl.weights.checkpoint import SCHEMA_VERSION
-from supancl.weights.encoder_file import read_safetensors, save_safetensors
+from supancl.weights.encoder_file import SCHEMA_VERSION, read_safetensors, save_safetensors
 from supancl.weights.provenance import commit, versions
 from supancl.weights.run_folder import RunFolder
 

@@ -144,7 +144,8 @@ class Loop:
     # --- ends and alarms ----------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        state = self.trainer.state()
+        self.log.sync()
+        state = {**self.trainer.state(), "log_rows": self.log.rows}
         self.trainer.ranks.on_rank0(lambda: self.writer.save(self.folder.checkpoints, self.trainer.step, state))
 
     def wait_for_writer(self) -> None:

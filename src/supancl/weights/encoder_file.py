@@ -19,19 +19,28 @@ from supancl.core.heads import MLP
 from supancl.errors import BadInput, program_name
 from supancl.files import did_you_mean_path, reason, write_atomically
 from supancl.recipes.plugins import plugin_hint
-from supancl.weights.checkpoint import SCHEMA_VERSION, DamagedFile, checkpoints, load_checkpoint, load_tensors
+from supancl.weights.checkpoint import DamagedFile, checkpoints, load_checkpoint, load_tensors
+from supancl.weights.digests import content_digest
 from supancl.weights.run_folder import RunFolder
+
+SCHEMA_VERSION = 1  # of the metadata
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors and metadata atomically; equal content gives equal bytes."""
+    """Write tensors and metadata atomically, with their digest; equal content gives equal bytes."""
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with_digest = {**metadata, "digest": _weights_digest(contiguous, metadata)}
 
     def write(temporary: Path) -> None:
-        save_file(contiguous, temporary, metadata=dict(metadata))
+        save_file(contiguous, temporary, metadata=with_digest)
         _sort_header(temporary)
 
     write_atomically(path, write)
+
+
+def _weights_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    content = sorted(tensors.items()), sorted((key, value) for key, value in metadata.items() if key != "digest")
+    return content_digest(content)
 
 
 def _sort_header(file: Path) -> None:
@@ -200,17 +209,27 @@ def find_encoder_file(path: Path) -> Path:
 
 
 def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file, compared with its digest if it has one; files of others and of 0.1.0 do not."""
+    write_again = f"if a run wrote it, let the run write it again with: {program_name()} pretrain --resume --out "
+    write_again += quote(str(file.parent))
     try:
         file.open("rb").close()  # safetensors reports a file without permission as missing
         with safe_open(file, framework="pt") as handle:
-            return {name: handle.get_tensor(name) for name in handle.keys()}, handle.metadata() or {}  # noqa: SIM118
+            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+            metadata: dict[str, str] = handle.metadata() or {}
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({reason(error)}); check its permissions") from None
     except SafetensorError as error:
-        raise BadInput(
-            f"{file}: not a safetensors file ({reason(error)}); copy it again, or if a run wrote it, let the run write "
-            f"it again with: {program_name()} pretrain --resume --out {quote(str(file.parent))}"
-        ) from None
+        raise BadInput(f"{file}: not a safetensors file ({reason(error)}); copy it again, or {write_again}") from None
+    if {"schema_version", "digest"} <= set(metadata) and metadata["digest"] != _weights_digest(tensors, metadata):
+        raise BadInput(f"{file} is damaged: its content differs from its digest; copy it again, or {write_again}")
+    return tensors, metadata
+
+
+def has_digest(file: Path) -> bool:
+    """Whether damage to a file of weights would be noticed; 0.1.0 wrote no digest."""
+    with safe_open(file, framework="pt") as handle:
+        return "digest" in (handle.metadata() or {})
 
 
 def is_readable(file: Path) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
+import os
 from typing import IO, Any
 
 from supancl.errors import BadInput
-from supancl.files import jsonable
+from supancl.weights.log_rows import seal_row
 from supancl.weights.run_folder import RunFolder
 
 
@@ -19,6 +19,7 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder = folder
+        self.rows = folder.next_row_number()
         self.file: IO[str] = open(folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
         # TensorBoard drops this step and later ones; the row of `resumed_at` is kept
         purge_step = None if resumed_at is None else resumed_at + 1
@@ -26,8 +27,9 @@ class MetricsLog:
 
     def write(self, row: dict[str, Any]) -> None:
         try:
-            self.file.write(json.dumps(jsonable(row)) + "\n")
+            self.file.write(seal_row(row, self.rows) + "\n")
             self.file.flush()
+            self.rows += 1
             for name, value in row.items():
                 if isinstance(value, (int, float)) and name not in ("step", "epoch") and math.isfinite(value):
                     self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
@@ -37,12 +39,18 @@ class MetricsLog:
                 f"with --resume --out {self.folder.path}"
             ) from None
 
+    def sync(self) -> None:
+        """Make the rows so far survive a power cut; before a checkpoint, which counts on them."""
+        with contextlib.suppress(OSError):  # not every file system can sync
+            os.fsync(self.file.fileno())
+
     def rewind(self, step: int) -> None:
         """Drop the rows after `step`; they will be written again."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self.file.close()
         self.folder.keep_metrics_until(step)
+        self.rows = self.folder.next_row_number()
         self.file = open(self.folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
         # what purge_step writes, but in the same file: files of the same second may be read in any order
         event = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
@@ -57,9 +65,13 @@ class MetricsLog:
 class NoLog(MetricsLog):
     """For ranks that do not write."""
 
+    rows = 0
+
     def __init__(self) -> None: ...
 
     def write(self, row: dict[str, Any]) -> None: ...
+
+    def sync(self) -> None: ...
 
     def rewind(self, step: int) -> None: ...
 

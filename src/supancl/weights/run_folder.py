@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from supancl.config import to_json
+from supancl.data.content import Content
 from supancl.data.opening import absolute_source
 from supancl.errors import BadInput
-from supancl.files import check_writable, hold_lock, why_unwritable, write_json, write_text
+from supancl.files import check_writable, hold_lock, why_unwritable, write_bytes, write_json, write_text
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
 from supancl.recipes.plugins import required_plugins
+from supancl.weights.log_rows import GAP, LogRows, fill_gaps, keep_rows, read_rows
 from supancl.weights.provenance import commit, versions
 
 COMMAND_BY_FILE = {
@@ -26,8 +28,8 @@ COMMAND_BY_FILE = {
 
 
 class RunFolder:
-    """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, tensorboard/,
-    evaluate/."""
+    """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, content.npz,
+    tensorboard/, evaluate/."""
 
     REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {
         "kind": str,
@@ -42,6 +44,7 @@ class RunFolder:
         self.projector = path / "projector.safetensors"
         self.recipe_file = path / "recipe.json"
         self.metrics_file = path / "metrics.jsonl"
+        self.content_file = path / "content.npz"  # a checksum of each image
         self.tensorboard = path / "tensorboard"
         self.evaluations = path / "evaluate"
         self.created = False  # whether create() made the folder: then it is removed if the run never starts
@@ -135,6 +138,11 @@ class RunFolder:
             content["plugins"] = plugins
         write_json(self.recipe_file, content)
 
+    def write_content(self, content: Content | None) -> None:
+        """Write a checksum of each image, for `--resume` to name those that have changed."""
+        if content is not None:
+            write_bytes(self.content_file, content.to_bytes())
+
     def record_setting(self, recipe: Recipe, section: str, name: str) -> None:
         """Write one setting that changed on resume into recipe.json; everything else is kept."""
         content, value = json.loads(self.recipe_file.read_text()), getattr(getattr(recipe, section), name)
@@ -173,33 +181,57 @@ class RunFolder:
         content = json.loads(self.recipe_file.read_text())
         return dict(content.get("data") or {}), tuple(map(str, content.get("classes") or ()))
 
-    def keep_metrics_until(self, step: int) -> None:
-        """Drop rows after `step`: those steps will be repeated."""
-        if not self.metrics_file.exists():
-            return
-        write_text(self.metrics_file, "".join(line + "\n" for line, row in self._read_rows() if row["step"] <= step))
+    def read_versions(self) -> dict[str, str]:
+        """The versions of Python and of packages that the run began with."""
+        return dict(json.loads(self.recipe_file.read_text()).get("versions") or {})
+
+    def keep_metrics_until(self, step: int, expected: int | None = None) -> list[str]:
+        """Drop rows after `step`: those steps will be repeated. Returns remarks on rows that are damaged or missing.
+
+        `expected` is the number of rows when the run was saved. A damaged log is kept under another name, and a row of
+        kind "gap" takes the place of what is lost.
+        """
+        log = self._read_log()
+        kept, lost = keep_rows(log, step, expected)
+        remarks = []
+        if lost or log.damage:
+            copy = self.metrics_file.with_suffix(".damaged.jsonl")
+            remarks.append(
+                f"{self.metrics_file}: {', '.join(log.damage[:3]) or 'rows at its end are missing'}; "
+                f"{sum(until - before + 1 for before, until in lost)} rows are lost, and the file as it was is {copy}"
+            )
+            if self.metrics_file.exists():
+                write_text(copy, self.metrics_file.read_text(encoding="utf-8", errors="replace"))
+        if self.metrics_file.exists() or lost:
+            position = {name: 0 for name, kind in self.REQUIRED_ROW_FIELDS.items() if kind is int} | {"step": step}
+            write_text(self.metrics_file, "".join(line + "\n" for line in fill_gaps(kept, lost, **position)))
+        return remarks
+
+    def next_row_number(self) -> int:
+        return self._read_log().next_number
 
     def metrics(self) -> list[dict[str, Any]]:
-        return [row for _, row in self._read_rows()] if self.metrics_file.exists() else []
+        """The rows of metrics.jsonl; empty if there is none."""
+        log = self._read_log()
+        if log.damage:
+            raise BadInput(
+                f"{self.metrics_file}: {log.damage[0]}; restore it from a copy, or continue the run with --resume "
+                f"--out {self.path}, which sets the damage aside"
+            )
+        return [row for row in log.rows if row["kind"] != GAP]
 
-    def _read_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The lines of metrics.jsonl that are complete rows; a killed run may leave broken ones."""
-        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict) and all(
-                isinstance(row.get(key), kind) for key, kind in self.REQUIRED_ROW_FIELDS.items()
-            ):
-                yield line, row
+    def _read_log(self) -> LogRows:
+        return read_rows(self.metrics_file, self.REQUIRED_ROW_FIELDS) if self.metrics_file.exists() else LogRows()
 
     def describe_early_end(self, recipe: Recipe) -> str:
-        """Where the log of an unfinished run ends.
+        """Where the log of an unfinished run ends, or that it is damaged.
 
         Empty if the log ends with the last epoch, or if there is no log: encoders are often copied without one.
         """
-        last, epochs = self.metrics()[-1:], recipe.train.epochs
+        log, epochs = self._read_log(), recipe.train.epochs
+        if log.damage:
+            return f"its log is damaged ({log.damage[0]})"
+        last = [row for row in log.rows if row["kind"] != GAP][-1:]
         final_kinds = ("monitor",) if recipe.train.monitor_every else ("monitor", "train")
         if all(row["epoch"] >= epochs - 1 and row["kind"] in final_kinds for row in last):
             return ""

@@ -31,8 +31,8 @@ from supancl.data.decode import (
     map_in_order,
     try_decode,
 )
-from supancl.data.store.memory import PackedImages, Progress
-from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, image_checksum, read_index
+from supancl.data.store.memory import PackedImages, Progress, image_checksum
+from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, read_index
 from supancl.errors import BadInput
 from supancl.files import hold_lock, reason, write_text
 
@@ -240,6 +240,10 @@ class CachedImages(PackedImages):
         """Checksums and sizes, so that no pixel is read."""
         yield np.ascontiguousarray(self.checksums[rows.numpy()]).data
         yield self.sizes[rows].contiguous().numpy().data
+
+    def pixel_checksums(self, rows: Tensor) -> np.ndarray:
+        checksums: np.ndarray = self.checksums[rows.numpy()]
+        return checksums
 
     def _repair(self, index: int, image: Tensor) -> None:
         """Decode the source file again and restore the pixels, in memory and on disk."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from supancl.data.store.memory import image_checksum
 from supancl.files import reason, sync_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -31,11 +31,6 @@ class Shard:
     sizes: np.ndarray  # (n, 2) int64: height, width
     offsets: np.ndarray  # (n,) int64
     checksums: np.ndarray  # (n,) uint32: crc32 of each image's bytes
-
-
-def image_checksum(image: Tensor) -> int:
-    """The checksum of an image's bytes."""
-    return zlib.crc32(image.numpy().data)
 
 
 class ShardWriter:

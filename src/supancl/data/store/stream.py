@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from supancl.data.content import Content, shard_content
 from supancl.data.decode import Resample, decode, decode_threads_per_rank, image_problem, large_image_remarks
 from supancl.data.order import Order, WindowedOrder
 from supancl.data.sources.tar_index import TarIndex, index_tars
@@ -235,6 +236,9 @@ class StreamSplit(Split):
 
     def names_at(self, positions: Tensor) -> list[str]:
         return self.store.names_of(self.rows_at(positions.cpu()))
+
+    def content(self) -> Content:
+        return shard_content([shard.tar for shard in self.store.shards])
 
     def iter_content(self) -> Iterator[bytes]:
         yield from (self.index.numpy().tobytes(), self.labels.numpy().tobytes())
