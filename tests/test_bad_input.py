@@ -19,8 +19,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from supancl.files import digest, temporary_path
+from supancl.files import temporary_path
 from supancl.weights import checkpoint
+from supancl.weights.digests import content_digest
 from supancl.weights.metrics_log import MetricsLog
 from supancl.weights.run_folder import RunFolder
 from tests.files import (
@@ -393,17 +394,16 @@ def rewrite(change: Callable[[dict], object]) -> Callable[[Path], None]:
     def step(run: Path) -> None:
         path = newest(run)
         content = torch.load(path, weights_only=True)
+        del content["digest"]
         change(content)
-        torch.save(content, path)
-        path.with_suffix(".sha256").write_text(digest(path))
+        torch.save(content | {"digest": content_digest(content)}, path)
 
     return step
 
 
-def without_checksum(content: bytes) -> Callable[[Path], None]:
+def replace_newest(content: bytes) -> Callable[[Path], None]:
     def step(run: Path) -> None:
         newest(run).write_bytes(content)
-        newest(run).with_suffix(".sha256").unlink()
 
     return step
 
@@ -491,18 +491,18 @@ FILES = [
     Row("a checkpoint without its parts", with_run(rewrite(lambda content: content.pop("optimizer"))),
         ("checkpoint", "'optimizer'", "settings"), RESUME),
     Row("a checkpoint of a later version", with_run(rewrite(lambda content: content.update(schema_version=99))),
-        (SOUND, "newer", "99", "1", "upgrade"), RESUME),
+        (SOUND, "newer", "99", "2", "upgrade"), RESUME),
     Row("a checkpoint of a version that never was",
         with_run(rewrite(lambda content: content.update(schema_version=-3))),
         (SOUND, "schema -3", "--out"), RESUME),
     Row("a checkpoint without a version", with_run(rewrite(lambda content: content.pop("schema_version"))),
         (SOUND, "schema_version", "--out"), RESUME),
-    Row("a checkpoint with other bytes", with_run(lambda run: torn(newest(run)) and None),
-        (SOUND, "damaged", "checksum", "step 0", "run/checkpoints"), RESUME),
-    Row("a checkpoint whose checksum is noise",
+    Row("half a checkpoint", with_run(lambda run: torn(newest(run)) and None),
+        (SOUND, "damaged", "step 0", "run/checkpoints"), RESUME),
+    Row("a checkpoint whose file of a checksum is noise",
         with_run(lambda run: newest(run).with_suffix(".sha256").write_bytes(b"\xff\x00") and None),
         (SOUND, "damaged", "checksum", "step 0", "run/checkpoints"), RESUME),
-    Row("a checkpoint of noise without a checksum", with_run(without_checksum(b"noise")),
+    Row("a checkpoint of noise", with_run(replace_newest(b"noise")),
         (SOUND, "damaged", "tensors", "step 0", "run/checkpoints"), RESUME),
     # encoders to judge
     Row("an encoder file that is not there", flags("nowhere"),
@@ -775,7 +775,7 @@ def test_a_disk_full_at_a_checkpoint_keeps_the_one_before_and_the_run_can_go_on(
     said = supancl(capsys, *command)
     assert_refused(said, "out/checkpoints/step-000000004.pt", "No space left on device", "--resume", "--out")
     left = sorted(path.name for path in (place / "out" / "checkpoints").iterdir())
-    assert left == ["step-000000002.pt", "step-000000002.sha256"]
+    assert left == ["step-000000002.pt"]
     assert supancl(capsys, "pretrain", "--resume", "--out", "out").code == 0
     assert newest(place / "out").name == "step-000000004.pt"
 
