@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +21,7 @@ from supancl.data.decode import (
     image_problem,
     item_stamp,
 )
+from supancl.data.threads import ReadingThreads
 from supancl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class FileImages(ImageStore):
         self, items: Sequence[Item | Path], channels: int, short_side: int | None, resample: Resample = "bilinear"
     ) -> None:
         self.items, self.channels, self.short_side, self.resample = items, channels, short_side, resample
-        self.executor = ThreadPoolExecutor(max_workers=decode_threads_per_rank())
+        self.executor = ReadingThreads(decode_threads_per_rank(), "decode")
 
     def __len__(self) -> int:
         return len(self.items)
