@@ -1,7 +1,7 @@
 """torchrun with the command line's ranks forked instead of started anew, so that a restart does not import torch again.
 
-python -m tests.faults.agent MARKS TORCHRUN-FLAGS... -m supancl.cli COMMAND...: each rank first writes its process number
-to MARKS/RESTART-RANK.
+python -m tests.faults.agent MARKS TORCHRUN-FLAGS... -m supancl.cli COMMAND...: each rank first writes its process
+number to MARKS/RESTART-RANK.
 """
 
 from __future__ import annotations

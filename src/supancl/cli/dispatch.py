@@ -202,7 +202,7 @@ def entry() -> None:
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End after a signal without waiting for threads: one may wait for a disk that hangs. The run's files are closed."""
+    """End after a signal without waiting for threads: one may wait for a disk that hangs. All files are written."""
     atexit._run_exitfuncs()  # a progress bar shows the cursor again
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

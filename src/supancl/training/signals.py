@@ -12,13 +12,13 @@ from typing import Any
 from supancl.data.threads import WaitStopped, is_waiting_for_images
 
 SAME_SIGNAL_SECONDS = 2.0  # torchrun forwards a signal that its ranks have also received directly
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 
 def signals_that_stop() -> list[signal.Signals]:
-    """The signals that stop a run, without those that this process ignores: nohup makes it ignore SIGHUP."""
-    numbers = [signal.Signals[name] for name in _NAMES if hasattr(signal, name)]
-    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    """The signals that stop a run: not SIGHUP if nohup lets this process ignore it. Windows has none."""
+    hangup = getattr(signal, "SIGHUP", None)
+    heeds_hangup = hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.Signals.SIGHUP] if heeds_hangup else [])]
 
 
 @contextmanager
