@@ -38,9 +38,11 @@ sys.argv = ["supancl", *sys.argv[1:]]
 cli.entry()
 """
 IMAGES = 40
-WORDS = ["--epochs", "20", "--batch-size", "8", "--device", "cpu", "--set", "encoder.width=8", "--set", "pool.size=16",
-         "--set", "views.size=8", "--set", "data.memory_gb=0.0000001", "--set", "data.cache=never",
-         "--set", "train.monitor_every=0"]  # fmt: skip
+WORDS = [
+    "--epochs", "20", "--batch-size", "8", "--device", "cpu", "--set", "encoder.name=cnn", "--set", "encoder.width=8",
+    "--set", "pool.size=16", "--set", "views.size=8", "--set", "data.memory_gb=0.0000001", "--set", "data.cache=never",
+    "--set", "train.monitor_every=0",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("after", [5, 3 * IMAGES], ids=["at start", "in training"])
