@@ -166,7 +166,7 @@ def test_kill_9_at_random_moments_then_resume_gives_the_same_bits(tmp_path: Path
     assert_same_bits(uninterrupted, final_state(folder))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_names_the_command_that_continues(number, code, tmp_path: Path, uninterrupted) -> None:
     folder = tmp_path / "run"
     process = start(folder)

@@ -6,13 +6,14 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from PIL import Image
 
+from supancl.data.threads import ReadingThreads
 from supancl.errors import plural
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def decode_threads_per_rank() -> int:
 def map_in_order(function: Callable[[T], R], inputs: Iterable[T], ahead: int = 4) -> Iterator[R]:
     """function(item) for each input, in order, by several threads that stay at most a few results ahead."""
     pending: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(max_workers=decode_threads()) as executor:
+    with ReadingThreads(decode_threads(), "decode") as executor:
         try:
             for item in inputs:
                 pending.append(executor.submit(function, item))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from supancl.data.content import Content, join_content
 from supancl.data.decode import Item
 from supancl.data.order import Order, WindowedOrder, derive_seed
 from supancl.data.store.memory import Batch, ImageStore, Progress
+from supancl.data.threads import ReadingThreads, waiting_for_images
 from supancl.errors import BadInput, did_you_mean, plural
 
 if TYPE_CHECKING:
@@ -367,7 +368,7 @@ class Feed:
         self.split, self.positions, self.device, self.steps, self.ahead = split, positions, device, steps, ahead
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.pending: dict[int, Future[tuple[Batch, Any, Any]]] = {}
-        self.executor: ThreadPoolExecutor | None = None
+        self.executor: ReadingThreads | None = None
 
     @property
     def is_resident(self) -> bool:
@@ -384,13 +385,15 @@ class Feed:
             return self.split.batch(self.positions(step))
         if self.executor is None:
             # two: one copies or decodes while the other's batch is being copied to the device
-            self.executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="feed")
+            self.executor = ReadingThreads(2, "feed")
         for later in range(step, max(step + 1, min(step + self.ahead, self.steps))):
             if later not in self.pending:
                 self.pending[later] = self.executor.submit(self._prepare, later)
         for stale in [other for other in self.pending if other < step or other >= step + self.ahead]:
             self.pending.pop(stale).cancel()
-        batch, event, _ = self.pending.pop(step).result()
+        with waiting_for_images():
+            batch, event, _ = self.pending[step].result()
+        del self.pending[step]
         if event is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(event)

@@ -8,6 +8,7 @@ import signal
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from supancl.config import AUTOMATIC, fields_marked, flattened, to_json
 from supancl.core.encoders import EncoderSpec
 from supancl.core.precision import auto_precision, autocast_for
 from supancl.data.order import derive_seed
+from supancl.data.threads import WaitStopped
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, open_scenes
 from supancl.detect.metrics import Detections, coco_evaluator, coco_scores
@@ -214,17 +216,18 @@ def _train(
 ) -> DetectRun:  # fmt: skip
     spec, row = training.spec, None
     tested = any(logged["kind"] == "test" and logged["step"] == training.step for logged in folder.metrics())
-    with Batches(train, spec, training.device, spec.iters) as batches, record_signals() as signals:
+    with Batches(train, spec, training.device, spec.iters) as batches, record_signals(reporter.note) as signals:
         if _test_is_due(training) and not tested:  # the run was stopped before it
             _test(training, train, test, log, reporter)
         started, images = time.perf_counter(), 0
         while training.step < spec.iters:
-            training.advance(batches)
-            images += spec.batch_size
+            with suppress(WaitStopped):  # by a signal, which stops the run below, after the step before
+                training.advance(batches)
+                images += spec.batch_size
             is_last = training.step == spec.iters
             should_stop = bool(signals)  # read once: a stop is always saved
             should_save = is_last or should_stop or training.step % spec.checkpoint_every == 0 or _test_is_due(training)
-            if training.step % spec.log_every == 0 or should_save:
+            if training.steps_summed and (training.step % spec.log_every == 0 or should_save):
                 losses = training.drain_losses()  # waits for the device, so the time below is right
                 row = {
                     "kind": "train",

@@ -9,7 +9,6 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +24,7 @@ from supancl.data.decode import (
     image_problem,
     item_stamp,
 )
+from supancl.data.threads import ReadingThreads
 from supancl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ class FileImages(ImageStore):
     ) -> None:
         self.items, self.channels, self.short_side, self.resample = items, channels, short_side, resample
         self.checksums = checksums  # of the pixels, as they were when all images were decoded once
-        self.executor = ThreadPoolExecutor(max_workers=decode_threads_per_rank())
+        self.executor = ReadingThreads(decode_threads_per_rank(), "decode")
 
     def __len__(self) -> int:
         return len(self.items)
