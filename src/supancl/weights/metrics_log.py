@@ -8,7 +8,7 @@ import math
 from typing import IO, Any
 
 from supancl.errors import BadInput
-from supancl.files import jsonable
+from supancl.files import jsonable, make_inner_folder, open_to_append
 from supancl.weights.run_folder import RunFolder
 
 
@@ -19,7 +19,8 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder = folder
-        self.file: IO[str] = open(folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
+        self.file: IO[str] = open_to_append(folder.metrics_file)
+        make_inner_folder(folder.tensorboard)
         # TensorBoard drops this step and later ones; the row of `resumed_at` is kept
         purge_step = None if resumed_at is None else resumed_at + 1
         self.board = SummaryWriter(str(folder.tensorboard), purge_step=purge_step)
@@ -43,7 +44,7 @@ class MetricsLog:
 
         self.file.close()
         self.folder.keep_metrics_until(step)
-        self.file = open(self.folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
+        self.file = open_to_append(self.folder.metrics_file)
         # what purge_step writes, but in the same file: files of the same second may be read in any order
         event = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
         self.board._get_file_writer().add_event(event)
