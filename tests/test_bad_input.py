@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from supancl import files
 from supancl.files import temporary_path
 from supancl.weights import checkpoint
 from supancl.weights.digests import content_digest
@@ -746,10 +747,18 @@ def closed_places(root: Path, finished: Path) -> list[tuple[list[str], tuple[str
 # --- a full disk ------------------------------------------------------------------------------------------------------
 
 
-def full(path: Path) -> None:
-    """Whatever is written to the temporary file of `path` meets a disk without room."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary_path(path).symlink_to("/dev/full")
+def full(path: Path, monkeypatch) -> None:
+    """The next time that `path` is written, its temporary file meets a disk without room."""
+    create = files.create_new
+
+    def create_on_full_disk(created: Path) -> None:
+        create(created)
+        if created.absolute() == temporary_path(path):
+            monkeypatch.setattr(files, "create_new", create)
+            created.unlink()
+            created.symlink_to("/dev/full")
+
+    monkeypatch.setattr(files, "create_new", create_on_full_disk)
 
 
 def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, capsys):
@@ -759,7 +768,7 @@ def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, ca
     )  # it would remove what stands for the full disk
     (place / "out").mkdir()
     before = contents(place)
-    full(place / "out" / "recipe.json")
+    full(place / "out" / "recipe.json", monkeypatch)
     said = supancl(capsys, *PRETRAIN, "--data", "data")
     assert_refused(said, "out/recipe.json", "No space left on device", "--resume", "--out")
     assert contents(place) == before
@@ -771,7 +780,7 @@ def test_a_disk_full_at_a_checkpoint_keeps_the_one_before_and_the_run_can_go_on(
     monkeypatch.setattr(
         RunFolder, "remove_temporary_files", lambda self: None
     )  # it would remove what stands for the full disk
-    full(place / "out" / "checkpoints" / "step-000000004.pt")
+    full(place / "out" / "checkpoints" / "step-000000004.pt", monkeypatch)
     said = supancl(capsys, *command)
     assert_refused(said, "out/checkpoints/step-000000004.pt", "No space left on device", "--resume", "--out")
     left = sorted(path.name for path in (place / "out" / "checkpoints").iterdir())
@@ -812,11 +821,11 @@ def test_a_disk_found_full_when_synced_keeps_the_file_before(place, finished, mo
 
 # numpy 2.0 leaves its archive to the garbage collector, which then complains
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_disk_full_while_features_are_written_leaves_no_file(place, finished, capsys):
+def test_a_disk_full_while_features_are_written_leaves_no_file(place, finished, monkeypatch, capsys):
     shutil.copytree(finished, place / "run")
     class_folders(place / "data")
     before = contents(place)
-    full(place / "f.npz")
+    full(place / "f.npz", monkeypatch)
     said = supancl(capsys, "embed", "run", "--data", "data", "--out", "f.npz", "--device", "cpu")
     assert_refused(said, "f.npz", "No space left on device", "--resume", "--out")
     assert contents(place) == before
@@ -825,8 +834,9 @@ def test_a_disk_full_while_features_are_written_leaves_no_file(place, finished, 
 def test_a_disk_full_under_the_metrics_names_the_command_that_continues(place):
     folder = RunFolder(place / "run")
     folder.create()
-    folder.metrics_file.symlink_to("/dev/full")
     log = MetricsLog(folder, None)
+    log.file.close()
+    log.file = open("/dev/full", "a")  # noqa: SIM115 - closed by close()
     with pytest.raises(checkpoint.BadInput) as caught:
         log.write({"kind": "train", "step": 1, "loss": 0.5})
     log.close()

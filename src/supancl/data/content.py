@@ -11,6 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from supancl.files import open_regular
+
 BLOCK_BYTES = 4096
 SAMPLED_BLOCKS = 16  # of a shard, evenly spaced; reading shards whole would take hours
 
@@ -65,7 +67,7 @@ def join_content(parts: Sequence[Content]) -> Content:
 def read_content(path: Path) -> Content | None:
     """Saved values and stamps; None if the file is missing or damaged: then names cannot be given."""
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
             return Content("pixels", arrays["values"], arrays["stamps"], lambda positions: [])
     except Exception:  # numpy, zipfile and zlib each raise something else
         return None
@@ -83,7 +85,7 @@ def shard_content(shards: Sequence[Path]) -> Content:
 
 def _sample(path: Path, size: int) -> int:
     content = hashlib.sha256(str(size).encode())
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for start in np.unique(np.linspace(0, max(0, size - BLOCK_BYTES), SAMPLED_BLOCKS).astype(int)).tolist():
             file.seek(start)
             content.update(file.read(BLOCK_BYTES))

@@ -12,7 +12,7 @@ from supancl.data.sources import csv_table
 from supancl.data.sources.tars import find_tars, is_tar
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
-from supancl.files import digest, reason, write_json
+from supancl.files import digest, read_text, reason, write_json
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def write_digests(path: Path, digests: Mapping[str, str]) -> None:
 def compare_digests(path: Path, digests: Mapping[str, str]) -> Comparison:
     """The files now, compared with the digests that were written to `path`."""
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))["sha256"]
+        saved = json.loads(read_text(path))["sha256"]
         before = {str(name): str(value) for name, value in saved.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BadInput(f"{path}: not a file of digests; give one that --hash wrote, or a new name") from None

@@ -19,6 +19,7 @@ from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, plural
 from supancl.evaluate.feature_cache import FeatureCache, encoder_key, weights_key
 from supancl.evaluate.naming import group_of, result_name, short_digest, source_of
+from supancl.files import read_text
 from supancl.probes import Features, embed
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
@@ -161,7 +162,7 @@ class EvaluatedEncoder:
     def _saved_result(self, name: str) -> dict[str, Any]:
         assert self.run is not None
         try:
-            content = json.loads((self.run.evaluations / f"{name}.json").read_text(encoding="utf-8"))
+            content = json.loads(read_text(self.run.evaluations / f"{name}.json"))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}

@@ -291,6 +291,7 @@ def _is_gone(source: str) -> bool:
 def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
     """The recipe of the run. A resumed run uses its recipe.json, which must agree with the requested recipe."""
     recipe = None if recipe is None else validated_recipe(recipe)  # one made in Python is not validated yet
+    folder.check_links()
     if not resume or not folder.has_run:
         folder.check_place()  # before the data are read, which may take an hour
         folder.check_free(resume)

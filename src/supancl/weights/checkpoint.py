@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from typing import Any
 import torch
 
 from supancl.errors import BadInput
-from supancl.files import digest, reason, write_atomically
+from supancl.files import check_zip, digest, open_regular, read_text, reason, write_atomically
 from supancl.weights.digests import content_digest
 
 SCHEMA_VERSION = 2
 MAX_CHECKPOINTS = 2
+MAX_PICKLE_BYTES = 16 * 2**20  # names and shapes of 100,000 tensors; Python needs up to 60 times as much memory
 
 # schema version -> function that migrates its content to the next version
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -118,24 +120,28 @@ def _compare_digest(path: Path, content: dict[str, Any]) -> None:
 def _compare_checksum_file(path: Path) -> None:
     """Version 0.1.0 wrote the digest of a checkpoint into a file next to it."""
     try:
-        expected = path.with_suffix(".sha256").read_text(errors="replace").strip()
+        expected = read_text(path.with_suffix(".sha256"), errors="replace").strip()
     except OSError:
         return
     if expected and path.is_file() and digest(path) != expected:
         raise DamagedFile(f"checkpoint {path} is damaged (its checksum differs)")
 
 
-def load_tensors(path: Path, allowed: Sequence[type] = ()) -> dict[str, Any]:
+def load_tensors(path: Path, allowed: Sequence[type] = (), mapped: bool = False) -> dict[str, Any]:
     """Read a .pt, .pth or .ckpt file of tensors and plain containers; refuse anything that could run code.
 
-    `allowed`: further classes that are known to be harmless when loaded.
+    `allowed`: further classes that are known to be harmless when loaded. `mapped`: tensors are read when they are
+    used, so that those which nobody asks for take no memory.
     """
     try:
+        is_zip = _check_archive(path)
         with warnings.catch_warnings(), torch.serialization.safe_globals(list(allowed)):
             warnings.simplefilter("ignore")  # torch warns about what it then refuses
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and is_zip)
     except OSError as error:
         raise DamagedFile(f"checkpoint {path} cannot be read ({reason(error)})") from None
+    except BadInput:
+        raise
     except Exception as error:  # a truncated pickle can fail in any way
         if _could_run_code(path, error):
             match = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -152,6 +158,28 @@ def load_tensors(path: Path, allowed: Sequence[type] = ()) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadInput(f"{path}: not a checkpoint (it holds a {type(content).__name__}); give a state dict")
     return content
+
+
+def _check_archive(path: Path) -> bool:
+    """Whether a file is a zip, as torch.save writes it; refuse one that would take more memory than it has bytes."""
+    with open_regular(path) as file:
+        if file.read(2) != b"PK":
+            return False
+        try:
+            check_zip(file)
+            members = zipfile.ZipFile(file).infolist()
+        except zipfile.BadZipFile:  # cut short: torch says how
+            return False
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise BadInput(f"{path}: its members are compressed; unpack it, and save its content again with torch.save")
+    pickled = max((member.file_size for member in members if member.filename.endswith(".pkl")), default=0)
+    if pickled > MAX_PICKLE_BYTES or sum(member.file_size for member in members) > path.stat().st_size:
+        raise BadInput(
+            f"{path}: its pickle has {pickled:,} bytes, and may have {MAX_PICKLE_BYTES:,}; save its tensors alone"
+            if pickled > MAX_PICKLE_BYTES
+            else f"{path}: its members claim more bytes than the file has; copy or save it again"
+        )
+    return True
 
 
 def _could_run_code(path: Path, error: Exception) -> bool:

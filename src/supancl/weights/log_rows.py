@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import zlib
@@ -10,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from supancl.files import jsonable
+from supancl.files import jsonable, open_regular
 
 SEAL = re.compile(r', "row": (\d{1,12}), "crc": "([0-9a-f]{8})"\}$')
+MAX_ROW_LENGTH = 2**20  # of a line, in characters: ours have hundreds
 GAP = "gap"  # the kind of a row that stands for rows which were lost
 
 
@@ -43,21 +45,28 @@ def _gap_row(before: int, until: int, **position: int) -> dict[str, Any]:
 
 def read_rows(path: Path, required: Mapping[str, type]) -> LogRows:
     """The rows of a log with these fields. A last line without its end is what a killed run leaves, and no damage."""
-    log = LogRows()
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    for position, line in enumerate(lines):
-        is_torn = position == len(lines) - 1  # no newline follows
-        row, number = _open_line(line, log.next_number)
-        if row is None or any(not isinstance(row.get(key), kind) for key, kind in required.items()):
-            if not is_torn:
-                log.damage.append(f"line {position + 1} is damaged")
-            continue
-        if number != log.next_number:
-            log.damage.append(f"rows before line {position + 1} are missing")
-        log.rows.append(row)
-        log.lines.append(line)
-        log.numbers.append(number)
+    log, position, is_torn = LogRows(), 0, False
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace", newline="\n") as file:
+        while line := file.readline(MAX_ROW_LENGTH):
+            if is_torn:  # something follows, so this was not the end of the file
+                log.damage.append(f"line {position} is damaged")
+            position += 1
+            is_torn = not line.endswith("\n")
+            _add_line(log, line.removesuffix("\n"), position, is_torn, required)
     return log
+
+
+def _add_line(log: LogRows, line: str, position: int, is_torn: bool, required: Mapping[str, type]) -> None:
+    row, number = _open_line(line, log.next_number)
+    if row is None or any(not isinstance(row.get(key), kind) for key, kind in required.items()):
+        if not is_torn:
+            log.damage.append(f"line {position} is damaged")
+        return
+    if number != log.next_number:
+        log.damage.append(f"rows before line {position} are missing")
+    log.rows.append(row)
+    log.lines.append(line)
+    log.numbers.append(number)
 
 
 def keep_rows(log: LogRows, step: int, expected: int | None) -> tuple[LogRows, list[tuple[int, int]]]:

@@ -8,6 +8,7 @@ import os
 from typing import IO, Any
 
 from supancl.errors import BadInput
+from supancl.files import make_inner_folder, open_to_append
 from supancl.weights.log_rows import seal_row
 from supancl.weights.run_folder import RunFolder
 
@@ -20,7 +21,8 @@ class MetricsLog:
 
         self.folder = folder
         self.rows = folder.next_row_number()
-        self.file: IO[str] = open(folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
+        self.file: IO[str] = open_to_append(folder.metrics_file)
+        make_inner_folder(folder.tensorboard)
         # TensorBoard drops this step and later ones; the row of `resumed_at` is kept
         purge_step = None if resumed_at is None else resumed_at + 1
         self.board = SummaryWriter(str(folder.tensorboard), purge_step=purge_step)
@@ -51,7 +53,7 @@ class MetricsLog:
         self.file.close()
         self.folder.keep_metrics_until(step)
         self.rows = self.folder.next_row_number()
-        self.file = open(self.folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
+        self.file = open_to_append(self.folder.metrics_file)
         # what purge_step writes, but in the same file: files of the same second may be read in any order
         event = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
         self.board._get_file_writer().add_event(event)

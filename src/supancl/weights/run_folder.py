@@ -15,7 +15,18 @@ from supancl.config import to_json
 from supancl.data.content import Content
 from supancl.data.opening import absolute_source
 from supancl.errors import BadInput
-from supancl.files import check_writable, hold_lock, why_unwritable, write_bytes, write_json, write_text
+from supancl.files import (
+    check_no_link,
+    check_writable,
+    hold_lock,
+    make_inner_folder,
+    open_regular,
+    read_text,
+    why_unwritable,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
 from supancl.recipes.plugins import required_plugins
 from supancl.weights.log_rows import GAP, LogRows, fill_gaps, keep_rows, read_rows
@@ -47,6 +58,7 @@ class RunFolder:
         self.content_file = path / "content.npz"  # a checksum of each image
         self.tensorboard = path / "tensorboard"
         self.evaluations = path / "evaluate"
+        self.lock_file = path / ".lock"
         self.created = False  # whether create() made the folder: then it is removed if the run never starts
 
     @property
@@ -63,8 +75,14 @@ class RunFolder:
         """Refuse a folder that cannot be written, without creating anything."""
         check_writable(self.path)
 
+    def check_links(self) -> None:
+        """Refuse links in the place of what a run writes to: a received folder could make it write anywhere."""
+        for path in (self.lock_file, self.checkpoints, self.metrics_file, self.tensorboard, self.evaluations):
+            check_no_link(path)
+
     def check_free(self, resume: bool) -> None:
         """Refuse a folder that holds a run or remains of one: its log and checkpoints would be mixed with ours."""
+        self.check_links()
         for file, command in COMMAND_BY_FILE.items():
             if file != self.recipe_file.name and (self.path / file).exists():
                 raise BadInput(f"{self.path} holds a run of supancl {command}; choose another --out")
@@ -86,6 +104,7 @@ class RunFolder:
             )
 
     def create(self) -> None:
+        self.check_links()
         try:
             try:
                 self.path.mkdir(parents=True)
@@ -105,7 +124,7 @@ class RunFolder:
         def refuse(owner: str) -> None:
             raise BadInput(f"{self.path} is in use by process {owner}; wait for it, stop it, or choose another --out")
 
-        with hold_lock(self.path / ".lock", refuse):
+        with hold_lock(self.lock_file, refuse):
             try:
                 yield
             finally:
@@ -115,7 +134,7 @@ class RunFolder:
     def _remove_if_empty(self) -> None:
         with contextlib.suppress(OSError):  # a folder that is not empty is kept
             self.checkpoints.rmdir()
-            (self.path / ".lock").unlink()
+            self.lock_file.unlink()
             if self.created:
                 self.path.rmdir()
 
@@ -145,7 +164,7 @@ class RunFolder:
 
     def record_setting(self, recipe: Recipe, section: str, name: str) -> None:
         """Write one setting that changed on resume into recipe.json; everything else is kept."""
-        content, value = json.loads(self.recipe_file.read_text()), getattr(getattr(recipe, section), name)
+        content, value = json.loads(read_text(self.recipe_file)), getattr(getattr(recipe, section), name)
         settings, key = content["recipe"][section], f"{section}.{name}"
         if name in settings and settings[name] == value:
             return
@@ -156,7 +175,7 @@ class RunFolder:
 
     def read_recipe(self) -> tuple[Recipe, tuple[str, ...]]:
         try:
-            text = self.recipe_file.read_text()
+            text = read_text(self.recipe_file)
         except (OSError, UnicodeDecodeError):
             raise BadInput(f"{self.path} holds no run (no readable recipe.json); give a run folder") from None
         try:
@@ -171,19 +190,19 @@ class RunFolder:
     def read_plugins(self) -> list[str]:
         """The plugin files that the run used; empty if it used none or there is no recipe.json."""
         try:
-            files = json.loads(self.recipe_file.read_text()).get("plugins")
+            files = json.loads(read_text(self.recipe_file)).get("plugins")
             return [str(file) for file in files] if isinstance(files, list) else []
         except (OSError, ValueError, AttributeError, RecursionError):
             return []
 
     def read_data(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The description of the data in recipe.json, and the class names."""
-        content = json.loads(self.recipe_file.read_text())
+        content = json.loads(read_text(self.recipe_file))
         return dict(content.get("data") or {}), tuple(map(str, content.get("classes") or ()))
 
     def read_versions(self) -> dict[str, str]:
         """The versions of Python and of packages that the run began with."""
-        return dict(json.loads(self.recipe_file.read_text()).get("versions") or {})
+        return dict(json.loads(read_text(self.recipe_file)).get("versions") or {})
 
     def keep_metrics_until(self, step: int, expected: int | None = None) -> list[str]:
         """Drop rows after `step`: those steps will be repeated. Returns remarks on rows that are damaged or missing.
@@ -201,7 +220,8 @@ class RunFolder:
                 f"{sum(until - before + 1 for before, until in lost)} rows are lost, and the file as it was is {copy}"
             )
             if self.metrics_file.exists():
-                write_text(copy, self.metrics_file.read_text(encoding="utf-8", errors="replace"))
+                with open_regular(self.metrics_file) as damaged:
+                    write_bytes(copy, damaged.read())
         if self.metrics_file.exists() or lost:
             position = {name: 0 for name, kind in self.REQUIRED_ROW_FIELDS.items() if kind is int} | {"step": step}
             write_text(self.metrics_file, "".join(line + "\n" for line in fill_gaps(kept, lost, **position)))
@@ -239,12 +259,13 @@ class RunFolder:
 
     def check_evaluations_writable(self) -> None:
         """Refuse a run folder that cannot be written, before anything is measured."""
+        check_no_link(self.evaluations)
         if why := why_unwritable(self.evaluations):
             raise BadInput(f"cannot write to {self.path} ({why}); evaluate a copy of it")
 
     def write_evaluation(self, name: str, result: dict[str, Any]) -> Path:
         try:
-            self.evaluations.mkdir(exist_ok=True)
+            make_inner_folder(self.evaluations)
         except OSError as error:
             raise BadInput(f"cannot write to {self.path} ({error.strerror}); evaluate a copy of it") from None
         path = self.evaluations / f"{name}.json"

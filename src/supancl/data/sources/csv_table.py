@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections import Counter
 from pathlib import Path
 
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Listing
 from supancl.errors import BadInput, plural
+from supancl.files import open_regular
 
 
 def list_csv(path: Path, skip_bad: bool = False) -> Listing:
     """List the images of a table; relative paths start at the table's folder."""
     entries = []
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file)
             names = Counter(rows.fieldnames or ())
             missing = {"path", "label"} - set(names)

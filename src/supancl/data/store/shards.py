@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from supancl.data.store.memory import image_checksum
-from supancl.files import reason, sync_folder, write_atomically
+from supancl.files import open_regular, reason, sync_folder, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class ShardWriter:
 
     def add(self, name: str, stamp: Sequence[int] | np.ndarray, image: Tensor) -> None:
         if self.file is None:
-            self.file = open(self._path().with_suffix(".bin.tmp"), "wb")  # noqa: SIM115 - closed by finish()
+            self.file = open(self._path().with_suffix(".bin.tmp"), "xb")  # noqa: SIM115 - closed by finish()
         offset = self.file.tell()
         self.file.write(image.numpy().data)
         self.rows.append((name, stamp, (image.shape[1], image.shape[2]), offset, image_checksum(image), image.numel()))
@@ -117,7 +117,7 @@ def read_index(index: Path, channels: int) -> Shard | str:
     """The shard, or the reason why it cannot be used. Pixels are checked when they are first read, not here."""
     pixels = index.with_suffix(".bin")
     try:
-        with open(index, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with open_regular(index) as file, np.load(file, allow_pickle=False) as arrays:
             names = bytes(arrays["names"]).decode("utf-8", "surrogateescape").split("\0")
             shard = Shard(pixels, names, arrays["stamps"], arrays["sizes"], arrays["offsets"], arrays["checksums"])
     except Exception as error:  # numpy, zipfile and zlib each raise something else
