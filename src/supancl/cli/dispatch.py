@@ -22,7 +22,7 @@ from supancl.cli import commands
 from supancl.cli.console import make_console, print_error
 from supancl.cli.flags import OneLineParser, add_command
 from supancl.distributed import should_print
-from supancl.errors import BadInput, CheckFailed, SupanclError, program_name, set_program_name
+from supancl.errors import BadInput, CheckFailed, SupanclError, make_visible, program_name, set_program_name
 from supancl.files import jsonable
 from supancl.recipes.plugins import describe_plugin_error, load_plugin
 from supancl.version import __version__
@@ -146,8 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report_error(error: Exception, debug: bool, prefix: str = "") -> int:
     if debug:
-        traceback.print_exc()
-    text = " ".join(str(error).split()) or type(error).__name__
+        print(make_visible(traceback.format_exc(), keep="\n"), end="", file=sys.stderr)
+    text = str(error) if isinstance(error, SupanclError) else " ".join(str(error).split())
+    text = text.strip() or type(error).__name__
     print_error(prefix + (f"{type(error).__name__}: {text}" if prefix else text))
     return getattr(error, "exit_code", 1)
 
