@@ -61,6 +61,14 @@ class Interrupted(SupanclError):
         return type(self), (str(self), self.signal_number)  # a sweep pickles it between processes
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, or a size is beyond any memory. torch raises a RuntimeError for both."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return "allocate memory" in text or "Storage size calculation overflowed" in text
+
+
 _program_name = "supancl"
 
 

@@ -22,8 +22,16 @@ from supancl.cli import commands
 from supancl.cli.console import make_console, print_error
 from supancl.cli.flags import OneLineParser, add_command
 from supancl.distributed import should_print
-from supancl.errors import BadInput, CheckFailed, SupanclError, make_visible, program_name, set_program_name
-from supancl.files import jsonable
+from supancl.errors import (
+    BadInput,
+    CheckFailed,
+    SupanclError,
+    is_out_of_memory,
+    make_visible,
+    program_name,
+    set_program_name,
+)
+from supancl.files import jsonable, reason
 from supancl.recipes.plugins import describe_plugin_error, load_plugin
 from supancl.version import __version__
 
@@ -132,10 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output closed it, like `| head`
         return 0
-    except MemoryError:
-        print_error("out of memory; lower --batch-size or data.memory_gb")
-        return BadInput.exit_code
     except Exception as error:
+        if is_out_of_memory(error):
+            message = f"out of memory ({reason(error)}); lower --batch-size or data.memory_gb, or name smaller files"
+            return report_error(BadInput(message), args.debug)
         if isinstance(error, OSError) and error.filename is not None:  # a path that cannot be opened
             message = f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions"
             return report_error(BadInput(message), args.debug)

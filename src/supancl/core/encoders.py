@@ -312,3 +312,4 @@ for _name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
     VARIANTS[f"cifar-{_name}"] = _cifar_resnet(_name)
     VARIANTS[f"cifar-{_name}-pad2"] = _cifar_resnet(_name, padding=2)  # solo-learn's stem: 32 px become 34
     VARIANTS[f"cifar-{_name}-norelu"] = _cifar_resnet(_name, relu=False)  # lightly's unpacked ResNet
+BUILT_IN = frozenset((*BUILDERS, *VARIANTS))  # not from plugins

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from supancl.config import parse_json
 from supancl.core.encoders import PROJECTOR, Encoder
 from supancl.data.opening import is_same_source
 from supancl.data.splits import Source, Split
@@ -161,7 +162,7 @@ class EvaluatedEncoder:
     def _saved_result(self, name: str) -> dict[str, Any]:
         assert self.run is not None
         try:
-            content = json.loads((self.run.evaluations / f"{name}.json").read_text(encoding="utf-8"))
+            content = parse_json((self.run.evaluations / f"{name}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}

@@ -13,14 +13,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from supancl.config import from_json, to_json
-from supancl.core.encoders import Encoder, EncoderSpec, UnknownEncoder
+from supancl.config import from_json, parse_json, to_json
+from supancl.core.encoders import BUILT_IN, Encoder, EncoderSpec, UnknownEncoder
 from supancl.core.heads import MLP
 from supancl.errors import BadInput, program_name
 from supancl.files import did_you_mean_path, reason, write_atomically
 from supancl.recipes.plugins import plugin_hint
 from supancl.weights.checkpoint import SCHEMA_VERSION, DamagedFile, checkpoints, load_checkpoint, load_tensors
 from supancl.weights.run_folder import RunFolder
+
+MAX_SIZE_TO_TRY = 1024  # px; building some models means to embed an image
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -99,6 +101,7 @@ def load_projector(path: Path | str) -> nn.Sequential:
     if file.exists():
         weights, (spec, width) = _read_weights_and_metadata(file, "a projector", "head", "input_width")
         head = from_json(MLP, spec, "head")
+        _check_projector(head, width, weights, file)
     else:
         weights = _projector_from_checkpoint(folder)
         head, width = MLP.describe(weights)
@@ -108,6 +111,16 @@ def load_projector(path: Path | str) -> nn.Sequential:
     except RuntimeError:
         raise BadInput(f"{file}: its tensors do not match its metadata; copy it again") from None
     return projector.eval()
+
+
+def _check_projector(head: MLP, width: Any, weights: Mapping[str, Tensor], file: Path) -> None:
+    """Refuse metadata that the tensors contradict, before layers of any size are made."""
+    try:
+        is_same = isinstance(width, int) and (head, width) == MLP.describe(weights)
+    except (ValueError, LookupError):
+        is_same = False
+    if not is_same:
+        raise BadInput(f"{file}: its tensors do not match its metadata; copy it again")
 
 
 def _projector_from_checkpoint(folder: Path) -> dict[str, Tensor]:
@@ -135,21 +148,38 @@ def load_encoder(path: Path | str) -> Encoder:
     file = find_encoder_file(Path(path))
     weights, (spec,) = _read_weights_and_metadata(file, "an encoder", "encoder")
     try:
-        encoder = from_json(EncoderSpec, spec, "encoder").build()
+        encoder = _build_to_fit(from_json(EncoderSpec, spec, "encoder"), weights, file)
     except UnknownEncoder as error:
         raise BadInput(f"{file}: {error} ({plugin_hint(RunFolder(file.parent).read_plugins())})") from None
     except BadInput as error:
-        raise BadInput(f"{file}: {error}") from None
+        raise BadInput(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     load_weights(encoder, weights, file)
     return encoder.eval()
+
+
+def _build_to_fit(spec: EncoderSpec, weights: dict[str, Tensor], file: Path) -> Encoder:
+    """Build the encoder that the metadata describe, once its shapes are known to be those of the tensors.
+
+    The shapes are compared without memory: a few bytes of metadata can describe a network of any size.
+    """
+    if spec.name in BUILT_IN or spec.name.startswith(("timm:", "torchvision:")):
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                skeleton = spec.build()
+        except Exception as error:
+            if spec.size > MAX_SIZE_TO_TRY or isinstance(error, UnknownEncoder):
+                raise BadInput(f"encoder.size = {spec.size}: {spec.name} cannot be built ({reason(error)})") from None
+        else:
+            match_weights(skeleton, weights, file)
+    return spec.build()
 
 
 def _read_weights_and_metadata(file: Path, content: str, *keys: str) -> tuple[dict[str, Tensor], list[Any]]:
     """The weights of a file, and its metadata under these keys."""
     weights, metadata = read_safetensors(file)
     try:
-        version, values = int(metadata["schema_version"]), [json.loads(metadata[key]) for key in keys]
-    except (KeyError, ValueError, RecursionError):
+        version, values = int(metadata["schema_version"]), [parse_json(metadata[key]) for key in keys]
+    except (KeyError, ValueError):
         raise BadInput(f"{file}: no metadata of {content}; give a file that supancl wrote") from None
     if version > SCHEMA_VERSION:
         raise BadInput(
@@ -224,6 +254,14 @@ def is_readable(file: Path) -> bool:
 
 def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> None:
     """Load tensors with the architecture's names into an encoder; refuse missing or extra ones."""
+    try:
+        encoder.body.load_state_dict(match_weights(encoder, weights, file))
+    except (RuntimeError, NotImplementedError) as error:  # sparse, quantised and meta tensors cannot be copied
+        raise BadInput(f"{file}: its tensors cannot be loaded ({reason(error)}); save them as plain tensors") from None
+
+
+def match_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """The tensors of the encoder; refuse missing or extra ones, and other shapes."""
     expected = encoder.body.state_dict()
     # a classifier on top is not part of the encoder
     weights = {
@@ -245,4 +283,4 @@ def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> No
             f"{file} has a tensor {extra[0]!r} that encoder {encoder.spec.name!r} does not have; "
             "is it another architecture?"
         )
-    encoder.body.load_state_dict(weights)
+    return weights

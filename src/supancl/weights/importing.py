@@ -18,7 +18,7 @@ from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderS
 from supancl.errors import BadInput, plural
 from supancl.files import check_writable, make_folder
 from supancl.weights.checkpoint import DamagedFile, UnsafeFile, load_tensors
-from supancl.weights.encoder_file import load_encoder, load_weights, read_safetensors, save_encoder
+from supancl.weights.encoder_file import load_encoder, load_weights, match_weights, read_safetensors, save_encoder
 from supancl.weights.formats import (
     FORMATS,
     PATCHES,
@@ -214,6 +214,10 @@ def _load_into(encoder: Encoder, names: Mapping[str, Tensor], file: Path) -> Non
     for name, value in expected.items():
         if name.endswith("num_batches_tracked"):  # missing in files from before torch 0.4.1
             weights.setdefault(name, value)
+    weights = match_weights(encoder, weights, file)
+    for name, value in weights.items():
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise BadInput(f"{file}: tensor {name!r} is sparse, quantised or without values; save it as a plain tensor")
     nonfinite = next((name for name, value in weights.items() if not torch.isfinite(value).all()), None)
     if nonfinite is not None:
         raise BadInput(

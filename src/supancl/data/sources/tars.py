@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import io
 import itertools
-import json
 import re
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 from PIL import Image
 
+from supancl.config import parse_json
 from supancl.data.decode import IMAGE_SUFFIXES, file_stamp
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing
 from supancl.data.store.memory import Progress
@@ -184,7 +184,7 @@ def _read_label(content: bytes, extension: str, location: str) -> str | None:
     try:
         text = content.decode("utf-8").strip()
         if extension == "json":
-            value = json.loads(text)
+            value = parse_json(text)
             if isinstance(value, dict):
                 candidates = [value[key] for key in ("label", "cls", "class") if key in value]
                 if not candidates:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from supancl.config import parse_json
 from supancl.data.decode import (
     DECODE_VERSION,
     Item,
@@ -395,7 +396,7 @@ def _check_room(folder: Path, needed_bytes: float) -> None:
 def _read_about(folder: Path) -> dict[str, Any]:
     """The content of about.json; empty if it is missing or damaged."""
     try:
-        content = json.loads((folder / "about.json").read_text())
+        content = parse_json((folder / "about.json").read_text())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
