@@ -9,10 +9,12 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -43,8 +45,9 @@ class Within:
 Fraction = Annotated[float, Within(0, 1)]
 NotNegative = Annotated[float, Within(0, None)]
 Positive = Annotated[float, Within(0, None, exclusive_low=True)]
-Count = Annotated[int, Within(1, None)]
-Natural = Annotated[int, Within(0, None)]
+LARGEST_COUNT = 2**31 - 1  # what every library takes
+Count = Annotated[int, Within(1, None), Within(None, LARGEST_COUNT)]
+Natural = Annotated[int, Within(0, None), Within(None, LARGEST_COUNT)]
 
 Section = TypeVar("Section")
 
@@ -86,6 +89,15 @@ class UnknownField(BadInput):
         self.siblings = siblings
 
 
+MAX_SHOWN = 200  # characters of a value in a message
+
+
+def shown(value: Any) -> str:
+    """The value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def checked(value: Any, hint: Any, path: str) -> Any:
     """The value converted to its type, or BadInput with the field, the value and what is valid."""
     origin = get_origin(hint)
@@ -94,17 +106,17 @@ def checked(value: Any, hint: Any, path: str) -> Any:
         value = checked(value, base, path)
         for limit in limits:
             if isinstance(limit, Within) and not limit.admits(value):
-                raise BadInput(f"{path} = {value!r}: {limit}")
+                raise BadInput(f"{path} = {shown(value)}: {limit}")
         return value
     if origin in (Union, types.UnionType):
         return _checked_union(value, get_args(hint), path)
     if origin is Literal:
         if value not in get_args(hint):
-            raise BadInput(f"{path} = {value!r}: must be one of {', '.join(map(str, get_args(hint)))}")
+            raise BadInput(f"{path} = {shown(value)}: must be one of {', '.join(map(str, get_args(hint)))}")
         return value
     if origin is collections.abc.Mapping:
         if not isinstance(value, dict):
-            raise BadInput(f"{path} = {value!r}: must be an object")
+            raise BadInput(f"{path} = {shown(value)}: must be an object")
         return {str(key): str(item) for key, item in value.items()}
     if origin is tuple:
         return _checked_tuple(value, get_args(hint), path)
@@ -133,7 +145,7 @@ def _checked_plain(value: Any, hint: Any, path: str) -> Any:
     elif isinstance(value, hint) and (hint is bool) == isinstance(value, bool):
         return value
     name = {int: "a whole number", type(None): "null"}.get(hint) or hint.__name__
-    raise BadInput(f"{path} = {value!r}: must be {name}")
+    raise BadInput(f"{path} = {shown(value)}: must be {name}")
 
 
 def _checked_union(value: Any, options: tuple[Any, ...], path: str) -> Any:
@@ -156,16 +168,16 @@ def _checked_union(value: Any, options: tuple[Any, ...], path: str) -> Any:
             return checked(value, option, path)
         except BadInput as error:
             reasons.append(str(error).partition(": ")[2])
-    raise BadInput(f"{path} = {value!r}: {' or '.join(reasons)}")
+    raise BadInput(f"{path} = {shown(value)}: {' or '.join(reasons)}")
 
 
 def _checked_tuple(value: Any, options: tuple[Any, ...], path: str) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
-        raise BadInput(f"{path} = {value!r}: must be a list, such as [1, 2]")
+        raise BadInput(f"{path} = {shown(value)}: must be a list, such as [1, 2]")
     if len(options) == 2 and options[1] is Ellipsis:
         options = (options[0],) * len(value)
     if len(value) != len(options):
-        raise BadInput(f"{path} = {value!r}: must have {len(options)} entries")
+        raise BadInput(f"{path} = {shown(value)}: must have {len(options)} entries")
     return tuple(checked(v, option, f"{path}[{i}]") for i, (v, option) in enumerate(zip(value, options, strict=True)))
 
 
@@ -177,6 +189,11 @@ def _kind(section: Any) -> str:
 
 
 def hints(section: type) -> dict[str, Any]:
+    return _cached_hints(section)
+
+
+@functools.cache
+def _cached_hints(section: Any) -> dict[str, Any]:
     return typing.get_type_hints(section, include_extras=True)
 
 
@@ -204,7 +221,7 @@ def to_json(value: Any) -> Any:
 
 def from_json(section: type[Section], values: Any, path: str) -> Section:
     if not isinstance(values, dict):
-        raise BadInput(f"{path or section.__name__} = {values!r}: must be an object")
+        raise BadInput(f"{path or section.__name__} = {shown(values)}: must be an object")
     kinds = hints(section)
     unknown = sorted(set(values) - set(kinds))
     if unknown:
@@ -251,10 +268,31 @@ def _default_section(hint: Any) -> Any:
     return None
 
 
+MAX_JSON_DEPTH = 100  # our files have at most 6 levels
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError for anything else, also if it is nested too deep to work with."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} levels") from None
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [item for parent in level if isinstance(parent, (dict, list)) for item in _items(parent)]
+        if not level:
+            return value
+    raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} levels")
+
+
+def _items(parent: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return parent.values() if isinstance(parent, dict) else parent
+
+
 def parse_value(text: str) -> Any:
     """The value of an override: JSON if it is JSON, else the string itself."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -60,6 +61,14 @@ class Interrupted(SupanclError):
         return type(self), (str(self), self.signal_number)  # a sweep pickles it between processes
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, or a size is beyond any memory. torch raises a RuntimeError for both."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return "allocate memory" in text or "Storage size calculation overflowed" in text
+
+
 _program_name = "supancl"
 
 
@@ -72,6 +81,34 @@ def set_program_name(name: str) -> None:
 def program_name() -> str:
     """How the user calls the command line: `supancl`, or `python FILE`."""
     return _program_name
+
+
+_HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, lone surrogate, line and paragraph separator
+_JOINERS = "\u200c\u200d"  # parts of words in Persian and Hindi, and of emoji
+_SHORT_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def make_visible(text: str, keep: str = "") -> str:
+    """The text with characters that a terminal or an editor acts on written as escapes; those in `keep` stay.
+
+    A file name may move the cursor, begin a line or turn the direction of reading, and so forge what we say.
+
+    >>> make_visible("cat" + chr(10) + chr(27) + "[2K")
+    'cat\\\\n\\\\x1b[2K'
+    """
+    if text.isprintable():
+        return text
+    return "".join(_escape(character) if _is_hidden(character, keep) else character for character in text)
+
+
+def _is_hidden(character: str, keep: str) -> bool:
+    return unicodedata.category(character) in _HIDDEN_CATEGORIES and character not in keep + _JOINERS
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    long = f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+    return _SHORT_ESCAPES.get(character, long)
 
 
 def plural(number: int, singular: str, plural_form: str | None = None, number_format: str = "") -> str:

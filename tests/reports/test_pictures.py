@@ -35,7 +35,7 @@ def legend(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_names_are_shown_as_they_are_spelled(tmp_path: Path, legend: list[str]) -> None:
     classes = (FORMULA, "_hidden", "two\nlines")
     tsne_panels({FORMULA: features([0, 1, 2] * 3)}, classes, tmp_path / "tsne.png")
-    assert legend == [r"US\$_to_\$5", " _hidden", "two lines"]
+    assert legend == [r"US\$_to_\$5", " _hidden", r"two\nlines"]
     text = Figure().text(0, 0, escape_label(FORMULA))
     assert text._preprocess_math(text.get_text()) == (FORMULA, False)
 

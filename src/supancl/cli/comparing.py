@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from supancl.cli.console import Terminal
+from supancl.cli.console import SafeConsole, Terminal
 from supancl.cli.encoders import parse_names
 from supancl.data.opening import check_source
 from supancl.data.sources.benchmarks import find_benchmarks, official_name
-from supancl.errors import BadInput, plural
+from supancl.errors import BadInput, make_visible, plural
 from supancl.evaluate import (
     EvaluatedEncoder,
     describe_episode_images,
@@ -27,7 +27,7 @@ from supancl.reports.score_table import TableFormat, score_table
 
 MAX_DIFFERENCES = 20  # printed; --json has all
 Task = tuple[str, str, Callable[[EvaluatedEncoder], dict[str, Any]]]  # protocol, data, function
-HEADINGS = {"text": "{}", "markdown": "**{}**\n", "latex": "% {}", "csv": "# {}"}
+HEADINGS = {"text": "{}\n", "markdown": "**{}**\n\n", "latex": "% {}\n", "csv": "# {}\n"}
 
 
 def select_sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> list[str]:
@@ -69,11 +69,11 @@ def print_results(results: list[dict[str, Any]], form: TableFormat, console: Con
     gaps, legends = differences(results), describe_episode_images(results)
     if form == "json":
         content = {name: ranking.to_json() for name, ranking in tables.items()}
-        console.print(json.dumps(content, indent=2, ensure_ascii=False))
+        console.print(json.dumps(content, indent=2) + "\n", end="")
     else:
         for protocol, ranking in tables.items():
             if len(tables) > 1 or form in ("text", "markdown"):
-                console.print(HEADINGS[form].format(protocol))
+                console.print(HEADINGS[form].format(make_visible(protocol)), end="")
             console.print(score_table(ranking, form), end="")
             if form == "text" and protocol in legends:
                 console.print(f"episodes: {legends[protocol]}")
@@ -96,4 +96,4 @@ def progress_console(form: str, console: Console) -> Console:
     """The console for progress: stdout next to a text table, else stderr, so that stdout holds the table alone."""
     if form == "text":
         return console
-    return Console(stderr=True, quiet=console.quiet, markup=False, highlight=False, soft_wrap=True)
+    return SafeConsole(stderr=True, quiet=console.quiet)

@@ -11,19 +11,37 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from supancl.data.splits import Data
 from supancl.distributed import should_print, should_report_failure
-from supancl.errors import plural
+from supancl.errors import make_visible, plural
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 
 
+class SafeConsole(Console):
+    """A console on which names of files and classes cannot move the cursor or begin a line.
+
+    `print(text)` prints one line. `print(text, end="")` prints a block of lines, in which only names are unsafe.
+    """
+
+    def __init__(self, stderr: bool, quiet: bool = False) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    def print(self, *objects: Any, end: str = "\n", **options: Any) -> None:
+        if end == "\n":
+            objects = tuple(make_visible(item) if isinstance(item, str) else item for item in objects)
+        super().print(*objects, end=end, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every text passes here, also the cells of tables."""
+        return super().render_str(make_visible(text, keep="\n"), **options)
+
+
 def make_console(quiet: bool, json_to_stdout: bool) -> Console:
     """A console on stdout, or on stderr if the JSON goes to stdout; of several ranks only one prints."""
-    console = Console(
-        stderr=json_to_stdout, quiet=quiet or not should_print(), markup=False, highlight=False, soft_wrap=True
-    )
+    console = SafeConsole(stderr=json_to_stdout, quiet=quiet or not should_print())
     if not console.is_terminal:
         console.width = 160  # a file has no edge to wrap at
     return console
@@ -40,7 +58,7 @@ class Terminal(Reporter):
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.errors = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+        self.errors = SafeConsole(stderr=True)
         self.progress: Progress | None = None
         self.last: dict[str, Any] = {}
         self.count_state: tuple[str, int, float, int] = ("", 0, 0.0, 0)
@@ -111,7 +129,7 @@ class Terminal(Reporter):
         if not self.console.is_terminal:
             return
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -121,7 +139,7 @@ class Terminal(Reporter):
             console=self.console,
             transient=True,
         )
-        self.progress.add_task(title, total=total, completed=done, loss="")
+        self.progress.add_task(make_visible(title), total=total, completed=done, loss="")
         self.progress.start()
 
     def on_step(self, step: int, row: dict[str, Any] | None) -> None:
@@ -185,10 +203,13 @@ def compact(value: float) -> str:
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
     """A table for the terminal; columns of numbers are right-aligned."""
-    result = Table(title=title, title_justify="left")
+    result = Table(title=make_visible(title), title_justify="left")
+    rows = [[make_visible(cell) for cell in cells] for cells in rows]
     for i, column in enumerate(columns):
         starts = {cells[i].strip()[:1] for cells in rows} - {""}
-        result.add_column(column, justify="right" if i > 0 and starts <= set("0123456789+-−.") else "left")
+        result.add_column(
+            make_visible(column), justify="right" if i > 0 and starts <= set("0123456789+-−.") else "left"
+        )
     for cells in rows:
         result.add_row(*cells)
     return result
@@ -196,4 +217,4 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
 
 def print_error(text: str) -> None:
     if should_report_failure():
-        print(f"supancl: {text}", file=sys.stderr)
+        print(f"supancl: {make_visible(text)}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -115,14 +115,20 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
     for remark in facts["remarks"]:
         console.print(f"remark: {remark}")
     unreadable = facts["unreadable"]
-    console.print(f"{len(unreadable)} unreadable" + "".join(f"\n  {name}" for name in unreadable[:20]))
+    console.print(f"{len(unreadable)} unreadable")
+    print_indented(unreadable[:20], console)
     empty = facts["empty_class_folders"]
     if empty:
         them = "it" if len(empty) == 1 else "them"
         console.print(
-            f"{plural(len(empty), 'class folder')} without an image; pretrain refuses {them}: fill or "
-            f"remove {them}" + "".join(f"\n  {name}" for name in empty[:20])
+            f"{plural(len(empty), 'class folder')} without an image; pretrain refuses {them}: fill or remove {them}"
         )
+        print_indented(empty[:20], console)
+
+
+def print_indented(lines: Sequence[str], console: Console) -> None:
+    for line in lines:
+        console.print(f"  {line}")
 
 
 def print_copies(copies: dict[str, Any] | None, console: Console) -> None:
@@ -136,10 +142,8 @@ def print_copies(copies: dict[str, Any] | None, console: Console) -> None:
     if copies["in_several_splits"]:
         console.print(f"{copies['in_several_splits']:,} of these images have copies in more than one split")
     if copies["labels_differ"]:
-        console.print(
-            f"{copies['labels_differ']:,} of these images have copies with different labels"
-            + "".join(f"\n  the same image: {first} and {second}" for first, second in copies["examples"])
-        )
+        console.print(f"{copies['labels_differ']:,} of these images have copies with different labels")
+        print_indented([f"the same image: {first} and {second}" for first, second in copies["examples"]], console)
 
 
 # --- cache ------------------------------------------------------------------------------------------------------------
@@ -291,5 +295,5 @@ def check_files(source: str, path: Path, console: Console) -> dict[str, Any]:
 
 def where(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     text = benchmarks.download_instructions(args.name)
-    console.print(text)
+    console.print(f"{text}\n", end="")
     return {"name": args.name, "where": text}

@@ -24,8 +24,16 @@ from supancl.cli import commands
 from supancl.cli.console import make_console, print_error
 from supancl.cli.flags import OneLineParser, add_command
 from supancl.distributed import should_print
-from supancl.errors import BadInput, CheckFailed, SupanclError, program_name, set_program_name
-from supancl.files import jsonable
+from supancl.errors import (
+    BadInput,
+    CheckFailed,
+    SupanclError,
+    is_out_of_memory,
+    make_visible,
+    program_name,
+    set_program_name,
+)
+from supancl.files import jsonable, reason
 from supancl.recipes.plugins import describe_plugin_error, load_plugin
 from supancl.version import __version__
 
@@ -135,10 +143,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output closed it, like `| head`
         return 0
-    except MemoryError:
-        print_error("out of memory; lower --batch-size or data.memory_gb")
-        return BadInput.exit_code
     except Exception as error:
+        if is_out_of_memory(error):
+            message = f"out of memory ({reason(error)}); lower --batch-size or data.memory_gb, or name smaller files"
+            return report_error(BadInput(message), args.debug)
         if isinstance(error, OSError) and error.filename is not None:  # a path that cannot be opened
             message = f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions"
             return report_error(BadInput(message), args.debug)
@@ -149,8 +157,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report_error(error: Exception, debug: bool, prefix: str = "") -> int:
     if debug:
-        traceback.print_exc()
-    text = " ".join(str(error).split()) or type(error).__name__
+        print(make_visible(traceback.format_exc(), keep="\n"), end="", file=sys.stderr)
+    text = str(error) if isinstance(error, SupanclError) else " ".join(str(error).split())
+    text = text.strip() or type(error).__name__
     print_error(prefix + (f"{type(error).__name__}: {text}" if prefix else text))
     return getattr(error, "exit_code", 1)
 

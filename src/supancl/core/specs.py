@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Positive, marked
+from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Positive, Within, marked
 from supancl.core.heads import MLP
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.errors import BadInput
@@ -27,8 +27,10 @@ class EncoderSpec:
     """
 
     name: str = "resnet50"
-    channels: Count = 3
-    size: Count = 224  # side of the square input; for `linear` the length of the input vector
+    channels: Annotated[Count, Within(None, 4096)] = 3
+    size: Annotated[Count, Within(None, 16_384)] = (
+        224  # side of the square input; for `linear` the length of the input vector
+    )
     width: Count | None = None  # of the features, if the encoder has no fixed width (cnn, linear)
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[Positive, ...] = IMAGENET_STD

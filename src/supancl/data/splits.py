@@ -190,8 +190,14 @@ def full_split(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split
 def sorted_names(names: set[str], by_number: bool) -> tuple[str, ...]:
     """Class names in label order. With `by_number`, names that are all numbers are sorted as numbers: 2 before 10."""
     if by_number and all(name.isascii() and name.isdigit() for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
+        return tuple(sorted(names, key=_as_number))
     return tuple(sorted(names))
+
+
+def _as_number(digits: str) -> tuple[int, str, str]:
+    """A key that sorts texts of digits by their value; int() refuses more than 4,300 of them."""
+    significant = digits.lstrip("0")
+    return len(significant), significant, digits
 
 
 def fingerprint(*splits: Split) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from supancl.config import parse_json
 from supancl.detect.saving import DetectFolder
 from supancl.detect.spec import DetectSpec
 from supancl.detect.train import score_stats
@@ -68,7 +68,7 @@ def _open_run(path: Path, name: str) -> FinishedRun:
     spec, _, encoder, settings = folder.read_settings()
     file = folder.evaluations / "detect.json"
     try:
-        scores = json.loads(read_text(file))
+        scores = parse_json(read_text(file))
         if not all(key in scores for key in (*SCORES, "classes")):
             raise ValueError("without scores")
     except OSError:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from supancl.config import from_json, to_json
+from supancl.config import from_json, parse_json, to_json
 from supancl.core.encoders import EncoderSpec
 from supancl.detect.layouts import DetectData
 from supancl.detect.model import Detector, build_detector, copy_resnet, normalization_of
@@ -51,7 +51,7 @@ class DetectFolder(RunFolder):
     def read_settings(self) -> tuple[DetectSpec, DetectData, str, dict[str, Any]]:
         """The spec, the data, the name of the encoder, and all of detect.json."""
         try:
-            content = json.loads(read_text(self.recipe_file))
+            content = parse_json(read_text(self.recipe_file))
             spec = from_json(DetectSpec, content["spec"], "")
             data = from_json(DetectData, content["data"], "data")
             return spec, data, str(content["encoder"]), content
@@ -101,9 +101,9 @@ def load_detector(path: Path | str) -> LoadedDetector:
         version = int(metadata["schema_version"])
         if version > SCHEMA_VERSION:
             raise BadInput(f"{file} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
-        spec = from_json(DetectSpec, json.loads(metadata["spec"]), "")
-        encoder = from_json(EncoderSpec, json.loads(metadata["encoder"]), "encoder")
-        classes = tuple(map(str, json.loads(metadata["classes"])))
+        spec = from_json(DetectSpec, parse_json(metadata["spec"]), "")
+        encoder = from_json(EncoderSpec, parse_json(metadata["encoder"]), "encoder")
+        classes = tuple(map(str, parse_json(metadata["classes"])))
     except (KeyError, ValueError) as error:
         raise BadInput(f"{file}: its description is damaged ({error}); copy it again") from None
     with torch.device("meta"):  # without memory: the description may claim anything

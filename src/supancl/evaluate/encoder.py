@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from supancl.config import parse_json
 from supancl.core.encoders import PROJECTOR, Encoder
 from supancl.data.opening import is_same_source
 from supancl.data.splits import Source, Split
@@ -162,7 +163,7 @@ class EvaluatedEncoder:
     def _saved_result(self, name: str) -> dict[str, Any]:
         assert self.run is not None
         try:
-            content = json.loads(read_text(self.run.evaluations / f"{name}.json"))
+            content = parse_json(read_text(self.run.evaluations / f"{name}.json"))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from supancl.config import parse_json
 from supancl.data.decode import file_stamp
 from supancl.data.sources.benchmarks import find_benchmark, find_benchmarks, official_name
 from supancl.errors import BadInput, Interrupted, SupanclError, did_you_mean
@@ -212,7 +213,7 @@ def data_key(name: str, root: Path) -> str:
 
 def load_result(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     try:
-        content = json.loads(read_text(path))
+        content = parse_json(read_text(path))
     except (OSError, ValueError):
         return None
     is_same = isinstance(content, dict) and content.get("suite") == key and isinstance(content.get("accuracy"), float)

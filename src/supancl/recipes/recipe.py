@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, replace
 from difflib import get_close_matches
@@ -24,6 +23,7 @@ from supancl.config import (
     from_json,
     hints,
     marked,
+    parse_json,
     replaced,
     to_json,
     validated,
@@ -314,7 +314,7 @@ def with_matching_widths(heads: HeadSpec) -> HeadSpec:
 def recipe_from_json(text: str, location: str) -> Recipe:
     """Read the recipe of a recipe.json; `location` is for messages."""
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         stored = content["recipe"]
     except (ValueError, KeyError, TypeError):
         raise BadInput(f"{location}: not a recipe.json of supancl") from None

@@ -13,6 +13,7 @@ from torch import Tensor
 from supancl.data.order import derive_seed
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
+from supancl.errors import make_visible
 from supancl.recipes import Recipe
 
 TILE, GAP, CAPTION = 112, 6, 16
@@ -87,7 +88,7 @@ def _draw_sheet(tiles: Sequence[Image.Image], captions: Sequence[str], columns: 
         left = GAP + slot % columns * (TILE + GAP)
         top = GAP + slot // columns * (TILE + CAPTION + GAP)
         sheet.paste(tile, (left + (TILE - tile.width) // 2, top + (TILE - tile.height) // 2))
-        caption = " ".join(caption.split())  # a folder's name may have several lines
+        caption = make_visible(caption)  # a folder's name may have several lines
         while pen.textlength(caption, font=font) > TILE and len(caption) > 2:
             caption = caption[:-2] + "…"
         pen.text((left + TILE / 2, top + TILE + 1), caption, fill="#333333", font=font, anchor="ma")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from supancl.detect.metrics import Detections
 from supancl.detect.scenes import Scenes
+from supancl.errors import make_visible
 from supancl.files import write_atomically
 from supancl.reports.pictures import COLOURS, escape_label
 
@@ -56,7 +57,9 @@ def draw_detection_sheet(
             x = left + side * (SIDE + GAP)
             picture = _draw_boxes(image, boxes, labels, captions, is_thin)
             sheet.paste(picture, (x, top))
-            pen.text((x, top + picture.height + 2), f"{title}: {scene.path.stem}", fill="#333333", font=font)
+            pen.text(
+                (x, top + picture.height + 2), make_visible(f"{title}: {scene.path.stem}"), fill="#333333", font=font
+            )
     write_atomically(path, lambda temporary: sheet.save(temporary, format="PNG"))
 
 
@@ -72,6 +75,7 @@ def _draw_boxes(
     scale = SIDE / max(picture.size)
     picture = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
     pen, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
+    captions = [make_visible(caption) for caption in captions]
     for box, label, caption, thin in zip((boxes * scale).tolist(), labels.tolist(), captions, is_thin, strict=True):
         colour = COLOURS[label % len(COLOURS)]
         pen.rectangle(box, outline=colour, width=1 if thin else 2)

@@ -6,6 +6,8 @@ import base64
 import html
 from pathlib import Path
 
+from supancl.errors import make_visible
+
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .3rem .8rem; text-align: right; }
@@ -16,7 +18,8 @@ img { max-width: 100%; } .small { color: #666; font-size: .9rem; }
 
 
 def html_page(title: str, body: str, more_style: str = "") -> str:
-    """A page with this title; `body` is HTML already."""
+    """A page with this title; `body` is HTML already, in which only control characters of names are left to escape."""
+    title, body = make_visible(title), make_visible(body, keep="\n")
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{html.escape(title)}</title><style>{STYLE}{more_style}</style></head><body>

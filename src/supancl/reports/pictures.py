@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from supancl.errors import BadInput, plural
+from supancl.errors import BadInput, make_visible, plural
 from supancl.probes import Features
 
 # ten colours that most colour-blind readers can distinguish; after ten classes they repeat with another marker
@@ -54,7 +54,7 @@ PAGE = Sheet(6.75, 3.5, 7.0, 300)  # a two-column page's text width, with type t
 
 def escape_label(text: str) -> str:
     """Make matplotlib show a name literally: it reads dollars as formulas and hides labels that begin with _."""
-    text = " ".join(text.split())
+    text = make_visible(text)
     return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
@@ -184,7 +184,7 @@ def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], 
     )
     if panel.note:
         axis.annotate(
-            panel.note,
+            make_visible(panel.note),
             (0.5, 1),
             (0, 0.3 * font),
             xycoords="axes fraction",
@@ -240,7 +240,8 @@ def legend_entries(
     longest = max(map(len, (*groups, *names.values())), default=1)
     max_columns = max(1, int(72 * width / (font * (0.58 * longest + 2.5))))
     listed: list[list[tuple[str, int | None]]] = [
-        [(group, None)] * bool(group) + [(names[label], label) for label in labels] for group, labels in groups.items()
+        [(escape_label(group), None)] * bool(group) + [(names[label], label) for label in labels]
+        for group, labels in groups.items()
     ]
     if len(groups) < 2:
         entries = [entry for group in listed for entry in group]

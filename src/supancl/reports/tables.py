@@ -7,10 +7,10 @@ import html
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from supancl.errors import BadInput, did_you_mean
+from supancl.errors import BadInput, did_you_mean, make_visible
 from supancl.probes.ranking import Mark
 
 LEGEND = "* best, + second best"
@@ -82,6 +82,22 @@ def _as_cell(cell: str | Cell) -> Cell:
     return cell if isinstance(cell, Cell) else Cell(cell)
 
 
+def _make_table_visible(table: Table) -> Table:
+    """The table with control characters of names as escapes, so that a name stays in its cell and line."""
+
+    def write(cell: str | Cell) -> Cell:
+        text, plus_minus, mark, suffix, latex = _as_cell(cell)
+        return Cell(make_visible(text), plus_minus, mark, make_visible(suffix), latex)
+
+    return replace(
+        table,
+        columns=[write(cell) for cell in table.columns],
+        rows=[make_visible(row) if isinstance(row, str) else [write(cell) for cell in row] for row in table.rows],
+        caption=make_visible(table.caption),
+        notes=[make_visible(note) for note in table.notes],
+    )
+
+
 def _replace_all(text: str, replacements: Mapping[str, str]) -> str:
     for sign, code in replacements.items():
         text = text.replace(sign, code)
@@ -104,6 +120,7 @@ def cell_text(cell: Cell) -> str:
 
 def to_text(table: Table) -> str:
     """Aligned columns; a table with a caption also gets a rule below its header."""
+    table = _make_table_visible(table)
     rows = [row if isinstance(row, str) else list(map(_as_cell, row)) for row in table.rows]
     marked = {i for row in rows if not isinstance(row, str) for i, cell in enumerate(row) if cell.mark}
 
@@ -138,6 +155,7 @@ def to_markdown(table: Table, replacements: Mapping[str, str] = NO_REPLACEMENTS)
 
     `replacements` maps characters with a meaning in Markdown to what is written instead.
     """
+    table = _make_table_visible(table)
 
     def write(cell: Cell) -> str:
         text = _replace_all(cell.text, replacements)
@@ -166,6 +184,7 @@ def to_latex(
     `layout`: LaTeX's letters for the columns. `rules`: at the top, below the header, at the end. `replacements` maps
     characters to LaTeX commands.
     """
+    table = _make_table_visible(table)
 
     def escaped(text: str) -> str:
         return _replace_all(text.translate(LATEX_SPECIAL), replacements)
@@ -198,16 +217,32 @@ def to_latex(
 
 
 def to_csv(table: Table) -> str:
-    """Texts alone, without marks; the table must have a column for each number and none of the section titles."""
+    """Texts alone, without marks; the table must have a column for each number and none of the section titles.
+
+    A text that a spreadsheet would compute, such as =A1, gets an apostrophe in front.
+    """
+    table = _make_table_visible(table)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for row in (table.columns, *table.rows):
-        writer.writerow(_format_row(row, lambda cell: cell.text))
+        writer.writerow(_format_row(row, lambda cell: f"'{cell.text}" if _is_formula(cell.text) else cell.text))
     return out.getvalue()
+
+
+def _is_formula(text: str) -> bool:
+    """Whether a spreadsheet takes the text for a formula; -0.5 is a number."""
+    if not text.lstrip().startswith(("=", "+", "-", "@")):
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return True
+    return False
 
 
 def to_html(table: Table) -> str:
     """The best in bold, the second best underlined; `plus_minus` and `suffix` have the CSS class `spread`."""
+    table = _make_table_visible(table)
     classes = {"l": ' class="word"', "w": ' class="word long"', "r": ""}
 
     def escaped(text: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from supancl.config import parse_json
 from supancl.data.opening import is_same_source
 from supancl.errors import BadInput
 from supancl.evaluate import (
@@ -140,7 +140,7 @@ def evaluations_of(run: Path) -> Iterator[dict[str, Any]]:
 def read_result(file: Path) -> dict[str, Any]:
     """The JSON object in a file of results; BadInput if there is none."""
     try:
-        content = json.loads(read_text(file))
+        content = parse_json(read_text(file))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not JSON"
         raise BadInput(f"{file}: cannot be read ({reason}); evaluate the run again, or remove the file") from None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
+from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened, parse_json
 from supancl.core.encoders import Encoder
 from supancl.data.opening import is_same_source
 from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, plural
@@ -86,7 +86,7 @@ class RunsFailed(CheckFailed):
 def read_failure(folder: Path) -> Failure | None:
     """Why the run in this folder failed; None if no failure is recorded."""
     try:
-        recorded = json.loads(read_text(folder / FAILURE_FILE))
+        recorded = parse_json(read_text(folder / FAILURE_FILE))
         return Failure(str(recorded["reason"]), int(recorded["exit_code"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

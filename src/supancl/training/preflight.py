@@ -345,11 +345,6 @@ def deterministic_mode(enabled: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = benchmark
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; on a CPU torch raises a RuntimeError for that."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)
-
-
 def out_of_memory_message(recipe: Recipe, device: torch.device) -> str:
     """How to need less memory."""
     settings, owner = recipe.train, "the GPU's" if device.type == "cuda" else "this machine's"

@@ -13,7 +13,7 @@ from supancl.core.encoders import Encoder
 from supancl.data.opening import open_data
 from supancl.data.splits import Data
 from supancl.distributed import Ranks, join_ranks
-from supancl.errors import BadInput
+from supancl.errors import BadInput, is_out_of_memory
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import describe_resolution
 from supancl.reporter import Reporter
@@ -23,7 +23,6 @@ from supancl.training.preflight import (
     check_data,
     check_ranks,
     deterministic_mode,
-    is_out_of_memory,
     lock_run_folder,
     out_of_memory_message,
     pick_device,

@@ -137,15 +137,20 @@ class Trainer:
             )
         try:
             self.model.load(state)
-            self.step, self.skipped_steps = int(state["step"]), list(state["bad_steps"])
+            self.step, self.skipped_steps = self._checked_step(state["step"]), list(map(int, state["bad_steps"]))
             self.inputs.sums.copy_(state["interval"])
             self.monitor.load(state["monitor"])
-        except (KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
+        except (LookupError, RuntimeError, ValueError, AttributeError, TypeError, OverflowError) as error:
             raise BadInput(
-                f"the checkpoint does not fit this run ({str(error).splitlines()[0]}); was it made with other settings?"
+                f"the checkpoint does not fit this run ({reason(error)}); was it made with other settings?"
             ) from None
         self.inputs.invalidate()
         self.captured.forget()
+
+    def _checked_step(self, step: Any) -> int:
+        if not isinstance(step, int) or not 0 <= step <= self.steps:
+            raise ValueError(f"step {step!r} of {self.steps}")
+        return step
 
 
 def can_replay(recipe: Recipe, device: torch.device, ranks: Ranks, feed: Feed) -> bool:

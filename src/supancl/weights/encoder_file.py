@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from supancl.config import from_json, to_json
+from supancl.config import from_json, parse_json, to_json
 from supancl.core.encoders import Encoder, EncoderSpec, UnknownEncoder, tensor_shapes
 from supancl.core.heads import MLP
 from supancl.errors import BadInput, program_name
@@ -112,6 +112,7 @@ def load_projector(path: Path | str) -> nn.Sequential:
     if file.exists():
         weights, (spec, width) = _read_weights_and_metadata(file, "a projector", "head", "input_width")
         head = from_json(MLP, spec, "head")
+        _check_projector(head, width, weights, file)
     else:
         weights = _projector_from_checkpoint(folder)
         head, width = MLP.describe(weights)
@@ -123,6 +124,16 @@ def load_projector(path: Path | str) -> nn.Sequential:
     projector = head.build(width)
     projector.load_state_dict(weights)
     return projector.eval()
+
+
+def _check_projector(head: MLP, width: Any, weights: Mapping[str, Tensor], file: Path) -> None:
+    """Refuse metadata that the tensors contradict, before layers of any size are made."""
+    try:
+        is_same = isinstance(width, int) and (head, width) == MLP.describe(weights)
+    except (ValueError, LookupError):
+        is_same = False
+    if not is_same:
+        raise BadInput(f"{file}: its tensors do not match its metadata; copy it again")
 
 
 def _projector_from_checkpoint(folder: Path) -> dict[str, Tensor]:
@@ -155,7 +166,7 @@ def load_encoder(path: Path | str) -> Encoder:
     except UnknownEncoder as error:
         raise BadInput(f"{file}: {error} ({plugin_hint(RunFolder(file.parent).read_plugins())})") from None
     except BadInput as error:
-        raise BadInput(f"{file}: {error}") from None
+        raise BadInput(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     load_weights(encoder, weights, file)
     return encoder.eval()
 
@@ -164,8 +175,8 @@ def _read_weights_and_metadata(file: Path, content: str, *keys: str) -> tuple[di
     """The weights of a file, and its metadata under these keys."""
     weights, metadata = read_safetensors(file)
     try:
-        version, values = int(metadata["schema_version"]), [json.loads(metadata[key]) for key in keys]
-    except (KeyError, ValueError, RecursionError):
+        version, values = int(metadata["schema_version"]), [parse_json(metadata[key]) for key in keys]
+    except (KeyError, ValueError):
         raise BadInput(f"{file}: no metadata of {content}; give a file that supancl wrote") from None
     if version > SCHEMA_VERSION:
         raise BadInput(
@@ -181,8 +192,8 @@ def check_claimed_shapes(file: Path) -> None:
     """
     metadata, shapes = read_header(file)
     try:
-        expected = tensor_shapes(from_json(EncoderSpec, json.loads(metadata["encoder"]), "encoder"))
-    except (BadInput, KeyError, ValueError, RecursionError):
+        expected = tensor_shapes(from_json(EncoderSpec, parse_json(metadata["encoder"]), "encoder"))
+    except (BadInput, KeyError, ValueError):
         return
     if expected is not None:
         check_shapes(without_head(shapes, expected), expected, str(metadata.get("name", "")), file)
@@ -288,7 +299,10 @@ def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> No
     expected = {name: value.shape for name, value in encoder.body.state_dict().items()}
     weights = without_head(weights, expected)
     check_shapes({name: value.shape for name, value in weights.items()}, expected, encoder.spec.name, file)
-    encoder.body.load_state_dict(weights)
+    try:
+        encoder.body.load_state_dict(weights)
+    except (RuntimeError, NotImplementedError) as error:  # sparse, quantised and meta tensors cannot be copied
+        raise BadInput(f"{file}: its tensors cannot be loaded ({reason(error)}); save them as plain tensors") from None
 
 
 def without_head(tensors: Mapping[str, T], expected: Mapping[str, object]) -> dict[str, T]:

@@ -161,6 +161,13 @@ SEQUENTIAL_NAMES = {
 WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:module|_orig_mod)\.")
 FIRST_BLOCK = re.compile(r"^(?P<prefix>(?:.*\.)?)(?P<layer>layer1|2|4)\.0\.conv1\.weight$")
 PATCHES = "patch_embed.proj.weight"
+MAX_SIDE = 128  # patches; images of 2,048 px in patches of 16
+DIMENSIONS = {
+    "conv1.weight": 4,
+    "layer1.0.conv1.weight": 4,
+    PATCHES: 4,
+    "pos_embed": 3,
+}  # of tensors that tell the model
 
 
 class Identified(NamedTuple):
@@ -261,6 +268,9 @@ def _find_first_layer(state: Mapping[str, Tensor], prefix: str) -> str | None:
 def backbone(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors under a prefix, by the names that torchvision and timm give them."""
     names = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    for name, value in names.items():
+        if value.layout != torch.strided or value.is_quantized:
+            raise BadInput(f"tensor {prefix}{name} is sparse or quantised; save plain tensors")
     first_layer = _find_first_layer(state, prefix)
     if first_layer is not None:
         renamed = {}
@@ -276,12 +286,23 @@ def _merge_split_norm(value: Tensor, names: Mapping[str, Tensor], name: str) -> 
     """Average the per-chunk statistics of lightly's split batch norm, as it does in eval mode."""
     norm, _, last = name.rpartition(".")
     weight = names.get(f"{norm}.weight")
-    if last not in ("running_mean", "running_var") or weight is None or value.ndim != 1 or len(weight) == 0:
+    if (
+        last not in ("running_mean", "running_var")
+        or weight is None
+        or (value.ndim, weight.ndim) != (1, 1)
+        or not len(weight)
+    ):
         return value
     return value.view(-1, len(weight)).mean(0) if len(value) > len(weight) and len(value) % len(weight) == 0 else value
 
 
 def _architecture(names: Mapping[str, Tensor], row: Format, first_layer: str | None) -> str:
+    for name, dimensions in DIMENSIONS.items():
+        if name in names and names[name].ndim != dimensions:
+            raise BadInput(
+                f"tensor {name} has shape {tuple(names[name].shape)}, but {dimensions} dimensions are usual; name the "
+                "model: torchvision:NAME@FILE or timm:NAME@FILE"
+            )
     return _vit(names, row) if PATCHES in names else _resnet(names, row, first_layer)
 
 
@@ -331,8 +352,10 @@ def _vit(names: Mapping[str, Tensor], row: Format) -> str:
 
 
 def _is_sincos(position: Tensor) -> bool:
-    side = round((position.shape[1] - 1) ** 0.5)
-    if side * side != position.shape[1] - 1 or position.is_meta:
+    side = round(max(0, position.shape[1] - 1) ** 0.5)
+    if not 0 < side <= MAX_SIDE or side * side != position.shape[1] - 1 or position.shape[0] != 1 or position.is_meta:
+        return False
+    if position.shape[2] not in VITS or not position.is_floating_point():
         return False
     expected = torch.cat([torch.zeros(1, position.shape[2]), sincos_positions(side, position.shape[2])])
     return torch.allclose(position[0].float(), expected, atol=1e-2)  # in half precision too
@@ -342,5 +365,9 @@ def image_side(names: Mapping[str, Tensor]) -> int | None:
     """The image size that a vision transformer's position embedding fits, in pixels."""
     if PATCHES not in names or "pos_embed" not in names:
         return None
+    if any(names[name].ndim != DIMENSIONS[name] for name in (PATCHES, "pos_embed")):
+        return None
     positions = int(names["pos_embed"].shape[1]) - ("cls_token" in names)
+    if not 0 < positions <= MAX_SIDE**2:
+        raise BadInput(f"tensor pos_embed has {positions} positions, which fit no image; copy the file again")
     return round(math.sqrt(positions)) * int(names[PATCHES].shape[-1])

@@ -251,6 +251,9 @@ def _fit_names(tensors: Mapping[str, T], expected: Mapping[str, T]) -> dict[str,
 
 def _load_into(encoder: Encoder, names: Mapping[str, Tensor], file: Path) -> None:
     weights = _fit_names(names, encoder.body.state_dict())
+    for name, value in weights.items():
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise BadInput(f"{file}: tensor {name!r} is sparse, quantised or without values; save it as a plain tensor")
     nonfinite = next((name for name, value in weights.items() if not torch.isfinite(value).all()), None)
     if nonfinite is not None:
         raise BadInput(

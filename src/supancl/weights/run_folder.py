@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from supancl.config import to_json
+from supancl.config import parse_json, to_json
 from supancl.data.content import Content
 from supancl.data.opening import absolute_source
 from supancl.errors import BadInput
@@ -164,7 +163,7 @@ class RunFolder:
 
     def record_setting(self, recipe: Recipe, section: str, name: str) -> None:
         """Write one setting that changed on resume into recipe.json; everything else is kept."""
-        content, value = json.loads(read_text(self.recipe_file)), getattr(getattr(recipe, section), name)
+        content, value = parse_json(read_text(self.recipe_file)), getattr(getattr(recipe, section), name)
         settings, key = content["recipe"][section], f"{section}.{name}"
         if name in settings and settings[name] == value:
             return
@@ -182,27 +181,31 @@ class RunFolder:
             recipe = recipe_from_json(text, str(self.recipe_file))
         except NotRegistered as error:
             raise NotRegistered(f"{self.recipe_file}: {error}") from None
-        except (BadInput, RecursionError) as error:
+        except BadInput as error:
             line = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
             raise BadInput(f"{line}; restore the file that the run wrote, or choose another --out") from None
-        return recipe, tuple(map(str, json.loads(text).get("classes") or ()))
+        return recipe, self.read_data()[1]
 
     def read_plugins(self) -> list[str]:
         """The plugin files that the run used; empty if it used none or there is no recipe.json."""
         try:
-            files = json.loads(read_text(self.recipe_file)).get("plugins")
+            files = parse_json(read_text(self.recipe_file)).get("plugins")
             return [str(file) for file in files] if isinstance(files, list) else []
-        except (OSError, ValueError, AttributeError, RecursionError):
+        except (OSError, ValueError, AttributeError):
             return []
 
     def read_data(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The description of the data in recipe.json, and the class names."""
-        content = json.loads(read_text(self.recipe_file))
-        return dict(content.get("data") or {}), tuple(map(str, content.get("classes") or ()))
+        content = parse_json(read_text(self.recipe_file))
+        data, classes = content.get("data") or {}, content.get("classes") or []
+        if not isinstance(data, dict) or not isinstance(classes, list):
+            wrong = "classes is not a list" if isinstance(data, dict) else "data is not an object"
+            raise BadInput(f"{self.recipe_file}: {wrong}; restore the file that the run wrote, or choose another --out")
+        return data, tuple(map(str, classes))
 
     def read_versions(self) -> dict[str, str]:
         """The versions of Python and of packages that the run began with."""
-        return dict(json.loads(read_text(self.recipe_file)).get("versions") or {})
+        return dict(parse_json(read_text(self.recipe_file)).get("versions") or {})
 
     def keep_metrics_until(self, step: int, expected: int | None = None) -> list[str]:
         """Drop rows after `step`: those steps will be repeated. Returns remarks on rows that are damaged or missing.

@@ -9,13 +9,13 @@ their names; so the split files are parsed here, and the tests compare the resul
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from supancl.config import parse_json
 from supancl.data.decode import IMAGE_SUFFIXES
 from supancl.errors import BadInput
 from supancl.files import read_text
@@ -260,7 +260,7 @@ def _read_pairs(path: Path) -> dict[str, str]:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(_read_text(path))
+        return parse_json(_read_text(path))
     except ValueError as error:
         raise _bad_list_error(path, str(error)) from None
 

@@ -21,6 +21,8 @@ from supancl.data.splits import SPLIT_NAMES, Entry, Listing, Source
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.files import reason
 
+LSUN_CACHE = "torchvision unpickles a cache file in the working folder, which could run code"
+UNSAFE_DATASETS = {"LSUN": LSUN_CACHE, "LSUNClass": LSUN_CACHE}  # -> why
 SPLIT_NAMES_TO_TRY = {
     "train": ("train", "trainval", "train_noval"),
     "val": ("val", "valid", "validation"),
@@ -63,6 +65,9 @@ def read_torchvision(text: str, channels: int) -> Source | Listing:
 
     name, separator, root = text.partition("@")
     available = [class_name for class_name in dir(datasets) if inspect.isclass(getattr(datasets, class_name))]
+    if name in UNSAFE_DATASETS:
+        raise BadInput(f"torchvision:{name} is not offered: {UNSAFE_DATASETS[name]}; save its images as class folders")
+    available = [class_name for class_name in available if class_name not in UNSAFE_DATASETS]
     if name not in available:
         raise BadInput(f"torchvision has no data set {name!r}{did_you_mean(name, available)}")
     if not separator or not root:

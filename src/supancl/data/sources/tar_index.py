@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from supancl.config import parse_json
 from supancl.data.decode import file_stamp, image_problem, map_in_order
 from supancl.data.sources.tars import iter_samples
 from supancl.data.store.cache import TAR_INDEX_FOLDER, cache_root
@@ -48,7 +49,7 @@ class TarIndex:
         self.check()
         *arrays, classes = self._read_fields(*ARRAY_DTYPES, "classes")
         offsets, lengths, codes = (np.frombuffer(*array) for array in zip(arrays, ARRAY_DTYPES.values(), strict=True))
-        return offsets, lengths, codes, json.loads(classes)
+        return offsets, lengths, codes, parse_json(classes)
 
     def members(self) -> list[str]:
         """The names of the images in the shard."""
@@ -139,7 +140,7 @@ def _read_current(tar: Path) -> tuple[TarIndex, list[str]] | None:
     try:
         stamp = file_stamp(tar)
         path = index_path(tar, stamp)
-        about, classes = (json.loads(field) for field in _read_fields(path, "about", "classes"))
+        about, classes = (parse_json(field) for field in _read_fields(path, "about", "classes"))
         if about["version"] != INDEX_VERSION or about["stamp"] != list(stamp):
             return None
         digest = bytes.fromhex(about["digest"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import io
 import itertools
-import json
 import math
 import os
 import re
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from supancl.config import parse_json
 from supancl.data.decode import IMAGE_SUFFIXES, check_image_bytes, file_stamp, open_image_bytes
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing
 from supancl.data.store.memory import Progress
@@ -212,7 +212,7 @@ def _read_label(content: bytes, extension: str, location: str) -> str | None:
     try:
         text = content.decode("utf-8").strip()
         if extension == "json":
-            value = json.loads(text)
+            value = parse_json(text)
             if isinstance(value, dict):
                 candidates = [value[key] for key in ("label", "cls", "class") if key in value]
                 if not candidates:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from supancl.config import parse_json
 from supancl.data.decode import (
     DECODE_VERSION,
     Item,
@@ -403,7 +404,7 @@ def _check_room(folder: Path, needed_bytes: float) -> None:
 def _read_about(folder: Path) -> dict[str, Any]:
     """The content of about.json; empty if it is missing or damaged."""
     try:
-        content = json.loads(read_text(folder / "about.json"))
+        content = parse_json(read_text(folder / "about.json"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from supancl.weights.checkpoint import load_newest
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_folder import RunFolder
 
+LARGEST = 1e100  # a larger number in a log or a result is damage
 PROBES = {"lbfgs": "convex probe", "sgd": "SGD probe"}
 MONITOR = "the monitor's last check"
 PROJECTOR_FEATURES = "projector features of training images"
@@ -146,7 +147,7 @@ class Entry:
         """
         on_training_data = base in FREE_SETTINGS and data_set in ("", self.pretrained_on)
         for name, evaluation in self.evaluations.items():
-            if not isinstance(evaluation.get(key), (int, float)) or not self._matches_cell(
+            if not _numbers([evaluation], key) or not self._matches_cell(
                 name, evaluation, base, data_set, on_training_data
             ):
                 continue
@@ -220,8 +221,8 @@ class Entry:
                 self.excluded.add(f"{detector.path}: has other weights than {self.path} now; train it again")
             elif detector.seed in by_setting.setdefault(detector.how, {}):
                 self.excluded.add(f"{detector.path}: not counted, it has seed {detector.seed} of another detector")
-            elif (number := detector.scores.get(score)) is not None:
-                by_setting[detector.how][detector.seed] = float(number)
+            elif number := _numbers([detector.scores], score):
+                by_setting[detector.how][detector.seed] = number[0]
         by_seeds = [(how, list(seeds.values())) for how, seeds in by_setting.items() if seeds]
         by_seeds.sort(key=lambda item: -len(item[1]))
         summaries = [(how, seed_stats(values)) for how, values in by_seeds]
@@ -232,16 +233,18 @@ class Entry:
         folder = RunFolder(self.path)
         if measure == "collapsed":
             state, _ = load_newest(folder.checkpoints)
-            return [] if state is None else [MeasuredValue(float(state["monitor"]["collapsed"]))]
+            monitor = {} if state is None else state.get("monitor")
+            collapsed = monitor.get("collapsed") if isinstance(monitor, dict) else None
+            return [MeasuredValue(float(collapsed))] if isinstance(collapsed, bool) else []
         rows = folder.metrics()
         if measure == "sup" and self.recipe is not None and not self._has_supervised_target(self.recipe):
             return []  # the log repeats l_ssl there
         if measure in ("ssl", "sup"):
             train = [row for row in rows if row["kind"] == "train"]
-            last = [row[measure] for row in train if row["epoch"] == train[-1]["epoch"] and row[measure] is not None]
+            last = _numbers((row for row in train if row["epoch"] == train[-1]["epoch"]), measure)
             return [MeasuredValue(statistics.fmean(last))] if last else []
         key = {"knn": "knn", "within": "s_w", "ratio": "s_w/s_t"}.get(measure, "")
-        checks = [row[key] for row in rows if row["kind"] == "monitor" and row.get(key) is not None]
+        checks = _numbers((row for row in rows if row["kind"] == "monitor"), key)
         return [MeasuredValue((100 if measure == "ratio" else 1) * checks[-1], how=MONITOR)] if checks else []
 
     @staticmethod
@@ -304,7 +307,11 @@ def _image_order(evaluation: Mapping[str, Any]) -> int:
 def _read_value(
     evaluation: Mapping[str, Any], key: str, how: str, order: tuple[int, ...], scale: float = 1
 ) -> MeasuredValue:
-    interval = evaluation.get("interval")
-    return MeasuredValue(
-        scale * float(evaluation[key]), float(interval) if isinstance(interval, (int, float)) else math.nan, how, order
-    )
+    interval = _numbers([evaluation], "interval") or [math.nan]
+    return MeasuredValue(scale * _numbers([evaluation], key)[0], interval[0], how, order)
+
+
+def _numbers(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    """The numbers of this name; a row without it, or with something else there, has none."""
+    values = [row.get(key) for row in rows]
+    return [float(value) for value in values if isinstance(value, (int, float)) and abs(value) <= LARGEST]

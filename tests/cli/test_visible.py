@@ -1,0 +1,107 @@
+"""Names with control characters: they are shown as escapes and cannot forge a line, a cell or a formula."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from supancl.cli import main
+from supancl.cli.console import SafeConsole, Terminal, print_error, table
+from supancl.errors import make_visible
+from supancl.reports.page import html_page
+from supancl.reports.pictures import escape_label
+from supancl.reports.tables import FORMATS, Cell, Table, to_html, write_table
+from tests.files import class_folders, picture, supancl
+
+NASTY = "cat\x1b[2K\r\nsupancl: all is well\u202e\udc80\x9b"
+VISIBLE = r"cat\x1b[2K\r\nsupancl: all is well\u202e\udc80\u009b"
+
+
+def assert_harmless(text: str, lines: int | None = None) -> None:
+    """Nothing but line ends could act on a terminal, and none of the lines is forged."""
+    assert not [c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cs", "Cf", "Zl", "Zp")], text
+    assert not any(line.strip().startswith("supancl: all is well") for line in text.splitlines()), text
+    assert lines is None or len(text.splitlines()) == lines, text
+
+
+def test_make_visible():
+    assert make_visible(NASTY) == VISIBLE
+    assert make_visible("a\nb\x07", keep="\n") == "a\nb\\x07"
+    assert make_visible("\U000e0041\u2028\x7f") == r"\U000e0041\u2028\x7f"
+    for plain in ("Müller's cat 猫", "a\u00a0b", "\U0001f469\u200d\U0001f680", "می\u200cخواهم", "C:\\x1b"):
+        assert make_visible(plain) == plain
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_tables_keep_a_name_in_its_cell(form):
+    made = Table(["name", NASTY], [[NASTY, Cell("1.5", suffix=NASTY)]], "lr", caption=NASTY, notes=[NASTY])
+    assert_harmless(write_table(made, form))
+    plain = Table(["name", "value"], [["cat", Cell("1.5", suffix="x")]], "lr", caption="c", notes=["n"])
+    assert len(write_table(made, form).splitlines()) == len(write_table(plain, form).splitlines())
+
+
+def test_html_and_pictures():
+    assert_harmless(html_page(NASTY, f"<p>{NASTY.replace(chr(10), '')}</p>" + to_html(Table([NASTY], [[NASTY]]))))
+    assert escape_label(NASTY) == VISIBLE.replace("$", r"\$")
+
+
+def test_csv_has_no_formula():
+    texts = ["=1+1", "+1+1", "-x", "@SUM(A1)", " =1+1", "-0.5", "+3", "-1e-5", "-inf", "cat", "a=b", ""]
+    written = list(csv.reader(io.StringIO(write_table(Table(["=name"], [[text] for text in texts]), "csv"))))
+    expected = ["'=name", "'=1+1", "'+1+1", "'-x", "'@SUM(A1)", "' =1+1", *texts[5:-1]]
+    assert [row[0] for row in written if row and row[0]] == expected
+
+
+def test_every_exit_of_the_terminal(capsys):
+    console = SafeConsole(stderr=False)
+    console.width = 400
+    terminal = Terminal(console)
+    terminal.note(NASTY)
+    terminal.warn(NASTY)
+    terminal.on_progress(NASTY, 0, 0)
+    console.print(table(NASTY, ["name", NASTY], [[NASTY, NASTY]]))
+    console.print(f"{make_visible(NASTY)}\n\x1b[31mtwo lines\n", end="")
+    print_error(NASTY)
+    said = capsys.readouterr()
+    assert_harmless(said.out)
+    assert_harmless(said.err, lines=2)
+    assert VISIBLE in said.out
+    assert VISIBLE in said.err
+
+
+def test_class_and_file_names_of_a_folder(tmp_path, capsys, monkeypatch):
+    """Through the command: a folder with such names, its table, its remarks, an unreadable file, and an error."""
+    monkeypatch.chdir(tmp_path)
+    names = ("cat", NASTY.replace("\udc80", os.fsdecode(b"\xff")))
+    class_folders(tmp_path / "data", names)
+    (tmp_path / "data" / names[1] / "\x1b]0;bad\x07.png").write_bytes(b"no image")
+    shown = supancl(capsys, "data", "show", tmp_path / "data", "--json", tmp_path / "facts.json")
+    assert shown.code == 0, shown.err
+    assert_harmless(shown.out)
+    assert_harmless(shown.err)
+    assert r"\x1b]0;bad\x07.png" in shown.out
+    assert names[1] in json.loads((tmp_path / "facts.json").read_text())["histogram"]  # exact in JSON
+    refused = supancl(capsys, "data", "show", tmp_path / f"no{NASTY}")
+    assert refused.code == 2
+    assert_harmless(refused.err, lines=1)
+
+
+def test_contact_sheet_of_such_names(tmp_path, capsys):
+    for name in ("a\nb", "\u202ec"):
+        for i in range(3):
+            picture(tmp_path / "data" / name / f"{i}.png", seed=i, mode="RGB")
+    assert main(["data", "show", str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    assert Path(tmp_path / "out" / "images.png").is_file()
+
+
+def test_a_traceback_is_harmless_too(tmp_path, capsys):
+    said = supancl(capsys, "data", "show", tmp_path / f"no{NASTY}", "--debug")
+    assert said.code == 2
+    assert "Traceback" in said.err
+    assert_harmless(said.err)
