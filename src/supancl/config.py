@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -176,6 +177,7 @@ def _kind(section: Any) -> str:
     return str(section.__name__)
 
 
+@functools.cache  # annotations are kept as text: to read them again for every check takes longer than the checks
 def hints(section: type) -> dict[str, Any]:
     return typing.get_type_hints(section, include_extras=True)
 
