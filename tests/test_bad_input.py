@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -675,7 +674,8 @@ print(json.dumps(told))
 """
 
 
-def test_without_permission_the_place_is_named(finished):
+def test_without_permission_the_place_is_named(finished, tmp_path, forks):
+    (tmp_path / "nobody.py").write_text(AS_NOBODY)
     root = Path(tempfile.mkdtemp())  # a folder of pytest's own is closed to other users
     try:
         expected = closed_places(root, finished)
@@ -694,8 +694,8 @@ def test_without_permission_the_place_is_named(finished):
         for name, mode in modes.items():
             (root / name).chmod(mode)
         asked = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY], input=json.dumps([command for command, _ in expected]), cwd=root,
-            capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            ["python", str(tmp_path / "nobody.py")], input=json.dumps([command for command, _ in expected]), cwd=root,
+            capture_output=True, text=True, env={**os.environ, **forks, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert asked.returncode == 0, asked.stderr
         for (_, nouns), (code, errors) in zip(expected, json.loads(asked.stdout), strict=True):

@@ -188,6 +188,7 @@ def _kind(section: Any) -> str:
     return str(section.__name__)
 
 
+@functools.cache  # annotations are kept as text: to read them again for every check takes longer than the checks
 def hints(section: type) -> dict[str, Any]:
     return _cached_hints(section)
 
