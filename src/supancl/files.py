@@ -231,7 +231,7 @@ def check_fits_memory(needed_bytes: int, what: str, way_out: str) -> None:
 
 def check_no_link(path: Path) -> None:
     """Refuse a link inside a run folder or a cache, in the place of a file or folder that is written to."""
-    if path.is_symlink():
+    if os.path.islink(path):  # never raises, as for a name that is too long
         raise BadInput(
             f"{path} is a link, and nothing is written through a link in a run folder or cache; remove the link, or "
             f"to use another disk move the whole folder {path.parent} there"

@@ -29,7 +29,7 @@ CHECKPOINT = (
     Mutant("    if damaged:\n        raise BadInput", "    if False:\n        raise BadInput"),
     Mutant("if expected and path.is_file() and digest(path) != expected:", "if False:"),
     Mutant("if expected and path.is_file() and digest(path) != expected:", "if path.is_file() and digest(path) != expected:"),
-    Mutant('.read_text(errors="replace").strip()', '.read_text(errors="replace")'),
+    Mutant('errors="replace").strip()', 'errors="replace")'),
     Mutant("if not isinstance(version, int):", "if version is not None and not isinstance(version, int):"),
     Mutant("if version > SCHEMA_VERSION:", "if version >= SCHEMA_VERSION:"),
     Mutant("if version > SCHEMA_VERSION:", "if version > SCHEMA_VERSION + 1:"),

@@ -192,11 +192,12 @@ def check_claimed_shapes(file: Path) -> None:
     """
     metadata, shapes = read_header(file)
     try:
-        expected = tensor_shapes(from_json(EncoderSpec, parse_json(metadata["encoder"]), "encoder"))
+        spec = from_json(EncoderSpec, parse_json(metadata["encoder"]), "encoder")
+        expected = tensor_shapes(spec)
     except (BadInput, KeyError, ValueError):
         return
     if expected is not None:
-        check_shapes(without_head(shapes, expected), expected, str(metadata.get("name", "")), file)
+        check_shapes(without_head(shapes, expected), expected, spec.name, file)
 
 
 def initialize_encoder(encoder: Encoder, path: Path | str) -> None:

@@ -238,14 +238,14 @@ class NumberRange(Sequence[str]):
 
 
 def _parse_braces(name: str) -> list[Sequence[str]]:
-    """The parts of a pattern in order, each with its choices: one for plain text, more for {000..009} and {a,b}."""
-    parts: list[Sequence[str]] = []
+    """The segments of a pattern in order, each with its choices: one for plain text, more for {000..009} and {a,b}."""
+    segments: list[Sequence[str]] = []
     while name:
         before, open_brace, remainder = name.partition("{")
         content, close_brace, after = remainder.partition("}")
         if not open_brace or not close_brace:
-            return [*parts, [name]]
+            return [*segments, [name]]
         match = re.fullmatch(r"([0-9]{1,18})\.\.([0-9]{1,18})", content)
-        parts += [[before], NumberRange(*match.groups()) if match else content.split(",")]
+        segments += [[before], NumberRange(*match.groups()) if match else content.split(",")]
         name = after
-    return parts
+    return segments
