@@ -231,18 +231,8 @@ def test_a_recipe_without_alpha_is_refused(capsys, tmp_path: Path) -> None:
 
 def test_three_classes_are_too_few_to_leave_any_out_but_enough_for_a_study(tmp_path: Path, capsys) -> None:
     class_folders(tmp_path / "data", ("a", "b", "c"), each=12)
-    command = [
-        "alpha",
-        "cifar100.supsiam",
-        "--data",
-        str(tmp_path / "data"),
-        "--alphas",
-        "0,1",
-        "--seeds",
-        "2",
-        *TINY_CNN,
-    ]
-    assert main([*command, "--device", "cpu", "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
+    command = ["alpha", "cifar100.supsiam", "--data", str(tmp_path / "data"), "--alphas", "0,1", "--seeds", "2"]
+    assert main([*command, *TINY_CNN, "--device", "cpu", "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "no class is left out" in printed
     assert "best linear accuracy" in printed
