@@ -21,6 +21,13 @@ if __name__ == "__main__":
     (here / "new pid").write_text(str(os.getpid()))
     (here / "new pid").rename(here / "pid")
     sys.argv[0] = "supancl"
+    leave = os._exit  # after a signal the command ends with it
+
+    def note_and_leave(code):
+        (here / "code").write_text(str(code))
+        leave(code)
+
+    os._exit = note_and_leave
     try:
         entry()
     except SystemExit as end:

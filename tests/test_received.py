@@ -332,7 +332,7 @@ def test_fifos_in_place_of_checkpoints_and_weights_are_refused(place, finished, 
     shutil.copytree(finished, place / "run")
     (newest,) = checkpoints(place / "run" / "checkpoints")
     for path in (newest, newest.with_suffix(".sha256")):
-        path.unlink()
+        path.unlink(missing_ok=True)
         make_fifo(path)
     assert_refused(supancl(capsys, *RESUME), newest.name, *NO_FIFO)
     for name in ("x.pt", "x.safetensors"):
@@ -704,7 +704,7 @@ def test_a_claimed_projector_is_compared_before_it_is_built(place, monkeypatch):
     )
     with pytest.raises(BadInput, match=mentions("projector.safetensors", "metadata", "copy it again")):
         load_projector(place)
-    assert [next(module.parameters()).is_meta for module in built] == [True]
+    assert built == []
 
 
 def test_a_claimed_detector_is_compared_before_it_is_built(place, monkeypatch):

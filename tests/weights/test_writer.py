@@ -191,7 +191,7 @@ def test_only_the_last_two_stay(tmp_path: Path) -> None:
         for step in range(5):
             writer.save(tmp_path, step, {"step": step})
     assert [load_checkpoint(path)["step"] for path in checkpoints(tmp_path)] == [3, 4]
-    assert len(contents(tmp_path)) == 4
+    assert len(contents(tmp_path)) == 2
 
 
 # --- when it cannot be written ----------------------------------------------------------------------------------------

@@ -49,19 +49,19 @@ class Content:
         return saved is not None and not np.array_equal(saved.stamps, self.stamps)
 
 
-def join_content(parts: Sequence[Content]) -> Content:
+def join_content(contents: Sequence[Content]) -> Content:
     """One content for several splits; the shards of a stream hold all of its splits."""
-    if len(parts) == 1 or parts[0].kind == "shards":
-        return parts[0]
-    starts = np.cumsum([0, *(len(part.values) for part in parts)])
+    if len(contents) == 1 or contents[0].kind == "shards":
+        return contents[0]
+    starts = np.cumsum([0, *(len(content.values) for content in contents)])
 
     def names_at(positions: Sequence[int]) -> list[str]:
         numbers = np.searchsorted(starts, positions, side="right") - 1
         pairs = zip(numbers.tolist(), positions, strict=True)
-        return [parts[number].names_at([position - int(starts[number])])[0] for number, position in pairs]
+        return [contents[number].names_at([position - int(starts[number])])[0] for number, position in pairs]
 
-    values, stamps = (np.concatenate([getattr(part, name) for part in parts]) for name in ("values", "stamps"))
-    return Content(parts[0].kind, values, stamps, names_at)
+    values, stamps = (np.concatenate([getattr(content, name) for content in contents]) for name in ("values", "stamps"))
+    return Content(contents[0].kind, values, stamps, names_at)
 
 
 def read_content(path: Path) -> Content | None:

@@ -177,9 +177,8 @@ class Data:
     @cached_property
     def content(self) -> Content | None:
         """Checksums of the training images and the held-out ones; None if a store has none."""
-        parts = [split.content() for split in (self.train, self.held_out) if len(split)]
-        known = [part for part in parts if part is not None]
-        return join_content(known) if len(known) == len(parts) else None
+        contents = [content for split in (self.train, self.held_out) if len(split) and (content := split.content())]
+        return join_content(contents) if len(contents) == bool(len(self.train)) + bool(len(self.held_out)) else None
 
 
 def full_split(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split:

@@ -101,8 +101,8 @@ def _write_start(trainer: Trainer, data: Data, folder: RunFolder, state: dict[st
     recipe, branches = trainer.recipe, trainer.model.branches
     folder.remove_temporary_files()
     if trainer.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
-        folder.write_content(data.content)
         folder.write_recipe(recipe, data.classes, {**data.summary, **describe_content(data.content)})
+        folder.write_content(data.content)
     else:
         for name in (
             resume_settings(recipe) if trainer.step < trainer.steps else ()

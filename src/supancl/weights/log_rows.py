@@ -45,14 +45,15 @@ def _gap_row(before: int, until: int, **position: int) -> dict[str, Any]:
 
 def read_rows(path: Path, required: Mapping[str, type]) -> LogRows:
     """The rows of a log with these fields. A last line without its end is what a killed run leaves, and no damage."""
-    log, position, is_torn = LogRows(), 0, False
+    log, position, is_open = LogRows(), 0, False
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace", newline="\n") as file:
         while line := file.readline(MAX_ROW_LENGTH):
-            if is_torn:  # something follows, so this was not the end of the file
+            continues, is_open = is_open, not line.endswith("\n")
+            if not continues:
+                position += 1
+                _add_line(log, line.removesuffix("\n"), position, is_open, required)
+            elif not is_open:  # the end of a line that is longer than any row
                 log.damage.append(f"line {position} is damaged")
-            position += 1
-            is_torn = not line.endswith("\n")
-            _add_line(log, line.removesuffix("\n"), position, is_torn, required)
     return log
 
 
@@ -71,11 +72,11 @@ def _add_line(log: LogRows, line: str, position: int, is_torn: bool, required: M
 
 def keep_rows(log: LogRows, step: int, expected: int | None) -> tuple[LogRows, list[tuple[int, int]]]:
     """The rows up to `step`, and the ranges of numbers below `expected` that are lost; None: all rows are expected."""
-    kept = [position for position, row in enumerate(log.rows) if row["step"] <= step]
+    remaining = [position for position, row in enumerate(log.rows) if row["step"] <= step]
     result = LogRows(
-        [log.rows[position] for position in kept],
-        [log.lines[position] for position in kept],
-        [log.numbers[position] for position in kept],
+        [log.rows[position] for position in remaining],
+        [log.lines[position] for position in remaining],
+        [log.numbers[position] for position in remaining],
     )
     lost, next_number = [], 0
     for row, number in zip(result.rows, result.numbers, strict=True):

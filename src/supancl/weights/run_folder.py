@@ -214,7 +214,7 @@ class RunFolder:
         kind "gap" takes the place of what is lost.
         """
         log = self._read_log()
-        kept, lost = keep_rows(log, step, expected)
+        remaining, lost = keep_rows(log, step, expected)
         remarks = []
         if lost or log.damage:
             copy = self.metrics_file.with_suffix(".damaged.jsonl")
@@ -227,7 +227,7 @@ class RunFolder:
                     write_bytes(copy, damaged.read())
         if self.metrics_file.exists() or lost:
             position = {name: 0 for name, kind in self.REQUIRED_ROW_FIELDS.items() if kind is int} | {"step": step}
-            write_text(self.metrics_file, "".join(line + "\n" for line in fill_gaps(kept, lost, **position)))
+            write_text(self.metrics_file, "".join(line + "\n" for line in fill_gaps(remaining, lost, **position)))
         return remarks
 
     def next_row_number(self) -> int:
