@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +55,13 @@ def wait_for_ranks(agent: subprocess.Popen[str], folder: Path, restart: int) -> 
     return []
 
 
+def end_rank(process: int) -> None:
+    """Kill a rank whose agent is gone, if it still runs and its number is not another process's by now."""
+    with suppress(OSError):
+        if b"tests.faults.agent" in Path(f"/proc/{process}/cmdline").read_bytes():
+            os.kill(process, signal.SIGKILL)
+
+
 class Undisturbed(NamedTuple):
     state: dict[str, torch.Tensor]
     seconds: float  # from the start of the ranks to the end
@@ -94,8 +102,10 @@ def run_with_kills(folder: Path, kills: int, seconds: float, chance: random.Rand
         code = None
     finally:
         if agent.poll() is None:
-            agent.kill()  # its ranks end with it
+            agent.kill()
             agent.wait()
+            for mark in folder.with_suffix(".marks").glob("*-?"):
+                end_rank(int(mark.read_text()))
     return Outcome(done, code, time.monotonic() - killed_at, to_restart)
 
 
