@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 WITH_WORKERS = str(Path(__file__).with_name("forked_workers.py"))
 SCRIPT = """
@@ -59,7 +61,13 @@ class Started:
             if there() or not self.runs():
                 return
             time.sleep(0.005)
-        raise AssertionError("not within a minute")
+        self.give_up("not within a minute")
+
+    def give_up(self, why: str) -> NoReturn:
+        """Fails, and leaves nothing that runs on after the tests; SIGTERM, so that it ends its workers too."""
+        if (self.folder / "pid").exists():
+            self.send_signal(signal.SIGTERM)
+        raise AssertionError(why)
 
     def runs(self) -> bool:
         return self.asking.poll() is None
@@ -69,6 +77,9 @@ class Started:
 
     def end(self) -> tuple[int | None, str]:
         """The code it ended with by itself, None where it was killed; and what it wrote to stderr."""
-        _, errors = self.asking.communicate(timeout=120)
+        try:
+            _, errors = self.asking.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            self.give_up("it does not end")
         left = self.folder / "code"
         return (int(left.read_text()) if left.exists() else None), errors
