@@ -84,14 +84,24 @@ class Outcome(NamedTuple):
     to_restart: float  # the most seconds from a kill to the next ranks
 
 
-def run_with_kills(folder: Path, kills: int, seconds: float, chance: random.Random) -> Outcome:
-    """Start a run, kill one rank within `seconds` after each start of all ranks, and wait for the end of the run."""
+def wait_for_moment(agent: subprocess.Popen[str], folder: Path, chance: random.Random) -> None:
+    """Wait for up to three seconds, in which the ranks meet, or for some steps of training, however slow they are."""
+    log, steps = folder / "metrics.jsonl", 0
+    if chance.random() < 0.5:
+        steps = (len(log.read_text().splitlines()) if log.exists() else 0) + chance.randint(1, 12)
+    while steps and agent.poll() is None and not (log.exists() and len(log.read_text().splitlines()) >= steps):
+        time.sleep(0.01)
+    time.sleep(chance.uniform(0.0, 0.1 if steps else 3.0))
+
+
+def run_with_kills(folder: Path, kills: int, chance: random.Random) -> Outcome:
+    """Start a run, kill one rank after each start of all ranks, and wait for the end of the run."""
     agent, done, killed_at, to_restart = start(folder), 0, time.monotonic(), 0.0
     ranks: list[int] = []
     try:
         while done < kills and (ranks := wait_for_ranks(agent, folder, done)):
             to_restart = max(to_restart, time.monotonic() - killed_at if done else 0.0)
-            time.sleep(chance.uniform(0.0, seconds))
+            wait_for_moment(agent, folder, chance)
             try:
                 os.kill(chance.choice(ranks), signal.SIGKILL)
             except ProcessLookupError:
@@ -114,7 +124,7 @@ def test_a_run_survives_kills_of_any_rank_at_any_moment(tmp_path: Path, undistur
     chance, outcomes, failures = random.Random(SEED), [], []
     while (left := KILLS - sum(outcome.kills for outcome in outcomes)) > 0:
         folder = tmp_path / f"run{len(outcomes)}"
-        outcome = run_with_kills(folder, min(left, RESTARTS), undisturbed.seconds / 3, chance)
+        outcome = run_with_kills(folder, min(left, RESTARTS), chance)
         outcomes.append(outcome)
         print(f"{outcome}; undisturbed {undisturbed.seconds:.1f} s", flush=True)
         if outcome.code == 0:
