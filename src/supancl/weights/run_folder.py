@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +12,14 @@ from typing import Any, ClassVar
 from supancl.config import parse_json, to_json
 from supancl.data.opening import absolute_source
 from supancl.errors import BadInput
-from supancl.files import check_writable, hold_lock, why_unwritable, write_json, write_text
+from supancl.files import (
+    check_writable,
+    hold_lock,
+    remove_left_over_files,
+    why_unwritable,
+    write_json,
+    write_text,
+)
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
 from supancl.recipes.plugins import required_plugins
 from supancl.weights.provenance import commit, versions
@@ -89,10 +95,9 @@ class RunFolder:
             except FileExistsError:
                 self.created = False
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            if not os.access(self.path, os.W_OK):
-                raise PermissionError(13, "Permission denied")
         except OSError as error:
             raise BadInput(f"cannot write to {self.path} ({error.strerror}); choose another --out") from None
+        check_writable(self.path)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -117,8 +122,9 @@ class RunFolder:
 
     def remove_temporary_files(self) -> None:
         """Remove half-written files of a killed run; the caller holds the lock."""
-        for left_over in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
-            left_over.unlink(missing_ok=True)
+        for folder in (self.path, self.checkpoints):
+            remove_left_over_files(folder, min_age=0)
+        remove_left_over_files(self.evaluations)  # evaluations are written without the lock
 
     def write_recipe(self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object]) -> None:
         # an absolute path works from any folder
@@ -218,6 +224,7 @@ class RunFolder:
             self.evaluations.mkdir(exist_ok=True)
         except OSError as error:
             raise BadInput(f"cannot write to {self.path} ({error.strerror}); evaluate a copy of it") from None
+        remove_left_over_files(self.evaluations)
         path = self.evaluations / f"{name}.json"
         write_json(path, result)
         return path
