@@ -275,12 +275,12 @@ def changed_npz(random_state: random.Random) -> bytes:
               "class_names": np.array(["cat", "dog"])}  # fmt: skip
     for name in random_state.sample(list(arrays), random_state.choice((1, 1, 2))):
         kind = random_state.random()
-        if kind < 0.15:
+        if kind < 0.1:
             del arrays[name]
-        elif kind < 0.6 and name.endswith("labels"):
+        elif kind < 0.6:  # the same type with another value
             arrays[name] = arrays[name].copy()
-            position = random_state.randrange(len(arrays[name]))
-            arrays[name][position] = random_state.choice((-2, -1, -1, 0, 1, 1, 2, 2**62))
+            values = (-2, -1, -1, 0, 1, 1, 2, 2**62) if name.endswith("labels") else (0, 7, 255)
+            arrays[name][random_state.randrange(len(arrays[name]))] = random_state.choice(values)
         else:
             arrays[name] = _change_array(arrays[name], random_state)
     buffer = io.BytesIO()

@@ -377,6 +377,7 @@ def make_command(random_state: random.Random, folder: Path) -> tuple[object, ...
     if choice <= 2:
         name = random_state.choice(list(SOURCES))
         (pictures() / name).write_bytes(SOURCES[name](random_state))
+        shutil.rmtree(base_folder() / "shown", ignore_errors=True)
         return "data", "show", pictures() / name, "--out", base_folder() / "shown"
     shutil.rmtree(folder, ignore_errors=True)
     write_run(folder, **_changed_file(random_state))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
 
+from supancl.cli.console import Terminal, make_console
 from tests.faults.fuzz import quiet_main
 from tests.files import TINY, class_folders
 
@@ -33,8 +35,8 @@ def test_main_called_repeatedly_leaks_nothing(tmp_path, monkeypatch):
     class_folders(tmp_path / "data")
     commands = [
         ("pretrain", "digits.supsiam", *TINY, "--set", "data.limit=16", "--out"),
-        ("evaluate", "knn", "run-0"),
-        ("data", "show", "data", "--out", "shown"),
+        ("evaluate", "knn", "out-0"),
+        ("data", "show", "data", "--out"),
     ]
     cheap = [("recipes",), ("recipes", "digits.byol"), ("evaluate", "knn", "missing"), ("pretrain", "--epochs"),
              ("data", "cache", "--list"), ("recipes", "x", "--set", "loss.alpha=[")]  # fmt: skip
@@ -44,7 +46,7 @@ def test_main_called_repeatedly_leaks_nothing(tmp_path, monkeypatch):
             assert quiet_main(*cheap[number % len(cheap)]) in (0, 2)
             return
         command = commands[number // TRAIN_EVERY % len(commands)]
-        assert quiet_main(*command, *([f"run-{number}"] if command[-1] == "--out" else [])) == 0
+        assert quiet_main(*command, *([f"out-{number}"] if command[-1] == "--out" else [])) == 0
 
     for number in range(0, 6 * TRAIN_EVERY, TRAIN_EVERY):  # each command twice: what is loaded once is no leak
         call(number)
@@ -60,3 +62,10 @@ def test_main_called_repeatedly_leaks_nothing(tmp_path, monkeypatch):
     assert threading.active_count() <= threads
     assert len(gc.get_objects()) - objects < 20 * CALLS  # 20 small objects per call: caches of the libraries
     assert resident_bytes() - memory < 100e6
+
+
+def test_a_terminal_is_forgotten():
+    """It once stayed registered for the end of the process, with all that it holds."""
+    reference = weakref.ref(Terminal(make_console(quiet=True, json_to_stdout=False)))
+    gc.collect()
+    assert reference() is None
