@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import count, product
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import settings
@@ -36,6 +40,37 @@ def units(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Ten
 def some_labels(size: int, classes: int, seed: int = 0, unlabelled: bool = True) -> Tensor:
     """Random labels, -1 among them where `unlabelled`."""
     return torch.randint(-1 if unlabelled else 0, classes, (size,), generator=seeded(seed + 1000))
+
+
+@cache
+def _numbers() -> Tensor:
+    return torch.randn(2**22, generator=seeded(0))
+
+
+_calls = count(1)
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Random weights at the price of a copy: each call takes the numbers from another place on."""
+    if not tensor.is_meta:
+        scale = math.sqrt(2 / max(1, math.prod(tensor.shape[1:])))
+        for part in tensor.view(-1).split(2**21):
+            start = 7919 * next(_calls) % 2**21
+            torch.mul(_numbers()[start : start + len(part)], scale, out=part)
+    return tensor
+
+
+@contextmanager
+def quickly_built() -> Iterator[None]:
+    """Networks get random weights without drawing them, for tests that have no concern with how they are drawn."""
+    from timm.models import vision_transformer
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("kaiming_uniform_", "kaiming_normal_", "uniform_", "normal_", "trunc_normal_"):
+            patch.setattr(torch.nn.init, name, fill)
+        patch.setattr(vision_transformer, "trunc_normal_", fill)
+        yield
 
 
 class ListQueue:

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,10 +54,11 @@ def test_no_test_looks_above_the_repository() -> None:
     assert {name: above for name, above in found.items() if above} == {}
 
 
-def test_tests_on_real_data_need_a_variable_and_say_which() -> None:
+def test_tests_on_real_data_need_a_variable_and_say_which(tmp_path: Path, forks: dict[str, str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "SUPANCL_SHARED"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/real"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    (tmp_path / "start.py").write_text("import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))\n")
+    command = ["python", str(tmp_path / "start.py"), "-p", "no:cacheprovider", "tests/real"]
+    done = subprocess.run(command, cwd=ROOT, env={**environment, **forks}, capture_output=True, text=True)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     (line,) = (done.stdout + done.stderr).strip().splitlines()
     assert "SUPANCL_SHARED" in line

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +18,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from supancl.files import digest, temporary_path
+from supancl import files
+from supancl.files import temporary_path
 from supancl.weights import checkpoint
+from supancl.weights.digests import content_digest
 from supancl.weights.metrics_log import MetricsLog
 from supancl.weights.run_folder import RunFolder
 from tests.files import (
@@ -388,22 +389,21 @@ def newest(run: Path) -> Path:
 
 
 def rewrite(change: Callable[[dict], object]) -> Callable[[Path], None]:
-    """The only checkpoint, changed, with a checksum that fits."""
+    """The only checkpoint, changed, with a digest that fits."""
 
     def step(run: Path) -> None:
         path = newest(run)
         content = torch.load(path, weights_only=True)
+        del content["digest"]
         change(content)
-        torch.save(content, path)
-        path.with_suffix(".sha256").write_text(digest(path))
+        torch.save(content | {"digest": content_digest(content)}, path)
 
     return step
 
 
-def without_checksum(content: bytes) -> Callable[[Path], None]:
+def replace_newest(content: bytes) -> Callable[[Path], None]:
     def step(run: Path) -> None:
         newest(run).write_bytes(content)
-        newest(run).with_suffix(".sha256").unlink()
 
     return step
 
@@ -491,18 +491,18 @@ FILES = [
     Row("a checkpoint without its parts", with_run(rewrite(lambda content: content.pop("optimizer"))),
         ("checkpoint", "'optimizer'", "settings"), RESUME),
     Row("a checkpoint of a later version", with_run(rewrite(lambda content: content.update(schema_version=99))),
-        (SOUND, "newer", "99", "1", "upgrade"), RESUME),
+        (SOUND, "newer", "99", "2", "upgrade"), RESUME),
     Row("a checkpoint of a version that never was",
         with_run(rewrite(lambda content: content.update(schema_version=-3))),
         (SOUND, "schema -3", "--out"), RESUME),
     Row("a checkpoint without a version", with_run(rewrite(lambda content: content.pop("schema_version"))),
         (SOUND, "schema_version", "--out"), RESUME),
-    Row("a checkpoint with other bytes", with_run(lambda run: torn(newest(run)) and None),
-        (SOUND, "damaged", "checksum", "step 0", "run/checkpoints"), RESUME),
-    Row("a checkpoint whose checksum is noise",
+    Row("half a checkpoint", with_run(lambda run: torn(newest(run)) and None),
+        (SOUND, "damaged", "step 0", "run/checkpoints"), RESUME),
+    Row("a checkpoint whose file of a checksum is noise",
         with_run(lambda run: newest(run).with_suffix(".sha256").write_bytes(b"\xff\x00") and None),
         (SOUND, "damaged", "checksum", "step 0", "run/checkpoints"), RESUME),
-    Row("a checkpoint of noise without a checksum", with_run(without_checksum(b"noise")),
+    Row("a checkpoint of noise", with_run(replace_newest(b"noise")),
         (SOUND, "damaged", "tensors", "step 0", "run/checkpoints"), RESUME),
     # encoders to judge
     Row("an encoder file that is not there", flags("nowhere"),
@@ -674,7 +674,8 @@ print(json.dumps(told))
 """
 
 
-def test_without_permission_the_place_is_named(finished):
+def test_without_permission_the_place_is_named(finished, tmp_path, forks):
+    (tmp_path / "nobody.py").write_text(AS_NOBODY)
     root = Path(tempfile.mkdtemp())  # a folder of pytest's own is closed to other users
     try:
         expected = closed_places(root, finished)
@@ -693,8 +694,8 @@ def test_without_permission_the_place_is_named(finished):
         for name, mode in modes.items():
             (root / name).chmod(mode)
         asked = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY], input=json.dumps([command for command, _ in expected]), cwd=root,
-            capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            ["python", str(tmp_path / "nobody.py")], input=json.dumps([command for command, _ in expected]), cwd=root,
+            capture_output=True, text=True, env={**os.environ, **forks, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert asked.returncode == 0, asked.stderr
         for (_, nouns), (code, errors) in zip(expected, json.loads(asked.stdout), strict=True):
@@ -746,10 +747,18 @@ def closed_places(root: Path, finished: Path) -> list[tuple[list[str], tuple[str
 # --- a full disk ------------------------------------------------------------------------------------------------------
 
 
-def full(path: Path) -> None:
-    """Whatever is written to the temporary file of `path` meets a disk without room."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary_path(path).symlink_to("/dev/full")
+def full(path: Path, monkeypatch) -> None:
+    """The next time that `path` is written, its temporary file meets a disk without room."""
+    create = files.create_new
+
+    def create_on_full_disk(created: Path) -> None:
+        create(created)
+        if created.absolute() == temporary_path(path):
+            monkeypatch.setattr(files, "create_new", create)
+            created.unlink()
+            created.symlink_to("/dev/full")
+
+    monkeypatch.setattr(files, "create_new", create_on_full_disk)
 
 
 def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, capsys):
@@ -759,7 +768,7 @@ def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, ca
     )  # it would remove what stands for the full disk
     (place / "out").mkdir()
     before = contents(place)
-    full(place / "out" / "recipe.json")
+    full(place / "out" / "recipe.json", monkeypatch)
     said = supancl(capsys, *PRETRAIN, "--data", "data")
     assert_refused(said, "out/recipe.json", "No space left on device", "--resume", "--out")
     assert contents(place) == before
@@ -771,11 +780,11 @@ def test_a_disk_full_at_a_checkpoint_keeps_the_one_before_and_the_run_can_go_on(
     monkeypatch.setattr(
         RunFolder, "remove_temporary_files", lambda self: None
     )  # it would remove what stands for the full disk
-    full(place / "out" / "checkpoints" / "step-000000004.pt")
+    full(place / "out" / "checkpoints" / "step-000000004.pt", monkeypatch)
     said = supancl(capsys, *command)
     assert_refused(said, "out/checkpoints/step-000000004.pt", "No space left on device", "--resume", "--out")
     left = sorted(path.name for path in (place / "out" / "checkpoints").iterdir())
-    assert left == ["step-000000002.pt", "step-000000002.sha256"]
+    assert left == ["step-000000002.pt"]
     assert supancl(capsys, "pretrain", "--resume", "--out", "out").code == 0
     assert newest(place / "out").name == "step-000000004.pt"
 
@@ -812,11 +821,11 @@ def test_a_disk_found_full_when_synced_keeps_the_file_before(place, finished, mo
 
 # numpy 2.0 leaves its archive to the garbage collector, which then complains
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_disk_full_while_features_are_written_leaves_no_file(place, finished, capsys):
+def test_a_disk_full_while_features_are_written_leaves_no_file(place, finished, monkeypatch, capsys):
     shutil.copytree(finished, place / "run")
     class_folders(place / "data")
     before = contents(place)
-    full(place / "f.npz")
+    full(place / "f.npz", monkeypatch)
     said = supancl(capsys, "embed", "run", "--data", "data", "--out", "f.npz", "--device", "cpu")
     assert_refused(said, "f.npz", "No space left on device", "--resume", "--out")
     assert contents(place) == before
@@ -825,8 +834,9 @@ def test_a_disk_full_while_features_are_written_leaves_no_file(place, finished, 
 def test_a_disk_full_under_the_metrics_names_the_command_that_continues(place):
     folder = RunFolder(place / "run")
     folder.create()
-    folder.metrics_file.symlink_to("/dev/full")
     log = MetricsLog(folder, None)
+    log.file.close()
+    log.file = open("/dev/full", "a")  # noqa: SIM115 - closed by close()
     with pytest.raises(checkpoint.BadInput) as caught:
         log.write({"kind": "train", "step": 1, "loss": 0.5})
     log.close()

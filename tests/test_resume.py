@@ -1,12 +1,10 @@
 """A run that was stopped anywhere ends with the same bits as one that never was."""
 
 import json
-import os
+import math
 import random
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import supancl.training.inputs
@@ -25,6 +23,7 @@ from supancl.errors import Collapsed, NonFinite
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from supancl.weights.run_folder import RunFolder
 from tests.files import assert_mentions, assert_one_line, mentions
+from tests.started import Started
 from tests.tiny import Notes, assert_same_bits, final_state, poisoned, tiny_data, tiny_recipe
 
 
@@ -55,9 +54,9 @@ CASES += [("moco2", "class-queues"), ("supmoco", "prototypes")]
 @pytest.mark.parametrize(("method", "pool"), CASES)
 def test_resume_in_the_middle_of_an_epoch_gives_the_same_bits(method: str, pool: str | None, tmp_path: Path) -> None:
     recipe = tiny_recipe(method, pool, train__checkpoint_every=2)
-    data = tiny_data(unlabelled=0.3)
+    data = tiny_data(30, unlabelled=0.3)  # three steps in an epoch
     whole = pretrain(recipe, data, tmp_path / "whole")
-    resumed = crash_and_resume(recipe, data, tmp_path / "stopped", at=8)  # the checkpoint before it is step 6 of 10
+    resumed = crash_and_resume(recipe, data, tmp_path / "stopped", at=5)  # the checkpoint before it is step 4 of 6
     assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
     timeless = [{k: v for k, v in row.items() if k != "images_per_second"} for row in whole.metrics]
     assert timeless == [{k: v for k, v in row.items() if k != "images_per_second"} for row in resumed.metrics]
@@ -71,22 +70,46 @@ def test_sampled_positives_and_accumulation_resume_with_the_same_bits(tmp_path: 
     assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    method=st.sampled_from(sorted(METHODS)),
-    pool=st.sampled_from(["queue", "class-queues", "prototypes"]),
-    size=st.integers(1, 30),
-    batch=st.integers(4, 12),
-    images=st.integers(40, 60),
-    classes=st.integers(2, 5),
-    unlabelled=st.sampled_from([0.0, 0.5]),
-    optimizer=st.sampled_from(["sgd", "adamw"]),
-    precision=st.sampled_from(["fp32", "bf16"]),
-    seed=st.integers(0, 5),
-)
+# together with each kind of pool: every optimizer, precision and share of labels, and pools of one target and of many
+CORNERS = [
+    ("supsiam", "queue", 1, 4, 24, 2, 0.0, "adamw", "bf16", 5),
+    ("supmoco", "queue", 30, 9, 36, 4, 0.5, "sgd", "fp32", 4),
+    ("supbyol", "class-queues", 30, 12, 36, 5, 0.5, "adamw", "fp32", 3),
+    ("moco2", "class-queues", 1, 7, 31, 3, 0.0, "sgd", "bf16", 2),
+    ("supbyol", "prototypes", 1, 5, 27, 3, 0.5, "sgd", "bf16", 1),
+    ("supsiam", "prototypes", 30, 12, 24, 5, 0.0, "adamw", "fp32", 0),
+    ("crossentropy", "queue", 1, 6, 30, 4, 0.5, "adamw", "bf16", 1),
+    ("moco3", "queue", 1, 11, 35, 3, 0.5, "adamw", "bf16", 2),
+]
+DRAWN = {
+    "method": st.sampled_from(sorted(METHODS)),
+    "pool": st.sampled_from(["queue", "class-queues", "prototypes"]),
+    "size": st.integers(1, 30),
+    "batch": st.integers(4, 12),
+    "images": st.integers(24, 36),
+    "classes": st.integers(2, 5),
+    "unlabelled": st.sampled_from([0.0, 0.5]),
+    "optimizer": st.sampled_from(["sgd", "adamw"]),
+    "precision": st.sampled_from(["fp32", "bf16"]),
+    "seed": st.integers(0, 5),
+}
+
+
+def with_corners(test):
+    """The corners in every run, whatever else is drawn."""
+    for corner in CORNERS:
+        test = example(**dict(zip(DRAWN, corner, strict=True)))(test)
+    return test
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(**DRAWN)
+@with_corners
 def test_any_recipe_saved_after_three_steps_resumes_with_the_same_bits(tmp_path_factory, **drawn) -> None:
     folder = tmp_path_factory.mktemp("any")
     needs_pool = METHODS[drawn["method"]].pool.kind != "none"
+    data = tiny_data(drawn["images"], drawn["classes"], drawn["unlabelled"], drawn["seed"])
+    steps = len(data.train) // drawn["batch"]  # of an epoch: the third step is before, at or after its end
     recipe = tiny_recipe(
         drawn["method"],
         drawn["pool"] if needs_pool else None,
@@ -96,10 +119,9 @@ def test_any_recipe_saved_after_three_steps_resumes_with_the_same_bits(tmp_path_
         train__precision=drawn["precision"],
         optimizer__name=drawn["optimizer"],
         train__checkpoint_every=3,
-        train__epochs=3,
+        train__epochs=max(2, math.ceil(8 / steps)),
         train__monitor_every=0,
     )
-    data = tiny_data(drawn["images"], drawn["classes"], drawn["unlabelled"], drawn["seed"])
     pretrain(recipe, data, folder / "whole")
     crash_and_resume(recipe, data, folder / "stopped", at=4)
     assert_same_bits(final_state(folder / "whole"), final_state(folder / "stopped"))
@@ -108,9 +130,6 @@ def test_any_recipe_saved_after_three_steps_resumes_with_the_same_bits(tmp_path_
 # --- real processes, real signals -------------------------------------------------------------------------------------
 
 COMMAND = [
-    sys.executable,
-    "-m",
-    "supancl.cli",
     "pretrain",
     "digits.supbyol",
     "--epochs",
@@ -128,52 +147,42 @@ COMMAND = [
     "--device",
     "cpu",
 ]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def start(folder: Path, *more: str) -> subprocess.Popen:
-    command, pipe = [*COMMAND, "--out", str(folder), *more], subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT)
-
-
-def wait_for_checkpoint(folder: Path, process: subprocess.Popen) -> None:
-    for _ in range(6000):
-        if checkpoints(folder / "checkpoints") or process.poll() is not None:
-            return
-        time.sleep(0.01)
-    raise AssertionError("no checkpoint within a minute")
+def wait_for_checkpoint(folder: Path, process: Started) -> None:
+    process.wait_until(lambda: checkpoints(folder / "checkpoints"))
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> dict[str, torch.Tensor]:
     folder = tmp_path_factory.mktemp("uninterrupted") / "run"
-    assert main([*COMMAND[3:], "--out", str(folder), "--quiet"]) == 0  # a process of its own would give the same bits
+    assert main([*COMMAND, "--out", str(folder), "--quiet"]) == 0  # a process of its own would give the same bits
     return final_state(folder)
 
 
-def test_kill_9_at_random_moments_then_resume_gives_the_same_bits(tmp_path: Path, uninterrupted) -> None:
+def test_kill_9_at_random_moments_then_resume_gives_the_same_bits(tmp_path: Path, forks, uninterrupted) -> None:
     folder, chance, killed = tmp_path / "run", random.Random(0), 0
-    for _ in range(2):
-        process = start(folder, "--resume")
+    for turn in range(2):
+        process = Started(forks, tmp_path / f"process {turn}", *COMMAND, "--out", str(folder), "--resume")
         wait_for_checkpoint(folder, process)
         time.sleep(chance.uniform(0.0, 0.4))
-        if process.poll() is None:
+        if process.runs():
             process.send_signal(signal.SIGKILL)
             killed += 1
-        process.communicate()
+        process.end()
     assert killed > 0
-    assert main([*COMMAND[3:], "--out", str(folder), "--resume"]) == 0
+    assert main([*COMMAND, "--out", str(folder), "--resume"]) == 0
     assert_same_bits(uninterrupted, final_state(folder))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_names_the_command_that_continues(number, code, tmp_path: Path, uninterrupted) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_saves_and_names_the_command_that_continues(number, code, tmp_path: Path, forks, uninterrupted):
     folder = tmp_path / "run"
-    process = start(folder)
+    process = Started(forks, tmp_path / "process", *COMMAND, "--out", str(folder))
     wait_for_checkpoint(folder, process)
     process.send_signal(number)
-    _, errors = process.communicate()
-    assert process.returncode == code, errors
+    ended, errors = process.end()
+    assert ended == code, errors
     lines = [line for line in errors.splitlines() if line.strip()]
     assert len(lines) == 1
     assert f"continue with: supancl pretrain --resume --out {folder}" in lines[0]
@@ -212,7 +221,7 @@ def test_the_command_that_a_stopped_run_names_goes_on(monkeypatch, tmp_path, cap
     folder = tmp_path / "a run"
     with monkeypatch.context() as patch:
         poisoned(patch, {5})
-        assert main([*COMMAND[3:], "--out", str(folder)]) == NonFinite.exit_code
+        assert main([*COMMAND, "--out", str(folder)]) == NonFinite.exit_code
         told = capsys.readouterr().err.split("(slower on a GPU): supancl ")[1].split("; or start again")[0]
         assert main(shlex.split(told)) == 0
     assert "at step 5" in capsys.readouterr().err
@@ -313,7 +322,7 @@ def test_a_run_that_was_stopped_for_a_collapse_goes_on_when_it_is_asked_to_and_s
 def test_the_command_that_a_collapsed_run_names_goes_on(monkeypatch, tmp_path, capsys):
     collapsing(monkeypatch)
     folder = tmp_path / "a run"
-    assert main([*COMMAND[3:], "--on-collapse", "stop", "--set", "train.log_every=1", "--out", str(folder)]) == 3
+    assert main([*COMMAND, "--on-collapse", "stop", "--set", "train.log_every=1", "--out", str(folder)]) == 3
     told = capsys.readouterr().err.split("anyway: supancl ")[1]
     assert main(["pretrain", "--resume", "--out", str(folder)]) == Collapsed.exit_code
     assert capsys.readouterr().err.endswith(told)

@@ -1,5 +1,6 @@
 """Run folders that supancl 0.1.0 wrote (tests/kept/make.py) go on, are judged and are tabulated as they were then."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -28,9 +29,22 @@ def kept(tmp_path, monkeypatch):
     return Path()
 
 
+@pytest.fixture(scope="module")
+def gone_on(tmp_path_factory):
+    """The name of a run -> a folder with a copy of it that went on to its end, once, and what that returned."""
+
+    @functools.cache
+    def go_on(name):
+        folder = tmp_path_factory.mktemp("gone on")
+        shutil.copytree(KEPT / name, folder / name)
+        return folder, pretrain(None, out=folder / name, resume=True)
+
+    return go_on
+
+
 @pytest.mark.parametrize("name", STOPPED)
-def test_a_stopped_run_goes_on_as_it_would_have_then(kept, name):
-    run = pretrain(None, out=kept / name, resume=True)
+def test_a_stopped_run_goes_on_as_it_would_have_then(gone_on, name):
+    _, run = gone_on(name)
     stop = RUNS[name][3]
     after = [row for row in run.metrics if row["step"] > stop]
     assert [(row["kind"], row["step"]) for row in after] == [(row["kind"], row["step"]) for row in EXPECTED[name]]
@@ -77,15 +91,15 @@ def test_a_linear_probe_of_it_chooses_its_ridge_on_images_that_it_never_saw(kept
 
 
 @pytest.mark.parametrize("name", [*STOPPED, "finished", "study/M-1-seed-0"])
-def test_every_run_is_judged_and_embedded_once_it_has_ended(kept, name):
-    pretrain(None, out=kept / name, resume=True)
+def test_every_run_is_judged_and_embedded_once_it_has_ended(gone_on, name, monkeypatch):
+    monkeypatch.chdir(gone_on(name)[0])
     for protocol in ("knn", "linear", "variance"):
         assert main(["evaluate", protocol, name, "--quiet"]) == 0
     assert main(["evaluate", "variance", name, "--split", "train", "--layer", "projector", "--quiet"]) == 0
     assert main(["embed", name, "--data", "digits", "--out", "features.npz", "--quiet"]) == 0
     with np.load("features.npz") as written:
         values = next(written[part] for part in written.files if written[part].ndim == 2)
-    assert values.shape[1] == load_encoder(kept / name).width
+    assert values.shape[1] == load_encoder(Path(name)).width
     assert np.isfinite(values).all()
 
 
@@ -118,7 +132,8 @@ def test_a_detector_is_tested_and_goes_on(kept, tmp_path):
     with mock.patch("torchvision.models.resnet18", narrow_resnet):
         assert main(["detect", "eval", "detector", "--device", "cpu", "--json", "scores.json"]) == 0
         assert main(["detect", "train", "--resume", "--out", "detector", "--quiet"]) == 0
-        assert main(["detect", "train", "--resume", "--out", "detector-stopped", "--quiet"]) == 0
+        with mock.patch("supancl.cli.detect.draw_detection_curves"):  # as those of the other one
+            assert main(["detect", "train", "--resume", "--out", "detector-stopped", "--quiet"]) == 0
         assert main(["tables", "4", "finished", "detector", "--quiet"]) == 0
     rows = [json.loads(line) for line in Path("detector-stopped/metrics.jsonl").read_text().splitlines()]
     after = [(row["step"], row["loss"]) for row in rows if row["step"] > 2 and "loss" in row]

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,20 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 TREE = PAGE.split("```")[1]
 
 
+@pytest.fixture
+def forked_walks(forks, monkeypatch):
+    """The process of a walk is forked: it need not import torch, only what is ours."""
+    run, python = subprocess.run, str(Path(forks["SUPANCL_FORKS"]).with_name("python"))
+
+    def run_forked(words, env, **more):
+        assert words[:2] == [sys.executable, "-P"]
+        assert env["PYTHONPATH"] == str(PACKAGE.parent)  # the one that the fork imports, too
+        return run([python, *words[2:]], env={**env, **forks}, **more)
+
+    monkeypatch.setattr(walks.subprocess, "run", run_forked)
+
+
+@pytest.mark.usefixtures("forked_walks")
 def test_the_walk_to_backward_is_the_stack_at_its_first_call(tmp_path):
     found = walks.walk_in(ROOT, tmp_path, "backward")
     assert found["step"].startswith("training/step.py:")

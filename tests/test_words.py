@@ -8,6 +8,7 @@ import builtins
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -50,18 +51,25 @@ FIELD = """
 IRREGULAR = """
     made kept told drawn taken given seen shown found built begun written known chosen bound held
 """
+NAME_FIELDS = frozenset(("name", "id", "attr", "arg"))
 NO_PARTICIPLES = {"embed", "need", "seed", "feed", "speed"}
 
 
-def trees() -> dict[str, ast.Module]:
-    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+@cache
+def nodes() -> dict[str, list[ast.AST]]:
+    """Every node of every file of the package; the contexts of names, which say nothing here, are left out."""
+    texts = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+    return {
+        path: [node for node in ast.walk(ast.parse(text)) if node._fields and not isinstance(node, ast.Constant)]
+        for path, text in texts.items()
+    }
 
 
-def names_in(tree: ast.AST) -> Iterator[str]:
+def names_in(nodes_of_file: list[ast.AST]) -> Iterator[str]:
     """Every name that is defined or used."""
-    for node in ast.walk(tree):
-        for field in ("name", "id", "attr", "arg"):
-            name = getattr(node, field, None)
+    for node in nodes_of_file:
+        for field in NAME_FIELDS.intersection(node._fields):
+            name = getattr(node, field)
             if isinstance(name, str):
                 yield name
 
@@ -77,8 +85,8 @@ def glossary() -> set[str]:
 def imported_names() -> set[str]:
     """Names that come from other packages and are not ours to choose."""
     names = {"self", "cls"}
-    for tree in trees().values():
-        for node in ast.walk(tree):
+    for nodes_of_file in nodes().values():
+        for node in nodes_of_file:
             if isinstance(node, ast.Import) or (
                 isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("supancl")
             ):
@@ -108,8 +116,8 @@ def words_of(name: str) -> set[str]:
 def test_retired_names_stay_away() -> None:
     again = [
         f"{path}: {name}"
-        for path, tree in trees().items()
-        for name in sorted(set(names_in(tree)) & set(RETIRED.split()))
+        for path, nodes_of_file in nodes().items()
+        for name in sorted(set(names_in(nodes_of_file)) & set(RETIRED.split()))
         if not path.startswith(STILL_ALLOWED.get(name, ("-",)))
     ]
     assert not again
@@ -117,7 +125,7 @@ def test_retired_names_stay_away() -> None:
 
 def test_the_hundred_most_frequent_names_are_common_words_or_in_the_glossary() -> None:
     words, foreign = {*FIELD.split(), *glossary()}, imported_names()
-    counts = Counter(name for tree in trees().values() for name in names_in(tree) if name not in foreign)
+    counts = Counter(name for file in nodes().values() for name in names_in(file) if name not in foreign)
     assert [name for name, _ in counts.most_common(100) if not words_of(name) <= words] == []
 
 
@@ -125,8 +133,8 @@ def test_what_changes_something_is_named_by_a_verb() -> None:
     """A participle may name a function that returns a changed copy, as `sorted` does, and nothing else."""
     wrong = [
         f"{path}:{node.lineno} {node.name}"
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
+        for path, nodes_of_file in nodes().items()
+        for node in nodes_of_file
         if isinstance(node, ast.FunctionDef)
         and _is_participle(node.name.strip("_").split("_")[0])
         and _has_effect(node)

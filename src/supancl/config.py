@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import types
@@ -188,13 +187,13 @@ def _kind(section: Any) -> str:
     return str(section.__name__)
 
 
-def hints(section: type) -> dict[str, Any]:
-    return _cached_hints(section)
+_hints: dict[type, dict[str, Any]] = {}  # annotations are text; evaluating them again takes longer than the checks
 
 
-@functools.cache
-def _cached_hints(section: Any) -> dict[str, Any]:
-    return typing.get_type_hints(section, include_extras=True)
+def hints(section: Any) -> dict[str, Any]:
+    if section not in _hints:
+        _hints[section] = typing.get_type_hints(section, include_extras=True)
+    return _hints[section]
 
 
 def validated(section: Section, path: str) -> Section:

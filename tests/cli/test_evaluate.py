@@ -87,7 +87,8 @@ def test_a_damaged_line_of_the_log_does_not_keep_a_run_from_being_judged(damage,
     with open(run / "metrics.jsonl", "ab") as log:
         log.write(damage)
     said = supancl(capsys, "evaluate", "knn", run)
-    assert (said.code, said.err) == (0, "")
+    assert said.code == 0
+    assert_one_line(said.err, "warning", run, "log", "damaged")
 
 
 def test_every_protocol_on_a_run_and_its_own_data(trained, tmp_path, capsys):

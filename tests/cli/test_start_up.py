@@ -115,13 +115,9 @@ def test_python_m_supancl_is_the_command(tmp_path):
     assert "(see python -m supancl evaluate --help)" in done.stderr
 
 
-def test_training_without_pictures_imports_neither_timm_nor_matplotlib():
-    done = python("-c", "import sys, supancl; supancl.pretrain; print([n for n in sys.argv[1:] if n in sys.modules])",
-                  "torchvision", "timm", "matplotlib", "sklearn", "tensorboard")  # fmt: skip
-    assert done.stdout == "[]\n", done.stderr
-
-
-def test_the_first_use_of_torch_replaces_its_proxies():
+@pytest.fixture(scope="module")
+def first_use():
+    """A process that uses torch for the first time and then training: what fails, and what was imported by then."""
     code = """
 import sys
 import supancl.lazy
@@ -131,13 +127,28 @@ losses.torch.zeros(1)
 torch = sys.modules["torch"]
 assert losses.torch is torch and supancl.lazy.torch is torch
 assert losses.F is torch.nn.functional and heads.nn is torch.nn and supancl.lazy.dist is torch.distributed
+print("replaced")
+import supancl
+supancl.pretrain
+print([name for name in sys.argv[1:] if name in sys.modules])
 """
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr
+    return python("-c", code, "torchvision", "timm", "matplotlib", "sklearn", "tensorboard")
 
 
-def test_there_is_no_proxy_if_torch_is_imported_first():
-    done = python("-c", "import torch; from supancl.core import losses; assert losses.torch is torch")
+def test_the_first_use_of_torch_replaces_its_proxies(first_use):
+    assert first_use.stdout.splitlines()[:1] == ["replaced"], first_use.stderr
+
+
+def test_training_without_pictures_imports_neither_timm_nor_matplotlib(first_use):
+    assert first_use.stdout.splitlines()[1:] == ["[]"], first_use.stderr
+    assert first_use.returncode == 0, first_use.stderr
+
+
+def test_there_is_no_proxy_if_torch_is_imported_first(tmp_path, forks):
+    code = "import sys; assert 'supancl' not in sys.modules; import torch; "
+    (tmp_path / "mine.py").write_text(code + "from supancl.core import losses; assert losses.torch is torch")
+    command = [Path(forks["SUPANCL_FORKS"]).with_name("python"), tmp_path / "mine.py"]  # a process that has torch
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **forks})
     assert done.returncode == 0, done.stderr
 
 

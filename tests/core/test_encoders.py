@@ -11,6 +11,7 @@ from torch import nn
 from supancl.core.encoders import BUILDERS, EncoderSpec, sincos_positions
 from supancl.errors import BadInput
 from tests.files import mentions
+from tests.helpers import quickly_built
 
 GREY = {"channels": 1, "mean": (0.5,), "std": (0.5,)}
 CASES = {
@@ -36,7 +37,8 @@ def test_every_builder_has_a_case():
 @pytest.mark.parametrize("case", CASES)
 def test_images_become_features_of_the_stated_width(case):
     spec, width = CASES[case]
-    encoder = spec.build()
+    with quickly_built():
+        encoder = spec.build()
     images = torch.randn(2, 10) if spec.name == "linear" else torch.randn(2, spec.channels, spec.size, spec.size)
     assert encoder.training
     assert encoder(images).shape == (2, width)
@@ -61,7 +63,8 @@ def test_building_a_timm_model_leaves_its_running_statistics_untouched():
 
 
 def test_the_cifar_stem_keeps_the_resolution():
-    encoder = EncoderSpec("cifar-resnet18", size=32).build()
+    with quickly_built():
+        encoder = EncoderSpec("cifar-resnet18", size=32).build()
     stem = encoder.body.conv1
     assert (stem.kernel_size, stem.stride, stem.padding) == ((3, 3), (1, 1), (1, 1))
     seen = []
@@ -72,7 +75,8 @@ def test_the_cifar_stem_keeps_the_resolution():
 
 
 def test_the_imagenet_stem_brings_224_down_to_56():
-    body = EncoderSpec("resnet18").build().body
+    with quickly_built():
+        body = EncoderSpec("resnet18").build().body
     with torch.no_grad():
         features = body.maxpool(body.relu(body.bn1(body.conv1(torch.randn(1, 3, 224, 224)))))
     assert features.shape == (1, 64, 56, 56)
@@ -190,7 +194,7 @@ def test_a_cnn_of_any_width_gives_that_width(width):
 )  # fmt: skip
 def test_a_size_of_no_whole_patches_is_refused_for_its_border_would_never_be_seen(name, size, patch, rest, take):
     nouns = ("encoder.size", size, name, f"{patch} px", f"last {rest}", take)
-    with pytest.raises(BadInput, match=mentions(*nouns)):
+    with quickly_built(), pytest.raises(BadInput, match=mentions(*nouns)):
         EncoderSpec(name, size=size).build()
 
 
@@ -201,7 +205,8 @@ def test_a_size_of_no_whole_patches_is_refused_for_its_border_would_never_be_see
 def test_every_pixel_of_the_border_reaches_the_features(name):
     """What is not refused sees all: the last row and the last column too."""
     size = 64
-    encoder = EncoderSpec(name, size=size).build().eval()
+    with quickly_built():
+        encoder = EncoderSpec(name, size=size).build().eval()
     generator = torch.Generator().manual_seed(1)
     image = torch.randn(1, 3, size, size, generator=generator, dtype=torch.float64)
     with torch.no_grad():
@@ -217,5 +222,5 @@ def test_every_pixel_of_the_border_reaches_the_features(name):
     ("name", "model"), [("timm:levit_128s", "timm's levit_128s"), ("torchvision:alexnet", "torchvision's alexnet")]
 )
 def test_a_size_that_a_model_cannot_take_is_one_line(name, model):
-    with pytest.raises(BadInput, match=mentions("encoder.size", "30", f"{model}")):
+    with quickly_built(), pytest.raises(BadInput, match=mentions("encoder.size", "30", f"{model}")):
         EncoderSpec(name, size=30).build()

@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 import tarfile
 import warnings
 from collections import Counter
@@ -311,14 +310,27 @@ def test_shards_are_looked_through_once_and_again_when_they_change(tmp_path, mon
     assert looked.total() == 8
 
 
-def test_several_processes_index_at_once_and_agree(tmp_path):
+INDEX_TWICE = """
+import os, sys
+from supancl.data import DataSpec, open_data
+other = os.fork()
+print(open_data(DataSpec(source=sys.argv[1], stream=True, holdout=0), 3).summary["fingerprint"], flush=True)
+if other == 0:
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
+"""
+
+
+def test_several_processes_index_at_once_and_agree(tmp_path, forks):
     source = shards(tmp_path / "s")
     wanted = open_data(spec(source), 3).summary["fingerprint"]
     shutil.rmtree(os.environ["SUPANCL_CACHE"])
-    code = f"from supancl.data import *; print(open_data(DataSpec(source={str(source)!r}, stream=True, "
-    code += "holdout=0), 3).summary['fingerprint'])"
-    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate()[0].strip() for process in running] == [wanted, wanted]
+    (tmp_path / "index.py").write_text(INDEX_TWICE)
+    done = subprocess.run(
+        ["python", str(tmp_path / "index.py"), str(source)], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **forks},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.split()) == (0, [wanted, wanted])
     assert len(list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.zip"))) == 6
     assert not list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.tmp"))
 

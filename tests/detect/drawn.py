@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock
 
-from supancl.core.encoders import EncoderSpec
+from supancl.core.encoders import BUILDERS, EncoderSpec
 from supancl.weights.encoder_file import save_encoder
 
 SIDE = 96
@@ -91,13 +93,33 @@ def write_coco(file: Path, seeds: Sequence[int], crowd: Sequence[int] = ()) -> P
 
 def tiny_resnet(width: int = 16) -> ResNet:
     """torchvision's ResNet with one block a stage and a quarter of the channels of a ResNet-18."""
-    body = ResNet(BasicBlock, [1, 1, 1, 1])
+    with torch.device("meta"):  # nothing is drawn for layers that are replaced
+        body = ResNet(BasicBlock, [1, 1, 1, 1])
     body.inplanes = width
     body.conv1, body.bn1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(width)
     for i, name in enumerate(("layer1", "layer2", "layer3", "layer4")):
         setattr(body, name, body._make_layer(BasicBlock, width * 2**i, 1, stride=1 if i == 0 else 2))
     body.fc = nn.Identity()
     return body
+
+
+@contextmanager
+def narrow_resnet18() -> Iterator[None]:
+    """For what hangs on no width: meanwhile a resnet18 is a tiny_resnet, and its files are a twentieth in size."""
+
+    def build(spec: EncoderSpec) -> tuple[nn.Module, int]:
+        return tiny_resnet(), 128
+
+    with mock.patch.dict(BUILDERS, {"resnet18": build}):
+        yield
+
+
+@contextmanager
+def nothing_drawn() -> Iterator[None]:
+    """For models whose weights are loaded afterwards or not read: meanwhile layers start with whatever is in memory."""
+    names = ("kaiming_normal_", "kaiming_uniform_", "normal_", "uniform_")
+    with mock.patch.multiple(nn.init, **{name: lambda tensor, *how, **more: tensor for name in names}):
+        yield
 
 
 def write_place(root: Path, train: int, val: int, seed: int = 0) -> Path:

@@ -10,7 +10,7 @@ from supancl.cli import main
 from supancl.errors import Interrupted
 from tests.files import Said, assert_mentions, assert_refused
 
-from .drawn import write_coco, write_place, write_voc
+from .drawn import narrow_resnet18, nothing_drawn, write_coco, write_place, write_voc
 
 SETS = {
     "min_sizes": "[64]", "test_size": "64", "max_size": "128", "anchor_sizes": "[24,40]", "anchor_ratios": "[1.0]",
@@ -22,7 +22,14 @@ TINY = [word for name, value in SETS.items() for word in ("--set", f"{name}={val
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    return write_place(tmp_path_factory.mktemp("drawn"), 4, 2)
+    with narrow_resnet18():
+        yield write_place(tmp_path_factory.mktemp("drawn"), 4, 2)
+
+
+@pytest.fixture
+def no_curves(monkeypatch):
+    """Half a second each, for tests that do not look at them."""
+    monkeypatch.setattr("supancl.cli.detect.draw_detection_curves", lambda rows, path: None)
 
 
 def train(place, out, *more):
@@ -30,7 +37,7 @@ def train(place, out, *more):
     return main([*words, "--iters", "2", "--batch-size", "2", "--device", "cpu", *TINY, "--out", str(out), *more])
 
 
-def test_train_test_and_export(place, tmp_path, capsys):
+def test_train_test_and_export(place, tmp_path, capsys, request):
     out = tmp_path / "run"
     assert train(place, out, "--json", str(tmp_path / "train.json"), "--freeze", "stem,layer1") == 0
     told = json.loads((tmp_path / "train.json").read_text())
@@ -49,6 +56,7 @@ def test_train_test_and_export(place, tmp_path, capsys):
     assert "AP50" in capsys.readouterr().out
     assert train(place, out) == 2
     assert_mentions(capsys.readouterr().err, "holds a run", "--resume")
+    request.getfixturevalue("no_curves")  # they were looked at above
     assert main(["detect", "train", "--resume", "--out", str(out), "--quiet"]) == 0  # it has ended; it is tested again
     assert main(["detect", "train", "--resume", "--out", str(out), "--lr", "0.7"]) == 2
     assert_mentions(capsys.readouterr().err, "lr", "0.7", "0.02")
@@ -75,7 +83,7 @@ def test_a_detector_does_not_get_into_a_run_of_another_kind(place, tmp_path, cap
     assert_mentions(told, f"{tmp_path}/metrics.jsonl", "detect.json")
 
 
-def test_several_seeds_have_a_mean_and_a_spread(place, tmp_path, capsys):
+def test_several_seeds_have_a_mean_and_a_spread(place, tmp_path, capsys, request):
     assert train(place, tmp_path / "runs", "--seeds", "2", "--seed", "5") == 0
     told = json.loads((tmp_path / "runs" / "seeds.json").read_text())
     assert list(told["runs"]) == ["seed 5", "seed 6"]
@@ -86,6 +94,7 @@ def test_several_seeds_have_a_mean_and_a_spread(place, tmp_path, capsys):
     assert "std" in out
     seeds = [json.loads((tmp_path / "runs" / f"seed-{s}" / "detect.json").read_text())["spec"]["seed"] for s in (5, 6)]
     assert seeds == [5, 6]
+    request.getfixturevalue("no_curves")
     assert train(place, tmp_path / "runs", "--seeds", "2", "--seed", "5", "--quiet", "--resume") == 0
     for more in ((), ("--resume",)):
         assert train(place, tmp_path / "runs", "--quiet", "--seed", "5", *more) == 2
@@ -102,7 +111,7 @@ def test_a_signal_during_several_seeds_names_the_command_that_goes_on_with_all(p
     assert told in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_test_on_other_images_leaves_the_runs_own_scores_alone(place, tmp_path, capsys):
+def test_a_test_on_other_images_leaves_the_runs_own_scores_alone(place, no_curves, tmp_path, capsys):
     out = tmp_path / "run"
     assert train(place, out, "--quiet", "--precision", "bf16") == 0
     own = (out / "evaluate" / "detect.json").read_text()
@@ -119,12 +128,12 @@ def test_a_test_on_other_images_leaves_the_runs_own_scores_alone(place, tmp_path
     assert (again["AP"], again["AP50"], again["images"]) == (kept["AP"], kept["AP50"], 2)
 
 
-def test_coco_files_train_a_pyramid_from_nothing(tmp_path):
+def test_coco_files_train_a_pyramid_from_nothing(place, no_curves, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     files = [write_coco(tmp_path / name / f"{name}.json", seeds) for name, seeds in (("a", [0, 1]), ("b", [2]))]
     words = ["detect", "train", "random:resnet18", "--data", str(files[0]), "--test", str(files[1]), "--arch", "fpn"]
-    sets = [*TINY, "--set", "anchor_sizes=[16,24,40,64,96]", "--set", "pool=7"]
+    sets = [*TINY, "--set", "anchor_sizes=[16,24,40,64,96]"]
     assert main([*words, "--iters", "1", "--batch-size", "2", *sets, "--out", str(tmp_path / "run"), "--quiet"]) == 0
     assert (tmp_path / "run" / "detector.safetensors").exists()
     kept = json.loads((tmp_path / "run" / "detect.json").read_text())
@@ -154,14 +163,15 @@ def test_coco_files_train_a_pyramid_from_nothing(tmp_path):
 def test_bad_input_is_one_line(place, tmp_path, monkeypatch, capsys, words, told):
     monkeypatch.chdir(tmp_path)
     try:
-        code = main(["detect", *(word.format(place=place) for word in words)])
+        with nothing_drawn():
+            code = main(["detect", *(word.format(place=place) for word in words)])
     except SystemExit as error:
         code = error.code
     assert_refused(Said(code, *capsys.readouterr()), *told)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_data_must_have_classes_the_detector_knows(place, tmp_path, capsys):
+def test_other_data_must_have_classes_the_detector_knows(place, no_curves, tmp_path, capsys):
     assert train(place, tmp_path / "run", "--iters", "1", "--quiet") == 0
     folder = write_voc(tmp_path, {"train": [0], "val": [1]})
     for file in (folder / "Annotations").iterdir():

@@ -1,5 +1,6 @@
 """Weights for other libraries: Detectron2's names, shapes and order, and torchvision's own models."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from supancl.errors import BadInput
 from supancl.weights.encoder_file import read_safetensors, save_encoder
 from tests.files import mentions
 
-from .drawn import SIDE, TINY
+from .drawn import SIDE, TINY, narrow_resnet18, nothing_drawn
 
 NORMALIZATION = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLASSES = tuple("abcdefghijklmnopqrst")
@@ -35,7 +36,7 @@ def saved_detector(path, arch, encoder="resnet18", **overrides):
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for value in detector.state_dict().values():
-            if value.is_floating_point():
+            if value.is_floating_point() and value.ndim < 2:  # matrices and kernels are random as they are
                 value.add_(0.001 * torch.randn(value.shape, generator=random))
         for module in detector.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
@@ -50,7 +51,8 @@ def saved_detector(path, arch, encoder="resnet18", **overrides):
 
 def test_every_tensor_of_detectron2_s_r50_c4_is_there(tmp_path):
     saved_detector(tmp_path / "detector.safetensors", "c4", "resnet50")
-    told = export_detector(str(tmp_path), "detectron2", tmp_path / "d2.pth")
+    with nothing_drawn():
+        told = export_detector(str(tmp_path), "detectron2", tmp_path / "d2.pth")
     state = torch.load(tmp_path / "d2.pth", weights_only=True)
     shapes = {name: tuple(value.shape) for name, value in state["model"].items()}
     counters = {name for name in shapes if name.endswith("num_batches_tracked")}
@@ -65,7 +67,8 @@ def test_every_tensor_of_detectron2_s_r50_c4_is_there(tmp_path):
 
 def test_no_tensor_is_lost_or_told_twice():
     for arch in ("c4", "fpn"):
-        detector = build_detector(open_body("random:resnet18")[0], detect_spec(arch), 20, NORMALIZATION)
+        with nothing_drawn():
+            detector = build_detector(open_body("random:resnet18")[0], detect_spec(arch), 20, NORMALIZATION)
         state, what = convert_weights(detector, "detectron2")
         assert what == arch
         assert len(state) == len(detector.state_dict())
@@ -77,7 +80,8 @@ def test_no_tensor_is_lost_or_told_twice():
 def test_anchors_are_put_into_detectron2_s_order():
     """An anchor is its width and height: each library lists them in its own order, and each row must follow."""
     spec = detect_spec("c4", {"anchor_sizes": [32, 64], "anchor_ratios": [0.5, 1.0, 2.0]})
-    detector = build_detector(open_body("random:resnet18")[0], spec, 2, NORMALIZATION)
+    with nothing_drawn():
+        detector = build_detector(open_body("random:resnet18")[0], spec, 2, NORMALIZATION)
     ours = detector.rpn.anchor_generator.cell_anchors[0]
     theirs = []  # by size, then by ratio = height / width
     for size in (32, 64):
@@ -96,7 +100,8 @@ def test_anchors_are_put_into_detectron2_s_order():
 
 
 def test_the_background_moves_to_the_end():
-    detector = build_detector(open_body("random:resnet18")[0], detect_spec(), 2, NORMALIZATION)
+    with nothing_drawn():
+        detector = build_detector(open_body("random:resnet18")[0], detect_spec(), 2, NORMALIZATION)
     with torch.no_grad():
         detector.roi_heads.box_predictor.cls_score.bias.copy_(torch.tensor([9.0, 1.0, 2.0]))
         detector.roi_heads.box_predictor.bbox_pred.bias.copy_(torch.arange(12.0))
@@ -120,11 +125,12 @@ def test_torchvision_s_own_detector_loads_the_pyramid_and_finds_the_same(tmp_pat
     anchors = {"anchor_sizes": [32, 64, 128, 256, 512], "anchor_ratios": [0.5, 1.0, 2.0]}
     sizes = {**TINY, **anchors, "pool": 7, "score_threshold": 0.01}
     detector = saved_detector(tmp_path / "detector.safetensors", "fpn", "resnet50", **sizes)
-    told = export_detector(str(tmp_path), "torchvision", tmp_path / "tv.pth")
-    model = torchvision.models.detection.fasterrcnn_resnet50_fpn(
-        weights=None, weights_backbone=None, num_classes=21, min_size=SIDE, max_size=160, rpn_pre_nms_top_n_test=200,
-        rpn_post_nms_top_n_test=30, box_score_thresh=0.01, box_detections_per_img=10,
-    )  # fmt: skip
+    with nothing_drawn():
+        told = export_detector(str(tmp_path), "torchvision", tmp_path / "tv.pth")
+        model = torchvision.models.detection.fasterrcnn_resnet50_fpn(
+            weights=None, weights_backbone=None, num_classes=21, min_size=SIDE, max_size=160,
+            rpn_pre_nms_top_n_test=200, rpn_post_nms_top_n_test=30, box_score_thresh=0.01, box_detections_per_img=10,
+        )  # fmt: skip
     model.load_state_dict(torch.load(tmp_path / "tv.pth", weights_only=True))
     image = torch.rand(3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -137,11 +143,12 @@ def test_torchvision_s_own_detector_loads_the_pyramid_and_finds_the_same(tmp_pat
 
 def test_torchvision_s_parts_load_a_pyramid_of_another_depth(tmp_path):
     detector = saved_detector(tmp_path / "detector.safetensors", "fpn")
-    export_detector(str(tmp_path), "torchvision", tmp_path / "tv.pth")
-    body = torchvision.models.detection.backbone_utils.resnet_fpn_backbone(
-        backbone_name="resnet18", weights=None, trainable_layers=5, norm_layer=torch.nn.BatchNorm2d
-    )
-    model = torchvision.models.detection.FasterRCNN(body, 21)
+    with nothing_drawn():
+        export_detector(str(tmp_path), "torchvision", tmp_path / "tv.pth")
+        body = torchvision.models.detection.backbone_utils.resnet_fpn_backbone(
+            backbone_name="resnet18", weights=None, trainable_layers=5, norm_layer=torch.nn.BatchNorm2d
+        )
+        model = torchvision.models.detection.FasterRCNN(body, 21)
     model.load_state_dict(torch.load(tmp_path / "tv.pth", weights_only=True))
     kept = detector.state_dict()
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
@@ -198,8 +205,22 @@ def test_the_settings_know_the_width_of_the_resnet(name, told):
     assert all(line in text for line in told)
 
 
-def test_what_cannot_be_written_or_read_is_refused(tmp_path):
-    saved_detector(tmp_path / "detector.safetensors", "c4", **TINY)
+@pytest.fixture(scope="module")
+def narrow_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("saved") / "detector.safetensors"
+    with narrow_resnet18():
+        saved_detector(file, "c4", **TINY)
+    return file
+
+
+@pytest.fixture
+def saved(narrow_file, tmp_path):
+    """A detector of few channels that may be changed, and read as long as the test lasts."""
+    with narrow_resnet18():
+        yield shutil.copy(narrow_file, tmp_path / "detector.safetensors")
+
+
+def test_what_cannot_be_written_or_read_is_refused(saved, tmp_path):
     with pytest.raises(BadInput, match=mentions("--format", "caffe", "detectron2", "torchvision")):
         export_detector(str(tmp_path), "caffe", tmp_path / "x.pth")
     with pytest.raises(BadInput, match=mentions("x.yaml", ".pth")):
@@ -232,10 +253,8 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path):
         ({"spec": '{"iters": 0}'}, ("iters = 0", "at least 1")),
     ],
 )
-def test_a_damaged_detector_is_refused(tmp_path, changes, told):
-    file = tmp_path / "detector.safetensors"
-    saved_detector(file, "c4", **TINY)
-    weights, metadata = read_safetensors(file)
-    save_file(weights, file, metadata={**metadata, **changes})
+def test_a_damaged_detector_is_refused(saved, changes, told):
+    weights, metadata = read_safetensors(saved)
+    save_file(weights, saved, metadata={**metadata, **changes})
     with pytest.raises(BadInput, match=mentions(*told)):
-        load_detector(file)
+        load_detector(saved)

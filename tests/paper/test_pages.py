@@ -87,7 +87,7 @@ def test_the_monitors_page_has_its_numbers() -> None:
         f"relative std below {monitor.COLLAPSED_STD} at {words[monitor.LOW_STD_IN_A_ROW]} logged steps in a row",
         f"effective rank below {monitor.COLLAPSED_RANK:g} at {words[monitor.LOW_RANK_IN_A_ROW]} checks in a row",
         f"up to {monitor.MAX_IMAGES:,} held-out and {monitor.MAX_IMAGES:,} training images",
-        f"gives up at the {nonfinite.MAX_SKIPPED_STEPS + 1}st",
+        f"at the {nonfinite.MAX_SKIPPED_STEPS}th, or at more than {nonfinite.MAX_SKIPPED_FRACTION:.0%} of an epoch",
         f"at most {words[nonfinite.MAX_ROLLBACKS]} times",
     ):
         assert said in MONITOR

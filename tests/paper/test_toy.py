@@ -46,7 +46,7 @@ from supancl.paper.toy.training import (
 from supancl.reports.tables import cell_text, to_markdown
 from tests.files import mentions
 
-SMALL = Size(dimensions=256, train=250, test=60, width=32, epochs=60, batch=64)
+SMALL = Size(dimensions=256, train=160, test=60, width=32, epochs=40, batch=64)
 TINY = Size(dimensions=40, train=40, test=10, width=6, epochs=2, batch=16)
 NEAR = replace(READINGS["near"], encoder=32)
 QUIET = Console(quiet=True)

@@ -43,7 +43,7 @@ from supancl.recipes import plugins as own
 from supancl.sweeps.runner import _failed_to_start
 from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
-from tests.files import assert_mentions, assert_refused, mentions, supancl
+from tests.files import archive, assert_mentions, assert_refused, mentions, noise, supancl
 from tests.tiny import tiny_data, tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +77,12 @@ def test_the_page_adds_a_loss_a_pool_an_encoder_and_a_benchmark_in_sixty_lines()
     assert sum(block.count("\n") for block in (*shown, *blocks("extending.md", "bash"))) <= 60
 
 
+def with_few_images(script):
+    """The script of a page, made quick; `make test-docs` runs the pages as they are."""
+    assert " --epochs 1 " in script
+    return script.replace(" --epochs 1 ", " --epochs 1 --set data.limit=128 ")
+
+
 def draw_shapes(folder):
     """40, 10 and 10 squares and discs."""
     folder.mkdir(parents=True)
@@ -99,7 +105,7 @@ def made(tmp_path_factory, forks):
     (folder / "own_method.py").write_text("\n\n".join(blocks("extending.md", "python")))
     draw_shapes(folder / "DATA" / "shapes")
     (script,) = blocks("extending.md", "bash")
-    done = run_shell(script, folder, forks)
+    done = run_shell(with_few_images(script), folder, forks)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder, done.stdout
 
@@ -118,6 +124,9 @@ def test_every_command_of_the_page_runs(made):
 
 def test_the_commands_of_two_methods_with_seeds_run(tmp_path, forks):
     (script,) = (block for block in blocks("evaluate.md", "bash") if "for seed" in block)
+    archive(tmp_path / "few.npz", test_images=noise(20, 8, 8, seed=1), test_labels=np.arange(20) % 2)
+    script = with_few_images(script).replace("--data digits", "--data few.npz")
+    assert "few.npz" in script
     done = run_shell(script, tmp_path, forks)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "digits.supsiam (n = 3)" in done.stdout
@@ -385,7 +394,7 @@ def test_a_kind_of_another_class_is_refused_and_the_first_one_stays():
     assert len(own.REGISTERED) == 2
 
 
-def test_a_class_defined_anew_takes_its_own_place_and_recipes_of_the_one_before_say_so(tmp_path, monkeypatch):
+def test_a_class_defined_anew_takes_its_own_place_and_recipes_of_the_one_before_say_so(tmp_path, monkeypatch, forks):
     """A notebook's cell run again, a module that is reloaded, and a script that another file imports."""
 
     def defined(by):
@@ -412,7 +421,7 @@ def test_a_class_defined_anew_takes_its_own_place_and_recipes_of_the_one_before_
     before = own.REGISTERED["loss", "spread"]
     assert importlib.reload(module).Spread is own.REGISTERED["loss", "spread"]
     assert own.REGISTERED["loss", "spread"] is not before
-    done = subprocess.run([sys.executable, "own_module.py"], cwd=tmp_path, capture_output=True, text=True)
+    done = run_shell(f"python {tmp_path / 'own_module.py'}", tmp_path, forks)  # as Python itself names what it starts
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
@@ -669,31 +678,32 @@ def test_no_run_of_ones_own_stands_in_a_row_of_the_papers(name):
     assert LAYOUTS["8"].head_of(replace(ours, pool=Halved())) == LAYOUTS["8"].head_of(ours)
 
 
-STUDY = """
-batch mine.spread --jobs 2 --epochs 1 --seeds 1 --set data.limit=256 --rows batch-128,batch-256 --out study
-"""
+WORDS = "batch mine.spread --jobs 2 --epochs 1 --seeds 1 --set data.limit=256 --rows batch-128,batch-256 --out study"
+
+
+def study(way, text, folder, forks):
+    (folder / "own_method.py").write_text(text)
+    """What the command said; its two workers are forked too, from a process that knows nothing of ours."""
+    return run_shell(f"python '{ROOT / 'tests' / 'forked_workers.py'}' {way} {WORDS}", folder, forks)
 
 
 @pytest.mark.parametrize(
-    "way", [f"{sys.executable} own_method.py study", "supancl study --plugin own_method.py"], ids=["file", "plugin"]
+    "way", ["python own_method.py study", "supancl study --plugin own_method.py"], ids=["file", "plugin"]
 )
 def test_a_study_side_by_side_knows_the_loss_in_every_process(way, tmp_path, forks):
-    (tmp_path / "own_method.py").write_text(EXAMPLE.read_text())
-    done = run_shell(f"{way} {STUDY.strip()}", tmp_path, forks)  # the first one is no fork
+    done = study(way, EXAMPLE.read_text(), tmp_path, forks)
     assert done.returncode == 0, done.stderr[-2000:]
     for row in ("batch-128", "batch-256"):
         assert '"kind": "spread"' in (tmp_path / "study" / f"{row}-seed-0" / "recipe.json").read_text()
 
 
-def test_a_file_that_begins_the_study_anew_in_every_process_is_told_so(tmp_path):
+def test_a_file_that_begins_the_study_anew_in_every_process_is_told_so(tmp_path, forks):
     """It was said that a process was killed for lack of memory."""
     text = EXAMPLE.read_text().replace('if __name__ == "__main__":', "if True:")
     assert text != EXAMPLE.read_text()
-    (tmp_path / "own_method.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "own_method.py", "study", *STUDY.split()], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = study("python own_method.py study", text, tmp_path, forks)
     assert done.returncode == 2
+    assert "bootstrapping phase" in done.stderr  # by Python, in the process
     last = done.stderr.strip().splitlines()[-1]
     assert_mentions(last, "2 processes", "study")
     assert 'if __name__ == "__main__":' in last

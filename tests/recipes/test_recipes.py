@@ -1,14 +1,17 @@
 """Every recipe is whole, says where its values come from, survives JSON, and takes a step."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from supancl import METHODS, BadInput, from_arrays, pretrain, recipe
+from supancl import METHODS, BadInput, Recipe, from_arrays, pretrain, recipe
 from supancl.config import flattened, to_json
+from supancl.core.methods import assemble
 from supancl.recipes import RECIPES, recipe_from_json
 from tests.files import mentions
 
@@ -208,11 +211,56 @@ def test_a_source_says_where_its_value_comes_from_not_where_its_neighbours_do() 
     assert ours.fields()["optimizer.lr"] == (0.7, "App. H")
 
 
-SMALL = {"resnet50": 32, "vit-small": 32, "cifar-resnet18": 16}  # sides that the architectures take in a moment
+def test_every_encoder_gives_features_of_its_width_at_the_size_of_its_recipe() -> None:
+    for spec in {recipe(name).encoder for name in RECIPES}:
+        with torch.device("meta"):  # which has shapes but no numbers
+            encoder = spec.build()
+            image = (spec.size,) if spec.name == "linear" else (spec.channels, spec.size, spec.size)
+            assert encoder(torch.empty(2, *image)).shape == (2, encoder.width), spec
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_builds_and_takes_one_step(name: str, tmp_path: Path) -> None:
+def test_the_parts_of_a_recipe_fit_together_at_full_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the recipe is changed, from the features that the test above checks to the gradients of the heads."""
+    monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # it knows no meta device
+    built, classes = recipe(name), 100
+    with torch.device("meta"):
+        branches, pool = assemble(built.encoder, built.heads, built.branches, built.pool, built.loss, classes)
+        features = torch.empty(2, built.train.batch_size, branches.encoder.width)
+        labels = torch.zeros(built.train.batch_size, dtype=torch.long)
+    branches.encoder = torch.nn.Identity()
+    if branches.target_encoder is not None:
+        branches.target_encoder = torch.nn.Identity()
+    anchors, targets = branches(features)
+    assert anchors.shape == targets.shape == (2, built.train.batch_size, built.heads.projector.out or classes)
+    terms = built.loss(anchors, targets, labels, pool)
+    assert [tuple(term.shape) for term in terms] == [(), (), ()]
+    terms.total.backward()
+    assert all(p.grad is not None for p in branches.parameters() if p.requires_grad)
+    branches.update_target(0.9)
+    if pool is not None:
+        pool.push(targets[-1].detach(), labels)
+        assert pool.stored().targets.shape == (built.pool.size, targets.shape[-1])
+
+
+SIDES = {"resnet50": 32, "vit-small": 32, "cifar-resnet18": 16}  # that the architectures take in a moment
+# one recipe of each, with all parts that there are: a pool, a predictor and a momentum copy
+FULL_WIDTH = {"resnet50": "imagenet100.supbyol", "vit-small": "vit.supbyol", "cifar-resnet18": "cifar100.supbyol"}
+
+
+def narrowed(built: Recipe) -> Recipe:
+    """The same recipe with a small encoder and narrow heads of the same depth; above it is built at full size."""
+    widths = {"encoder.name": "cnn", "encoder.width": 16}
+    if built.heads.projector.out is not None:
+        widths["heads.projector.out"] = 16
+    for part, head in (("projector", built.heads.projector), ("predictor", built.heads.predictor)):
+        if head is not None:
+            widths[f"heads.{part}.hidden"] = [16] * len(head.hidden)
+    return built.with_set(widths)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_takes_one_step_and_one_of_each_encoder_at_full_width(name: str, tmp_path: Path) -> None:
     built = recipe(name).with_set(
         {
             "train.epochs": 1,
@@ -223,8 +271,10 @@ def test_every_recipe_builds_and_takes_one_step(name: str, tmp_path: Path) -> No
         }
     )
     data = None
-    if built.encoder.name in SMALL:
-        built = built.with_set({"views.size": SMALL[built.encoder.name]})
+    if built.encoder.name in SIDES:
+        is_full_width = name == FULL_WIDTH[built.encoder.name]
+        built = built.with_set({"views.size": SIDES[built.encoder.name]})
+        built = built if is_full_width else narrowed(built)
         pixels = np.random.default_rng(0).integers(0, 256, (5, 40, 40, 3), dtype=np.uint8)
         data = from_arrays(pixels, np.array([0, 1, 0, 1, 1]), pixels[:1], np.array([0]))
     else:

@@ -4,9 +4,6 @@ import html
 import json
 import re
 import signal
-import subprocess
-import sys
-import time
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +26,12 @@ from supancl.sweeps.runner import Sweep
 from supancl.sweeps.runs import FAILURE_FILE, Failure, RunsFailed, TrainedRun, retry_flags
 from supancl.weights.run_folder import RunFolder
 from tests.files import assert_mentions, assert_refused, class_folders
+from tests.started import Started
 from tests.tiny import poisoned, tiny_data
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--quiet"]
+TINY_CNN = ["--set", "encoder.name=cnn", "--set", "encoder.width=8", "--set", "views.size=8", "--batch-size", "8"]
+TINY_CNN += ["--set", "heads.projector.hidden=[16]", "--set", "heads.projector.out=16", "--epochs", "1"]
 
 
 def rows(**by_alpha: list[float]) -> list[dict]:
@@ -155,16 +155,19 @@ def test_few_shots_of_separable_classes_are_enough_and_of_noise_are_not() -> Non
 
 @pytest.fixture(autouse=True)
 def quick_maps(monkeypatch) -> None:
-    """The study below is drawn as it is for a user; after it, maps that nobody looks at need not take a second each."""
+    """Maps are drawn for the study below; after it, those that nobody looks at need not take a second each."""
     monkeypatch.setattr(pictures, "tsne_map", lambda features, *more: features.values[:, :2].numpy())
-    monkeypatch.setattr(alpha, "DRAWS", 2)  # of the 50, which the study below and the test above take
+    monkeypatch.setattr(alpha, "DRAWS", 2)  # of the 50, which the test above takes
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("alpha") / "study"
     command = ["alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "2", "--jobs", "1", "--out", str(out), *SMALL]
-    assert main(command) == 0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(alpha, "MAX_TSNE_IMAGES", 40)
+        patched.setattr(alpha, "DRAWS", 5)
+        assert main(command) == 0
     return out
 
 
@@ -228,9 +231,8 @@ def test_a_recipe_without_alpha_is_refused(capsys, tmp_path: Path) -> None:
 
 def test_three_classes_are_too_few_to_leave_any_out_but_enough_for_a_study(tmp_path: Path, capsys) -> None:
     class_folders(tmp_path / "data", ("a", "b", "c"), each=12)
-    small = ["--set", "encoder.name=cnn", "--set", "encoder.width=8", "--batch-size", "8", "--epochs", "1"]
-    command = ["alpha", "cifar100.supsiam", "--data", str(tmp_path / "data"), "--alphas", "0,1", "--seeds", "2", *small]
-    assert main([*command, "--device", "cpu", "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
+    command = ["alpha", "cifar100.supsiam", "--data", str(tmp_path / "data"), "--alphas", "0,1", "--seeds", "2"]
+    assert main([*command, *TINY_CNN, "--device", "cpu", "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "no class is left out" in printed
     assert "best linear accuracy" in printed
@@ -279,6 +281,10 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
         *SMALL[:-1],
         "--epochs",
         "2",
+        "--batch-size",
+        "32",
+        "--set",
+        "data.limit=128",
     ]
     with monkeypatch.context() as patched:
         begun = fail_at(patched, "alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1")
@@ -367,12 +373,13 @@ def test_a_study_goes_on_with_runs_that_collapsed_when_it_is_asked_to(tmp_path, 
     assert found.trained["one"].collapsed
 
 
-def test_runs_side_by_side_all_fail_and_each_is_told(tmp_path: Path, capsys) -> None:
+def test_runs_side_by_side_all_fail_and_each_is_told(tmp_path: Path, forks) -> None:
     wild = ["--set", "optimizer.lr=1e6", "--set", "optimizer.weight_decay=0.9", "--epochs", "2"]
     out = tmp_path / "study"
     command = ["alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "1", "--jobs", "2", "--out", str(out)]
-    assert main([*command, *SMALL, *wild]) == 4
-    assert_mentions(capsys.readouterr().err, "2 of 2 runs", "failed")
+    ended, errors = Started(forks, tmp_path / "process", *command, *SMALL, *wild, workers=True).end()
+    assert ended == 4, errors
+    assert_mentions(errors, "2 of 2 runs", "failed")
     assert {path.parent.name for path in out.glob(f"*/{FAILURE_FILE}")} == {"alpha-0-seed-0", "alpha-1-seed-0"}
     page = (out / "alpha.html").read_text()
     assert "no alpha can be recommended: runs of every alpha failed" in page
@@ -393,7 +400,6 @@ def test_a_process_that_is_killed_is_told_with_the_way_on(tmp_path: Path, monkey
 def test_a_study_does_not_go_on_with_other_data(tmp_path: Path, capsys) -> None:
     """Finished runs are only read: on data that changed, they would be judged on images they were trained on."""
     class_folders(tmp_path / "data", ("a", "b", "c"), each=12)
-    small = ["--set", "encoder.name=cnn", "--set", "encoder.width=8", "--batch-size", "8", "--epochs", "1"]
     command = [
         "alpha",
         "cifar100.supsiam",
@@ -403,7 +409,7 @@ def test_a_study_does_not_go_on_with_other_data(tmp_path: Path, capsys) -> None:
         "0",
         "--seeds",
         "1",
-        *small,
+        *TINY_CNN,
         "--device",
         "cpu",
         "--jobs",
@@ -424,37 +430,15 @@ def test_a_study_does_not_go_on_with_other_data(tmp_path: Path, capsys) -> None:
     assert (tmp_path / "out" / "alpha.json").read_text() == before
 
 
-def test_a_signal_ends_a_study_of_several_jobs_and_names_the_way_on(tmp_path: Path) -> None:
+def test_a_signal_ends_a_study_of_several_jobs_and_names_the_way_on(tmp_path: Path, forks) -> None:
     out = tmp_path / "study"
-    command = [
-        sys.executable,
-        "-m",
-        "supancl.cli",
-        "alpha",
-        "digits.supsiam",
-        "--alphas",
-        "0,1",
-        "--seeds",
-        "2",
-        "--jobs",
-        "2",
-        "--epochs",
-        "60",
-        "--set",
-        "encoder.width=16",
-        "--device",
-        "cpu",
-        "--out",
-        str(out),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for _ in range(6000):
-        if list(out.glob("*/checkpoints/*.pt")) or process.poll() is not None:
-            break
-        time.sleep(0.02)
+    small = ["--epochs", "5000", "--set", "data.limit=128", "--set", "encoder.width=16", "--device", "cpu"]
+    command = ["alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "2", "--jobs", "2", *small, "--out", str(out)]
+    process = Started(forks, tmp_path / "process", *command, workers=True)
+    process.wait_until(lambda: list(out.glob("*/checkpoints/*.pt")))
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 143, errors
+    ended, errors = process.end()
+    assert ended == 143, errors
     assert f"continue with the same command and --out {out}" in errors
     assert "Traceback" not in errors.split("supancl: stopped by SIGTERM")[1]
     # two had begun; a third, handed to the workers before the signal, would train for as long as it takes

@@ -68,9 +68,12 @@ COLLAPSING = {
     # made quick for small data
     "optimizer.weight_decay": 0.3,
     "optimizer.lr": 0.5,
-    "train.epochs": 20,
-    "data.limit": 512,
-    "encoder.width": 16,
+    "schedule.warmup_epochs": 0,
+    "train.epochs": 10,
+    "train.batch_size": 16,
+    "optimizer.reference_batch": 16,
+    "data.limit": 256,
+    "encoder.width": 8,
     "train.device": "cpu",
     "train.monitor_every": 0,
 }
@@ -102,7 +105,15 @@ def test_on_collapse_stop_ends_the_run_after_saving(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["digits.simsiam", "digits.supsiam", "digits.byol", "digits.supbyol"])
 def test_healthy_runs_stay_silent(name: str, tmp_path: Path) -> None:
     notes = Notes()
-    settings = {"train.epochs": 6, "train.device": "cpu", "data.limit": 512, "train.monitor_every": 0}
+    settings = {
+        "train.epochs": 6,
+        "train.batch_size": 32,
+        "optimizer.reference_batch": 32,
+        "train.log_every": 1,
+        "train.device": "cpu",
+        "data.limit": 256,
+        "train.monitor_every": 0,
+    }
     run = pretrain(recipe(name).with_set(settings), out=tmp_path / "run", reporter=notes)
     assert notes.warnings == []
     assert not run.collapsed

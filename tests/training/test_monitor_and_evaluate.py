@@ -23,12 +23,15 @@ CPU = torch.device("cpu")
 SMALL = [
     "--epochs", "3", "--device", "cpu", "--batch-size", "8", "--set", "encoder.name=cnn", "--set", "encoder.width=8",
     "--set", "pool.size=16", "--set", "schedule.warmup_epochs=0", "--set", "train.monitor_every=2",
-    "--set", "data.holdout=0.4",
+    "--set", "data.holdout=0.4", "--set", "heads.projector.hidden=[16]", "--set", "heads.projector.out=16",
+    "--set", "heads.predictor.hidden=[8]", "--set", "heads.predictor.out=16",
 ]  # fmt: skip
 
 
-def photographs(root: Path, each: int = 30) -> Path:
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three classes that differ by the direction of their stripes, in images of any shape, most of them not square."""
+    root, each = tmp_path_factory.mktemp("photographs"), 30
     draw = np.random.default_rng(0)
     for number, name in enumerate(("across", "down", "slanted")):
         (root / name).mkdir(parents=True)
@@ -52,12 +55,12 @@ def result(run: Path, name: str) -> dict:
 
 
 @pytest.mark.parametrize("source", ["photographs", "digits"])
-def test_evaluate_finds_what_the_last_check_found(source, tmp_path, capsys):
+def test_evaluate_finds_what_the_last_check_found(source, photographs, tmp_path, capsys):
     run = tmp_path / "run"
     if source == "digits":
         words = ["digits.supsiam", "--epochs", "1", "--device", "cpu", "--set", "encoder.width=16"]
     else:
-        words = ["cifar100.supsiam", "--data", photographs(tmp_path / "data"), *SMALL]
+        words = ["cifar100.supsiam", "--data", photographs, *SMALL]
     assert supancl(capsys, "pretrain", *words, "--out", run).code == 0
     last = checks(run)[-1]
     for protocol in ("knn", "variance"):
@@ -69,10 +72,10 @@ def test_evaluate_finds_what_the_last_check_found(source, tmp_path, capsys):
     assert result(run, "variance")["within"] == pytest.approx(last["s_w"], rel=1e-12)
 
 
-def test_an_earlier_check_may_take_a_sample_and_says_so(tmp_path, capsys, monkeypatch):
+def test_an_earlier_check_may_take_a_sample_and_says_so(photographs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("supancl.training.monitor.MAX_IMAGES", 25)
-    run, data = tmp_path / "run", photographs(tmp_path / "data")
-    said = supancl(capsys, "pretrain", "cifar100.supsiam", "--data", data, *SMALL, "--out", run)
+    run = tmp_path / "run"
+    said = supancl(capsys, "pretrain", "cifar100.supsiam", "--data", photographs, *SMALL, "--out", run)
     first, last = checks(run)
     assert (first["epoch"], first["knn_references"], first["linear_references"]) == (1, 25, 25)
     assert (last["epoch"], last["knn_references"], last["linear_references"]) == (2, 54, 25)

@@ -1,5 +1,6 @@
 """The loop: the contract's step order, schedules that really act, partial labels, and what happens to a bad number."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from supancl import METHODS, BadInput, NonFinite, Recipe, Reporter, from_arrays, load_encoder, pretrain
 from supancl.data.splits import Data
+from supancl.training.nonfinite import check_skipped_steps
 from supancl.training.preflight import check_data
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
@@ -238,9 +240,9 @@ def test_without_any_matching_label_supsiam_is_simsiam() -> None:
 def test_one_label_in_ten_trains_with_the_same_call(method: str, tmp_path: Path) -> None:
     data = tiny_data(100, unlabelled=0.9)
     assert 2 <= int((data.train.labels >= 0).sum()) <= 20
-    rows = pretrain(tiny_recipe(method), data, tmp_path / "run").metrics
+    rows = pretrain(tiny_recipe(method, train__epochs=1), data, tmp_path / "run").metrics
     losses = [row["loss"] for row in rows if row["kind"] == "train"]
-    assert len(losses) == 24
+    assert len(losses) == 12
     assert all(np.isfinite(losses))
 
 
@@ -254,8 +256,8 @@ def test_a_supervised_method_refuses_data_without_labels_or_with_one_class(metho
 
 
 def test_training_learns(tmp_path: Path) -> None:
-    recipe = tiny_recipe("supsiam", train__epochs=6, optimizer__lr=0.1)
-    run = pretrain(recipe, tiny_data(300), tmp_path / "run")
+    recipe = tiny_recipe("supsiam", train__epochs=4, optimizer__lr=0.1)
+    run = pretrain(recipe, tiny_data(200), tmp_path / "run")
     knn = [row["knn"] for row in run.metrics if row["kind"] == "monitor"]
     losses = [row["loss"] for row in run.metrics if row["kind"] == "train"]
     assert np.mean(losses[-10:]) < np.mean(losses[:5]) - 0.2
@@ -358,7 +360,7 @@ def test_skip_and_rollback_leave_the_step_out_and_stay_finite(policy: str, monke
 
 def test_a_run_that_only_skips_gives_up(monkeypatch, tmp_path: Path) -> None:
     poisoned(monkeypatch, set(range(100)))
-    with pytest.raises(NonFinite, match=mentions("20 skipped", "steps")):
+    with pytest.raises(NonFinite, match=mentions("step 1", "2", "5 steps", "5%")):  # one of an epoch may be skipped
         pretrain(tiny_recipe(train__on_nan="skip", train__epochs=9), tiny_data(), tmp_path / "run")
     with pytest.raises(NonFinite, match=mentions("3 rollbacks", "finite")):
         pretrain(tiny_recipe(train__on_nan="rollback", train__epochs=9), tiny_data(), tmp_path / "other")
@@ -391,6 +393,22 @@ def test_a_rollback_remembers_earlier_bad_steps_and_rewinds_the_log(monkeypatch,
     run = pretrain(recipe, tiny_data(), tmp_path / "run")
     assert [row["step"] for row in run.metrics] == list(range(1, 11))
     assert int(final_state(tmp_path / "run")[".pool.clock"]) == 8
+
+
+@pytest.mark.parametrize(("skipped", "steps_per_epoch", "gives_up"), [
+    (range(0, 1000, 50), 1000, True),  # the 20th
+    (range(0, 950, 50), 1000, False),
+    (range(5), 100, False),  # 5%
+    (range(6), 100, True),
+    ([0, 1, 2, 3, 4, 100], 100, False),  # five of an epoch and one of the next
+    ([0], 3, False),
+    ([0, 1], 3, True),
+    ([0, 3, 6], 3, False),
+])  # fmt: skip
+def test_too_many_skipped_steps_of_an_epoch_or_of_the_run(skipped, steps_per_epoch: int, gives_up: bool) -> None:
+    steps = list(skipped)
+    with pytest.raises(NonFinite, match=mentions("the loss", "lower")) if gives_up else nullcontext():
+        check_skipped_steps(steps, steps[-1], steps_per_epoch, "the loss", "a lower rate")
 
 
 def test_a_skipped_step_of_the_released_code_leaves_the_target_where_it_was(monkeypatch) -> None:

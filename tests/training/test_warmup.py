@@ -33,6 +33,8 @@ SMALL = (
     "train.monitor_every=0",
     "--set",
     "pool.size=32",
+    "--set",
+    "encoder.width=16",
 )
 SHORT = ("--epochs", "4", "--set", "schedule.warmup_epochs=40", *SMALL)
 

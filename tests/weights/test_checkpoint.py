@@ -23,7 +23,7 @@ from supancl.weights.checkpoint import (
     save_checkpoint,
 )
 from supancl.weights.encoder_file import load_weights
-from tests.files import mentions
+from tests.files import assert_mentions, mentions
 from tests.tiny import tiny_data, tiny_recipe
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -77,17 +77,24 @@ def test_a_version_that_never_was_and_a_file_without_one_are_refused(tmp_path: P
 # --- checksums, and which checkpoints stay ----------------------------------------------------------------------------
 
 
-def test_a_checkpoint_lies_beside_its_sha256_and_another_byte_is_noticed(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, 1, {"step": 1})
+def test_a_checkpoint_of_0_1_0_lies_beside_its_sha256_and_another_byte_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "step-000000001.pt"
     checksum = path.with_suffix(".sha256")
-    assert checksum.read_text() == hashlib.sha256(path.read_bytes()).hexdigest() == digest(path)
-    checksum.write_text(f"{checksum.read_text()}\n")  # as `sha256sum` and editors end a line
-    assert load_checkpoint(path)["step"] == 1
-    torch.save({"schema_version": SCHEMA_VERSION, "step": 2}, path)  # can be read, but was not written here
+    torch.save({"schema_version": 1, "step": 1}, path)
+    assert digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+    checksum.write_text(f"{digest(path)}\n")  # as `sha256sum` and editors end a line
+    assert load_newest(tmp_path) == ({"schema_version": 1, "step": 1}, [])
+    torch.save({"schema_version": 1, "step": 2}, path)  # can be read, but was not written here
     with pytest.raises(DamagedFile, match=mentions(path, "checksum")):
         load_checkpoint(path)
-    checksum.unlink()  # a crash between the two writes
+    checksum.write_text("")  # a crash while it was written
     assert load_checkpoint(path)["step"] == 2
+    checksum.unlink()  # a crash between the two writes
+    state, remarks = load_newest(tmp_path)
+    assert state is not None
+    assert state["step"] == 2
+    (remark,) = remarks
+    assert_mentions(remark, path, "digest", "0.1.0")
 
 
 def test_the_newest_sound_checkpoint_is_taken_and_damaged_ones_are_named(tmp_path: Path) -> None:
@@ -109,7 +116,16 @@ def test_later_checkpoints_stay_when_a_run_that_went_back_saves(tmp_path: Path) 
     for step in (8, 1, 2, 3):
         save_checkpoint(tmp_path, step, {"step": step})
     assert [path.stem for path in checkpoints(tmp_path)] == ["step-000000002", "step-000000003", "step-000000008"]
-    assert sorted(path.stem for path in tmp_path.glob("*.sha256")) == [path.stem for path in checkpoints(tmp_path)]
+
+
+def test_the_checksum_files_of_0_1_0_are_removed_with_their_checkpoints(tmp_path: Path) -> None:
+    for step in (1, 2):
+        torch.save({"schema_version": 1, "step": step}, tmp_path / f"step-{step:09d}.pt")
+        (tmp_path / f"step-{step:09d}.sha256").write_text("")
+    save_checkpoint(tmp_path, 3, {"step": 3})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-000000002.pt", "step-000000002.sha256", "step-000000003.pt"
+    ]  # fmt: skip
 
 
 def test_a_class_is_loaded_only_where_it_is_allowed_and_otherwise_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import functools
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +24,17 @@ from supancl.weights.checkpoint import save_checkpoint
 from supancl.weights.encoder_file import save_encoder
 from supancl.weights.importing import FORMATS, identify, import_checkpoint, open_encoder
 from tests.files import mentions
+from tests.helpers import fill, quickly_built
 from tests.import_keys import MODELS, WITH_LIGHTLY, Holder, Shortcut, kept, listed, resnet, shortcut_resnet
 
 DOCS = Path(__file__).parents[2] / "docs" / "import.md"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quickly_built() -> Iterator[None]:
+    """All weights come from files here."""
+    with quickly_built():
+        yield
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -39,7 +47,7 @@ def drawn(name: str, shape: tuple[int, ...]) -> Tensor:
     if len(shape) == 1:
         scale = name.endswith(("running_var", "weight"))
         return torch.rand(shape) + 0.5 if scale else torch.randn(shape) / 10
-    return torch.randn(shape) * math.sqrt(2 / max(1, math.prod(shape[1:])))
+    return fill(torch.empty(shape))
 
 
 def state_of(name: str, *prefixes: str) -> OrderedDict[str, Tensor]:
@@ -141,8 +149,7 @@ def checkpoint(request, tmp_path_factory) -> tuple[Case, dict[str, Tensor], Path
     path.unlink()
 
 
-def by_hand(case: Case, state: dict[str, Tensor], prefix: str, images: Tensor) -> Tensor:
-    model = case.reference()
+def by_hand(model: nn.Module, case: Case, state: dict[str, Tensor], prefix: str, images: Tensor) -> Tensor:
     model.load_state_dict(under(state, prefix, *case.heads))
     with torch.no_grad():
         return model.eval()(images).flatten(1)
@@ -158,8 +165,9 @@ def test_features_are_those_of_the_librarys_own_model(checkpoint):
     assert not encoder.training
     assert encoder.spec.name == case.architecture
     assert encoder.size == (case.size if case.size in (32, 224) else 224)
-    images = torch.randn(2, 3, case.size, case.size)
-    expected = by_hand(case, state, case.online, images)
+    side = 16 if case.size == 32 else case.size  # a ResNet takes any
+    images, model = torch.randn(2, 3, side, side), case.reference()
+    expected = by_hand(model, case, state, case.online, images)
     with torch.no_grad():
         features = encoder(images)
         assert features.shape == (2, encoder.width)
@@ -169,7 +177,7 @@ def test_features_are_those_of_the_librarys_own_model(checkpoint):
                 open_encoder(path, branch="target")
             return
         average = open_encoder(path, branch="target")(images)
-    assert same(average, by_hand(case, state, case.target, images))
+    assert same(average, by_hand(model, case, state, case.target, images))
     assert not same(average, features)  # so that the one could not pass for the other
     assert identify(state, "target").prefix == case.target
 
@@ -410,10 +418,10 @@ STATES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "nan": (lambda: changed(bn1__weight=torch.full((64,), torch.nan)), ("x.pth", "bn1.weight", "NaN")),
     "conv stem": (lambda: {"patch_embed.proj.0.weight": torch.zeros(1)}, ("convolutional stem", "MoCo-v3", "vit_conv")),
     "vit width": (lambda: {"patch_embed.proj.weight": torch.zeros(100, 3, 16, 16), "cls_token": torch.zeros(1),
-                           "pos_embed": torch.zeros(1), "norm.weight": torch.zeros(1)},
+                           "pos_embed": torch.zeros(1, 1, 1), "norm.weight": torch.zeros(1)},
                   ("width 100", "timm:NAME@FILE")),
     "vit pooled": (lambda: {"patch_embed.proj.weight": torch.zeros(192, 3, 16, 16), "cls_token": torch.zeros(1),
-                            "pos_embed": torch.zeros(1), "fc_norm.weight": torch.zeros(1)},
+                            "pos_embed": torch.zeros(1, 1, 1), "fc_norm.weight": torch.zeros(1)},
                    ("vision transformer", "norm.weight", "model")),
     "a list": (lambda: [torch.zeros(1)], ("x.pth", "not a checkpoint", "list")),
     "object": (lambda: {"state_dict": {}, "lr_schedulers": [functools.partial(print, 1)]},

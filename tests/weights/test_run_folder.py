@@ -207,10 +207,11 @@ def test_a_finished_run_has_everything_and_nothing_temporary(tmp_path):
         "checkpoints",
         "encoder.safetensors",
         "projector.safetensors",
+        "content.npz",
         "tensorboard",
         ".lock",
     }
-    assert {path.suffix for path in (tmp_path / "run" / "checkpoints").iterdir()} == {".pt", ".sha256"}
+    assert {path.suffix for path in (tmp_path / "run" / "checkpoints").iterdir()} == {".pt"}
 
 
 def test_what_is_not_a_number_is_null_in_json():
@@ -258,11 +259,14 @@ def test_rows_after_the_step_are_dropped(tmp_path, until, left):
         b"[" * 100_000 + b"{}",
     ],
 )
-def test_a_damaged_row_is_passed_over_and_dropped_and_the_others_stay(tmp_path, damage):
+def test_a_damaged_row_is_refused_by_readers_and_set_aside_on_resume_and_the_others_stay(tmp_path, damage):
     folder = RunFolder(tmp_path)
     folder.metrics_file.write_bytes(row_of(1) + b"\n" + damage + b"\n" + row_of(2) + b"\n" + damage)
+    with pytest.raises(BadInput, match=mentions("metrics.jsonl", "line 2", "--resume")):
+        folder.metrics()
+    (remark,) = folder.keep_metrics_until(5)
+    assert_mentions(remark, "metrics.jsonl", "line 2", "metrics.damaged.jsonl")
     assert rows(folder) == [1, 2]
-    folder.keep_metrics_until(5)
     assert folder.metrics_file.read_bytes() == row_of(1) + b"\n" + row_of(2) + b"\n"
 
 
@@ -390,7 +394,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(tmp_path, mo
     assert contents(tmp_path) == before
     save_checkpoint(tmp_path, 3, {"step": 3})
     assert [load_checkpoint(path)["step"] for path in checkpoints(tmp_path)] == [2, 3]
-    assert len(contents(tmp_path)) == 4  # two checkpoints, two checksums
+    assert len(contents(tmp_path)) == 2
 
 
 def test_settings_that_differ_are_refused_from_python_too(tmp_path):

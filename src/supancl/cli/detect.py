@@ -24,7 +24,7 @@ from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, format_scores, precision_of, score_stats, train_detector
 from supancl.errors import BadInput, Interrupted, plural
-from supancl.files import check_writable, jsonable, write_text
+from supancl.files import check_no_link, check_writable, jsonable, write_text
 from supancl.reports.detection_table import COLUMNS, comparison_markdown, comparison_row
 from supancl.reports.detections import (
     draw_class_bars,
@@ -197,6 +197,8 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     saved_data = folder.read_settings()[1] if folder.has_run else None
     requested, out = data_from_flags(args, saved_data), Path(args.out) if args.out else folder.path / "evaluate"
     check_writable(out)
+    if not args.out:
+        check_no_link(out)
     test = open_test(requested)
     for remark in test.remarks:
         terminal.warn(remark)

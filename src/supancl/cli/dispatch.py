@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import re
@@ -11,12 +12,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from io import TextIOWrapper
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from supancl.cli import commands
 from supancl.cli.console import make_console, print_error
@@ -51,6 +53,7 @@ class CommandLine(OneLineParser):
         return super().parse_known_args(words, namespace)
 
 
+SIGNAL_CODES = 128  # exit codes above are those of signals
 COMMON_FLAGS = {"--plugin": 1, "--json": 1, "--quiet": 0, "--debug": 0}  # -> number of values
 
 
@@ -201,4 +204,16 @@ def entry() -> None:
         set_program_name("python -m supancl")
     if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
         set_program_name(f"python {shlex.quote(sys.argv[0])}")  # the user's own script (docs/extending.md)
-    sys.exit(main())
+    code = main()
+    if code > SIGNAL_CODES:
+        end_at_once(code)
+    sys.exit(code)
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End after a signal without waiting for threads: one may wait for a disk that hangs. All files are written."""
+    atexit._run_exitfuncs()  # a progress bar shows the cursor again
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

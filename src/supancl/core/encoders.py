@@ -132,6 +132,18 @@ def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:
     return built
 
 
+def tensor_shapes(spec: EncoderSpec) -> dict[str, torch.Size] | None:
+    """Names and shapes of an encoder's tensors, without memory for them: a file may claim any architecture.
+
+    None for an encoder of a plugin, whose code may need real tensors.
+    """
+    builder = {**VARIANTS, **BUILDERS}.get(spec.name)
+    if builder is not None and builder.__module__ != __name__:
+        return None
+    with torch.device("meta"):
+        return {name: value.shape for name, value in _build(spec)[0].state_dict().items()}
+
+
 def _resnet(name: str) -> Any:
     def build(spec: EncoderSpec) -> tuple[nn.Module, int]:
         import torchvision
@@ -254,6 +266,8 @@ def _explain_size_errors(spec: EncoderSpec, model: str) -> Iterator[None]:
 
 def _features_of_blank_image(body: nn.Module, spec: EncoderSpec) -> Tensor:
     """The features of a blank image; also checks that its size is a multiple of the stem's patch size."""
+    if any(value.is_meta for value in body.parameters()):  # only names and shapes are wanted
+        return torch.empty(1, 0)
     patches: list[int] = []
 
     def record_patch_size(module: nn.Conv2d, args: tuple[Tensor, ...]) -> None:
@@ -312,4 +326,3 @@ for _name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
     VARIANTS[f"cifar-{_name}"] = _cifar_resnet(_name)
     VARIANTS[f"cifar-{_name}-pad2"] = _cifar_resnet(_name, padding=2)  # solo-learn's stem: 32 px become 34
     VARIANTS[f"cifar-{_name}-norelu"] = _cifar_resnet(_name, relu=False)  # lightly's unpacked ResNet
-BUILT_IN = frozenset((*BUILDERS, *VARIANTS))  # not from plugins

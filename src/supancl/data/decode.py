@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from PIL import Image
 
+from supancl.data.threads import ReadingThreads
 from supancl.errors import plural
+from supancl.files import check_regular
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +29,11 @@ R = TypeVar("R")
 Resample = Literal["bilinear", "bicubic"]
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"}
+# what Pillow may take a file for, by its content: the formats of these suffixes. It knows 35 more, and for one of them
+# (EPS) it starts another program. The first five are those that Pillow's `preinit` knows
+IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "AVIF")
+MAX_IMAGE_BYTES = 2**29 + 2**20  # 8-bit RGB of as many pixels as Pillow accepts (2**29 / 3), uncompressed, and a header
+BAND_PIXELS = 2**20  # larger pictures are converted in bands of rows, so that no second copy is needed
 MAX_THREADS = 32
 DECODE_VERSION = 3  # 1 scrambled rotated TIFFs; 2 made 12-bit TIFFs nearly black
 
@@ -66,18 +74,17 @@ def decode(
             if file.mode == "I" and file.format == "TIFF":
                 raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
             image, white_level = apply_orientation(file), _white_level(file)
-            if _has_inverted_grey(file):
-                image = Image.fromarray(white_level - np.asarray(image).astype(np.uint16))
-            image = convert_mode(image, "L" if channels == 1 else "RGB", white_level)
+            if image.mode in DEEP_MODES:
+                image = _scale_to_8_bits(image, white_level, _has_inverted_grey(file))
+            image = convert_mode(image, "L" if channels == 1 else "RGB")
         height, width = shrunk_size((image.height, image.width), short_side)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling[resample.upper()])
-        array = np.array(image, dtype=np.uint8)
+        return _to_tensor(image, channels)
     except (OSError, ValueError, MemoryError):  # running out of memory is not the image's fault
         raise
     except Exception as error:  # Pillow may raise nearly anything on a damaged file
         raise OSError(f"{type(error).__name__}: {error}") from None
-    return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1).contiguous()
 
 
 def try_decode(
@@ -123,6 +130,7 @@ def shrunk_size(size: tuple[int, int], short_side: int | None) -> tuple[int, int
     return short_side * size[0] // min(size), short_side * size[1] // min(size)
 
 
+DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")  # of more than 8 bits per pixel
 ORIENTATION = 0x0112  # the EXIF field
 # its value -> what turns the stored pixels upright
 TRANSPOSE_BY_ORIENTATION = {
@@ -142,18 +150,47 @@ def apply_orientation(image: Any) -> Any:
     return image if transpose is None else image.transpose(transpose)
 
 
-def convert_mode(image: Any, mode: str, white_level: int = 65535) -> Any:
+def convert_mode(image: Any, mode: str) -> Any:
     """Convert any mode to grey or RGB: 16 bits are scaled to 8, transparency is laid over white."""
-    if image.mode in ("I;16", "I;16L", "I;16B", "I;16N", "I"):
-        deep = np.asarray(image).astype(np.int64)
-        # 0..65535 -> 0..255; Pillow would clip everything above 255 to white
-        image = Image.fromarray((deep.clip(0, white_level) / (white_level / 255)).round().astype(np.uint8))
+    if image.mode in DEEP_MODES:
+        image = _scale_to_8_bits(image, 65535, is_inverted=False)
     elif image.mode == "F":
         raise ValueError("holds floating-point pixels, whose range is not known; save it with 8 or 16 bits")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert(mode)
+
+
+def _scale_to_8_bits(image: Any, white_level: int, is_inverted: bool) -> Any:
+    """0..white_level -> 0..255; Pillow would clip everything above 255 to white."""
+    scaled = np.empty((image.height, image.width), np.uint8)
+    for rows, band in _bands(image):
+        deep = np.asarray(band).astype(np.int64)
+        if is_inverted:
+            deep = (white_level - deep) % 2**16
+        scaled[rows] = (deep.clip(0, white_level) / (white_level / 255)).round().astype(np.uint8)
+    return Image.fromarray(scaled)
+
+
+def _to_tensor(image: Any, channels: int) -> Tensor:
+    """The pixels of a grey or RGB image as uint8 (C, H, W)."""
+    if image.width * image.height <= BAND_PIXELS:
+        array = np.array(image, dtype=np.uint8)
+        return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1).contiguous()
+    pixels = np.empty((channels, image.height, image.width), np.uint8)
+    for rows, band in _bands(image):
+        array = np.asarray(band, dtype=np.uint8)
+        pixels[:, rows] = array if channels == 1 else array.transpose(2, 0, 1)
+    return torch.from_numpy(pixels)
+
+
+def _bands(image: Any) -> Iterator[tuple[slice, Any]]:
+    """(rows, those rows of the image) of about BAND_PIXELS: numpy's copy of a whole Pillow image takes it twice."""
+    height = max(1, BAND_PIXELS // image.width)
+    for top in range(0, image.height, height):
+        bottom = min(top + height, image.height)
+        yield slice(top, bottom), image.crop((0, top, image.width, bottom))
 
 
 def image_problem(error: OSError | ValueError) -> str:
@@ -163,11 +200,33 @@ def image_problem(error: OSError | ValueError) -> str:
 
 
 def open_image(item: Item | Path) -> Any:
-    image = Image.open(item) if isinstance(item, Path) else item.open()
+    image = open_image_file(item) if isinstance(item, Path) else item.open()
     if image.format == "TIFF":
         # with a name, Pillow maps uncompressed files using the sides of the turned image, which scrambles pixels
         image.filename = ""
     return image
+
+
+def open_image_file(path: Path | str) -> Any:
+    """Open an image file of one of IMAGE_FORMATS. Raises OSError or ValueError for anything else."""
+    check_image_bytes(check_regular(path).st_size)
+    return _open_with_pillow(path)
+
+
+def open_image_bytes(content: bytes) -> Any:
+    """Open an image in memory, of one of IMAGE_FORMATS."""
+    return _open_with_pillow(io.BytesIO(content))
+
+
+def _open_with_pillow(file: Path | str | io.BytesIO) -> Any:
+    Image.preinit()  # else Pillow imports every format it knows
+    return Image.open(file, formats=IMAGE_FORMATS)
+
+
+def check_image_bytes(length: int) -> None:
+    """Refuse a file before it is read: some of Pillow's readers take all of it into memory."""
+    if length > MAX_IMAGE_BYTES:
+        raise ValueError(f"has {length:,} bytes, an image may have {MAX_IMAGE_BYTES:,}; store it smaller or compressed")
 
 
 def item_stamp(item: Item | Path) -> tuple[int, int]:
@@ -222,7 +281,7 @@ def decode_threads_per_rank() -> int:
 def map_in_order(function: Callable[[T], R], inputs: Iterable[T], ahead: int = 4) -> Iterator[R]:
     """function(item) for each input, in order, by several threads that stay at most a few results ahead."""
     pending: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(max_workers=decode_threads()) as executor:
+    with ReadingThreads(decode_threads(), "decode") as executor:
         try:
             for item in inputs:
                 pending.append(executor.submit(function, item))

@@ -29,7 +29,7 @@ from supancl.data.sources.benchmark_rows import Use
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_split, prepare_data, sorted_names
 from supancl.data.store import stream
 from supancl.data.store.cache import Cache
-from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, Progress
+from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, Progress, image_checksum
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.files import did_you_mean_path
 
@@ -286,10 +286,11 @@ def _store_images(
         remarks += cache_remarks
         return cached, unreadable
     in_memory = estimate <= 2 * spec.memory_gb * 1e9  # if the estimate is far above, do not even try
-    images, unreadable = _decode_all(items, channels, spec, progress, in_memory, remarks)
+    images, unreadable, checksums_of_readable = _decode_all(items, channels, spec, progress, in_memory, remarks)
     readable_items = TakenItems(items, _other_positions(len(items), unreadable)) if unreadable else items
     if images is None:
-        return FileImages(readable_items, channels, spec.short_side, spec.resample), unreadable
+        checksums = np.array(checksums_of_readable, np.uint32)
+        return FileImages(readable_items, channels, spec.short_side, spec.resample, checksums), unreadable
     if len({tuple(image.shape) for image in images}) == 1:
         return ArrayImages(torch.stack(images)), unreadable
     return PackedImages.from_images(images) if images else FileImages([], channels, None), unreadable
@@ -314,9 +315,11 @@ def _decode_all(
     progress: Progress | None,
     in_memory: bool,
     remarks: list[str],
-) -> tuple[list[Tensor] | None, list[tuple[int, str]]]:
-    """Pixels of the readable items (None if beyond data.memory_gb), and (position, reason) of the unreadable ones."""
+) -> tuple[list[Tensor] | None, list[tuple[int, str]], list[int]]:
+    """Pixels of the readable items (None if beyond data.memory_gb), (position, reason) of the unreadable ones, and the
+    checksums of the readable ones."""
     images: list[Tensor] | None = [] if in_memory else None
+    checksums: list[int] = []
     unreadable: list[tuple[int, str]] = []
     large: list[str] = []
     total_bytes = 0
@@ -327,6 +330,7 @@ def _decode_all(
             unreadable.append((done - 1, image))
         else:
             total_bytes += image.numel()
+            checksums.append(image_checksum(image))
             if images is not None:
                 images.append(image)
             if total_bytes > spec.memory_gb * 1e9:
@@ -334,4 +338,4 @@ def _decode_all(
         if progress is not None:
             progress("reading images", done, len(items))
     remarks += large_image_remarks(large)
-    return images, unreadable
+    return images, unreadable, checksums

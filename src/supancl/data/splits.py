@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import numpy as np
+
 from supancl.config import INCIDENTAL, Count, Fraction, Positive, Within, marked
+from supancl.data.content import Content, join_content
 from supancl.data.decode import Item
 from supancl.data.order import Order, WindowedOrder, derive_seed
 from supancl.data.store.memory import Batch, ImageStore, Progress
+from supancl.data.threads import ReadingThreads, waiting_for_images
 from supancl.errors import BadInput, did_you_mean, plural
 
 if TYPE_CHECKING:
@@ -120,6 +125,16 @@ class Split:
             # file names may be in any encoding
             yield b"\n" * (start > 0) + names.encode("utf-8", "surrogateescape")
 
+    def content(self) -> Content | None:
+        """A checksum of each image; None if the store has none."""
+        checksums = self.store.pixel_checksums(self.index.cpu())
+        if checksums is None:
+            return None
+        return Content("pixels", checksums.astype(np.uint64), np.zeros((0, 2), np.int64), self._names_of)
+
+    def _names_of(self, positions: Sequence[int]) -> list[str]:
+        return self.names_at(torch.tensor(positions, dtype=torch.long))
+
     def relabelled(self, ids: Tensor) -> Split:
         """Labels replaced by ids[label]; -1 stays."""
         has_label = self.labels >= 0
@@ -164,6 +179,12 @@ class Data:
     remarks: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     summary: dict[str, object] = field(default_factory=dict)
+
+    @cached_property
+    def content(self) -> Content | None:
+        """Checksums of the training images and the held-out ones; None if a store has none."""
+        contents = [content for split in (self.train, self.held_out) if len(split) and (content := split.content())]
+        return join_content(contents) if len(contents) == bool(len(self.train)) + bool(len(self.held_out)) else None
 
 
 def full_split(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split:
@@ -364,7 +385,7 @@ class Feed:
         self.split, self.positions, self.device, self.steps, self.ahead = split, positions, device, steps, ahead
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.pending: dict[int, Future[tuple[Batch, Any, Any]]] = {}
-        self.executor: ThreadPoolExecutor | None = None
+        self.executor: ReadingThreads | None = None
 
     @property
     def is_resident(self) -> bool:
@@ -381,13 +402,15 @@ class Feed:
             return self.split.batch(self.positions(step))
         if self.executor is None:
             # two: one copies or decodes while the other's batch is being copied to the device
-            self.executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="feed")
+            self.executor = ReadingThreads(2, "feed")
         for later in range(step, max(step + 1, min(step + self.ahead, self.steps))):
             if later not in self.pending:
                 self.pending[later] = self.executor.submit(self._prepare, later)
         for stale in [other for other in self.pending if other < step or other >= step + self.ahead]:
             self.pending.pop(stale).cancel()
-        batch, event, _ = self.pending.pop(step).result()
+        with waiting_for_images():
+            batch, event, _ = self.pending[step].result()
+        del self.pending[step]
         if event is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(event)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from supancl.data.order import derive_seed, epoch_order
+from supancl.data.threads import ReadingThreads, waiting_for_images
 from supancl.detect.scenes import Scenes
 from supancl.detect.spec import DetectSpec
 
@@ -21,7 +22,7 @@ class Batches:
 
     def __init__(self, scenes: Scenes, spec: DetectSpec, device: torch.device, steps: int) -> None:
         self.scenes, self.spec, self.device, self.steps = scenes, spec, device, steps
-        self.pool = ThreadPoolExecutor(spec.workers) if spec.workers else None
+        self.pool = ReadingThreads(spec.workers, "scenes") if spec.workers else None
         self.pending: dict[int, list[Future[Tensor]]] = {}
 
     def positions(self, step: int) -> list[int]:
@@ -37,7 +38,8 @@ class Batches:
             for ahead in range(step, min(step + 3, self.steps)):
                 if ahead not in self.pending:
                     self.pending[ahead] = [self.pool.submit(self.scenes.image, p) for p in self.positions(ahead)]
-            images = [future.result() for future in self.pending.pop(step)]
+            with waiting_for_images():
+                images = [future.result() for future in self.pending[step]]
             self.pending = {ahead: futures for ahead, futures in self.pending.items() if ahead > step}
         return self._assemble(step, images)
 

@@ -13,6 +13,7 @@ from supancl.detect.saving import DetectFolder
 from supancl.detect.spec import DetectSpec
 from supancl.detect.train import score_stats
 from supancl.errors import BadInput
+from supancl.files import read_text
 
 FIELDS_NOT_COMPARED = {"seed", "device", "workers", "memory_gb", "log_every", "checkpoint_every", "eval_every"}
 SCORES = ("AP", "AP50", "AP75")
@@ -67,7 +68,7 @@ def _open_run(path: Path, name: str) -> FinishedRun:
     spec, _, encoder, settings = folder.read_settings()
     file = folder.evaluations / "detect.json"
     try:
-        scores = parse_json(file.read_text())
+        scores = parse_json(read_text(file))
         if not all(key in scores for key in (*SCORES, "classes")):
             raise ValueError("without scores")
     except OSError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import ceil, floor, inf
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from supancl.data.threads import ReadingThreads
 from supancl.detect.scenes import Scene, Scenes
 from supancl.errors import BadInput
 from supancl.files import check_writable
@@ -48,7 +48,7 @@ def write_crops(
             (out / name / class_name).mkdir(parents=True, exist_ok=True)
         crop_image = partial(_crop_image, scenes, out / name, margin, min_side, difficult)
         counts: Counter[str] = Counter()
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ReadingThreads(THREADS, "crop") as pool:
             for done, class_names in enumerate(pool.map(crop_image, range(len(scenes))), 1):
                 counts.update(class_names)
                 if progress is not None:

@@ -14,6 +14,9 @@ from torchvision.datasets import VOCDetection
 
 from supancl.detect.scenes import Scene, Scenes, check_images, make_scene, relabelled, remark_on_cut_boxes
 from supancl.errors import BadInput, plural
+from supancl.files import open_regular, read_text
+
+MAX_ANNOTATION_BYTES = 2**31  # of a COCO JSON: those of large data sets have about a gigabyte
 
 # year -> lists of images to train on and to test on: (year, name of the list)
 YEARS: dict[str, tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]] = {
@@ -107,7 +110,7 @@ def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
         folder = _year_folder(root, year)
         file = folder / "ImageSets" / "Main" / f"{name}.txt"
         try:
-            lines = [line.split() for line in file.read_text().splitlines() if line.strip()]
+            lines = [line.split() for line in read_text(file).splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError):
             raise BadInput(f"cannot read the list {file}; choose the lists with --year {' or '.join(YEARS)}") from None
         entries += [(folder, line[0]) for line in lines]
@@ -145,7 +148,8 @@ def _voc_scene(folder: Path, name: str) -> tuple[tuple[int, int], list[str], lis
     """(height, width), the class of each object, and its box with VOC's `difficult` flag."""
     file = folder / "Annotations" / f"{name}.xml"
     try:
-        tree = ElementTree.parse(file).getroot()
+        with open_regular(file) as opened:
+            tree = ElementTree.parse(opened).getroot()
         annotation = VOCDetection.parse_voc_xml(tree).get("annotation")
         size = (int(_text_at(annotation, "size", "height")), int(_text_at(annotation, "size", "width")))
         annotated = annotation["object"]
@@ -183,7 +187,7 @@ def read_coco(file: Path, images: str = "") -> Scenes:
     """Read a JSON with images, annotations (bbox = x, y, width, height) and categories."""
     folder = Path(images) if images else file.parent
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(read_text(file, limit=MAX_ANNOTATION_BYTES))
         class_names = {
             number: str(entry["name"]) for number, entry in _index_by_id(file, content, "categories").items()
         }

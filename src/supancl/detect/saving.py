@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from supancl.config import from_json, parse_json, to_json
 from supancl.core.encoders import EncoderSpec
 from supancl.detect.layouts import DetectData
 from supancl.detect.model import Detector, build_detector, copy_resnet, normalization_of
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
-from supancl.files import did_you_mean_path, jsonable, write_text
-from supancl.weights.checkpoint import SCHEMA_VERSION
-from supancl.weights.encoder_file import read_safetensors, save_safetensors
+from supancl.files import did_you_mean_path, jsonable, read_text, write_text
+from supancl.weights.encoder_file import SCHEMA_VERSION, read_header, read_safetensors, save_safetensors
 from supancl.weights.provenance import commit, versions
 from supancl.weights.run_folder import RunFolder
 
@@ -50,7 +51,7 @@ class DetectFolder(RunFolder):
     def read_settings(self) -> tuple[DetectSpec, DetectData, str, dict[str, Any]]:
         """The spec, the data, the name of the encoder, and all of detect.json."""
         try:
-            content = parse_json(self.recipe_file.read_text())
+            content = parse_json(read_text(self.recipe_file))
             spec = from_json(DetectSpec, content["spec"], "")
             data = from_json(DetectData, content["data"], "data")
             return spec, data, str(content["encoder"]), content
@@ -78,7 +79,7 @@ def save_detector(path: Path, detector: Detector, encoder: EncoderSpec, classes:
 def is_detector(path: Path) -> bool:
     """Whether a path is a detector's run or file, not an encoder's."""
     file = path / "detector.safetensors" if path.is_dir() else path
-    return file.suffix == ".safetensors" and file.is_file() and read_safetensors(file)[1].get("kind") == "detector"
+    return file.suffix == ".safetensors" and file.is_file() and read_header(file)[0].get("kind") == "detector"
 
 
 def load_detector(path: Path | str) -> LoadedDetector:
@@ -93,7 +94,7 @@ def load_detector(path: Path | str) -> LoadedDetector:
             f"no file {file}"
             + (did_you_mean_path(file) or "; give the folder of a detector's run, or its detector.safetensors")
         )
-    weights, metadata = read_safetensors(file)
+    metadata, shapes = read_header(file)
     if metadata.get("kind") != "detector":
         raise BadInput(f"{file} is not a detector of supancl; train one with supancl detect train")
     try:
@@ -105,12 +106,12 @@ def load_detector(path: Path | str) -> LoadedDetector:
         classes = tuple(map(str, parse_json(metadata["classes"])))
     except (KeyError, ValueError) as error:
         raise BadInput(f"{file}: its description is damaged ({error}); copy it again") from None
+    with torch.device("meta"):  # without memory: the description may claim anything
+        skeleton = build_detector(copy_resnet(encoder.build()), spec, len(classes), normalization_of(encoder))
+    expected = {name: value.shape for name, value in skeleton.state_dict().items()}
+    if wrong := sorted(name for name in expected | shapes if expected.get(name) != shapes.get(name)):
+        raise BadInput(f"{file}: its tensors do not fit its description ({wrong[0]}); copy it again")
     detector = build_detector(copy_resnet(encoder.build()), spec, len(classes), normalization_of(encoder))
-    try:
-        detector.load_state_dict(weights)
-    except RuntimeError as error:
-        raise BadInput(
-            f"{file}: its tensors do not fit its description ({str(error).splitlines()[-1].strip()}); copy it again"
-        ) from None
+    detector.load_state_dict(read_safetensors(file)[0])
     detector.eval()
     return LoadedDetector(detector, encoder, classes)

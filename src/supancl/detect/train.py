@@ -8,6 +8,7 @@ import signal
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from supancl.config import AUTOMATIC, fields_marked, flattened, to_json
 from supancl.core.encoders import EncoderSpec
 from supancl.core.precision import auto_precision, autocast_for
 from supancl.data.order import derive_seed
+from supancl.data.threads import WaitStopped
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, open_scenes
 from supancl.detect.metrics import Detections, coco_evaluator, coco_scores
@@ -167,6 +169,7 @@ def precision_of(spec: DetectSpec, device: torch.device) -> str:
 def _start_or_resume(
     training: Training, folder: DetectFolder, settings: dict[str, Any], resume: bool, reporter: Reporter
 ) -> None:
+    expected_rows: int | None = None
     if resume and folder.has_run:
         saved_spec, _, encoder, saved = folder.read_settings()
         _check_same_spec(saved_spec, training.spec, folder)
@@ -182,12 +185,14 @@ def _start_or_resume(
                     f"{name} changed since {folder.path} began ({before} -> {now}); restore it, or start another run"
                 )
         state = load_state_to_resume(folder.checkpoints, reporter)
+        expected_rows = (state or {}).get("log_rows")
         if state is not None:
             training.load(state, folder)
             reporter.note(f"continuing at step {training.step} of {training.spec.iters}")
     else:
         folder.write_settings(settings)
-    folder.keep_metrics_until(training.step)
+    for remark in folder.keep_metrics_until(training.step, expected_rows):
+        reporter.warn(remark)
     reporter.note(
         f"{training.spec.arch} detector from {settings['encoder']}: {settings['train_images']} training "
         f"and {plural(settings['test_images'], 'test image')}, "
@@ -212,17 +217,18 @@ def _train(
 ) -> DetectRun:  # fmt: skip
     spec, row = training.spec, None
     tested = any(logged["kind"] == "test" and logged["step"] == training.step for logged in folder.metrics())
-    with Batches(train, spec, training.device, spec.iters) as batches, record_signals() as signals:
+    with Batches(train, spec, training.device, spec.iters) as batches, record_signals(reporter.note) as signals:
         if _test_is_due(training) and not tested:  # the run was stopped before it
             _test(training, train, test, log, reporter)
         started, images = time.perf_counter(), 0
         while training.step < spec.iters:
-            training.advance(batches)
-            images += spec.batch_size
+            with suppress(WaitStopped):  # by a signal, which stops the run below, after the step before
+                training.advance(batches)
+                images += spec.batch_size
             is_last = training.step == spec.iters
             should_stop = bool(signals)  # read once: a stop is always saved
             should_save = is_last or should_stop or training.step % spec.checkpoint_every == 0 or _test_is_due(training)
-            if training.step % spec.log_every == 0 or should_save:
+            if training.steps_summed and (training.step % spec.log_every == 0 or should_save):
                 losses = training.drain_losses()  # waits for the device, so the time below is right
                 row = {
                     "kind": "train",
@@ -236,7 +242,8 @@ def _train(
             reporter.on_progress("training the detector", training.step, spec.iters)
             reporter.on_step(training.step, row)
             if should_save:  # before the test, which may take long
-                save_checkpoint(folder.checkpoints, training.step, training.state())
+                log.sync()
+                save_checkpoint(folder.checkpoints, training.step, {**training.state(), "log_rows": log.rows})
             if should_stop and not is_last:
                 name = signal.Signals(signals[0]).name
                 command = f"supancl detect train --resume --out {shlex.quote(str(folder.path))}"

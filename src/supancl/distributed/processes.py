@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from supancl.distributed.heartbeat import Heartbeat, end_process
+from supancl.distributed.meeting import address, connect_to_store, meet, with_prefix
 from supancl.distributed.ranks import RankFailed, Ranks
 from supancl.errors import BadInput, SupanclError
 from supancl.files import reason
@@ -21,7 +23,8 @@ else:
     from supancl.lazy import dist
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # until all ranks have started
-COLLECTIVE_TIMEOUT = timedelta(hours=4)  # one rank may build a cache or measure while the others wait
+# one rank may build a cache or measure while the others wait; a rank that is gone is noticed by its heartbeat
+COLLECTIVE_TIMEOUT = timedelta(hours=4)
 REASON_WAIT = 3.0  # seconds that a rank waits for a lower one to report why all end
 LEAVE_WAIT = 5.0  # seconds that a failed rank waits for the process group to close
 FAILURE_KEY = "supancl/ended"
@@ -91,40 +94,55 @@ def join_ranks(cuda: bool) -> Iterator[Ranks]:
     if ranks.size == 1 or dist.is_initialized():
         yield ranks
         return
-    store = _connect(ranks, cuda)
+    store = _connect(ranks)
     _connected.append(True)
     try:
+        _join_process_group(ranks, store, cuda)
         yield ranks
         ranks.wait_for_signal()
     except BaseException as error:
         cause = _failure_to_raise(ranks, store, error)
         _disconnect(timeout=LEAVE_WAIT if cuda else None)
+        ranks.end_heartbeat(in_order=False)
         if cause is error:
             raise
         raise cause from error  # --debug shows both
     _disconnect()
+    ranks.end_heartbeat(in_order=True)
 
 
-def _connect(ranks: Ranks, cuda: bool) -> Any:
-    """Join the process group and return its key-value store."""
-    from torch.distributed.rendezvous import rendezvous
-
+def _connect(ranks: Ranks) -> Any:
+    """Meet the other ranks and return the key-value store that only they use; their heartbeats begin."""
     try:
-        store, _, _ = next(rendezvous("env://", ranks.rank, ranks.size, timeout=CONNECT_TIMEOUT))
-        store.set_timeout(COLLECTIVE_TIMEOUT)
-        # gloo next to nccl: settings, signals and failures are on the host
-        backends = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        store = connect_to_store(ranks, CONNECT_TIMEOUT)
+        prefix = meet(ranks, store, CONNECT_TIMEOUT)
+        # a connection of its own: another thread's request would block the heartbeat
+        own_connection = connect_to_store(ranks, CONNECT_TIMEOUT, can_host=False)
+        ranks.heartbeat = Heartbeat(ranks, with_prefix(prefix, own_connection), end_process)
+        ranks.heartbeat.start()
+    except (RuntimeError, ValueError) as error:
+        _reports_failure.append(True)  # the others cannot
+        raise _cannot_connect(ranks, error) from error
+    return with_prefix(prefix, store)
+
+
+def _join_process_group(ranks: Ranks, store: Any, cuda: bool) -> None:
+    store.set_timeout(COLLECTIVE_TIMEOUT)
+    # gloo next to nccl: settings, signals and failures are on the host
+    backends = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    try:
         dist.init_process_group(
             backends, store=store, rank=ranks.rank, world_size=ranks.size, timeout=COLLECTIVE_TIMEOUT
         )
     except (RuntimeError, ValueError) as error:
-        _reports_failure.append(True)  # the others cannot
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise BadInput(
-            f"rank {ranks.rank} of {ranks.size} could not connect to the others at {address} ({reason(error)}); "
-            "check that every machine can reach the address and that the port is free"
-        ) from error
-    return store
+        raise _cannot_connect(ranks, error) from error
+
+
+def _cannot_connect(ranks: Ranks, error: Exception) -> BadInput:
+    return BadInput(
+        f"rank {ranks.rank} of {ranks.size} could not connect to the others at {address()} ({reason(error)}); "
+        "check that every machine can reach the address and that the port is free"
+    )
 
 
 def _disconnect(timeout: float | None = None) -> None:

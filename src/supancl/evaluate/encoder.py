@@ -20,10 +20,11 @@ from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, plural
 from supancl.evaluate.feature_cache import FeatureCache, encoder_key, weights_key
 from supancl.evaluate.naming import group_of, result_name, short_digest, source_of
+from supancl.files import read_text
 from supancl.probes import Features, embed
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
-from supancl.weights.encoder_file import load_projector
+from supancl.weights.encoder_file import has_digest, load_projector
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
 
@@ -162,7 +163,7 @@ class EvaluatedEncoder:
     def _saved_result(self, name: str) -> dict[str, Any]:
         assert self.run is not None
         try:
-            content = parse_json((self.run.evaluations / f"{name}.json").read_text(encoding="utf-8"))
+            content = parse_json(read_text(self.run.evaluations / f"{name}.json"))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}
@@ -187,4 +188,6 @@ def open_evaluated_encoder(
     run, recipe = evaluated.run, evaluated.recipe
     if run is not None and recipe is not None and (early := run.describe_early_end(recipe)):
         reporter.warn(f"{location}: {early}; the evaluated encoder is the last one that it saved")
+    if run is not None and not has_digest(run.encoder):
+        reporter.warn(f"{run.encoder} has no digest (supancl 0.1.0 wrote it), so damage to it would go unnoticed")
     return evaluated

@@ -20,7 +20,14 @@ from supancl.core.encoders import Encoder, EncoderSpec
 from supancl.data.splits import Split
 from supancl.data.store.cache import FEATURES_FOLDER, cache_root
 from supancl.errors import BadInput
-from supancl.files import reason, remove_left_over_files, why_unwritable, write_atomically
+from supancl.files import (
+    check_regular,
+    make_inner_folder,
+    reason,
+    remove_left_over_files,
+    why_unwritable,
+    write_atomically,
+)
 
 VERSION = 2  # of the view and the features: 2 since crops begin at whole pixels
 
@@ -75,6 +82,7 @@ class FeatureCache:
     def read(self, path: Path, rows: int) -> Tensor | None:
         """The features, or None if they are missing or damaged."""
         try:
+            check_regular(path)
             with safe_open(path, framework="pt") as handle:
                 values: Tensor = handle.get_tensor("values")
                 checksum = (handle.metadata() or {}).get("crc32")
@@ -83,7 +91,7 @@ class FeatureCache:
         if values.ndim != 2 or len(values) != rows or checksum != str(zlib.crc32(values.numpy().data)):
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # last used
+            os.utime(path, follow_symlinks=os.utime not in os.supports_follow_symlinks)  # last used
         return values
 
     def write(self, path: Path, values: Tensor) -> str:
@@ -91,7 +99,7 @@ class FeatureCache:
         values = values.contiguous()
         metadata = {"crc32": str(zlib.crc32(values.numpy().data))}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_inner_folder(self.folder)
             write_atomically(path, lambda temporary: save_file({"values": values}, temporary, metadata=metadata))
         except (OSError, BadInput) as error:
             return why_unwritable(self.folder) or reason(error)

@@ -23,7 +23,7 @@ from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluate.naming import result_name
 from supancl.evaluate.protocols import evaluate_knn, evaluate_transfer
 from supancl.evaluate.sources import array_file
-from supancl.files import check_writable, make_folder, write_json
+from supancl.files import check_writable, make_folder, make_inner_folder, read_text, write_json
 from supancl.reporter import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
@@ -182,7 +182,8 @@ def load_or_measure(evaluated: EvaluatedEncoder, task: Task, out: Path, files: s
     if result is not None:
         return result, True
     result = task.run(evaluated) | {"suite": key}
-    path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (path.parent.parent, path.parent):
+        make_inner_folder(folder)
     write_json(path, result)
     return result, False
 
@@ -212,7 +213,7 @@ def data_key(name: str, root: Path) -> str:
 
 def load_result(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path))
     except (OSError, ValueError):
         return None
     is_same = isinstance(content, dict) and content.get("suite") == key and isinstance(content.get("accuracy"), float)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ from supancl.core.encoders import Encoder
 from supancl.core.precision import autocast_for
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
+from supancl.data.threads import ReadingThreads
 from supancl.data.views.evaluation import View, evaluation_view
 from supancl.errors import BadInput, plural
 
@@ -48,7 +48,7 @@ class Labelled(Protocol):
 def _batches(split: Split, batch_size: int) -> Iterator[tuple[int, Batch]]:
     """(images so far, batch); a thread prepares the next two batches while the encoder runs."""
     chunks = torch.arange(len(split)).split(batch_size) if len(split) else ()
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="features") as thread:
+    with ReadingThreads(1, "features") as thread:
         pending = deque(thread.submit(split.batch, positions) for positions in chunks[:2])
         for i, positions in enumerate(chunks):
             batch = pending.popleft().result()

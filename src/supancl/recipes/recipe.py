@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
@@ -18,12 +18,14 @@ from supancl.config import (
     NotNegative,
     UnknownField,
     Within,
+    fields_marked,
     flattened,
     from_json,
     hints,
     marked,
     parse_json,
     replaced,
+    to_json,
     validated,
 )
 from supancl.core.losses import Align, Loss
@@ -273,6 +275,27 @@ def describe_resolution(requested: Recipe, resolved: Recipe) -> str:
         f"schedule.warmup_epochs = {after} instead of {before}: at most half of train.epochs = "
         f"{resolved.train.epochs}, so that the learning rate reaches its peak and decays"
     )
+
+
+def fixed_settings(recipe: Recipe) -> dict[str, Any]:
+    """Dotted name -> value as JSON of every setting that a resumed run must have; its data may lie elsewhere."""
+    free = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), "data.source", "sources"}
+    return {key: to_json(value) for key, value in flattened(recipe).items() if key not in free}
+
+
+def first_changed_setting(saved: Mapping[str, Any], recipe: Recipe) -> str | None:
+    """The first setting that differs from the saved ones; a field that is newer than those counts with its default."""
+    current, defaults = fixed_settings(recipe), fields_marked(recipe, "")
+    for key, value in current.items():
+        before = saved.get(key, to_json(defaults.get(key, MISSING)))
+        if _has_fields(key, saved) or (before is not MISSING and before != value):
+            return key
+    return next((key for key in saved if _has_fields(key, current)), None)
+
+
+def _has_fields(key: str, settings: Mapping[str, Any]) -> bool:
+    """Whether `key` is a section in these settings, and not null."""
+    return any(name.startswith(f"{key}.") for name in settings)
 
 
 def _has_unused_samples(recipe: Recipe) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from supancl.errors import plural
+from supancl.files import write_text
 from supancl.probes import Features
 from supancl.reports.page import html_page, inline_image
 from supancl.reports.pictures import COLOURS, tsne_panels
@@ -95,7 +96,7 @@ blocks).</p>
 l_ssl and l_sup are those of training, over the last epoch; every other value is measured on images held out of
 training, none on a test set. The maps show at most 2,000 images.</p>"""
     path = out / "alpha.html"
-    path.write_text(html_page(f"Which alpha? {result['recipe']}", body), encoding="utf-8")
+    write_text(path, html_page(f"Which alpha? {result['recipe']}", body))
     return path
 
 

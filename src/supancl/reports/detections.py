@@ -14,6 +14,7 @@ from torch import Tensor
 from supancl.detect.metrics import Detections
 from supancl.detect.scenes import Scenes
 from supancl.errors import make_visible
+from supancl.files import write_atomically
 from supancl.reports.pictures import COLOURS, escape_label
 
 SIDE, GAP, CAPTION = 220, 8, 18
@@ -59,7 +60,12 @@ def draw_detection_sheet(
             pen.text(
                 (x, top + picture.height + 2), make_visible(f"{title}: {scene.path.stem}"), fill="#333333", font=font
             )
-    sheet.save(path)
+    write_atomically(path, lambda temporary: sheet.save(temporary, format="PNG"))
+
+
+def _save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG; a link in its place, as in a received run folder, is replaced and not written through."""
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
 
 
 def _draw_boxes(
@@ -110,7 +116,7 @@ def draw_detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Pat
         axis.grid(alpha=0.3)
         if key == "loss" and len(metrics) > 1:
             axis.legend()
-    figure.savefig(path, dpi=110)
+    _save_figure(figure, path)
 
 
 def draw_comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]], path: Path) -> None:
@@ -140,7 +146,7 @@ def draw_comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]],
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
     axes[0].legend()
-    figure.savefig(path, dpi=110)
+    _save_figure(figure, path)
 
 
 def draw_class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path) -> None:
@@ -158,4 +164,4 @@ def draw_class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path
     axis.set_ylabel("AP50 (%)")
     axis.grid(axis="y", alpha=0.3)
     axis.legend()
-    figure.savefig(path, dpi=110)
+    _save_figure(figure, path)

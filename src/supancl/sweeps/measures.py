@@ -22,6 +22,7 @@ from supancl.evaluate import (
     open_evaluated_encoder,
 )
 from supancl.evaluate.naming import has_old_crop, non_default_settings, source_of
+from supancl.files import read_text
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import TrainedRun
 from supancl.training.preflight import pick_device
@@ -139,7 +140,7 @@ def evaluations_of(run: Path) -> Iterator[dict[str, Any]]:
 def read_result(file: Path) -> dict[str, Any]:
     """The JSON object in a file of results; BadInput if there is none."""
     try:
-        content = parse_json(file.read_text(encoding="utf-8"))
+        content = parse_json(read_text(file))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not JSON"
         raise BadInput(f"{file}: cannot be read ({reason}); evaluate the run again, or remove the file") from None

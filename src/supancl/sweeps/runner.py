@@ -42,6 +42,7 @@ from supancl.sweeps.runs import (
 from supancl.training.cuda.reuse import share_step
 from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
 from supancl.training.pretrain import pretrain
+from supancl.training.signals import signals_that_stop
 from supancl.weights.checkpoint import checkpoints
 from supancl.weights.run_folder import RunFolder
 
@@ -228,7 +229,7 @@ def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[
     def stop(number: int, frame: Any) -> None:
         raise Interrupted("stopped", number)
 
-    previous_handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, stop) for number in signals_that_stop()}
     # spawned, not forked: torch's threads do not survive a fork
     context = multiprocessing.get_context("spawn")
     stopping = context.Event()

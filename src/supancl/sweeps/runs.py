@@ -12,7 +12,7 @@ from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened, parse
 from supancl.core.encoders import Encoder
 from supancl.data.opening import is_same_source
 from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, plural
-from supancl.files import write_text
+from supancl.files import read_text, write_text
 from supancl.recipes import Recipe
 from supancl.training.preflight import is_same_or_automatic
 from supancl.weights.checkpoint import load_newest
@@ -86,7 +86,7 @@ class RunsFailed(CheckFailed):
 def read_failure(folder: Path) -> Failure | None:
     """Why the run in this folder failed; None if no failure is recorded."""
     try:
-        recorded = parse_json((folder / FAILURE_FILE).read_text())
+        recorded = parse_json(read_text(folder / FAILURE_FILE))
         return Failure(str(recorded["reason"]), int(recorded["exit_code"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

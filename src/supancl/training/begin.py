@@ -14,7 +14,13 @@ from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 from supancl.training.loop import Loop, resume_settings
 from supancl.training.monitor import check_collapsed_run
-from supancl.training.preflight import check_same_data, check_same_device
+from supancl.training.preflight import (
+    check_same_content,
+    check_same_data,
+    check_same_device,
+    check_same_settings,
+    describe_content,
+)
 from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import load_newest
 from supancl.weights.encoder_file import initialize_encoder, is_readable, save_encoder, save_projector
@@ -30,7 +36,8 @@ def begin_run(
     """The loop of a run, at its first step or where it stopped. Files and threads are closed at the end."""
     with Writer() as writer:  # at its end, pending writes are finished
         state = _load_start(trainer, data, folder, resume, init, reporter)
-        trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder))
+        for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state)):
+            reporter.warn(remark)
         log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.is_rank0 else NoLog()
         loop = Loop(trainer, data, folder, log, reporter, writer)
         try:
@@ -63,7 +70,10 @@ def _load_start(
         branches.copy_to_target()
     state = ranks.on_rank0(lambda: load_state_to_resume(folder.checkpoints, reporter)) if resume else None
     if state is not None:
+        check_same_settings(folder, state, trainer.recipe)
         ranks.on_rank0(lambda: check_same_data(folder, data))
+        for remark in ranks.on_rank0(lambda: check_same_content(folder, data)):
+            reporter.warn(remark)
         check_same_device(folder, state, trainer.device)
         trainer.load(state)
         if trainer.monitor.collapsed and trainer.step < trainer.steps:
@@ -78,19 +88,21 @@ def _load_initial_weights(encoder: Any, init: Path | str) -> dict[str, Tensor]:
 
 def load_state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any] | None:
     """Load the newest readable checkpoint of a run; report damaged ones, and if there is none."""
-    state, damaged = load_newest(checkpoints)
-    for line in damaged:
-        reporter.warn(f"{line}; continuing from the one before it")
+    state, remarks = load_newest(checkpoints)
+    for remark in remarks:
+        reporter.warn(remark)
     if state is None:
         reporter.note(f"{checkpoints.parent} holds no checkpoint yet: starting at step 0")
     return state
 
 
-def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
+def _write_start(trainer: Trainer, data: Data, folder: RunFolder, state: dict[str, Any] | None) -> list[str]:
+    """Bring the files of a run to its first step, or to the one where it stopped; returns remarks on them."""
     recipe, branches = trainer.recipe, trainer.model.branches
     folder.remove_temporary_files()
     if trainer.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
-        folder.write_recipe(recipe, data.classes, data.summary)
+        folder.write_recipe(recipe, data.classes, {**data.summary, **describe_content(data.content)})
+        folder.write_content(data.content)
     else:
         for name in (
             resume_settings(recipe) if trainer.step < trainer.steps else ()
@@ -101,7 +113,7 @@ def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
         save_encoder(folder.encoder, branches.encoder, data.classes, recipe.name)
     if trainer.step == trainer.steps and not is_readable(folder.projector):
         save_projector(folder.projector, branches.projector, recipe.name)
-    folder.keep_metrics_until(trainer.step)
+    return folder.keep_metrics_until(trainer.step, (state or {}).get("log_rows"))
 
 
 def _announce(trainer: Trainer, data: Data, folder: RunFolder, reporter: Reporter) -> None:

@@ -7,13 +7,14 @@ import signal
 import time
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked
 from supancl.data.splits import Data
+from supancl.data.threads import WaitStopped
 from supancl.errors import Collapsed, Interrupted, NonFinite, program_name
 from supancl.files import reason
 from supancl.recipes import Recipe
@@ -52,7 +53,8 @@ class Loop:
         """Train to the last step, or until a signal, a collapse or a non-finite loss."""
         trainer, settings = self.trainer, self.trainer.recipe.train
         since, images, targets = time.perf_counter(), 0, torch.empty(0)
-        with record_signals() as received:
+        # several ranks stop after the same step
+        with record_signals(self.reporter.note, stops_waits=trainer.ranks.size == 1) as received:
             while trainer.step < trainer.steps:
                 if trainer.step in trainer.skipped_steps:
                     trainer.step += 1
@@ -62,6 +64,8 @@ class Loop:
                         capture_step(trainer, self.reporter)
                     try:
                         new_targets = trainer.advance()
+                    except WaitStopped:
+                        self.stop_before_step(received[0])
                     finally:  # report it even if the step fails for another reason
                         report_compile_failures(trainer, self.reporter)
                     if new_targets is None:
@@ -144,7 +148,8 @@ class Loop:
     # --- ends and alarms ----------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        state = self.trainer.state()
+        self.log.sync()
+        state = {**self.trainer.state(), "log_rows": self.log.rows}
         self.trainer.ranks.on_rank0(lambda: self.writer.save(self.folder.checkpoints, self.trainer.step, state))
 
     def wait_for_writer(self) -> None:
@@ -166,7 +171,14 @@ class Loop:
             raise Collapsed(message, "" if is_finished else advice_to_continue(self.folder.path))
         self.reporter.warn(message)
 
-    def stop(self, number: int) -> None:
+    def stop_before_step(self, number: int) -> NoReturn:
+        """End the run while a step waits for its images: its state is that after the step before."""
+        trainer = self.trainer
+        if trainer.inputs.nonfinite_step() is None and trainer.model.weights_are_finite():
+            self.save()
+        self.stop(number)
+
+    def stop(self, number: int) -> NoReturn:
         """End the run after a signal; its state is saved."""
         self.wait_for_writer()
         name, position = signal.Signals(number).name, f"step {self.trainer.step} of {self.trainer.steps}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,9 @@ from supancl.training.model import Model
 if TYPE_CHECKING:
     from supancl.training.loop import Loop
 
-MAX_SKIPPED_STEPS = 20  # before a run with on_nan=skip gives up
+# a run with on_nan=skip gives up at this many steps, or at more than this fraction of an epoch's steps
+MAX_SKIPPED_STEPS = 20
+MAX_SKIPPED_FRACTION = 0.05  # one step of an epoch may always be skipped
 MAX_ROLLBACKS = 3
 
 
@@ -81,5 +84,15 @@ def handle_nonfinite(loop: Loop, step: int) -> None:
         loop.reporter.warn(f"{cause}; step skipped")
     loop.rollbacks += 1
     trainer.skipped_steps.append(step)
-    if settings.on_nan == "skip" and len(trainer.skipped_steps) > MAX_SKIPPED_STEPS:
-        raise NonFinite(f"{cause}, after {MAX_SKIPPED_STEPS} skipped steps", restart)
+    if settings.on_nan == "skip":
+        check_skipped_steps(trainer.skipped_steps, step, trainer.steps_per_epoch, cause, restart)
+
+
+def check_skipped_steps(skipped: Sequence[int], step: int, steps_per_epoch: int, cause: str, advice: str) -> None:
+    """Give up if too many steps were skipped: what is left would not be the run that was asked for."""
+    if len(skipped) >= MAX_SKIPPED_STEPS:
+        raise NonFinite(f"{cause}, as at {len(skipped) - 1} steps before", advice)
+    in_epoch = sum(other // steps_per_epoch == step // steps_per_epoch for other in skipped)
+    if in_epoch > max(1, MAX_SKIPPED_FRACTION * steps_per_epoch):
+        percent = f"{MAX_SKIPPED_FRACTION:.0%}"
+        raise NonFinite(f"{cause}: {in_epoch} of the epoch's {steps_per_epoch} steps, more than {percent}", advice)

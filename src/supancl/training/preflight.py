@@ -13,6 +13,7 @@ import torch
 
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.core.precision import auto_precision, has_bf16
+from supancl.data.content import Content, read_content
 from supancl.data.opening import absolute_source, is_same_source
 from supancl.data.sources.folder import ONLY_CLASS, check_out_folder
 from supancl.data.sources.tars import find_tars, is_tar
@@ -20,8 +21,9 @@ from supancl.data.splits import Data
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
-from supancl.recipes.recipe import TrainSpec, resolve_warmup, validated_recipe
+from supancl.recipes.recipe import TrainSpec, first_changed_setting, resolve_warmup, validated_recipe
 from supancl.weights.encoder_file import find_encoder_file
+from supancl.weights.provenance import versions
 from supancl.weights.run_folder import RunFolder, next_folder
 
 MIN_STEPS_TO_COMPILE = 5_000  # compiling takes about a minute and saves some milliseconds per step
@@ -125,6 +127,53 @@ def check_same_data(
             raise BadInput(f"{changed}: {key.replace('_', ' ')} {now}, was {saved[key]}; {way_out}")
     if classes != data.classes or saved.get("fingerprint", "") not in ("", data.summary["fingerprint"]):
         raise BadInput(f"{changed}: other class names, files or labels; {way_out}")
+
+
+def describe_content(content: Content | None) -> dict[str, object]:
+    """What recipe.json says of the content of the images, and of how it was taken."""
+    if content is None:
+        return {}
+    how = {"pixels": "every pixel", "shards": "size of each shard and bytes sampled from it"}[content.kind]
+    return {"content": content.digest, "content_of": how}
+
+
+def check_same_content(folder: RunFolder, data: Data) -> list[str]:
+    """Refuse images that were replaced under the same names since the run began; returns remarks.
+
+    Only the content counts: data may have been moved or copied.
+    """
+    saved, current = folder.read_data()[0].get("content"), data.content
+    if saved is None or current is None:
+        return [f"{folder.recipe_file} has no checksum of the images, so images that were replaced would go unnoticed"]
+    before = read_content(folder.content_file)
+    if saved == current.digest:
+        if not current.has_other_stamps(before):
+            return []
+        return [
+            "shards have another time or inode than when the run began; their sizes and sampled bytes are the same. To "
+            "compare every byte: supancl data check SOURCE --hash FILE"
+        ]
+    names = current.changed_names(before)
+    count = plural(len(names), "image or shard", "images or shards") if names else "images"
+    example = f", such as {names[0]}" if names else ""
+    changed = f"the content of {count} has changed since the run began{example}"
+    decoder, this_decoder = folder.read_versions().get("pillow"), versions().get("pillow")
+    if decoder != this_decoder and current.kind == "pixels":
+        return [f"{changed}; that may be pillow, which was {decoder} and is {this_decoder}"]
+    raise BadInput(f"{changed}; restore them, or start another run")
+
+
+def check_same_settings(folder: RunFolder, state: dict[str, Any], recipe: Recipe) -> None:
+    """Refuse to continue a checkpoint with settings other than those it was trained with."""
+    saved = state.get("settings")
+    if not isinstance(saved, dict):  # a checkpoint of 0.1.0
+        return
+    if (key := first_changed_setting(saved, recipe)) is not None:
+        value, before = flattened(recipe).get(key), saved.get(key, "its default")
+        raise BadInput(
+            f"{folder.recipe_file} was changed: {key} is {value!r}, the run was trained with {before!r}; put that "
+            f"back, or start another run with --init {folder.path} and another --out"
+        )
 
 
 def check_same_device(folder: RunFolder, state: dict[str, Any], device: torch.device) -> None:
@@ -242,6 +291,7 @@ def _is_gone(source: str) -> bool:
 def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
     """The recipe of the run. A resumed run uses its recipe.json, which must agree with the requested recipe."""
     recipe = None if recipe is None else validated_recipe(recipe)  # one made in Python is not validated yet
+    folder.check_links()
     if not resume or not folder.has_run:
         folder.check_place()  # before the data are read, which may take an hour
         folder.check_free(resume)

@@ -1,25 +1,38 @@
-"""SIGINT and SIGTERM are recorded, so that a run can save before it ends."""
+"""SIGINT, SIGTERM and SIGHUP are recorded, so that a run can save before it ends."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from supancl.data.threads import WaitStopped, is_waiting_for_images
 
 SAME_SIGNAL_SECONDS = 2.0  # torchrun forwards a signal that its ranks have also received directly
 
 
+def signals_that_stop() -> list[signal.Signals]:
+    """The signals that stop a run: not SIGHUP if nohup lets this process ignore it. Windows has none."""
+    hangup = getattr(signal, "SIGHUP", None)
+    heeds_hangup = hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.Signals.SIGHUP] if heeds_hangup else [])]
+
+
 @contextmanager
-def record_signals() -> Iterator[list[int]]:
-    """A list that SIGINT and SIGTERM are added to. A second signal, unless it follows at once, ends the process."""
+def record_signals(acknowledge: Callable[[str], None], stops_waits: bool = True) -> Iterator[list[int]]:
+    """A list that stopping signals are added to. A second signal, unless it follows at once, ends the process.
+
+    The first one is acknowledged with a line at once, because the step may take long. If the step still waits for its
+    images, which may come from a disk that hangs, `WaitStopped` is raised there (if `stops_waits`).
+    """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received  # signals reach the main thread only
         return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in signals_that_stop()}
     first_time = 0.0
 
     def record(number: int, frame: Any) -> None:
@@ -30,8 +43,14 @@ def record_signals() -> Iterator[list[int]]:
                 signal.signal(handled, handler)
             signal.raise_signal(number)
             return
-        first_time = first_time if received else now
+        if not received:
+            first_time = now
+            line = f"{signal.Signals(number).name}: stopping after this step; a second one ends the process at once"
+            # in a thread: this one may hold the console's lock
+            threading.Thread(target=acknowledge, args=(line,), daemon=True).start()
         received.append(number)
+        if stops_waits and is_waiting_for_images():
+            raise WaitStopped
 
     for number in handlers:
         signal.signal(number, record)

@@ -13,6 +13,7 @@ from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.errors import BadInput
 from supancl.files import reason
 from supancl.recipes import Recipe
+from supancl.recipes.recipe import fixed_settings
 from supancl.training.compilation import Compilation, is_compiler_error
 from supancl.training.cuda.capture import CapturedStep
 from supancl.training.inputs import StepInputs
@@ -120,6 +121,7 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         return {
             "recipe": self.recipe.name,
+            "settings": fixed_settings(self.recipe),
             "step": self.step,
             **self.model.state(),
             "interval": self.inputs.sums,

@@ -1,7 +1,7 @@
 """Checkpoints: the whole state of a run, from which it can resume.
 
-A checkpoint is written to a temporary file, synced, renamed and given a checksum; the previous one is kept.
-Files are read with weights_only=True: nothing in them is executed.
+A checkpoint is written to a temporary file, synced and renamed; the previous one is kept. It holds a digest of its own
+content, which is compared when it is read. Files are read with weights_only=True: nothing in them is executed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,25 +17,29 @@ from typing import Any
 import torch
 
 from supancl.errors import BadInput
-from supancl.files import digest, reason, write_atomically, write_text
+from supancl.files import check_zip, digest, open_regular, read_text, reason, write_atomically
+from supancl.weights.digests import content_digest
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_CHECKPOINTS = 2
+MAX_PICKLE_BYTES = 16 * 2**20  # names and shapes of 100,000 tensors; Python needs up to 60 times as much memory
 
 # schema version -> function that migrates its content to the next version
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: dict,  # 2 added a digest, the settings and the position in the log, which readers do without
+}
 
 
 def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
-    """Write step-N.pt and its checksum, and remove all earlier checkpoints but one.
+    """Write step-N.pt, and remove all earlier checkpoints but one.
 
     Later ones are kept: a run that went back past a damaged one overwrites it when it reaches that step.
     """
     path = folder / f"step-{step:09d}.pt"
     content = {"schema_version": SCHEMA_VERSION, **state}
+    content["digest"] = content_digest(content)
+    path.with_suffix(".sha256").unlink(missing_ok=True)  # of the file that 0.1.0 wrote here
     write_atomically(path, lambda temporary: _save(temporary, content))
-    checksum = digest(path)
-    write_text(path.with_suffix(".sha256"), checksum)
     for old in [checkpoint for checkpoint in checkpoints(folder) if checkpoint.name <= path.name][:-MAX_CHECKPOINTS]:
         old.unlink(missing_ok=True)
         old.with_suffix(".sha256").unlink(missing_ok=True)
@@ -47,16 +52,26 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest intact checkpoint (None if there is none), and a message for each damaged one skipped."""
+    """The newest intact checkpoint (None if there is none), and remarks on it and on damaged ones skipped."""
     damaged: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
-            return load_checkpoint(path), damaged
+            content = load_checkpoint(path)
         except DamagedFile as error:
             damaged.append(str(error))
+            continue
+        remarks = [f"{line}; continuing from the one before it" for line in damaged]
+        if not is_verifiable(path, content):
+            remarks.append(f"{path} has no digest (supancl 0.1.0 wrote it), so damage to it would go unnoticed")
+        return content, remarks
     if damaged:
         raise BadInput(f"no intact checkpoint is left: {'; '.join(damaged)}; to start again at step 0, remove {folder}")
-    return None, damaged
+    return None, []
+
+
+def is_verifiable(path: Path, content: Mapping[str, Any]) -> bool:
+    """Whether a loaded checkpoint was compared with a digest: its own, or the file that 0.1.0 wrote next to it."""
+    return content["schema_version"] > 1 or path.with_suffix(".sha256").exists()
 
 
 class DamagedFile(BadInput):
@@ -72,12 +87,7 @@ class UnsafeFile(BadInput):
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    try:
-        expected = path.with_suffix(".sha256").read_text(errors="replace").strip()
-    except OSError:
-        expected = ""  # a crash between the two writes; the content is checked below
-    if expected and path.is_file() and digest(path) != expected:
-        raise DamagedFile(f"checkpoint {path} is damaged (its checksum differs)")
+    _compare_checksum_file(path)
     content = load_tensors(path)
     version = content.get("schema_version")
     if not isinstance(version, int):
@@ -86,27 +96,52 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise BadInput(
             f"{path} was written by a newer supancl (schema {version}, this one reads {SCHEMA_VERSION}); upgrade"
         )
-    while version < SCHEMA_VERSION:
-        if version not in MIGRATIONS:
+    if version > 1:
+        _compare_digest(path, content)
+    for older in range(version, SCHEMA_VERSION):
+        if older not in MIGRATIONS:
             raise BadInput(
                 f"{path} has schema {version}, which no version of supancl writes; remove it, or choose another --out"
             )
-        content = MIGRATIONS[version](content)
-        version += 1
+        content = MIGRATIONS[older](content)
     return content
 
 
-def load_tensors(path: Path, allowed: Sequence[type] = ()) -> dict[str, Any]:
+def _compare_digest(path: Path, content: dict[str, Any]) -> None:
+    expected = content.pop("digest", None)
+    try:
+        is_intact = content_digest(content) == expected
+    except TypeError:  # a tensor that no run saves
+        is_intact = False
+    if not is_intact:
+        raise DamagedFile(f"checkpoint {path} is damaged (its content differs from its digest)")
+
+
+def _compare_checksum_file(path: Path) -> None:
+    """Version 0.1.0 wrote the digest of a checkpoint into a file next to it."""
+    try:
+        expected = read_text(path.with_suffix(".sha256"), errors="replace").strip()
+    except OSError:
+        return
+    if expected and path.is_file() and digest(path) != expected:
+        raise DamagedFile(f"checkpoint {path} is damaged (its checksum differs)")
+
+
+def load_tensors(path: Path, allowed: Sequence[type] = (), mapped: bool = False) -> dict[str, Any]:
     """Read a .pt, .pth or .ckpt file of tensors and plain containers; refuse anything that could run code.
 
-    `allowed`: further classes that are known to be harmless when loaded.
+    `allowed`: further classes that are known to be harmless when loaded. `mapped`: tensors are read when they are
+    used, so that those which nobody asks for take no memory.
     """
     try:
+        is_zip = _check_archive(path)
         with warnings.catch_warnings(), torch.serialization.safe_globals(list(allowed)):
             warnings.simplefilter("ignore")  # torch warns about what it then refuses
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and is_zip)
     except OSError as error:
         raise DamagedFile(f"checkpoint {path} cannot be read ({reason(error)})") from None
+    except BadInput:
+        raise
     except Exception as error:  # a truncated pickle can fail in any way
         if _could_run_code(path, error):
             match = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -123,6 +158,28 @@ def load_tensors(path: Path, allowed: Sequence[type] = ()) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadInput(f"{path}: not a checkpoint (it holds a {type(content).__name__}); give a state dict")
     return content
+
+
+def _check_archive(path: Path) -> bool:
+    """Whether a file is a zip, as torch.save writes it; refuse one that would take more memory than it has bytes."""
+    with open_regular(path) as file:
+        if file.read(2) != b"PK":
+            return False
+        try:
+            check_zip(file)
+            members = zipfile.ZipFile(file).infolist()
+        except zipfile.BadZipFile:  # cut short: torch says how
+            return False
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise BadInput(f"{path}: its members are compressed; unpack it, and save its content again with torch.save")
+    pickled = max((member.file_size for member in members if member.filename.endswith(".pkl")), default=0)
+    if pickled > MAX_PICKLE_BYTES or sum(member.file_size for member in members) > path.stat().st_size:
+        raise BadInput(
+            f"{path}: its pickle has {pickled:,} bytes, and may have {MAX_PICKLE_BYTES:,}; save its tensors alone"
+            if pickled > MAX_PICKLE_BYTES
+            else f"{path}: its members claim more bytes than the file has; copy or save it again"
+        )
+    return True
 
 
 def _could_run_code(path: Path, error: Exception) -> bool:

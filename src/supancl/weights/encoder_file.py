@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,26 +15,36 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from supancl.config import from_json, parse_json, to_json
-from supancl.core.encoders import BUILT_IN, Encoder, EncoderSpec, UnknownEncoder
+from supancl.core.encoders import Encoder, EncoderSpec, UnknownEncoder, tensor_shapes
 from supancl.core.heads import MLP
 from supancl.errors import BadInput, program_name
-from supancl.files import did_you_mean_path, reason, write_atomically
+from supancl.files import did_you_mean_path, open_regular, reason, write_atomically
 from supancl.recipes.plugins import plugin_hint
-from supancl.weights.checkpoint import SCHEMA_VERSION, DamagedFile, checkpoints, load_checkpoint, load_tensors
+from supancl.weights.checkpoint import DamagedFile, checkpoints, load_checkpoint, load_tensors
+from supancl.weights.digests import content_digest
 from supancl.weights.run_folder import RunFolder
 
-MAX_SIZE_TO_TRY = 1024  # px; building some models means to embed an image
+SCHEMA_VERSION = 1  # of the metadata
+T = TypeVar("T")
+MAX_HEADER_BYTES = 32 * 2**20  # a million class names have half of that
+LIBRARY_HEADER_BYTES = 100_000_000  # what safetensors accepts; it refuses more, and says so
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors and metadata atomically; equal content gives equal bytes."""
+    """Write tensors and metadata atomically, with their digest; equal content gives equal bytes."""
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with_digest = {**metadata, "digest": _weights_digest(contiguous, metadata)}
 
     def write(temporary: Path) -> None:
-        save_file(contiguous, temporary, metadata=dict(metadata))
+        save_file(contiguous, temporary, metadata=with_digest)
         _sort_header(temporary)
 
     write_atomically(path, write)
+
+
+def _weights_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    content = sorted(tensors.items()), sorted((key, value) for key, value in metadata.items() if key != "digest")
+    return content_digest(content)
 
 
 def _sort_header(file: Path) -> None:
@@ -146,32 +157,16 @@ def _projector_from_checkpoint(folder: Path) -> dict[str, Tensor]:
 def load_encoder(path: Path | str) -> Encoder:
     """The encoder of a run folder or of an encoder.safetensors, in eval mode."""
     file = find_encoder_file(Path(path))
+    check_claimed_shapes(file)
     weights, (spec,) = _read_weights_and_metadata(file, "an encoder", "encoder")
     try:
-        encoder = _build_to_fit(from_json(EncoderSpec, spec, "encoder"), weights, file)
+        encoder = from_json(EncoderSpec, spec, "encoder").build()
     except UnknownEncoder as error:
         raise BadInput(f"{file}: {error} ({plugin_hint(RunFolder(file.parent).read_plugins())})") from None
     except BadInput as error:
         raise BadInput(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     load_weights(encoder, weights, file)
     return encoder.eval()
-
-
-def _build_to_fit(spec: EncoderSpec, weights: dict[str, Tensor], file: Path) -> Encoder:
-    """Build the encoder that the metadata describe, once its shapes are known to be those of the tensors.
-
-    The shapes are compared without memory: a few bytes of metadata can describe a network of any size.
-    """
-    if spec.name in BUILT_IN or spec.name.startswith(("timm:", "torchvision:")):
-        try:
-            with torch.random.fork_rng(devices=[]), torch.device("meta"):
-                skeleton = spec.build()
-        except Exception as error:
-            if spec.size > MAX_SIZE_TO_TRY or isinstance(error, UnknownEncoder):
-                raise BadInput(f"encoder.size = {spec.size}: {spec.name} cannot be built ({reason(error)})") from None
-        else:
-            match_weights(skeleton, weights, file)
-    return spec.build()
 
 
 def _read_weights_and_metadata(file: Path, content: str, *keys: str) -> tuple[dict[str, Tensor], list[Any]]:
@@ -188,6 +183,23 @@ def _read_weights_and_metadata(file: Path, content: str, *keys: str) -> tuple[di
     return weights, values
 
 
+def check_claimed_shapes(file: Path) -> None:
+    """Refuse a file whose tensors are not those of the encoder that it names, before any is read or built.
+
+    A file whose metadata cannot be used is left to `load_encoder`.
+    """
+    metadata, shapes = read_header(file)
+    try:
+        if int(metadata["schema_version"]) > SCHEMA_VERSION:
+            return
+        spec = from_json(EncoderSpec, parse_json(metadata["encoder"]), "encoder")
+        expected = tensor_shapes(spec)
+    except (BadInput, KeyError, ValueError):
+        return
+    if expected is not None:
+        check_shapes(without_head(shapes, expected), expected, spec.name, file)
+
+
 def initialize_encoder(encoder: Encoder, path: Path | str) -> None:
     """Fill an encoder from a run folder, an encoder.safetensors or a state dict (.pt, .pth) of its architecture."""
     file = find_encoder_file(Path(path))
@@ -195,7 +207,7 @@ def initialize_encoder(encoder: Encoder, path: Path | str) -> None:
         weights, _ = read_safetensors(file)
     else:
         try:
-            content = load_tensors(file)
+            content = load_tensors(file, mapped=True)
         except DamagedFile as error:
             raise BadInput(f"{error}; copy it again, or give another --init") from None
         inner = content.get("state_dict", content)
@@ -230,17 +242,48 @@ def find_encoder_file(path: Path) -> Path:
 
 
 def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file, compared with its digest if it has one; files of others and of 0.1.0 do not."""
+    with open_safetensors(file) as handle:
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        metadata: dict[str, str] = handle.metadata() or {}
+    if {"schema_version", "digest"} <= set(metadata) and metadata["digest"] != _weights_digest(tensors, metadata):
+        raise BadInput(f"{file} is damaged: its content differs from its digest; {_write_again(file)}")
+    return tensors, metadata
+
+
+def read_header(file: Path) -> tuple[dict[str, str], dict[str, torch.Size]]:
+    """The metadata and the shapes of the tensors, none of which is read."""
+    with open_safetensors(file) as handle:
+        shapes = {name: torch.Size(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
+        return handle.metadata() or {}, shapes
+
+
+@contextmanager
+def open_safetensors(file: Path) -> Iterator[Any]:
     try:
-        file.open("rb").close()  # safetensors reports a file without permission as missing
+        with open_regular(file) as opened:  # safetensors would wait for a FIFO, and reports no permission as missing
+            length = int.from_bytes(opened.read(8), "little")
+        if MAX_HEADER_BYTES < length <= LIBRARY_HEADER_BYTES:
+            raise SafetensorError(f"its header has {length:,} bytes, it may have {MAX_HEADER_BYTES:,}")
         with safe_open(file, framework="pt") as handle:
-            return {name: handle.get_tensor(name) for name in handle.keys()}, handle.metadata() or {}  # noqa: SIM118
+            yield handle
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({reason(error)}); check its permissions") from None
     except SafetensorError as error:
-        raise BadInput(
-            f"{file}: not a safetensors file ({reason(error)}); copy it again, or if a run wrote it, let the run write "
-            f"it again with: {program_name()} pretrain --resume --out {quote(str(file.parent))}"
-        ) from None
+        raise BadInput(f"{file}: not a safetensors file ({reason(error)}); {_write_again(file)}") from None
+
+
+def _write_again(file: Path) -> str:
+    return (
+        "copy it again, or if a run wrote it, let the run write it again with: "
+        f"{program_name()} pretrain --resume --out {quote(str(file.parent))}"
+    )
+
+
+def has_digest(file: Path) -> bool:
+    """Whether damage to a file of weights would be noticed; 0.1.0 wrote no digest."""
+    with open_safetensors(file) as handle:
+        return "digest" in (handle.metadata() or {})
 
 
 def is_readable(file: Path) -> bool:
@@ -254,33 +297,36 @@ def is_readable(file: Path) -> bool:
 
 def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> None:
     """Load tensors with the architecture's names into an encoder; refuse missing or extra ones."""
+    expected = {name: value.shape for name, value in encoder.body.state_dict().items()}
+    weights = without_head(weights, expected)
+    check_shapes({name: value.shape for name, value in weights.items()}, expected, encoder.spec.name, file)
     try:
-        encoder.body.load_state_dict(match_weights(encoder, weights, file))
+        encoder.body.load_state_dict(weights)
     except (RuntimeError, NotImplementedError) as error:  # sparse, quantised and meta tensors cannot be copied
         raise BadInput(f"{file}: its tensors cannot be loaded ({reason(error)}); save them as plain tensors") from None
 
 
-def match_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """The tensors of the encoder; refuse missing or extra ones, and other shapes."""
-    expected = encoder.body.state_dict()
-    # a classifier on top is not part of the encoder
-    weights = {
-        name: value for name, value in weights.items() if name in expected or not name.startswith(("fc.", "head."))
-    }
-    for name, value in expected.items():
-        if name not in weights:
+def without_head(tensors: Mapping[str, T], expected: Mapping[str, object]) -> dict[str, T]:
+    """The tensors without those of a classifier on top, which is not part of the encoder."""
+    return {name: value for name, value in tensors.items() if name in expected or not name.startswith(("fc.", "head."))}
+
+
+def check_shapes(
+    shapes: Mapping[str, torch.Size], expected: Mapping[str, torch.Size], encoder: str, file: Path
+) -> None:
+    """Refuse tensors of other names or shapes than the encoder expects."""
+    for name, shape in expected.items():
+        if name not in shapes:
             raise BadInput(
-                f"{file} has no tensor {name!r}, which encoder {encoder.spec.name!r} needs; is it another architecture?"
+                f"{file} has no tensor {name!r}, which encoder {encoder!r} needs; is it another architecture?"
             )
-        if weights[name].shape != value.shape:
+        if shapes[name] != shape:
             raise BadInput(
-                f"{file}: tensor {name!r} is {tuple(weights[name].shape)}, encoder {encoder.spec.name!r} "
-                f"has {tuple(value.shape)}; is it another architecture?"
+                f"{file}: tensor {name!r} is {tuple(shapes[name])}, encoder {encoder!r} "
+                f"has {tuple(shape)}; is it another architecture?"
             )
-    extra = sorted(set(weights) - set(expected))
+    extra = sorted(set(shapes) - set(expected))
     if extra:
         raise BadInput(
-            f"{file} has a tensor {extra[0]!r} that encoder {encoder.spec.name!r} does not have; "
-            "is it another architecture?"
+            f"{file} has a tensor {extra[0]!r} that encoder {encoder!r} does not have; is it another architecture?"
         )
-    return weights

@@ -8,17 +8,24 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from supancl.config import from_json
-from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec
+from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec, tensor_shapes
 from supancl.errors import BadInput, plural
 from supancl.files import check_writable, make_folder
 from supancl.weights.checkpoint import DamagedFile, UnsafeFile, load_tensors
-from supancl.weights.encoder_file import load_encoder, load_weights, match_weights, read_safetensors, save_encoder
+from supancl.weights.encoder_file import (
+    check_shapes,
+    load_encoder,
+    load_weights,
+    read_header,
+    read_safetensors,
+    save_encoder,
+)
 from supancl.weights.formats import (
     FORMATS,
     PATCHES,
@@ -40,6 +47,9 @@ __all__ = ["FORMATS", "Format", "Identified", "identify", "import_checkpoint", "
 HEADS = ("fc.", "head.", "heads.", "head_dist.", "classifier.", "linear.", "projection_head.", "prototypes.")
 # SupContrast and others store their command line with the weights; loading a Namespace only sets attributes
 SAFE_CLASSES = (argparse.Namespace,)
+MAX_EXTRA_WEIGHTS = 2**24  # an encoder with so many weights more than its file is compared before it is built
+MAX_REPETITION = 16  # of a file's bytes in its tensors: shared weights are stored once
+T = TypeVar("T")
 SUPANCL_FILE = Identified("supancl", "", "")
 
 
@@ -97,7 +107,15 @@ def _open(
             if name is not None
             else _identify_backbone(state, branch, prefix)
         )
-        encoder = _build(identified.architecture, names, size, mean, std, is_named=name is not None)
+        spec = _spec(identified.architecture, names, size, mean, std, is_named=name is not None)
+        expected = tensor_shapes(spec)
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from None
+    shapes = {key: value.shape for key, value in names.items()}
+    if expected is not None and _count(expected) > _count(shapes) + MAX_EXTRA_WEIGHTS:
+        check_shapes(_fit_names(shapes, expected), expected, spec.name, file)
+    try:
+        encoder = spec.build()
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
     _load_into(encoder, names, file)
@@ -112,7 +130,7 @@ def _parse(text: str) -> tuple[str | None, Path]:
 
 
 def _is_supancl_file(file: Path) -> bool:
-    return file.suffix == ".safetensors" and "encoder" in read_safetensors(file)[1]
+    return file.suffix == ".safetensors" and "encoder" in read_header(file)[0]
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -120,7 +138,7 @@ def _read(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         return read_safetensors(file)[0]
     try:
-        content = load_tensors(file, SAFE_CLASSES)
+        content = load_tensors(file, SAFE_CLASSES, mapped=True)
     except DamagedFile as error:
         raise BadInput(f"{error}; copy or fetch it again") from None
     except UnsafeFile as error:
@@ -143,11 +161,25 @@ def _read(file: Path) -> dict[str, Tensor]:
         items = inner.items() if isinstance(inner, Mapping) else ()
         tensors = {str(key): value for key, value in items if isinstance(value, Tensor)}
         if tensors:
+            _check_claimed_bytes(tensors, file)
             return tensors
     raise BadInput(
         f"{file}: no state dict at the top level or under {', '.join(filter(None, STATE_DICT_KEYS))}; "
         f"its keys are {', '.join(map(str, list(content)[:6])) or 'none'}; save a state dict"
     )
+
+
+def _count(shapes: Mapping[str, torch.Size]) -> int:
+    return sum(shape.numel() for shape in shapes.values())
+
+
+def _check_claimed_bytes(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Refuse tensors that repeat few bytes as often as they like: copied, they would fill the memory."""
+    claimed = sum(value.numel() * value.element_size() for value in tensors.values())
+    if claimed > MAX_REPETITION * max(file.stat().st_size, 2**20):
+        raise BadInput(
+            f"{file}: its tensors have {claimed:,} bytes and the file {file.stat().st_size:,}; save contiguous tensors"
+        )
 
 
 def _identify_backbone(
@@ -171,10 +203,10 @@ def _use_named_architecture(
     return Identified(row.name, backbone_prefix, name), backbone(state, backbone_prefix)
 
 
-def _build(
+def _spec(
     name: str, names: Mapping[str, Tensor], size: int | None, mean: Sequence[float] | None,
     std: Sequence[float] | None, is_named: bool,
-) -> Encoder:  # fmt: skip
+) -> EncoderSpec:  # fmt: skip
     stem = next((names[key] for key in ("conv1.weight", PATCHES) if key in names), None)
     channels = 3 if stem is None or stem.ndim != 4 else int(stem.shape[1])
     if channels != 3 and (mean is None or std is None):
@@ -191,7 +223,7 @@ def _build(
         "name": name, "channels": channels, "size": default_size if size is None else size,
         "mean": list(default_mean if mean is None else mean), "std": list(default_std if std is None else std),
     }  # fmt: skip
-    return from_json(EncoderSpec, spec, "encoder").build()
+    return from_json(EncoderSpec, spec, "encoder")
 
 
 def _default_mean_and_std(name: str) -> tuple[Sequence[float], Sequence[float]]:
@@ -208,13 +240,17 @@ def _default_mean_and_std(name: str) -> tuple[Sequence[float], Sequence[float]]:
     return IMAGENET_MEAN, IMAGENET_STD
 
 
-def _load_into(encoder: Encoder, names: Mapping[str, Tensor], file: Path) -> None:
-    expected = encoder.body.state_dict()
-    weights = {name: value for name, value in names.items() if name in expected or not name.startswith(HEADS)}
+def _fit_names(tensors: Mapping[str, T], expected: Mapping[str, T]) -> dict[str, T]:
+    """The tensors without heads, and with the counters of batch norms: files from before torch 0.4.1 lack them."""
+    fitted = {name: value for name, value in tensors.items() if name in expected or not name.startswith(HEADS)}
     for name, value in expected.items():
-        if name.endswith("num_batches_tracked"):  # missing in files from before torch 0.4.1
-            weights.setdefault(name, value)
-    weights = match_weights(encoder, weights, file)
+        if name.endswith("num_batches_tracked"):
+            fitted.setdefault(name, value)
+    return fitted
+
+
+def _load_into(encoder: Encoder, names: Mapping[str, Tensor], file: Path) -> None:
+    weights = _fit_names(names, encoder.body.state_dict())
     for name, value in weights.items():
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise BadInput(f"{file}: tensor {name!r} is sparse, quantised or without values; save it as a plain tensor")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
+import os
 import threading
 from collections.abc import Callable
 from typing import IO, Any
 
 from supancl.errors import BadInput
-from supancl.files import describe_write_failure, jsonable, reason
+from supancl.files import describe_write_failure, make_inner_folder, open_to_append, reason
+from supancl.weights.log_rows import seal_row
 from supancl.weights.run_folder import RunFolder
 
 
@@ -21,7 +22,9 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder = folder
-        self.file: IO[str] = open(folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
+        self.rows = folder.next_row_number()
+        self.file: IO[str] = open_to_append(folder.metrics_file)
+        make_inner_folder(folder.tensorboard)
         # TensorBoard drops this step and later ones; the row of `resumed_at` is kept
         purge_step = None if resumed_at is None else resumed_at + 1
         self.board = SummaryWriter(str(folder.tensorboard), purge_step=purge_step)
@@ -29,8 +32,9 @@ class MetricsLog:
 
     def write(self, row: dict[str, Any]) -> None:
         try:
-            self.file.write(json.dumps(jsonable(row)) + "\n")
+            self.file.write(seal_row(row, self.rows) + "\n")
             self.file.flush()
+            self.rows += 1
             for name, value in row.items():
                 if isinstance(value, (int, float)) and name not in ("step", "epoch") and math.isfinite(value):
                     self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
@@ -38,13 +42,19 @@ class MetricsLog:
             way_out = f"free some space, then continue with --resume --out {self.folder.path}"
             raise BadInput(describe_write_failure(self.folder.metrics_file, reason(error), way_out)) from None
 
+    def sync(self) -> None:
+        """Make the rows so far survive a power cut; before a checkpoint, which counts on them."""
+        with contextlib.suppress(OSError):  # not every file system can sync
+            os.fsync(self.file.fileno())
+
     def rewind(self, step: int) -> None:
         """Drop the rows after `step`; they will be written again."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self.file.close()
         self.folder.keep_metrics_until(step)
-        self.file = open(self.folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
+        self.rows = self.folder.next_row_number()
+        self.file = open_to_append(self.folder.metrics_file)
         # what purge_step writes, but in the same file: files of the same second may be read in any order
         event = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
         self.board._get_file_writer().add_event(event)
@@ -71,9 +81,13 @@ def _ignore_board_threads() -> Callable[[threading.ExceptHookArgs], object]:
 class NoLog(MetricsLog):
     """For ranks that do not write."""
 
+    rows = 0
+
     def __init__(self) -> None: ...
 
     def write(self, row: dict[str, Any]) -> None: ...
+
+    def sync(self) -> None: ...
 
     def rewind(self, step: int) -> None: ...
 

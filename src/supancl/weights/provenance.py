@@ -10,7 +10,7 @@ from pathlib import Path
 
 from supancl.version import __version__
 
-PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
+PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors")
 
 
 def versions() -> dict[str, str]:

@@ -10,18 +10,25 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from supancl.config import parse_json, to_json
+from supancl.data.content import Content
 from supancl.data.opening import absolute_source
 from supancl.errors import BadInput
 from supancl.files import (
+    check_no_link,
     check_writable,
     hold_lock,
+    make_inner_folder,
+    open_regular,
+    read_text,
     remove_left_over_files,
     why_unwritable,
+    write_bytes,
     write_json,
     write_text,
 )
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
 from supancl.recipes.plugins import required_plugins
+from supancl.weights.log_rows import GAP, LogRows, fill_gaps, keep_rows, read_rows
 from supancl.weights.provenance import commit, versions
 
 COMMAND_BY_FILE = {
@@ -31,8 +38,8 @@ COMMAND_BY_FILE = {
 
 
 class RunFolder:
-    """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, tensorboard/,
-    evaluate/."""
+    """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, content.npz,
+    tensorboard/, evaluate/."""
 
     REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {
         "kind": str,
@@ -47,8 +54,10 @@ class RunFolder:
         self.projector = path / "projector.safetensors"
         self.recipe_file = path / "recipe.json"
         self.metrics_file = path / "metrics.jsonl"
+        self.content_file = path / "content.npz"  # a checksum of each image
         self.tensorboard = path / "tensorboard"
         self.evaluations = path / "evaluate"
+        self.lock_file = path / ".lock"
         self.created = False  # whether create() made the folder: then it is removed if the run never starts
 
     @property
@@ -65,8 +74,14 @@ class RunFolder:
         """Refuse a folder that cannot be written, without creating anything."""
         check_writable(self.path)
 
+    def check_links(self) -> None:
+        """Refuse links in the place of what a run writes to: a received folder could make it write anywhere."""
+        for path in (self.lock_file, self.checkpoints, self.metrics_file, self.tensorboard, self.evaluations):
+            check_no_link(path)
+
     def check_free(self, resume: bool) -> None:
         """Refuse a folder that holds a run or remains of one: its log and checkpoints would be mixed with ours."""
+        self.check_links()
         for file, command in COMMAND_BY_FILE.items():
             if file != self.recipe_file.name and (self.path / file).exists():
                 raise BadInput(f"{self.path} holds a run of supancl {command}; choose another --out")
@@ -88,6 +103,7 @@ class RunFolder:
             )
 
     def create(self) -> None:
+        self.check_links()
         try:
             try:
                 self.path.mkdir(parents=True)
@@ -106,7 +122,7 @@ class RunFolder:
         def refuse(owner: str) -> None:
             raise BadInput(f"{self.path} is in use by process {owner}; wait for it, stop it, or choose another --out")
 
-        with hold_lock(self.path / ".lock", refuse):
+        with hold_lock(self.lock_file, refuse):
             try:
                 yield
             finally:
@@ -116,7 +132,7 @@ class RunFolder:
     def _remove_if_empty(self) -> None:
         with contextlib.suppress(OSError):  # a folder that is not empty is kept
             self.checkpoints.rmdir()
-            (self.path / ".lock").unlink()
+            self.lock_file.unlink()
             if self.created:
                 self.path.rmdir()
 
@@ -140,9 +156,14 @@ class RunFolder:
             content["plugins"] = plugins
         write_json(self.recipe_file, content)
 
+    def write_content(self, content: Content | None) -> None:
+        """Write a checksum of each image, for `--resume` to name those that have changed."""
+        if content is not None:
+            write_bytes(self.content_file, content.to_bytes())
+
     def record_setting(self, recipe: Recipe, section: str, name: str) -> None:
         """Write one setting that changed on resume into recipe.json; everything else is kept."""
-        content, value = parse_json(self.recipe_file.read_text()), getattr(getattr(recipe, section), name)
+        content, value = parse_json(read_text(self.recipe_file)), getattr(getattr(recipe, section), name)
         settings, key = content["recipe"][section], f"{section}.{name}"
         if name in settings and settings[name] == value:
             return
@@ -153,7 +174,7 @@ class RunFolder:
 
     def read_recipe(self) -> tuple[Recipe, tuple[str, ...]]:
         try:
-            text = self.recipe_file.read_text()
+            text = read_text(self.recipe_file)
         except (OSError, UnicodeDecodeError):
             raise BadInput(f"{self.path} holds no run (no readable recipe.json); give a run folder") from None
         try:
@@ -168,47 +189,72 @@ class RunFolder:
     def read_plugins(self) -> list[str]:
         """The plugin files that the run used; empty if it used none or there is no recipe.json."""
         try:
-            files = parse_json(self.recipe_file.read_text()).get("plugins")
+            files = parse_json(read_text(self.recipe_file)).get("plugins")
             return [str(file) for file in files] if isinstance(files, list) else []
         except (OSError, ValueError, AttributeError):
             return []
 
     def read_data(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The description of the data in recipe.json, and the class names."""
-        content = parse_json(self.recipe_file.read_text())
+        content = parse_json(read_text(self.recipe_file))
         data, classes = content.get("data") or {}, content.get("classes") or []
         if not isinstance(data, dict) or not isinstance(classes, list):
             wrong = "classes is not a list" if isinstance(data, dict) else "data is not an object"
             raise BadInput(f"{self.recipe_file}: {wrong}; restore the file that the run wrote, or choose another --out")
         return data, tuple(map(str, classes))
 
-    def keep_metrics_until(self, step: int) -> None:
-        """Drop rows after `step`: those steps will be repeated."""
-        if not self.metrics_file.exists():
-            return
-        write_text(self.metrics_file, "".join(line + "\n" for line, row in self._read_rows() if row["step"] <= step))
+    def read_versions(self) -> dict[str, str]:
+        """The versions of Python and of packages that the run began with."""
+        return dict(parse_json(read_text(self.recipe_file)).get("versions") or {})
+
+    def keep_metrics_until(self, step: int, expected: int | None = None) -> list[str]:
+        """Drop rows after `step`: those steps will be repeated. Returns remarks on rows that are damaged or missing.
+
+        `expected` is the number of rows when the run was saved. A damaged log is kept under another name, and a row of
+        kind "gap" takes the place of what is lost.
+        """
+        log = self._read_log()
+        remaining, lost = keep_rows(log, step, expected)
+        remarks = []
+        if lost or log.damage:
+            copy = self.metrics_file.with_suffix(".damaged.jsonl")
+            remarks.append(
+                f"{self.metrics_file}: {', '.join(log.damage[:3]) or 'rows at its end are missing'}; "
+                f"{sum(until - before + 1 for before, until in lost)} rows are lost, and the file as it was is {copy}"
+            )
+            if self.metrics_file.exists():
+                with open_regular(self.metrics_file) as damaged:
+                    write_bytes(copy, damaged.read())
+        if self.metrics_file.exists() or lost:
+            position = {name: 0 for name, kind in self.REQUIRED_ROW_FIELDS.items() if kind is int} | {"step": step}
+            write_text(self.metrics_file, "".join(line + "\n" for line in fill_gaps(remaining, lost, **position)))
+        return remarks
+
+    def next_row_number(self) -> int:
+        return self._read_log().next_number
 
     def metrics(self) -> list[dict[str, Any]]:
-        return [row for _, row in self._read_rows()] if self.metrics_file.exists() else []
+        """The rows of metrics.jsonl; empty if there is none."""
+        log = self._read_log()
+        if log.damage:
+            raise BadInput(
+                f"{self.metrics_file}: {log.damage[0]}; restore it from a copy, or continue the run with --resume "
+                f"--out {self.path}, which sets the damage aside"
+            )
+        return [row for row in log.rows if row["kind"] != GAP]
 
-    def _read_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The lines of metrics.jsonl that are complete rows; a killed run may leave broken ones."""
-        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                row = parse_json(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and all(
-                isinstance(row.get(key), kind) for key, kind in self.REQUIRED_ROW_FIELDS.items()
-            ):
-                yield line, row
+    def _read_log(self) -> LogRows:
+        return read_rows(self.metrics_file, self.REQUIRED_ROW_FIELDS) if self.metrics_file.exists() else LogRows()
 
     def describe_early_end(self, recipe: Recipe) -> str:
-        """Where the log of an unfinished run ends.
+        """Where the log of an unfinished run ends, or that it is damaged.
 
         Empty if the log ends with the last epoch, or if there is no log: encoders are often copied without one.
         """
-        last, epochs = self.metrics()[-1:], recipe.train.epochs
+        log, epochs = self._read_log(), recipe.train.epochs
+        if log.damage:
+            return f"its log is damaged ({log.damage[0]})"
+        last = [row for row in log.rows if row["kind"] != GAP][-1:]
         final_kinds = ("monitor",) if recipe.train.monitor_every else ("monitor", "train")
         if all(row["epoch"] >= epochs - 1 and row["kind"] in final_kinds for row in last):
             return ""
@@ -216,12 +262,13 @@ class RunFolder:
 
     def check_evaluations_writable(self) -> None:
         """Refuse a run folder that cannot be written, before anything is measured."""
+        check_no_link(self.evaluations)
         if why := why_unwritable(self.evaluations):
             raise BadInput(f"cannot write to {self.path} ({why}); evaluate a copy of it")
 
     def write_evaluation(self, name: str, result: dict[str, Any]) -> Path:
         try:
-            self.evaluations.mkdir(exist_ok=True)
+            make_inner_folder(self.evaluations)
         except OSError as error:
             raise BadInput(f"cannot write to {self.path} ({error.strerror}); evaluate a copy of it") from None
         remove_left_over_files(self.evaluations)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from supancl.data.sources.npz import NpzArchive, open_npz
 from supancl.data.sources.toy import toy_source
 from supancl.data.splits import Source, full_split
 from supancl.data.store.memory import ArrayImages
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import torch
 
+GREY_CHUNK_BYTES = 2**22
 MAX_CLASSES = 1_000_000  # a larger label is hardly a class number: each number up to it becomes a class
 
 
@@ -36,39 +39,46 @@ BUILT_IN: dict[str, Callable[[int], Source]] = {"digits": digits_source, "toy": 
 
 def read_npz(path: Path, channels: int) -> Source:
     """A source from train_images and train_labels, and optionally val_*, test_* and class_names."""
-    arrays = _load_npz(path)
-    names = arrays.pop("class_names", None)
-    if names is not None and (names.dtype.kind not in "US" or names.ndim != 1):
-        raise BadInput(f"{path}: class_names has shape {names.shape} of {names.dtype}; it must be a list of strings")
-    if names is not None and names.dtype.kind == "S":
-        names = np.char.decode(names, "utf-8", "replace")
-    splits = {}
+    try:
+        with open_npz(path) as archive:
+            return _read_npz(archive, channels)
+    except BadInput:
+        raise
+    except Exception as error:  # numpy, zipfile and zlib each raise something else
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise BadInput(f"{path}: cannot be read ({reason}); save it with numpy.savez and plain arrays") from None
+
+
+def _read_npz(archive: NpzArchive, channels: int) -> Source:
+    """Only the arrays that are needed are read, and only after the headers of all of them were checked."""
+    path, headers = archive.path, archive.headers
+    if "class_names" in headers:
+        shape, dtype = headers["class_names"]
+        if dtype.kind not in "US" or len(shape) != 1:
+            raise BadInput(f"{path}: class_names has shape {shape} of {dtype}; it must be a list of strings")
+    splits = []
     for split in ("train", "val", "test"):
-        if f"{split}_images" not in arrays:
+        if f"{split}_images" not in headers:
             if split == "train":
                 raise BadInput(
-                    f"{path}: no train_images; it has {', '.join(sorted(arrays)) or 'nothing'}; save it with "
+                    f"{path}: no train_images; it has {', '.join(sorted(headers)) or 'nothing'}; save it with "
                     "train_images and train_labels"
                 )
             continue
-        if f"{split}_labels" not in arrays:
+        if f"{split}_labels" not in headers:
             raise BadInput(f"{path}: {split}_images has no {split}_labels; add them, with -1 for unlabelled images")
-        splits[split] = (arrays[f"{split}_images"], arrays[f"{split}_labels"])
-    return source_from_arrays(splits, channels, str(path), None if names is None else tuple(map(str, names)))
-
-
-def _load_npz(path: Path) -> dict[str, np.ndarray]:
-    """Every array of the archive; nothing is unpickled."""
-    try:
-        with open(path, "rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise ValueError("it is a single array, not an archive")
-            return {key: archive[key] for key in archive.files}
-    except Exception as error:  # numpy, zipfile and zlib each raise something else
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        reason = "it holds pickled objects, which are never executed" if "pickle" in reason else reason
-        raise BadInput(f"{path}: cannot be read ({reason}); save it with numpy.savez and plain arrays") from None
+        shape, dtype = headers[f"{split}_images"]
+        check_image_array(shape, dtype, f"{path}: {split}_images")
+        check_label_array(*headers[f"{split}_labels"], shape[0], f"{path}: {split}_labels")
+        splits.append(split)
+    names = [*(f"{split}_{part}" for split in splits for part in ("images", "labels")), "class_names"]
+    archive.check_sizes([name for name in names if name in headers])
+    class_names = archive.read("class_names") if "class_names" in headers else None
+    if class_names is not None and class_names.dtype.kind == "S":
+        class_names = np.char.decode(class_names, "utf-8", "replace")
+    arrays = {split: (archive.read(f"{split}_images"), archive.read(f"{split}_labels")) for split in splits}
+    classes = None if class_names is None else tuple(map(str, class_names))
+    return source_from_arrays(arrays, channels, str(path), classes)
 
 
 def source_from_arrays(
@@ -108,25 +118,32 @@ class _RowNames(Sequence[str]):
         return f"{self.name}[{index}]"
 
 
+def check_image_array(shape: tuple[int, ...], dtype: np.dtype[Any], location: str) -> None:
+    """Refuse an array that is not one of images; its shape and type are in the header of its file."""
+    if dtype != np.uint8:
+        raise BadInput(f"{location} holds {dtype}; images must be uint8, 0 to 255")
+    shape = (*shape, 1) if len(shape) == 3 else shape
+    if len(shape) != 4 or shape[3] not in (1, 3):
+        raise BadInput(f"{location} has shape {shape}; it must be (N, H, W), (N, H, W, 1) or (N, H, W, 3)")
+    if not math.prod(shape):
+        raise BadInput(f"{location} is empty (shape {shape}); give at least one image of one pixel")
+
+
+def check_label_array(shape: tuple[int, ...], dtype: np.dtype[Any], num_images: int, location: str) -> None:
+    if dtype.kind not in "iu":
+        raise BadInput(f"{location} holds {dtype}; labels must be integers, -1 for unlabelled")
+    if shape != (num_images,):
+        raise BadInput(f"{location} has shape {shape} for {plural(num_images, 'image')}; it must be ({num_images},)")
+
+
 def _checked_images(images: np.ndarray, location: str) -> tuple[np.ndarray, int]:
-    if images.dtype != np.uint8:
-        raise BadInput(f"{location} holds {images.dtype}; images must be uint8, 0 to 255")
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim != 4 or images.shape[3] not in (1, 3):
-        raise BadInput(f"{location} has shape {images.shape}; it must be (N, H, W), (N, H, W, 1) or (N, H, W, 3)")
-    if not images.size:
-        raise BadInput(f"{location} is empty (shape {images.shape}); give at least one image of one pixel")
+    check_image_array(images.shape, images.dtype, location)
+    images = images[..., None] if images.ndim == 3 else images
     return images, int(images.shape[3])
 
 
 def _checked_labels(labels: np.ndarray, num_images: int, location: str) -> Tensor:
-    if labels.dtype.kind not in "iu":
-        raise BadInput(f"{location} holds {labels.dtype}; labels must be integers, -1 for unlabelled")
-    if labels.shape != (num_images,):
-        raise BadInput(
-            f"{location} has shape {labels.shape} for {plural(num_images, 'image')}; it must be ({num_images},)"
-        )
+    check_label_array(labels.shape, labels.dtype, num_images, location)
     if labels.size and int(labels.min()) < -1:
         raise BadInput(f"{location} holds {int(labels.min())}; labels are 0, 1, ... and -1 for unlabelled")
     if labels.size and int(labels.max()) >= MAX_CLASSES:
@@ -145,4 +162,9 @@ def _convert_channels(images: np.ndarray, channels: int) -> Tensor:
     if channels == 3:
         return pixels.expand(-1, 3, -1, -1).contiguous()
     weights = torch.tensor([0.2989, 0.587, 0.114])[:, None, None]
-    return (pixels * weights).sum(1, keepdim=True).round().to(torch.uint8)
+    grey = torch.empty(len(pixels), 1, *pixels.shape[2:], dtype=torch.uint8)
+    rows = max(1, GREY_CHUNK_BYTES // pixels[0].numel())  # as floats, all at once would take five times their memory
+    for start in range(0, len(pixels), rows):
+        chunk = pixels[start : start + rows]
+        grey[start : start + rows] = (chunk * weights).sum(1, keepdim=True).round().to(torch.uint8)
+    return grey

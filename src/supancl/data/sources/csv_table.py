@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from array import array
 from collections import Counter
@@ -15,6 +16,7 @@ import numpy as np
 from supancl.data.columns import SPLITS, Columns, PathColumn
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Listing, check_label
 from supancl.errors import BadInput, plural
+from supancl.files import open_regular
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -26,7 +28,7 @@ def list_csv(path: Path, skip_bad: bool = False) -> Listing:
     folder, prefix = os.path.join(path.parent, ""), os.path.join(os.path.abspath(path.parent), "")
     isfile = os.path.isfile
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
             for text, label, split in _parse_rows(rows, path, columns):
                 is_plain = "/." not in text and "//" not in text and text[0] not in "./"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from supancl.config import parse_json
 from supancl.data.decode import IMAGE_SUFFIXES
 from supancl.errors import BadInput
+from supancl.files import read_text
 
 Entry = tuple[str, Path, str]
 
@@ -234,7 +235,7 @@ def imagenet100_classes() -> tuple[str, ...]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path, "utf-8-sig")
     except FileNotFoundError:
         raise _missing_file_error(path) from None
     except (OSError, UnicodeDecodeError) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import io
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from supancl.data.decode import file_stamp
+from supancl.data.decode import file_stamp, open_image_bytes, open_image_file
 from supancl.data.sources import arrays
 from supancl.data.splits import SPLIT_NAMES, Entry, Listing, Source
 from supancl.errors import BadInput, did_you_mean, plural
@@ -51,7 +50,7 @@ class RowItem:
         if image is None:
             raise ValueError("holds no image")
         if isinstance(image, dict):  # Hugging Face, undecoded
-            return Image.open(io.BytesIO(image["bytes"]) if image.get("bytes") else image["path"])
+            return open_image_bytes(image["bytes"]) if image.get("bytes") else open_image_file(image["path"])
         if not isinstance(image, Image.Image):
             raise ValueError(f"holds a {type(image).__name__}, not an image")
         return image.copy()  # decoding closes it, and the data set may return the same object again

@@ -23,7 +23,7 @@ from supancl.data.sources.tars import iter_samples
 from supancl.data.store.cache import TAR_INDEX_FOLDER, cache_root
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
-from supancl.files import reason, remove_left_over_files, write_atomically
+from supancl.files import make_inner_folder, open_regular, reason, remove_left_over_files, write_atomically
 
 INDEX_VERSION = 2
 ARRAY_DTYPES = {"offsets": "<i8", "lengths": "<i8", "codes": "<i4"}
@@ -155,7 +155,7 @@ def _read_fields(path: Path, *names: str) -> list[bytes]:
     Not np.load: it parses a header for every array, which is not thread-safe in Python 3.11 (occasional "SystemError:
     AST constructor recursion depth mismatch").
     """
-    with zipfile.ZipFile(path) as archive:
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         return [archive.read(name) for name in names]
 
 
@@ -195,7 +195,7 @@ def _write_index(tar: Path) -> None:
                 archive.writestr(name, field)
 
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_inner_folder(path.parent)
     except OSError as error:
         raise BadInput(f"the cache {path.parent} cannot be written ({reason(error)}); {FREE_SPACE_ADVICE}") from None
     remove_left_over_files(path.parent)

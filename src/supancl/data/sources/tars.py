@@ -8,22 +8,26 @@ from __future__ import annotations
 import glob
 import io
 import itertools
+import math
+import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from supancl.config import parse_json
-from supancl.data.decode import IMAGE_SUFFIXES, file_stamp
+from supancl.data.decode import IMAGE_SUFFIXES, check_image_bytes, file_stamp, open_image_bytes
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing, check_label
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput, plural
+from supancl.files import open_regular, reason
 
 LABEL_EXTENSIONS = ("cls", "label", "json", "txt")  # in this order of preference: a .txt may be a caption
+MAX_SHARDS = 1_000_000  # that a pattern may name: the largest public sets have a quarter of that
+MAX_LABEL_BYTES = 2**16  # of a class name
+MAX_JSON_BYTES = 2**20  # of a sample's .json, which may hold more than its label
 MIN_LABELLED = 20  # with fewer, many classes are no reason for a remark
 
 
@@ -44,9 +48,10 @@ class TarItem:
         return size * 1_000_003 + self.offset, change_time
 
     def open(self) -> Any:
-        with open(self.tar, "rb") as file:
+        check_image_bytes(self.length)
+        with open_regular(self.tar) as file:
             file.seek(self.offset)
-            return Image.open(io.BytesIO(file.read(self.length)))
+            return open_image_bytes(file.read(self.length))
 
 
 def is_tar(name: str) -> bool:
@@ -67,16 +72,18 @@ def find_tars(name: str) -> list[Path]:
     folder = Path(name)
     if folder.is_dir():
         return sorted(path for path in folder.glob("*.tar") if path.name[0] != ".")
-    names = _expand_braces(name)
-    paths = sorted(
-        {Path(path) for pattern in names for path in (glob.glob(pattern) if set(pattern) & set("*?") else [pattern])}
-    )
-    for path in paths:
-        if not path.is_file():
-            raise BadInput(f"no tar shard {path}; check the pattern {name!r}")
+    count = math.prod(len(choices) for choices in _parse_braces(name))
+    if count > MAX_SHARDS:
+        raise BadInput(f"{name}: the pattern names {count:,} tar shards, it may name {MAX_SHARDS:,}; check its {{..}}")
+    paths: set[Path] = set()
+    for pattern in map("".join, itertools.product(*_parse_braces(name))):
+        for path in glob.glob(pattern) if set(pattern) & set("*?") else [pattern]:
+            if not os.path.isfile(path):
+                raise BadInput(f"no tar shard {path}; check the pattern {name!r}")
+            paths.add(Path(path))
     if not paths:
         raise BadInput(f"no tar shard matches {name!r}; check the path")
-    return paths
+    return sorted(paths)
 
 
 def list_tars(name: str, progress: Progress | None = None) -> Listing:
@@ -125,8 +132,8 @@ def iter_samples(path: Path) -> Iterator[tuple[TarItem, str]]:
     """(image, class name) of every sample of a tar, in order; '' if unlabelled."""
     keys: set[str] = set()
     try:
-        with tarfile.open(path, "r:") as tar:
-            for key, members in itertools.groupby(_iter_members(tar), key=lambda member: member[0]):
+        with HeaderReader(open_regular(path)) as file, tarfile.open(path, "r:", file) as tar:
+            for key, members in itertools.groupby(_iter_members(path, tar), key=lambda member: member[0]):
                 if key in keys:
                     raise BadInput(
                         f"{path}: the files of sample {key!r} are not next to each other, or are there "
@@ -139,6 +146,20 @@ def iter_samples(path: Path) -> Iterator[tuple[TarItem, str]]:
             _check_end(path, tar.offset)
     except tarfile.TarError as error:
         raise BadInput(f"{path}: cannot be read as a tar ({error}); copy it again") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({reason(error)}); name a tar that you can read") from None
+
+
+class HeaderReader(io.BufferedReader):
+    """A tar of which only headers and labels are read. A header that claims to be long would fill the memory."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        super().__init__(file.detach())
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= MAX_JSON_BYTES:
+            raise tarfile.ReadError(f"a header claims {size:,} bytes" if size else "a header has no length")
+        return super().read(size)
 
 
 def _read_sample(
@@ -154,25 +175,32 @@ def _read_sample(
                 )
             image = TarItem(path, member.name, member.offset_data, member.size)
         elif extension in LABEL_EXTENSIONS:
+            location, limit = f"{path}::{member.name}", MAX_JSON_BYTES if extension == "json" else MAX_LABEL_BYTES
+            if member.size > limit:
+                raise BadInput(
+                    f"{location} has {member.size:,} bytes, a label may have {limit:,}; write a class number or name"
+                )
             file = tar.extractfile(member)
-            label = _read_label(file.read() if file else b"", extension, f"{path}::{member.name}")
+            label = _read_label(file.read() if file else b"", extension, location)
             if label is not None:
                 labels[extension] = label
     return image, next((labels[extension] for extension in LABEL_EXTENSIONS if extension in labels), "")
 
 
-def _iter_members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+def _iter_members(path: Path, tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
     """(key, everything after the first dot, member); skips hidden names and names without a dot, as webdataset does."""
     for member in tar:
         folder, slash, base = member.name.rpartition("/")
         stem, dot, extensions = base.partition(".")
+        if member.issparse():
+            raise BadInput(f"{path}::{member.name} is stored sparse; write the tar without --sparse")
         if member.isreg() and stem and dot:
             yield folder + slash + stem, extensions.lower(), member
 
 
 def _check_end(path: Path, offset: int) -> None:
     """Refuse a tar without its empty last block: tarfile ends at a broken header, so images would be lost."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         file.seek(offset)
         block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE or any(block):
@@ -197,14 +225,28 @@ def _read_label(content: bytes, extension: str, location: str) -> str | None:
     return "" if text in (*NO_LABEL, "None") else text
 
 
-def _expand_braces(name: str) -> list[str]:
-    before, open_brace, remainder = name.partition("{")
-    content, close_brace, after = remainder.partition("}")
-    if not open_brace or not close_brace:
-        return [name]
-    first, dots, last = content.partition("..")
-    if dots and first.isdigit() and last.isdigit():
-        choices = [str(i).zfill(len(first)) for i in range(int(first), int(last) + 1)]
-    else:
-        choices = content.split(",")
-    return [before + choice + tail for choice in choices for tail in _expand_braces(after)]
+class NumberRange(Sequence[str]):
+    """The numbers of a {000..009}, as long as the first one; none is held in memory."""
+
+    def __init__(self, first: str, last: str) -> None:
+        self.numbers, self.digits = range(int(first), int(last) + 1), len(first)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return str(self.numbers[index]).zfill(self.digits)
+
+
+def _parse_braces(name: str) -> list[Sequence[str]]:
+    """The segments of a pattern in order, each with its choices: one for plain text, more for {000..009} and {a,b}."""
+    segments: list[Sequence[str]] = []
+    while name:
+        before, open_brace, remainder = name.partition("{")
+        content, close_brace, after = remainder.partition("}")
+        if not open_brace or not close_brace:
+            return [*segments, [name]]
+        match = re.fullmatch(r"([0-9]{1,18})\.\.([0-9]{1,18})", content)
+        segments += [[before], NumberRange(*match.groups()) if match else content.split(",")]
+        name = after
+    return segments

@@ -33,10 +33,10 @@ from supancl.data.decode import (
     map_in_order,
     try_decode,
 )
-from supancl.data.store.memory import PackedImages, Progress
-from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, image_checksum, read_index
+from supancl.data.store.memory import PackedImages, Progress, image_checksum
+from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, read_index
 from supancl.errors import BadInput
-from supancl.files import hold_lock, reason, write_text
+from supancl.files import hold_lock, make_inner_folder, open_no_link, read_text, reason, write_text
 
 if TYPE_CHECKING:
     import torch
@@ -94,6 +94,7 @@ class Cache:
             remarks.append(message) if progress is None else progress(message, 0, 0)
 
         try:
+            make_inner_folder(self.folder)
             with hold_lock(self.folder / ".lock", report_waiting):
                 return *self._build_locked(items, progress, remarks), remarks
         except BrokenPipeError:  # raised by `progress`, not by the cache
@@ -117,7 +118,7 @@ class Cache:
             new_shards, undecodable = self._decode(items, names, missing, stamps, progress, remarks)
             shards, unreadable = shards + new_shards, sorted(unreadable + undecodable)
         shards = self._remove_unused(shards, names)
-        os.utime(self.folder / "about.json")  # last used, for eviction
+        _touch(self.folder / "about.json")  # last used, for eviction
         readable = np.ones(len(items), bool)
         readable[[position for position, _ in unreadable]] = False
         rows = _find_rows(shards, names)[readable]
@@ -143,7 +144,7 @@ class Cache:
                 "resample": self.resample,
             }
             write_text(about, json.dumps(content, indent=2) + "\n", FREE_SPACE_ADVICE)
-        os.utime(about)  # in use, so that it is not evicted while being built
+        _touch(about)  # in use, so that it is not evicted while being built
         for temporary in self.folder.glob("*.tmp"):  # of a build that was killed; we hold the lock
             temporary.unlink(missing_ok=True)
 
@@ -244,6 +245,10 @@ class CachedImages(PackedImages):
         yield np.ascontiguousarray(self.checksums[rows.numpy()]).data
         yield self.sizes[rows].contiguous().numpy().data
 
+    def pixel_checksums(self, rows: Tensor) -> np.ndarray:
+        checksums: np.ndarray = self.checksums[rows.numpy()]
+        return checksums
+
     def _repair(self, index: int, image: Tensor) -> None:
         """Decode the source file again and restore the pixels, in memory and on disk."""
         item, path = self.items[index], self.paths[int(self.locations[index, 0])]
@@ -260,7 +265,7 @@ class CachedImages(PackedImages):
             )
         self.repaired += 1
         image.copy_(decoded)  # the mapping is private; the file is repaired below
-        with contextlib.suppress(OSError), open(path, "rb+") as file:
+        with contextlib.suppress(OSError, BadInput), os.fdopen(open_no_link(path, os.O_RDWR), "rb+") as file:
             if (
                 os.fstat(file.fileno()).st_ino == self.inodes[int(self.locations[index, 0])]
             ):  # else the file is another build's
@@ -323,7 +328,10 @@ def _describe_folder(folder: Path) -> CacheFolder:
 
 
 def remove_cache(folder: Path, on_wait: Callable[[str], None] = lambda owner: None) -> None:
-    """Delete a cache; a process that has mapped it can go on reading."""
+    """Delete a cache; a process that has mapped it can go on reading. Of a link only the link is deleted."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
     with hold_lock(folder / ".lock", on_wait):
         _remove_files(folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -398,13 +406,18 @@ def _check_room(folder: Path, needed_bytes: float) -> None:
 def _read_about(folder: Path) -> dict[str, Any]:
     """The content of about.json; empty if it is missing or damaged."""
     try:
-        content = parse_json((folder / "about.json").read_text())
+        content = parse_json(read_text(folder / "about.json"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
+def _touch(path: Path) -> None:
+    """Set a file's time to now, not through a link."""
+    os.utime(path, follow_symlinks=os.utime not in os.supports_follow_symlinks)
+
+
 def _remove_files(folder: Path) -> None:
     for path in folder.iterdir():
-        if path.is_file() and path.name != ".lock":
+        if (path.is_file() or path.is_symlink()) and path.name != ".lock":
             path.unlink(missing_ok=True)  # features and indexes are written without the lock

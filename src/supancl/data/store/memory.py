@@ -6,12 +6,14 @@ Stores differ in the methods and attributes of `ImageStore`; no caller checks a 
 from __future__ import annotations
 
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from supancl.data.decode import (
     DECODE_VERSION,
@@ -22,6 +24,7 @@ from supancl.data.decode import (
     image_problem,
     item_stamp,
 )
+from supancl.data.threads import ReadingThreads
 from supancl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -110,6 +113,10 @@ class ImageStore(ABC):
         """
         return None
 
+    def pixel_checksums(self, rows: Tensor) -> np.ndarray | None:
+        """A checksum of each row's pixels (uint32); None if they are not known without reading everything."""
+        return None
+
     def has_same_pixels(self, other: ImageStore) -> bool:
         """Whether two stores with equal fingerprints have equal pixels; only arrays need a comparison."""
         return True
@@ -150,6 +157,10 @@ class ArrayImages(ImageStore):
         yield str((tuple(self.pixels.shape[1:]), self.pixels.dtype)).encode()
         for chunk in rows.split(4096):
             yield self.pixels[chunk.to(self.pixels.device)].cpu().contiguous().numpy().data
+
+    def pixel_checksums(self, rows: Tensor) -> np.ndarray:
+        pixels = self.pixels.cpu().contiguous().numpy()
+        return np.array([zlib.crc32(pixels[row].data) for row in rows.tolist()], np.uint32)
 
     def has_same_pixels(self, other: ImageStore) -> bool:
         return not isinstance(other, ArrayImages) or torch.equal(self.pixels.cpu(), other.pixels.cpu())
@@ -241,6 +252,9 @@ class PackedImages(ImageStore):
         for row in rows.tolist():
             yield self.image(row).cpu().contiguous().numpy().data
 
+    def pixel_checksums(self, rows: Tensor) -> np.ndarray:
+        return np.array([image_checksum(self.image(row).cpu()) for row in rows.tolist()], np.uint32)
+
     def place_on(self, device: torch.device, progress: Progress | None = None) -> ImageStore:
         return self.to(device, progress) if device.type == "cuda" and fits_on_gpu(self.nbytes, device) else self
 
@@ -264,10 +278,16 @@ class FileImages(ImageStore):
     """Images that are decoded by several threads each time they are read."""
 
     def __init__(
-        self, items: Sequence[Item | Path], channels: int, short_side: int | None, resample: Resample = "bilinear"
+        self,
+        items: Sequence[Item | Path],
+        channels: int,
+        short_side: int | None,
+        resample: Resample = "bilinear",
+        checksums: np.ndarray | None = None,
     ) -> None:
         self.items, self.channels, self.short_side, self.resample = items, channels, short_side, resample
-        self.executor = ThreadPoolExecutor(max_workers=decode_threads_per_rank())
+        self.checksums = checksums  # of the pixels, as they were when all images were decoded once
+        self.executor = ReadingThreads(decode_threads_per_rank(), "decode")
 
     def __len__(self) -> int:
         return len(self.items)
@@ -282,6 +302,9 @@ class FileImages(ImageStore):
         for row in rows.tolist():
             yield f"{self.items[row]}{item_stamp(self.items[row])}".encode()
 
+    def pixel_checksums(self, rows: Tensor) -> np.ndarray | None:
+        return None if self.checksums is None else self.checksums[rows.numpy()]
+
     def _read(self, item: Item | Path) -> Tensor:
         try:
             return decode(item, self.channels, self.short_side, self.resample)
@@ -290,6 +313,11 @@ class FileImages(ImageStore):
                 f"{item}: was readable before, now it is not ({image_problem(error)}); restore it, then "
                 "continue with --resume"
             ) from None
+
+
+def image_checksum(image: Tensor) -> int:
+    """The checksum of an image's bytes."""
+    return zlib.crc32(image.contiguous().numpy().data)
 
 
 def pad_images(images: Sequence[Tensor]) -> Batch:

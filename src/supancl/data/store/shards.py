@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from supancl.files import reason, sync_folder, write_atomically
+from supancl.data.store.memory import image_checksum
+from supancl.files import open_regular, reason, sync_folder, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,11 +33,6 @@ class Shard:
     checksums: np.ndarray  # (n,) uint32: crc32 of each image's bytes
 
 
-def image_checksum(image: Tensor) -> int:
-    """The checksum of an image's bytes."""
-    return zlib.crc32(image.numpy().data)
-
-
 class ShardWriter:
     """Writes images into shards of about SHARD_BYTES, each complete before its index appears."""
 
@@ -49,7 +44,7 @@ class ShardWriter:
 
     def add(self, name: str, stamp: Sequence[int] | np.ndarray, image: Tensor) -> None:
         if self.file is None:
-            self.file = open(self._path().with_suffix(".bin.tmp"), "wb")  # noqa: SIM115 - closed by finish()
+            self.file = open(self._path().with_suffix(".bin.tmp"), "xb")  # noqa: SIM115 - closed by finish()
         offset = self.file.tell()
         self.file.write(image.numpy().data)
         self.rows.append((name, stamp, (image.shape[1], image.shape[2]), offset, image_checksum(image), image.numel()))
@@ -122,7 +117,7 @@ def read_index(index: Path, channels: int) -> Shard | str:
     """The shard, or the reason why it cannot be used. Pixels are checked when they are first read, not here."""
     pixels = index.with_suffix(".bin")
     try:
-        with open(index, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with open_regular(index) as file, np.load(file, allow_pickle=False) as arrays:
             names = bytes(arrays["names"]).decode("utf-8", "surrogateescape").split("\0")
             shard = Shard(pixels, names, arrays["stamps"], arrays["sizes"], arrays["offsets"], arrays["checksums"])
     except Exception as error:  # numpy, zipfile and zlib each raise something else

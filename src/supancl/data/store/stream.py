@@ -10,19 +10,20 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from supancl.data.content import Content, shard_content
 from supancl.data.decode import Resample, decode, decode_threads_per_rank, image_problem, large_image_remarks
 from supancl.data.order import Order, WindowedOrder
 from supancl.data.sources.tar_index import TarIndex, index_tars
 from supancl.data.sources.tars import TarItem, caption_remarks, check_splits, find_tars, split_from_name
 from supancl.data.splits import DataSpec, Source, Split, sorted_names
 from supancl.data.store.memory import Batch, ImageStore, Progress, pad_images
+from supancl.data.threads import ReadingThreads
 from supancl.errors import BadInput, plural
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class StreamImages(ImageStore):
         self.canvas = None if short_side is None else (MAX_ASPECT * short_side, MAX_ASPECT * short_side)
         self.open_indexes: OrderedDict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = OrderedDict()
         self.lock = threading.Lock()
-        self.executor = ThreadPoolExecutor(max_workers=decode_threads_per_rank(), thread_name_prefix="decode")
+        self.executor = ReadingThreads(decode_threads_per_rank(), "decode")
         self.skipped: set[str] = set()
         self.large: set[str] = set()
         self.reported: set[str] = set()
@@ -235,6 +236,9 @@ class StreamSplit(Split):
 
     def names_at(self, positions: Tensor) -> list[str]:
         return self.store.names_of(self.rows_at(positions.cpu()))
+
+    def content(self) -> Content:
+        return shard_content([shard.tar for shard in self.store.shards])
 
     def iter_content(self) -> Iterator[bytes]:
         yield from (self.index.numpy().tobytes(), self.labels.numpy().tobytes())

@@ -52,7 +52,8 @@ def hessian(sample: Sample, w: Tensor, lambda3: float, symmetric: bool = False) 
     value = lagrangian(sample, w, wp + wp.mT if symmetric else wp, 0.5, lambda3)
     (gradient,) = torch.autograd.grad(value, flat, create_graph=True)
     units = torch.eye(rows * rows, dtype=DTYPE)
-    return torch.stack([torch.autograd.grad(gradient, flat, unit, retain_graph=True)[0] for unit in units])
+    (rows_of_hessian,) = torch.autograd.grad(gradient, flat, units, is_grads_batched=True)
+    return rows_of_hessian
 
 
 def minimiser(sample: Sample, w: Tensor, alpha: float, lambda3: float, symmetric: bool = False) -> Tensor:

@@ -1,0 +1,154 @@
+"""Images that are replaced under the same names are noticed on resume, wherever they are stored."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from supancl import BadInput, pretrain, recipe
+from supancl.data.content import SAMPLED_BLOCKS, shard_content
+from supancl.data.opening import open_data
+from supancl.data.splits import DataSpec
+from supancl.weights.run_folder import RunFolder
+from tests.files import archive, assert_mentions, class_folders, mentions
+from tests.tiny import Notes, tiny_data, tiny_recipe
+
+STORES = {
+    "memory": {},
+    "cache": {"data.cache": "always"},
+    "decoded each time": {"data.cache": "never", "data.memory_gb": 1e-9},
+}
+
+
+def photo_recipe(source: Path, **settings: object):
+    return recipe("digits.supsiam").with_set(
+        {
+            "data.source": str(source), "views.size": 8, "encoder.width": 16, "train.batch_size": 4, "train.epochs": 1,
+            "train.device": "cpu", "train.monitor_every": 0, "schedule.warmup_epochs": 0, "data.short_side": 8,
+            **settings,
+        }
+    )  # fmt: skip
+
+
+def replace_image(path: Path, keep_time: bool) -> None:
+    """Another picture under the same name and, if asked for, of the same time."""
+    before = path.stat()
+    with Image.open(path) as image:
+        pixels = 255 - np.asarray(image)
+    Image.fromarray(pixels).save(path)
+    if keep_time:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("keep_time", [False, True])
+@pytest.mark.parametrize("store", STORES)
+def test_a_replaced_image_of_a_folder_is_named_on_resume(store: str, keep_time: bool, tmp_path: Path) -> None:
+    photos, run = class_folders(tmp_path / "photos"), tmp_path / "run"
+    pretrain(photo_recipe(photos, **STORES[store]), out=run)
+    assert RunFolder(run).read_data()[0]["content_of"] == "every pixel"
+    replace_image(photos / "dog" / "3.png", keep_time)
+    with pytest.raises(BadInput, match=mentions(photos / "dog" / "3.png", 1, "changed", "restore")):
+        pretrain(None, out=run, resume=True)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_photographs_that_were_moved_continue(store: str, tmp_path: Path) -> None:
+    photos, run, notes = class_folders(tmp_path / "photos"), tmp_path / "run", Notes()
+    made = photo_recipe(photos, **STORES[store])
+    pretrain(made, out=run)
+    shutil.copytree(photos, tmp_path / "moved")
+    shutil.rmtree(photos)
+    pretrain(made.with_set({"data.source": str(tmp_path / "moved")}), out=run, resume=True, reporter=notes)
+    assert notes.warnings == []
+
+
+def test_a_replaced_image_of_an_archive_is_noticed(tmp_path: Path) -> None:
+    data, run = archive(tmp_path / "data.npz"), tmp_path / "run"
+    pretrain(photo_recipe(data), out=run)
+    with np.load(data) as arrays:
+        content = dict(arrays)
+    content["train_images"][7] ^= 1
+    np.savez(data, **content)
+    with pytest.raises(BadInput, match=mentions(1, "changed", "restore")):
+        pretrain(None, out=run, resume=True)
+
+
+def test_without_the_list_of_checksums_a_change_is_noticed_but_not_named(tmp_path: Path) -> None:
+    photos, run = class_folders(tmp_path / "photos"), tmp_path / "run"
+    pretrain(photo_recipe(photos), out=run)
+    (run / "content.npz").write_bytes(b"torn")
+    pretrain(None, out=run, resume=True)
+    replace_image(photos / "cat" / "0.png", keep_time=False)
+    with pytest.raises(BadInput, match=mentions("images", "changed", "restore")):
+        pretrain(None, out=run, resume=True)
+
+
+def test_another_pillow_may_decode_differently_and_is_named(tmp_path: Path) -> None:
+    photos, run, notes = class_folders(tmp_path / "photos"), tmp_path / "run", Notes()
+    pretrain(photo_recipe(photos), out=run)
+    text = (run / "recipe.json").read_text()
+    (run / "recipe.json").write_text(text.replace('"pillow": "', '"pillow": "1.'))
+    replace_image(photos / "cat" / "0.png", keep_time=False)
+    pretrain(None, out=run, resume=True, reporter=notes)
+    (warning,) = notes.warnings
+    assert_mentions(warning, photos / "cat" / "0.png", "pillow")
+
+
+def test_a_run_without_a_checksum_of_its_images_continues_with_a_line(tmp_path: Path) -> None:
+    run, notes = tmp_path / "run", Notes()
+    pretrain(tiny_recipe(), tiny_data(), run)
+    text = (run / "recipe.json").read_text()
+    (run / "recipe.json").write_text(text.replace('"content"', '"other"'))
+    pretrain(None, tiny_data(), run, resume=True, reporter=notes)
+    (warning,) = notes.warnings
+    assert_mentions(warning, run / "recipe.json", "checksum", "images")
+
+
+def test_the_checksums_are_taken_of_training_and_held_out_images_in_their_order() -> None:
+    data = tiny_data()
+    assert data.content is not None
+    assert len(data.content.values) == len(data.train) + len(data.held_out)
+    last = len(data.content.values) - 1
+    first, final = torch.tensor([0]), torch.tensor([len(data.held_out) - 1])
+    names = [data.train.names_at(first)[0], data.held_out.names_at(final)[0]]
+    assert data.content.names_at([0, last]) == names
+
+
+# --- shards that are streamed -----------------------------------------------------------------------------------------
+
+
+def test_a_shard_is_compared_by_size_and_samples_and_a_copy_is_the_same(tmp_path: Path) -> None:
+    shard = tmp_path / "a.tar"
+    shard.write_bytes(bytes(range(256)) * 4096)
+    content = shard_content([shard])
+    copy = tmp_path / "b.tar"
+    shutil.copyfile(shard, copy)
+    os.utime(copy, ns=(1, 1))
+    assert shard_content([copy]).digest == content.digest
+    assert shard_content([copy]).has_other_stamps(content)
+    with open(copy, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\0")
+    assert shard_content([copy]).changed_names(content) == [str(copy)]
+    copy.write_bytes(shard.read_bytes() + b"\0")
+    assert shard_content([copy]).digest != content.digest
+    assert SAMPLED_BLOCKS >= 2  # the first and the last bytes are always among them
+    (tmp_path / "empty.tar").write_bytes(b"")
+    assert len(shard_content([tmp_path / "empty.tar"]).values) == 1
+
+
+def test_the_content_of_a_source_does_not_depend_on_how_it_is_stored(tmp_path: Path) -> None:
+    photos = class_folders(tmp_path / "photos")
+    digests = set()
+    for settings in STORES.values():
+        spec = DataSpec(source=str(photos), **{key.removeprefix("data."): value for key, value in settings.items()})
+        content = open_data(spec, 3).content
+        assert content is not None
+        digests.add(content.digest)
+    assert len(digests) == 1

@@ -1,0 +1,134 @@
+"""Ranks killed at random moments under torchrun --max-restarts: the run ends as one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from tests.distributed.worker import ROOT
+from tests.tiny import assert_same_bits, final_state
+
+KILLS = 20 if os.environ.get("SUPANCL_FAULTS") == "full" else 3
+SEED = int(os.environ.get("SUPANCL_FAULTS_SEED", "0"))
+RESTARTS = 3  # as many kills as one run survives
+LONGEST = 300  # seconds until a killed run must have ended
+SETTINGS = {
+    "data.limit": 256, "train.epochs": 16, "train.checkpoint_every": 3, "train.log_every": 1, "train.device": "cpu",
+    "train.monitor_every": 0, "encoder.width": 16,
+}  # fmt: skip
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """A run of two ranks under torchrun's own agent; each rank leaves its process number in `folder`.marks."""
+    marks = folder.with_suffix(".marks")
+    marks.mkdir()
+    # what --standalone means
+    words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", folder.name, "--nnodes", "1"]
+    words += ["--nproc-per-node", "2", "--max-restarts", str(RESTARTS), "-m", "supancl.cli", "pretrain"]
+    words += ["digits.supsiam", "--resume", "--out", str(folder)]
+    words += [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+    command = [sys.executable, "-m", "tests.faults.agent", str(marks), *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with open(folder.with_suffix(".txt"), "w") as log:  # a pipe that nobody reads would fill up
+        return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_ranks(agent: subprocess.Popen[str], folder: Path, restart: int) -> list[int]:
+    """The processes of the two ranks started after this many restarts; none if the run has ended instead."""
+    marks, until = [folder.with_suffix(".marks") / f"{restart}-{rank}" for rank in (0, 1)], time.monotonic() + LONGEST
+    while agent.poll() is None:
+        assert time.monotonic() < until, f"no restart {restart} within {LONGEST} s"
+        if all(mark.exists() for mark in marks):
+            return [int(mark.read_text()) for mark in marks]
+        time.sleep(0.01)
+    return []
+
+
+def end_rank(process: int) -> None:
+    """Kill a rank whose agent is gone, if it still runs and its number is not another process's by now."""
+    with suppress(OSError):
+        if b"tests.faults.agent" in Path(f"/proc/{process}/cmdline").read_bytes():
+            os.kill(process, signal.SIGKILL)
+
+
+class Undisturbed(NamedTuple):
+    state: dict[str, torch.Tensor]
+    seconds: float  # from the start of the ranks to the end
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Undisturbed:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    agent = start(folder)
+    assert wait_for_ranks(agent, folder, 0)
+    begun = time.monotonic()
+    assert agent.wait(LONGEST) == 0, folder.with_suffix(".txt").read_text()
+    return Undisturbed(final_state(folder), time.monotonic() - begun)
+
+
+class Outcome(NamedTuple):
+    kills: int
+    code: int | None  # None: still running after LONGEST seconds
+    to_end: float  # seconds from the last kill to the end of the run
+    to_restart: float  # the most seconds from a kill to the next ranks
+
+
+def wait_for_moment(agent: subprocess.Popen[str], folder: Path, chance: random.Random) -> None:
+    """Wait for up to three seconds, in which the ranks meet, or for some steps of training, however slow they are."""
+    log, steps = folder / "metrics.jsonl", 0
+    if chance.random() < 0.5:
+        steps = (len(log.read_text().splitlines()) if log.exists() else 0) + chance.randint(1, 12)
+    while steps and agent.poll() is None and not (log.exists() and len(log.read_text().splitlines()) >= steps):
+        time.sleep(0.01)
+    time.sleep(chance.uniform(0.0, 0.1 if steps else 3.0))
+
+
+def run_with_kills(folder: Path, kills: int, chance: random.Random) -> Outcome:
+    """Start a run, kill one rank after each start of all ranks, and wait for the end of the run."""
+    agent, done, killed_at, to_restart = start(folder), 0, time.monotonic(), 0.0
+    ranks: list[int] = []
+    try:
+        while done < kills and (ranks := wait_for_ranks(agent, folder, done)):
+            to_restart = max(to_restart, time.monotonic() - killed_at if done else 0.0)
+            wait_for_moment(agent, folder, chance)
+            try:
+                os.kill(chance.choice(ranks), signal.SIGKILL)
+            except ProcessLookupError:
+                break  # the run has finished
+            killed_at, done = time.monotonic(), done + 1
+        code: int | None = agent.wait(LONGEST)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        if agent.poll() is None:
+            agent.kill()
+            agent.wait()
+            for mark in folder.with_suffix(".marks").glob("*-?"):
+                end_rank(int(mark.read_text()))
+    return Outcome(done, code, time.monotonic() - killed_at, to_restart)
+
+
+def test_a_run_survives_kills_of_any_rank_at_any_moment(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """Also in the first moments, in which the ranks meet."""
+    chance, outcomes, failures = random.Random(SEED), [], []
+    while (left := KILLS - sum(outcome.kills for outcome in outcomes)) > 0:
+        folder = tmp_path / f"run{len(outcomes)}"
+        outcome = run_with_kills(folder, min(left, RESTARTS), chance)
+        outcomes.append(outcome)
+        print(f"{outcome}; undisturbed {undisturbed.seconds:.1f} s", flush=True)
+        if outcome.code == 0:
+            assert_same_bits(undisturbed.state, final_state(folder))
+        else:
+            failures.append(f"{outcome}: {folder.with_suffix('.txt').read_text()[-3000:]}")
+    assert not failures, "\n".join(failures)

@@ -1,0 +1,791 @@
+"""Run folders, caches and files from strangers: nothing is written through a link, nothing waits for a FIFO, only the
+documented image formats are opened, and what a file claims is checked before memory is taken for it.
+
+How much memory that takes is measured in tests/faults/test_memory.py.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from supancl import BadInput, load_encoder
+from supancl.cli import main
+from supancl.core.encoders import BUILDERS, Encoder, EncoderSpec, tensor_shapes
+from supancl.core.heads import MLP
+from supancl.data import decode
+from supancl.data.opening import open_source
+from supancl.data.sources import tars
+from supancl.data.sources.arrays import read_npz, source_from_arrays
+from supancl.data.splits import DataSpec
+from supancl.data.store.cache import Cache, list_caches, remove_cache
+from supancl.detect.saving import DetectFolder
+from supancl.evaluate.feature_cache import FeatureCache
+from supancl.files import check_regular, hold_lock, open_regular, read_text, write_text
+from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_tensors
+from supancl.weights.encoder_file import initialize_encoder, load_projector, save_encoder
+from supancl.weights.importing import open_encoder
+from supancl.weights.run_folder import RunFolder
+from tests.files import TINY, archive, assert_refused, class_folders, contents, mentions, noise, picture, supancl, table
+
+LINK = ("link", "remove", "move the whole")
+NO_FIFO = ("FIFO", "regular file")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def alarm():
+    """What hangs fails, and does not hold up the other tests."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("it waits for something that never comes")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run, and the data it was trained on beside it."""
+    root = tmp_path_factory.mktemp("received")
+    class_folders(root / "data")
+    command = ["pretrain", "digits.supsiam", *TINY, "--data", str(root / "data"), "--out", str(root / "run"), "--quiet"]
+    assert main(command) == 0
+    return root / "run"
+
+
+# --- links in a run folder --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mine(place) -> Path:
+    """What the user has elsewhere: a file and a folder, which nothing may change."""
+    (place / "mine").mkdir()
+    (place / "mine" / "thesis.tex").write_text("years of work")
+    (place / "mine" / "empty").mkdir()
+    return place / "mine"
+
+
+TARGETS = {".lock": "thesis.tex", "metrics.jsonl": "thesis.tex", "checkpoints": "empty", "tensorboard": "empty"}
+RESUME = ("pretrain", "--resume", "--out", "run", "--device", "cpu")
+
+
+@pytest.mark.parametrize("name", [*TARGETS, "evaluate"])
+def test_a_run_does_not_start_in_a_folder_with_links(name, place, mine, capsys):
+    class_folders(place / "data")
+    (place / "run").mkdir()
+    (place / "run" / name).symlink_to(mine / TARGETS.get(name, "empty"))
+    before = contents(place)
+    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "run")
+    assert_refused(said, f"run/{name}", *LINK)
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("leads", ["to a file or folder", "nowhere"])
+def test_a_run_does_not_continue_through_links(name, leads, place, mine, finished, capsys):
+    shutil.copytree(finished, place / "run")
+    path = place / "run" / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path.symlink_to(mine / (TARGETS[name] if leads != "nowhere" else "new"))
+    before = contents(place)
+    assert_refused(supancl(capsys, *RESUME), f"run/{name}", *LINK)
+    assert contents(place) == before
+
+
+def test_an_evaluation_is_not_written_through_a_link(place, mine, finished, capsys):
+    shutil.copytree(finished, place / "run")
+    (place / "run" / "evaluate").symlink_to(mine / "empty")
+    before = contents(place)
+    assert_refused(supancl(capsys, "evaluate", "knn", "run", "--device", "cpu"), "run/evaluate", *LINK)
+    assert contents(place) == before
+    with pytest.raises(BadInput, match=mentions("run/evaluate", *LINK)):
+        RunFolder(Path("run")).write_evaluation("knn", {})
+    with pytest.raises(BadInput, match=mentions("run/evaluate", *LINK)):
+        DetectFolder(Path("run")).create()
+    assert contents(place) == before
+
+
+def test_a_link_in_the_place_of_a_result_is_replaced(place, mine, finished, capsys):
+    shutil.copytree(finished, place / "run")
+    (place / "run" / "evaluate").mkdir()
+    (place / "run" / "evaluate" / "knn-k8.json").symlink_to(mine / "thesis.tex")
+    assert supancl(capsys, "evaluate", "knn", "run", "--device", "cpu").code == 0
+    assert (mine / "thesis.tex").read_text() == "years of work"
+    assert "accuracy" in json.loads((place / "run" / "evaluate" / "knn-k8.json").read_text())
+
+
+def test_files_may_be_read_through_links(place, finished, capsys):
+    """As in a snapshot of the Hugging Face hub, where every file is a link."""
+    shutil.copytree(finished, place / "there")
+    for folder in ("run", "run/checkpoints"):
+        (place / folder).mkdir()
+    for path in sorted((place / "there").rglob("*")):
+        relative = path.relative_to(place / "there")
+        if path.is_file() and relative.name not in (".lock", "metrics.jsonl") and relative.parts[0] != "tensorboard":
+            (place / "run" / relative).symlink_to(path)
+    shutil.copy(place / "there" / "metrics.jsonl", place / "run")
+    there = contents(place / "there")
+    assert supancl(capsys, *RESUME, "--epochs", "2").code == 2, "a run keeps its settings"
+    assert supancl(capsys, *RESUME).code == 0
+    assert supancl(capsys, "evaluate", "knn", "run", "--device", "cpu").code == 0
+    assert contents(place / "there") == there
+
+
+def test_a_temporary_name_that_is_taken_is_not_written_to(place, mine, monkeypatch):
+    monkeypatch.setattr("supancl.files.temporary_path", lambda path: place / "known.tmp")
+    (place / "known.tmp").symlink_to(mine / "new")
+    with pytest.raises(BadInput, match=mentions("recipe.json", "File exists", "--out")):
+        write_text(place / "recipe.json", "{}")
+    assert not (mine / "new").exists()
+
+
+# --- links in a cache -------------------------------------------------------------------------------------------------
+
+
+def cached(place: Path) -> tuple[Cache, list[Path]]:
+    files = [picture(place / "data" / f"{i}.png", seed=i) for i in range(3)]
+    return Cache("here", 1, None), files
+
+
+def test_a_cache_is_not_built_through_a_link(place, mine, cache_root):
+    cache, files = cached(place)
+    cache.folder.parent.mkdir(parents=True)
+    cache.folder.symlink_to(mine / "empty")
+    with pytest.raises(BadInput, match=mentions(cache.folder, *LINK)):
+        cache.build(files)
+    assert list((mine / "empty").iterdir()) == []
+    remove_cache(cache.folder)
+    assert not cache.folder.is_symlink()
+    assert (mine / "empty").is_dir()
+
+
+def test_removing_a_cache_that_is_a_link_removes_the_link_alone(place, mine, cache_root):
+    cache, files = cached(place)
+    cache.build(files)
+    shutil.move(cache.folder, mine / "cache")
+    cache.folder.symlink_to(mine / "cache")
+    before = contents(mine)
+    (listed,) = list_caches()
+    remove_cache(listed.folder)
+    assert contents(mine) == before
+    assert list_caches() == []
+
+
+@pytest.mark.parametrize("leads", ["to a file", "nowhere"])
+def test_the_lock_of_a_cache_is_not_taken_through_a_link(leads, place, mine, cache_root):
+    cache, files = cached(place)
+    cache.folder.mkdir(parents=True)
+    (cache.folder / ".lock").symlink_to(mine / ("thesis.tex" if leads == "to a file" else "new"))
+    before = contents(mine)
+    with pytest.raises(BadInput, match=mentions(".lock", *LINK)):
+        cache.build(files)
+    assert contents(mine) == before
+
+
+def test_a_damaged_image_is_not_repaired_through_a_link(place, mine, cache_root):
+    cache, files = cached(place)
+    cache.build(files)
+    shard = next(cache.folder.glob("*.bin"))
+    pixels = bytearray(shard.read_bytes())
+    pixels[0] ^= 255
+    (mine / "pixels").write_bytes(pixels)
+    shard.unlink()
+    shard.symlink_to(mine / "pixels")
+    store, unreadable, _ = cache.build(files)
+    assert not unreadable
+    assert torch.equal(store.image(0), decode.decode(files[0], 1))
+    assert store.repaired == 1
+    assert (mine / "pixels").read_bytes() == pixels
+
+
+def test_a_shard_is_not_written_through_a_link(place, mine, cache_root, monkeypatch):
+    cache, files = cached(place)
+    monkeypatch.setattr(Cache, "_prepare_folder", lambda self, add_remark: (self.folder / "about.json").touch())
+    cache.folder.mkdir(parents=True)
+    (cache.folder / "shard-000000.bin.tmp").symlink_to(mine / "thesis.tex")
+    with pytest.raises(BadInput, match=mentions(cache.folder, "File exists", "SUPANCL_CACHE")):
+        cache.build(files)
+    assert (mine / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("name", ["features", "tars"])
+def test_features_and_indexes_are_not_written_through_a_link(name, place, mine, cache_root):
+    cache_root.mkdir(parents=True)
+    (cache_root / name).symlink_to(mine / "empty")
+    if name == "features":
+        features = FeatureCache()
+        assert "link" in features.write(features.folder / "x.safetensors", torch.zeros(2, 2))
+    else:
+        shard(place / "x.tar", {"a.png": png(), "a.cls": b"0", "b.png": png(), "b.cls": b"1"})
+        with pytest.raises(BadInput, match=mentions(cache_root / "tars", *LINK)):
+            open_source(DataSpec(source="x.tar", stream=True), 1)
+    assert list((mine / "empty").iterdir()) == []
+
+
+# --- what is no regular file ------------------------------------------------------------------------------------------
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    bound = socket.socket(socket.AF_UNIX)
+    bound.bind(path.name)  # relative: the name of a socket is short
+    bound.close()
+
+
+def make_link_to_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+KINDS = {"fifo": make_fifo, "socket": make_socket, "device": make_link_to_device}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_regular_files_are_opened(kind, place, alarm):
+    KINDS[kind](place / "x")
+    for read in (check_regular, open_regular, read_text):
+        with pytest.raises(OSError, match="regular file"):
+            read(place / "x")
+    with pytest.raises(IsADirectoryError):
+        open_regular(place)
+    (place / "y").write_text("text")
+    (place / "z").symlink_to(place / "y")
+    assert read_text(place / "z") == "text"
+    with pytest.raises(OSError, match="4 bytes, more than 3"):
+        read_text(place / "z", limit=3)
+
+
+def test_a_fifo_that_takes_the_place_of_a_file_is_not_waited_for(place, alarm, monkeypatch):
+    make_fifo(place / "x")
+    monkeypatch.setattr("supancl.files.check_regular", lambda path: None)  # as if it had been a file until now
+    with pytest.raises(OSError, match="regular file"):
+        open_regular(place / "x")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["x.npz", "x.csv", "x.tar", "data/cat/x.png"])
+def test_data_that_are_no_file_are_refused(kind, name, place, alarm, capsys):
+    class_folders(place / "data")
+    os.chdir((place / name).parent)
+    KINDS[kind](place / name)
+    os.chdir(place)
+    source = "data" if name.startswith("data") else name
+    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", source, "--out", "out")
+    assert_refused(said, name, *(() if name == "x.tar" else NO_FIFO))
+    if source == "data":
+        command = ("pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out", "--skip-bad-images")
+        assert supancl(capsys, *command).code == 0
+
+
+def test_a_fifo_in_a_table_is_an_unreadable_image(place, alarm, capsys):
+    class_folders(place / "data")
+    make_fifo(place / "data" / "x.png")
+    rows = [f"data/{label}/{i}.png,{label}" for label in ("cat", "dog") for i in range(6)]
+    table(place / "x.csv", "path,label", *rows, "data/x.png,cat")
+    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "x.csv", "--out", "out", "--skip-bad-images")
+    assert said.code == 0, said.err
+    assert "data/x.png" in said.err
+
+
+RUN_FILES = {
+    "recipe.json": (RESUME, ("evaluate", "knn", "run")),
+    "encoder.safetensors": (("evaluate", "knn", "run"),),
+    "metrics.jsonl": (RESUME,),
+    ".lock": (RESUME,),
+}
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_a_fifo_in_a_run_folder_is_refused(name, place, finished, alarm, capsys):
+    shutil.copytree(finished, place / "run")
+    (place / "run" / name).unlink(missing_ok=True)
+    make_fifo(place / "run" / name)
+    for command in RUN_FILES[name]:
+        assert_refused(supancl(capsys, *command), "run", name)
+
+
+def test_fifos_in_place_of_checkpoints_and_weights_are_refused(place, finished, alarm, capsys):
+    shutil.copytree(finished, place / "run")
+    (newest,) = checkpoints(place / "run" / "checkpoints")
+    for path in (newest, newest.with_suffix(".sha256")):
+        path.unlink(missing_ok=True)
+        make_fifo(path)
+    assert_refused(supancl(capsys, *RESUME), newest.name, *NO_FIFO)
+    for name in ("x.pt", "x.safetensors"):
+        make_fifo(place / name)
+        assert_refused(supancl(capsys, "evaluate", "knn", name, "--data", "digits"), name, *NO_FIFO)
+        with pytest.raises(BadInput, match=mentions(name, *NO_FIFO)):
+            initialize_encoder(EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build(), place / name)
+
+
+def test_a_fifo_in_a_cache_is_no_shard_and_no_feature(place, cache_root, alarm):
+    cache, files = cached(place)
+    cache.build(files)
+    index = next(cache.folder.glob("*.npz"))
+    index.unlink()
+    make_fifo(index)
+    store, unreadable, remarks = cache.build(files)
+    assert len(store) == 3
+    assert not unreadable
+    assert index.name.removesuffix("npz") in remarks[0]
+    features = FeatureCache()
+    features.folder.mkdir(parents=True)
+    make_fifo(features.folder / "x.safetensors")
+    assert features.read(features.folder / "x.safetensors", 2) is None
+
+
+def test_a_lock_that_is_no_file_is_refused(place, alarm):
+    make_fifo(place / ".lock")
+    with pytest.raises(BadInput, match=mentions(".lock", *NO_FIFO, "remove")), hold_lock(place / ".lock", print):
+        pass
+
+
+# --- image formats ----------------------------------------------------------------------------------------------------
+
+
+def png(size: tuple[int, int] = (8, 8), seed: int = 0) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(noise(*size, seed=seed)).save(file, "PNG")
+    return file.getvalue()
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def test_an_eps_by_another_name_starts_no_program(place, monkeypatch, capsys):
+    from PIL import EpsImagePlugin
+
+    program = place / "bin" / "gs"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {place / 'started'}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    (place / "eps.jpg").write_bytes(EPS)
+    with pytest.raises(OSError, match=r"."), Image.open("eps.jpg") as image:  # Pillow itself starts it
+        image.load()
+    assert (place / "started").exists()
+    (place / "started").unlink()
+    class_folders(place / "data")
+    (place / "data" / "cat" / "x.jpg").write_bytes(EPS)
+    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out")
+    assert_refused(said, "data/cat/x.jpg", "no known image format", "--skip-bad-images")
+    shard(place / "x.tar", {"a.jpg": EPS, "a.cls": b"0", "b.png": png(), "b.cls": b"1"})
+    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "x.tar", "--out", "out")
+    assert_refused(said, "x.tar::a.jpg", "no known image format", "--skip-bad-images")
+    assert not (place / "started").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Pillow's, of formats that we do not open
+def test_only_the_formats_of_the_known_suffixes_are_opened(place):
+    Image.init()
+    opened = set()
+    for name in sorted(Image.SAVE.keys() & Image.OPEN.keys()):
+        for mode in ("L", "RGB", "1", "P", "RGBA"):
+            file = io.BytesIO()
+            try:
+                Image.fromarray(noise(32, 32)).convert(mode).save(file, name)
+                Image.open(io.BytesIO(file.getvalue())).load()
+            except (OSError, ValueError, KeyError, AttributeError, NotImplementedError, SystemError):
+                continue
+            (place / "x.png").write_bytes(file.getvalue())
+            outcome = decode.try_decode(place / "x.png", 1, None, "bilinear")
+            if isinstance(outcome, str):
+                assert outcome == "no known image format", name
+            else:
+                opened.add(name)
+            break
+    assert opened == set(decode.IMAGE_FORMATS)
+    assert {Image.registered_extensions()[suffix] for suffix in decode.IMAGE_SUFFIXES} == set(decode.IMAGE_FORMATS)
+
+
+def test_a_camera_s_jpeg_with_several_pictures_is_a_jpeg(place):
+    first, second = (Image.fromarray(noise(16, 16, seed=seed)) for seed in range(2))
+    first.save(place / "x.jpg", "MPO", save_all=True, append_images=[second])
+    with Image.open("x.jpg") as image:
+        assert image.format == "MPO"
+    assert decode.decode(place / "x.jpg", 1).shape == (1, 16, 16)
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", ["L", "RGB", "RGBA", "I;16", "I;16 inverted"])
+def test_pictures_are_converted_in_bands_as_they_are_at_once(kind, channels, place, monkeypatch):
+    path = place / "x.tif"
+    if kind.startswith("I;16"):
+        deep = np.random.default_rng(0).integers(0, 65536, (37, 23)).astype(np.uint16)
+        tags = {0x0106: 0} if "inverted" in kind else {}
+        Image.fromarray(deep).save(path, tiffinfo=tags)
+        expected = ((65535 - deep.astype(np.int64) if "inverted" in kind else deep) / 257).round().astype(np.uint8)
+    else:
+        Image.fromarray(noise(37, 23, 4)).convert(kind).save(path)
+        expected = None
+    at_once = decode.decode(path, channels)
+    monkeypatch.setattr(decode, "BAND_PIXELS", 50)
+    in_bands = decode.decode(path, channels)
+    assert torch.equal(in_bands, at_once)
+    assert in_bands.is_contiguous()
+    if expected is not None:
+        assert (in_bands.numpy() == expected).all()
+
+
+def test_an_image_file_of_more_bytes_than_an_image_has_is_not_read(place, capsys):
+    class_folders(place / "data")
+    with open(place / "data" / "cat" / "x.webp", "wb") as file:
+        file.write(b"RIFF\xff\xff\xff\x7fWEBPVP8 ")
+        file.truncate(decode.MAX_IMAGE_BYTES + 1)
+    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out")
+    assert_refused(said, "data/cat/x.webp", f"{decode.MAX_IMAGE_BYTES + 1:,} bytes", "smaller", "--skip-bad-images")
+
+
+# --- tar shards -------------------------------------------------------------------------------------------------------
+
+
+def shard(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["x{0..99999999999}.tar", "{0..99999}{0..99999}.tar", "{a,b}" * 40 + ".tar", "{0..999999999999999999}.tar"],
+)
+def test_a_pattern_names_a_bounded_number_of_shards(pattern, place):
+    with pytest.raises(BadInput, match=mentions("the pattern", "tar shards", f"{tars.MAX_SHARDS:,}")):
+        tars.find_tars(pattern)
+
+
+def test_patterns_are_expanded_as_in_a_shell(place):
+    for name in ("a-00.tar", "a-01.tar", "b-00.tar", "b-01.tar", "{1..²}.tar", "{0..1.tar"):
+        shard(place / name, {})
+    names = ["a-00.tar", "a-01.tar", "b-00.tar", "b-01.tar"]
+    assert list(map(str, tars.find_tars("{a,b}-{00..01}.tar"))) == names
+    assert list(map(str, tars.find_tars("?-{00..01}.tar"))) == names
+    assert list(map(str, tars.find_tars("{0..1.tar"))) == ["{0..1.tar"]
+    with pytest.raises(BadInput, match=mentions("no tar shard", "a-02.tar", "pattern")):
+        tars.find_tars("a-{00..99}.tar")
+    with pytest.raises(BadInput, match=mentions("no tar shard", "pattern")):
+        tars.find_tars("{1..²}.tar")
+    with pytest.raises(BadInput, match=mentions("no tar shard matches", "path")):
+        tars.find_tars("{9..0}.tar")
+
+
+@pytest.mark.parametrize(("extension", "limit"), [("cls", tars.MAX_LABEL_BYTES), ("json", tars.MAX_JSON_BYTES)])
+def test_labels_have_bounded_bytes(extension, limit, place):
+    label = json.dumps({"label": "cat"}).encode() if extension == "json" else b"cat"
+    shard(place / "x.tar", {"a.png": png(), f"a.{extension}": label.ljust(limit), "b.png": png(), "b.cls": b"dog"})
+    assert open_source(DataSpec(source="x.tar"), 1).classes == ("cat", "dog")
+    shard(place / "x.tar", {"a.png": png(), f"a.{extension}": label.ljust(limit + 1)})
+    with pytest.raises(BadInput, match=mentions(f"x.tar::a.{extension}", f"{limit + 1:,}", f"{limit:,}", "class")):
+        open_source(DataSpec(source="x.tar"), 1)
+
+
+def sparse_tar(path: Path) -> None:
+    """A member in the old sparse form of GNU tar: one byte, and a claim of 8 GB."""
+    member = tarfile.TarInfo("a.cls")
+    member.type, member.size = tarfile.GNUTYPE_SPARSE, 1
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    header[386:410] = b"%011o\0%011o\0" % (0, 1)
+    header[483:495] = b"%011o\0" % (2**33 - 1)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    path.write_bytes(bytes(header) + b"1".ljust(512, b"\0") + bytes(1024))
+
+
+def long_header_tar(path: Path) -> None:
+    """A pax header that claims 8 GB, in a file with as many bytes, none of them on the disk."""
+    member = tarfile.TarInfo("x")
+    member.type, member.size = tarfile.XHDTYPE, 2**33 - 1
+    path.write_bytes(member.tobuf(tarfile.GNU_FORMAT))
+    os.truncate(path, 2**33 + 2048)
+
+
+@pytest.mark.parametrize(
+    ("make", "nouns"), [(sparse_tar, ("x.tar::a.cls", "sparse")), (long_header_tar, ("x.tar", "header"))]
+)
+def test_tars_that_claim_more_than_they_hold_are_refused(make, nouns, place, capsys):
+    make(place / "x.tar")
+    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "x.tar", "--out", "out")
+    assert_refused(said, *nouns)
+
+
+def test_a_member_of_more_bytes_than_an_image_has_is_not_read(place):
+    size = decode.MAX_IMAGE_BYTES + 1
+    item = tars.TarItem(shard(place / "x.tar", {}), "a.png", 512, size)
+    with pytest.raises(ValueError, match=mentions(f"{size:,} bytes", "smaller")):
+        item.open()
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def npy_header(shape: tuple[int, ...], dtype: str = "|u1") -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def npz(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as made:
+        for name, content in members.items():
+            made.writestr(name, content)
+    return path
+
+
+GOOD = {"train_images.npy": npy(noise(4, 8, 8)), "train_labels.npy": npy(np.arange(4) % 2)}
+
+
+def test_arrays_that_nobody_asked_for_are_not_read(place, monkeypatch):
+    archive(place / "x.npz", notes=np.zeros((4, 4)), class_names=np.array(["cat", "dog"]))
+    read = []
+    monkeypatch.setattr(
+        np.lib.format, "read_array",
+        lambda file, really=np.lib.format.read_array, **options: read.append(file.name) or really(file, **options),
+    )  # fmt: skip
+    source = read_npz(place / "x.npz", 1)
+    assert source.classes == ("cat", "dog")
+    assert len(source.splits["train"]) == 20
+    assert sorted(read) == ["class_names.npy", "train_images.npy", "train_labels.npy"]
+
+
+CLAIMS = {
+    "more than its member": (
+        {"train_images.npy": npy_header((10**6, 1000, 1000)) + bytes(10)},
+        ("train_images", "shape"),
+    ),
+    "in an array that is not needed": ({"notes.npy": npy_header((10**12,)) + bytes(10)}, ("notes", "shape")),
+    "objects": ({"notes.npy": npy_header((1,), "|O") + bytes(8)}, ("pickled", "never executed")),
+    "as many labels as it likes": ({"train_labels.npy": npy(np.zeros(10**5, np.int64))}, ("train_labels", "100000")),
+    "images of floats": ({"train_images.npy": npy(np.zeros((4, 8, 8)))}, ("train_images", "float64", "uint8")),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_an_archive_is_refused_by_its_headers(claim, place, monkeypatch):
+    members, nouns = CLAIMS[claim]
+    monkeypatch.setattr(np.lib.format, "read_array", None)  # not even called
+    with pytest.raises(BadInput, match=mentions("x.npz", *nouns)):
+        read_npz(npz(place / "x.npz", GOOD | members), 1)
+
+
+def test_an_archive_that_a_small_file_blows_up_is_refused(place, monkeypatch):
+    images = np.zeros((20, 100, 100), np.uint8)
+    np.savez_compressed(place / "x.npz", train_images=images, train_labels=np.arange(20) % 2)
+    assert len(read_npz(place / "x.npz", 1).splits["train"]) == 20
+    monkeypatch.setattr("supancl.data.sources.npz.MIN_CHECKED_BYTES", 10**5)
+    with pytest.raises(BadInput, match=mentions("x.npz", "train_images", "200 times", "numpy.savez")):
+        read_npz(place / "x.npz", 1)
+    np.savez(place / "x.npz", train_images=images, train_labels=np.arange(20) % 2)
+    assert len(read_npz(place / "x.npz", 1).splits["train"]) == 20
+
+
+def test_arrays_larger_than_the_memory_are_refused(place, monkeypatch):
+    npz(place / "x.npz", GOOD)
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": 100}[name])
+    with pytest.raises(BadInput, match=mentions("x.npz", "train_images", "memory", "folder")):
+        read_npz(place / "x.npz", 1)
+
+
+def test_an_archive_of_very_many_members_is_refused(place, monkeypatch):
+    npz(place / "x.npz", GOOD | {f"{i}.npy": b"" for i in range(100)})
+    monkeypatch.setattr("supancl.files.MAX_ZIP_LIST_BYTES", 1000)
+    with pytest.raises(BadInput, match=mentions("x.npz", "list of members", "1,000", "numpy.savez")):
+        read_npz(place / "x.npz", 1)
+
+
+def test_other_files_in_an_archive_are_left_alone(place):
+    assert len(read_npz(npz(place / "x.npz", GOOD | {"README.txt": b"mine"}), 1).splits["train"]) == 4
+
+
+def test_colours_become_grey_in_chunks_as_they_do_at_once(monkeypatch):
+    images = noise(33, 7, 5, 3)
+    weights = torch.tensor([0.2989, 0.587, 0.114])[:, None, None]
+    at_once = (torch.from_numpy(images).permute(0, 3, 1, 2) * weights).sum(1, keepdim=True).round().to(torch.uint8)
+    for chunk in (2**22, 300, 1):
+        monkeypatch.setattr("supancl.data.sources.arrays.GREY_CHUNK_BYTES", chunk)
+        source = source_from_arrays({"train": (images, np.arange(33) % 2)}, 1, "here", None)
+        assert torch.equal(source.splits["train"].batch(torch.arange(33)).pixels, at_once)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def encoder_file(path: Path, **spec: object) -> Path:
+    """An encoder.safetensors with one small tensor, which names any architecture."""
+    content = {"name": "cnn", "channels": 3, "size": 32, "mean": [0.5] * 3, "std": [0.5] * 3} | spec
+    save_file({"a": torch.zeros(1)}, path, metadata={"schema_version": "1", "encoder": json.dumps(content)})
+    return path
+
+
+GIANTS = [
+    {"name": "cnn", "width": 20_000},
+    {"name": "linear", "width": 100_000, "size": 10_000},
+    {"name": "vit-small", "size": 16_000},
+    {"name": "resnet152"},
+    {"name": "timm:resnet152"},
+    {"name": "torchvision:resnet152"},
+]
+
+
+@pytest.mark.parametrize("spec", GIANTS, ids=lambda spec: spec["name"])
+def test_a_claimed_architecture_is_compared_before_it_is_built(spec, place, monkeypatch, capsys):
+    encoder_file(place / "x.safetensors", **spec)
+    monkeypatch.setattr(Encoder, "__init__", None)  # not even called
+    for read in (load_encoder, open_encoder):
+        with pytest.raises(BadInput, match=mentions("x.safetensors", spec["name"], "another architecture")):
+            read(place / "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    "name", ["cnn", "linear", "cifar-resnet18", "vit-small", "timm:resnet18", "torchvision:resnet18"]
+)
+def test_shapes_without_memory_are_those_of_the_encoder(name):
+    spec = EncoderSpec(name, 3, 32, 16 if name in ("cnn", "linear") else None)
+    state = torch.random.get_rng_state()
+    shapes = tensor_shapes(spec)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert shapes == {key: value.shape for key, value in spec.build().body.state_dict().items()}
+
+
+def test_the_encoder_of_a_plugin_is_built_once_and_with_memory(place, monkeypatch):
+    def build(spec: EncoderSpec):
+        width = int(torch.ones(4).sum().item())  # not possible without memory
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, width)), width
+
+    monkeypatch.setitem(BUILDERS, "mine", build)
+    encoder = EncoderSpec("mine", 3, 2, None, (0.5,) * 3, (0.5,) * 3).build()
+    save_encoder(place / "x.safetensors", encoder, ("cat",), "here")
+    assert torch.equal(load_encoder(place / "x.safetensors").body[1].weight, encoder.body[1].weight)
+
+
+def test_a_claimed_projector_is_compared_before_it_is_built(place, monkeypatch):
+    head = {"hidden": [10**6, 10**6], "out": 10**6}
+    metadata = {"schema_version": "1", "head": json.dumps(head), "input_width": "1000000"}
+    save_file({"0.weight": torch.zeros(1, 1)}, place / "projector.safetensors", metadata=metadata)
+    built = []
+    monkeypatch.setattr(
+        MLP, "build", lambda self, width, really=MLP.build: built.append(really(self, width)) or built[-1]
+    )
+    with pytest.raises(BadInput, match=mentions("projector.safetensors", "metadata", "copy it again")):
+        load_projector(place)
+    assert built == []
+
+
+def test_a_claimed_detector_is_compared_before_it_is_built(place, monkeypatch):
+    from supancl.config import to_json
+    from supancl.detect import saving
+    from supancl.detect.spec import DetectSpec
+
+    spec = {"name": "resnet18", "channels": 3, "size": 32, "mean": [0.5] * 3, "std": [0.5] * 3}
+    metadata = {
+        "schema_version": "1", "kind": "detector", "spec": json.dumps(to_json(DetectSpec())),
+        "encoder": json.dumps(spec), "classes": json.dumps([str(i) for i in range(1000)]),
+    }  # fmt: skip
+    save_file({"a": torch.zeros(1)}, place / "detector.safetensors", metadata=metadata)
+    built, really = [], saving.build_detector
+    monkeypatch.setattr(saving, "build_detector", lambda *given: built.append(really(*given)) or built[-1])
+    with pytest.raises(BadInput, match=mentions("detector.safetensors", "do not fit", "copy it again")):
+        saving.load_detector(place)
+    assert [all(value.is_meta for value in module.parameters()) for module in built] == [True]
+
+
+def test_a_long_header_of_tensors_is_refused(place, monkeypatch):
+    save_file({f"a{i}": torch.zeros(1) for i in range(100)}, place / "x.safetensors")
+    monkeypatch.setattr("supancl.weights.encoder_file.MAX_HEADER_BYTES", 1000)
+    with pytest.raises(BadInput, match=mentions("x.safetensors", "header", "1,000")):
+        load_encoder(place / "x.safetensors")
+
+
+def torch_file(path: Path, content: object) -> Path:
+    torch.save(content, path)
+    return path
+
+
+def repack(path: Path, compression: int) -> None:
+    with zipfile.ZipFile(path) as before:
+        members = {member.filename: before.read(member) for member in before.infolist()}
+    npz(path, members, compression)
+
+
+def test_compressed_checkpoints_are_refused(place):
+    torch_file(place / "x.pt", {"a": torch.zeros(10**6)})
+    repack(place / "x.pt", zipfile.ZIP_DEFLATED)
+    for read in (load_tensors, load_checkpoint, open_encoder):
+        with pytest.raises(BadInput, match=mentions("x.pt", "compressed", "torch.save")):
+            read(place / "x.pt")
+
+
+def test_a_long_pickle_is_refused(place, monkeypatch):
+    torch_file(place / "x.pt", {"schema_version": 1, "list": list(range(1000))})
+    assert load_checkpoint(place / "x.pt")["list"][-1] == 999
+    monkeypatch.setattr("supancl.weights.checkpoint.MAX_PICKLE_BYTES", 1000)
+    with pytest.raises(BadInput, match=mentions("x.pt", "pickle", "1,000", "tensors alone")):
+        load_checkpoint(place / "x.pt")
+
+
+def test_tensors_that_repeat_few_bytes_are_refused(place):
+    torch_file(place / "x.pt", {"conv1.weight": torch.zeros(1).expand(10**5, 10**6)})
+    with pytest.raises(BadInput, match=mentions("x.pt", "400,000,000,000", "contiguous")):
+        open_encoder(f"resnet18@{place / 'x.pt'}")
+
+
+def test_tensors_of_a_file_that_nobody_asked_for_stay_on_disk(place, monkeypatch):
+    encoder = EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build()
+    torch_file(place / "x.pt", {"state_dict": encoder.body.state_dict(), "optimizer": torch.zeros(1000)})
+    mapped, really = [], torch.load
+    monkeypatch.setattr(
+        torch, "load", lambda *given, **options: mapped.append(options.get("mmap")) or really(*given, **options)
+    )
+    other = EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build()
+    initialize_encoder(other, place / "x.pt")
+    assert mapped == [True]
+    assert all(torch.equal(value, other.body.state_dict()[name]) for name, value in encoder.body.state_dict().items())
+    legacy = place / "legacy.pt"
+    torch.save(encoder.body.state_dict(), legacy, _use_new_zipfile_serialization=False)
+    initialize_encoder(other, legacy)
+    assert mapped == [True, False]
+
+
+def test_a_log_without_an_end_of_line_is_read_in_pieces(place, finished):
+    shutil.copytree(finished, place / "run")
+    folder = RunFolder(place / "run")
+    before = folder.metrics()
+    with open(folder.metrics_file, "ab") as file:
+        file.truncate(file.tell() + 5 * 2**20)
+    assert folder.metrics() == before
