@@ -44,6 +44,7 @@ from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import load_checkpoint
 from supancl.weights.encoder_file import load_encoder, load_projector
 from supancl.weights.importing import open_encoder
+from supancl.weights.log_rows import seal_row
 from supancl.weights.run_folder import RunFolder
 from tests.faults.changes import (
     NESTED,
@@ -180,6 +181,7 @@ def try_recipes(seed: int, count: int) -> Tally:
         folder.read_plugins()
         read_recipe, _ = folder.read_recipe()
         folder.read_data()
+        folder.read_versions()
         folder.record_setting(read_recipe, "train", "on_nan")
 
     return try_each(count, lambda: changed_json_text(content, random_state), read)
@@ -204,17 +206,32 @@ def try_overrides(seed: int, count: int) -> Tally:
     )
 
 
-def try_logs(seed: int, count: int) -> Tally:
-    """metrics.jsonl; broken lines are skipped, so every input is accepted."""
-    random_state, folder = random.Random(seed), RunFolder(new_folder("logs"))
+def log_rows() -> list[dict[str, Any]]:
+    """The rows of the log, without numbers and checksums."""
     rows = [json.loads(line) for line in valid_run()["metrics.jsonl"].splitlines()]
+    return [{key: value for key, value in row.items() if key not in ("row", "crc")} for row in rows]
+
+
+def seal(text: str, number: int) -> str:
+    """The line with the right number and checksum, as a forger would write it."""
+    try:
+        row = json.loads(text)
+        return seal_row(row, number) if isinstance(row, dict) else text
+    except (ValueError, RecursionError):
+        return text
+
+
+def try_logs(seed: int, count: int) -> Tally:
+    """metrics.jsonl, with checksums that fit or do not; a resumed run sets damaged rows aside."""
+    random_state, folder = random.Random(seed), RunFolder(new_folder("logs"))
+    rows = log_rows()
     trained = recipe_from_json(valid_run()["recipe.json"].decode(), "recipe.json")
 
     def make() -> bytes:
         is_changed = [random_state.random() < 0.3 for _ in rows]
         lines = [
-            changed_json_text(row, random_state) if changed else json.dumps(row)
-            for row, changed in zip(rows, is_changed, strict=True)
+            seal(changed_json_text(row, random_state), number) if changed else seal_row(row, number)
+            for number, (row, changed) in enumerate(zip(rows, is_changed, strict=True))
         ]
         content = "\n".join(lines).encode("utf-8", "surrogatepass")
         return change_bytes(content, random_state) if random_state.random() < 0.2 else content
@@ -231,13 +248,14 @@ def try_evaluations(seed: int, count: int) -> Tally:
     """evaluate/*.json and metrics.jsonl in tables of the paper."""
     random_state, folder = random.Random(seed), write_run(new_folder("evaluations")).path
     results = {name: content for name, content in valid_run().items() if name.startswith("evaluate/")}
-    rows = valid_run()["metrics.jsonl"].decode().splitlines()
+    rows = log_rows()
 
     def make() -> tuple[str, str, str]:
         name, line = random_state.choice(list(results)), random_state.randrange(len(rows))
-        is_changed = random_state.random() < 0.3
-        row = changed_json_text(json.loads(rows[line]), random_state) if is_changed else rows[line]
-        log = "\n".join([*rows[:line], row, *rows[line + 1 :]])
+        lines = [seal_row(row, number) for number, row in enumerate(rows)]
+        if random_state.random() < 0.3:
+            lines[line] = seal(changed_json_text(rows[line], random_state), line)
+        log = "\n".join([*lines, ""])
         return name, changed_json_text(json.loads(results[name]), random_state), log
 
     def read(content: tuple[str, str, str]) -> None:
@@ -420,7 +438,7 @@ def _changed_file(random_state: random.Random) -> dict[str, bytes | str]:
         return {"encoder": change_safetensors(valid_run()[name], random_state)}
     if name == "checkpoint":
         last = max(file for file in valid_run() if file.endswith(".pt"))
-        state = torch.load(io.BytesIO(valid_run()[last]), weights_only=True)
+        state = {**torch.load(io.BytesIO(valid_run()[last]), weights_only=True), "schema_version": 1}  # without digest
         return {Path(last).stem: as_file(change_state(state, random_state))}
     return {Path(name).stem: changed_json_text(json.loads(valid_run()[name]), random_state)}
 

@@ -205,7 +205,8 @@ class RunFolder:
 
     def read_versions(self) -> dict[str, str]:
         """The versions of Python and of packages that the run began with."""
-        return dict(parse_json(read_text(self.recipe_file)).get("versions") or {})
+        versions_then = parse_json(read_text(self.recipe_file)).get("versions")
+        return versions_then if isinstance(versions_then, dict) else {}
 
     def keep_metrics_until(self, step: int, expected: int | None = None) -> list[str]:
         """Drop rows after `step`: those steps will be repeated. Returns remarks on rows that are damaged or missing.
