@@ -475,7 +475,7 @@ FILES = [
         ("run/recipe.json", "--out"), RESUME),
     Row("a recipe.json nested without end",
         with_run(lambda run: (run / "recipe.json").write_text("[" * 10**5) and None),
-        ("run/recipe.json", "--out"), RESUME),
+        ("run/recipe.json", "nested", "--out"), RESUME),
     Row("a recipe.json of bytes", with_run(lambda run: (run / "recipe.json").write_bytes(b"\xff\xfe") and None),
         ("run", "no run", "recipe.json"), RESUME),
     Row("a recipe.json with a value out of range",

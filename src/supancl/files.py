@@ -59,13 +59,43 @@ def write_atomically(path: Path, write: Callable[[Path], None], way_out: str = M
         RuntimeError,
         SafetensorError,
     ) as error:  # torch and safetensors have their own errors for a full disk
-        raise BadInput(
-            f"{path} cannot be written ({reason(error)}); what was there before is untouched. {way_out}"
-        ) from None
+        way_out = f"what was there before is untouched. {way_out}"
+        raise BadInput(describe_write_failure(path, reason(error), way_out)) from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def describe_write_failure(path: Path, why: str, way_out: str) -> str:
+    """One line about a file that cannot be written; a full disk is the usual reason, for which `way_out` is."""
+    if not path.parent.exists():
+        return (
+            f"{path} cannot be written: the folder {path.parent} was removed in the meantime; restore it and continue, "
+            "or start again with another --out"
+        )
+    if why == os.strerror(errno.EROFS):
+        way_out = "make the file system writable, or choose another --out"
+    return f"{path} cannot be written ({why}); {way_out}"
+
+
+LEFT_OVER_AGE = 3600.0  # seconds; no write of a file takes as long
+
+
+def left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE) -> list[Path]:
+    """Temporary files of killed processes. Whoever holds the folder's lock need not wait: min_age=0."""
+    found = []
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):  # another process has just renamed or removed it
+            if min_age <= 0 or time.time() - path.stat().st_mtime >= min_age:
+                found.append(path)
+    return found
+
+
+def remove_left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE) -> None:
+    for path in left_over_files(folder, min_age):
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def create_new(path: Path) -> None:
@@ -84,7 +114,10 @@ def why_unwritable(folder: Path) -> str:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             return os.strerror(errno.ENOTDIR)
-        return "" if os.access(existing, os.W_OK) else os.strerror(errno.EACCES)
+        if os.access(existing, os.W_OK):
+            return ""
+        is_read_only = hasattr(os, "statvfs") and bool(os.statvfs(existing).f_flag & os.ST_RDONLY)
+        return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
     except OSError as error:
         return reason(error)
 

@@ -64,7 +64,6 @@ class Terminal(Reporter):
         self.count_state: tuple[str, int, float, int] = ("", 0, 0.0, 0)
         self.started, self.last_printed, self.first_step, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
         self.labelled = 0  # training images with a label
-        atexit.register(self.on_end)  # a bar left running would hide the cursor
 
     def note(self, text: str) -> None:
         self.console.print(text)
@@ -141,6 +140,7 @@ class Terminal(Reporter):
         )
         self.progress.add_task(make_visible(title), total=total, completed=done, loss="")
         self.progress.start()
+        atexit.register(self.on_end)  # a bar left running would hide the cursor
 
     def on_step(self, step: int, row: dict[str, Any] | None) -> None:
         if row is not None:
@@ -178,6 +178,7 @@ class Terminal(Reporter):
         if self.progress is not None:
             self.progress.stop()
             self.progress = None
+            atexit.unregister(self.on_end)
 
 
 def duration(seconds: float) -> str:

@@ -22,6 +22,7 @@ from supancl.data.splits import DataSpec, Source
 from supancl.data.store.cache import CachedImages, cache_root, evict, list_caches, remove_cache
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, CheckFailed, plural
+from supancl.files import left_over_files
 from supancl.recipes import Recipe, recipe
 from supancl.reports.contact_sheet import draw_image_sheet, draw_view_sheet
 from supancl.training.preflight import with_short_side
@@ -190,11 +191,15 @@ def print_caches(console: Console) -> dict[str, Any]:
         for cache in caches
     ]
     console.print(table(f"caches in {cache_root()}", ["folder", "source", "images", "GB", "last used"], rows))
+    left_over = [file for cache in caches for file in left_over_files(cache.folder)]
+    if left_over:
+        files = plural(len(left_over), "temporary file")
+        console.print(f"{files} of killed processes; the next command that writes there removes them")
     entries = [
         {"folder": str(cache.folder), "source": cache.source, "images": cache.images, "bytes": cache.nbytes}
         for cache in caches
     ]
-    return {"root": str(cache_root()), "caches": entries}
+    return {"root": str(cache_root()), "caches": entries, "left_over": list(map(str, left_over))}
 
 
 def print_waiting(console: Console) -> Callable[[str], None]:

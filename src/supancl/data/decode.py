@@ -67,16 +67,7 @@ def decode(
     Raises OSError or ValueError if the image cannot be read.
     """
     try:
-        with open_image(item) as file:
-            if large is not None and file.width * file.height > (Image.MAX_IMAGE_PIXELS or math.inf):
-                large.append(f"{item} ({file.width} x {file.height})")
-            file.load()
-            if file.mode == "I" and file.format == "TIFF":
-                raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
-            image, white_level = apply_orientation(file), _white_level(file)
-            if image.mode in DEEP_MODES:
-                image = _scale_to_8_bits(image, white_level, _has_inverted_grey(file))
-            image = convert_mode(image, "L" if channels == 1 else "RGB")
+        image = convert_mode(_load_upright(item, large), "L" if channels == 1 else "RGB")
         height, width = shrunk_size((image.height, image.width), short_side)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling[resample.upper()])
@@ -85,6 +76,20 @@ def decode(
         raise
     except Exception as error:  # Pillow may raise nearly anything on a damaged file
         raise OSError(f"{type(error).__name__}: {error}") from None
+
+
+def _load_upright(item: Item | Path, large: list[str] | None) -> Any:
+    """The image upright and in 8 bits. It is a function so that a deep image is freed before its colours are made."""
+    with open_image(item) as file:
+        if large is not None and file.width * file.height > (Image.MAX_IMAGE_PIXELS or math.inf):
+            large.append(f"{item} ({file.width} x {file.height})")
+        file.load()
+        if file.mode == "I" and file.format == "TIFF":
+            raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
+        image = apply_orientation(file)
+        return (
+            _scale_to_8_bits(image, _white_level(file), _has_inverted_grey(file)) if image.mode in DEEP_MODES else image
+        )
 
 
 def try_decode(
@@ -151,15 +156,13 @@ def apply_orientation(image: Any) -> Any:
 
 
 def convert_mode(image: Any, mode: str) -> Any:
-    """Convert any mode to grey or RGB: 16 bits are scaled to 8, transparency is laid over white."""
-    if image.mode in DEEP_MODES:
-        image = _scale_to_8_bits(image, 65535, is_inverted=False)
-    elif image.mode == "F":
+    """Convert any mode of 8 bits to grey or RGB; transparency is laid over white."""
+    if image.mode == "F":
         raise ValueError("holds floating-point pixels, whose range is not known; save it with 8 or 16 bits")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert(mode)
+    return image if image.mode == mode else image.convert(mode)  # convert would copy it
 
 
 def _scale_to_8_bits(image: Any, white_level: int, is_inverted: bool) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from supancl.config import parse_json
 from supancl.data.decode import map_in_order
 from supancl.data.sources import csv_table
 from supancl.data.sources.tars import find_tars, is_tar
@@ -70,9 +70,9 @@ def write_digests(path: Path, digests: Mapping[str, str]) -> None:
 def compare_digests(path: Path, digests: Mapping[str, str]) -> Comparison:
     """The files now, compared with the digests that were written to `path`."""
     try:
-        saved = json.loads(read_text(path))["sha256"]
+        saved = parse_json(read_text(path))["sha256"]
         before = {str(name): str(value) for name, value in saved.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{path}: not a file of digests; give one that --hash wrote, or a new name") from None
     return Comparison(
         same=sum(before.get(name) == value for name, value in digests.items()),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from supancl.data.columns import SPLITS, Columns, ItemNames, TakenItems
 from supancl.data.decode import (
     Item,
     large_image_remarks,
@@ -190,8 +191,8 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
     """Decode every listed image once into a store. Unreadable ones are refused, or skipped with a remark."""
     if isinstance(listing, Source):  # images are in memory already
         return listing
-    remarks, entries = list(listing.remarks), listing.entries
-    items = [item for _, item, _ in entries]
+    remarks, entries = list(listing.remarks), Columns.from_entries(listing.entries)
+    items = entries.items
     cache_name = listing.cache_name or absolute_source(spec.source) or str(listing.location)
     store, unreadable = _store_images(items, cache_name, channels, spec, progress, remarks)
     if unreadable and not spec.skip_bad_images:
@@ -201,36 +202,37 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
             f"{items[position]}: cannot be read as an image ({reason}){others}; repair or remove {them}, "
             f"or skip {them} with --skip-bad-images"
         )
-    bad_positions = {position for position, _ in unreadable}
-    remarks += dark_image_remarks(store, [item for position, item in enumerate(items) if position not in bad_positions])
-    skipped = sorted(str(items[position]) for position in bad_positions)
-    if bad_positions:
-        entries = [entry for position, entry in enumerate(entries) if position not in bad_positions]
+    skipped = sorted(str(items[position]) for position, _ in unreadable)
+    if unreadable:
+        entries = entries.take(_other_positions(len(items), unreadable))
+    remarks += dark_image_remarks(store, entries.items)
+    if unreadable:
         remarks.append(
-            f"{plural(len(bad_positions), 'unreadable image was', 'unreadable images were')} skipped: "
-            + ", ".join(skipped)
+            f"{plural(len(skipped), 'unreadable image was', 'unreadable images were')} skipped: " + ", ".join(skipped)
         )
-    if not any(split == "train" for split, _, _ in entries):
+    if not entries.has_split("train"):
         example = f", such as {skipped[0]}" if skipped else ""
         raise BadInput(
             f"{listing.location}: no training image could be read{example}; repair the files or the list of them"
         )
     classes = listing.classes
     if classes is None:
-        classes = sorted_names({label for _, _, label in entries if label}, listing.by_number)
-    ids = {name: i for i, name in enumerate(classes)} | {"": -1}
-    all_images = full_split(
-        store, torch.tensor([ids[label] for _, _, label in entries]), [str(item) for _, item, _ in entries]
-    )
-    split_names = np.array([split for split, _, _ in entries])
+        classes = sorted_names(entries.used_names(), listing.by_number)
+    labels = torch.from_numpy(entries.class_numbers(classes))
+    all_images = full_split(store, labels, ItemNames(entries.items))
     splits: dict[str, Split] = {
-        name: all_images.take(torch.from_numpy(np.flatnonzero(split_names == name)))
-        for name in ("train", "val", "test")
-        if (split_names == name).any()
+        name: all_images.take(torch.from_numpy(entries.positions_of(name)))
+        for name in SPLITS
+        if entries.has_split(name)
     }
-    return Source(
-        splits, classes, tuple(remarks), tuple(skipped), [item for _, item, _ in entries], listing.empty_folders
-    )
+    return Source(splits, classes, tuple(remarks), tuple(skipped), entries.items, listing.empty_folders)
+
+
+def _other_positions(count: int, unreadable: Sequence[tuple[int, str]]) -> np.ndarray:
+    """The positions of the readable images."""
+    readable = np.ones(count, bool)
+    readable[[position for position, _ in unreadable]] = False
+    return np.flatnonzero(readable)
 
 
 def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
@@ -266,7 +268,7 @@ def _has_over_8_bits(item: Path | Item) -> bool:
 
 
 def _store_images(
-    items: list[Path | Item],
+    items: Sequence[Path | Item],
     cache_name: str,
     channels: int,
     spec: DataSpec,
@@ -285,8 +287,7 @@ def _store_images(
         return cached, unreadable
     in_memory = estimate <= 2 * spec.memory_gb * 1e9  # if the estimate is far above, do not even try
     images, unreadable, checksums_of_readable = _decode_all(items, channels, spec, progress, in_memory, remarks)
-    bad_positions = {position for position, _ in unreadable}
-    readable_items = [item for position, item in enumerate(items) if position not in bad_positions]
+    readable_items = TakenItems(items, _other_positions(len(items), unreadable)) if unreadable else items
     if images is None:
         checksums = np.array(checksums_of_readable, np.uint32)
         return FileImages(readable_items, channels, spec.short_side, spec.resample, checksums), unreadable
@@ -308,7 +309,7 @@ def estimate_bytes(items: Sequence[Path | Item], channels: int, short_side: int 
 
 
 def _decode_all(
-    items: list[Path | Item],
+    items: Sequence[Path | Item],
     channels: int,
     spec: DataSpec,
     progress: Progress | None,

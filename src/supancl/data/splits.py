@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,8 @@ SPLIT_NAMES = {  # name of a folder or shard -> split
     **dict.fromkeys(("test", "testing"), "test"),
 }
 NO_LABEL = ("-1", "-1.0")  # a column with gaps turns -1 into -1.0
+MAX_DIGITS = 1000  # of a label
+NAMES_AT_A_TIME = 65_536  # there may be millions
 SPLIT_SEED = 20240  # fixed: every run holds out the same images, whatever its seed
 
 
@@ -116,8 +119,11 @@ class Split:
     def iter_content(self) -> Iterator[bytes]:
         """File names and labels as bytes, for `fingerprint`; independent of the folder."""
         yield self.labels.numpy().tobytes()
-        names = "\n".join(Path(name).name for name in self.names_at(torch.arange(len(self))))
-        yield names.encode("utf-8", "surrogateescape")  # file names may be in any encoding
+        for start in range(0, len(self), NAMES_AT_A_TIME):
+            positions = torch.arange(start, min(start + NAMES_AT_A_TIME, len(self)))
+            names = "\n".join(os.path.basename(name) for name in self.names_at(positions))
+            # file names may be in any encoding
+            yield b"\n" * (start > 0) + names.encode("utf-8", "surrogateescape")
 
     def content(self) -> Content | None:
         """A checksum of each image; None if the store has none."""
@@ -191,6 +197,12 @@ def sorted_names(names: set[str], by_number: bool) -> tuple[str, ...]:
     if by_number and all(name.isascii() and name.isdigit() for name in names):
         return tuple(sorted(names, key=_as_number))
     return tuple(sorted(names))
+
+
+def check_label(label: str, location: str) -> None:
+    """Refuse a label that is a number of thousands of digits: it is a damaged file, not a class."""
+    if len(label) > MAX_DIGITS and label.isascii() and label.isdigit():
+        raise BadInput(f"{location}: the label is a number of {len(label):,} digits; write a class number or name")
 
 
 def _as_number(digits: str) -> tuple[int, str, str]:

@@ -201,7 +201,7 @@ def read_coco(file: Path, images: str = "") -> Scenes:
         ]
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror}); give a COCO JSON") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(
             f"{file}: not a COCO annotation file ({type(error).__name__}: {error}); it needs images, "
             "annotations and categories"

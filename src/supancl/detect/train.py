@@ -137,6 +137,7 @@ def train_detector(
     folder.create()
     with folder.lock(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         folder.check_free(resume)  # again: reading the images takes time
+        folder.remove_temporary_files()
         settings = {
             "spec": spec,
             "data": data,

@@ -20,7 +20,14 @@ from supancl.core.encoders import Encoder, EncoderSpec
 from supancl.data.splits import Split
 from supancl.data.store.cache import FEATURES_FOLDER, cache_root
 from supancl.errors import BadInput
-from supancl.files import check_regular, make_inner_folder, reason, why_unwritable, write_atomically
+from supancl.files import (
+    check_regular,
+    make_inner_folder,
+    reason,
+    remove_left_over_files,
+    why_unwritable,
+    write_atomically,
+)
 
 VERSION = 2  # of the view and the features: 2 since crops begin at whole pixels
 
@@ -96,6 +103,7 @@ class FeatureCache:
             write_atomically(path, lambda temporary: save_file({"values": values}, temporary, metadata=metadata))
         except (OSError, BadInput) as error:
             return why_unwritable(self.folder) or reason(error)
+        remove_left_over_files(self.folder)
         with contextlib.suppress(OSError):
             self._make_room(path)
         return ""

@@ -171,7 +171,8 @@ def _slug(text: str) -> str:
 
 def has_old_crop(result: Mapping[str, Any]) -> bool:
     """Whether a result was measured with the evaluation crop of 0.1.0, which began at half pixels."""
-    return result.get("view") == "margin" and result.get("features_version", 1) < VERSION
+    version = result.get("features_version", 1)
+    return result.get("view") == "margin" and isinstance(version, int) and version < VERSION
 
 
 # --- seeds of one recipe ----------------------------------------------------------------------------------------------

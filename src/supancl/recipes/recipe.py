@@ -316,7 +316,9 @@ def recipe_from_json(text: str, location: str) -> Recipe:
     try:
         content = parse_json(text)
         stored = content["recipe"]
-    except (ValueError, KeyError, TypeError):
+    except ValueError as error:
+        raise BadInput(f"{location}: not a recipe.json of supancl ({error})") from None
+    except (KeyError, TypeError):
         raise BadInput(f"{location}: not a recipe.json of supancl") from None
     if not isinstance(stored, dict):
         raise BadInput(f"{location}: not a recipe.json of supancl")

@@ -297,13 +297,17 @@ def _merge_split_norm(value: Tensor, names: Mapping[str, Tensor], name: str) -> 
 
 
 def _architecture(names: Mapping[str, Tensor], row: Format, first_layer: str | None) -> str:
-    for name, dimensions in DIMENSIONS.items():
-        if name in names and names[name].ndim != dimensions:
-            raise BadInput(
-                f"tensor {name} has shape {tuple(names[name].shape)}, but {dimensions} dimensions are usual; name the "
-                "model: torchvision:NAME@FILE or timm:NAME@FILE"
-            )
+    for name in ("conv1.weight", "layer1.0.conv1.weight", PATCHES):
+        _check_dimensions(names, name)
     return _vit(names, row) if PATCHES in names else _resnet(names, row, first_layer)
+
+
+def _check_dimensions(names: Mapping[str, Tensor], name: str) -> None:
+    if name in names and names[name].ndim != DIMENSIONS[name]:
+        raise BadInput(
+            f"tensor {name} has shape {tuple(names[name].shape)}, but {DIMENSIONS[name]} dimensions are usual; "
+            "name the model: torchvision:NAME@FILE or timm:NAME@FILE"
+        )
 
 
 def _resnet(names: Mapping[str, Tensor], row: Format, first_layer: str | None) -> str:
@@ -339,6 +343,7 @@ def _vit(names: Mapping[str, Tensor], row: Format) -> str:
     if width not in VITS or lacking:
         why = f"no {lacking}" if lacking else f"width {width}"
         raise BadInput(f"a vision transformer with {why}; name the model: timm:NAME@FILE")
+    _check_dimensions(names, "pos_embed")
     # tensors do not show the number of heads: MoCo-v3 has 12 at every width below 1024, timm one per 64 units
     if row.name == "moco-v3" or _is_sincos(names["pos_embed"]):
         if (width, patch) == (384, 16):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from supancl.config import parse_json
 from supancl.files import jsonable, open_regular
 
 SEAL = re.compile(r', "row": (\d{1,12}), "crc": "([0-9a-f]{8})"\}$')
@@ -96,15 +97,24 @@ def fill_gaps(log: LogRows, lost: Sequence[tuple[int, int]], **position: int) ->
     return [lines[number] for number in sorted(lines)]
 
 
+def _is_row_number(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 10**12
+
+
 def _open_line(line: str, next_number: int) -> tuple[dict[str, Any] | None, int]:
     """The row in a line and its number; None if it is damaged. Rows of 0.1.0 have neither number nor checksum."""
     seal = SEAL.search(line)
     text, number = (f"{line[: seal.start()]}}}", int(seal[1])) if seal else (line, next_number)
     try:
-        row = json.loads(text)
-    except (ValueError, RecursionError):
+        row = parse_json(text)
+    except ValueError:
         return None, number
-    if not isinstance(row, dict) or "crc" in row or (seal and _checksum(text, number) != seal[2]):
+    if (
+        not isinstance(row, dict)
+        or not _is_row_number(row.get("until", 0))
+        or "crc" in row
+        or (seal and _checksum(text, number) != seal[2])
+    ):
         return None, number
     return row, number
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
+from collections.abc import Callable
 from typing import IO, Any
 
 from supancl.errors import BadInput
-from supancl.files import make_inner_folder, open_to_append
+from supancl.files import describe_write_failure, make_inner_folder, open_to_append, reason
 from supancl.weights.log_rows import seal_row
 from supancl.weights.run_folder import RunFolder
 
@@ -26,6 +28,7 @@ class MetricsLog:
         # TensorBoard drops this step and later ones; the row of `resumed_at` is kept
         purge_step = None if resumed_at is None else resumed_at + 1
         self.board = SummaryWriter(str(folder.tensorboard), purge_step=purge_step)
+        self.excepthook = _ignore_board_threads()
 
     def write(self, row: dict[str, Any]) -> None:
         try:
@@ -36,10 +39,8 @@ class MetricsLog:
                 if isinstance(value, (int, float)) and name not in ("step", "epoch") and math.isfinite(value):
                     self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
         except OSError as error:
-            raise BadInput(
-                f"{self.folder.metrics_file} cannot be written ({error.strerror}); free some space, then continue "
-                f"with --resume --out {self.folder.path}"
-            ) from None
+            way_out = f"free some space, then continue with --resume --out {self.folder.path}"
+            raise BadInput(describe_write_failure(self.folder.metrics_file, reason(error), way_out)) from None
 
     def sync(self) -> None:
         """Make the rows so far survive a power cut; before a checkpoint, which counts on them."""
@@ -62,6 +63,19 @@ class MetricsLog:
         for close in (self.file.close, self.board.close):
             with contextlib.suppress(OSError):
                 close()
+        threading.excepthook = self.excepthook
+
+
+def _ignore_board_threads() -> Callable[[threading.ExceptHookArgs], object]:
+    """Print no traceback of TensorBoard's thread: `write` raises its error. Returns the hook to restore."""
+    previous = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if type(args.thread).__name__ != "_AsyncWriterThread":
+            previous(args)
+
+    threading.excepthook = hook
+    return previous
 
 
 class NoLog(MetricsLog):

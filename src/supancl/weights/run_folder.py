@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ from supancl.files import (
     make_inner_folder,
     open_regular,
     read_text,
+    remove_left_over_files,
     why_unwritable,
     write_bytes,
     write_json,
@@ -111,10 +111,9 @@ class RunFolder:
             except FileExistsError:
                 self.created = False
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            if not os.access(self.path, os.W_OK):
-                raise PermissionError(13, "Permission denied")
         except OSError as error:
             raise BadInput(f"cannot write to {self.path} ({error.strerror}); choose another --out") from None
+        check_writable(self.path)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -139,8 +138,9 @@ class RunFolder:
 
     def remove_temporary_files(self) -> None:
         """Remove half-written files of a killed run; the caller holds the lock."""
-        for left_over in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
-            left_over.unlink(missing_ok=True)
+        for folder in (self.path, self.checkpoints):
+            remove_left_over_files(folder, min_age=0)
+        remove_left_over_files(self.evaluations)  # evaluations are written without the lock
 
     def write_recipe(self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object]) -> None:
         # an absolute path works from any folder
@@ -205,7 +205,8 @@ class RunFolder:
 
     def read_versions(self) -> dict[str, str]:
         """The versions of Python and of packages that the run began with."""
-        return dict(parse_json(read_text(self.recipe_file)).get("versions") or {})
+        versions_then = parse_json(read_text(self.recipe_file)).get("versions")
+        return versions_then if isinstance(versions_then, dict) else {}
 
     def keep_metrics_until(self, step: int, expected: int | None = None) -> list[str]:
         """Drop rows after `step`: those steps will be repeated. Returns remarks on rows that are damaged or missing.
@@ -271,6 +272,7 @@ class RunFolder:
             make_inner_folder(self.evaluations)
         except OSError as error:
             raise BadInput(f"cannot write to {self.path} ({error.strerror}); evaluate a copy of it") from None
+        remove_left_over_files(self.evaluations)
         path = self.evaluations / f"{name}.json"
         write_json(path, result)
         return path

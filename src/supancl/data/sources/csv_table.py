@@ -5,71 +5,134 @@ from __future__ import annotations
 import csv
 import io
 import os
+from array import array
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Listing
+import numpy as np
+
+from supancl.data.columns import SPLITS, Columns, PathColumn
+from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Listing, check_label
 from supancl.errors import BadInput, plural
 from supancl.files import open_regular
+
+if TYPE_CHECKING:
+    from _csv import Reader
 
 
 def list_csv(path: Path, skip_bad: bool = False) -> Listing:
     """List the images of a table; relative paths start at the table's folder."""
-    entries = []
+    columns, hashes = Columns.Builder(path.parent), array("q")
+    folder, prefix = os.path.join(path.parent, ""), os.path.join(os.path.abspath(path.parent), "")
+    isfile = os.path.isfile
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
-            names = Counter(rows.fieldnames or ())
-            missing = {"path", "label"} - set(names)
-            if missing:
-                header = ", ".join(rows.fieldnames or ()) or "nothing"
-                raise BadInput(
-                    f"{path}: no column {sorted(missing)[0]!r}; the first line has {header}; write path,label[,split]"
-                )
-            repeated = next((name for name in ("path", "label", "split") if names[name] > 1), None)
-            if repeated is not None:
-                raise BadInput(f"{path}: {names[repeated]} columns are called {repeated!r}; keep one of them")
-            for row in rows:
-                if any(row.get(None) or ()):  # values beyond the last column: a label 'cat, grey' would become 'cat'
-                    raise BadInput(
-                        f"{path} line {rows.line_num}: more values than the {len(rows.fieldnames or ())} "
-                        "columns of the first line; put values with a comma in double quotes"
+            rows = csv.reader(file)
+            for text, label, split in _parse_rows(rows, path, columns):
+                is_plain = "/." not in text and "//" not in text and text[0] not in "./"
+                if not skip_bad and not isfile(folder + text if is_plain else os.path.join(folder, text)):
+                    raise BadInput(  # with skip_bad it is listed as unreadable
+                        f"{path} line {rows.line_num}: no file {text!r} (looked in {path.parent}); correct the path, "
+                        "remove the line, or pass --skip-bad-images"
                     )
-                entries.append(_parse_row(row, path, rows.line_num, skip_bad))
+                columns.add(split, text, label)
+                hashes.append(hash(prefix + text if is_plain else _absolute(prefix, text)))
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path}: not a csv file in UTF-8 ({error}); save it in that encoding") from None
-    if not entries:
+    entries, paths = columns.build()
+    if not len(entries):
         raise BadInput(f"{path}: no image is listed; write a line path,label[,split] for each, below the first")
-    if not any(split == "train" for split, _, _ in entries):
+    if not entries.has_split("train"):
         raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
-    remarks: list[str] = []
-    duplicates = [file for file, count in Counter(os.path.abspath(file) for _, file, _ in entries).items() if count > 1]
-    if duplicates:
-        remarks.append(
-            f"{path}: {plural(len(duplicates), 'file is', 'files are')} listed more than once, such as "
-            f"{duplicates[0]}; a file that is both trained on and held out makes evaluation meaningless"
-        )
-    return Listing(entries, path.parent, tuple(remarks))
+    return Listing(entries, path.parent, _duplicate_remarks(path, paths, np.asarray(hashes), prefix))
 
 
-def _parse_row(row: dict[str, str | None], table: Path, line: int, skip_bad: bool) -> tuple[str, Path, str]:
-    if any(
-        "\n" in (value or "") for value in (row["path"], row["label"])
-    ):  # an open quote has swallowed the next lines
-        raise BadInput(
-            f"{table}, up to line {line}: a value spans several lines; close its double quote, and "
-            "double the quotes inside it"
-        )
-    if not row["path"]:
-        raise BadInput(f"{table} line {line}: no path; write path,label[,split]")
-    file = table.parent / row["path"]
-    if not skip_bad and not file.is_file():  # else it is listed as unreadable
-        raise BadInput(
-            f"{table} line {line}: no file {row['path']!r} (looked in {table.parent}); correct the path, "
-            "remove the line, or pass --skip-bad-images"
-        )
-    split = (row.get("split") or "train").strip().lower()
+def _parse_rows(rows: Reader, table: Path, columns: Columns.Builder) -> Iterator[tuple[str, int, int]]:
+    """(path, number of the label, number of the split) of every row; each label and split is checked once."""
+    header: list[str] = next(rows, [])
+    path_column, label_column, split_column = _find_columns(header, table)
+    width, labels, splits = len(header), dict[str, int](), {"": 0}
+    for row in rows:
+        if not row:
+            continue
+        if len(row) != width:
+            row = _fit_row(row, width, table, rows.line_num)
+        path, label, split = row[path_column], row[label_column], "" if split_column is None else row[split_column]
+        if not path or "\n" in path:
+            raise BadInput(_path_fault(path, table, rows.line_num))
+        if label not in labels:
+            labels[label] = columns.number_label(_checked_label(label, table, rows.line_num))
+        if split not in splits:
+            splits[split] = SPLITS.index(_checked_split(split, table, rows.line_num))
+        yield path, labels[label], splits[split]
+
+
+def _path_fault(path: str, table: Path, line: int) -> str:
+    if not path:
+        return f"{table} line {line}: no path; write path,label[,split]"
+    return (  # an open quote has swallowed the next lines
+        f"{table}, up to line {line}: a value spans several lines; close its double quote, and double the quotes "
+        "inside it"
+    )
+
+
+def _checked_label(text: str, table: Path, line: int) -> str:
+    if "\n" in text:
+        raise BadInput(_path_fault(text, table, line))
+    label = text.strip()
+    check_label(label, f"{table} line {line}")
+    return "" if label in NO_LABEL else label
+
+
+def _checked_split(text: str, table: Path, line: int) -> str:
+    split = text.strip().lower()
     if split not in SPLIT_NAMES:
         raise BadInput(f"{table} line {line}: split {split!r} is unknown; use train, val or test")
-    label = (row["label"] or "").strip()
-    return SPLIT_NAMES[split], file, "" if label in NO_LABEL else label
+    return SPLIT_NAMES[split]
+
+
+def _find_columns(header: list[str], table: Path) -> tuple[int, int, int | None]:
+    """The positions of path, label and split."""
+    missing = {"path", "label"} - set(header)
+    if missing:
+        raise BadInput(
+            f"{table}: no column {sorted(missing)[0]!r}; the first line has {', '.join(header) or 'nothing'}; "
+            "write path,label[,split]"
+        )
+    count = Counter(header)
+    repeated = next((name for name in ("path", "label", "split") if count[name] > 1), None)
+    if repeated is not None:
+        raise BadInput(f"{table}: {count[repeated]} columns are called {repeated!r}; keep one of them")
+    return header.index("path"), header.index("label"), header.index("split") if "split" in header else None
+
+
+def _fit_row(row: list[str], width: int, table: Path, line: int) -> list[str]:
+    """The row with as many values as the header; more are refused: a label 'cat, grey' would become 'cat'."""
+    if any(row[width:]):
+        raise BadInput(
+            f"{table} line {line}: more values than the {width} columns of the first line; put values with a comma in "
+            "double quotes"
+        )
+    return row[:width] + [""] * (width - len(row))
+
+
+def _absolute(prefix: str, text: str) -> str:
+    """The absolute path of a file; `prefix` is that of the table's folder."""
+    return os.path.abspath(os.path.join(prefix, text))
+
+
+def _duplicate_remarks(table: Path, paths: PathColumn, hashes: np.ndarray, prefix: str) -> tuple[str, ...]:
+    """A remark on files that are listed more than once; equal hashes are compared as texts."""
+    order = np.argsort(hashes, kind="stable")
+    same = hashes[order][1:] == hashes[order][:-1]
+    candidates = np.unique(np.concatenate([order[1:][same], order[:-1][same]]))
+    count = Counter(_absolute(prefix, paths.text(position)) for position in candidates.tolist())
+    duplicates = [file for file, number in count.items() if number > 1]
+    if not duplicates:
+        return ()
+    return (
+        f"{table}: {plural(len(duplicates), 'file is', 'files are')} listed more than once, such as "
+        f"{duplicates[0]}; a file that is both trained on and held out makes evaluation meaningless",
+    )

@@ -23,7 +23,7 @@ from supancl.data.sources.tars import iter_samples
 from supancl.data.store.cache import TAR_INDEX_FOLDER, cache_root
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
-from supancl.files import make_inner_folder, open_regular, reason, write_atomically
+from supancl.files import make_inner_folder, open_regular, reason, remove_left_over_files, write_atomically
 
 INDEX_VERSION = 2
 ARRAY_DTYPES = {"offsets": "<i8", "lengths": "<i8", "codes": "<i4"}
@@ -198,4 +198,5 @@ def _write_index(tar: Path) -> None:
         make_inner_folder(path.parent)
     except OSError as error:
         raise BadInput(f"the cache {path.parent} cannot be written ({reason(error)}); {FREE_SPACE_ADVICE}") from None
+    remove_left_over_files(path.parent)
     write_atomically(path, write, FREE_SPACE_ADVICE)

@@ -19,7 +19,7 @@ from typing import Any
 
 from supancl.config import parse_json
 from supancl.data.decode import IMAGE_SUFFIXES, check_image_bytes, file_stamp, open_image_bytes
-from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing
+from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing, check_label
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput, plural
 from supancl.files import open_regular, reason
@@ -221,6 +221,7 @@ def _read_label(content: bytes, extension: str, location: str) -> str | None:
             text = str(value).strip()
     except (UnicodeDecodeError, ValueError) as error:
         raise BadInput(f"{location}: cannot be read as a label ({error}); it must be a class number or name") from None
+    check_label(text, location)
     return "" if text in (*NO_LABEL, "None") else text
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from supancl.config import parse_json
+from supancl.data.columns import TakenItems
 from supancl.data.decode import (
     DECODE_VERSION,
     Item,
@@ -121,7 +122,8 @@ class Cache:
         readable = np.ones(len(items), bool)
         readable[[position for position, _ in unreadable]] = False
         rows = _find_rows(shards, names)[readable]
-        return CachedImages(self, shards, [items[i] for i in np.flatnonzero(readable).tolist()], rows), unreadable
+        kept_items = items if readable.all() else TakenItems(items, np.flatnonzero(readable))
+        return CachedImages(self, shards, kept_items, rows), unreadable
 
     def _prepare_folder(self, add_remark: AddRemark) -> None:
         """Make the folder, or empty it if it has another version."""

@@ -1,0 +1,480 @@
+"""Damaged and forged files: valid ones are changed at random and read again.
+
+Each function of KINDS tries `count` inputs, the same ones for the same `seed`. A reader must accept an input or refuse
+it with `BadInput`; anything else is a crash. From the repository:
+
+    python -m tests.faults.fuzz --count 1000 [--seed 0] [--kind csv]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import io
+import json
+import os
+import random
+import shutil
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from supancl.cli import main
+from supancl.config import parse_value
+from supancl.core.encoders import EncoderSpec
+from supancl.data.opening import open_source
+from supancl.data.splits import DataSpec, prepare_data
+from supancl.errors import BadInput
+from supancl.paper.tables.cells import fill
+from supancl.paper.tables.formats import FORMATS
+from supancl.paper.tables.layouts import LAYOUTS
+from supancl.paper.tables.runs import read_entries
+from supancl.recipes import recipe
+from supancl.recipes.recipe import recipe_from_json
+from supancl.training.trainer import Trainer
+from supancl.weights.checkpoint import load_checkpoint
+from supancl.weights.encoder_file import load_encoder, load_projector
+from supancl.weights.importing import open_encoder
+from supancl.weights.log_rows import seal_row
+from supancl.weights.run_folder import RunFolder
+from tests.faults.changes import (
+    NESTED,
+    NUMBERS,
+    ODD,
+    change_bytes,
+    change_foreign,
+    change_safetensors,
+    change_state,
+    change_text,
+    changed_csv,
+    changed_json_text,
+    changed_npz,
+    changed_tar,
+    odd_value,
+)
+from tests.files import picture
+from tests.tiny import tiny_data, tiny_recipe
+
+Input = TypeVar("Input")
+
+
+@dataclass
+class Tally:
+    """How many inputs were tried and accepted, and where the program failed: place -> first input."""
+
+    tried: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    crashes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        return 100 * self.accepted / max(self.tried, 1)
+
+    def __str__(self) -> str:
+        crashes = "".join(f"\n  {place}: {first}" for place, first in self.crashes.items())
+        counts = f"{self.tried:,} tried, {self.rate:.0f}% accepted"
+        return f"{counts}, {self.seconds:.0f} s, {len(self.crashes)} crashes{crashes}"
+
+
+def place_of(error: BaseException) -> str:
+    """The last line of the package that an error passed."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/supancl/" in frame.filename]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "outside the package"
+
+
+def try_each(count: int, make: Callable[[], Input], read: Callable[[Input], object]) -> Tally:
+    """Read each input; `read` may only return, or raise BadInput with a message."""
+    tally, started = Tally(), time.process_time()
+    for number in range(count):
+        content = make()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                read(content)
+            tally.accepted += 1
+        except BadInput as error:
+            if not str(error).strip():
+                tally.crashes.setdefault(place_of(error), f"input {number}: an empty message")
+        except Exception as error:
+            tally.crashes.setdefault(place_of(error), f"input {number}: {type(error).__name__}: {str(error)[:200]}")
+        tally.tried += 1
+    tally.seconds = time.process_time() - started
+    return tally
+
+
+# --- a valid run ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def base_folder() -> Path:
+    """A folder with a finished run and what is made from it; removed when the process ends."""
+    memory = "/dev/shm"
+    holder = tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory if os.access(memory, os.W_OK) else None)
+    _holders.append(holder)
+    return Path(holder.name)
+
+
+_holders: list[tempfile.TemporaryDirectory[str]] = []
+TRAIN = ("--epochs", "1", "--batch-size", "8", "--device", "cpu", "--set", "encoder.width=8", "--set", "pool.size=16",
+         "--set", "data.limit=24", "--set", "heads.projector.hidden=[16]", "--set", "heads.projector.out=16",
+         "--set", "heads.predictor.hidden=[8]")  # fmt: skip
+
+
+@cache
+def valid_run() -> dict[str, bytes]:
+    """Every file of a finished and evaluated run by its name; tensorboard is left out."""
+    run = base_folder() / "run"
+    assert quiet_main("pretrain", "digits.supsiam", *TRAIN, "--out", run) == 0
+    assert quiet_main("evaluate", "knn", run) == 0
+    assert quiet_main("evaluate", "linear", run) == 0
+    assert quiet_main("evaluate", "variance", run) == 0
+    files = [path for path in run.rglob("*") if path.is_file() and "tensorboard" not in path.parts]
+    # without checksums, which find every change
+    return {str(path.relative_to(run)): path.read_bytes() for path in files if path.suffix not in ("", ".sha256")}
+
+
+def quiet_main(*arguments: object) -> int:
+    """The exit code of a command; what it prints is dropped."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            return main([str(argument) for argument in arguments])
+        except SystemExit as leaving:
+            return int(leaving.code or 0)
+
+
+def new_folder(name: str) -> Path:
+    folder = base_folder() / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def write_run(folder: Path, **replaced: bytes | str) -> RunFolder:
+    """A copy of the run in which the named files (by stem) have another content."""
+    for name, content in valid_run().items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = replaced.get(path.stem, content)
+        path.write_bytes(new.encode("utf-8", "surrogatepass") if isinstance(new, str) else new)
+    return RunFolder(folder)
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+
+def try_recipes(seed: int, count: int) -> Tally:
+    """recipe.json: recipe, classes, data and plugins."""
+    random_state, folder = random.Random(seed), RunFolder(new_folder("recipes"))
+    content = json.loads(valid_run()["recipe.json"])
+
+    def read(text: str) -> None:
+        folder.recipe_file.write_text(text)
+        folder.read_plugins()
+        read_recipe, _ = folder.read_recipe()
+        folder.read_data()
+        folder.read_versions()
+        folder.record_setting(read_recipe, "train", "on_nan")
+
+    return try_each(count, lambda: changed_json_text(content, random_state), read)
+
+
+def try_overrides(seed: int, count: int) -> Tally:
+    """--set FIELD=VALUE."""
+    random_state, base = random.Random(seed), recipe("digits.supsiam")
+    fields = {name: value for name, (value, _) in base.fields().items()}
+
+    def override() -> tuple[str, str]:
+        name = random_state.choice(list(fields))
+        text = json.dumps(fields[name] if random_state.random() < 0.4 else odd_value(random_state))
+        text = random_state.choice(NESTED) if random_state.random() < 0.05 else text
+        text = change_text(text, random_state) if random_state.random() < 0.2 else text
+        return change_text(name, random_state) if random_state.random() < 0.1 else name, text
+
+    return try_each(
+        count,
+        lambda: dict(override() for _ in range(random_state.choice((1, 1, 2)))),
+        lambda texts: base.with_set({name: parse_value(text) for name, text in texts.items()}),
+    )
+
+
+def log_rows() -> list[dict[str, Any]]:
+    """The rows of the log, without numbers and checksums."""
+    rows = [json.loads(line) for line in valid_run()["metrics.jsonl"].splitlines()]
+    return [{key: value for key, value in row.items() if key not in ("row", "crc")} for row in rows]
+
+
+def seal(text: str, number: int) -> str:
+    """The line with the right number and checksum, as a forger would write it."""
+    try:
+        row = json.loads(text)
+        return seal_row(row, number) if isinstance(row, dict) else text
+    except (ValueError, RecursionError):
+        return text
+
+
+def try_logs(seed: int, count: int) -> Tally:
+    """metrics.jsonl, with checksums that fit or do not; a resumed run sets damaged rows aside."""
+    random_state, folder = random.Random(seed), RunFolder(new_folder("logs"))
+    rows = log_rows()
+    trained = recipe_from_json(valid_run()["recipe.json"].decode(), "recipe.json")
+
+    def make() -> bytes:
+        is_changed = [random_state.random() < 0.3 for _ in rows]
+        lines = [
+            seal(changed_json_text(row, random_state), number) if changed else seal_row(row, number)
+            for number, (row, changed) in enumerate(zip(rows, is_changed, strict=True))
+        ]
+        content = "\n".join(lines).encode("utf-8", "surrogatepass")
+        return change_bytes(content, random_state) if random_state.random() < 0.2 else content
+
+    def read(content: bytes) -> None:
+        folder.metrics_file.write_bytes(content)
+        folder.describe_early_end(trained)
+        folder.keep_metrics_until(2)
+
+    return try_each(count, make, read)
+
+
+def try_evaluations(seed: int, count: int) -> Tally:
+    """evaluate/*.json and metrics.jsonl in tables of the paper."""
+    random_state, folder = random.Random(seed), write_run(new_folder("evaluations")).path
+    results = {name: content for name, content in valid_run().items() if name.startswith("evaluate/")}
+    rows = log_rows()
+
+    def make() -> tuple[str, str, str]:
+        name, line = random_state.choice(list(results)), random_state.randrange(len(rows))
+        lines = [seal_row(row, number) for number, row in enumerate(rows)]
+        if random_state.random() < 0.3:
+            lines[line] = seal(changed_json_text(rows[line], random_state), line)
+        log = "\n".join([*lines, ""])
+        return name, changed_json_text(json.loads(results[name]), random_state), log
+
+    def read(content: tuple[str, str, str]) -> None:
+        name, text, log = content
+        (folder / "metrics.jsonl").write_bytes(log.encode("utf-8", "surrogatepass"))
+        (folder / name).write_text(text)
+        try:
+            filled = fill(random_state.choice(list(LAYOUTS.values())), read_entries([str(folder)]))
+            FORMATS[random_state.choice(list(FORMATS))](filled).encode()
+        finally:
+            (folder / name).write_bytes(results[name])
+
+    return try_each(count, make, read)
+
+
+def try_encoder_files(seed: int, count: int) -> Tally:
+    """encoder.safetensors and projector.safetensors: header, metadata and tensors."""
+    random_state, folder = random.Random(seed), new_folder("encoders")
+    readers: dict[str, Callable[[Path], object]] = {
+        "encoder.safetensors": load_encoder,
+        "projector.safetensors": load_projector,
+    }
+
+    def make() -> tuple[str, bytes]:
+        name = random_state.choice(list(readers))
+        return name, change_safetensors(valid_run()[name], random_state)
+
+    def read(content: tuple[str, bytes]) -> None:
+        (folder / content[0]).write_bytes(content[1])
+        readers[content[0]](folder)
+
+    return try_each(count, make, read)
+
+
+@cache
+def tiny_trainer() -> Trainer:
+    return Trainer(tiny_recipe(), tiny_data(), torch.device("cpu"))
+
+
+def try_checkpoints(seed: int, count: int) -> Tally:
+    """checkpoints/step-N.pt: the file and the state in it."""
+    random_state, path = random.Random(seed), new_folder("checkpoints") / "step-000000001.pt"
+    trainer = tiny_trainer()
+    trainer.step = 1
+    state = {"schema_version": 1, **copy.deepcopy(trainer.state())}
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        trainer.load(load_checkpoint(path))
+        assert 0 <= trainer.step <= trainer.steps
+
+    def make() -> bytes:
+        if random_state.random() < 0.4:
+            return change_bytes(as_file(state), random_state)
+        return as_file(change_state(state, random_state))
+
+    return try_each(count, make, read)
+
+
+def as_file(content: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+@cache
+def foreign_states() -> list[dict[str, torch.Tensor]]:
+    """A ResNet in MoCo's layout and a vision transformer; tensors share a value, so that files are small."""
+    resnet = EncoderSpec("resnet18", size=32).build().body.state_dict()
+    vit = EncoderSpec("timm:vit_tiny_patch16_224", size=32).build().body.state_dict()
+    states = ({f"encoder_q.{name}": value for name, value in resnet.items()}, vit)
+    return [{name: torch.zeros((), dtype=value.dtype).expand(value.shape) for name, value in state.items()}
+            for state in states]  # fmt: skip
+
+
+def try_imports(seed: int, count: int) -> Tally:
+    """Checkpoints of other libraries: shapes, types and layouts of tensors, and their names."""
+    random_state, path = random.Random(seed), new_folder("imports") / "other.pt"
+
+    def make() -> tuple[str, Any]:
+        number = random_state.randrange(2)
+        name = ("resnet18@", "timm:vit_tiny_patch16_224@")[number] if random_state.random() < 0.3 else ""
+        return name, change_foreign(foreign_states()[number], random_state)
+
+    def read(content: tuple[str, Any]) -> None:
+        path.write_bytes(as_file({"state_dict": content[1]}))
+        open_encoder(f"{content[0]}{path}")
+
+    return try_each(count, make, read)
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def pictures() -> Path:
+    folder = new_folder("pictures")
+    for i in range(6):
+        picture(folder / f"{i}.png", seed=i)
+    return folder
+
+
+@cache
+def image_bytes() -> bytes:
+    return (pictures() / "0.png").read_bytes()
+
+
+# name of a file -> its changed content
+SOURCES: dict[str, Callable[[random.Random], bytes]] = {
+    "table.csv": changed_csv,
+    "data.npz": changed_npz,
+    "shard.tar": lambda random_state: changed_tar(image_bytes(), random_state),
+}
+
+
+def try_source(name: str, seed: int, count: int) -> Tally:
+    """A source of this name, opened as `pretrain` does."""
+    random_state, path = random.Random(seed), pictures() / name
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        spec = DataSpec(source=str(path), cache="never")
+        prepare_data(open_source(spec, 1), spec)
+
+    return try_each(count, lambda: SOURCES[name](random_state), read)
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def make_command(random_state: random.Random, folder: Path) -> tuple[object, ...]:
+    """Write a run or a source with one changed file, and name a command that reads it."""
+    choice = random_state.randrange(7)
+    if choice == 0:
+        value = random_state.choice((*NESTED, *NUMBERS, *map(str, ODD)))
+        return "recipes", "digits.supsiam", "--set", f"loss.alpha={value}"
+    if choice <= 2:
+        name = random_state.choice(list(SOURCES))
+        (pictures() / name).write_bytes(SOURCES[name](random_state))
+        shutil.rmtree(base_folder() / "shown", ignore_errors=True)
+        return "data", "show", pictures() / name, "--out", base_folder() / "shown"
+    shutil.rmtree(folder, ignore_errors=True)
+    write_run(folder, **_changed_file(random_state))
+    embedded = base_folder() / "embedded.npz"
+    embedded.unlink(missing_ok=True)
+    return (
+        ("pretrain", "--resume", "--out", folder),
+        ("evaluate", "knn", folder, "--no-cache"),
+        ("embed", folder, "--data", "digits", "--out", embedded, "--no-cache"),
+        ("paper", "table", "3", folder),
+    )[choice - 3]
+
+
+def try_commands(seed: int, count: int) -> Tally:
+    """Whole commands: the exit code is that of success, of bad input or of a stopped training, never 1."""
+    random_state, tally, started = random.Random(seed), Tally(), time.process_time()
+    for number in range(count):
+        command, errors = make_command(random_state, base_folder() / "command"), io.StringIO()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                code = main([str(argument) for argument in command])
+            except SystemExit as leaving:
+                code = int(leaving.code or 0)
+        if code not in (0, 2, 3, 4) or "Traceback" in errors.getvalue():
+            tally.crashes.setdefault(errors.getvalue().strip()[-300:], f"input {number}: {command[:3]}: {code}")
+        tally.tried, tally.accepted = tally.tried + 1, tally.accepted + (code == 0)
+    tally.seconds = time.process_time() - started
+    return tally
+
+
+def _changed_file(random_state: random.Random) -> dict[str, bytes | str]:
+    """The stem of one file of the run, and its changed content."""
+    name = random_state.choice(["recipe.json", "metrics.jsonl", "encoder.safetensors", "checkpoint", "evaluation"])
+    if name == "evaluation":
+        name = random_state.choice([file for file in valid_run() if file.startswith("evaluate/")])
+    if name == "metrics.jsonl":
+        return {"metrics": change_bytes(valid_run()[name], random_state)}
+    if name == "encoder.safetensors":
+        return {"encoder": change_safetensors(valid_run()[name], random_state)}
+    if name == "checkpoint":
+        last = max(file for file in valid_run() if file.endswith(".pt"))
+        state = {**torch.load(io.BytesIO(valid_run()[last]), weights_only=True), "schema_version": 1}  # without digest
+        return {Path(last).stem: as_file(change_state(state, random_state))}
+    return {Path(name).stem: changed_json_text(json.loads(valid_run()[name]), random_state)}
+
+
+# name -> function, and its share of the inputs: cheap ones are tried more often
+KINDS: dict[str, tuple[Callable[[int, int], Tally], float]] = {
+    "recipe.json": (try_recipes, 0.18),
+    "--set": (try_overrides, 0.25),
+    "metrics.jsonl": (try_logs, 0.13),
+    "evaluations": (try_evaluations, 0.03),
+    "encoder files": (try_encoder_files, 0.1),
+    "checkpoints": (try_checkpoints, 0.03),
+    "imports": (try_imports, 0.002),
+    "csv": (partial(try_source, "table.csv"), 0.1),
+    "npz": (partial(try_source, "data.npz"), 0.1),
+    "tar": (partial(try_source, "shard.tar"), 0.076),
+    "commands": (try_commands, 0.002),
+}
+
+
+def run_kind(kind: str, seed: int, total: int) -> Tally:
+    """Try this kind's share of `total` inputs."""
+    function, share = KINDS[kind]
+    return function(seed, max(1, round(share * total)))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=KINDS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    os.fsync = lambda descriptor: None  # a power cut is not what is tried here
+    warnings.simplefilter("ignore")
+    os.environ["SUPANCL_CACHE"] = str(base_folder() / "cache")
+    for kind in [args.kind] if args.kind else KINDS:
+        print(f"{kind:15} ", end="", flush=True)
+        print(run_kind(kind, args.seed, args.count))

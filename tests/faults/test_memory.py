@@ -1,0 +1,224 @@
+"""How much memory files from strangers take: under 1 GB if they are refused, else three times the decoded data.
+
+Each case runs in a process of its own, which reports the peak of its memory (VmHWM). The files are small or have
+holes: they claim gigabytes, and on HEAD before these bounds they took them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.files import noise, picture, table
+from tests.test_received import encoder_file, long_header_tar, npy, npy_header, repack, sparse_tar
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+
+REFUSED_MB = 1000
+CHILD = """
+import json, re, sys
+from pathlib import Path
+import numpy as np
+import torch
+torch.set_num_threads(1)
+from supancl import BadInput, load_encoder
+from supancl.core.encoders import EncoderSpec
+from supancl.data import decode
+from supancl.data.opening import open_source
+from supancl.data.splits import DataSpec
+from supancl.weights.checkpoint import load_checkpoint
+from supancl.weights.encoder_file import initialize_encoder
+from supancl.weights.importing import open_encoder
+from supancl.weights.run_folder import RunFolder
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+def read(source, channels=3):
+    return open_source(DataSpec(source=source), channels)
+
+def start():
+    initialize_encoder(EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build(), "x.pt")
+
+before, error = peak(), ""
+try:
+    COMMAND
+except (BadInput, OSError, ValueError) as raised:
+    error = f"{type(raised).__name__}: {raised}"
+print(json.dumps({"before": before, "peak": peak(), "error": error}))
+"""
+
+
+def measure(place: Path, command: str) -> tuple[str, float, float]:
+    """The error of a command in a process of its own, its peak in MB, and how much of that came after the imports."""
+    result = subprocess.run(
+        [sys.executable, "-c", CHILD.replace("COMMAND", command)], cwd=place, capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-2000:]
+    measured = json.loads(result.stdout.splitlines()[-1])
+    print(f"{command}: {measured}")
+    return measured["error"], measured["peak"], measured["peak"] - measured["before"]
+
+
+def zeros_in_zip(archive: zipfile.ZipFile, name: str, header: bytes, nbytes: int) -> None:
+    """A member of zeros, without ever having them in memory."""
+    with archive.open(name, "w", force_zip64=True) as member:
+        member.write(header)
+        for _ in range(nbytes // 2**24):
+            member.write(bytes(2**24))
+
+
+def bomb(path: Path, name: str = "train_images") -> None:
+    """2 GB of zeros in 2 MB."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        count = 2**11
+        if name != "train_images":
+            archive.writestr("train_images.npy", npy(noise(8, 8, 8)))
+            count = 8
+        archive.writestr("train_labels.npy", npy(np.arange(count) % 2))
+        zeros_in_zip(archive, f"{name}.npy", npy_header((2**11, 2**10, 2**10)), 2**31)
+
+
+def lying_archive(place: Path) -> None:
+    with zipfile.ZipFile(place / "x.npz", "w") as archive:
+        archive.writestr("train_images.npy", npy_header((10**4, 10**3, 10**3)) + bytes(10))
+        archive.writestr("train_labels.npy", npy(np.zeros(10**4, np.int64)))
+
+
+def hole(path: Path, start: bytes, nbytes: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(start)
+    os.truncate(path, nbytes)
+
+
+def webp_with_hole(place: Path) -> None:
+    hole(place / "data" / "cat" / "x.webp", b"RIFF\xff\xff\xff\x7fWEBPVP8 ", 2**33)
+    picture(place / "data" / "dog" / "x.png")
+
+
+def compressed_checkpoint(place: Path) -> None:
+    torch.save({"schema_version": 1, "a": torch.zeros(2**29 // 4)}, place / "x.pt")
+    repack(place / "x.pt", zipfile.ZIP_DEFLATED)
+
+
+def encoder_that_claims(**spec: object) -> Callable[[Path], object]:
+    return lambda place: encoder_file(place / "x.safetensors", **spec)
+
+
+def long_label(place: Path) -> None:
+    """A label of 4 GB, none of them on the disk."""
+    member = tarfile.TarInfo("a.cls")
+    member.size = 2**32
+    hole(place / "x.tar", member.tobuf(tarfile.GNU_FORMAT), 2**32 + 2048)
+
+
+def projector_that_claims(place: Path) -> None:
+    head = {"hidden": [40_000], "out": 40_000}
+    metadata = {"schema_version": "1", "head": json.dumps(head), "input_width": "40000"}
+    save_file({"0.weight": torch.zeros(1, 1)}, place / "projector.safetensors", metadata=metadata)
+
+
+def fifth_of_a_bomb(place: Path) -> None:
+    """A table whose only image is 16,000 x 16,000 pixels: more than Pillow accepts."""
+    png_of_zeros(place / "x.png", (16_000, 16_000), bits=16)
+    table(place / "x.csv", "path,label", "x.png,cat")
+
+
+REFUSED = {
+    "a pattern of 10^11 shards": (lambda place: None, "read('x{0..99999999999}.tar')"),
+    "a sparse member": (lambda place: sparse_tar(place / "x.tar"), "read('x.tar')"),
+    "a header of 8 GB": (lambda place: long_header_tar(place / "x.tar"), "read('x.tar')"),
+    "a label of 4 GB": (long_label, "read('x.tar')"),
+    "2 GB of images in 2 MB": (lambda place: bomb(place / "x.npz"), "read('x.npz')"),
+    "an archive that lies": (lying_archive, "read('x.npz')"),
+    "a compressed checkpoint": (compressed_checkpoint, "load_checkpoint(Path('x.pt'))"),
+    "a wide encoder": (encoder_that_claims(name="cnn", width=20_000), "load_encoder('x.safetensors')"),
+    "a deep encoder": (
+        encoder_that_claims(name="timm:vit_giant_patch14_224", size=224),
+        "open_encoder('x.safetensors')",
+    ),
+    "a wide projector": (
+        projector_that_claims,
+        "import supancl.weights.encoder_file as files; files.load_projector('.')",
+    ),
+    "an image of 8 GB": (webp_with_hole, "read('data')"),
+    "an image of 256 million pixels": (fifth_of_a_bomb, "read('x.csv')"),
+    "a recipe of 8 GB": (lambda place: hole(place / "recipe.json", b"{", 2**33), "RunFolder(Path('.')).read_recipe()"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_takes_less_than_a_gigabyte(case, tmp_path):
+    make, command = REFUSED[case]
+    make(tmp_path)
+    error, peak, _ = measure(tmp_path, command)
+    assert error
+    assert peak < REFUSED_MB
+
+
+def png_of_zeros(path: Path, size: tuple[int, int], bits: int, colours: bool = False) -> None:
+    """A black PNG, without ever having its pixels in memory."""
+    width, height = size
+    packer = zlib.compressobj(1)
+    row = bytes(1 + width * bits // 8 * (3 if colours else 1))
+    content = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", width, height, bits, 2 if colours else 0, 0, 0, 0),
+        b"IDAT": content,
+        b"IEND": b"",
+    }
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + b"".join(
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+            for name, data in chunks.items()
+        )
+    )
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("bits", "colours"), [(16, False), (16, True), (8, False), (8, True)])
+def test_a_large_picture_takes_three_times_its_pixels(bits, colours, channels, tmp_path):
+    """170 million pixels, close to what Pillow accepts; its own copy has 2 bytes each in deep grey and 4 in colour."""
+    size = (10_000, 17_000)
+    png_of_zeros(tmp_path / "x.png", size, bits, colours)
+    error, _, taken = measure(tmp_path, f"assert decode.decode(Path('x.png'), {channels}).shape[1] == {size[1]}")
+    assert not error
+    pillow_bytes = 4 if colours or channels == 3 else bits // 8
+    assert taken < 3 * max(channels, pillow_bytes) * size[0] * size[1] / 2**20
+
+
+def test_colours_that_become_grey_take_three_times_their_bytes(tmp_path):
+    images = np.zeros((200, 1000, 1000, 3), np.uint8)
+    np.savez(tmp_path / "x.npz", train_images=images, train_labels=np.arange(200) % 2)
+    error, _, taken = measure(tmp_path, "read('x.npz', 1)")
+    assert not error
+    assert taken < 3 * images.nbytes / 2**20
+
+
+def test_what_nobody_asked_for_takes_nothing(tmp_path):
+    bomb(tmp_path / "x.npz", "notes")
+    error, _, taken = measure(tmp_path, "read('x.npz', 1)")
+    assert not error
+    assert taken < 100
+    from supancl.core.encoders import EncoderSpec
+
+    state = EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build().body.state_dict()
+    torch.save({"state_dict": state, "optimizer": torch.zeros(2**28)}, tmp_path / "x.pt")
+    error, _, taken = measure(tmp_path, "start()")
+    assert not error
+    assert taken < 100
