@@ -17,7 +17,7 @@ import secrets
 import stat
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
@@ -153,6 +153,21 @@ def write_bytes(path: Path, content: bytes, way_out: str = MAKE_ROOM) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write indented JSON; NaN and infinity become null."""
     write_text(path, json.dumps(jsonable(content), indent=2) + "\n")
+
+
+def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write indented JSON with a digest of its content, by which readers notice damage."""
+    plain = json.loads(json.dumps(jsonable(dict(content) | {"digest": None})))
+    write_json(path, plain | {"digest": _json_digest(plain)})
+
+
+def is_as_written(content: Mapping[str, Any]) -> bool:
+    """Whether JSON agrees with its digest; files of 0.1.0 have none, so nothing is known and they count as such."""
+    return content.get("digest") is None or content["digest"] == _json_digest(content)
+
+
+def _json_digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps({**content, "digest": None}, sort_keys=True).encode()).hexdigest()
 
 
 def jsonable(value: Any) -> Any:
