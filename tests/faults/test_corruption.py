@@ -14,9 +14,7 @@ import os
 import random
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -28,7 +26,7 @@ import pytest
 from supancl.cli import main
 from supancl.weights.checkpoint import checkpoints, load_checkpoint
 from supancl.weights.digests import content_digest
-from tests.faults.fuzz import TRAIN
+from tests.faults.fuzz import TRAIN, new_folder
 from tests.files import Said, class_folders, contents
 from tests.test_received import shard
 
@@ -73,23 +71,14 @@ LIVE = ("run", "cache")  # what is damaged
 # --- a run, another one and their cache -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Base:
-    """data, x.tar, run (seed 0), other (seed 1), streamed (run of x.tar), cache and digests.json below `root`."""
-
-    root: Path
-    holder: tempfile.TemporaryDirectory[str]
-
-
 @cache
-def base() -> Base:
-    memory = "/dev/shm"
-    holder = tempfile.TemporaryDirectory(prefix="corrupt-", dir=memory if os.access(memory, os.W_OK) else None)
-    root = Path(holder.name)
+def base() -> Path:
+    """A folder with data, x.tar, run (seed 0), other (seed 1), streamed (a run of x.tar), cache and digests.json."""
+    root = new_folder("corruption")
     class_folders(root / "data", each=12)
     images = sorted((root / "data").rglob("*.png"))
-    shard(root / "x.tar", {f"{i}.{end}": data for i, path in enumerate(images)
-                           for end, data in (("png", path.read_bytes()), ("cls", path.parent.name.encode()))})  # fmt: skip
+    members = {f"{i}.png": path.read_bytes() for i, path in enumerate(images)}
+    shard(root / "x.tar", members | {f"{i}.cls": path.parent.name.encode() for i, path in enumerate(images)})
     with use_cache(root / "cache"):
         for name, seed, source in (("run", 0, "data"), ("other", 1, "data"), ("streamed", 0, "x.tar")):
             storage = "data.stream=true" if source == "x.tar" else "data.cache=always"
@@ -103,7 +92,7 @@ def base() -> Base:
     for name in LIVE:
         shutil.copytree(root / name, root / "saved" / name)
     shutil.copy2(root / "digests.json", root / "saved")
-    return Base(root, holder)
+    return root
 
 
 @contextlib.contextmanager
@@ -135,7 +124,7 @@ def ok(*words: object) -> str:
 
 def kept_files() -> list[str]:
     """Every file of the run and of the cache, and the digests, as names below the root."""
-    root = base().root / "saved"
+    root = base() / "saved"
     return [str(path.relative_to(root)) for path in sorted(root.rglob("*")) if path.is_file()]
 
 
@@ -242,14 +231,14 @@ def pattern_of(name: str) -> str:
 
 def twin(name: str) -> bytes | None:
     """The same file of another run, source or encoder; None if there is none."""
-    path = base().root / "saved" / name
+    path = base() / "saved" / name
     others: list[Path] = []
     if name.startswith("run/tensorboard"):
-        others = sorted((base().root / "other" / "tensorboard").iterdir())
+        others = sorted((base() / "other" / "tensorboard").iterdir())
     elif name.startswith("run/"):
-        others = [base().root / "other" / name.removeprefix("run/")]
+        others = [base() / "other" / name.removeprefix("run/")]
     elif name == "digests.json":
-        others = [base().root / "other-digests.json"]
+        others = [base() / "other-digests.json"]
     else:
         group = path.parent if path.parent.name in ("features", "tars") else path.parent.parent
         others = [other for other in sorted(group.rglob(f"*{path.suffix}"))
@@ -261,7 +250,7 @@ def twin(name: str) -> bytes | None:
 
 def restore() -> Path:
     """The root with the files as they were."""
-    root = base().root
+    root = base()
     for name in LIVE:
         shutil.rmtree(root / name, ignore_errors=True)
         shutil.copytree(root / "saved" / name, root / name)
@@ -273,6 +262,7 @@ def restore() -> Path:
 
 # what cannot be noticed, or says so in its own way
 ALLOWED = {
+    ("run/recipe.json", "removed"): "a table has a row of its own, evaluations without a run, and says so",
     ("run/metrics.jsonl", "removed"): "encoders are often copied without their log; a table has no losses then",
     ("run/metrics.jsonl", "swapped"): "rows do not say of which run they are",
     ("run/evaluate/*.json", "removed"): "a table has an empty cell, or names the other procedure that it took",
@@ -282,7 +272,7 @@ ALLOWED = {
 
 def damaged_contents(name: str, damage: str) -> list[bytes | None]:
     """The damaged forms of a file; those that equal the file are left out."""
-    whole = (base().root / "saved" / name).read_bytes()
+    whole = (base() / "saved" / name).read_bytes()
     if damage == "swapped":
         other = twin(name)
         return [] if other is None else [other]
@@ -306,7 +296,7 @@ def trials(pattern: str, damage: str) -> Iterator[tuple[str, bytes | None, Calla
 
 @pytest.fixture
 def run_cache(monkeypatch):
-    monkeypatch.setenv("SUPANCL_CACHE", str(base().root / "cache"))
+    monkeypatch.setenv("SUPANCL_CACHE", str(base() / "cache"))
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "swapped"])
