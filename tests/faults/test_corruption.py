@@ -243,9 +243,9 @@ def twin(name: str) -> bytes | None:
         group = path.parent if path.parent.name in ("features", "tars") else path.parent.parent
         others = [other for other in sorted(group.rglob(f"*{path.suffix}"))
                   if other != path and (path.parent == group or other.name == path.name)]  # fmt: skip
-    return next(
-        (other.read_bytes() for other in others if other.exists() and other.read_bytes() != path.read_bytes()), None
-    )
+    whole = path.read_bytes()
+    found = [content for other in others if other.exists() and (content := other.read_bytes()) != whole]
+    return min(found, key=lambda content: abs(len(content) - len(whole)), default=None)
 
 
 def restore() -> Path:
@@ -353,7 +353,7 @@ def check_outcome(said: Said, result: Any, expected: Any, name: str, damage: str
         refusals = [line for line in said.err.splitlines() if line.startswith("supancl: ")]
         assert len(refusals) == 1, said.err
         return
-    if name == "digests.json" and said.code == 1:
+    if name == "digests.json" and damage == "swapped":
         assert "differs from" in said.err, said.err
         return
     assert said.code == 0, said
