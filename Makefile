@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # what measures branch coverage; `make ci` does, and so does: make test COVERED='$(COVER)'
 COVER := --cov --cov-report=
 
-.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-faults readme test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
+.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-faults soak readme test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
 	bench-step bench-trees bench-scaling results coverage dist lint typecheck net walks mutants golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
@@ -51,6 +51,9 @@ test-docs: $(READY)  ## every bash and python block of README.md and docs/*.md
 
 test-faults: $(READY)  ## killed ranks, blocked disks, files of attackers: about two minutes; SUPANCL_FAULTS=full for the long form
 	$(BIN)/python -m pytest -m "not slow" tests/faults --cov --cov-append --cov-report=
+
+soak: $(READY)  ## an hour of commands and training: memory, open files and threads must stay flat
+	$(BIN)/python -m tests.faults.soak
 
 readme: $(READY)  ## the README's blocks, and nothing else, in a clean clone of the last commit
 	$(BIN)/python tests/readme_in_clone.py

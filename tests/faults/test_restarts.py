@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,16 +24,24 @@ KILLS = 20 if os.environ.get("SUPANCL_FAULTS") == "full" else 3
 SEED = int(os.environ.get("SUPANCL_FAULTS_SEED", "0"))
 RESTARTS = 3  # as many kills as one run survives
 LONGEST = 600  # seconds until a killed run must have ended, also on a machine that does much else
+Order = tuple[int, int] | None  # rank and file event; None: any rank at a random moment
+EVENTS = {0: 60, 1: 4}  # rank -> about how many of the run's first file events may be chosen; rank 1 has few
 SETTINGS = {
     "data.limit": 256, "train.epochs": 16, "train.checkpoint_every": 3, "train.log_every": 1, "train.device": "cpu",
     "train.monitor_every": 0, "encoder.width": 16,
 }  # fmt: skip
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    """A run of two ranks under torchrun's own agent; each rank leaves its process number in `folder`.marks."""
+def start(folder: Path, orders: Sequence[Order] = ()) -> subprocess.Popen[str]:
+    """A run of two ranks under torchrun's own agent; each rank leaves its process number in `folder`.marks.
+
+    Orders say which rank is killed before which of its file events, for each start of the ranks.
+    """
     marks = folder.with_suffix(".marks")
     marks.mkdir()
+    for restart, order in enumerate(orders):
+        if order is not None:
+            (marks / f"{restart}-{order[0]}.kill").write_text(str(order[1]))
     # what --standalone means
     words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", folder.name, "--nnodes", "1"]
     words += ["--nproc-per-node", "2", "--max-restarts", str(RESTARTS), "-m", "supancl.cli", "pretrain"]
@@ -53,6 +62,16 @@ def wait_for_ranks(agent: subprocess.Popen[str], folder: Path, restart: int) -> 
             return [int(mark.read_text()) for mark in marks]
         time.sleep(0.01)
     return []
+
+
+def wait_for_end(process: int) -> None:
+    until = time.monotonic() + LONGEST
+    with suppress(OSError):
+        while (
+            "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
+        ):  # not yet waited for by its agent
+            assert time.monotonic() < until, f"rank {process} runs after {LONGEST} s"
+            time.sleep(0.01)
 
 
 def end_rank(process: int) -> None:
@@ -96,16 +115,23 @@ def wait_for_moment(agent: subprocess.Popen[str], folder: Path, chance: random.R
 
 def run_with_kills(folder: Path, kills: int, chance: random.Random) -> Outcome:
     """Start a run, kill one rank after each start of all ranks, and wait for the end of the run."""
-    agent, done, killed_at, to_restart = start(folder), 0, time.monotonic(), 0.0
+    orders = [chance.choice([None, (rank := chance.choice((0, 0, 1)), chance.randint(1, EVENTS[rank]))])
+              for _ in range(kills)]  # fmt: skip
+    agent, done, killed_at, to_restart = start(folder, orders), 0, time.monotonic(), 0.0
     ranks: list[int] = []
     try:
         while done < kills and (ranks := wait_for_ranks(agent, folder, done)):
             to_restart = max(to_restart, time.monotonic() - killed_at if done else 0.0)
-            wait_for_moment(agent, folder, chance)
-            try:
-                os.kill(chance.choice(ranks), signal.SIGKILL)
-            except ProcessLookupError:
-                break  # the run has finished
+            if (order := orders[done]) is not None:
+                wait_for_end(ranks[order[0]])
+                if not wait_for_ranks(agent, folder, done + 1):
+                    break  # the run has fewer events
+            else:
+                wait_for_moment(agent, folder, chance)
+                try:
+                    os.kill(chance.choice(ranks), signal.SIGKILL)
+                except ProcessLookupError:
+                    break  # the run has finished
             killed_at, done = time.monotonic(), done + 1
         code: int | None = agent.wait(LONGEST)
     except subprocess.TimeoutExpired:

@@ -1,0 +1,163 @@
+"""Commands killed before each of their file events, and at random moments: run again, they end as if left alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import sklearn.datasets
+import torch
+
+import supancl.cli.data
+import supancl.cli.pretrain
+import supancl.training.pretrain
+from supancl.files import read_text
+from supancl.weights.run_folder import RunFolder
+from tests.faults.events import kill_before_event
+from tests.faults.fuzz import quiet_main
+from tests.files import class_folders
+from tests.forked import LIBRARIES
+from tests.tiny import assert_same_bits, final_state
+
+assert sklearn.datasets, supancl.cli.data  # imported here, once, rather than by each process
+
+FULL = os.environ.get("SUPANCL_FAULTS") == "full"
+SEED = int(os.environ.get("SUPANCL_FAULTS_SEED", "0"))
+KILLS = 100 if FULL else 8  # of pretrain: at file events first, then at random moments
+PRETRAIN = ("pretrain", "digits.supbyol", "--epochs", "2", "--batch-size", "16", "--checkpoint-every", "2", "--device",
+            "cpu", "--set", "data.limit=96", "--set", "encoder.width=8", "--set", "train.log_every=1",
+            "--resume", "--out")  # fmt: skip
+
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload([*LIBRARIES, __name__])
+
+
+class Killed(NamedTuple):
+    code: int | None
+    events: int
+    seconds: float
+
+
+def run_and_kill(folder: str, words: Sequence[str], at: int, counter: str) -> None:
+    """In a process of its own: run a command; be killed before file event number `at` below `folder`."""
+    os.environ["SUPANCL_CACHE"] = f"{folder}/cache"
+    torch.set_num_threads(1)
+    count = kill_before_event(folder, at)
+    code = quiet_main(*words)
+    Path(counter).write_text(str(count()))
+    os._exit(code)
+
+
+def run_command(place: Path, words: Sequence[object], at: int = 0, after: float | None = None) -> Killed:
+    """A command whose files are in `place`, killed before a file event or after some seconds, or not at all."""
+    counter = place.with_suffix(".events")
+    counter.unlink(missing_ok=True)
+    arguments = (str(place), [str(word) for word in words], at, str(counter))
+    process, started = forks.Process(target=run_and_kill, args=arguments), time.monotonic()
+    process.start()
+    process.join(after)
+    if process.is_alive() and after is not None:
+        process.kill()
+    process.join(120)
+    assert process.exitcode is not None, "still running after two minutes"
+    events = int(read_text(counter)) if counter.exists() else 0
+    return Killed(process.exitcode, events, time.monotonic() - started)
+
+
+def events_to_try(events: int, most: int, chance: random.Random) -> list[int]:
+    """All of them, or as many as allowed."""
+    return sorted(chance.sample(range(1, events + 1), min(events, most)))
+
+
+def steps_of(folder: Path) -> list[tuple[str, int]]:
+    rows = RunFolder(folder).metrics()
+    return [(row["kind"], row["step"]) for row in rows if row["kind"] in ("step", "epoch")]
+
+
+def test_pretraining_killed_at_file_events_and_random_moments_ends_with_the_same_bits(tmp_path):
+    chance, whole = random.Random(SEED), tmp_path / "whole"
+    run_command(tmp_path / "first", ["recipes"])  # starts the process that is forked
+    undisturbed = run_command(whole, [*PRETRAIN, whole])
+    assert undisturbed.code == 0
+    assert undisturbed.events > 20
+    expected, steps = final_state(whole), steps_of(whole)
+    kills: list[dict[str, float]] = [{"at": event} for event in events_to_try(undisturbed.events, KILLS - 2, chance)]
+    kills += [{"after": chance.uniform(0, undisturbed.seconds)} for _ in range(KILLS - len(kills))]
+    killed = 0
+    for number, kill in enumerate(kills):
+        folder = tmp_path / str(number)
+        killed += run_command(folder, [*PRETRAIN, folder], **kill).code == -signal.SIGKILL
+        assert run_command(folder, [*PRETRAIN, folder]).code == 0, kill
+        assert_same_bits(expected, final_state(folder))
+        assert steps_of(folder) == steps, kill
+        assert not list(folder.rglob(".*.tmp")), kill
+    print(f"{killed} of {KILLS} kills found the run at work; it has {undisturbed.events} file events")
+    assert killed >= KILLS * 0.8
+
+
+def read_features(folder: Path) -> object:
+    with np.load(folder / "features.npz") as arrays:
+        return {name: arrays[name].tobytes() for name in arrays.files if not name.endswith("_names")}
+
+
+def read_evaluation(folder: Path) -> object:
+    return read_text(folder / "run" / "evaluate" / "knn.json").partition('"accuracy"')[2][:40]
+
+
+# command -> its words, given a folder with data/ and run/, and what it leaves
+COMMANDS: dict[str, tuple[Callable[[Path], list[object]], Callable[[Path], object]]] = {
+    "embed": (
+        lambda folder: ["embed", folder / "run", "--data", folder / "data", "--out", folder / "features.npz"],
+        read_features,
+    ),
+    "evaluate": (lambda folder: ["evaluate", "knn", folder / "run"], read_evaluation),
+    "data cache": (
+        lambda folder: ["data", "cache", folder / "data"],
+        lambda folder: sorted(path.name for path in (folder / "cache").rglob("*") if not path.name.startswith(".")),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert quiet_main(*PRETRAIN, folder) == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_other_commands_killed_at_file_events_end_with_the_same_files(name, finished, tmp_path):
+    chance, (words, result) = random.Random(SEED), COMMANDS[name]
+
+    def new_place() -> Path:
+        place = tmp_path / "place"
+        shutil.rmtree(place, ignore_errors=True)
+        class_folders(place / "data")
+        (place / "run").mkdir()
+        for path in finished.rglob("*"):
+            if path.is_file() and "tensorboard" not in path.parts:
+                copy = place / "run" / path.relative_to(finished)
+                copy.parent.mkdir(exist_ok=True)
+                copy.write_bytes(path.read_bytes())
+        return place
+
+    place = new_place()
+    undisturbed = run_command(place, words(place))
+    assert (undisturbed.code, undisturbed.events > 3) == (0, True)
+    expected = result(place)
+    assert expected
+    for event in events_to_try(undisturbed.events, 100 if FULL else 2, chance):
+        place = new_place()
+        assert run_command(place, words(place), at=event).code == -signal.SIGKILL
+        if name != "embed" or not (place / "features.npz").exists():  # which it would refuse to overwrite
+            assert run_command(place, words(place)).code == 0
+        assert result(place) == expected, event
