@@ -84,12 +84,12 @@ LEFT_OVER_AGE = 3600.0  # seconds; no write of a file takes as long
 
 def left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE) -> list[Path]:
     """Temporary files of killed processes. Whoever holds the folder's lock need not wait: min_age=0."""
-    found = []
+    left_over = []
     for path in folder.glob(".*.tmp"):
         with contextlib.suppress(OSError):  # another process has just renamed or removed it
             if min_age <= 0 or time.time() - path.stat().st_mtime >= min_age:
-                found.append(path)
-    return found
+                left_over.append(path)
+    return left_over
 
 
 def remove_left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE) -> None:
@@ -157,8 +157,8 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write indented JSON with a digest of its content, by which readers notice damage."""
-    plain = json.loads(json.dumps(jsonable(dict(content) | {"digest": None})))
-    write_json(path, plain | {"digest": _json_digest(plain)})
+    parsed = json.loads(json.dumps(jsonable(dict(content))))
+    write_json(path, parsed | {"digest": _json_digest(parsed)})
 
 
 def is_as_written(content: Mapping[str, Any]) -> bool:
