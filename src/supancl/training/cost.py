@@ -91,13 +91,13 @@ def _bytes_saved_for_backward(branches: torch.nn.Module, images: Tensor) -> floa
     """Bytes of all tensors that backward needs, weights excepted."""
     weights = {t.untyped_storage()._cdata for t in branches.parameters()}
     saved: dict[int, int] = {}
-    kept: list[Tensor] = []  # so that no storage is freed and another one takes its place
+    tensors: list[Tensor] = []  # so that no storage is freed and another one takes its place
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in weights:
             saved[storage._cdata] = storage.nbytes()
-            kept.append(tensor)
+            tensors.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
@@ -132,10 +132,13 @@ def _control_group_room() -> Iterator[float]:
 
 
 def check_memory(recipe: Recipe, device: torch.device) -> str:
-    """Refuse a run that does not fit the memory of its device, with settings that do; else how much it needs."""
+    """Refuse a run that does not fit the memory of its device, with settings that do; else how much it needs.
+
+    The text is empty if that is unknown.
+    """
     available, needed = available_memory(device), estimate_memory(recipe, device)
     if needed is None:
-        return "unknown"
+        return ""
     if available is None or needed.total <= available:
         room = "" if available is None else f" of {in_gigabytes(available)}"
         return f"about {in_gigabytes(needed.total)}{room}"

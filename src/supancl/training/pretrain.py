@@ -97,7 +97,7 @@ def open_device_and_data(
     """The device and the data of this process, checked against the recipe."""
     device = pick_device(recipe.train.device, None if ranks.size == 1 else ranks.local_rank)
     memory = check_memory(recipe, device)  # before the data are read, which may take an hour
-    if reporter.shows_cost:
+    if memory and reporter.shows_cost:
         reporter.note(f"memory: {memory}, besides the images")
     if data is None:
         data = open_data(recipe.data, recipe.encoder.channels, reporter.on_progress)
