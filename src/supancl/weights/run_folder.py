@@ -39,7 +39,7 @@ COMMAND_BY_FILE = {
 
 class RunFolder:
     """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, content.npz,
-    tensorboard/, evaluate/."""
+    finished.json, tensorboard/, evaluate/."""
 
     REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {
         "kind": str,
@@ -55,6 +55,7 @@ class RunFolder:
         self.recipe_file = path / "recipe.json"
         self.metrics_file = path / "metrics.jsonl"
         self.content_file = path / "content.npz"  # a checksum of each image
+        self.end_file = path / "finished.json"  # the last step, and whether the run collapsed
         self.tensorboard = path / "tensorboard"
         self.evaluations = path / "evaluate"
         self.lock_file = path / ".lock"
