@@ -21,7 +21,7 @@ def test_a_run_starts_with_the_settings_of_another_and_chooses_again_what_was_au
     made = tiny_recipe(data__source="here", loss__alpha=0.25)
     pretrain(made, tiny_data(), tmp_path / "run")
     saved = RunFolder(tmp_path / "run").read_recipe()[0]
-    assert (saved.train.precision, saved.data.short_side) == ("fp32", 18)
+    assert (saved.train.precision, saved.data.short_side) == ("fp32", 12)
     for name in (tmp_path / "run" / "recipe.json", tmp_path / "run"):
         read = recipe_from_file(str(name))
         assert (read.loss.alpha, read.encoder.width, read.name) == (0.25, 16, "tiny.supsiam")

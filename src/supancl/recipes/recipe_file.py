@@ -48,27 +48,27 @@ def recipe_from_file(name: str, compat: Compat | None = None) -> Recipe:
             f"{path}: names no recipe; give the recipe.json of a run, or write recipe: NAME and what to change"
         )
     try:
-        saved = recipe_from_json(json.dumps(content), str(path))
+        built = recipe_from_json(json.dumps(content), str(path))
     except BadInput as error:
         raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    if compat is not None and compat != saved.compat:
-        raise BadInput(f"--compat {compat} differs from {saved.compat!r} in {path}; leave it out")
-    return for_new_run(saved)
+    if compat is not None and compat != built.compat:
+        raise BadInput(f"--compat {compat} differs from {built.compat!r} in {path}; leave it out")
+    return for_new_run(built)
 
 
-def for_new_run(saved: Recipe) -> Recipe:
+def for_new_run(built: Recipe) -> Recipe:
     """The recipe without what belongs to the run alone: automatic choices, and where it was extended."""
-    automatic = {key: value for key, value in fields_marked(saved, AUTOMATIC).items() if _is_automatic(saved, key)}
-    if saved.sources.get("data.short_side", "").startswith("views."):
+    automatic = {key: value for key, value in fields_marked(built, AUTOMATIC).items() if _is_automatic(built, key)}
+    if built.sources.get("data.short_side", "").startswith("views."):
         automatic["data.short_side"] = None
     restart = {f"schedule.{name}": value for name, value in (("restart_epoch", 0), ("restart_rate", 1.0))}
-    fresh = saved.with_set({**automatic, **restart})
+    fresh = built.with_set({**automatic, **restart})
     sources = {key: text for key, text in fresh.sources.items() if key not in {**automatic, **restart}}
     return replace(fresh, sources=sources)
 
 
-def _is_automatic(saved: Recipe, key: str) -> bool:
-    return saved.sources.get(key, "automatic").startswith("automatic")
+def _is_automatic(built: Recipe, key: str) -> bool:
+    return built.sources.get(key, "automatic").startswith("automatic")
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -54,9 +54,9 @@ def start_extension(
     run: RunFolder, epochs: int, out: Path | str | None, changes: Mapping[str, Any], reporter: Reporter
 ) -> Path:
     """Make the folder of the extended run, whole or not at all; returns its path."""
-    saved, _ = run.read_recipe()
-    state = load_last_state(run, saved)
-    recipe = extended_recipe(saved, epochs, changes, run)
+    base, _ = run.read_recipe()
+    state = load_last_state(run, base)
+    recipe = extended_recipe(base, epochs, changes, run)
     folder = run_folder_for(recipe, out)
     folder.check_place()
     folder.check_free(resume=False)
@@ -64,7 +64,7 @@ def start_extension(
     make_folder(folder.path.parent)
     temporary = temporary_path(folder.path)
     try:
-        write_extension(RunFolder(temporary), run, recipe, saved, state)
+        write_extension(RunFolder(temporary), run, recipe, base, state)
         os.rename(temporary, folder.path)
     except OSError as error:
         raise BadInput(f"cannot write to {folder.path} ({reason(error)}); choose another --out") from None
@@ -73,16 +73,16 @@ def start_extension(
     rate = recipe.learning_rate * recipe.schedule.restart_rate
     falls = "" if recipe.schedule.decay == "constant" else ", and falls to zero by a cosine"
     reporter.note(
-        f"{run.path} ({plural(saved.train.epochs, 'epoch')}) continues to epoch {epochs} in {folder.path}: the "
+        f"{run.path} ({plural(base.train.epochs, 'epoch')}) continues to epoch {epochs} in {folder.path}: the "
         f"learning rate starts again at {rate:.4g}, {recipe.schedule.restart_rate:.3g} of its peak "
         f"(schedule.restart_rate){falls}"
     )
     return folder.path
 
 
-def load_last_state(run: RunFolder, saved: Recipe) -> dict[str, Any]:
+def load_last_state(run: RunFolder, base: Recipe) -> dict[str, Any]:
     """The last checkpoint of a finished run; refuses one that is unfinished or keeps none."""
-    early = run.describe_early_end(saved)
+    early = run.describe_early_end(base)
     if early:
         raise BadInput(f"{run.path} is not finished ({early}); finish it first: --resume --out {run.path}")
     state, _ = load_newest(run.checkpoints)
@@ -99,38 +99,38 @@ def load_last_state(run: RunFolder, saved: Recipe) -> dict[str, Any]:
     return state
 
 
-def extended_recipe(saved: Recipe, epochs: int, changes: Mapping[str, Any], run: RunFolder) -> Recipe:
+def extended_recipe(base: Recipe, epochs: int, changes: Mapping[str, Any], run: RunFolder) -> Recipe:
     """The recipe of the run with more epochs and a schedule that starts again at its end."""
-    before = saved.train.epochs
+    before = base.train.epochs
     if epochs <= before:
         raise BadInput(f"--epochs {epochs}: {run.path} has {plural(before, 'epoch')} already; name more than that")
     for key, value in changes.items():
-        check_may_change(key, value, saved, run)
-    planned = learning_rate(replace(saved.schedule, restart_epoch=0), 1.0, epochs, 1)
+        check_may_change(key, value, base, run)
+    planned = learning_rate(replace(base.schedule, restart_epoch=0), 1.0, epochs, 1)
     extension = {
         "train.epochs": epochs,
         "schedule.restart_epoch": before,
         "schedule.restart_rate": float(f"{planned(before):.4g}"),
     }
-    extended = saved.with_set(extension, because=f"extends {run.path.resolve()}")
+    extended = base.with_set(extension, because=f"extends {run.path.resolve()}")
     return extended.with_set(changes) if changes else extended
 
 
-def check_may_change(key: str, value: Any, saved: Recipe, run: RunFolder) -> None:
+def check_may_change(key: str, value: Any, base: Recipe, run: RunFolder) -> None:
     """Refuse a setting that would change what the run has learned so far."""
-    may_change = {*fields_marked(saved, MAY_CHANGE_ON_RESUME), *fields_marked(saved.train, INCIDENTAL, "train")}
+    may_change = {*fields_marked(base, MAY_CHANGE_ON_RESUME), *fields_marked(base.train, INCIDENTAL, "train")}
     if key in may_change - {"train.seed"} or key == "schedule.restart_rate":
         return
-    if key == "data.source" and is_same_or_moved(str(value), saved.data.source):
+    if key == "data.source" and is_same_or_moved(str(value), base.data.source):
         return
-    if flattened(saved.with_set({key: value})).get(key) != flattened(saved).get(key):
+    if flattened(base.with_set({key: value})).get(key) != flattened(base).get(key):
         raise BadInput(
             f"{key} = {value!r}: a run is extended with its own settings; to change them, start another run with "
             f"--init {run.path}"
         )
 
 
-def write_extension(folder: RunFolder, run: RunFolder, recipe: Recipe, saved: Recipe, state: Mapping[str, Any]) -> None:
+def write_extension(folder: RunFolder, run: RunFolder, recipe: Recipe, base: Recipe, state: Mapping[str, Any]) -> None:
     """Write what `--resume` needs. Versions stay those of the first start, because pixels were read with them."""
     folder.checkpoints.mkdir(parents=True)
     for old, new in ((run.metrics_file, folder.metrics_file), (run.content_file, folder.content_file)):
@@ -141,7 +141,7 @@ def write_extension(folder: RunFolder, run: RunFolder, recipe: Recipe, saved: Re
     content["recipe"] = to_json(recipe)
     content["extended_from"] = {
         "run": str(run.path.resolve()),
-        "epochs": saved.train.epochs,
+        "epochs": base.train.epochs,
         "step": state["step"],
         "learning_rate": float(f"{recipe.learning_rate * recipe.schedule.restart_rate:.6g}"),
         "versions": versions(),

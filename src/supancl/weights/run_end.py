@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from supancl.config import parse_json
 from supancl.errors import BadInput
 from supancl.files import read_text, write_json
-from supancl.weights.checkpoint import checkpoints, load_newest, load_tensors, remove_checkpoint
 from supancl.weights.run_folder import RunFolder
 
 
@@ -21,10 +20,12 @@ class RunEnd(NamedTuple):
 
 def record_end(folder: RunFolder, end: RunEnd, keep: str) -> None:
     """Write finished.json, then remove the checkpoints that `train.keep` does not keep."""
+    from supancl.weights.checkpoint import remove_checkpoint
+
     if read_end(folder) != end:
         write_json(folder.end_file, end._asdict())
     if keep != "all":
-        for path in checkpoints(folder.checkpoints)[: -1 if keep == "one" else None]:
+        for path in folder.checkpoint_files()[: -1 if keep == "one" else None]:
             remove_checkpoint(path)
 
 
@@ -40,12 +41,14 @@ def read_end(folder: RunFolder) -> RunEnd | None:
         return None
     if not isinstance(end.step, int) or not isinstance(end.collapsed, bool):
         return None
-    newest = checkpoints(folder.checkpoints)[-1:]
+    newest = folder.checkpoint_files()[-1:]
     return None if newest and newest[0].name < f"step-{end.step:09d}.pt" else end
 
 
 def has_collapsed(folder: RunFolder) -> bool | None:
     """Whether a run has collapsed, by finished.json or its newest checkpoint; None if neither says."""
+    from supancl.weights.checkpoint import load_newest  # here, because torch takes seconds and finished.json none
+
     if (end := read_end(folder)) is not None:
         return end.collapsed
     return _collapsed_in(load_newest(folder.checkpoints)[0])
@@ -55,7 +58,9 @@ def peek_collapsed(folder: RunFolder) -> bool | None:
     """As `has_collapsed`, for lists of runs: reads no weights, compares no digest, and a damaged file says nothing."""
     if (end := read_end(folder)) is not None:
         return end.collapsed
-    for path in reversed(checkpoints(folder.checkpoints)):
+    for path in reversed(folder.checkpoint_files()):
+        from supancl.weights.checkpoint import load_tensors
+
         with suppress(BadInput, OSError):
             return _collapsed_in(load_tensors(path, mapped=True))
     return None

@@ -68,8 +68,12 @@ class RunFolder:
     @property
     def leftover_files(self) -> list[Path]:
         """Files of a run whose recipe.json is missing: it cannot resume and is not overwritten."""
-        files = [*self.checkpoints.glob("step-*.pt"), self.encoder, self.metrics_file]
+        files = [*self.checkpoint_files(), self.encoder, self.metrics_file]
         return [] if self.has_run else [file for file in files if file.exists()]
+
+    def checkpoint_files(self) -> list[Path]:
+        """The checkpoints, oldest first."""
+        return sorted(self.checkpoints.glob("step-*.pt"))
 
     def check_place(self) -> None:
         """Refuse a folder that cannot be written, without creating anything."""
