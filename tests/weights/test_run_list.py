@@ -29,7 +29,7 @@ OLD = time.time() - 7200
 def made(tmp_path_factory) -> Path:
     """Three runs: finished, stopped, and one whose recipe.json is gone."""
     root = tmp_path_factory.mktemp("made") / "runs"
-    recipe = tiny_recipe(data__source="here")
+    recipe = tiny_recipe()
     pretrain(recipe, tiny_data(), root / "finished")
     with pytest.raises(Crash):
         pretrain(recipe, tiny_data(), root / "deep" / "stopped", reporter=CrashAt(7))
@@ -51,7 +51,7 @@ def states(root: Path) -> dict[str, str]:
 def test_every_run_is_listed_with_its_state(runs: Path) -> None:
     assert states(runs) == {"damaged": "damaged", "deep/stopped": "stopped at 5", "finished": "finished"}
     run = describe_run(runs / "finished")
-    assert (run.recipe, run.data, run.epochs_done, run.epochs) == ("tiny.supsiam", "here", 2, 2)
+    assert (run.recipe, run.data, run.epochs_done, run.epochs) == ("tiny.supsiam", "arrays", 2, 2)
     assert run.nbytes == sum(path.stat().st_size for path in (runs / "finished").rglob("*") if path.is_file())
     assert run.knn == RunFolder(runs / "finished").metrics()[-1]["knn"]
     assert describe_run(runs / "deep" / "stopped").epochs_done == 1
@@ -177,7 +177,7 @@ def test_the_list_at_80_columns_and_as_json(runs: Path, tmp_path: Path, capsys, 
     monkeypatch.chdir(tmp_path)
     said = supancl(capsys, "runs", "--json", "runs.json")
     assert said.code == 0
-    assert_mentions(said.out, "finished", "tiny.supsiam", "here", "stopped at 5", "1/2", "damaged", "recipe.json")
+    assert_mentions(said.out, "finished", "tiny.supsiam", "arrays", "stopped at 5", "1/2", "damaged", "recipe.json")
     assert [run["state"] for run in json.loads(Path("runs.json").read_text())["runs"]] == list(states(runs).values())
     monkeypatch.setenv("COLUMNS", "70")
     monkeypatch.setattr("supancl.cli.console.SafeConsole.is_terminal", True)

@@ -1,4 +1,4 @@
-"""Which runs are below a folder, and how each of them stands: for lists, so nothing is loaded and nothing is trusted."""
+"""Which runs are below a folder, and how each of them stands. Nothing is loaded, and nothing is trusted."""
 
 from __future__ import annotations
 
