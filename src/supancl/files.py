@@ -15,6 +15,7 @@ import math
 import os
 import secrets
 import stat
+import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -84,12 +85,12 @@ LEFT_OVER_AGE = 3600.0  # seconds; no write of a file takes as long
 
 def left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE) -> list[Path]:
     """Temporary files of killed processes. Whoever holds the folder's lock need not wait: min_age=0."""
-    found = []
+    paths = []
     for path in folder.glob(".*.tmp"):
         with contextlib.suppress(OSError):  # another process has just renamed or removed it
             if min_age <= 0 or time.time() - path.stat().st_mtime >= min_age:
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 def remove_left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE) -> None:
@@ -260,6 +261,20 @@ def check_fits_memory(needed_bytes: int, what: str, way_out: str) -> None:
             f"{what}: {needed_bytes / 1e9:,.1f} GB are more than this machine's memory of {memory / 1e9:.1f} GB; "
             f"{way_out}"
         )
+
+
+def free_memory() -> int:
+    """Bytes of memory that new processes may use: of the machine, or less where its group is limited."""
+    free = [sys.maxsize]
+    with contextlib.suppress(OSError, ValueError, IndexError):  # only Linux has these files
+        text = Path("/proc/meminfo").read_text()
+        free.append(int(text.split("MemAvailable:")[1].split()[0]) * 1024)
+    with contextlib.suppress(OSError, ValueError, IndexError):  # "max" is no number: no limit
+        group = Path("/sys/fs/cgroup")
+        cached = int((group / "memory.stat").read_text().split("inactive_file ")[1].split()[0])  # given back on demand
+        used = int((group / "memory.current").read_text()) - cached
+        free.append(max(0, int((group / "memory.max").read_text()) - used))
+    return min(free)
 
 
 def check_no_link(path: Path) -> None:

@@ -48,7 +48,7 @@ def comparison_table(result: Result, heads: Mapping[str, str], measures: Measure
         f"{plural(len(seeds), 'seed')}, {plural(data['held_out'], 'held-out image')}"
     )
     notes = [f"difference: {result['compared_by']}, seed by seed, to {result['reference']}"] if differences else []
-    notes += ["± half a 95% interval over seeds"] * (len(seeds) > 1)
+    notes += [f"± half a 95% interval over seeds; of differences {result['intervals']}"] * (len(seeds) > 1)
     columns = [Cell(title, latex=LATEX_TITLES.get(title, "")) for title in titles]
     return Table(columns, rows, "l" * len(heads) + "r" * (len(titles) - len(heads)), caption, notes)
 
@@ -115,4 +115,7 @@ def draw_comparison(result: Result, measures: Measures, path: Path) -> None:
         axis.grid(axis="x", alpha=0.3)
         axis.set_yticks(range(len(entries)), [escape_label(entry["row"]) for entry in entries])
         axis.set_ylim(len(entries) - 0.5, -0.5)
+        low, high = axis.get_xlim()
+        axis.set_xlim(max(low, -2), min(high, 102))  # few seeds give intervals that no accuracy can have
+    figure.supxlabel("grey: seeds; diamond and bar: their mean and its 95% interval", fontsize="small")
     figure.savefig(path, dpi=130)

@@ -140,24 +140,25 @@ def compare_rows(results: Sequence[Result], rows: Sequence[str], by: str, agains
             values[entry["row"]][entry["seed"]] = entry[by]
     seeds = {entry["seed"] for entry in results}
     complete = [row for row in rows if values[row].keys() == seeds]
-    compared: dict[str, Any] = {"compared_by": by, "reference": rows[0], "differences": []}
+    comparison: dict[str, Any] = {"compared_by": by, "reference": rows[0], "differences": []}
+    comparison["intervals"] = "for all pairs together" if against == "best" else "for each pair by itself"
     if against == "best":
         if not complete:
-            return compared | {"reference": None, "findings": ["nothing is recommended: every row has a failed run"]}
-        compared["reference"] = max(complete, key=lambda row: statistics.fmean(values[row].values()))
+            return comparison | {"reference": None, "findings": ["nothing is recommended: every row has a failed run"]}
+        comparison["reference"] = max(complete, key=lambda row: statistics.fmean(values[row].values()))
         half = tukey_half_width([[values[row][seed] for seed in sorted(seeds)] for row in complete])
 
         def interval(row: str) -> dict[str, Any] | None:
-            return _common_interval(values[row], values[compared["reference"]], half) if row in complete else None
+            return _common_interval(values[row], values[comparison["reference"]], half) if row in complete else None
     else:
 
         def interval(row: str) -> dict[str, Any] | None:
             return _paired_interval(values[row], values[rows[0]])
 
-    others = [row for row in rows if row != compared["reference"]]
-    compared["differences"] = [{"row": row, **difference} for row in others if (difference := interval(row))]
+    others = [row for row in rows if row != comparison["reference"]]
+    comparison["differences"] = [{"row": row, **difference} for row in others if (difference := interval(row))]
     describe: Callable[..., list[str]] = describe_choice if against == "best" else describe_differences
-    return compared | {"findings": [*describe(compared, values, others), *describe_ends(results)]}
+    return comparison | {"findings": [*describe(comparison, values, others), *describe_ends(results)]}
 
 
 def _paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str, Any] | None:
@@ -180,15 +181,15 @@ def _difference(mean: float, low: float, high: float, n: int) -> dict[str, Any]:
     return {"mean": mean, "low": low, "high": high, "n": n, "verdict": verdict}
 
 
-def describe_differences(compared: Result, values: Mapping[str, Any], others: Sequence[str]) -> list[str]:
+def describe_differences(comparison: Result, values: Mapping[str, Any], others: Sequence[str]) -> list[str]:
     """A sentence per recipe: how it differs from the first."""
-    by_row, reference = {entry["row"]: entry for entry in compared["differences"]}, compared["reference"]
+    by_row, reference = {entry["row"]: entry for entry in comparison["differences"]}, comparison["reference"]
     if others and all(entry["n"] < 2 for entry in by_row.values()):
         return ["one seed shows no clear difference; run with --seeds 3 or more"]
     lines = []
     for row in others:
         entry = by_row.get(row)
-        start = f"{compared['compared_by']}, {row} minus {reference}: "
+        start = f"{comparison['compared_by']}, {row} minus {reference}: "
         if entry is None or entry["n"] < 2:
             lines.append(f"{start}no clear difference, {plural(entry['n'] if entry else 0, 'seed')} in common")
         else:
@@ -199,15 +200,15 @@ def describe_differences(compared: Result, values: Mapping[str, Any], others: Se
     return lines
 
 
-def describe_choice(compared: Result, values: Mapping[str, Mapping[int, float]], others: Sequence[str]) -> list[str]:
+def describe_choice(comparison: Result, values: Mapping[str, Mapping[int, float]], others: Sequence[str]) -> list[str]:
     """Which combination is the best, and how many others are clearly worse."""
-    best, by = compared["reference"], compared["compared_by"]
+    best, by = comparison["reference"], comparison["compared_by"]
     seeds = values[best]
     text = f"{best} has the best {by} accuracy ({statistics.fmean(seeds.values()):.2f}%, {plural(len(seeds), 'seed')})"
     if len(seeds) < 2:
         return [f"{text}, but one seed shows no clear difference; run with --seeds 3 or more"]
-    verdicts = [entry["verdict"] for entry in compared["differences"]]
-    close = [entry["row"] for entry in compared["differences"] if entry["verdict"] != "worse"]
+    verdicts = [entry["verdict"] for entry in comparison["differences"]]
+    close = [entry["row"] for entry in comparison["differences"] if entry["verdict"] != "worse"]
     lines = [f"{text}; {verdicts.count('worse')} of {plural(len(others), 'other')} clearly worse"]
     if close:
         lines.append(f"no clear difference to {', '.join(close)}")

@@ -45,6 +45,8 @@ def grid_rows(base: Recipe, grid: Mapping[str, Sequence[Any]]) -> RowSet:
         changed = base.with_set(dict(zip(grid, values, strict=True)), because="sweep")
         fields = {field: flattened(changed)[field] for field in grid}
         name = safe_name("-".join(f"{short[field]}-{show_value(value)}" for field, value in fields.items()))
+        while rows.get(name, changed) != changed:  # two values that look the same in the name of a folder
+            name += "+"
         rows[name] = changed
         labels[name] = {"row": name, **fields}
     return RowSet(rows, labels)
@@ -90,6 +92,9 @@ def short_names(fields: Iterable[str]) -> dict[str, str]:
 
 
 def show_value(value: Any) -> str:
+    """A value as part of a name: a list without its brackets."""
+    if isinstance(value, (list, tuple)):
+        return "-".join(map(show_value, value))
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -24,6 +24,7 @@ from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_mean, plural
+from supancl.files import free_memory
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import describe_plugin_error, load_plugin, loaded_plugins
 from supancl.recipes.recipe import describe_resolution, resolve_warmup
@@ -47,6 +48,7 @@ from supancl.weights.checkpoint import checkpoints
 from supancl.weights.run_folder import RunFolder
 
 T = TypeVar("T")
+BYTES_PER_RUN = 10**9  # of a process with a small encoder: 0.9 GB on the digits, most of it torch
 _stopping: Event | None = None  # set in workers
 
 
@@ -213,9 +215,9 @@ def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = ""
 
 
 def default_jobs(recipe: Recipe) -> int:
-    """One run per core for small encoders on a CPU; otherwise one run at a time."""
+    """One run per core for small encoders on a CPU, as far as memory allows; otherwise one run at a time."""
     small = recipe.encoder.name in ("cnn", "linear") and pick_device(recipe.train.device).type == "cpu"
-    return available_cores() if small else 1
+    return max(1, min(available_cores(), free_memory() // BYTES_PER_RUN)) if small else 1
 
 
 def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failure | None]]:
