@@ -15,7 +15,6 @@ import math
 import os
 import secrets
 import stat
-import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -261,20 +260,6 @@ def check_fits_memory(needed_bytes: int, what: str, way_out: str) -> None:
             f"{what}: {needed_bytes / 1e9:,.1f} GB are more than this machine's memory of {memory / 1e9:.1f} GB; "
             f"{way_out}"
         )
-
-
-def free_memory() -> int:
-    """Bytes of memory that new processes may use: of the machine, or less where its group is limited."""
-    free = [sys.maxsize]
-    with contextlib.suppress(OSError, ValueError, IndexError):  # only Linux has these files
-        text = Path("/proc/meminfo").read_text()
-        free.append(int(text.split("MemAvailable:")[1].split()[0]) * 1024)
-    with contextlib.suppress(OSError, ValueError, IndexError):  # "max" is no number: no limit
-        group = Path("/sys/fs/cgroup")
-        cached = int((group / "memory.stat").read_text().split("inactive_file ")[1].split()[0])  # given back on demand
-        used = int((group / "memory.current").read_text()) - cached
-        free.append(max(0, int((group / "memory.max").read_text()) - used))
-    return min(free)
 
 
 def check_no_link(path: Path) -> None:

@@ -24,6 +24,7 @@ from supancl.sweeps.measures import RunEvaluator, measure_run
 from supancl.sweeps.results import Labels, Result, collect_results, summarize
 from supancl.sweeps.runner import Sweep, open_held_out, open_recipe_data
 from supancl.sweeps.runs import Runs, TrainedRun
+from supancl.training.fitting import fit_to_data
 from supancl.training.preflight import with_short_side
 from supancl.weights.provenance import commit, versions
 
@@ -48,6 +49,7 @@ class RowGroup(NamedTuple):
 def train_and_compare(rows: Rows, labels: Labels, sweep: Sweep, against: Against, because: str) -> tuple[Result, Runs]:
     """Train every row with every seed and measure it; returns the content of results.json, and the runs."""
     started = time.perf_counter()
+    rows = {name: fit_to_data(recipe, None, sweep.reporter) for name, recipe in rows.items()}
     groups, summary = open_groups(rows, sweep, because)
     runs = Runs({}, {})
     for group in groups:
