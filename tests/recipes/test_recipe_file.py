@@ -88,6 +88,10 @@ def test_from_the_command_line_with_flags_on_top(tmp_path: Path, capsys, monkeyp
     assert (one.loss.alpha, one.train.seed, one.train.batch_size) == (0.3, 0, 4)
     assert (two.loss.alpha, two.train.seed, two.train.batch_size) == (0.1, 5, 4)
     assert two.data == one.data
+    again = ["pretrain", "--from", "mine.yaml", "--data", "photos.npz", *TINY, "--out", "one", "--resume"]
+    assert_mentions(supancl(capsys, *again).out, "finished")
+    Path("mine.yaml").write_text(SHORT.replace("0.3", "0.4"))
+    assert_refused(supancl(capsys, *again), "loss.alpha", "0.4", "one/recipe.json")
     assert_refused(supancl(capsys, "pretrain", "--from", "mine.yml"), "mine.yml", "mine.yaml")
     assert_refused(supancl(capsys, "pretrain", "digits.supsiam", "--from", "mine.yaml"), "--from mine.yaml", "drop")
     clash = supancl(capsys, "pretrain", "--from", "one", "--compat", "released-code")

@@ -63,7 +63,7 @@ def extend(args: argparse.Namespace, console: Console) -> Run:
 
 def train(args: argparse.Namespace, folder: RunFolder | None, console: Console) -> Run:
     """Start the run that the flags describe, or resume it."""
-    if args.resume and folder is not None and folder.has_run:
+    if args.resume and folder is not None and folder.has_run and args.recipe_file is None:
         saved = folder.read_recipe()[0]
         check_agrees(saved, args, folder)
         free = {*fields_marked(saved, MAY_CHANGE_ON_RESUME), "data.source"}

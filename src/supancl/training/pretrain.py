@@ -74,7 +74,10 @@ def pretrain(
         if recipe is not None and not is_to_be_fitted(recipe) and (line := describe_resolution(recipe, resolved)):
             reporter.note(line)
         if resume and (finished := ranks.on_rank0(lambda: read_finished_run(out))) is not None:
-            reporter.note(f"{finished.folder} is finished and keeps no checkpoint; there is nothing to continue")
+            reporter.note(
+                f"{finished.folder} is finished and keeps no checkpoint, so there is nothing to continue; to train it "
+                "again, remove its finished.json"
+            )
             return finished
         device, run_data = ranks.on_every_rank(lambda: open_device_and_data(resolved, data, reporter, ranks))
         run_recipe = with_speed(resolved, device, len(run_data.train), ranks.size)
