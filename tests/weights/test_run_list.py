@@ -16,6 +16,7 @@ from supancl.sweeps.runs import is_finished, read_run
 from supancl.weights import pruning
 from supancl.weights.checkpoint import checkpoints
 from supancl.weights.pruning import delete, plan_pruning
+from supancl.weights.run_end import RunEnd, read_end, record_end
 from supancl.weights.run_folder import RunFolder
 from supancl.weights.run_list import describe_run, list_runs
 from tests.files import assert_mentions, assert_refused, contents, supancl
@@ -68,7 +69,7 @@ def test_the_accuracy_is_the_better_of_the_last_check_and_an_evaluation(runs: Pa
 
 
 def test_a_collapsed_run_says_so(runs: Path) -> None:
-    (runs / "finished" / "finished.json").write_text('{"step": 10, "collapsed": true}')
+    record_end(RunFolder(runs / "finished"), RunEnd(10, True), "one")
     assert states(runs)["finished"] == "collapsed"
 
 
@@ -115,7 +116,7 @@ def test_a_finished_run_of_an_earlier_version_is_pruned_too(runs: Path) -> None:
     (runs / "finished" / "finished.json").unlink()
     (deletion,) = plan_pruning(runs).deletions
     assert delete(deletion) == ""
-    assert json.loads((runs / "finished" / "finished.json").read_text()) == {"step": 10, "collapsed": False}
+    assert read_end(RunFolder(runs / "finished")) == RunEnd(10, False)
 
 
 def test_what_is_in_use_linked_or_needed_stays(runs: Path, tmp_path: Path) -> None:

@@ -128,4 +128,5 @@ def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
 
 def read_run(path: Path) -> TrainedRun:
     folder = RunFolder(path)
+    folder.check_recipe_file()
     return TrainedRun(folder.read_recipe()[0], load_encoder(path), folder.metrics(), bool(has_collapsed(folder)))

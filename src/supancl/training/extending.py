@@ -19,7 +19,7 @@ from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.distributed import from_environment
 from supancl.errors import BadInput, plural
-from supancl.files import make_folder, open_regular, read_text, reason, temporary_path, write_bytes, write_json
+from supancl.files import make_folder, open_regular, read_text, reason, temporary_path, write_bytes, write_sealed_json
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import fixed_settings
 from supancl.reporter import Reporter
@@ -27,7 +27,7 @@ from supancl.training.preflight import is_same_or_moved, run_folder_for
 from supancl.training.pretrain import Run, pretrain
 from supancl.weights.checkpoint import load_newest, save_checkpoint
 from supancl.weights.provenance import commit, versions
-from supancl.weights.run_folder import RunFolder
+from supancl.weights.run_folder import RunFolder, name_run
 
 
 def extend_run(
@@ -55,6 +55,7 @@ def start_extension(
 ) -> Path:
     """Make the folder of the extended run, whole or not at all; returns its path."""
     base, _ = run.read_recipe()
+    run.check_recipe_file()
     state = load_last_state(run, base)
     recipe = extended_recipe(base, epochs, changes, run)
     folder = run_folder_for(recipe, out)
@@ -138,7 +139,10 @@ def write_extension(folder: RunFolder, run: RunFolder, recipe: Recipe, base: Rec
             with open_regular(old) as file:
                 write_bytes(new, file.read())
     content = parse_json(read_text(run.recipe_file))
+    content.pop("cost", None)  # that of the old run
     content["recipe"] = to_json(recipe)
+    data, classes = run.read_data()
+    content["run"] = name_run(recipe, classes, data)
     content["extended_from"] = {
         "run": str(run.path.resolve()),
         "epochs": base.train.epochs,
@@ -147,6 +151,6 @@ def write_extension(folder: RunFolder, run: RunFolder, recipe: Recipe, base: Rec
         "versions": versions(),
         "commit": commit(),
     }
-    write_json(folder.recipe_file, content)
+    write_sealed_json(folder.recipe_file, content)
     kept_state = {key: value for key, value in state.items() if key not in ("schema_version", "digest")}
     save_checkpoint(folder.checkpoints, state["step"], {**kept_state, "settings": fixed_settings(recipe)})

@@ -103,9 +103,13 @@ def pretrain(
 def read_finished_run(out: Path | str | None) -> Run | None:
     """The run in this folder if it is finished and none of its checkpoints was kept, else None."""
     folder = RunFolder(Path(out or ""))
-    end = read_end(folder) if out is not None and folder.has_run else None
-    if end is None or checkpoints(folder.checkpoints):
+    if out is None or not folder.has_run or not folder.end_file.exists() or checkpoints(folder.checkpoints):
         return None
+    if (end := read_end(folder)) is None:  # to start again at step 0 would overwrite the encoder
+        raise BadInput(
+            f"{folder.end_file} is damaged or of another run, and there is no checkpoint; restore it, or remove it to "
+            "start again at step 0"
+        )
     return Run(folder.path, load_encoder(folder.path), folder.metrics(), end.collapsed)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from supancl.config import parse_json
 from supancl.errors import BadInput
-from supancl.files import read_text, write_json
+from supancl.files import is_as_written, read_text, write_sealed_json
 from supancl.weights.run_folder import RunFolder
 
 
@@ -23,7 +23,7 @@ def record_end(folder: RunFolder, end: RunEnd, keep: str) -> None:
     from supancl.weights.checkpoint import remove_checkpoint
 
     if read_end(folder) != end:
-        write_json(folder.end_file, end._asdict())
+        write_sealed_json(folder.end_file, {**end._asdict(), "run": folder.read_run_name()})
     if keep != "all":
         for path in folder.checkpoint_files()[: -1 if keep == "one" else None]:
             remove_checkpoint(path)
@@ -32,14 +32,15 @@ def record_end(folder: RunFolder, end: RunEnd, keep: str) -> None:
 def read_end(folder: RunFolder) -> RunEnd | None:
     """The end that finished.json records; None if there is none, or if the newest checkpoint is of an earlier step.
 
-    Runs of 0.1.0 have no such file.
+    Runs of 0.1.0 have no such file. One that is damaged or of another run says nothing.
     """
     try:
         content = parse_json(read_text(folder.end_file))
         end = RunEnd(content["step"], content["collapsed"])
+        is_intact = is_as_written(content) and content["run"] == folder.read_run_name()
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    if not isinstance(end.step, int) or not isinstance(end.collapsed, bool):
+    if not is_intact or not isinstance(end.step, int) or not isinstance(end.collapsed, bool):
         return None
     newest = folder.checkpoint_files()[-1:]
     return None if newest and newest[0].name < f"step-{end.step:09d}.pt" else end
