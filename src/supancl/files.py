@@ -342,6 +342,25 @@ def hold_lock(lock: Path, waiting: Callable[[str], None], every: float = 0.2) ->
             return
 
 
+def is_locked(lock: Path) -> bool:
+    """Whether a process holds this lock now. Nothing is written; a file that is missing or a link is no lock."""
+    if fcntl is None:
+        return False
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _is_same_file(path: Path, descriptor: int) -> bool:
     """Whether the path is still the open file; its last owner may have removed or replaced it."""
     try:

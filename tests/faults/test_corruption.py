@@ -140,7 +140,8 @@ def resume(root: Path) -> Outcome:
     if said.code:
         return said, None
     run = root / "run"
-    state = {k: v for k, v in load_checkpoint(checkpoints(run / "checkpoints")[-1]).items() if k != "log_rows"}
+    newest = [load_checkpoint(path) for path in checkpoints(run / "checkpoints")[-1:]]
+    state = {k: v for content in newest for k, v in content.items() if k != "log_rows"}
     weights = [(run / f"{name}.safetensors").read_bytes() for name in ("encoder", "projector")]
     rows = TIMES.sub("", re.sub(r'"crc": "[^"]*"', "", (run / "metrics.jsonl").read_text()))
     return said, (content_digest(state), weights, rows)
@@ -210,6 +211,7 @@ READERS: dict[str, tuple[Callable[[Path], Outcome], ...]] = {
     "run/encoder.safetensors": (embed_run(), evaluate("variance"), init_run, resume),
     "run/projector.safetensors": (embed_run("--layer", "projector"), resume),
     "run/content.npz": (resume,),
+    "run/finished.json": (resume, make_table("8")),
     "run/evaluate/*.json": (make_table("1"), make_table("8"), evaluate("knn"), evaluate("variance")),
     "run/tensorboard/*": (resume,),
     "run/.lock": (resume,),
@@ -264,6 +266,7 @@ def restore() -> Path:
 ALLOWED = {
     ("run/recipe.json", "removed"): "a table has a row of its own, evaluations without a run, and says so",
     ("run/metrics.jsonl", "removed"): "encoders are often copied without their log; a table has no losses then",
+    ("run/checkpoints/*.pt", "removed"): "finished.json says that the run is finished, and --resume that it keeps none",
     ("run/metrics.jsonl", "swapped"): "rows do not say of which run they are",
     ("run/evaluate/*.json", "removed"): "a table has an empty cell, or names the other procedure that it took",
     ("digests.json", "removed"): "the command says that it has written new digests",

@@ -33,6 +33,7 @@ from supancl.evaluate import (
     evaluate_variance,
     run_suite,
 )
+from supancl.evaluate.comparison import check_seeds
 from supancl.evaluate.finetune import check_whole_encoder
 from supancl.evaluate.naming import data_names
 from supancl.evaluate.suite import make_out_folder
@@ -65,10 +66,15 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     ks = parse_integers(args.k, "--k")
     check_at_least(args.temperature, 0, "--temperature", above=True)
-    (evaluated,) = open_encoders(args, console)
-    result = evaluate_knn(
-        evaluated, args.data, ks, args.temperature, args.metric, args.leave_one_out, args.split, args.view
-    )
+
+    def measure(evaluated: EvaluatedEncoder) -> dict[str, Any]:
+        return evaluate_knn(
+            evaluated, args.data, ks, args.temperature, args.metric, args.leave_one_out, args.split, args.view
+        )
+
+    if len(args.encoder) > 1:
+        return compare_encoders(args, f"k-NN (k = {ks[0]})", measure, console)
+    result = measure(*open_encoders(args, console))
     for k, value in result["by_k"].items():
         console.print(
             f"k-NN (k = {k}): {value:.2f}% of {plural(result['queries'], 'image')}, "
@@ -94,8 +100,13 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             "--augmented: only for --probe sgd, because lbfgs fits fixed features; add --probe sgd, or leave it out"
         )
     sgd = SgdSettings(augmented=args.augmented, **overrides) if args.probe == "sgd" else None
-    (evaluated,) = open_encoders(args, console)
-    result = evaluate_linear(evaluated, args.data, sgd, args.seed, args.split, args.view)
+
+    def measure(evaluated: EvaluatedEncoder) -> dict[str, Any]:
+        return evaluate_linear(evaluated, args.data, sgd, args.seed, args.split, args.view)
+
+    if len(args.encoder) > 1:
+        return compare_encoders(args, "linear", measure, console)
+    result = measure(*open_encoders(args, console))
     method = describe_ridge(result) if args.probe == "lbfgs" else f"{plural(result['epochs'], 'epoch')} of SGD"
     console.print(
         f"linear ({method}): {result['accuracy']:.2f}% of {plural(result['queries'], 'image')}, "
@@ -161,6 +172,18 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 # --- several encoders -------------------------------------------------------------------------------------------------
+
+
+def compare_encoders(
+    args: argparse.Namespace, title: str, measure: Callable[[EvaluatedEncoder], dict[str, Any]], console: Console
+) -> dict[str, Any]:
+    """Measure each encoder, on --data or on its own run's data, and print one table."""
+    encoders = open_encoders(args, progress_console(args.format, console))
+    check_seeds(encoders)
+    results = [measure(evaluated) | {"group": evaluated.group, "task": title} for evaluated in encoders]
+    sources = list(dict.fromkeys(result["source"] for result in results))
+    names = dict(zip(sources, data_names(sources), strict=True))
+    return print_results([result | {"data": names[result["source"]]} for result in results], args.format, console)
 
 
 def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -209,6 +209,7 @@ def evaluate_linear(
         seed=seed,
         view=view,
         queries=evaluation.images.num_labelled,
+        tested_on=fingerprint(evaluation.images),
         **outcome,
     )
 

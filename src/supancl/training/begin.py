@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from supancl.data.splits import Data
+from supancl.errors import BadInput
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 from supancl.training.cost import describe_time, measure_step
@@ -82,6 +83,12 @@ def _load_start(
         trainer.load(state)
         if trainer.monitor.collapsed and trainer.step < trainer.steps:
             reporter.warn(check_collapsed_run(trainer.recipe, trainer.step, folder.path))
+    if trainer.step < (restart := trainer.recipe.schedule.restart_epoch * trainer.steps_per_epoch):
+        raise BadInput(
+            f"{folder.path}: schedule.restart_epoch = {trainer.recipe.schedule.restart_epoch} is for a run that "
+            f"continues another one at step {restart}, and no checkpoint of that step is here; extend that run with "
+            "--extend RUN, or leave the setting at 0"
+        )
     return state
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -42,7 +42,7 @@ COMMAND_BY_FILE = {
 
 class RunFolder:
     """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, content.npz,
-    tensorboard/, evaluate/."""
+    finished.json, tensorboard/, evaluate/."""
 
     REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {
         "kind": str,
@@ -58,6 +58,7 @@ class RunFolder:
         self.recipe_file = path / "recipe.json"
         self.metrics_file = path / "metrics.jsonl"
         self.content_file = path / "content.npz"  # a checksum of each image
+        self.end_file = path / "finished.json"  # the last step, and whether the run collapsed
         self.tensorboard = path / "tensorboard"
         self.evaluations = path / "evaluate"
         self.lock_file = path / ".lock"
@@ -70,8 +71,12 @@ class RunFolder:
     @property
     def leftover_files(self) -> list[Path]:
         """Files of a run whose recipe.json is missing: it cannot resume and is not overwritten."""
-        files = [*self.checkpoints.glob("step-*.pt"), self.encoder, self.metrics_file]
+        files = [*self.checkpoint_files(), self.encoder, self.metrics_file]
         return [] if self.has_run else [file for file in files if file.exists()]
+
+    def checkpoint_files(self) -> list[Path]:
+        """The checkpoints, oldest first."""
+        return sorted(self.checkpoints.glob("step-*.pt"))
 
     def check_place(self) -> None:
         """Refuse a folder that cannot be written, without creating anything."""
@@ -156,7 +161,7 @@ class RunFolder:
             "data": data,
             "versions": versions(),
             "commit": commit(),
-            "run": content_digest([fixed_settings(recipe), classes, data.get("fingerprint"), data.get("content")])[:16],
+            "run": name_run(recipe, classes, data),
         }
         if cost:
             content["cost"] = cost
@@ -302,6 +307,11 @@ class RunFolder:
         path = self.evaluations / f"{name}.json"
         write_sealed_json(path, result)
         return path
+
+
+def name_run(recipe: Recipe, classes: tuple[str, ...], data: Mapping[str, object]) -> str:
+    """The name that the files of a run share: a digest of its settings and data."""
+    return content_digest([fixed_settings(recipe), classes, data.get("fingerprint"), data.get("content")])[:16]
 
 
 def next_folder(recipe_name: str, parent: Path = Path("runs")) -> Path:

@@ -34,9 +34,9 @@ class Writer:
     def __exit__(self, *reason: object) -> None:
         self._thread.shutdown(wait=True)
 
-    def save(self, folder: Path, step: int, state: Mapping[str, Any]) -> None:
+    def save(self, folder: Path, step: int, state: Mapping[str, Any], keep_all: bool = False) -> None:
         """`save_checkpoint` of a copy of the current state."""
-        self._submit("checkpoint", state, lambda copied: save_checkpoint(folder, step, copied))
+        self._submit("checkpoint", state, lambda copied: save_checkpoint(folder, step, copied, keep_all))
 
     def save_encoder(self, path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
         """`save_encoder` of a copy of the current encoder."""

@@ -19,16 +19,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         add_encoder_flags(subparser, multiple)
         return subparser
 
-    knn = add("knn", "k nearest neighbours among the training images")
+    knn = add("knn", "k nearest neighbours among the training images", multiple=True)
     add_source_flags(knn, view=True)
+    add_format_flag(knn)
     knn.add_argument("--k", default="20", help="neighbours; of several, comma-separated, the first is the result")
     knn.add_argument("--temperature", type=float, default=0.1)
     knn.add_argument("--metric", default="cosine", choices=("cosine", "l2"))
     knn.add_argument(
         "--leave-one-out", action="store_true", help="use the evaluated images as references for one another"
     )
-    linear = add("linear", "a linear classifier on frozen features")
+    linear = add("linear", "a linear classifier on frozen features", multiple=True)
     add_source_flags(linear, view=True)
+    add_format_flag(linear)
     linear.add_argument(
         "--probe", default="lbfgs", choices=("lbfgs", "sgd"), help="fast and convex, or as in the paper"
     )
@@ -112,7 +114,13 @@ def add_data_set_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", action="append", default=[], help="a source; may be given several times")
     parser.add_argument("--root", help="folder with benchmark data sets")
     parser.add_argument("--sets", help="names of benchmarks, comma-separated (default: all in --root)")
-    parser.add_argument("--format", default="text", choices=(*TABLE_FORMATS, "json"), help="format of the table")
+    add_format_flag(parser)
+
+
+def add_format_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format", default="text", choices=(*TABLE_FORMATS, "json"), help="format of the table of several encoders"
+    )
 
 
 def check(args: argparse.Namespace) -> None:
