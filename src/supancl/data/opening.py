@@ -170,6 +170,8 @@ def is_same_source(first: str, second: str) -> bool:
 
 def check_source(name: str) -> None:
     """Refuse a missing source before any is read: reading the ones before it may take hours."""
+    if not name:
+        raise BadInput(NO_SOURCE)
     benchmark_name, _, root = name.partition("@")
     if _is_benchmark(name):
         benchmarks.find_benchmark(benchmark_name, root)

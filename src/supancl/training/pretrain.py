@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from supancl.core.encoders import Encoder
-from supancl.data.opening import open_data
+from supancl.data.opening import check_source, open_data
 from supancl.data.splits import Data
 from supancl.distributed import Ranks, join_ranks
 from supancl.errors import BadInput, is_out_of_memory
@@ -118,6 +118,8 @@ def open_device_and_data(
 ) -> tuple[torch.device, Data]:
     """The device and the data of this process, checked against the recipe."""
     device = pick_device(recipe.train.device, None if ranks.size == 1 else ranks.local_rank)
+    if data is None:
+        check_source(recipe.data.source)
     memory = check_memory(recipe, device)  # before the data are read, which may take an hour
     if memory and reporter.shows_cost:
         reporter.note(f"memory: {memory}, besides the images")
