@@ -16,7 +16,7 @@ import numpy as np
 from supancl.data.columns import SPLITS, Columns, PathColumn
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Listing, check_label
 from supancl.errors import BadInput, plural
-from supancl.files import open_regular
+from supancl.files import open_regular, unescape_formula
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -81,7 +81,7 @@ def _path_fault(path: str, table: Path, line: int) -> str:
 def _checked_label(text: str, table: Path, line: int) -> str:
     if "\n" in text:
         raise BadInput(_path_fault(text, table, line))
-    label = text.strip()
+    label = unescape_formula(text.strip())
     check_label(label, f"{table} line {line}")
     return "" if label in NO_LABEL else label
 
