@@ -117,7 +117,7 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
     _warn_other_classes(evaluated, source, images, fitted.classes, settings.every_image)
     device, references = evaluated.options.device, fitted.references
     temperature, check = _calibrate(fitted)
-    threshold, compared = unlike_threshold(references.features, references.held_out.values, device)
+    threshold, threshold_from = unlike_threshold(references.features, references.held_out.values, device)
     splits = {}
     for name, split in images.splits.items():
         values = evaluated.features(split.take(wanted_rows[name]), settings.view).values
@@ -132,7 +132,7 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         "given": total - count,
         "unlike": sum(int((split.similarity < threshold).sum()) for split in splits.values()),
         "threshold": threshold,
-        "threshold_from": compared,
+        "threshold_from": threshold_from,
         "references": len(references.features.labels),
         "classes": len(fitted.classes),
         **fitted.summary,
@@ -213,10 +213,10 @@ def _linear(evaluated: EvaluatedEncoder, references: References) -> tuple[Linear
     """The linear classifier of the references; that of a run's own images is kept in its folder."""
     made_from = references.made_from
     path = kept_path(evaluated, "linear") if made_from else None
-    kept = None if path is None else read_kept(evaluated, path, load_classifier, made_from)
+    stored = None if path is None else read_kept(evaluated, path, load_classifier, made_from)
     width = references.features.values.shape[1]
-    if kept is not None and kept.classes == references.classes and kept.weight.shape[1] == width:
-        return LinearClassifier(kept.weight, kept.bias), {"kept": True}
+    if stored is not None and stored.classes == references.classes and stored.weight.shape[1] == width:
+        return LinearClassifier(stored.weight, stored.bias), {"kept": True}
     choosing = references.held_out if references.may_choose else Features(torch.empty(0, width), torch.empty(0).long())
     sizes = torch.bincount(references.features.labels)
     if len(choosing.labels) < 2 and int(sizes.max()) < 2:
@@ -254,9 +254,9 @@ def _agreement(
     splits: dict[str, PredictedSplit], given_classes: Sequence[str], classes: Sequence[str]
 ) -> dict[str, Any]:
     """How many predicted labels equal given ones, if images with a label were predicted too."""
-    compared = agreeing = 0
+    count = agreeing = 0
     for split in splits.values():
         given = split.images.labels[split.predicted].tolist()
         pairs = [(given_classes[a], classes[b]) for a, b in zip(given, split.labels.tolist(), strict=True) if a >= 0]
-        compared, agreeing = compared + len(pairs), agreeing + sum(a == b for a, b in pairs)
-    return {"compared": compared, "agreeing": agreeing} if compared else {}
+        count, agreeing = count + len(pairs), agreeing + sum(a == b for a, b in pairs)
+    return {"compared": count, "agreeing": agreeing} if count else {}

@@ -89,8 +89,8 @@ def _describe(evaluated: EvaluatedEncoder, view: View) -> str:
     if not data.get("fingerprint"):
         return ""
     settings = evaluated.options.describe(view, **evaluated.projector_key)
-    parts = [VERSION, evaluated.weights, settings, data["fingerprint"], str(data.get("content"))]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    content = [VERSION, evaluated.weights, settings, data["fingerprint"], str(data.get("content"))]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def kept_path(evaluated: EvaluatedEncoder, name: str) -> Path | None:

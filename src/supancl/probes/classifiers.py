@@ -19,6 +19,7 @@ from supancl.probes.knn import count_votes, neighbours
 from supancl.probes.linear import CHOOSING_TOLERANCE, LinearProbe, Standardized, linear_probe
 from supancl.probes.logistic import Problem, polish, solve
 
+USUAL_DEVIATION = 2.0  # of the logits of an image, before their temperature is fitted
 CHUNK = 8192  # images whose logits are in memory at a time
 TEMPERATURES = 2.0 ** torch.linspace(-5, 5, 161)
 MOST_NEIGHBOURS = 20
@@ -82,7 +83,7 @@ def fit_linear_classifier(
 ) -> tuple[LinearClassifier, LinearProbe]:
     """The classifier of `linear_probe`, fitted on train. Held-out images choose the ridge; without two, 10% of train.
 
-    A class of 0, 1, ... that train lacks is never predicted.
+    Its logits are scaled to a usual size. A class of 0, 1, ... that train lacks is never predicted.
     """
     held_out = held_out.labelled()
     probe = linear_probe(
@@ -100,6 +101,9 @@ def fit_linear_classifier(
     turned = polish(exact, rough, probe.weight, start).parameters @ space.axes.to(torch.float64).T
     weight = turned[:, :-1] / space.scale
     bias = turned[:, -1] - weight @ space.mean
+    # the ridge is chosen by accuracy, so the size of the logits means nothing: a strong one leaves them all near 0
+    deviation = float(torch.addmm(bias, values.double(), weight.T).std(1).mean())
+    weight, bias = (value * USUAL_DEVIATION / max(deviation, 1e-12) for value in (weight, bias))
     whole = LinearClassifier(torch.zeros(classes, weight.shape[1]), torch.full((classes,), -1e4))
     whole.weight[present], whole.bias[present] = weight.float().cpu(), bias.float().cpu()
     return whole, probe
