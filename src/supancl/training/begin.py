@@ -12,6 +12,7 @@ from torch import Tensor
 from supancl.data.splits import Data
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
+from supancl.training.cost import describe_time, measure_step
 from supancl.training.loop import Loop, resume_settings
 from supancl.training.monitor import check_collapsed_run
 from supancl.training.preflight import (
@@ -36,7 +37,8 @@ def begin_run(
     """The loop of a run, at its first step or where it stopped. Files and threads are closed at the end."""
     with Writer() as writer:  # at its end, pending writes are finished
         state = _load_start(trainer, data, folder, resume, init, reporter)
-        for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state)):
+        cost = describe_time(trainer, measure_step(trainer)) if reporter.shows_cost else {}
+        for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state, cost)):
             reporter.warn(remark)
         log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.is_rank0 else NoLog()
         loop = Loop(trainer, data, folder, log, reporter, writer)
@@ -45,6 +47,8 @@ def begin_run(
                 loop.save()  # a checkpoint to roll back to
                 loop.wait_for_writer()
             _announce(trainer, data, folder, reporter)
+            if cost:
+                reporter.note(f"time: {cost['text']}")
             yield loop
         finally:
             trainer.feed.close()
@@ -96,12 +100,14 @@ def load_state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any
     return state
 
 
-def _write_start(trainer: Trainer, data: Data, folder: RunFolder, state: dict[str, Any] | None) -> list[str]:
+def _write_start(
+    trainer: Trainer, data: Data, folder: RunFolder, state: dict[str, Any] | None, cost: dict[str, Any]
+) -> list[str]:
     """Bring the files of a run to its first step, or to the one where it stopped; returns remarks on them."""
     recipe, branches = trainer.recipe, trainer.model.branches
     folder.remove_temporary_files()
     if trainer.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
-        folder.write_recipe(recipe, data.classes, {**data.summary, **describe_content(data.content)})
+        folder.write_recipe(recipe, data.classes, {**data.summary, **describe_content(data.content)}, cost)
         folder.write_content(data.content)
     else:
         for name in (

@@ -142,7 +142,9 @@ class RunFolder:
             remove_left_over_files(folder, min_age=0)
         remove_left_over_files(self.evaluations)  # evaluations are written without the lock
 
-    def write_recipe(self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object]) -> None:
+    def write_recipe(
+        self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object], cost: dict[str, object] | None = None
+    ) -> None:
         # an absolute path works from any folder
         settings = replace(recipe, data=replace(recipe.data, source=absolute_source(recipe.data.source)))
         content = {
@@ -152,6 +154,8 @@ class RunFolder:
             "versions": versions(),
             "commit": commit(),
         }
+        if cost:
+            content["cost"] = cost
         if plugins := required_plugins(recipe):
             content["plugins"] = plugins
         write_json(self.recipe_file, content)
