@@ -29,7 +29,7 @@ def check_training(args: argparse.Namespace) -> None:
         return
     data = recipe_from_flags(args.recipe, args).data
     if not data.stream:
-        check_data(data.source)
+        check_data(*data.all_sources)
 
 
 def as_list(values: str | Iterable[str] | None) -> list[str]:

@@ -25,7 +25,7 @@ from supancl.errors import BadInput, NonFinite
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.protocols import record_evaluation
-from supancl.evaluate.sources import open_evaluation_data, quote_classes, resolve_source, warn_unknown
+from supancl.evaluate.sources import is_run_source, open_evaluation_data, quote_classes, resolve_source, warn_unknown
 from supancl.files import check_writable, make_folder
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
@@ -87,7 +87,7 @@ def evaluate_finetuning(
             out.rmdir()  # it is still empty
         raise
     if out is not None:
-        save(model, data.classes, out, absolute_source(location))
+        save(model, data.classes, out, "" if is_run_source(evaluated, source) else absolute_source(location))
     answers = predict(model, test, evaluated)
     return record_evaluation(
         evaluated,

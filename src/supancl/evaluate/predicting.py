@@ -17,7 +17,7 @@ from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.finetune import FINETUNED
 from supancl.evaluate.references import References, keep, kept_path, load_references, read_kept
-from supancl.evaluate.sources import is_run_source, read_source, spec_for
+from supancl.evaluate.sources import read_source, spec_for
 from supancl.probes import Features
 from supancl.probes.classifiers import (
     Classifier,
@@ -194,7 +194,7 @@ def _open_tuned(evaluated: EvaluatedEncoder, name: str) -> tuple[EvaluatedEncode
 
 def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: PredictSettings) -> FittedClassifier:
     if tuned is not None:
-        own = evaluated.run is not None and (not tuned.source or is_run_source(evaluated, tuned.source))
+        own = evaluated.run is not None and not tuned.source
         source = settings.references or (None if own else tuned.source)
         references = load_references(evaluated, source, settings.view, "references-finetuned")
         classifier = LinearClassifier(tuned.weight, tuned.bias)

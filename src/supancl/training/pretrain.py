@@ -63,7 +63,8 @@ def pretrain(
     Under torchrun all ranks train together: each makes the same call and gets the same run.
     """
     if recipe is not None and data is not None and "source" in data.summary:
-        recipe = replace(recipe, data=replace(recipe.data, source=str(data.summary["source"])))
+        source, joined = str(data.summary["source"]), data.summary.get("joined", ())
+        recipe = replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))  # type: ignore[arg-type]
     with join_ranks(torch.cuda.is_available()) as ranks, ExitStack() as stack:
         reporter = reporter if reporter is not None and ranks.is_rank0 else Reporter()
         fit = partial(fit_to_data, data=data, reporter=reporter)
