@@ -43,8 +43,11 @@ class StoredImage:
         return self.split.batch(torch.tensor([self.position])).pixels[0]
 
 
-def join_sources(sources: Mapping[str, Source | Listing]) -> Listing:
-    """One list of all images. Classes of the same name are one class; splits of the same name are one split."""
+def join_sources(sources: Mapping[str, Source | Listing], uses_splits: bool, cache_name: str) -> Listing:
+    """One list of all images. Classes of the same name are one class; splits of the same name are one split.
+
+    `uses_splits`: val or test is held out, where there is one, and not a part of train.
+    """
     entries: list[Entry] = []
     remarks: list[str] = []
     has_held_out = {}
@@ -54,7 +57,7 @@ def join_sources(sources: Mapping[str, Source | Listing]) -> Listing:
         entries += new
         remarks += source.remarks
     without = [name for name, has_split in has_held_out.items() if not has_split]
-    if without and len(without) < len(sources):
+    if uses_splits and without and len(without) < len(sources):
         remarks.append(
             f"{without[0]} has no val or test split, so all of it is trained on: held-out images come from the other "
             "data; to hold out a part of everything: --set data.holdout=0.1"
@@ -66,7 +69,7 @@ def join_sources(sources: Mapping[str, Source | Listing]) -> Listing:
         tuple(remarks),
         by_number=all(source.by_number for source in listings),
         empty_folders=tuple(folder for source in sources.values() for folder in source.empty_folders),
-        cache_name=" + ".join(sources),
+        cache_name=cache_name,
     )
 
 

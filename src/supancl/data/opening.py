@@ -98,7 +98,7 @@ def _list_joined(spec: DataSpec, channels: int, progress: Progress | None) -> Li
     for name in spec.all_sources:
         columns = spec.columns if name.lower().endswith(".csv") else ""
         listings[name] = list_source(replace(spec, source=name, joined=(), columns=columns), channels, progress)
-    return join_sources(listings)
+    return join_sources(listings, spec.holdout is None, " + ".join(names))
 
 
 def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, lenient: bool) -> Source | Listing:
