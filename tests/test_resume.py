@@ -258,7 +258,7 @@ def test_what_recipe_json_says_of_the_beginning_stays_when_a_setting_is_noted(tm
     assert now["recipe"]["train"].pop("on_nan") == "skip"
     assert now["recipe"]["sources"].pop("train.on_nan")
     assert begun["recipe"]["train"].pop("on_nan") == "stop"
-    assert now == begun
+    assert now | {"digest": ""} == begun | {"digest": ""}
 
 
 def test_a_setting_that_is_not_taken_over_is_said_once(tmp_path):

@@ -58,7 +58,7 @@ def choose_size(facts: Facts) -> Choice:
 
 
 def choose_encoder(facts: Facts) -> Choice:
-    if facts.size <= 32:
+    if facts.size <= (64 if facts.on_gpu else 32):  # its layers at full resolution are slow on a CPU
         return "cifar-resnet18", f"views of {facts.size} px are too small for the usual first layers"
     if facts.on_gpu and facts.size >= 160 and facts.data.images >= 50_000:
         return "resnet50", f"{facts.data.images:,} images of this size are enough for it"

@@ -127,6 +127,7 @@ def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
 
 def read_run(path: Path) -> TrainedRun:
     folder = RunFolder(path)
+    folder.check_recipe_file()
     state, _ = load_newest(folder.checkpoints)
     collapsed = state is not None and bool(state["monitor"]["collapsed"])
     return TrainedRun(folder.read_recipe()[0], load_encoder(path), folder.metrics(), collapsed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ WORKSPACE = 1.3  # gradients of activations and the libraries' buffers, as a par
 MEASURED_IMAGES = 4  # whose activations are added up
 DAY = 86_400.0  # seconds
 LEAST_STEPS = 200  # of a run whose time is measured; a shorter one tells soon enough
+WARM_UP = {"cpu": 1, "cuda": 12}  # steps that allocate, choose kernels, compile and capture
 TRIAL_SECONDS = 3.0
 LADDER: tuple[dict[str, Any], ...] = (
     {"train.batch_size": 64},
@@ -164,7 +166,11 @@ def measure_step(trainer: Trainer, least: int = 3) -> float | None:
         return None
     before = copy.deepcopy(trainer.state())
     try:
-        trainer.advance()  # compiles, captures and allocates
+        for _ in range(WARM_UP[trainer.device.type]):
+            trainer.advance()
+            if trainer.captured.is_due:
+                with contextlib.suppress(Exception):  # the run will report it
+                    trainer.capture()
         _wait_for(trainer.device)
         started, steps = time.perf_counter(), 0
         while steps < least or (steps < 50 and time.perf_counter() - started < TRIAL_SECONDS / 3):
