@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 from supancl.core.encoders import BUILDERS, EncoderSpec, sincos_positions
 from supancl.errors import BadInput
+from supancl.weights.encoder_file import find_encoder_file
+from supancl.weights.names import split_encoder_name
 from tests.files import mentions
 from tests.helpers import quickly_built
 
