@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from tests.evaluate.made import run_folder
-from tests.files import TINY, assert_mentions, class_folders, picture, supancl
+from tests.files import TINY, assert_mentions, assert_refused, class_folders, picture, supancl
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
 
@@ -113,3 +114,37 @@ def test_one_photograph_in_python_has_the_features_that_embed_writes(place, caps
     ours, theirs = scope["features"], torch.from_numpy(found["train_features"][row])[None]
     assert ours.shape == (1, 512)
     assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+# --- other formats ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_tables_hold_what_the_archive_holds(place, capsys, suffix):
+    picture(place / "data" / "unlabelled" / "=1.png")
+    run = run_folder(place / "run", source="data", described=True)
+    arrays = embedded(capsys, run, "--data", "data")
+    said = supancl(capsys, "embed", run, "--data", "data", "--out", f"f{suffix}", "--device", "cpu")
+    assert said.code == 0, said.err
+    if suffix == ".csv":
+        with open("f.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+    else:
+        from pyarrow import parquet
+
+        rows = parquet.read_table("f.parquet").to_pylist()
+    assert list(rows[0])[:5] == ["path", "label", "split", "held_out", "f0"]
+    assert [row["path"] for row in rows] == arrays["train_names"].tolist()
+    names = [*arrays["class_names"], ""]
+    assert [row["label"] for row in rows] == [names[label] for label in arrays["train_labels"]]
+    assert [str(row["held_out"]) for row in rows] == [str(value) for value in arrays["train_held_out"]]
+    features = np.array([[np.float32(value) for value in list(row.values())[4:]] for row in rows])
+    assert np.array_equal(features, arrays["train_features"])
+
+
+def test_a_format_that_cannot_be_written_is_refused_at_once(place, capsys, monkeypatch):
+    monkeypatch.setattr("supancl.files.find_spec", lambda name: None)
+    assert_refused(
+        supancl(capsys, "embed", "run", "--data", "data", "--out", "f.parquet"), "f.parquet", "supancl[parquet]", ".csv"
+    )
+    assert_refused(supancl(capsys, "embed", "run", "--data", "data", "--out", "f.txt"), "f.txt", ".npz", ".parquet")

@@ -43,6 +43,8 @@ LINES = {  # command line -> exit code, words of the output
     "evaluate transfer nowhere --data digits": (2, "no file nowhere; give a run folder"),
     "evaluate linear nowhere --frobnicate": (2, "unrecognized arguments: --frobnicate"),
     "embed nowhere --data digits --out x.npz": (2, "no file nowhere; give a run folder"),
+    "predict nowhere --data digits --out x.csv": (2, "no file nowhere; give a run folder"),
+    "embed runs --data digits --out x.txt": (2, "must end in .npz, .csv or .parquet"),
     "import nowhere --out x": (2, "no file nowhere; give a run folder"),
     "data show nowhere": (2, "no data at 'nowhere'; check the path"),
     "recipes": (0, "cifar100.supsiam"),

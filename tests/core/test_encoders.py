@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 from supancl.core.encoders import BUILDERS, EncoderSpec, sincos_positions
 from supancl.errors import BadInput
+from supancl.weights.encoder_file import find_encoder_file
+from supancl.weights.names import split_encoder_name
 from tests.files import mentions
 from tests.helpers import quickly_built
 
@@ -224,3 +227,13 @@ def test_every_pixel_of_the_border_reaches_the_features(name):
 def test_a_size_that_a_model_cannot_take_is_one_line(name, model):
     with quickly_built(), pytest.raises(BadInput, match=mentions("encoder.size", "30", f"{model}")):
         EncoderSpec(name, size=30).build()
+
+
+@pytest.mark.parametrize(("name", "guess"), [("resnet50d", "timm:resnet50d"), ("convnext_tiny", "timm:convnext_tiny")])
+def test_a_bare_name_of_timm_is_suggested(name, guess):
+    with pytest.raises(BadInput, match=mentions(name, guess)):
+        EncoderSpec(name).build()
+    with pytest.raises(BadInput, match=mentions(name, guess)):
+        find_encoder_file(Path(name))
+    with pytest.raises(BadInput, match=mentions(name, f"{guess}@FILE")):
+        split_encoder_name(name)

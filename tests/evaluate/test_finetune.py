@@ -73,7 +73,7 @@ def test_a_rate_that_diverges_is_not_chosen_and_all_that_do_are_an_error(run):
     result = evaluate_finetuning(run, settings=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 0.1)))
     assert result["lr"] == 0.1
     assert np.isnan(result["tried"]["1e+30"])
-    assert_mentions(run.reporter.notes[0], "learning rate 1e+30", "loss")
+    assert_mentions(run.reporter.notes[1], "learning rate 1e+30", "loss")
     with pytest.raises(NonFinite, match=mentions("--lr 1e+30", "1e+31", "lower")):
         evaluate_finetuning(run, settings=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 1e31)))
 

@@ -36,7 +36,7 @@ def check_recipes(args: argparse.Namespace, *names: str) -> None:
     for name in names:
         data = recipe_from_flags(name, args).data
         if not data.stream:
-            check_data(data.source)
+            check_data(*data.all_sources)
 
 
 def as_list(values: str | Iterable[str] | None) -> list[str]:

@@ -12,6 +12,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "evaluate and use": {
         "evaluate": "k-NN, linear, transfer, few-shot, fine-tuning, or all of them",
+        "predict": "label images with a run, or fill in missing labels",
         "embed": "write features of images to a file",
         "detect": "fine-tune, test, compare and export an object detector",
     },

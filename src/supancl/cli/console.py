@@ -105,7 +105,7 @@ class Terminal(Reporter):
         self.labelled = data.train.num_labelled
         labelled_note = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
         self.note(
-            f"{recipe.name} on {recipe.data.source or 'the data'}: "
+            f"{recipe.name} on {' + '.join(recipe.data.all_sources) or 'the data'}: "
             f"{plural(len(data.train), 'training image')}{labelled_note}, {len(data.held_out)} held out, "
             f"{plural(len(data.classes), 'class', 'classes')}; {device} -> {folder}"
         )

@@ -71,6 +71,7 @@ def open_encoders(args: argparse.Namespace, console: Console, saves_results: boo
         skip_bad_images=args.skip_bad_images,
         partial=args.partial,
         sources=SourceCache(),
+        columns=args.columns,
     )
     texts = args.encoder if isinstance(args.encoder, list) else [args.encoder]
     paths = [Path(text).resolve() for text in texts]

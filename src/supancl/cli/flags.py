@@ -142,18 +142,27 @@ class Override(argparse.Action):
             if not equals:
                 parser.error(f"--set {values}: must be FIELD=VALUE, such as loss.alpha=0.3")
             overrides[name] = (parse_value(value), f"--set {values}")
+        elif option == "--data" and (before := overrides.get("data.source", ("", ""))[1]).startswith("--data "):
+            joined = (*overrides.get("data.joined", ((), ""))[0], values)
+            overrides["data.joined"] = joined, f"{before} {option} {values}"
         elif self.nargs == 0:
             overrides[self.dest] = (True, str(option))
         else:
             # a source named like a number stays a string
-            literal = values if self.dest == "data.source" else parse_value(values)
+            literal = values if self.dest in ("data.source", "data.columns") else parse_value(values)
             overrides[self.dest] = (literal, f"{option} {values}")
         namespace.overrides = overrides
 
 
+COLUMNS_HELP = "columns of a .csv, if they have other names: image=file,label=species[,split=part]"
+DATA_HELP = "digits, toy, a folder, .npz, .csv, .tar shards, torchvision:NAME@ROOT, hf:NAME; several are joined"
 SHORTHANDS: dict[str, tuple[str, str]] = {
     # flag -> (field, help)
-    "--data": ("data.source", "digits, toy, a folder, .npz, .csv, .tar shards, torchvision:NAME@ROOT, hf:NAME"),
+    "--data": (
+        "data.source",
+        DATA_HELP,
+    ),
+    "--columns": ("data.columns", COLUMNS_HELP),
     "--epochs": ("train.epochs", "number of epochs"),
     "--batch-size": ("train.batch_size", "images per step"),
     "--seed": ("train.seed", "seed of weights, order and views"),
@@ -222,6 +231,7 @@ def add_feature_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=256, help="images per forward pass")
     parser.add_argument("--no-cache", action="store_true", help="compute features without the cache")
     parser.add_argument("--partial", action="store_true", help="accept incomplete benchmark data sets, with a remark")
+    parser.add_argument("--columns", default="", help=COLUMNS_HELP)
     add_skip_flag(parser)
 
 

@@ -66,7 +66,7 @@ def train(args: argparse.Namespace, folder: RunFolder | None, console: Console) 
     if args.resume and folder is not None and folder.has_run and args.recipe_file is None:
         saved = folder.read_recipe()[0]
         check_agrees(saved, args, folder)
-        free = {*fields_marked(saved, MAY_CHANGE_ON_RESUME), "data.source"}
+        free = {*fields_marked(saved, MAY_CHANGE_ON_RESUME), "data.source", "data.joined"}
         changes = {field: value for field, (value, _) in args.overrides.items() if field in free}
         to_train = saved.with_set(changes) if changes else None
     else:  # without a recipe: with several machines, the run may be on the first one's disk alone
@@ -94,7 +94,8 @@ def check_agrees(saved: Recipe, args: argparse.Namespace, folder: RunFolder) -> 
         )
     free = fields_marked(saved, MAY_CHANGE_ON_RESUME)
     for field, (value, flag) in args.overrides.items():
-        if field in free or (field == "data.source" and is_same_or_moved(str(value), saved.data.source)):
+        places = {"data.source": saved.data.source, "data.joined": saved.data.joined}
+        if field in free or (field in places and is_same_or_moved(value, places[field])):
             continue
         requested = resolve_warmup(saved.with_set({field: value}))
         if replace(requested, sources={}) != replace(saved, sources={}):

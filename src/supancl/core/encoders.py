@@ -15,6 +15,7 @@ from supancl.core.specs import IMAGENET_MEAN as IMAGENET_MEAN  # its place befor
 from supancl.core.specs import IMAGENET_STD as IMAGENET_STD
 from supancl.core.specs import EncoderSpec as EncoderSpec
 from supancl.core.specs import check_size as check_size
+from supancl.core.specs import suggest_timm
 from supancl.errors import BadInput, did_you_mean, plural
 
 PROJECTOR = "projector"  # the name of the layer after the encoder
@@ -127,7 +128,8 @@ def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:
     if spec.name.startswith("torchvision:"):
         return _torchvision(spec)
     if spec.name not in BUILDERS and spec.name not in VARIANTS:
-        raise UnknownEncoder(f"unknown encoder {spec.name!r}{did_you_mean(spec.name, [*BUILDERS, 'timm:NAME'])}")
+        hint = suggest_timm(spec.name) or did_you_mean(spec.name, [*BUILDERS, "timm:NAME"])
+        raise UnknownEncoder(f"unknown encoder {spec.name!r}{hint}")
     built: tuple[nn.Module, int] = {**VARIANTS, **BUILDERS}[spec.name](spec)
     return built
 

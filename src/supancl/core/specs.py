@@ -41,6 +41,18 @@ class EncoderSpec:
         return Encoder(self)
 
 
+def suggest_timm(name: str) -> str:
+    """'; did you mean timm:NAME?' if timm has a model of this name, else empty.
+
+    Importing timm takes seconds, so it is asked only about what looks like an architecture: resnet50d, convnext_tiny.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9]*[0-9_][a-z0-9_]*(\.[a-z0-9_]+)?", name):
+        return ""
+    import timm
+
+    return f"; did you mean 'timm:{name}'?" if timm.is_model(name) else ""
+
+
 def check_size(spec: EncoderSpec, patch: int | None = None) -> None:
     """Refuse a size that is not a multiple of the patch size: the encoder would ignore the border."""
     match = PATCH_SIZE_IN_NAME.match(spec.name)

@@ -8,15 +8,16 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from supancl.data.threads import ReadingThreads
 from supancl.errors import plural
-from supancl.files import check_regular
+from supancl.files import check_regular, open_regular
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +30,8 @@ R = TypeVar("R")
 Resample = Literal["bilinear", "bicubic"]
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"}
+HEIF_SUFFIXES = {".heic", ".heif"}  # of phones; read by pillow-heif, an extra
+LISTED_SUFFIXES = IMAGE_SUFFIXES | HEIF_SUFFIXES
 # what Pillow may take a file for, by its content: the formats of these suffixes. It knows 35 more, and for one of them
 # (EPS) it starts another program. The first five are those that Pillow's `preinit` knows
 IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "AVIF")
@@ -223,7 +226,36 @@ def open_image_bytes(content: bytes) -> Any:
 
 def _open_with_pillow(file: Path | str | io.BytesIO) -> Any:
     Image.preinit()  # else Pillow imports every format it knows
-    return Image.open(file, formats=IMAGE_FORMATS)
+    try:
+        return Image.open(file, formats=IMAGE_FORMATS)
+    except UnidentifiedImageError:
+        if not _is_heif(file):
+            raise
+    _register_heif()
+    return Image.open(file, formats=("HEIF",))
+
+
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+
+
+def _is_heif(file: Path | str | io.BytesIO) -> bool:
+    """Whether a file says in its first bytes that it is HEIC or HEIF."""
+    if isinstance(file, io.BytesIO):
+        start = file.getvalue()[:12]
+    else:
+        with open_regular(file) as opened:
+            start = opened.read(12)
+    return start[4:8] == b"ftyp" and start[8:12] in HEIF_BRANDS
+
+
+@cache
+def _register_heif() -> None:
+    """Let Pillow read HEIF. Raises ValueError if pillow-heif is missing."""
+    try:
+        import pillow_heif
+    except ImportError:
+        raise ValueError("HEIC needs pillow-heif: pip install 'supancl[heic]'") from None
+    pillow_heif.register_heif_opener()
 
 
 def check_image_bytes(length: int) -> None:

@@ -8,6 +8,7 @@ images, `load_images` decodes them into a store, `prepare_data` holds some of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from supancl.data.decode import (
     try_decode,
     upright_size,
 )
+from supancl.data.joining import join_sources
 from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_split, prepare_data, sorted_names
@@ -56,20 +58,26 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
     if not name:
         raise BadInput(NO_SOURCE)
     if spec.stream:
+        if spec.joined:
+            raise BadInput(f"{spec.joined[0]}: data.stream reads one source; name all shards with one pattern")
         if not tars.is_tar(name):
             raise BadInput(
                 f"{name}: data.stream is for tar shards (shards/{{000..099}}.tar, or a folder of them); "
                 "remove it for other sources"
             )
         return stream.read_stream(name, channels, spec, progress)
-    if _is_benchmark(name):
+    if _is_benchmark(name) and not spec.joined:
         benchmark_name, _, root = name.partition("@")
         return open_benchmark(benchmark_name, root, channels, spec, progress)
+    if spec.joined:
+        return load_images(_list_joined(spec, channels, progress), channels, spec, progress)
     return load_images(_read_or_list(spec, channels, progress, lenient), channels, spec, progress)
 
 
 def list_source(spec: DataSpec, channels: int, progress: Progress | None = None) -> Source | Listing:
     """What `spec.source` holds: a list of image files, or a source that is in memory already; nothing is decoded."""
+    if spec.joined:
+        return _list_joined(spec, channels, progress)
     if _is_benchmark(spec.source):
         benchmark_name, _, root = spec.source.partition("@")
         return benchmarks.list_benchmark(benchmark_name, root, channels, None, False)
@@ -78,9 +86,26 @@ def list_source(spec: DataSpec, channels: int, progress: Progress | None = None)
     return _read_or_list(spec, channels, progress, lenient=False)
 
 
+def _list_joined(spec: DataSpec, channels: int, progress: Progress | None) -> Listing:
+    """The images of all sources of `spec`; its columns are those of each .csv."""
+    names = [absolute_source(name) for name in spec.all_sources]
+    for name, absolute in zip(spec.all_sources, names, strict=True):
+        if names.count(absolute) > 1:
+            raise BadInput(f"{name} is named twice; name each source once")
+    if spec.columns and not any(name.lower().endswith(".csv") for name in names):
+        raise BadInput(f"data.columns = {spec.columns}: is for a .csv, and there is none; leave it out")
+    listings = {}
+    for name in spec.all_sources:
+        columns = spec.columns if name.lower().endswith(".csv") else ""
+        listings[name] = list_source(replace(spec, source=name, joined=(), columns=columns), channels, progress)
+    return join_sources(listings, spec.holdout is None, " + ".join(names))
+
+
 def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, lenient: bool) -> Source | Listing:
     """A source whose images are in memory, or a list of image files."""
     name = spec.source
+    if spec.columns and not name.lower().endswith(".csv"):
+        raise BadInput(f"data.columns = {spec.columns}: is for a .csv, and {name} is none; leave it out")
     if name in arrays.BUILT_IN:
         return arrays.BUILT_IN[name](channels)
     kind, _, library_name = name.partition(":")
@@ -94,7 +119,7 @@ def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, leni
     if path.suffix.lower() == ".npz":
         return arrays.read_npz(path, channels)
     if path.suffix.lower() == ".csv":
-        return csv_table.list_csv(path, spec.skip_bad_images)
+        return csv_table.list_csv(path, spec.skip_bad_images, spec.columns)
     raise BadInput(
         f"{name}: not a source; give a folder of images, a .npz, a .csv (path,label[,split]), .tar shards, "
         "torchvision:NAME@ROOT or hf:NAME"

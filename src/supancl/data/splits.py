@@ -57,6 +57,12 @@ class DataSpec:
     stream: bool = False  # read tar shards while training, without cache or memory
     window: Count = 16  # number of streamed shards whose images are shuffled together
     skip_bad_images: bool = marked(False, INCIDENTAL)
+    joined: tuple[str, ...] = marked((), INCIDENTAL)  # further sources, whose images are added to those of `source`
+    columns: str = marked("", INCIDENTAL)  # of a .csv with other names: image=file,label=species
+
+    @property
+    def all_sources(self) -> tuple[str, ...]:
+        return (self.source, *self.joined)
 
 
 @dataclass(frozen=True)
@@ -258,6 +264,8 @@ def prepare_data(source: Source, spec: DataSpec) -> Data:
         "skipped": len(source.skipped),
         "fingerprint": fingerprint(train, held_out),
     }
+    if spec.joined:
+        summary["joined"] = list(spec.joined)
     return Data(train, held_out, classes, test, transfer, transfer_classes, remarks, source.skipped, summary)
 
 

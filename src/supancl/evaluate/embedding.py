@@ -1,7 +1,10 @@
-"""`supancl embed`: write the features of every split of a source to a .npz file."""
+"""`supancl embed`: write the features of every split of a source to a .npz, .csv or .parquet file."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,52 +14,125 @@ from torch import Tensor
 
 from supancl.data.splits import Source, prepare_data
 from supancl.data.views.evaluation import View
-from supancl.errors import BadInput
+from supancl.errors import BadInput, make_visible
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.sources import is_run_source, read_source, spec_for
-from supancl.files import check_writable, make_folder, write_atomically
+from supancl.files import check_feature_file, check_writable, escape_formula, make_folder, write_atomically
+from supancl.probes import Features
 from supancl.training.preflight import check_same_data
+
+ROWS_AT_A_TIME = 8192
 
 
 def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: View = "margin") -> dict[str, Any]:
-    """Write a .npz with class_names and, per split, SPLIT_features, SPLIT_labels and SPLIT_names; plain arrays only.
+    """Write the features of every image of a source, in the format that the suffix of `out` says.
 
-    For the run's own data there is also train_held_out, the mask of train images that pretraining held out.
+    For the run's own data the file also says which train images pretraining held out.
     """
-    if out.suffix != ".npz":
-        raise BadInput(f"--out {out}: must end in .npz")
+    check_feature_file(out)
     if out.exists():
         raise BadInput(f"{out} exists; remove it or choose another --out")
     check_writable(out.parent)
     data = read_source(evaluated, spec_for(evaluated, source), view)
     held_out = _held_out_mask(evaluated, source, data)
-    arrays: dict[str, Any] = {"class_names": np.array(data.classes, dtype=np.str_)}
-    width = 0
-    for name, split in data.splits.items():
-        features = evaluated.features(split, view)
-        arrays[f"{name}_features"] = features.values.numpy()
-        arrays[f"{name}_labels"] = features.labels.numpy()
-        arrays[f"{name}_names"] = np.array(split.names_at(torch.arange(len(split))), dtype=np.str_)
-        width = features.values.shape[1]
-    if held_out is not None:
-        arrays["train_held_out"] = held_out.numpy()
-
-    def write(path: Path) -> None:
-        with open(path, "wb") as file:
-            np.savez(file, **arrays)
-
+    features = {name: evaluated.features(split, view) for name, split in data.splits.items()}
+    embedding = Embedding(data, features, None if held_out is None else held_out.numpy())
     make_folder(out.parent)
-    write_atomically(out, write)
-    sizes = {name: len(split) for name, split in data.splits.items()}
+    write_atomically(out, lambda path: WRITERS[out.suffix.lower()](embedding, path))
     return {
         "out": str(out),
         "encoder": evaluated.location,
         "data": source,
-        "width": width,
-        "splits": sizes,
+        "width": max(values.values.shape[1] for values in features.values()),
+        "splits": {name: len(split) for name, split in data.splits.items()},
         "skipped": len(data.skipped),
         "train_held_out": None if held_out is None else int(held_out.sum()),
     }
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The features of every split of a source; `held_out` is the mask of train images that pretraining held out."""
+
+    data: Source
+    features: dict[str, Features]
+    held_out: np.ndarray | None
+
+    def names(self, split: str) -> list[str]:
+        images = self.data.splits[split]
+        return images.names_at(torch.arange(len(images)))
+
+    def chunks(self) -> Iterator[tuple[dict[str, Sequence[Any]], np.ndarray]]:
+        """Columns (path, label, split and, if known, held_out) and features of a part of a split at a time."""
+        for split, (values, labels) in self.features.items():
+            names, class_names = self.names(split), [*self.data.classes, ""]  # -1 is the last one
+            for start in range(0, len(names), ROWS_AT_A_TIME):
+                rows = slice(start, start + ROWS_AT_A_TIME)
+                texts = [class_names[label] for label in labels[rows].tolist()]
+                columns: dict[str, Sequence[Any]] = {"path": names[rows], "label": texts, "split": [split] * len(texts)}
+                if self.held_out is not None:
+                    columns["held_out"] = self.held_out[rows].tolist() if split == "train" else [True] * len(texts)
+                yield columns, values[rows].numpy()
+
+
+def write_npz(embedding: Embedding, path: Path) -> None:
+    """class_names and, per split, SPLIT_features, SPLIT_labels and SPLIT_names; plain arrays only."""
+    arrays: dict[str, Any] = {"class_names": np.array(embedding.data.classes, dtype=np.str_)}
+    for name, features in embedding.features.items():
+        arrays[f"{name}_features"] = features.values.numpy()
+        arrays[f"{name}_labels"] = features.labels.numpy()
+        arrays[f"{name}_names"] = np.array(embedding.names(name), dtype=np.str_)
+    if embedding.held_out is not None:
+        arrays["train_held_out"] = embedding.held_out
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def write_csv(embedding: Embedding, path: Path) -> None:
+    """A row per image: path, label, split, held_out if known, f0, f1, ..."""
+    with open(path, "w", encoding="utf-8", newline="", errors="backslashreplace") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        has_header = False
+        for columns, values in embedding.chunks():
+            if not has_header:
+                writer.writerow([*columns, *_feature_names(values)])
+                has_header = True
+            for texts, row in zip(zip(*columns.values(), strict=True), values, strict=True):
+                # str of a float32: the shortest text that reads back as the same number
+                writer.writerow([*(escape_formula(str(text)) for text in texts), *map(str, row)])
+
+
+def write_parquet(embedding: Embedding, path: Path) -> None:
+    """The columns of `write_csv`, with numbers as float32."""
+    import pyarrow
+    from pyarrow import parquet
+
+    writer = None
+    try:
+        for columns, values in embedding.chunks():
+            columns["path"] = [make_visible(name) if not _is_utf8(name) else name for name in columns["path"]]
+            numbers = dict(zip(_feature_names(values), values.T, strict=True))
+            table = pyarrow.table({**columns, **numbers})
+            writer = writer or parquet.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _feature_names(values: np.ndarray) -> list[str]:
+    return [f"f{i}" for i in range(values.shape[1])]
+
+
+def _is_utf8(text: str) -> bool:
+    return not any(0xD800 <= ord(character) <= 0xDFFF for character in text)
+
+
+WRITERS: dict[str, Callable[[Embedding, Path], None]] = {
+    ".npz": write_npz,
+    ".csv": write_csv,
+    ".parquet": write_parquet,
+}
 
 
 def _held_out_mask(evaluated: EvaluatedEncoder, source: str, source_data: Source) -> Tensor | None:

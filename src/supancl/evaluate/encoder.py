@@ -55,6 +55,7 @@ class EvaluationOptions:
     cache_features: bool = True
     skip_bad_images: bool = False
     partial: bool = False
+    columns: str = ""  # of a .csv that is not the run's
     sources: SourceCache | None = field(default=None, compare=False, repr=False)  # None: sources are not cached
 
     def describe(self, view: View, **more: str) -> str:

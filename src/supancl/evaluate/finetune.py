@@ -12,23 +12,27 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from supancl.core.encoders import Encoder
 from supancl.core.precision import auto_precision, autocast_for
+from supancl.data.opening import absolute_source
 from supancl.data.order import derive_seed, epoch_order
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Split
 from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
+from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.protocols import record_evaluation
-from supancl.evaluate.sources import open_evaluation_data, quote_classes, resolve_source, warn_unknown
-from supancl.files import check_writable, make_folder, write_atomically
+from supancl.evaluate.sources import is_run_source, open_evaluation_data, quote_classes, resolve_source, warn_unknown
+from supancl.files import check_writable, make_folder
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
+from supancl.weights.classifier_file import CLASSIFIER_FILE, ClassifierFile, save_classifier
 from supancl.weights.encoder_file import save_encoder
+
+FINETUNED = "finetuned"  # the folder inside a run where `predict --with finetuned` looks
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,10 @@ def evaluate_finetuning(
     if out is not None:  # before reading data, which may take an hour
         check_out_folder(location, out)
         check_new(out)
+    elif evaluated.run is not None:
+        evaluated.reporter.note(
+            f"the classifier is not kept; to predict labels with it, add --out {evaluated.run.path / FINETUNED}"
+        )
     evaluation = open_evaluation_data(evaluated, source, split)
     data, train, test = evaluation.data, labelled(evaluation.data.train), labelled(evaluation.images)
     if len(torch.unique(train.labels)) < 2 or not len(test):
@@ -79,7 +87,7 @@ def evaluate_finetuning(
             out.rmdir()  # it is still empty
         raise
     if out is not None:
-        save(model, data.classes, out)
+        save(model, data.classes, out, "" if is_run_source(evaluated, source) else absolute_source(location))
     answers = predict(model, test, evaluated)
     return record_evaluation(
         evaluated,
@@ -227,8 +235,9 @@ def check_new(out: Path) -> None:
     check_writable(out)
 
 
-def save(model: Classifier, classes: Sequence[str], out: Path) -> None:
-    """Write encoder.safetensors, and the linear layer as classifier.safetensors."""
+def save(model: Classifier, classes: Sequence[str], out: Path, source: str) -> None:
+    """Write encoder.safetensors, and the linear layer with its class names as classifier.safetensors."""
     save_encoder(out / "encoder.safetensors", model.encoder, tuple(classes), "finetuned")
-    head = {name: value.detach().cpu().contiguous() for name, value in model.head.state_dict().items()}
-    write_atomically(out / "classifier.safetensors", lambda path: save_file(head, path))
+    weight, bias = model.head.weight.detach().cpu(), model.head.bias.detach().cpu()
+    content = ClassifierFile(weight, bias, tuple(classes), source, encoder_key(model.encoder))
+    save_classifier(out / CLASSIFIER_FILE, content)

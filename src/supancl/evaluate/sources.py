@@ -46,7 +46,9 @@ def check_input_kind(encoder: Encoder, split: Split, source: str) -> None:
 
 def is_run_source(evaluated: EvaluatedEncoder, source: str | None) -> bool:
     """Whether the run was trained on this source."""
-    return source is None or (evaluated.recipe is not None and is_same_source(source, evaluated.recipe.data.source))
+    data = None if evaluated.recipe is None else evaluated.recipe.data
+    # one of several joined sources is not all of the run's data
+    return source is None or (data is not None and not data.joined and is_same_source(source, data.source))
 
 
 def resolve_source(evaluated: EvaluatedEncoder, source: str | None) -> str:
@@ -62,7 +64,8 @@ def spec_for(evaluated: EvaluatedEncoder, source: str | None) -> DataSpec:
             raise BadInput(f"{evaluated.location} is not a run folder, so it has no data; name some with --data")
         return run_data
     if run_data is None or not is_run_source(evaluated, source):
-        return DataSpec(source=source)
+        columns = evaluated.options.columns if source.lower().endswith(".csv") else ""
+        return DataSpec(source=source, columns=columns)
     return replace(run_data, source=source, limit=None, leave_out=(), labelled=1.0, balanced=False)
 
 
@@ -82,6 +85,8 @@ def read_source(
         )
     spec = DataSpec(
         source=spec.source,
+        joined=spec.joined,
+        columns=spec.columns,
         short_side=spec.short_side,
         cache=spec.cache,
         memory_gb=spec.memory_gb,
@@ -89,7 +94,7 @@ def read_source(
         skip_bad_images=options.skip_bad_images or spec.skip_bad_images,
         resample=spec.resample,
     )
-    name, root = registered_name(spec.source), spec.source.partition("@")[2]
+    name, root = None if spec.joined else registered_name(spec.source), spec.source.partition("@")[2]
     use = None if name is None else use or benchmarks.BENCHMARKS[name].uses[0]
 
     def read() -> Source:
@@ -114,18 +119,17 @@ def data_for(evaluated: EvaluatedEncoder, source: str | None, view: View = "marg
     If the run was trained on another copy of the same data set, the test split is held out: val was trained on.
     """
     spec = spec_for(evaluated, source)
-    source_data = read_source(
-        evaluated, spec, view, as_trained=view == "margin" and is_run_source(evaluated, spec.source)
-    )
-    check_unchanged(evaluated, spec.source, source_data)
+    source_data = read_source(evaluated, spec, view, as_trained=view == "margin" and is_run_source(evaluated, source))
+    check_unchanged(evaluated, source, source_data)
     data = prepare_data(source_data, replace(spec, balanced=False))
-    if data.test is not None and data.summary["held_out_from"] != "test" and has_separate_test(evaluated, spec.source):
+    is_test_separate = source is not None and has_separate_test(evaluated, source)
+    if data.test is not None and data.summary["held_out_from"] != "test" and is_test_separate:
         summary = data.summary | {"held_out": len(data.test), "held_out_from": "test"}
         data = replace(data, held_out=data.test, summary=summary)
     return data
 
 
-def check_unchanged(evaluated: EvaluatedEncoder, source: str, source_data: Source) -> None:
+def check_unchanged(evaluated: EvaluatedEncoder, source: str | None, source_data: Source) -> None:
     """Refuse a run's own source if it has changed: the held-out images would be different ones."""
     if evaluated.run is None or evaluated.recipe is None or not is_run_source(evaluated, source):
         return
@@ -355,13 +359,15 @@ def shares_images(evaluated: EvaluatedEncoder, source: str | None) -> bool:
         return False
     if source is None or is_run_source(evaluated, source):
         return True
-    run_identity, identity = identify_source(evaluated.recipe.data.source), identify_source(source)
-    return (run_identity.data_set is not None and run_identity.data_set == identity.data_set) or _paths_overlap(
-        run_identity.path, identity.path
+    identity = identify_source(source)
+    run_identities = map(identify_source, evaluated.recipe.data.all_sources)
+    return any(
+        (own.data_set is not None and own.data_set == identity.data_set) or _paths_overlap(own.path, identity.path)
+        for own in run_identities
     )
 
 
-def warn_if_trained_on(evaluated: EvaluatedEncoder, source: str, taken_from: str, every: bool = False) -> bool:
+def warn_if_trained_on(evaluated: EvaluatedEncoder, source: str | None, taken_from: str, every: bool = False) -> bool:
     """Whether tested images may be among the run's training images; warns if so.
 
     Images that a run held out of its own source are not, unless `every` image is tested. Images of the same files under
@@ -370,7 +376,7 @@ def warn_if_trained_on(evaluated: EvaluatedEncoder, source: str, taken_from: str
     if evaluated.recipe is None:
         return False
     run_source = evaluated.recipe.data.source
-    if is_run_source(evaluated, source):
+    if is_run_source(evaluated, source) or source is None:
         overlaps = every
     else:
         overlaps = shares_images(evaluated, source) and not (
@@ -378,8 +384,8 @@ def warn_if_trained_on(evaluated: EvaluatedEncoder, source: str, taken_from: str
         )
     if overlaps:
         evaluated.reporter.warn(
-            f"{source}: the run was trained on some of these images ({run_source}); the result is marked, "
-            "and tables leave it out"
+            f"{source or run_source}: the run was trained on some of these images ({run_source}); the result is "
+            "marked, and tables leave it out"
         )
     return overlaps
 

@@ -143,14 +143,22 @@ def _merge(values: Tensor, rows: Tensor, new_values: Tensor, new_columns: Tensor
 
 
 def vote(matches: Neighbours, labels: Tensor, k: int, temperature: float, classes: int) -> Tensor:
-    """The class with the largest sum of exp(similarity / temperature) over the k nearest; inf is a majority vote."""
+    """The class with the most votes; see `count_votes`."""
+    return count_votes(matches, labels, k, temperature, classes).argmax(1)
+
+
+def count_votes(matches: Neighbours, labels: Tensor, k: int, temperature: float, classes: int) -> Tensor:
+    """(queries, classes): the sum of exp(similarity / temperature) over the k nearest of each class.
+
+    The nearest one counts 1. A temperature of inf is a majority vote.
+    """
     if not temperature > 0:
         raise BadInput(f"temperature = {temperature:g}: must be above 0")
     similarity = matches.similarity[:, :k]
     # relative to the nearest one, because exp(1 / 0.01) would overflow
     weight = ((similarity - similarity[:, :1]) / temperature).exp()
     votes = weight.new_zeros(len(weight), classes)
-    return votes.scatter_add_(1, labels.to(weight.device)[matches.rows[:, :k]], weight).argmax(1)
+    return votes.scatter_add_(1, labels.to(weight.device)[matches.rows[:, :k]], weight)
 
 
 def _class_count(labels: Tensor) -> int:

@@ -209,7 +209,8 @@ def required_plugins(recipe: Any) -> list[str]:
     files = dict.fromkeys(
         os.path.abspath(_defining_file(plugin_object)) for plugin_object in plugin_objects if plugin_object is not None
     )
-    needs_plugin = bool(files) or recipe.data.source.partition("@")[0] in REGISTERED_BENCHMARKS
+    benchmark_names = {name.partition("@")[0] for name in recipe.data.all_sources}
+    needs_plugin = bool(files) or bool(benchmark_names & set(REGISTERED_BENCHMARKS))
     return list(loaded_plugins() if needs_plugin and LOADED_FILES else filter(os.path.isfile, files))
 
 

@@ -281,7 +281,7 @@ def describe_resolution(requested: Recipe, resolved: Recipe) -> str:
 
 def fixed_settings(recipe: Recipe) -> dict[str, Any]:
     """Dotted name -> value as JSON of every setting that a resumed run must have; its data may lie elsewhere."""
-    free = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), "data.source", "sources"}
+    free = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), "data.source", "data.joined", "sources"}
     return {key: to_json(value) for key, value in flattened(recipe).items() if key not in free}
 
 

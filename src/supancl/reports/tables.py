@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from supancl.errors import BadInput, did_you_mean, make_visible
+from supancl.files import escape_formula
 from supancl.probes.ranking import Mark
 
 LEGEND = "* best, + second best"
@@ -225,19 +226,8 @@ def to_csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for row in (table.columns, *table.rows):
-        writer.writerow(_format_row(row, lambda cell: f"'{cell.text}" if _is_formula(cell.text) else cell.text))
+        writer.writerow(_format_row(row, lambda cell: escape_formula(cell.text)))
     return out.getvalue()
-
-
-def _is_formula(text: str) -> bool:
-    """Whether a spreadsheet takes the text for a formula; -0.5 is a number."""
-    if not text.lstrip().startswith(("=", "+", "-", "@")):
-        return False
-    try:
-        float(text)
-    except ValueError:
-        return True
-    return False
 
 
 def to_html(table: Table) -> str:

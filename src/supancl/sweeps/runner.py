@@ -77,7 +77,8 @@ class Sweep:
         folder.check_place()
         if folder.has_run:
             raise BadInput(f"{self.out} already holds a single run; choose another --out for a study")
-        check_out_folder(base.data.source, self.out)
+        for source in base.data.all_sources:
+            check_out_folder(source, self.out)
 
     def with_seeds(self, rows: Mapping[str, Recipe], because: str) -> dict[str, Recipe]:
         """The runs by name: each row with every seed."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened, parse_json
 from supancl.core.encoders import Encoder
-from supancl.data.opening import is_same_source
+from supancl.data.opening import absolute_source, is_same_source
 from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, plural
 from supancl.files import read_text, write_text
 from supancl.recipes import Recipe
@@ -118,6 +118,8 @@ def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
     free = {"sources", "train.device", "data.short_side", *fields_marked(recipe, MAY_CHANGE_ON_RESUME)}
     for key, value in flattened(recipe).items():
         if key in free or is_same_or_automatic(key, value, trained_with.get(key)):
+            continue
+        if key == "data.joined" and list(map(absolute_source, trained_with[key])) == list(map(absolute_source, value)):
             continue
         if key != "data.source" or not is_same_source(str(trained_with.get(key)), str(value)):
             raise BadInput(

@@ -121,7 +121,8 @@ def _write_start(
             resume_settings(recipe) if trainer.step < trainer.steps else ()
         ):  # a finished run keeps its settings
             folder.record_setting(recipe, *name.split("."))
-        folder.record_setting(recipe, "data", "source")  # the data may have moved
+        for name in ("source", "joined"):  # the data may have moved
+            folder.record_setting(recipe, "data", name)
     if trainer.step == trainer.steps and not is_readable(folder.encoder):  # no epoch is left that would write it
         save_encoder(folder.encoder, branches.encoder, data.classes, recipe.name)
     if trainer.step == trainer.steps and not is_readable(folder.projector):

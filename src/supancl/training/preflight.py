@@ -272,11 +272,14 @@ def changed_settings(recipe: Recipe, saved: Recipe) -> dict[str, Any]:
     }
 
 
-def is_same_or_moved(requested: str, saved: str) -> bool:
+def is_same_or_moved(requested: Any, saved: Any) -> bool:
     """Whether a run may continue with this source: the saved one, or any if the saved one no longer exists.
 
-    Once the data are read, `check_same_data` compares file names and labels.
+    Of several joined sources, each is compared with the saved one in its place. Once the data are read,
+    `check_same_data` compares file names and labels.
     """
+    if not isinstance(requested, str):
+        return len(requested) == len(saved or ()) and all(map(is_same_or_moved, requested, saved or ()))
     return is_same_source(requested, saved) or _is_gone(saved)
 
 
@@ -309,7 +312,8 @@ def resolve_recipe(
         folder.check_free(resume)
         if recipe is None:
             raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
-        check_out_folder(recipe.data.source, folder.path)
+        for source in recipe.data.all_sources:
+            check_out_folder(source, folder.path)
         if init is not None:
             find_encoder_file(Path(init))
         return with_short_side(resolve_warmup(fit(recipe)))
@@ -326,16 +330,18 @@ def resolve_recipe(
     for key, value in new.items():
         if key in may_change:
             continue
-        same_or_moved = key == "data.source" and is_same_or_moved(str(value), str(old.get(key)))
+        same_or_moved = key in ("data.source", "data.joined") and is_same_or_moved(value, old.get(key))
         if not same_or_moved and not is_same_or_automatic(key, value, old.get(key)):
             raise BadInput(
                 f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
                 f"{advice_for_changed_setting(key, folder)}"
             )
     changed = changed_settings(recipe, saved)
-    if not is_same_source(recipe.data.source, saved.data.source):
-        check_out_folder(recipe.data.source, folder.path)
-        changed["data.source"] = absolute_source(recipe.data.source)
+    if not all(map(is_same_source, recipe.data.all_sources, saved.data.all_sources)):
+        for source in recipe.data.all_sources:
+            check_out_folder(source, folder.path)
+        changed["data.source"], *joined = map(absolute_source, recipe.data.all_sources)
+        changed["data.joined"] = tuple(joined)
     return saved.with_set(changed, because="changed on resume") if changed else saved
 
 

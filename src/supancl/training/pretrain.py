@@ -66,7 +66,8 @@ def pretrain(
     Under torchrun all ranks train together: each makes the same call and gets the same run.
     """
     if recipe is not None and data is not None and "source" in data.summary:
-        recipe = replace(recipe, data=replace(recipe.data, source=str(data.summary["source"])))
+        source, joined = str(data.summary["source"]), data.summary.get("joined", ())
+        recipe = replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))  # type: ignore[arg-type]
     with join_ranks(torch.cuda.is_available()) as ranks, ExitStack() as stack:
         reporter = reporter if reporter is not None and ranks.is_rank0 else Reporter()
         fit = partial(fit_to_data, data=data, reporter=reporter)
@@ -119,7 +120,8 @@ def open_device_and_data(
     """The device and the data of this process, checked against the recipe."""
     device = pick_device(recipe.train.device, None if ranks.size == 1 else ranks.local_rank)
     if data is None:
-        check_source(recipe.data.source)
+        for name in recipe.data.all_sources:
+            check_source(name)
     memory = check_memory(recipe, device)  # before the data are read, which may take an hour
     if memory and reporter.shows_cost:
         reporter.note(f"memory: {memory}, besides the images")

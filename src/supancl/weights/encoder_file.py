@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from supancl.config import from_json, parse_json, to_json
 from supancl.core.encoders import Encoder, EncoderSpec, UnknownEncoder, tensor_shapes
 from supancl.core.heads import MLP
+from supancl.core.specs import suggest_timm
 from supancl.errors import BadInput, program_name
 from supancl.files import did_you_mean_path, open_regular, reason, write_atomically
 from supancl.recipes.plugins import plugin_hint
@@ -252,7 +253,8 @@ def find_encoder_file(path: Path) -> Path:
             )
         return file
     if not path.exists():
-        raise BadInput(f"no file {path}{did_you_mean_path(path) or '; give a run folder or an encoder.safetensors'}")
+        hint = did_you_mean_path(path) or suggest_timm(str(path)) or "; give a run folder or an encoder.safetensors"
+        raise BadInput(f"no file {path}{hint}")
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from supancl.core.specs import suggest_timm
 from supancl.errors import BadInput
 from supancl.files import did_you_mean_path
 
@@ -19,7 +20,8 @@ def split_encoder_name(text: str) -> tuple[str | None, Path]:
             if kind in ("torchvision", "timm"):
                 raise BadInput(f"{text}: no weight file; give {text}@FILE (nothing is downloaded)")
             options = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME@FILE or timm:NAME@FILE"
-            raise BadInput(f"no file {text}{did_you_mean_path(text) or f'; give {options}'}")
+            hint = did_you_mean_path(text) or suggest_timm(text).replace(f"timm:{text}", f"timm:{text}@FILE")
+            raise BadInput(f"no file {text}{hint or f'; give {options}'}")
         return None, Path(text)
     name, _, file = text.partition("@")
     if not Path(file).is_file():

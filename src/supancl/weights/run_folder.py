@@ -154,7 +154,8 @@ class RunFolder:
         self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object], cost: dict[str, object] | None = None
     ) -> None:
         # an absolute path works from any folder
-        settings = replace(recipe, data=replace(recipe.data, source=absolute_source(recipe.data.source)))
+        source, *joined = map(absolute_source, recipe.data.all_sources)
+        settings = replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))
         content = {
             "recipe": to_json(settings),
             "classes": list(classes),
@@ -176,7 +177,8 @@ class RunFolder:
 
     def record_setting(self, recipe: Recipe, section: str, name: str) -> None:
         """Write one setting that changed on resume into recipe.json; everything else is kept."""
-        content, value = parse_json(read_text(self.recipe_file)), getattr(getattr(recipe, section), name)
+        content = parse_json(read_text(self.recipe_file))
+        value = to_json(getattr(getattr(recipe, section), name))
         settings, key = content["recipe"][section], f"{section}.{name}"
         if name in settings and settings[name] == value:
             return

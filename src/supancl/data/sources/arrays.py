@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,9 @@ import numpy as np
 
 from supancl.data.sources.npz import NpzArchive, open_npz
 from supancl.data.sources.toy import toy_source
-from supancl.data.splits import Source, full_split
+from supancl.data.splits import NO_LABEL, Source, full_split, sorted_names
 from supancl.data.store.memory import ArrayImages
-from supancl.errors import BadInput, plural
+from supancl.errors import BadInput, did_you_mean, plural
 
 if TYPE_CHECKING:
     import torch
@@ -65,26 +66,37 @@ def _read_npz(archive: NpzArchive, channels: int) -> Source:
                     "train_images and train_labels"
                 )
             continue
-        if f"{split}_labels" not in headers:
-            raise BadInput(f"{path}: {split}_images has no {split}_labels; add them, with -1 for unlabelled images")
         shape, dtype = headers[f"{split}_images"]
         check_image_array(shape, dtype, f"{path}: {split}_images")
-        check_label_array(*headers[f"{split}_labels"], shape[0], f"{path}: {split}_labels")
+        if f"{split}_labels" in headers:
+            check_label_array(*headers[f"{split}_labels"], shape[0], f"{path}: {split}_labels")
         splits.append(split)
     names = [*(f"{split}_{part}" for split in splits for part in ("images", "labels")), "class_names"]
     archive.check_sizes([name for name in names if name in headers])
     class_names = archive.read("class_names") if "class_names" in headers else None
-    if class_names is not None and class_names.dtype.kind == "S":
-        class_names = np.char.decode(class_names, "utf-8", "replace")
-    arrays = {split: (archive.read(f"{split}_images"), archive.read(f"{split}_labels")) for split in splits}
+    class_names = None if class_names is None else _as_text(class_names)
+    images = {split: archive.read(f"{split}_images") for split in splits}
+    labels = {split: archive.read(name) for split in splits if (name := f"{split}_labels") in headers}
+    arrays = {split: (images[split], labels.get(split, np.full(len(images[split]), -1))) for split in splits}
     classes = None if class_names is None else tuple(map(str, class_names))
-    return source_from_arrays(arrays, channels, str(path), classes)
+    source = source_from_arrays(arrays, channels, str(path), classes)
+    return replace(source, remarks=(*source.remarks, *_label_remarks(archive, splits, names)))
+
+
+def _label_remarks(archive: NpzArchive, splits: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+    """A remark on images without labels; it names arrays that may hold them under another name."""
+    unlabelled = [split for split in splits if f"{split}_labels" not in archive.headers]
+    if unlabelled:
+        others = ", ".join(sorted(set(archive.headers) - set(names)))
+        rename = f"; labels in {others} must be called {unlabelled[0]}_labels" if others else ""
+        yield f"{archive.path}: no {unlabelled[0]}_labels, so the images of {unlabelled[0]} have no label{rename}"
 
 
 def source_from_arrays(
     splits: dict[str, tuple[np.ndarray, np.ndarray]], channels: int, location: str, classes: tuple[str, ...] | None
 ) -> Source:
     """A source from (images, labels) by split; `location` names it in messages."""
+    splits, classes = number_labels(splits, location, classes)
     by_split, depth_by_split = {}, {}
     for name, (images, labels) in splits.items():
         images, depth = _checked_images(np.asarray(images), f"{location}: {name}_images")
@@ -103,6 +115,33 @@ def source_from_arrays(
             f"{location}: label {highest_label} has no name; class_names has {len(classes)}, give one per label"
         )
     return Source(by_split, classes)
+
+
+def number_labels(
+    splits: dict[str, tuple[np.ndarray, np.ndarray]], location: str, classes: tuple[str, ...] | None
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], tuple[str, ...] | None]:
+    """Numbers in place of labels that are texts: in the order of `classes`, or sorted. '' and -1 are no labels."""
+    texts = {name: np.asarray(labels) for name, (_, labels) in splits.items() if np.asarray(labels).dtype.kind in "US"}
+    if not texts:
+        return splits, classes
+    texts = {name: np.char.strip(_as_text(labels)) for name, labels in texts.items()}
+    used = {str(text) for labels in texts.values() for text in np.unique(labels)} - {"", *NO_LABEL}
+    for name, (_, labels) in splits.items():
+        if name not in texts and (np.asarray(labels) >= 0).any():
+            raise BadInput(f"{location}: {name}_labels are numbers, {next(iter(texts))}_labels texts; use one of them")
+    classes = sorted_names(used, by_number=False) if classes is None else classes
+    if unknown := sorted(used - set(classes)):
+        raise BadInput(f"{location}: label {unknown[0]!r} is not in class_names{did_you_mean(unknown[0], classes)}")
+    number = {name: i for i, name in enumerate(classes)}
+    numbered = dict(splits)
+    for name, labels in texts.items():
+        present, rows = np.unique(labels, return_inverse=True)
+        numbered[name] = splits[name][0], np.array([number.get(str(text), -1) for text in present], np.int64)[rows]
+    return numbered, classes
+
+
+def _as_text(labels: np.ndarray) -> np.ndarray:
+    return np.char.decode(labels, "utf-8", "replace") if labels.dtype.kind == "S" else labels
 
 
 class _RowNames(Sequence[str]):
@@ -130,8 +169,8 @@ def check_image_array(shape: tuple[int, ...], dtype: np.dtype[Any], location: st
 
 
 def check_label_array(shape: tuple[int, ...], dtype: np.dtype[Any], num_images: int, location: str) -> None:
-    if dtype.kind not in "iu":
-        raise BadInput(f"{location} holds {dtype}; labels must be integers, -1 for unlabelled")
+    if dtype.kind not in "iuUS":
+        raise BadInput(f"{location} holds {dtype}; labels must be integers, -1 for unlabelled, or class names")
     if shape != (num_images,):
         raise BadInput(f"{location} has shape {shape} for {plural(num_images, 'image')}; it must be ({num_images},)")
 

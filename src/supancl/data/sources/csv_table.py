@@ -7,7 +7,7 @@ import io
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,21 +16,22 @@ import numpy as np
 from supancl.data.columns import SPLITS, Columns, PathColumn
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Listing, check_label
 from supancl.errors import BadInput, plural
-from supancl.files import open_regular
+from supancl.files import open_regular, unescape_formula
 
 if TYPE_CHECKING:
     from _csv import Reader
 
 
-def list_csv(path: Path, skip_bad: bool = False) -> Listing:
-    """List the images of a table; relative paths start at the table's folder."""
+def list_csv(path: Path, skip_bad: bool = False, column_names: str = "") -> Listing:
+    """List the images of a table; relative paths start at its folder. `column_names`: image=file,label=species."""
+    names = parse_columns(column_names)
     columns, hashes = Columns.Builder(path.parent), array("q")
     folder, prefix = os.path.join(path.parent, ""), os.path.join(os.path.abspath(path.parent), "")
     isfile = os.path.isfile
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
-            for text, label, split in _parse_rows(rows, path, columns):
+            for text, label, split in _parse_rows(rows, path, columns, names):
                 is_plain = "/." not in text and "//" not in text and text[0] not in "./"
                 if not skip_bad and not isfile(folder + text if is_plain else os.path.join(folder, text)):
                     raise BadInput(  # with skip_bad it is listed as unreadable
@@ -49,10 +50,12 @@ def list_csv(path: Path, skip_bad: bool = False) -> Listing:
     return Listing(entries, path.parent, _duplicate_remarks(path, paths, np.asarray(hashes), prefix))
 
 
-def _parse_rows(rows: Reader, table: Path, columns: Columns.Builder) -> Iterator[tuple[str, int, int]]:
+def _parse_rows(
+    rows: Reader, table: Path, columns: Columns.Builder, names: Mapping[str, str]
+) -> Iterator[tuple[str, int, int]]:
     """(path, number of the label, number of the split) of every row; each label and split is checked once."""
     header: list[str] = next(rows, [])
-    path_column, label_column, split_column = _find_columns(header, table)
+    path_column, label_column, split_column = _find_columns(header, table, names)
     width, labels, splits = len(header), dict[str, int](), {"": 0}
     for row in rows:
         if not row:
@@ -81,7 +84,7 @@ def _path_fault(path: str, table: Path, line: int) -> str:
 def _checked_label(text: str, table: Path, line: int) -> str:
     if "\n" in text:
         raise BadInput(_path_fault(text, table, line))
-    label = text.strip()
+    label = unescape_formula(text.strip())
     check_label(label, f"{table} line {line}")
     return "" if label in NO_LABEL else label
 
@@ -93,19 +96,38 @@ def _checked_split(text: str, table: Path, line: int) -> str:
     return SPLIT_NAMES[split]
 
 
-def _find_columns(header: list[str], table: Path) -> tuple[int, int, int | None]:
-    """The positions of path, label and split."""
-    missing = {"path", "label"} - set(header)
+def parse_columns(text: str) -> dict[str, str]:
+    """The name in the table of each column that `text` names; `image` and `path` mean the same.
+
+    >>> parse_columns("image=file,label=species")
+    {'path': 'file', 'label': 'species'}
+    """
+    names: dict[str, str] = {}
+    for pair in filter(None, text.split(",")):
+        column, equals, name = (word.strip() for word in pair.partition("="))
+        column = "path" if column == "image" else column
+        if not equals or not name or column not in ("path", "label", "split") or column in names:
+            raise BadInput(f"data.columns = {text}: must name each once, as in image=file,label=species,split=part")
+        names[column] = name
+    return names
+
+
+def _find_columns(header: list[str], table: Path, names: Mapping[str, str]) -> tuple[int, int, int | None]:
+    """The positions of path, label and split. Only a split that `names` does not name may be missing."""
+    path, label, split = (names.get(column, column) for column in ("path", "label", "split"))
+    required = [path, label, *([split] if "split" in names else [])]
+    missing = [name for name in required if name not in header]
     if missing:
+        columns = ", ".join(header) or "nothing"
         raise BadInput(
-            f"{table}: no column {sorted(missing)[0]!r}; the first line has {', '.join(header) or 'nothing'}; "
-            "write path,label[,split]"
+            f"{table}: no column {min(missing)!r}; the first line has {columns}; write path,label[,split], or name the "
+            "columns with --columns image=NAME,label=NAME"
         )
     count = Counter(header)
-    repeated = next((name for name in ("path", "label", "split") if count[name] > 1), None)
+    repeated = next((name for name in (path, label, split) if count[name] > 1), None)
     if repeated is not None:
         raise BadInput(f"{table}: {count[repeated]} columns are called {repeated!r}; keep one of them")
-    return header.index("path"), header.index("label"), header.index("split") if "split" in header else None
+    return header.index(path), header.index(label), header.index(split) if split in header else None
 
 
 def _fit_row(row: list[str], width: int, table: Path, line: int) -> list[str]:

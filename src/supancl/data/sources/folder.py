@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from supancl.data.decode import IMAGE_SUFFIXES
+from supancl.data.decode import LISTED_SUFFIXES
 from supancl.data.sources.arrays import BUILT_IN
 from supancl.data.splits import SPLIT_NAMES, Listing
 from supancl.errors import BadInput, plural
@@ -37,10 +37,10 @@ def list_folder(root: Path, lenient: bool = False) -> Listing:
             for child in sorted(root.iterdir())
             if is_unlabelled(child)
             for path in sorted(_iter_files(child))
-            if path.suffix.lower() in IMAGE_SUFFIXES
+            if path.suffix.lower() in LISTED_SUFFIXES
         ]
     if not entries:
-        raise BadInput(f"{root}: no image in it; add class folders with {', '.join(sorted(IMAGE_SUFFIXES))} files")
+        raise BadInput(f"{root}: no image in it; add class folders with {', '.join(sorted(LISTED_SUFFIXES))} files")
     _remark_on_single_class({label for _, _, label in entries if label}, folders["train"], remarks)
     _remark_on_links({path.parent for _, path, _ in entries}, remarks)
     return Listing(entries, root, tuple(remarks), empty_folders=tuple(map(str, empty)))
@@ -57,7 +57,7 @@ def check_out_folder(source: str, out: Path) -> None:
             relative = out.resolve().relative_to(folder.resolve())
         except ValueError:
             continue
-        if not any(name.startswith(".") for name in relative.parts):  # hidden folders are not read
+        if not any(map(is_hidden, relative.parts)):  # hidden folders are not read
             raise BadInput(
                 f"{out} is inside {_readable_path(folder)}, whose folders are read as classes, so it would change "
                 f"the data in {_readable_path(root)}; choose another --out"
@@ -74,9 +74,14 @@ def is_unlabelled(folder: Path) -> bool:
     return folder.name.lower() in UNLABELLED_FOLDERS
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is no data: .DS_Store, ._1.jpg, .ipynb_checkpoints, and what macOS adds to archives."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
 def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
     """train/, val/ and test/ below the root; if there are none, or they are classes, the root is train."""
-    children = [child for child in sorted(root.iterdir()) if not child.name.startswith(".")]
+    children = [child for child in sorted(root.iterdir()) if not is_hidden(child.name)]
     split_named = [child for child in children if child.name.lower() in SPLIT_NAMES and child.is_dir()]
     others = [child for child in children if child not in split_named]
     may_be_class = len(split_named) == 1 and any(child.is_dir() for child in others)
@@ -107,17 +112,17 @@ def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterabl
     """(file, class) for each image of a split; the class is the first folder below it, '' if none."""
     ignored: list[Path] = []
     for child in sorted(folder.iterdir()):
-        if child.name.startswith("."):
+        if is_hidden(child.name):
             continue
         if not child.is_dir():  # a broken link is reported when it is opened
-            if child.suffix.lower() in IMAGE_SUFFIXES:
+            if child.suffix.lower() in LISTED_SUFFIXES:
                 yield child, ""
             else:
                 ignored.append(child)
             continue
         has_image = False
         for path in sorted(_iter_files(child)):
-            if path.suffix.lower() in IMAGE_SUFFIXES:
+            if path.suffix.lower() in LISTED_SUFFIXES:
                 has_image = True
                 yield path, "" if is_unlabelled(child) else child.name
             else:
@@ -141,7 +146,9 @@ def _remark_on_single_class(classes: set[str], folder: Path, remarks: list[str])
     class_folder = folder / next(iter(classes))
     if not class_folder.is_dir():  # only held-out images have labels
         return
-    subfolders = [child.name for child in sorted(class_folder.iterdir()) if child.is_dir() and child.name[0] != "."]
+    subfolders = [
+        child.name for child in sorted(class_folder.iterdir()) if child.is_dir() and not is_hidden(child.name)
+    ]
     if len(subfolders) > 1:
         remarks.append(
             f"{folder}: {ONLY_CLASS} {class_folder.name}, which has {len(subfolders)} folders in it, such as "
@@ -173,7 +180,7 @@ def _iter_files(folder: Path) -> Iterable[Path]:
             continue
         visited.add(target)
         # no hidden ones (.ipynb_checkpoints); sorted, so that of two links to a folder every machine takes the same
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        subfolders[:] = sorted(name for name in subfolders if not is_hidden(name))
         for name in files:
-            if not name.startswith("."):
+            if not is_hidden(name):
                 yield Path(directory) / name

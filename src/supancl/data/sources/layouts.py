@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from supancl.config import parse_json
-from supancl.data.decode import IMAGE_SUFFIXES
+from supancl.data.decode import LISTED_SUFFIXES
 from supancl.errors import BadInput
 from supancl.files import read_text
 
@@ -294,7 +294,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _iter_images(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith("."):
+        if path.suffix.lower() in LISTED_SUFFIXES and not path.name.startswith("."):
             yield path
 
 

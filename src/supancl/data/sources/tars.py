@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from supancl.config import parse_json
-from supancl.data.decode import IMAGE_SUFFIXES, check_image_bytes, file_stamp, open_image_bytes
+from supancl.data.decode import LISTED_SUFFIXES, check_image_bytes, file_stamp, open_image_bytes
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing, check_label
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput, plural
@@ -62,7 +62,7 @@ def is_tar(name: str) -> bool:
     if not folder.is_dir():
         return False
     suffixes = {"/" if path.is_dir() else path.suffix.lower() for path in folder.iterdir() if path.name[0] != "."}
-    return ".tar" in suffixes and not suffixes & {"/", *IMAGE_SUFFIXES}
+    return ".tar" in suffixes and not suffixes & {"/", *LISTED_SUFFIXES}
 
 
 def find_tars(name: str) -> list[Path]:
@@ -168,7 +168,7 @@ def _read_sample(
     image: TarItem | None = None
     labels: dict[str, str] = {}
     for _, extension, member in members:
-        if f".{extension.rpartition('.')[2]}" in IMAGE_SUFFIXES:
+        if f".{extension.rpartition('.')[2]}" in LISTED_SUFFIXES:
             if image is not None:
                 raise BadInput(
                     f"{path}: sample {key!r} has two images, {image.member} and {member.name}; keep one of them"

@@ -1,0 +1,30 @@
+"""The arguments of `supancl predict`."""
+
+from __future__ import annotations
+
+import argparse
+
+from supancl.cli.checks import check_data, check_encoders
+from supancl.cli.flags import add_encoder_flags, add_view_flag
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_encoder_flags(parser)
+    parser.add_argument("--data", required=True, help="images to label: anything that pretrain's --data takes")
+    parser.add_argument("--out", required=True, help="the .csv to write (docs/predict.md)")
+    parser.add_argument(
+        "--with",
+        dest="classifier",
+        default="knn",
+        metavar="CLASSIFIER",
+        help="knn (default), linear, finetuned, or the folder of a fine-tuned classifier",
+    )
+    parser.add_argument("--references", help="labelled images to compare with (default: those of the run)")
+    parser.add_argument("--k", type=int, help="neighbours of knn (default: 20, or the size of the median class)")
+    parser.add_argument("--all", action="store_true", help="predict images that have a label too")
+    add_view_flag(parser)
+
+
+def check(args: argparse.Namespace) -> None:
+    check_encoders(args.encoder)
+    check_data(args.data, args.references)

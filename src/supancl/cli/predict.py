@@ -1,0 +1,57 @@
+"""`supancl predict`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from supancl.cli.encoders import check_at_least, open_encoders
+from supancl.errors import BadInput, plural
+from supancl.evaluate.predicting import PredictSettings, predict_labels
+from supancl.reports.prediction_table import check_table, write_predictions
+
+
+def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    out = Path(args.out)
+    check_table(out)
+    if args.k is not None:
+        check_at_least(args.k, 1, "--k")
+        if args.classifier != "knn":
+            raise BadInput(f"--k {args.k}: only for --with knn; leave it out")
+    (evaluated,) = open_encoders(args, console, saves_results=False)
+    settings = PredictSettings(args.classifier, args.references, args.k, args.all, args.view)
+    predictions = predict_labels(evaluated, args.data, settings)
+    changed = write_predictions(predictions, out)
+    result = {"out": str(out), **predictions.summary}
+    for line in describe(result):
+        console.print(line)
+    if changed:
+        evaluated.reporter.warn(
+            f"{out}: {plural(changed, 'name has', 'names have')} characters that a table cannot hold and "
+            f"{'is' if changed == 1 else 'are'} written with escapes; rename the files to use it as --data"
+        )
+    if not predictions.has_files:
+        console.print(f"the images of {args.data} are no files, so {out} cannot be used as --data")
+    return result
+
+
+def describe(result: dict[str, Any]) -> list[str]:
+    """What is in the table, what its confidence means, and how many images are unlike the references."""
+    name = {"knn": f"k-NN, k = {result.get('k')}"}.get(result["classifier"], result["classifier"])
+    given = f", {result['given']} had a label" if result["given"] else ""
+    lines = [f"{result['out']}: labels of {plural(result['predicted'], 'image')} predicted ({name}){given}"]
+    if result["checked_on"]:
+        lines.append(
+            f"confidence: fitted on {plural(result['checked_on'], 'held-out image')}; "
+            f"{result['accuracy']:.1f}% right, mean confidence {result['mean_confidence']:.1f}%"
+        )
+    else:
+        lines.append("confidence: not fitted, because no labelled image was held out; do not take it for a probability")
+    limit = f"cosine to the nearest reference below {result['threshold']:.3f}"
+    lines.append(f"unlike anything seen: {plural(result['unlike'], 'image')} ({limit})")
+    if "compared" in result:
+        lines.append(f"{result['agreeing']} of {plural(result['compared'], 'given label')} predicted as given")
+    return lines

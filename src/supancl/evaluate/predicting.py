@@ -1,0 +1,262 @@
+"""`supancl predict`: labels for images, each with a confidence and whether it is unlike anything seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from supancl.data.splits import Source, Split
+from supancl.data.views.evaluation import View
+from supancl.errors import BadInput, did_you_mean, plural
+from supancl.evaluate.encoder import EvaluatedEncoder
+from supancl.evaluate.feature_cache import encoder_key
+from supancl.evaluate.finetune import FINETUNED
+from supancl.evaluate.references import References, keep, kept_path, load_references, read_kept
+from supancl.evaluate.sources import read_source, spec_for
+from supancl.probes import Features
+from supancl.probes.classifiers import (
+    Classifier,
+    KnnClassifier,
+    LinearClassifier,
+    classify,
+    fit_linear_classifier,
+    fit_temperature,
+    mean_confidence,
+    nearest_similarity,
+    unlike_threshold,
+    usual_k,
+)
+from supancl.weights.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
+from supancl.weights.encoder_file import load_encoder
+
+CLASSIFIERS = ("knn", "linear", FINETUNED)
+
+
+@dataclass(frozen=True)
+class PredictSettings:
+    """How to predict: `classifier` is knn, linear, finetuned or the folder of a fine-tuned classifier."""
+
+    classifier: str = "knn"
+    references: str | None = None  # a labelled source; None: the run's own labelled images
+    k: int | None = None  # None: `usual_k`
+    every_image: bool = False  # predict images that have a label too
+    view: View = "margin"
+
+
+class PredictedSplit(NamedTuple):
+    """The images of a split: given labels (-1: none), and for those that were predicted the answers."""
+
+    images: Split
+    predicted: Tensor  # positions
+    labels: Tensor  # of these positions, in Predictions.classes
+    confidence: Tensor
+    similarity: Tensor
+
+
+class PredictedRow(NamedTuple):
+    """A line of the table. Confidence and unlike are None for a given label."""
+
+    path: str
+    label: str
+    confidence: float | None
+    unlike: bool | None
+    split: str
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The predicted labels of a source."""
+
+    splits: dict[str, PredictedSplit]
+    classes: tuple[str, ...]  # of predicted labels
+    given_classes: tuple[str, ...]
+    threshold: float  # a similarity to the nearest reference below it is unlike anything seen
+    has_files: bool  # whether images are files, so that a table of them is a source
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def rows(self) -> Iterator[PredictedRow]:
+        for name, split in self.splits.items():
+            answers = dict(zip(split.predicted.tolist(), range(len(split.predicted)), strict=True))
+            given = split.images.labels.tolist()
+            for position, path in enumerate(split.images.names_at(torch.arange(len(split.images)))):
+                if (row := answers.get(position)) is None:
+                    yield PredictedRow(path, self.given_classes[given[position]], None, None, name)
+                    continue
+                unlike = bool(split.similarity[row] < self.threshold)
+                label = self.classes[int(split.labels[row])]
+                yield PredictedRow(path, label, float(split.confidence[row]), unlike, name)
+
+
+class FittedClassifier(NamedTuple):
+    """A classifier of features, its class names, the references to compare with, and words and numbers about it."""
+
+    classifier: Classifier
+    classes: tuple[str, ...]
+    references: References
+    summary: dict[str, Any]
+
+
+def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSettings | None = None) -> Predictions:
+    """Predict the labels that the images of a source lack, or with `every_image` those of all."""
+    settings = settings or PredictSettings()
+    evaluated, tuned = _open_tuned(evaluated, settings.classifier)
+    images = read_source(evaluated, spec_for(evaluated, source), settings.view)
+    wanted_rows = {name: _rows_to_predict(split, settings.every_image) for name, split in images.splits.items()}
+    total, count = sum(map(len, images.splits.values())), sum(map(len, wanted_rows.values()))
+    if not count:
+        raise BadInput(
+            f"{source}: all of its {plural(total, 'image has', 'images have')} a label (the name of a folder counts as "
+            "one), so there is nothing to predict; to predict them anyway, add --all"
+        )
+    fitted = _fit(evaluated, tuned, settings)
+    _warn_other_classes(evaluated, source, images, fitted.classes, settings.every_image)
+    device, references = evaluated.options.device, fitted.references
+    temperature, check = _calibrate(fitted)
+    threshold, threshold_from = unlike_threshold(references.features, references.held_out.values, device)
+    splits = {}
+    for name, split in images.splits.items():
+        values = evaluated.features(split.take(wanted_rows[name]), settings.view).values
+        answers = classify(fitted.classifier, values, temperature)
+        similarity = nearest_similarity(references.features, values, device)
+        splits[name] = PredictedSplit(split, wanted_rows[name], *answers, similarity)
+    summary = {
+        "encoder": evaluated.location,
+        "data": source,
+        "images": total,
+        "predicted": count,
+        "given": total - count,
+        "unlike": sum(int((split.similarity < threshold).sum()) for split in splits.values()),
+        "threshold": threshold,
+        "threshold_from": threshold_from,
+        "references": len(references.features.labels),
+        "classes": len(fitted.classes),
+        **fitted.summary,
+        **check,
+        "skipped": len(images.skipped),
+        **_agreement(splits, images.classes, fitted.classes),
+    }
+    has_files = len(images.items) > 0 and isinstance(images.items[0], Path)
+    return Predictions(splits, fitted.classes, images.classes, threshold, has_files, summary)
+
+
+def _rows_to_predict(split: Split, every_image: bool) -> Tensor:
+    return torch.arange(len(split)) if every_image else (split.labels < 0).nonzero()[:, 0]
+
+
+def _warn_other_classes(
+    evaluated: EvaluatedEncoder, source: str, images: Source, classes: Sequence[str], every_image: bool
+) -> None:
+    """Warn if no given label is a class of the references: folders of dates are no labels."""
+    given = {images.classes[label] for split in images.splits.values() for label in split.class_ids()}
+    if given and not given & set(classes) and not every_image:
+        evaluated.reporter.warn(
+            f"{source}: {plural(len(given), 'label is', 'labels are')} kept, such as {min(given)!r}, but none is a "
+            "class of the references; if folders are no labels here, add --all"
+        )
+
+
+# --- classifiers ------------------------------------------------------------------------------------------------------
+
+
+def _open_tuned(evaluated: EvaluatedEncoder, name: str) -> tuple[EvaluatedEncoder, ClassifierFile | None]:
+    """For a fine-tuned classifier: the run with the fine-tuned encoder, and the classifier."""
+    if name in CLASSIFIERS and name != FINETUNED:
+        return evaluated, None
+    folder = Path(name)
+    if name == FINETUNED:
+        if evaluated.run is None:
+            raise BadInput(
+                f"--with {name}: {evaluated.location} is not a run folder; give the folder of the classifier"
+            )
+        folder = evaluated.run.path / FINETUNED
+        if not folder.exists():
+            raise BadInput(
+                f"{evaluated.location} has no fine-tuned classifier; make one with: supancl evaluate finetune "
+                f"{evaluated.location} --out {folder}"
+            )
+    elif not folder.exists():
+        raise BadInput(f"--with {name}: no such classifier or folder{did_you_mean(name, CLASSIFIERS)}")
+    folder = folder if folder.is_dir() else folder.parent
+    content, encoder = load_classifier(folder / CLASSIFIER_FILE), load_encoder(folder)
+    if content.made_from != encoder_key(encoder):
+        raise BadInput(
+            f"{folder / CLASSIFIER_FILE} was fitted with another encoder than that next to it; copy both again"
+        )
+    if evaluated.options.layer != "pooled" or evaluated.options.normalize:
+        raise BadInput(f"--with {name}: its classifier is on the encoder's output; leave --layer and --normalize out")
+    return EvaluatedEncoder(evaluated.location, encoder, evaluated.options, evaluated.reporter), content
+
+
+def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: PredictSettings) -> FittedClassifier:
+    if tuned is not None:
+        own = evaluated.run is not None and not tuned.source
+        source = settings.references or (None if own else tuned.source)
+        references = load_references(evaluated, source, settings.view, "references-finetuned")
+        classifier = LinearClassifier(tuned.weight, tuned.bias)
+        return FittedClassifier(classifier, tuned.classes, references, {"classifier": FINETUNED})
+    references = load_references(evaluated, settings.references, settings.view, "references")
+    if settings.classifier == "linear":
+        classifier, about = _linear(evaluated, references)
+        return FittedClassifier(classifier, references.classes, references, {"classifier": "linear", **about})
+    most = len(references.features.labels)
+    k = min(usual_k(references.features.labels) if settings.k is None else settings.k, most)
+    knn = KnnClassifier(references.features, len(references.classes), k, device=evaluated.options.device)
+    return FittedClassifier(knn, references.classes, references, {"classifier": "knn", "k": k})
+
+
+def _linear(evaluated: EvaluatedEncoder, references: References) -> tuple[LinearClassifier, dict[str, Any]]:
+    """The linear classifier of the references; that of a run's own images is kept in its folder."""
+    made_from = references.made_from
+    path = kept_path(evaluated, "linear") if made_from else None
+    stored = None if path is None else read_kept(evaluated, path, load_classifier, made_from)
+    width = references.features.values.shape[1]
+    if stored is not None and stored.classes == references.classes and stored.weight.shape[1] == width:
+        return LinearClassifier(stored.weight, stored.bias), {"kept": True}
+    choosing = references.held_out if references.may_choose else Features(torch.empty(0, width), torch.empty(0).long())
+    sizes = torch.bincount(references.features.labels)
+    if len(choosing.labels) < 2 and int(sizes.max()) < 2:
+        raise BadInput(
+            f"{evaluated.location}: every class has 1 labelled image, so none is left to choose the ridge of a linear "
+            "classifier; label more, or leave --with out for k-NN"
+        )
+    device = evaluated.options.device
+    classifier, probe = fit_linear_classifier(references.features, choosing, len(references.classes), device)
+    if path is not None:
+        content = ClassifierFile(classifier.weight, classifier.bias, references.classes, "", made_from)
+        keep(evaluated, path, lambda file: save_classifier(file, content))
+    return classifier, {"kept": False, "ridge": probe.weight, "ridge_chosen_on": probe.chosen_on}
+
+
+def _calibrate(fitted: FittedClassifier) -> tuple[float, dict[str, Any]]:
+    """The temperature of the confidence, fitted on held-out images, and how often those are predicted right."""
+    held_out = fitted.references.held_out
+    number = {name: i for i, name in enumerate(fitted.classes)}
+    numbers = torch.tensor([number.get(name, -1) for name in fitted.references.classes], dtype=torch.long)
+    if not len(held_out.labels):
+        return 1.0, {"checked_on": 0, "accuracy": None, "mean_confidence": None, "temperature": 1.0}
+    labels = numbers[held_out.labels]
+    temperature = fit_temperature(fitted.classifier.logits(held_out.values), labels)
+    answers = classify(fitted.classifier, held_out.values, temperature)
+    return temperature, {
+        "checked_on": len(labels),
+        "accuracy": 100 * float((answers.labels == labels).double().mean()),
+        "mean_confidence": 100 * mean_confidence(answers),
+        "temperature": temperature,
+    }
+
+
+def _agreement(
+    splits: dict[str, PredictedSplit], given_classes: Sequence[str], classes: Sequence[str]
+) -> dict[str, Any]:
+    """How many predicted labels equal given ones, if images with a label were predicted too."""
+    count = agreeing = 0
+    for split in splits.values():
+        given = split.images.labels[split.predicted].tolist()
+        pairs = [(given_classes[a], classes[b]) for a, b in zip(given, split.labels.tolist(), strict=True) if a >= 0]
+        count, agreeing = count + len(pairs), agreeing + sum(a == b for a, b in pairs)
+    return {"compared": count, "agreeing": agreeing} if count else {}

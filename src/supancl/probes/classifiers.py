@@ -1,0 +1,162 @@
+"""Classifiers that label new images from their features: k-NN, a linear layer; and what their confidence means.
+
+A classifier gives logits. `fit_temperature` scales them on images whose labels are known, so that the probability of
+the predicted class is about the fraction of predictions that are right.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from supancl.errors import BadInput
+from supancl.probes.features import Features, check_splits
+from supancl.probes.knn import count_votes, neighbours
+from supancl.probes.linear import CHOOSING_TOLERANCE, LinearProbe, Standardized, linear_probe
+from supancl.probes.logistic import Problem, polish, solve
+
+USUAL_DEVIATION = 2.0  # of the logits of an image, before their temperature is fitted
+CHUNK = 8192  # images whose logits are in memory at a time
+TEMPERATURES = 2.0 ** torch.linspace(-5, 5, 161)
+MOST_NEIGHBOURS = 20
+UNLIKE_QUANTILE = 0.01  # of the images that set the threshold, this fraction is below it
+MIN_HELD_OUT = 20  # fewer do not show how similar new images are
+MOST_COMPARED = 4096  # images that set the threshold
+
+
+class Classifier(Protocol):
+    """Features -> logits, one per class."""
+
+    def logits(self, values: Tensor) -> Tensor: ...
+
+
+class Answers(NamedTuple):
+    """The class and the confidence of each image."""
+
+    labels: Tensor
+    confidence: Tensor
+
+
+@dataclass(frozen=True)
+class KnnClassifier:
+    """The k nearest references vote; one more vote is shared by all classes, so that no class has probability 0."""
+
+    references: Features  # labels 0, 1, ... below `classes`
+    classes: int
+    k: int
+    temperature: float = 0.1
+    device: torch.device | str = "cpu"
+
+    def logits(self, values: Tensor) -> Tensor:
+        matches = neighbours(self.references, values, self.k, device=self.device)
+        votes = count_votes(matches, self.references.labels, self.k, self.temperature, self.classes).cpu()
+        return ((votes + 1 / self.classes) / (votes.sum(1, keepdim=True) + 1)).log()
+
+
+@dataclass(frozen=True)
+class LinearClassifier:
+    """A linear layer on features as the encoder gives them."""
+
+    weight: Tensor  # (classes, width)
+    bias: Tensor  # (classes,)
+
+    def logits(self, values: Tensor) -> Tensor:
+        return torch.addmm(self.bias, values.to(self.weight), self.weight.T)
+
+
+def usual_k(labels: Tensor) -> int:
+    """k for these references: 20, or the size of the median class if that is smaller, so that no class is outvoted.
+
+    >>> usual_k(torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])), usual_k(torch.arange(400) % 2)
+    (3, 20)
+    """
+    sizes = torch.bincount(labels[labels >= 0])
+    return min(MOST_NEIGHBOURS, int(sizes[sizes > 0].median())) if len(sizes) else 1
+
+
+def fit_linear_classifier(
+    train: Features, held_out: Features, classes: int, device: torch.device | str = "cpu"
+) -> tuple[LinearClassifier, LinearProbe]:
+    """The classifier of `linear_probe`, fitted on train. Held-out images choose the ridge; without two, 10% of train.
+
+    Its logits are scaled to a usual size. A class of 0, 1, ... that train lacks is never predicted.
+    """
+    held_out = held_out.labelled()
+    probe = linear_probe(
+        train,
+        held_out if len(held_out.labels) > 1 else train,
+        "halves" if len(held_out.labels) > 1 else None,
+        device=device,
+    )
+    splits, present = check_splits(train=train)
+    values, labels = splits["train"].values.to(device), splits["train"].labels.to(device)
+    space = Standardized(values)
+    rough = Problem(space.rows(values, torch.float32), labels, len(present))
+    exact = Problem(space.rows(values, torch.float64), labels, len(present))
+    start = solve(rough, probe.weight, tolerance=CHOOSING_TOLERANCE).parameters
+    turned = polish(exact, rough, probe.weight, start).parameters @ space.axes.to(torch.float64).T
+    weight = turned[:, :-1] / space.scale
+    bias = turned[:, -1] - weight @ space.mean
+    # the ridge is chosen by accuracy, so the size of the logits means nothing: a strong one leaves them all near 0
+    deviation = float(torch.addmm(bias, values.double(), weight.T).std(1).mean())
+    weight, bias = (value * USUAL_DEVIATION / max(deviation, 1e-12) for value in (weight, bias))
+    whole = LinearClassifier(torch.zeros(classes, weight.shape[1]), torch.full((classes,), -1e4))
+    whole.weight[present], whole.bias[present] = weight.float().cpu(), bias.float().cpu()
+    return whole, probe
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature with the lowest cross-entropy on these images.
+
+    It starts from 1 and needs evidence to move: halving or doubling it costs half a nat. So a few images change it
+    little, and none leaves it at 1. Images labelled -1 do not count.
+    """
+    logits, labels = logits[labels >= 0].double(), labels[labels >= 0]
+    picked = torch.stack([(logits / t).log_softmax(1).gather(1, labels[:, None]).sum() for t in TEMPERATURES])
+    cost = 0.5 * TEMPERATURES.log2().square() - picked
+    return float(TEMPERATURES[int(cost.argmin())])
+
+
+def classify(classifier: Classifier, values: Tensor, temperature: float = 1.0) -> Answers:
+    """The most probable class of each image and its probability."""
+    chunks = [(classifier.logits(chunk) / temperature).softmax(1).max(1) for chunk in values.split(CHUNK) if len(chunk)]
+    if not chunks:
+        return Answers(torch.empty(0, dtype=torch.long), torch.empty(0))
+    return Answers(torch.cat([chunk.indices for chunk in chunks]), torch.cat([chunk.values for chunk in chunks]))
+
+
+def nearest_similarity(references: Features, values: Tensor, device: torch.device | str = "cpu") -> Tensor:
+    """The cosine of each image to its most similar reference."""
+    return neighbours(references, values, 1, device=device).similarity[:, 0].cpu()
+
+
+def unlike_threshold(references: Features, held_out: Tensor, device: torch.device | str = "cpu") -> tuple[float, str]:
+    """The similarity to the nearest reference below which an image is unlike them, and which images set it.
+
+    It is the 1st percentile over held-out images, which the encoder has not seen either. With fewer than 20 of them it
+    is that of each reference to its nearest other one, which is higher if training has pulled them together.
+    """
+    if len(held_out) >= MIN_HELD_OUT:
+        similarity = nearest_similarity(references, _sample(held_out), device)
+        return float(similarity.double().quantile(UNLIKE_QUANTILE)), "held-out"
+    if len(references.values) < 2:
+        raise BadInput("one labelled image: comparing images needs at least two; label more")
+    rows = _sample(torch.arange(len(references.values)))
+    # two neighbours: the nearest one is the image itself
+    similarity = neighbours(references, references.values[rows], 2, device=device).similarity[:, 1].cpu()
+    return float(similarity.double().quantile(UNLIKE_QUANTILE)), "references"
+
+
+def _sample(values: Tensor) -> Tensor:
+    """At most MOST_COMPARED rows, evenly spaced."""
+    if len(values) <= MOST_COMPARED:
+        return values
+    return values[torch.linspace(0, len(values) - 1, MOST_COMPARED).round().long()]
+
+
+def mean_confidence(answers: Answers) -> float:
+    return float(answers.confidence.double().mean()) if len(answers.labels) else math.nan

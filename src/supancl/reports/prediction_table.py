@@ -1,0 +1,68 @@
+"""The table of `supancl predict`: a .csv that spreadsheets show and that is a source of images itself."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+from supancl.errors import BadInput, make_visible
+from supancl.evaluate.predicting import Predictions
+from supancl.files import check_writable, escape_formula, is_formula, make_folder, write_atomically
+
+COLUMNS = ("path", "label", "confidence", "unlike", "source", "split")
+
+
+def check_table(out: Path) -> None:
+    """Refuse a table that cannot be written, before the work."""
+    if out.suffix.lower() != ".csv":
+        raise BadInput(f"--out {out}: must end in .csv")
+    if out.exists() or out.is_symlink():
+        raise BadInput(f"{out} exists; remove it or choose another --out")
+    check_writable(out.parent)
+
+
+def write_predictions(predictions: Predictions, out: Path) -> int:
+    """Write the table; returns how many names could not be written as they are."""
+    check_table(out)
+    folder, changed = os.path.join(out.parent.resolve(), ""), 0
+
+    def write(temporary: Path) -> None:
+        nonlocal changed
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            for path, label, confidence, unlike, split in predictions.rows():
+                name = path_in_table(path, folder) if predictions.has_files else escape_formula(path)
+                readable = _make_writable(name)
+                changed += readable != name
+                numbers = ("", "") if confidence is None else (f"{confidence:.4f}", "yes" if unlike else "no")
+                source = "given" if confidence is None else "predicted"
+                writer.writerow((readable, escape_formula(_make_writable(label)), *numbers, source, split))
+
+    make_folder(out.parent)
+    write_atomically(out, write)
+    return changed
+
+
+def path_in_table(path: str, folder: str) -> str:
+    """The path of an image: relative if it is below the table's folder, which ends in a slash; else absolute.
+
+    >>> path_in_table("/data/photos/=1.png", "/data/photos/"), path_in_table("/data/cat.png", "/data/photos/")
+    ('./=1.png', '/data/cat.png')
+    """
+    absolute = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    if not absolute.startswith(folder):
+        return absolute
+    relative = absolute.removeprefix(folder)
+    return f"./{relative}" if is_formula(relative) or relative != relative.lstrip() else relative
+
+
+def _make_writable(text: str) -> str:
+    """The text without what a table in UTF-8 cannot hold: line ends, and bytes of other encodings."""
+    is_text = "\n" not in text and "\r" not in text and "\0" not in text
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        is_text = False
+    return text if is_text else make_visible(text)

@@ -1,0 +1,212 @@
+"""`supancl predict` as it is typed: the table, what its columns mean, what is kept, what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from supancl.evaluate import FineTuning, evaluate_finetuning
+from supancl.weights.classifier_file import load_classifier
+from supancl.weights.encoder_file import save_encoder
+from tests.evaluate.made import encoder, run_folder, subject
+from tests.files import assert_mentions, assert_refused, contents, noise, supancl
+
+CLASSES = ("columns", "halves", "rows")
+
+
+def texture(label: int, random: np.random.Generator) -> np.ndarray:
+    """Stripes or halves: what features of a random encoder tell apart."""
+    stripes = 60.0 * (np.arange(8) % 2 * 2 - 1)
+    pattern = {0: stripes[None, :], 1: np.repeat([-60.0, 60.0], 4)[None, :], 2: stripes[:, None]}[label]
+    return (128 + random.uniform(0.5, 1) * pattern + random.normal(0, 10, (8, 8))).clip(0, 255).astype(np.uint8)
+
+
+def draw(folder: Path, count: int, seed: int = 0, labelled: bool = True) -> Path:
+    """Images of three textures, in class folders or, with the true class in the name, without."""
+    random = np.random.default_rng(seed)
+    for i in range(count):
+        name = CLASSES[i % 3]
+        path = folder / name / f"{i}.png" if labelled else folder / f"{name}-{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(texture(i % 3, random)).save(path)
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A run on 90 labelled images of which a third is held out, and 30 new ones."""
+    monkeypatch.chdir(tmp_path)
+    draw(Path("photos"), 90)
+    draw(Path("new"), 30, seed=1, labelled=False)
+    run_folder(Path("run"), source="photos", described=True, data__holdout=0.33)
+    return tmp_path
+
+
+def predict(capsys, *words: object, out: str = "labels.csv") -> list[dict[str, str]]:
+    said = supancl(capsys, "predict", *words, "--out", out, "--device", "cpu", "--no-cache")
+    assert said.code == 0, said.err
+    with open(out, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def refused(capsys, *words: object, out: str = "x.csv") -> str:
+    said = supancl(capsys, "predict", *words, "--out", out, "--device", "cpu", "--no-cache")
+    assert_refused(said)
+    assert not os.path.lexists(out) or out != "x.csv"
+    return said.err
+
+
+def fraction_right(rows: list[dict[str, str]]) -> float:
+    return float(np.mean([Path(row["path"]).name.startswith(row["label"]) for row in rows]))
+
+
+@pytest.mark.parametrize("words", [(), ("--with", "linear")], ids=["knn", "linear"])
+def test_new_images_get_the_labels_of_the_run_with_a_confidence(place, capsys, words):
+    rows = predict(capsys, "run", "--data", "new", *words)
+    assert list(rows[0]) == ["path", "label", "confidence", "unlike", "source", "split"]
+    assert len(rows) == 30
+    assert fraction_right(rows) > 0.75
+    assert {row["source"] for row in rows} == {"predicted"}
+    confidences = [float(row["confidence"]) for row in rows]
+    assert all(1 / 3 < value <= 1 for value in confidences)
+    assert np.mean(confidences) == pytest.approx(fraction_right(rows), abs=0.2)
+
+
+def test_images_unlike_the_references_are_named(place, capsys):
+    for i in range(2):
+        Image.fromarray(np.full((8, 8), 100 * i, np.uint8)).save(f"new/blank{i}.png")
+    rows = predict(capsys, "run", "--data", "new")
+    unlike = {row["path"] for row in rows if row["unlike"] == "yes"}
+    assert {"new/blank0.png", "new/blank1.png"} <= unlike
+    assert len(unlike) <= 5
+
+
+def test_given_labels_stay_and_missing_ones_are_filled_in_and_the_table_is_a_source(place, capsys):
+    Path("mixed/=odd").mkdir(parents=True)  # a class and a file that a spreadsheet would compute
+    draw(Path("mixed"), 6, seed=2)
+    Image.fromarray(noise(8, 8)).save("mixed/=odd/0.png")
+    Image.fromarray(noise(8, 8, seed=1)).save("mixed/=1+1.png")
+    draw(Path("mixed/unlabelled"), 6, seed=3, labelled=False)
+    rows = predict(capsys, "run", "--data", "mixed", out="mixed/labels.csv")
+    by_source = {kind: [row for row in rows if row["source"] == kind] for kind in ("given", "predicted")}
+    assert [len(found) for found in by_source.values()] == [7, 7]
+    assert all(row["path"].startswith(row["label"] + "/") for row in by_source["given"] if "odd" not in row["path"])
+    assert {row["confidence"] + row["unlike"] for row in by_source["given"]} == {""}
+    assert not any(text.startswith(("=", "+", "-", "@")) for row in rows for text in row.values())
+    assert {row["path"] for row in rows if row["path"].startswith("./")} == {"./=odd/0.png", "./=1+1.png"}
+    said = supancl(capsys, "data", "show", "mixed/labels.csv", "--json", "-")
+    assert said.code == 0, said.err
+    shown = json.loads(said.out)
+    assert "=odd" in json.dumps(shown)
+    assert "'=odd" not in json.dumps(shown)
+
+
+def test_held_out_splits_stay_what_they_are_in_the_table(place, capsys):
+    draw(Path("parted/train/unlabelled"), 6, seed=4, labelled=False)
+    draw(Path("parted/train"), 6, seed=5)
+    draw(Path("parted/val"), 6, seed=6)
+    rows = predict(capsys, "run", "--data", "parted")
+    assert {(row["split"], row["source"]) for row in rows} == {
+        ("train", "given"),
+        ("train", "predicted"),
+        ("val", "given"),
+    }
+
+
+def test_the_second_call_needs_no_images_of_the_run(place, capsys):
+    first = predict(capsys, "run", "--data", "new", "--with", "linear")
+    kept = contents(place / "run/predict")
+    os.rename("photos", "elsewhere")
+    assert predict(capsys, "run", "--data", "new", "--with", "linear", out="again.csv") == first
+    assert contents(place / "run/predict") == kept
+    assert set(kept) == {"references.safetensors", "linear.safetensors"}
+    refused_words = refused(capsys, "run", "--data", "new", "--normalize")  # other features: made anew
+    assert_mentions(refused_words, "photos")
+
+
+def test_a_damaged_file_in_the_run_is_made_again_and_a_link_is_not_written_through(place, capsys):
+    first = predict(capsys, "run", "--data", "new", "--with", "linear")
+    for name in ("linear", "references"):
+        file = Path(f"run/predict/{name}.safetensors")
+        sound = file.read_bytes()
+        file.write_bytes(sound[:-8] + b"\0" * 8)
+        said = supancl(capsys, "predict", "run", "--data", "new", "--with", "linear", "--out", f"{name}.csv")
+        assert said.code == 0
+        assert_mentions(said.err, file, "damaged", "made again")
+        assert file.read_bytes() == sound
+        with open(f"{name}.csv", newline="") as table:
+            assert list(csv.DictReader(table)) == first
+    for file in Path("run/predict").iterdir():
+        file.unlink()
+    os.rename("run/predict", "outside")
+    os.symlink("../outside", "run/predict")
+    assert_mentions(refused(capsys, "run", "--data", "new"), "run/predict", "link")
+    assert contents(Path("outside")) == {}
+
+
+def test_other_weights_in_the_run_are_not_mixed_with_what_was_kept(place, capsys):
+    first = predict(capsys, "run", "--data", "new")
+    save_encoder(Path("run/encoder.safetensors"), encoder(seed=7), (), "x")
+    assert predict(capsys, "run", "--data", "new", out="other.csv") != first
+
+
+def test_a_fine_tuned_classifier_is_loaded_back_with_its_class_names(place, capsys):
+    assert_mentions(refused(capsys, "run", "--data", "new", "--with", "finetuned"), "evaluate finetune run --out")
+    evaluated = subject(Path("run"))
+    evaluate_finetuning(evaluated, settings=FineTuning(epochs=10, batch_size=16, lrs=(0.3,)), out=Path("run/finetuned"))
+    assert load_classifier(Path("run/finetuned/classifier.safetensors")).classes == CLASSES
+    rows = predict(capsys, "run", "--data", "new", "--with", "finetuned")
+    assert fraction_right(rows) > 0.6
+    assert predict(capsys, "run", "--data", "new", "--with", "run/finetuned", out="again.csv") == rows
+    assert_mentions(refused(capsys, "run", "--data", "new", "--with", "finetuned", "--normalize"), "--normalize")
+    save_encoder(Path("run/finetuned/encoder.safetensors"), encoder(seed=7), (), "x")
+    assert_mentions(refused(capsys, "run", "--data", "new", "--with", "finetuned"), "another encoder")
+    evaluate_finetuning(evaluated, settings=FineTuning(epochs=1, batch_size=30, lrs=(0.3,)))
+    assert_mentions(evaluated.reporter.notes[-1], "not kept", "--out run/finetuned")
+
+
+def test_an_encoder_without_a_run_needs_references(place, capsys):
+    file = "run/encoder.safetensors"
+    assert_mentions(refused(capsys, file, "--data", "new"), file, "--references")
+    rows = predict(capsys, file, "--data", "new", "--references", "photos")
+    assert fraction_right(rows) > 0.75
+
+
+def test_images_that_all_have_a_label_are_predicted_on_request(place, capsys):
+    draw(Path("test"), 12, seed=8)
+    assert_mentions(refused(capsys, "run", "--data", "test"), "test", "12", "label", "--all")
+    said = supancl(capsys, "predict", "run", "--data", "test", "--all", "--out", "all.csv", "--json", "all.json")
+    assert_mentions(said.out, "12 given labels")
+    assert json.loads(Path("all.json").read_text())["agreeing"] >= 8
+
+
+def test_folders_that_are_no_classes_are_remarked_on(place, capsys):
+    draw(Path("years/2021"), 3, labelled=False)
+    draw(Path("years"), 3, labelled=False)
+    said = supancl(capsys, "predict", "run", "--data", "years", "--out", "years.csv")
+    assert said.code == 0
+    assert_mentions(said.err, "2021", "--all")
+
+
+def test_bad_input_is_refused_before_the_work(place, capsys):
+    Path("old.csv").write_text("x")
+    assert_mentions(refused(capsys, "run", "--data", "new", out="old.csv"), "old.csv", "exists", "--out")
+    assert Path("old.csv").read_text() == "x"
+    assert_mentions(refused(capsys, "run", "--data", "new", out="labels.xls"), "labels.xls", ".csv")
+    assert_mentions(refused(capsys, "run", "--data", "new", "--with", "lineer"), "lineer", "did you mean 'linear'")
+    assert_mentions(refused(capsys, "run", "--data", "new", "--k", "3", "--with", "linear"), "--k")
+    assert_mentions(refused(capsys, "run", "--data", "nowhere"), "nowhere")
+    assert_mentions(refused(capsys, "run", "--data", "new", "--references", "new"), "new", "label", "--references")
+
+
+def test_a_read_only_run_predicts_and_says_that_it_keeps_nothing(place, capsys, monkeypatch):
+    monkeypatch.setattr("supancl.evaluate.references.why_unwritable", lambda folder: "Read-only file system")
+    said = supancl(capsys, "predict", "run", "--data", "new", "--out", "labels.csv")
+    assert said.code == 0
+    assert_mentions(said.err, "Read-only file system")

@@ -1,0 +1,232 @@
+"""Input people have: labels as texts or none, columns of any name, what macOS adds, photographs of phones."""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from supancl.data import decode
+from supancl.data.opening import open_data, open_source
+from supancl.data.splits import DataSpec
+from supancl.errors import BadInput
+from supancl.files import escape_formula, unescape_formula
+from tests.files import archive, assert_mentions, class_folders, mentions, noise, picture, supancl, table
+
+
+def opened(source: object, **settings: object):
+    return open_source(DataSpec(source=str(source), **settings), 1)
+
+
+# --- npz --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["U8", "S8"])
+def test_labels_of_an_archive_may_be_texts(tmp_path, kind):
+    labels = np.array(["pug", "", "cat", "-1"] * 5, kind)
+    val = {"val_images": noise(2, 8, 8), "val_labels": np.array(["emu", "cat"], kind)}
+    found = opened(archive(tmp_path / "x.npz", train_labels=labels, **val))
+    assert found.classes == ("cat", "emu", "pug")
+    assert found.splits["train"].labels.tolist() == [2, -1, 0, -1] * 5
+    assert found.splits["val"].labels.tolist() == [1, 0]
+
+
+def test_texts_are_numbered_by_class_names_and_not_mixed_with_numbers(tmp_path):
+    labels = np.array(["pug", "cat"] * 10)
+    found = opened(archive(tmp_path / "x.npz", train_labels=labels, class_names=["pug", "emu", "cat"]))
+    assert (found.classes, found.splits["train"].labels.tolist()) == (("pug", "emu", "cat"), [0, 2] * 10)
+    with pytest.raises(BadInput, match=mentions("'pug'", "class_names", "'bug'")):
+        opened(archive(tmp_path / "y.npz", train_labels=labels, class_names=["bug", "cat"]))
+    numbers = {"test_images": noise(2, 8, 8), "test_labels": np.arange(2)}
+    with pytest.raises(BadInput, match=mentions("test_labels", "numbers", "train_labels")):
+        opened(archive(tmp_path / "z.npz", train_labels=labels, **numbers))
+
+
+def test_an_archive_without_labels_trains_what_needs_none(tmp_path, capsys):
+    path = archive(tmp_path / "x.npz", train_labels=None, train_classes=np.arange(20))
+    found = opened(path)
+    assert found.splits["train"].labels.tolist() == [-1] * 20
+    assert_mentions(found.remarks[0], path, "train_labels", "train_classes")
+    words = ("--data", path, "--epochs", "1", "--batch-size", "4", "--device", "cpu", "--set", "encoder.width=8")
+    assert supancl(capsys, "pretrain", "digits.simsiam", *words, "--out", tmp_path / "run").code == 0
+    said = supancl(capsys, "pretrain", "digits.supsiam", *words, "--out", tmp_path / "run2")
+    assert said.code == 2
+    assert_mentions(said.err, path, "label", "simsiam")
+
+
+# --- csv --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def species(tmp_path):
+    class_folders(tmp_path, each=2)
+    rows = [f"{n},{c}/{i}.png,{c},{part}" for n, (c, i, part) in enumerate(
+        (c, i, part) for c in ("cat", "dog") for i, part in enumerate(("train", "test")))]  # fmt: skip
+    return table(tmp_path / "birds.csv", "label,file,species,part", *rows)
+
+
+def test_columns_of_a_table_may_have_any_name(species):
+    found = opened(species, columns="image=file,label=species,split=part")
+    assert found.classes == ("cat", "dog")
+    assert {name: len(split) for name, split in found.splits.items()} == {"train": 2, "test": 2}
+    assert list(opened(species, columns="path=file, label=species").splits) == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "nouns"),
+    [
+        ("", ("path", "file", "--columns")),
+        ("image=fil", ("fil", "species", "--columns")),
+        ("image=file,label=species,split=fold", ("fold", "--columns")),
+        ("file", ("data.columns", "image=file")),
+        ("image=file,path=file", ("data.columns", "once")),
+        ("picture=file", ("data.columns", "image=")),
+    ],
+)
+def test_columns_that_are_not_there_are_refused(species, columns, nouns):
+    with pytest.raises(BadInput, match=mentions(*nouns)):
+        opened(species, columns=columns)
+
+
+def test_columns_are_a_field_of_the_recipe_and_of_commands_that_take_encoders(species, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("--epochs", "1", "--batch-size", "2", "--device", "cpu", "--set", "encoder.width=8")
+    words = (*words, "--set", "data.holdout=null")
+    columns = ("--columns", "image=file,label=species,split=part")
+    assert supancl(capsys, "pretrain", "digits.supsiam", "--data", species, *columns, *words, "--out", "run").code == 0
+    assert '"columns": "image=file,label=species,split=part"' in (tmp_path / "run/recipe.json").read_text()
+    assert supancl(capsys, "pretrain", "--resume", "--out", "run").code == 0
+    assert supancl(capsys, "evaluate", "knn", "run", "--device", "cpu").code == 0
+    other = table(tmp_path / "other.csv", "file,species", "cat/0.png,", "dog/1.png,")
+    said = supancl(capsys, "embed", "run", "--data", other, "--columns", columns[1][:24], "--out", "f.npz")
+    assert said.code == 0, said.err
+    said = supancl(capsys, "pretrain", "digits.supsiam", "--data", "cat", *columns, *words, "--out", "run2")
+    assert said.code == 2
+    assert_mentions(said.err, "data.columns", ".csv", "cat")
+
+
+@pytest.mark.parametrize("text", ["=A1", "+cat", "@home", "-dog", "cat", "'quoted'", "-0.5", "'", ""])
+def test_a_label_in_a_table_comes_back(text):
+    assert unescape_formula(escape_formula(text)) == text
+
+
+# --- macOS and phones -------------------------------------------------------------------------------------------------
+
+
+def test_what_macos_adds_to_an_archive_is_no_data(tmp_path):
+    class_folders(tmp_path / "photos", each=3)
+    for name in ("__MACOSX/cat/._0.png", "cat/._0.png", "cat/__MACOSX/1.png", ".DS_Store", "dog/.DS_Store"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    found = opened(tmp_path / "photos")
+    assert (found.classes, len(found.splits["train"]), found.remarks) == (("cat", "dog"), 6, ())
+
+
+HEIF_START = b"\0\0\0\x18ftypheic"
+
+
+def test_heic_names_the_extra_if_it_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    class_folders(tmp_path, each=2)
+    (tmp_path / "cat/IMG_1.HEIC").write_bytes(HEIF_START + b"\0" * 40)
+    with pytest.raises(BadInput, match=mentions("IMG_1.HEIC", "pip install 'supancl[heic]'", "--skip-bad-images")):
+        opened(tmp_path)
+    assert len(opened(tmp_path, skip_bad_images=True).splits["train"]) == 4
+
+
+def test_heic_is_read_with_the_extra_and_only_by_its_content(tmp_path, monkeypatch):
+    """A stand-in for pillow-heif reads a PNG behind the first bytes of a HEIC file."""
+
+    def read(file, name):
+        file.seek(len(HEIF_START))
+        with file:
+            return Image.open(io.BytesIO(file.read()), formats=("PNG",))
+
+    library = ModuleType("pillow_heif")
+    library.register_heif_opener = lambda: Image.register_open("HEIF", read, lambda start: start[4:8] == b"ftyp")
+    monkeypatch.setitem(sys.modules, "pillow_heif", library)
+    decode._register_heif.cache_clear()
+    try:
+        sound = picture(tmp_path / "0.png", size=(6, 5))
+        (tmp_path / "0.heic").write_bytes(HEIF_START + sound.read_bytes())
+        read_heic = decode.decode(tmp_path / "0.heic", 1)
+        assert np.array_equal(read_heic.numpy(), decode.decode(sound, 1).numpy())
+        (tmp_path / "1.heic").write_bytes(b"no image")
+        with pytest.raises(OSError, match="cannot identify"):
+            decode.decode(tmp_path / "1.heic", 1)
+    finally:
+        decode._register_heif.cache_clear()
+        for registry in (Image.OPEN, Image.ID):
+            registry.pop("HEIF") if isinstance(registry, dict) else registry.remove("HEIF")
+
+
+# --- several sources --------------------------------------------------------------------------------------------------
+
+
+def test_joined_sources_unite_classes_and_splits(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    class_folders(first / "train", ("cat", "dog"), each=3)
+    class_folders(first / "val", ("cat",), each=2)
+    class_folders(second, ("ant", "dog"), each=4)
+    labels, val = np.array(["dog", "emu", ""] * 2), {"val_images": noise(2, 8, 8), "val_labels": ["dog", "emu"]}
+    arrays = archive(tmp_path / "x.npz", train_images=noise(6, 8, 8, seed=5), train_labels=labels, **val)
+    spec = DataSpec(source=str(first), joined=(str(second), str(arrays)))
+    data = open_data(spec, 1)
+    assert data.classes == ("ant", "cat", "dog", "emu")
+    assert (len(data.train), len(data.held_out)) == (6 + 8 + 6, 2 + 2)
+    assert sorted(data.held_out.labels.tolist()) == [1, 1, 2, 3]
+    assert data.train.num_labelled == 18
+    (remark,) = data.remarks
+    assert_mentions(remark, second, "held-out", "data.holdout")
+    alone = open_data(DataSpec(source=str(arrays)), 1)
+    names = data.train.names_at(torch.arange(20))
+    assert sum("x.npz" in name for name in names) == 6
+    assert set(alone.content.values.tolist()) <= set(data.content.values.tolist())
+
+
+def test_what_cannot_be_joined_is_refused(tmp_path):
+    class_folders(tmp_path / "photos", each=2)
+    for joined, nouns in (
+        (("toy",), ("toy", "vectors")),
+        ((str(tmp_path / "photos/../photos"),), ("photos", "twice")),
+        ((str(tmp_path / "nowhere"),), ("nowhere",)),
+    ):
+        with pytest.raises(BadInput, match=mentions(*nouns)):
+            opened(tmp_path / "photos", joined=joined)
+    with pytest.raises(BadInput, match=mentions("data.columns", ".csv")):
+        opened(tmp_path / "photos", joined=("digits",), columns="image=x")
+
+
+def test_a_run_on_joined_sources_is_recorded_continued_and_evaluated(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    class_folders(tmp_path / "one", ("cat", "dog"), each=8)
+    class_folders(tmp_path / "two", ("dog", "emu"), each=8)
+    words = ("--epochs", "1", "--batch-size", "4", "--device", "cpu", "--set", "encoder.width=8")
+    said = supancl(capsys, "pretrain", "digits.supsiam", "--data", "one", "--data", "two", *words, "--out", "run")
+    assert said.code == 0, said.err
+    assert_mentions(said.out, "one + two", "3 classes")
+    assert f'"{tmp_path}/two"' in (tmp_path / "run/recipe.json").read_text()
+    said = supancl(capsys, "evaluate", "knn", "run", "--json", "-")
+    assert '"overlaps_training": false' in said.out
+    assert '"classes": 3' in said.out
+    (tmp_path / "two").rename(tmp_path / "elsewhere")
+    assert_mentions(supancl(capsys, "pretrain", "--resume", "--out", "run").err, "two")
+    moved = ("pretrain", "--resume", "--out", "run", "--data", "one", "--data")
+    said = supancl(capsys, *moved, "elsewhere")
+    assert said.code == 0, said.err
+    assert f'"{tmp_path}/elsewhere"' in (tmp_path / "run/recipe.json").read_text()
+    said = supancl(capsys, *moved, "elsewhere", "--data", "digits")
+    assert said.code == 2
+    assert_mentions(said.err, "data.joined", "run/recipe.json")
+    picture(tmp_path / "elsewhere/emu/0.png", seed=999)
+    said = supancl(capsys, "pretrain", "--resume", "--out", "run")
+    assert said.code == 2
+    assert_mentions(said.err, "elsewhere/emu/0.png", "changed")
+    said = supancl(capsys, "embed", "run", "--data", "one", "--out", "f.npz")  # a part of the run's data
+    assert said.code == 0, said.err

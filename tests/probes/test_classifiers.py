@@ -1,0 +1,91 @@
+"""Classifiers of features: the linear one is that of the probe, temperatures calibrate, thresholds are percentiles."""
+
+import math
+
+import pytest
+import torch
+
+from supancl.probes import Features, knn_predict, linear_probe
+from supancl.probes.classifiers import (
+    KnnClassifier,
+    LinearClassifier,
+    classify,
+    fit_linear_classifier,
+    fit_temperature,
+    unlike_threshold,
+    usual_k,
+)
+
+
+def blobs(count: int, seed: int, spread: float = 1.0) -> Features:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 3
+    centres = torch.tensor([[2.0, 0.0, 1.0], [0.0, 2.0, 1.0], [-1.0, -1.0, 1.0]])
+    return Features(5 + centres[labels] + spread * torch.randn(count, 3, generator=generator), labels)
+
+
+def test_the_linear_classifier_has_the_accuracy_of_the_probe():
+    train, held_out = blobs(90, 0), blobs(60, 1)
+    classifier, probe = fit_linear_classifier(train, held_out, 3)
+    accuracy = 100 * float((classify(classifier, held_out.values).labels == held_out.labels).double().mean())
+    assert accuracy == pytest.approx(linear_probe(train, held_out, None, (probe.weight,)).accuracy)
+    assert probe.chosen_on == "other half"
+    assert fit_linear_classifier(train, Features(torch.empty(0, 3), torch.empty(0).long()), 3)[1].chosen_on.endswith(
+        "training"
+    )
+
+
+def test_a_class_without_images_is_never_predicted():
+    train = blobs(60, 0)
+    classifier, _ = fit_linear_classifier(Features(train.values, train.labels + 1), blobs(0, 0), 5)
+    answers = classify(classifier, torch.randn(200, 3) * 50)
+    assert set(answers.labels.tolist()) <= {1, 2, 3}
+
+
+def test_knn_predicts_as_the_probe_does_and_no_class_has_probability_0():
+    train, queries = blobs(60, 0), blobs(30, 1)
+    classifier = KnnClassifier(train, 3, 7)
+    assert torch.equal(classify(classifier, queries.values).labels, knn_predict(train, queries.values, 7))
+    probability = classifier.logits(queries.values).softmax(1)
+    assert float(probability.min()) > 0
+    assert torch.allclose(probability.sum(1), torch.ones(30))
+
+
+@pytest.mark.parametrize("true_temperature", [0.5, 1.0, 4.0])
+def test_the_temperature_makes_confidence_the_fraction_that_is_right(true_temperature):
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(4000, 4, generator=generator)
+    labels = torch.multinomial((logits / true_temperature).softmax(1), 1, generator=generator)[:, 0]
+    temperature = fit_temperature(logits, labels)
+    assert temperature == pytest.approx(true_temperature, rel=0.12)
+    confidence, answers = (logits / temperature).softmax(1).max(1)
+    assert float(confidence.mean()) == pytest.approx(float((answers == labels).float().mean()), abs=0.02)
+
+
+def test_few_images_hardly_move_the_temperature_and_none_leave_it():
+    logits, right = torch.tensor([[4.0, 0.0]]), torch.tensor([0])
+    assert fit_temperature(logits[:0], right[:0]) == 1
+    assert 0.8 < fit_temperature(logits, right) <= 1
+    assert fit_temperature(logits.repeat(500, 1), right.repeat(500)) <= 0.5
+    assert 1 < fit_temperature(logits, 1 - right) < 8
+
+
+def test_the_threshold_is_the_first_percentile_of_images_that_were_held_out():
+    references = Features(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
+    angles = torch.linspace(0, 0.5, 101)
+    held_out = torch.stack([angles.cos(), -angles.sin()], 1)  # each further from the first reference
+    threshold, by = unlike_threshold(references, held_out)
+    assert by == "held-out"
+    assert math.acos(threshold) == pytest.approx(0.495, abs=2e-3)
+    threshold, by = unlike_threshold(references, held_out[:5])  # too few: each reference and its nearest other one
+    assert (by, threshold) == ("references", pytest.approx(0.0))
+
+
+def test_k_follows_the_size_of_the_classes():
+    assert usual_k(torch.tensor([0, 1, 2, -1])) == 1
+    assert usual_k(torch.tensor([0] * 100 + [1] * 7 + [2] * 3)) == 7
+
+
+def test_a_linear_classifier_takes_features_of_any_precision():
+    classifier = LinearClassifier(torch.eye(2), torch.zeros(2))
+    assert classify(classifier, torch.eye(2).double()).labels.tolist() == [0, 1]
