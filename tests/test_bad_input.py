@@ -280,13 +280,9 @@ DATA = [
     Row("an empty archive", data(of_arrays(train_images=None, train_labels=None)),
         ("data.npz", "no train_images", "nothing", "train_labels")),
     Row("an archive without labels", data(of_arrays(train_labels=None)),
-        ("data.npz", "train_images", "train_labels", "-1")),
-    Row("an archive with test images but no labels of theirs", data(of_arrays(test_images=noise(4, 8, 8))),
-        ("data.npz", "test_images", "test_labels", "-1")),
+        ("data.npz", "label", "simsiam")),
     Row("labels that are not integers", data(of_arrays(train_labels=np.arange(20) / 2)),
         ("data.npz", "train_labels", "float64", "-1")),
-    Row("labels that are words", data(of_arrays(train_labels=["cat", "dog"] * 10)),
-        ("data.npz", "train_labels", "<U3", "integers", "-1")),
     Row("labels of another number", data(of_arrays(train_labels=np.arange(5))),
         ("data.npz", "train_labels", "(5,)", "20 images", "(20,)")),
     Row("a label below -1", data(of_arrays(train_labels=np.arange(20) - 7)),
@@ -412,6 +408,7 @@ def edit_recipe(change: Callable[[dict], object]) -> Callable[[Path], None]:
     def step(run: Path) -> None:
         content = json.loads((run / "recipe.json").read_text())
         change(content)
+        content.pop("digest", None)  # who edits it on purpose removes this
         (run / "recipe.json").write_text(json.dumps(content))
 
     return step
@@ -587,8 +584,7 @@ def finished(tmp_path_factory) -> Path:
     finally:
         os.chdir(before)
     # the copies of it look for data beside themselves
-    kept = root / "run" / "recipe.json"
-    kept.write_text(kept.read_text().replace(json.dumps(str(root / "data")), '"data"'))
+    edit_recipe(lambda content: content["recipe"]["data"].update(source="data"))(root / "run")
     return root / "run"
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from supancl.config import flattened
 from supancl.core.losses import Loss
 from supancl.core.methods import assemble
 from supancl.core.specs import BranchSpec, EncoderSpec, HeadSpec, PoolSpec
@@ -31,6 +32,7 @@ LEAST_STEPS = 200  # of a run whose time is measured; a shorter one tells soon e
 WARM_UP = {"cpu": 1, "cuda": 12}  # steps that allocate, choose kernels, compile and capture
 TRIAL_SECONDS = 3.0
 LADDER: tuple[dict[str, Any], ...] = (
+    {"pool.size": 8192},
     {"train.batch_size": 64},
     {"train.batch_size": 32},
     {"encoder.name": "resnet18", "train.batch_size": 64},
@@ -155,10 +157,11 @@ def check_memory(recipe: Recipe, device: torch.device) -> str:
 
 def _with_smaller(recipe: Recipe, settings: dict[str, Any]) -> Recipe | None:
     """The recipe with these settings; None if they are not valid for it, or not smaller."""
-    if settings["train.batch_size"] >= recipe.train.batch_size and len(settings) == 1:
+    before = flattened(recipe)
+    if any(isinstance(value, int) and value > before.get(name, value) for name, value in settings.items()):
         return None
     try:
-        return recipe.with_set({**settings, "train.accumulate": 1})
+        return recipe.with_set(settings)
     except BadInput:
         return None
 
