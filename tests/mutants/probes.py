@@ -45,7 +45,7 @@ KNN = (
     Mutant("(similarity - similarity[:, :1]) / temperature", "similarity / temperature"),
     Mutant("(similarity - similarity[:, :1]) / temperature", "(similarity - similarity[:, :1]) * temperature"),
     Mutant("((similarity - similarity[:, :1]) / temperature).exp()", "torch.ones_like(similarity)"),
-    Mutant("[matches.rows[:, :k]], weight).argmax(1)", "[matches.rows[:, :k]], weight).argmin(1)"),
+    Mutant("count_votes(matches, labels, k, temperature, classes).argmax(1)", "count_votes(matches, labels, k, temperature, classes).argmin(1)"),
     Mutant("return int(labels.max()) + 1", "return len(labels.unique())"),
     Mutant("matches = neighbours(reference, labelled.values, max(ks)", "matches = neighbours(reference, labelled.values, min(ks)"),
     Mutant("labelled = queries if bool((queries.labels >= 0).all()) else queries.labelled()", "labelled = queries"),
@@ -73,7 +73,7 @@ LINEAR = (
     Mutant(".sum()), weight),\n", ".sum()), -weight),\n"),
     Mutant(">= len(train.labels)\n", "< len(train.labels)\n"),
     Mutant("LIVE_RIDGE * len(labels)", "LIVE_RIDGE"),
-    Mutant("predictions = classes[predict(solution.parameters, space.rows(test.values, torch.float32))]", "predictions = predict(solution.parameters, space.rows(test.values, torch.float32))"),
+    Mutant("predictions: Tensor = classes[predict(solution.parameters, space.rows(values, torch.float32))]", "predictions: Tensor = predict(solution.parameters, space.rows(values, torch.float32))"),
     Mutant("accuracy=_percent(is_correct)", "accuracy=_percent(choosing_labels >= 0)"),
 )
 
