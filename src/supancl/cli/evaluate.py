@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from supancl.cli.certainty import describe_accuracy, print_certainty
 from supancl.cli.comparing import measure_all, print_results, progress_console, select_sources
 from supancl.cli.console import Terminal, table
 from supancl.cli.encoders import (
@@ -39,6 +40,8 @@ from supancl.evaluate.suite import make_out_folder
 from supancl.probes.transfer import TransferMetric
 from supancl.reports.suite_page import write_suite
 
+NOT_MEASURABLE = "not measurable"
+
 
 class Incomplete(CheckFailed):
     """Some results of a suite could not be measured; the others are written."""
@@ -63,7 +66,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    ks = parse_integers(args.k, "--k")
+    ks = None if args.k is None else parse_integers(args.k, "--k")
     check_at_least(args.temperature, 0, "--temperature", above=True)
     (evaluated,) = open_encoders(args, console)
     result = evaluate_knn(
@@ -71,9 +74,10 @@ def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     )
     for k, value in result["by_k"].items():
         console.print(
-            f"k-NN (k = {k}): {value:.2f}% of {plural(result['queries'], 'image')}, "
+            f"k-NN (k = {k}): {describe_accuracy(result, value)}, "
             f"{result['references']} references, {result['classes']} classes"
         )
+    print_certainty(result, console)
     return result
 
 
@@ -97,10 +101,8 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     (evaluated,) = open_encoders(args, console)
     result = evaluate_linear(evaluated, args.data, sgd, args.seed, args.split, args.view)
     method = describe_ridge(result) if args.probe == "lbfgs" else f"{plural(result['epochs'], 'epoch')} of SGD"
-    console.print(
-        f"linear ({method}): {result['accuracy']:.2f}% of {plural(result['queries'], 'image')}, "
-        f"{result['classes']} classes"
-    )
+    console.print(f"linear ({method}): {describe_accuracy(result)}, {result['classes']} classes")
+    print_certainty(result, console)
     return result
 
 
@@ -132,11 +134,15 @@ def variance(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         table(
             f"{result['images']} {result['split']} images",
             ["measure", "value"],
-            [[name, f"{value:.4g}"] for name, value in rows],
+            [[name, NOT_MEASURABLE if value is None else f"{value:.4g}"] for name, value in rows],
         )
     )
-    widest = sorted(result["spread"].items(), key=lambda item: -item[1])
-    console.print("widest classes: " + ", ".join(f"{name} {value:.3f}" for name, value in widest[:5]))
+    if result["within"] is None:
+        console.print("every class has one image, so nothing within classes can be measured")
+    measurable = {name: value for name, value in result["spread"].items() if value is not None}
+    widest = sorted(measurable.items(), key=lambda item: -item[1])
+    if widest:
+        console.print("widest classes: " + ", ".join(f"{name} {value:.3f}" for name, value in widest[:5]))
     return result
 
 
@@ -154,9 +160,9 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     result = evaluate_finetuning(evaluated, args.data, settings, Path(args.out) if args.out else None, args.split)
     console.print(
         f"fine-tuned (lr {result['lr']:g}, {plural(result['epochs'], 'epoch')}): "
-        f"{result['accuracy']:.2f}% of {plural(result['queries'], 'image')}, mean per class "
-        f"{result['mean_per_class']:.2f}%"
+        f"{describe_accuracy(result)}, mean per class {result['mean_per_class']:.2f}%"
     )
+    print_certainty(result, console)
     return result
 
 
@@ -170,7 +176,14 @@ def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         ("transfer", name, _transfer_protocol(source, args.metric, name))
         for name, source in zip(data_names(data), data, strict=True)
     ]
-    return print_results(measure_all(encoders, tasks), args.format, console)
+    summary = print_results(measure_all(encoders, tasks), args.format, console)
+    for result in summary["results"] if args.format == "text" else ():
+        name = (
+            f"{result['label']} on {result['data']}" if len(encoders) == 1 else f"{result['encoder']}, {result['data']}"
+        )
+        console.print(f"{name}: {describe_accuracy(result)}")
+        print_certainty(result, console, name)
+    return summary
 
 
 def _transfer_protocol(

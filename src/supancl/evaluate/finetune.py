@@ -22,10 +22,12 @@ from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Split
 from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput, NonFinite
+from supancl.evaluate.certainty import certainty_keys
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.protocols import record_evaluation
 from supancl.evaluate.sources import open_evaluation_data, quote_classes, resolve_source, warn_unknown
 from supancl.files import check_writable, make_folder, write_atomically
+from supancl.probes.certainty import Answers
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
 from supancl.weights.encoder_file import save_encoder
@@ -81,6 +83,8 @@ def evaluate_finetuning(
     if out is not None:
         save(model, data.classes, out)
     answers = predict(model, test, evaluated)
+    # a baseline would have to be trained as long again
+    certainty = certainty_keys(evaluated, Answers(answers == test.labels, test.labels, train.labels), ask=None)
     return record_evaluation(
         evaluated,
         evaluation,
@@ -95,6 +99,7 @@ def evaluate_finetuning(
         queries=len(test),
         classes=len(data.classes),
         out=None if out is None else str(out),
+        **certainty,
     )
 
 

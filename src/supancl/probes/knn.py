@@ -19,6 +19,7 @@ from supancl.probes.features import Features, Labelled, Rows, check_finite, chec
 
 Metric = Literal["cosine", "l2"]
 REFERENCE_CHUNK = 16384  # references compared at a time
+DEFAULT_K = 20
 
 
 class Neighbours(NamedTuple):
@@ -230,11 +231,47 @@ def knn_leave_one_out(
     return _accuracies(labelled_matches, features.labels, features.labels[has_label.cpu()], ks, temperature)
 
 
+def default_k(references: Tensor, leave_one_out: bool = False) -> int:
+    """20 neighbours, or if classes have fewer references, as many as the median class has; at least 1.
+
+    More neighbours than a class has references are always of other classes. `leave_one_out`: a class has one less.
+
+    >>> default_k(torch.arange(4).repeat_interleave(50)), default_k(torch.tensor([0, 0, 0, 1, 1, 1, 2]))
+    (20, 3)
+    """
+    _, sizes = torch.unique(references[references >= 0], return_counts=True)
+    return max(1, min(DEFAULT_K, int(sizes.median()) - leave_one_out)) if len(sizes) else DEFAULT_K
+
+
+def knn_correct(
+    reference: Labelled,
+    queries: Features,
+    ks: Sequence[int],
+    temperature: float = 0.1,
+    metric: Metric = "cosine",
+    device: torch.device | str | None = None,
+    leave_one_out: bool = False,
+) -> dict[int, Tensor]:
+    """By k, which labelled queries are classified correctly.
+
+    With `leave_one_out` the queries are the first of the references, all labelled, and none is its own neighbour.
+    """
+    labelled = queries.labelled()
+    if leave_one_out and len(reference.labels) < 2:
+        raise BadInput(f"leave-one-out needs two labelled images, and there are {len(reference.labels)}")
+    matches = neighbours(reference, labelled.values, max(ks), metric, device=device, leave_one_out=leave_one_out)
+    return _correct(matches, reference.labels, labelled.labels, ks, temperature)
+
+
+def _correct(
+    matches: Neighbours, labels: Tensor, truth: Tensor, ks: Sequence[int], temperature: float
+) -> dict[int, Tensor]:
+    truth = truth.to(matches.rows.device)
+    return {k: (vote(matches, labels, k, temperature, _class_count(labels)) == truth).cpu() for k in ks}
+
+
 def _accuracies(
     matches: Neighbours, labels: Tensor, truth: Tensor, ks: Sequence[int], temperature: float
 ) -> dict[int, float]:
-    truth = truth.to(matches.rows.device)
-    return {
-        k: 100 * float((vote(matches, labels, k, temperature, _class_count(labels)) == truth).double().mean())
-        for k in ks
-    }
+    correct = _correct(matches, labels, truth, ks, temperature)
+    return {k: 100 * float(is_correct.double().mean()) for k, is_correct in correct.items()}

@@ -23,6 +23,7 @@ from supancl.evaluate import (
 )
 from supancl.evaluate.naming import has_old_crop, non_default_settings, source_of
 from supancl.files import read_text
+from supancl.probes.knn import DEFAULT_K
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import TrainedRun
 from supancl.training.preflight import pick_device
@@ -67,7 +68,8 @@ class Measurement:
     def measure(self, evaluated: EvaluatedEncoder) -> dict[str, Any]:
         """Run the protocol; its result is also saved in the run folder."""
         if self.protocol == "knn":
-            return evaluate_knn(evaluated, self.source, split=self.split)
+            # k is fixed: rows of a table are compared, whatever their number of references
+            return evaluate_knn(evaluated, self.source, (DEFAULT_K,), split=self.split)
         if self.protocol == "linear":
             return evaluate_linear(
                 evaluated, self.source, SgdSettings() if self.probe == "sgd" else None, split=self.split
@@ -103,7 +105,8 @@ class RunEvaluator:
     def measure_value(self, run: Path, measurement: Measurement, field: str) -> float | None:
         """One number of a result; None, with a warning, if it cannot be measured on these data."""
         try:
-            return float(self.find_or_measure(run, measurement)[field])
+            value = self.find_or_measure(run, measurement)[field]
+            return None if value is None else float(value)
         except BadInput as error:
             self.reporter.warn(f"{run.name}: {measurement.protocol} is not measured: {error}")
             return None

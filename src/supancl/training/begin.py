@@ -26,6 +26,7 @@ from supancl.weights.checkpoint import load_newest
 from supancl.weights.encoder_file import initialize_encoder, is_readable, save_encoder, save_projector
 from supancl.weights.metrics_log import MetricsLog, NoLog
 from supancl.weights.run_folder import RunFolder
+from supancl.weights.start import describe_init
 from supancl.weights.writer import Writer
 
 
@@ -35,8 +36,10 @@ def begin_run(
 ) -> Iterator[Loop]:
     """The loop of a run, at its first step or where it stopped. Files and threads are closed at the end."""
     with Writer() as writer:  # at its end, pending writes are finished
+        if resume and (recorded := trainer.ranks.on_rank0(folder.read_init)):
+            init = recorded["from"]  # for a run that ended before its first checkpoint
         state = _load_start(trainer, data, folder, resume, init, reporter)
-        for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state)):
+        for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state, init)):
             reporter.warn(remark)
         log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.is_rank0 else NoLog()
         loop = Loop(trainer, data, folder, log, reporter, writer)
@@ -65,10 +68,10 @@ def _load_start(
 ) -> dict[str, Any] | None:
     """Load the initial weights or the newest checkpoint, and return that checkpoint if there is one."""
     ranks, branches = trainer.ranks, trainer.model.branches
-    if init is not None:
+    state = ranks.on_rank0(lambda: load_state_to_resume(folder.checkpoints, reporter)) if resume else None
+    if state is None and init is not None:
         branches.encoder.load_state_dict(ranks.on_rank0(lambda: _load_initial_weights(branches.encoder, init)))
         branches.copy_to_target()
-    state = ranks.on_rank0(lambda: load_state_to_resume(folder.checkpoints, reporter)) if resume else None
     if state is not None:
         check_same_settings(folder, state, trainer.recipe)
         ranks.on_rank0(lambda: check_same_data(folder, data))
@@ -96,12 +99,16 @@ def load_state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any
     return state
 
 
-def _write_start(trainer: Trainer, data: Data, folder: RunFolder, state: dict[str, Any] | None) -> list[str]:
+def _write_start(
+    trainer: Trainer, data: Data, folder: RunFolder, state: dict[str, Any] | None, init: Path | str | None
+) -> list[str]:
     """Bring the files of a run to its first step, or to the one where it stopped; returns remarks on them."""
     recipe, branches = trainer.recipe, trainer.model.branches
     folder.remove_temporary_files()
     if trainer.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
-        folder.write_recipe(recipe, data.classes, {**data.summary, **describe_content(data.content)})
+        summary = {**data.summary, **describe_content(data.content)}
+        started_from = None if init is None else describe_init(branches.encoder, init)
+        folder.write_recipe(recipe, data.classes, summary, started_from)
         folder.write_content(data.content)
     else:
         for name in (

@@ -142,7 +142,10 @@ class RunFolder:
             remove_left_over_files(folder, min_age=0)
         remove_left_over_files(self.evaluations)  # evaluations are written without the lock
 
-    def write_recipe(self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object]) -> None:
+    def write_recipe(
+        self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object], init: dict[str, str] | None = None
+    ) -> None:
+        """Write recipe.json; `init` is what `start.describe_init` gives."""
         # an absolute path works from any folder
         settings = replace(recipe, data=replace(recipe.data, source=absolute_source(recipe.data.source)))
         content = {
@@ -154,6 +157,8 @@ class RunFolder:
         }
         if plugins := required_plugins(recipe):
             content["plugins"] = plugins
+        if init is not None:
+            content["init"] = init
         write_json(self.recipe_file, content)
 
     def write_content(self, content: Content | None) -> None:
@@ -202,6 +207,15 @@ class RunFolder:
             wrong = "classes is not a list" if isinstance(data, dict) else "data is not an object"
             raise BadInput(f"{self.recipe_file}: {wrong}; restore the file that the run wrote, or choose another --out")
         return data, tuple(map(str, classes))
+
+    def read_init(self) -> dict[str, str] | None:
+        """Where the run's weights came from (`from`) and their digest; None if it started from random ones."""
+        try:
+            init = parse_json(read_text(self.recipe_file)).get("init")
+        except (OSError, ValueError, AttributeError):
+            return None
+        is_whole = isinstance(init, dict) and all(isinstance(init.get(key), str) for key in ("from", "digest"))
+        return init if is_whole else None
 
     def read_versions(self) -> dict[str, str]:
         """The versions of Python and of packages that the run began with."""
