@@ -186,9 +186,9 @@ def wilson_interval(percent: float, images: float) -> Interval:
     """
     if images <= 0 or math.isnan(percent):
         return Interval(math.nan, 0.0, 100.0)
-    p, spread = percent / 100, NORMAL_QUANTILE**2 / images
-    centre = (p + spread / 2) / (1 + spread)
-    half = math.sqrt(spread * (p * (1 - p) + spread / 4)) / (1 + spread)
+    p, shrinkage = percent / 100, NORMAL_QUANTILE**2 / images
+    centre = (p + shrinkage / 2) / (1 + shrinkage)
+    half = math.sqrt(shrinkage * (p * (1 - p) + shrinkage / 4)) / (1 + shrinkage)
     low, high = max(0.0, 100 * (centre - half)), min(100.0, 100 * (centre + half))
     return Interval(percent, min(percent, low), max(percent, high))  # rounding must not exclude 0 or 100 themselves
 

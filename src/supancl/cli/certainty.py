@@ -25,16 +25,16 @@ def describe_accuracy(result: dict[str, Any], accuracy: float | None = None) -> 
 
 
 def print_certainty(result: dict[str, Any], console: Console, name: str = "") -> None:
-    """Print what the accuracy is compared with, and the verdict; `name` begins the lines if there are several."""
+    """Print what the accuracy is tested with, and the verdict; `name` begins the lines if there are several."""
     prefix = f"{name}: " if name else ""
-    compared = result.get("cross_validated") or result
-    if compared is not result:
-        console.print(f"{prefix}cross-validated, labels unused in pretraining: {describe_accuracy(compared)}")
+    tested = result.get("cross_validated") or result
+    if tested is not result:
+        console.print(f"{prefix}cross-validated, labels unused in pretraining: {describe_accuracy(tested)}")
     elif "baselines" in result and result["tested_images"] < FEW_IMAGES:
-        console.print(f"{prefix}few images: hold out more (--set data.holdout=0.3) for a narrower interval")
+        console.print(f"{prefix}few images: more labelled ones to test on would narrow the interval (docs/evaluate.md)")
     if "baselines" not in result:
         return
-    beside = [f"chance {compared['chance']:.1f}%"]
+    beside = [f"chance {tested['chance']:.1f}%"]
     beside += [
         f"{row['name']} {accuracy_text(row['accuracy'], row['accuracy_interval'])}" for row in result["baselines"]
     ]

@@ -171,9 +171,9 @@ class Terminal(Reporter):
         values |= {f"k-NN{sample_note}": row.get("knn"), "linear": row.get("linear")}
         values |= {"pool": row.get("pool_coverage"), "age": row.get("pool_staleness")}
         values |= {"img/s": self.last.get("images_per_second")}
-        doubts = {f"k-NN{sample_note}": describe_doubt(row, "knn"), "linear": describe_doubt(row, "linear")}
+        intervals = {f"k-NN{sample_note}": describe_interval(row, "knn"), "linear": describe_interval(row, "linear")}
         text = "  ".join(
-            f"{name} {compact(value)}{doubts.get(name, '')}" for name, value in values.items() if value is not None
+            f"{name} {compact(value)}{intervals.get(name, '')}" for name, value in values.items() if value is not None
         )
         self.note(f"epoch {row['epoch'] + 1:4d}  {text}")
         self.last_printed = time.perf_counter()
@@ -185,7 +185,7 @@ class Terminal(Reporter):
             atexit.unregister(self.on_end)
 
 
-def describe_doubt(row: dict[str, Any], name: str) -> str:
+def describe_interval(row: dict[str, Any], name: str) -> str:
     """` [19, 68] of 12`: the interval of an accuracy on few held-out images, and their number; else empty."""
     images, interval = row.get("knn_queries", 0), row.get(f"{name}_interval")
     if not interval or not 0 < images < FEW_IMAGES or row[name] != row[name]:

@@ -178,9 +178,7 @@ def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     ]
     summary = print_results(measure_all(encoders, tasks), args.format, console)
     for result in summary["results"] if args.format == "text" else ():
-        name = (
-            f"{result['label']} on {result['data']}" if len(encoders) == 1 else f"{result['encoder']}, {result['data']}"
-        )
+        name = f"{result['label'] if len(encoders) == 1 else result['encoder']} on {result['data']}"
         console.print(f"{name}: {describe_accuracy(result)}")
         print_certainty(result, console, name)
     return summary

@@ -36,8 +36,8 @@ class CrossValidation:
 
     def features(self, evaluated: EvaluatedEncoder) -> tuple[Features, Features]:
         """Features of the tested images and of the references. A class with one image in all cannot be tested."""
-        parts = [evaluated.features(split, self.view) for split in self.tested]
-        tested = Features(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        by_split = [evaluated.features(split, self.view) for split in self.tested]
+        tested = Features(*(torch.cat(tensors) for tensors in zip(*by_split, strict=True)))
         references = evaluated.features(self.references, self.view)
         both = torch.cat([tested.labels, references.labels])
         testable = torch.bincount(both)[tested.labels] > 1
@@ -151,7 +151,7 @@ def _names_classes(location: str, classes: tuple[str, ...]) -> bool:
     """Whether a weight file of ours says that it was trained with labels of these classes."""
     try:
         metadata, _ = read_header(Path(location))
-        known = parse_json(metadata.get("classes", "[]"))
+        trained_classes = parse_json(metadata.get("classes", "[]"))
     except (BadInput, OSError, ValueError):
         return False
-    return bool(set(map(str, known)) & set(classes))
+    return bool(set(map(str, trained_classes)) & set(classes))
