@@ -19,6 +19,8 @@ _OLD_NAMES = {
 class Reporter:
     """Receives progress reports. This one ignores them; the one of the terminal is in cli/console.py."""
 
+    shows_cost = False  # whether to measure, before the first step, how long the run will take
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         for old, new in _OLD_NAMES.items():

@@ -57,6 +57,8 @@ MAX_SILENCE = 30.0  # seconds within an epoch until progress is printed
 class Terminal(Reporter):
     """Reports to a console: a line per epoch, and a live progress bar if it is a terminal."""
 
+    shows_cost = True
+
     def __init__(self, console: Console) -> None:
         self.console = console
         self.errors = SafeConsole(stderr=True)

@@ -14,6 +14,7 @@ from rich.console import Console
 from supancl.cli.console import Terminal
 from supancl.cli.flags import recipe_from_flags
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
+from supancl.data.survey import survey_source
 from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
@@ -23,8 +24,13 @@ from supancl.weights.run_folder import RunFolder
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    if args.recipe is None and "data.source" in args.overrides and not args.resume:
+        args.recipe = default_recipe(args)
     if args.recipe is None and not (args.resume and args.out):
-        raise BadInput("name a recipe (supancl recipes lists them), or --resume with --out DIR")
+        raise BadInput(
+            "give images with --data FOLDER (docs/own-data.md), a recipe (supancl recipes lists them), or --resume "
+            "with --out DIR"
+        )
     if args.resume and args.init is not None:
         raise BadInput("--init starts a run and --resume continues one; give only one of them")
     folder = RunFolder(Path(args.out)) if args.out else None
@@ -47,6 +53,12 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     )
     last = {key: value for row in run.metrics[-2:] for key, value in row.items() if key != "kind"}
     return {"run": str(run.folder), "collapsed": run.collapsed, "last": last}
+
+
+def default_recipe(args: argparse.Namespace) -> str:
+    """SupSiam if the images have labels, else SimSiam; fitted to them."""
+    spec = recipe_from_flags("auto.supsiam", args).data
+    return "auto.supsiam" if survey_source(spec).is_labelled else "auto.simsiam"
 
 
 def check_agrees(saved: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:

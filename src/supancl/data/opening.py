@@ -40,6 +40,7 @@ else:
     from supancl.lazy import torch
 
 AUTO_CACHE_BYTES = 256 * 2**20  # smaller data are decoded again in seconds
+NO_SOURCE = "this recipe has no data; give some with --data FOLDER, --data FILE.npz or --data FILE.csv"
 SAMPLED_IMAGES = 64  # checked in place of all images, which would take too long
 DARK_LEVEL = 16  # of 255: the brightest 12-bit value in a 16-bit file, 4095 of 65535
 
@@ -53,7 +54,7 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
     """Open `spec.source`; `lenient` lists empty class folders instead of refusing them."""
     name = spec.source
     if not name:
-        raise BadInput("this recipe has no data; give some with --data FOLDER, --data FILE.npz or --data FILE.csv")
+        raise BadInput(NO_SOURCE)
     if spec.stream:
         if not tars.is_tar(name):
             raise BadInput(
@@ -61,10 +62,20 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
                 "remove it for other sources"
             )
         return stream.read_stream(name, channels, spec, progress)
-    benchmark_name, _, root = name.partition("@")
     if _is_benchmark(name):
+        benchmark_name, _, root = name.partition("@")
         return open_benchmark(benchmark_name, root, channels, spec, progress)
     return load_images(_read_or_list(spec, channels, progress, lenient), channels, spec, progress)
+
+
+def list_source(spec: DataSpec, channels: int, progress: Progress | None = None) -> Source | Listing:
+    """What `spec.source` holds: a list of image files, or a source that is in memory already; nothing is decoded."""
+    if _is_benchmark(spec.source):
+        benchmark_name, _, root = spec.source.partition("@")
+        return benchmarks.list_benchmark(benchmark_name, root, channels, None, False)
+    if not spec.source:
+        raise BadInput(NO_SOURCE)
+    return _read_or_list(spec, channels, progress, lenient=False)
 
 
 def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, lenient: bool) -> Source | Listing:
@@ -240,7 +251,7 @@ def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[
 
     `items` are those of the store. 8-bit files get no remark: masks of 0 and 1 are meant to be dark.
     """
-    sampled = _evenly_spaced_positions(len(items))
+    sampled = evenly_spaced_positions(len(items))
     if not any(_has_over_8_bits(items[i]) for i in sampled):
         return []
     if any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK_LEVEL for i in sampled):
@@ -251,7 +262,7 @@ def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[
     ]
 
 
-def _evenly_spaced_positions(count: int) -> list[int]:
+def evenly_spaced_positions(count: int) -> list[int]:
     """Positions of at most SAMPLED_IMAGES images, from the first to the last."""
     positions: list[int] = np.linspace(0, count - 1, min(SAMPLED_IMAGES, count)).round().astype(int).tolist()
     return positions
@@ -299,7 +310,7 @@ def _store_images(
 def estimate_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
     """Estimated bytes of decoded pixels, from the headers of some images."""
     sizes = []
-    for i in _evenly_spaced_positions(len(items)):
+    for i in evenly_spaced_positions(len(items)):
         try:
             height, width = shrunk_size(upright_size(items[i]), short_side)
             sizes.append(height * width)

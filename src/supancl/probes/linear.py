@@ -269,15 +269,21 @@ def fixed_ridge_accuracy(fit: Features, test: Features) -> float:
     >>> fixed_ridge_accuracy(fit, Features(torch.tensor([[0.5], [9.0], [9.0]]), torch.tensor([3, 8, 3])))
     66.66666666666666
     """
-    fit, test = fit.labelled(), test.labelled()
-    classes, labels = torch.unique(fit.labels, return_inverse=True)
-    if len(classes) < 2 or not len(test.labels):
+    test = test.labelled()
+    if len(torch.unique(fit.labelled().labels)) < 2 or not len(test.labels):
         return math.nan
     try:
-        space = Standardized(fit.values, torch.float32)
+        return _percent(fixed_ridge_predictions(fit, test.values) == test.labels)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the monitor must not end a run
         return math.nan
+
+
+def fixed_ridge_predictions(fit: Features, values: Tensor) -> Tensor:
+    """Labels predicted for `values` by the classifier of `fixed_ridge_accuracy`."""
+    fit = fit.labelled()
+    classes, labels = torch.unique(fit.labels, return_inverse=True)
+    space = Standardized(fit.values, torch.float32)
     problem = Problem(space.rows(fit.values, torch.float32), labels, len(classes))
     solution = solve(problem, LIVE_RIDGE * len(labels), tolerance=CHOOSING_TOLERANCE)
-    predictions = classes[predict(solution.parameters, space.rows(test.values, torch.float32))]
-    return _percent(predictions == test.labels)
+    predictions: Tensor = classes[predict(solution.parameters, space.rows(values, torch.float32))]
+    return predictions

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from supancl.core.losses import Align, Contrast
 from supancl.errors import BadInput
-from supancl.recipes import cifar, digits, imagenet100, toy, vit
+from supancl.recipes import auto, cifar, digits, imagenet100, toy, vit
 from supancl.recipes.plugins import NotRegistered, register, register_benchmark, register_encoder
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, recipe_from_json, validated_recipe
 
@@ -19,6 +19,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     **cifar.RECIPES,
     **toy.RECIPES,
     **digits.RECIPES,
+    **auto.RECIPES,
 }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from supancl.data.splits import Data
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
+from supancl.training.cost import describe_time, measure_step
 from supancl.training.loop import Loop, resume_settings
 from supancl.training.monitor import check_collapsed_run
 from supancl.training.preflight import (
@@ -39,7 +40,11 @@ def begin_run(
         if resume and (recorded := trainer.ranks.on_rank0(folder.read_init)):
             init = recorded["from"]  # for a run that ended before its first checkpoint
         state = _load_start(trainer, data, folder, resume, init, reporter)
-        for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state, init)):
+        about = (
+            {} if state is not None or init is None else {"init": describe_init(trainer.model.branches.encoder, init)}
+        )
+        about |= {"cost": describe_time(trainer, measure_step(trainer))} if reporter.shows_cost else {}
+        for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state, about)):
             reporter.warn(remark)
         log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.is_rank0 else NoLog()
         loop = Loop(trainer, data, folder, log, reporter, writer)
@@ -48,6 +53,8 @@ def begin_run(
                 loop.save()  # a checkpoint to roll back to
                 loop.wait_for_writer()
             _announce(trainer, data, folder, reporter)
+            if cost:
+                reporter.note(f"time: {cost['text']}")
             yield loop
         finally:
             trainer.feed.close()
@@ -100,15 +107,13 @@ def load_state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any
 
 
 def _write_start(
-    trainer: Trainer, data: Data, folder: RunFolder, state: dict[str, Any] | None, init: Path | str | None
+    trainer: Trainer, data: Data, folder: RunFolder, state: dict[str, Any] | None, about: dict[str, Any]
 ) -> list[str]:
     """Bring the files of a run to its first step, or to the one where it stopped; returns remarks on them."""
     recipe, branches = trainer.recipe, trainer.model.branches
     folder.remove_temporary_files()
     if trainer.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
-        summary = {**data.summary, **describe_content(data.content)}
-        started_from = None if init is None else describe_init(branches.encoder, init)
-        folder.write_recipe(recipe, data.classes, summary, started_from)
+        folder.write_recipe(recipe, data.classes, {**data.summary, **describe_content(data.content)}, about)
         folder.write_content(data.content)
     else:
         for name in (

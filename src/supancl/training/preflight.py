@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from supancl.data.splits import Data
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
+from supancl.recipes.auto import open_settings
 from supancl.recipes.recipe import TrainSpec, first_changed_setting, resolve_warmup, validated_recipe
 from supancl.weights.encoder_file import find_encoder_file
 from supancl.weights.provenance import versions
@@ -288,8 +289,17 @@ def _is_gone(source: str) -> bool:
         return True
 
 
-def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
-    """The recipe of the run. A resumed run uses its recipe.json, which must agree with the requested recipe."""
+def resolve_recipe(
+    recipe: Recipe | None,
+    folder: RunFolder,
+    resume: bool,
+    init: Path | str | None,
+    fit: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+) -> Recipe:
+    """The recipe of the run, for a new one after `fit` has chosen its open settings.
+
+    A resumed run uses its recipe.json, which must agree with the requested recipe.
+    """
     recipe = None if recipe is None else validated_recipe(recipe)  # one made in Python is not validated yet
     folder.check_links()
     if not resume or not folder.has_run:
@@ -300,7 +310,7 @@ def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init:
         check_out_folder(recipe.data.source, folder.path)
         if init is not None:
             find_encoder_file(Path(init))
-        return with_short_side(resolve_warmup(recipe))
+        return with_short_side(resolve_warmup(fit(recipe)))
     if init is not None:
         raise BadInput("--init starts a run and --resume continues one; give one of them")
     saved, _ = folder.read_recipe()
@@ -310,7 +320,7 @@ def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init:
         flattened(replace(saved, sources={})),
         flattened(replace(with_short_side(resolve_warmup(recipe)), sources={})),
     )
-    may_change = fields_marked(recipe, MAY_CHANGE_ON_RESUME)
+    may_change = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), *open_settings(recipe)}
     for key, value in new.items():
         if key in may_change:
             continue

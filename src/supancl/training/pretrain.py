@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from supancl.data.splits import Data
 from supancl.distributed import Ranks, join_ranks
 from supancl.errors import BadInput, is_out_of_memory
 from supancl.recipes import Recipe
+from supancl.recipes.auto import is_to_be_fitted
 from supancl.recipes.recipe import describe_resolution
 from supancl.reporter import Reporter
 from supancl.training.begin import begin_run, note_kept_settings
+from supancl.training.cost import check_memory
 from supancl.training.cuda.reuse import trainer_for
+from supancl.training.fitting import fit_to_data
 from supancl.training.preflight import (
     check_data,
     check_ranks,
@@ -62,8 +66,9 @@ def pretrain(
         recipe = replace(recipe, data=replace(recipe.data, source=str(data.summary["source"])))
     with join_ranks(torch.cuda.is_available()) as ranks, ExitStack() as stack:
         reporter = reporter if reporter is not None and ranks.is_rank0 else Reporter()
-        resolved = ranks.on_rank0(lambda: resolve_recipe(recipe, run_folder_for(recipe, out), resume, init))
-        if recipe is not None and (line := describe_resolution(recipe, resolved)):
+        fit = partial(fit_to_data, data=data, reporter=reporter)
+        resolved = ranks.on_rank0(lambda: resolve_recipe(recipe, run_folder_for(recipe, out), resume, init, fit))
+        if recipe is not None and not is_to_be_fitted(recipe) and (line := describe_resolution(recipe, resolved)):
             reporter.note(line)
         device, run_data = ranks.on_every_rank(lambda: open_device_and_data(resolved, data, reporter, ranks))
         run_recipe = with_speed(resolved, device, len(run_data.train), ranks.size)
@@ -91,6 +96,9 @@ def open_device_and_data(
 ) -> tuple[torch.device, Data]:
     """The device and the data of this process, checked against the recipe."""
     device = pick_device(recipe.train.device, None if ranks.size == 1 else ranks.local_rank)
+    memory = check_memory(recipe, device)  # before the data are read, which may take an hour
+    if reporter.shows_cost:
+        reporter.note(f"memory: {memory}, besides the images")
     if data is None:
         data = open_data(recipe.data, recipe.encoder.channels, reporter.on_progress)
     check_data(recipe, data)

@@ -143,9 +143,9 @@ class RunFolder:
         remove_left_over_files(self.evaluations)  # evaluations are written without the lock
 
     def write_recipe(
-        self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object], init: dict[str, str] | None = None
+        self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object], about: dict[str, Any] | None = None
     ) -> None:
-        """Write recipe.json; `init` is what `start.describe_init` gives."""
+        """Write recipe.json; `about` may hold `cost`, the time expected, and `init`, the weights at the start."""
         # an absolute path works from any folder
         settings = replace(recipe, data=replace(recipe.data, source=absolute_source(recipe.data.source)))
         content = {
@@ -157,9 +157,7 @@ class RunFolder:
         }
         if plugins := required_plugins(recipe):
             content["plugins"] = plugins
-        if init is not None:
-            content["init"] = init
-        write_json(self.recipe_file, content)
+        write_json(self.recipe_file, content | {key: value for key, value in (about or {}).items() if value})
 
     def write_content(self, content: Content | None) -> None:
         """Write a checksum of each image, for `--resume` to name those that have changed."""

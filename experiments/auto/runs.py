@@ -1,0 +1,174 @@
+"""Train candidates for the same time and keep which held-out images a linear classifier on each gets right.
+
+    python -m experiments.auto.runs --data DIR --out DIR [--seconds 35] [--only NAME ...] [--until SECONDS]
+
+DIR holds cifar100.npz, mini_imagenet.npz, pets/ and gtsrb/ (unpack.py of the shared data makes them); what is not there
+yet is waited for. A result is a JSON file per cell and candidate; those that exist are not repeated. Only images held
+out of the training split are looked at. The candidates `continued` begin with the encoder of `mini-27000-rules`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from supancl.data.opening import open_data
+from supancl.data.splits import Data
+from supancl.data.survey import survey_data
+from supancl.files import write_json
+from supancl.probes.features import Features, embed
+from supancl.probes.linear import fixed_ridge_predictions
+from supancl.recipes import Recipe, recipe
+from supancl.recipes.auto import fit_recipe
+from supancl.training.cost import measure_step
+from supancl.training.preflight import with_short_side, with_speed
+from supancl.training.pretrain import pretrain
+from supancl.training.trainer import Trainer
+from supancl.weights.provenance import versions
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Data that the candidates are compared on; `nearest` is the paper's setting for it."""
+
+    source: str
+    nearest: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+CELLS = {
+    "cifar100-2000": Cell("cifar100.npz", "cifar100", {"data.limit": 2000, "data.holdout": 0.1}),
+    "cifar100-45000": Cell("cifar100.npz", "cifar100", {"data.holdout": 0.1}),
+    "mini-5000": Cell("mini_imagenet.npz", "imagenet100", {"data.limit": 5000, "data.holdout": 0.1}),
+    "mini-27000": Cell("mini_imagenet.npz", "imagenet100", {"data.holdout": 0.1}),
+    "pets": Cell("pets", "imagenet100", {"data.holdout": 0.25}),
+    "mini-27000-tenth": Cell("mini_imagenet.npz", "imagenet100", {"data.holdout": 0.1, "data.labelled": 0.1}),
+    "gtsrb": Cell("gtsrb", "cifar100", {"data.holdout": 0.25}),
+}
+METHOD = "supsiam"
+
+
+def fitted(cell: Cell, data: Data, **changes: Any) -> Recipe:
+    return fit_recipe(recipe(f"auto.{METHOD}").with_set({**cell.settings, **changes}), survey_data(data), on_gpu=True)
+
+
+def small_stem(cell: Cell, data: Data) -> Recipe:
+    """The first layers for small images up to 64 px."""
+    built = fitted(cell, data)
+    return built.with_set({"encoder.name": "cifar-resnet18"}) if built.views.size <= 64 else built
+
+
+def paper(cell: Cell, data: Data) -> Recipe:
+    """The paper's recipe as it is; a batch may not exceed the number of images."""
+    return recipe(f"{cell.nearest}.{METHOD}").with_set(cell.settings)
+
+
+def slow_encoder(cell: Cell, data: Data) -> Recipe:
+    """A tenth of the learning rate, so that the start is not forgotten."""
+    built = fitted(cell, data)
+    return built.with_set({"optimizer.lr": built.optimizer.lr / 10})
+
+
+CANDIDATES: dict[str, Callable[[Cell, Data], Recipe]] = {
+    "rules": fitted, "small-stem": small_stem, "paper": paper, "continued": fitted, "continued-slow": slow_encoder,
+}  # fmt: skip
+START = "mini-27000-rules-0"  # the run whose encoder `continued` begins with
+
+
+def plan() -> list[tuple[str, str, int]]:
+    """Cell, candidate and seed, the most useful first. A candidate that is the same as another one is left out."""
+    rows = [
+        (cell, candidate, 0)
+        for cell in CELLS
+        for candidate in ("rules", "small-stem", "paper")
+        if not (candidate == "small-stem" and CELLS[cell].nearest == "cifar100")
+    ]
+    return rows + [
+        ("pets", candidate, seed) for seed in range(3) for candidate in ("continued", "rules", "continued-slow")
+    ]
+
+
+def run(cell: Cell, candidate: str, seed: int, folder: Path, root: Path, seconds: float) -> dict[str, Any]:
+    """Train a candidate for this many seconds, and evaluate it on held-out images."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    spec = replace(recipe(f"auto.{METHOD}").with_set(cell.settings).data, source=str(root / cell.source))
+    preview = open_data(replace(spec, short_side=256), 3)
+    chosen = CANDIDATES[candidate](cell, preview).with_set({"train.seed": seed})
+    chosen = with_short_side(replace(chosen, data=replace(chosen.data, source=spec.source)))
+    data = preview if chosen.data.short_side >= 256 else open_data(chosen.data, 3)
+    step = seconds_per_step(chosen, data, device)
+    epochs = max(2, round(seconds / (step * (len(data.train) // chosen.train.batch_size))))
+    warmup = min(chosen.schedule.warmup_epochs, max(1, epochs // 10))
+    chosen = chosen.with_set({"train.epochs": epochs, "schedule.warmup_epochs": warmup, "train.monitor_every": 0})
+    began = time.perf_counter()
+    trained = pretrain(chosen, data, folder, init=folder.with_name(START) if "continued" in candidate else None)
+    took = time.perf_counter() - began
+    features = [embed(trained.encoder, split, device, stay=True) for split in (data.train, data.held_out)]
+    right = fixed_ridge_predictions(Features(*features[0]), features[1].values) == features[1].labels
+    return {
+        "cell": cell.source, "candidate": candidate, "recipe": chosen.name, "seed": seed, "epochs": epochs,
+        "seconds_per_step": step, "seconds": round(took, 1), "images": len(data.train), "right": pack(right),
+        "held_out": len(right), "accuracy": 100 * float(right.double().mean()),
+        "settings": {name: value for name, (value, _) in chosen.fields().items()},
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "versions": versions(),
+    }  # fmt: skip
+
+
+def seconds_per_step(chosen: Recipe, data: Data, device: torch.device) -> float:
+    """Measured uncompiled, as runs of this length are trained."""
+    long = with_speed(chosen.with_set({"train.epochs": 1000, "train.compile": False}), device, len(data.train))
+    measured = measure_step(Trainer(long, data, device), least=30)
+    assert measured is not None
+    return measured
+
+
+def pack(right: torch.Tensor) -> str:
+    """One bit per image, as hexadecimal digits."""
+    return np.packbits(right.cpu().numpy().astype(np.uint8)).tobytes().hex()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=35.0)
+    parser.add_argument("--until", type=float, default=float("inf"), help="begin no run after so many seconds")
+    parser.add_argument("--only", nargs="*", default=[], help="cells, or CELL-CANDIDATE-SEED")
+    args = parser.parse_args()
+    started = time.monotonic()
+    args.out.mkdir(parents=True, exist_ok=True)
+    left = [row for row in plan() if not args.only or row[0] in args.only or "-".join(map(str, row)) in args.only]
+    while left and time.monotonic() - started < args.until:
+        ready = [row for row in left if (args.data / CELLS[row[0]].source).exists()]
+        if not ready:
+            time.sleep(1)
+            continue
+        left.remove(ready[0])
+        name = "-".join(map(str, ready[0]))
+        if not (args.out / f"{name}.json").exists():
+            run_and_keep(name, ready[0], args)
+            print(f"{time.monotonic() - started:.0f} s, {len(left)} runs left", flush=True)
+
+
+def run_and_keep(name: str, row: tuple[str, str, int], args: argparse.Namespace) -> None:
+    cell, candidate, seed = row
+    try:
+        found = run(CELLS[cell], candidate, seed, args.out / "runs" / name, args.data, args.seconds)
+    except Exception:  # one failure must not cost the others their time
+        traceback.print_exc()
+        return
+    write_json(args.out / f"{name}.json", {**found, "cell": cell})
+    print(f"{name}: " + json.dumps({key: found[key] for key in ("epochs", "seconds", "accuracy")}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""`auto.METHOD`: a recipe that is fitted to the data and the device.
+
+    supancl pretrain --data photos
+
+RULES is the whole of it: one row per setting, in the order in which they are chosen. A setting that the user names is
+left alone, and the rules after it see the user's value. docs/own-data.md shows how the rules were settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from supancl.config import flattened
+from supancl.core.losses import Align
+from supancl.core.specs import EncoderSpec
+from supancl.data.splits import DataSpec
+from supancl.data.survey import Survey
+from supancl.data.views.specs import Crops
+from supancl.recipes import cifar
+from supancl.recipes.recipe import Recipe, TrainSpec
+
+TO_BE_CHOSEN = "chosen from the data and the device"
+METHODS = ("simsiam", "supsiam", "byol", "supbyol", "simclr", "supcon", "moco2", "supmoco", "crossentropy")
+VIEW_SIZES = (32, 64, 96, 128, 160, 224)
+MANY_CLASSES = 1000
+STEPS_PER_EPOCH = 16  # at least, so that a small data set is not one batch
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules look at: the data, the device, and the settings chosen so far."""
+
+    data: Survey
+    on_gpu: bool
+    settings: dict[str, Any]
+
+    @property
+    def size(self) -> int:
+        return int(self.settings["views.size"])
+
+    @property
+    def batch(self) -> int:
+        return int(self.settings["train.batch_size"])
+
+
+Choice = tuple[Any, str]  # a value and its reason
+
+
+def choose_size(facts: Facts) -> Choice:
+    largest = 224 if facts.on_gpu else 64
+    size = max((size for size in VIEW_SIZES if size <= min(facts.data.side, largest)), default=VIEW_SIZES[0])
+    if facts.data.side > largest and not facts.on_gpu:
+        return size, f"images have {facts.data.side} px on their short side; more than {largest} is slow on a CPU"
+    return size, f"images have {facts.data.side} px on their short side"
+
+
+def choose_encoder(facts: Facts) -> Choice:
+    if facts.size <= 32:
+        return "cifar-resnet18", f"views of {facts.size} px are too small for the usual first layers"
+    if facts.on_gpu and facts.size >= 160 and facts.data.images >= 50_000:
+        return "resnet50", f"{facts.data.images:,} images of this size are enough for it"
+    return "resnet18", f"views of {facts.size} px, {facts.data.images:,} images"
+
+
+def choose_batch(facts: Facts) -> Choice:
+    most = 256 if facts.on_gpu else 64
+    batch = most
+    while batch > 16 and batch * STEPS_PER_EPOCH > facts.data.images:
+        batch //= 2
+    batch = min(batch, max(facts.data.images, 2))
+    return batch, f"{facts.data.images // batch:,} steps per epoch"
+
+
+def choose_epochs(facts: Facts) -> Choice:
+    seen, least, most = (2_000_000, 40, 400) if facts.on_gpu else (60_000, 10, 100)
+    epochs = min(max(round(seen / max(facts.data.images, 1)), least), most)
+    return epochs, f"about {epochs * facts.data.images:,} images are seen in all"
+
+
+def choose_warmup(facts: Facts) -> Choice:
+    epochs = int(facts.settings["train.epochs"])
+    return min(10, epochs // 10), "a tenth of the epochs, at most 10"
+
+
+def choose_blur(facts: Facts) -> Choice:
+    return (0.0, "small images are not blurred: App. H") if facts.size <= 32 else (0.5, "as for ImageNet: Sec. 5.1")
+
+
+def choose_rate(facts: Facts) -> Choice:
+    lr, reference = facts.settings["optimizer.lr"], facts.settings["optimizer.reference_batch"]
+    return lr, f"of batch {reference}: best of the pilots on CIFAR-100; with batch {facts.batch} it is scaled"
+
+
+def choose_alpha(facts: Facts) -> Choice:
+    return facts.settings["loss.alpha"], "the paper's; `supancl alpha` compares others"
+
+
+def choose_pool_kind(facts: Facts) -> Choice:
+    kind = facts.settings["pool.kind"]
+    if kind == "queue" and facts.settings["loss.kind"] == "align" and facts.data.classes > MANY_CLASSES:
+        return "prototypes", f"a queue would hold few targets of each of {facts.data.classes:,} classes"
+    return kind, "as in the paper"
+
+
+def choose_pool_size(facts: Facts) -> Choice:
+    """As many slots as two epochs of labelled images, so that targets stay fresh; a power of two."""
+    wanted = max(2 * facts.data.labelled, 4 * facts.data.classes, facts.batch)
+    size = 64
+    while size < min(wanted, 4096):
+        size *= 2
+    return size, f"{facts.data.labelled:,} labelled images in {facts.data.classes:,} classes"
+
+
+RULES: dict[str, Callable[[Facts], Choice]] = {
+    "views.size": choose_size,
+    "views.blur": choose_blur,
+    "encoder.name": choose_encoder,
+    "train.batch_size": choose_batch,
+    "train.epochs": choose_epochs,
+    "optimizer.lr": choose_rate,
+    "schedule.warmup_epochs": choose_warmup,
+    "loss.alpha": choose_alpha,
+    "pool.kind": choose_pool_kind,
+    "pool.size": choose_pool_size,
+}
+
+
+def is_to_be_fitted(recipe: Recipe) -> bool:
+    return TO_BE_CHOSEN in recipe.sources.values()
+
+
+def open_settings(recipe: Recipe) -> list[str]:
+    """The settings of a requested recipe that its data decide, or that follow from those."""
+    chosen = [name for name, source in recipe.sources.items() if source == TO_BE_CHOSEN]
+    return [*chosen, "data.short_side"] if chosen else []
+
+
+def fit_recipe(recipe: Recipe, data: Survey, on_gpu: bool) -> Recipe:
+    """Choose the settings that are still open; their sources become the reasons."""
+    for name, rule in RULES.items():
+        if recipe.sources.get(name) == TO_BE_CHOSEN:
+            value, why = rule(Facts(data, on_gpu, flattened(recipe)))
+            recipe = recipe.with_set({name: value}, because=why)
+    return recipe
+
+
+def build(method: str) -> Recipe:
+    """The recipe before it is fitted: CIFAR's heads and rates, photographs' views and statistics."""
+    base = cifar.build("cifar100", method)
+    unused = {"pool.kind", "pool.size"} if base.pool.kind == "none" else set()
+    if not (isinstance(base.loss, Align) and base.loss.supervised):
+        unused.add("loss.alpha")
+    fitted = [name for name in RULES if name not in unused]
+    return replace(
+        base,
+        name=f"auto.{method}",
+        paper="not in the paper: fitted to the data",
+        data=DataSpec(),
+        views=Crops(size=64),
+        encoder=EncoderSpec("resnet18", size=64),
+        train=TrainSpec(epochs=100, batch_size=64, log_every=10),
+        sources={**_sources(base), **dict.fromkeys(fitted, TO_BE_CHOSEN), "encoder.size": TO_BE_CHOSEN},
+    )
+
+
+def _sources(base: Recipe) -> dict[str, str]:
+    """Where the other values come from."""
+    ours = ("views.scale", "encoder.mean", "encoder.std")
+    return {**base.sources, **dict.fromkeys(ours, "our choice: as for ImageNet")}
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {f"auto.{method}": partial(build, method) for method in METHODS}
