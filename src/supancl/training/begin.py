@@ -40,10 +40,10 @@ def begin_run(
         if resume and (recorded := trainer.ranks.on_rank0(folder.read_init)):
             init = recorded["from"]  # for a run that ended before its first checkpoint
         state = _load_start(trainer, data, folder, resume, init, reporter)
-        about = (
-            {} if state is not None or init is None else {"init": describe_init(trainer.model.branches.encoder, init)}
-        )
-        about |= {"cost": describe_time(trainer, measure_step(trainer))} if reporter.shows_cost else {}
+        is_filled = state is None and init is not None
+        start = describe_init(trainer.model.branches.encoder, str(init)) if is_filled else None
+        cost = describe_time(trainer, measure_step(trainer)) if reporter.shows_cost else {}
+        about = {"cost": cost, "init": start}
         for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state, about)):
             reporter.warn(remark)
         log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.is_rank0 else NoLog()
