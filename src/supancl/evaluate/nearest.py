@@ -92,7 +92,7 @@ def _usable_ks(
     if ks is None:
         k = min(default_k(references, leave_one_out), most)
         if k < DEFAULT_K:
-            evaluated.reporter.note(f"{location}: k = {k}, because the median class has so few references (see --k)")
+            evaluated.reporter.note(f"{location}: k = {k}, a quarter of the references per class (--k sets another)")
         return (k,)
     if too_large := [k for k in ks if k > most]:
         available = f"there {'is' if most == 1 else 'are'} {plural(most, 'image')} to compare with"

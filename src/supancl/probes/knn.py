@@ -20,6 +20,7 @@ from supancl.probes.features import Features, Labelled, Rows, check_finite, chec
 Metric = Literal["cosine", "l2"]
 REFERENCE_CHUNK = 16384  # references compared at a time
 DEFAULT_K = 20
+QUARTER = 0.25  # neighbours per reference of a class
 
 
 class Neighbours(NamedTuple):
@@ -232,15 +233,18 @@ def knn_leave_one_out(
 
 
 def default_k(references: Tensor, leave_one_out: bool = False) -> int:
-    """20 neighbours, or if classes have fewer references, as many as the median class has; at least 1.
+    """20 neighbours, or a quarter of the references of the median class if that is less; at least 1.
 
-    More neighbours than a class has references are always of other classes. `leave_one_out`: a class has one less.
+    With few references, 20 neighbours are mostly of other classes (docs/evaluate.md has figures). In a class that is
+    tested by leaving one out there is one reference less.
 
-    >>> default_k(torch.arange(4).repeat_interleave(50)), default_k(torch.tensor([0, 0, 0, 1, 1, 1, 2]))
-    (20, 3)
+    >>> default_k(torch.arange(4).repeat_interleave(100)), default_k(torch.arange(4).repeat_interleave(8))
+    (20, 2)
     """
     _, sizes = torch.unique(references[references >= 0], return_counts=True)
-    return max(1, min(DEFAULT_K, int(sizes.median()) - leave_one_out)) if len(sizes) else DEFAULT_K
+    if not len(sizes):
+        return DEFAULT_K
+    return max(1, min(DEFAULT_K, round((int(sizes.median()) - leave_one_out) * QUARTER)))
 
 
 def knn_correct(

@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     knn.add_argument(
         "--k",
         help="neighbours; of several, comma-separated, the first is the result "
-        "(default: 20, or the references of the median class if fewer)",
+        "(default: 20, or a quarter of the references per class if that is less)",
     )
     knn.add_argument("--temperature", type=float, default=0.1)
     knn.add_argument("--metric", default="cosine", choices=("cosine", "l2"))
