@@ -26,7 +26,7 @@ from supancl.probes.knn import DEFAULT_K, Metric, default_k, knn_correct
 def evaluate_knn(
     evaluated: EvaluatedEncoder,
     source: str | None = None,
-    ks: Sequence[int] | None = None,
+    ks: Sequence[int] | None = (DEFAULT_K,),
     temperature: float = 0.1,
     metric: Metric = "cosine",
     leave_one_out: bool = False,
@@ -35,8 +35,8 @@ def evaluate_knn(
 ) -> dict[str, Any]:
     """k-NN accuracy of held-out or test images among training images; the first of `ks` is the result.
 
-    Without `ks`, k follows from the references per class (`default_k`). A k larger than the number of references is
-    reduced to it, and reported so.
+    With `ks` None, as in `supancl evaluate knn`, k follows from the references per class (`default_k`). A k larger than
+    the number of references is reduced to it, and reported so.
     """
     since = time.perf_counter()
     evaluation = open_evaluation_data(evaluated, source, split, view)

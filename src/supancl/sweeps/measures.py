@@ -23,7 +23,6 @@ from supancl.evaluate import (
 )
 from supancl.evaluate.naming import has_old_crop, non_default_settings, source_of
 from supancl.files import read_text
-from supancl.probes.knn import DEFAULT_K
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import TrainedRun
 from supancl.training.preflight import pick_device
@@ -68,8 +67,7 @@ class Measurement:
     def measure(self, evaluated: EvaluatedEncoder) -> dict[str, Any]:
         """Run the protocol; its result is also saved in the run folder."""
         if self.protocol == "knn":
-            # k is fixed: rows of a table are compared, whatever their number of references
-            return evaluate_knn(evaluated, self.source, (DEFAULT_K,), split=self.split)
+            return evaluate_knn(evaluated, self.source, split=self.split)
         if self.protocol == "linear":
             return evaluate_linear(
                 evaluated, self.source, SgdSettings() if self.probe == "sgd" else None, split=self.split
