@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -93,6 +94,11 @@ def assert_refused(said: Said | str, *nouns: object, code: int = 2) -> None:
         assert said.err.startswith("supancl: "), said.err
         said = said.err
     assert_one_line(said, *nouns)
+
+
+def saved_result(path: Path) -> dict[str, object]:
+    """The result in a file that was written with a digest, without that."""
+    return {name: value for name, value in json.loads(path.read_text()).items() if name != "digest"}
 
 
 def contents(root: Path) -> dict[str, bytes | None]:

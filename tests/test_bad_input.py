@@ -453,7 +453,7 @@ FILES = [
     Row("resume of nothing", flags(), ("nothing", "no run", "recipe"),
         ("pretrain", "--resume", "--out", "nothing")),
     Row("resume with another value", with_run(flags("--epochs", "7")),
-        ("--epochs 7", "train.epochs", "1", "run/recipe.json", "--init run", "--out"), RESUME),
+        ("--epochs 7", "train.epochs", "1", "run/recipe.json", "--extend run --epochs N"), RESUME),
     Row("resume with another encoder", with_run(flags("--set", "encoder.width=4")),
         ("--set encoder.width=4", "8", "run/recipe.json", "--out"), RESUME),
     Row("resume with another field", with_run(flags("--set", "loss.alpha=0.9")),
@@ -793,6 +793,7 @@ def test_a_disk_full_at_the_encoder_keeps_the_one_before(place, finished, monkey
     shutil.copytree(finished, place / "run")
     class_folders(place / "data")
     shutil.rmtree(place / "run" / "checkpoints")
+    (place / "run" / "finished.json").unlink()
     before = (place / "run" / "encoder.safetensors").read_bytes()
 
     def no_room(*arguments, **options):

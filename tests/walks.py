@@ -135,6 +135,7 @@ def when_views_reach_a_network(act: Callable[[Any], None]) -> None:
 
     def called(*args: Any, **kwargs: Any) -> Any:
         views = [each for each in args if isinstance(each, torch.Tensor) and each.ndim == 5]  # views, images, C, H, W
+        views = [each for each in views if each.device.type != "meta"]  # shapes alone, to estimate memory
         if views:
             torch.nn.Module.__call__ = call  # type: ignore[method-assign]
             act(views[0])

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from supancl.recipes import RECIPES, Recipe, recipe, register, register_benchmark, register_encoder
     from supancl.reporter import Reporter
+    from supancl.training.extending import extend_run
     from supancl.training.pretrain import Run, pretrain
     from supancl.weights.encoder_file import load_encoder, load_projector
     from supancl.weights.importing import import_checkpoint, open_encoder
@@ -77,6 +78,7 @@ __all__ = [
     "effective_rank",
     "ema_momentum",
     "embed",
+    "extend_run",
     "few_shot",
     "from_arrays",
     "import_checkpoint",
@@ -112,6 +114,7 @@ _NAMES = {
     "linear_accuracy linear_probe transfer variance",
     "supancl.recipes": "RECIPES Recipe recipe register register_benchmark register_encoder",
     "supancl.reporter": "Reporter",
+    "supancl.training.extending": "extend_run",
     "supancl.training.pretrain": "Run pretrain",
     "supancl.weights.encoder_file": "load_encoder load_projector",
     "supancl.weights.importing": "import_checkpoint open_encoder",

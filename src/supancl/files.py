@@ -17,7 +17,7 @@ import secrets
 import stat
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
@@ -84,12 +84,12 @@ LEFT_OVER_AGE = 3600.0  # seconds; no write of a file takes as long
 
 def left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE) -> list[Path]:
     """Temporary files of killed processes. Whoever holds the folder's lock need not wait: min_age=0."""
-    found = []
+    left_over = []
     for path in folder.glob(".*.tmp"):
         with contextlib.suppress(OSError):  # another process has just renamed or removed it
             if min_age <= 0 or time.time() - path.stat().st_mtime >= min_age:
-                found.append(path)
-    return found
+                left_over.append(path)
+    return left_over
 
 
 def remove_left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE) -> None:
@@ -153,6 +153,21 @@ def write_bytes(path: Path, content: bytes, way_out: str = MAKE_ROOM) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write indented JSON; NaN and infinity become null."""
     write_text(path, json.dumps(jsonable(content), indent=2) + "\n")
+
+
+def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write indented JSON with a digest of its content, by which readers notice damage."""
+    parsed = json.loads(json.dumps(jsonable(dict(content))))
+    write_json(path, parsed | {"digest": _json_digest(parsed)})
+
+
+def is_as_written(content: Mapping[str, Any]) -> bool:
+    """Whether JSON agrees with its digest; files of 0.1.0 have none, so nothing is known and they count as such."""
+    return content.get("digest") is None or content["digest"] == _json_digest(content)
+
+
+def _json_digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps({**content, "digest": None}, sort_keys=True).encode()).hexdigest()
 
 
 def jsonable(value: Any) -> Any:
@@ -325,6 +340,25 @@ def hold_lock(lock: Path, waiting: Callable[[str], None], every: float = 0.2) ->
             file.flush()
             yield
             return
+
+
+def is_locked(lock: Path) -> bool:
+    """Whether a process holds this lock now. Nothing is written; a file that is missing or a link is no lock."""
+    if fcntl is None:
+        return False
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:

@@ -96,10 +96,8 @@ def test_a_run_that_goes_on_when_it_is_finished_says_so(tmp_path: Path) -> None:
     pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
     terminal, text = written()
     pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=terminal)
-    assert (
-        f"{tmp_path / 'run'} is finished, at step 10 of 10; to train longer, start another run with --init "
-        f"{tmp_path / 'run'} and another --out"
-    ) in text.getvalue()
+    assert f"{tmp_path / 'run'} is finished, at step 10 of 10" in text.getvalue()
+    assert f"--extend {tmp_path / 'run'} --epochs N" in text.getvalue()
     assert "continuing" not in text.getvalue()
 
 

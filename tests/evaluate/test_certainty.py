@@ -22,6 +22,7 @@ from supancl.evaluate.cross_validation import plan_cross_validation
 from supancl.evaluate.encoder import EvaluatedEncoder, SourceCache
 from supancl.evaluate.finetune import FineTuning
 from supancl.evaluate.sources import data_for, open_evaluation_data
+from supancl.files import write_sealed_json
 from supancl.probes import knn_leave_one_out, transfer
 from supancl.probes.certainty import Answers, chance, difference
 from supancl.probes.knn import knn_correct
@@ -48,8 +49,7 @@ def with_start(run, start) -> None:
     """Record a start in a run that was not trained."""
     content = json.loads((run / "recipe.json").read_text())
     first = encoder(5) if start.name == "start" else encoder()
-    content["init"] = describe_init(first, start)
-    (run / "recipe.json").write_text(json.dumps(content))
+    write_sealed_json(run / "recipe.json", content | {"init": describe_init(first, start)})
 
 
 def images_of(run, **options) -> tuple[int, int] | None:

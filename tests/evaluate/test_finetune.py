@@ -13,7 +13,7 @@ from supancl.errors import BadInput, NonFinite
 from supancl.evaluate import EvaluatedEncoder, FineTuning, evaluate_finetuning
 from supancl.evaluate.sources import data_for
 from tests.evaluate.made import bright, run_folder, source, subject
-from tests.files import archive, assert_mentions, assert_refused, mentions, noise
+from tests.files import archive, assert_mentions, assert_refused, mentions, noise, saved_result
 
 QUICK = FineTuning(epochs=20, batch_size=16, lrs=(0.3,))
 
@@ -45,7 +45,7 @@ def test_it_learns_and_leaves_the_encoder_and_the_random_state_alone(run, tmp_pa
         60,
         "test",
     )
-    assert json.loads((tmp_path / "run/evaluate/finetune-b16-lr0.3.json").read_text()) == json.loads(json.dumps(result))
+    assert saved_result(tmp_path / "run/evaluate/finetune-b16-lr0.3.json") == json.loads(json.dumps(result))
 
 
 def test_the_same_seed_gives_the_same_result(run):

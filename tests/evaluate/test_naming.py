@@ -16,6 +16,7 @@ from supancl.evaluate import (
 )
 from supancl.evaluate.naming import DEFAULT_SETTINGS, data_label, data_names, non_default_settings, result_name
 from tests.evaluate.made import run_folder, source, subject
+from tests.files import saved_result
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def run(tmp_path):
 
 
 def kept(tmp_path) -> dict[str, dict]:
-    return {path.stem: json.loads(path.read_text()) for path in (tmp_path / "run/evaluate").iterdir()}
+    return {path.stem: saved_result(path) for path in (tmp_path / "run/evaluate").iterdir()}
 
 
 def test_the_plain_name_is_for_the_protocols_own_settings(run, tmp_path):

@@ -23,7 +23,7 @@ from supancl.evaluate.protocols import augmented_epochs, result_base_name
 from supancl.evaluate.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from tests.evaluate.made import bright, run_folder, source, subject
-from tests.files import archive, assert_mentions, assert_one_line, assert_refused, noise
+from tests.files import archive, assert_mentions, assert_one_line, assert_refused, noise, saved_result
 
 CPU = torch.device("cpu")
 CONDITIONS = {
@@ -54,7 +54,7 @@ def message(call, *arguments, **named):
 
 
 def kept(tmp_path, name):
-    return json.loads((tmp_path / "run" / "evaluate" / f"{name}.json").read_text())
+    return saved_result(tmp_path / "run" / "evaluate" / f"{name}.json")
 
 
 def by_hand(run, images: np.ndarray, labels: np.ndarray) -> Features:

@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,7 +37,7 @@ from supancl.paper.tables.runs import group_entries, read_entries
 from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluate.made import SPEC, bright, encoder, run_folder, source, subject
-from tests.files import archive, assert_mentions, assert_refused, class_folders, noise
+from tests.files import archive, assert_mentions, assert_refused, class_folders, noise, saved_result
 
 CPU = torch.device("cpu")
 
@@ -240,7 +239,7 @@ def test_digits_are_not_mirrored_and_photographs_are(tmp_path):
 def test_results_lie_in_the_run_folder(tmp_path):
     run = subject(run_folder(tmp_path / "run"))
     run.save_result("knn", {"accuracy": 1.0})
-    assert Path(tmp_path / "run/evaluate/knn.json").read_text() == '{\n  "accuracy": 1.0\n}\n'
+    assert saved_result(tmp_path / "run/evaluate/knn.json") == {"accuracy": 1.0}
 
 
 # --- the data of the run ----------------------------------------------------------------------------------------------

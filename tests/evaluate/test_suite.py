@@ -131,7 +131,7 @@ def test_a_suite_that_was_killed_goes_on_where_it_was(root, tmp_path, monkeypatc
     runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in (0, 1)]
     from supancl.evaluate import suite
 
-    plain, done = suite.write_json, []
+    plain, done = suite.write_sealed_json, []
 
     def killed(path, content):
         if len(done) == 3:
@@ -139,11 +139,11 @@ def test_a_suite_that_was_killed_goes_on_where_it_was(root, tmp_path, monkeypatc
         done.append(path)
         plain(path, content)
 
-    monkeypatch.setattr(suite, "write_json", killed)
+    monkeypatch.setattr(suite, "write_sealed_json", killed)
     with pytest.raises(KeyboardInterrupt):
         measured(runs, small(root), tmp_path / "out")
     assert len(done) == 3
-    monkeypatch.setattr(suite, "write_json", plain)
+    monkeypatch.setattr(suite, "write_sealed_json", plain)
     before = {path: path.read_bytes() for path in done}
     counted.clear()
     found, reporter = measured(runs, small(root), tmp_path / "out")

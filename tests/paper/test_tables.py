@@ -50,7 +50,8 @@ def make_run(
     run.write_recipe(chosen, ("a", "b"), {"fingerprint": "f"})
     for name, content in (evaluations or {}).items():
         run.write_evaluation(name, content)
-    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in metrics or []))
+    if metrics:
+        run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in metrics))
     return folder
 
 

@@ -16,7 +16,7 @@ from supancl.training.pretrain import Run
 from supancl.weights.checkpoint import DamagedFile, checkpoints, load_checkpoint, save_checkpoint
 from supancl.weights.digests import content_digest
 from supancl.weights.encoder_file import load_projector, read_safetensors
-from tests.files import assert_mentions, mentions
+from tests.files import assert_mentions, assert_refused, mentions, supancl
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 ROUNDS = 60
@@ -160,6 +160,36 @@ def test_a_changed_recipe_file_is_refused_on_resume(key: str, finished: Run, tmp
         pretrain(None, tiny_data(), run, resume=True)
     after = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before
+
+
+@pytest.mark.parametrize("key", ["loss.alpha", "data.labelled"])
+def test_a_changed_recipe_file_is_refused_by_what_reads_results(
+    key: str, finished: Run, tmp_path: Path, capsys
+) -> None:
+    run = shutil.copytree(finished.folder, tmp_path / "run")
+    content = json.loads((run / "recipe.json").read_text())
+    section, name = key.split(".")
+    content["recipe"][section][name] = CHANGES[key]
+    (run / "recipe.json").write_text(json.dumps(content))
+    for command in (("embed", run, "--data", "digits", "--out", tmp_path / "f.npz"), ("paper", "table", "1", run)):
+        assert_refused(supancl(capsys, *command), run / "recipe.json", "digest", "restore")
+    del content["digest"]  # changed on purpose
+    (run / "recipe.json").write_text(json.dumps(content))
+    assert supancl(capsys, "paper", "table", "1", run).code == 0
+
+
+def test_weights_of_another_run_are_refused_and_written_again(finished: Run, tmp_path: Path) -> None:
+    other = pretrain(tiny_recipe("supbyol", train__seed=1), tiny_data(), tmp_path / "other")
+    run = shutil.copytree(finished.folder, tmp_path / "run")
+    for name, load in (("encoder.safetensors", load_encoder), ("projector.safetensors", load_projector)):
+        shutil.copy(other.folder / name, run / name)
+        with pytest.raises(BadInput, match=mentions(run / name, "another run", run / "recipe.json", "--resume")):
+            load(run)
+    pretrain(None, tiny_data(), run, resume=True)
+    for name in ("encoder.safetensors", "projector.safetensors"):
+        assert (run / name).read_bytes() == (finished.folder / name).read_bytes()
+    moved = Path(shutil.copy(other.folder / "encoder.safetensors", tmp_path / "encoder.safetensors"))
+    assert load_encoder(moved).width == other.encoder.width  # without a recipe.json next to it
 
 
 def test_a_field_that_a_checkpoint_does_not_know_counts_with_its_default(finished: Run, tmp_path: Path) -> None:

@@ -208,6 +208,7 @@ def test_a_finished_run_has_everything_and_nothing_temporary(tmp_path):
         "encoder.safetensors",
         "projector.safetensors",
         "content.npz",
+        "finished.json",
         "tensorboard",
         ".lock",
     }

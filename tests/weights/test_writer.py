@@ -51,7 +51,7 @@ class Gate:
         self.steps: list[int] = []
         monkeypatch.setattr(supancl.weights.writer, "save_checkpoint", self.save)
 
-    def save(self, folder: Path, step: int, state: dict) -> Path:
+    def save(self, folder: Path, step: int, state: dict, keep_all: bool) -> Path:
         self.begun.set()
         self.in_vain |= not self.opened.wait(LONG)
         self.steps.append(step)
@@ -241,7 +241,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
                 seen.extend(checkpoints(tmp_path / "slow" / "checkpoints"))
                 gate.opened.set()
 
-    recipe, data = tiny_recipe("supbyol"), tiny_data()
+    recipe, data = tiny_recipe("supbyol", train__keep="all"), tiny_data()
     pretrain(recipe, data, tmp_path / "slow", reporter=Open())
     assert (seen, gate.in_vain, gate.steps) == ([], False, [5, 10])
     monkeypatch.undo()
@@ -255,7 +255,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
 def test_the_end_waits_and_the_lock_is_held_until_then(tmp_path: Path, monkeypatch) -> None:
     refused, plain = [], save_checkpoint
 
-    def slow(folder: Path, step: int, state: dict) -> Path:
+    def slow(folder: Path, step: int, state: dict, keep_all: bool) -> Path:
         if step == 10:
             ended.wait(0.3)
             with (
@@ -325,7 +325,7 @@ def slow_disk(monkeypatch) -> list[int]:
     """Every checkpoint takes a while, in which several steps are trained."""
     written: list[int] = []
 
-    def save(folder: Path, step: int, state: dict) -> Path:
+    def save(folder: Path, step: int, state: dict, keep_all: bool) -> Path:
         threading.Event().wait(0.15)
         written.append(step)
         return save_checkpoint(folder, step, state)

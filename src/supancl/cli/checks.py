@@ -25,11 +25,18 @@ def check_data(*names: str | None) -> None:
 
 def check_training(args: argparse.Namespace) -> None:
     """Check the recipe and its data; not in several processes, where rank 0 alone must report the error."""
-    if args.recipe is None or getattr(args, "resume", False) or from_environment().size > 1:
+    if args.recipe is not None and not getattr(args, "resume", False):
+        check_recipes(args, args.recipe)
+
+
+def check_recipes(args: argparse.Namespace, *names: str) -> None:
+    """Check each recipe with the flags applied, and its data."""
+    if from_environment().size > 1:
         return
-    data = recipe_from_flags(args.recipe, args).data
-    if not data.stream:
-        check_data(data.source)
+    for name in names:
+        data = recipe_from_flags(name, args).data
+        if not data.stream:
+            check_data(data.source)
 
 
 def as_list(values: str | Iterable[str] | None) -> list[str]:

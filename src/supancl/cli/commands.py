@@ -6,6 +6,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "pretrain": "pretrain an encoder on your images",
         "recipes": "list the recipes, or show one with the source of each value",
         "alpha": "train several alphas on your data and recommend one",
+        "compare": "train several recipes on your data, and say which differ",
+        "sweep": "train a recipe with every combination of some settings",
+        "runs": "list runs with their state, size and accuracy, or free their space",
     },
     "evaluate and use": {
         "evaluate": "k-NN, linear, transfer, few-shot, fine-tuning, or all of them",

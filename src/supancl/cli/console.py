@@ -117,8 +117,8 @@ class Terminal(Reporter):
             )
         if step >= steps:
             self.note(
-                f"{folder} is finished, at step {step} of {steps}; to train longer, start another run with "
-                f"--init {folder} and another --out"
+                f"{folder} is finished, at step {step} of {steps}; to train longer, continue it in another folder: "
+                f"--extend {folder} --epochs N"
             )
             return
         if step:

@@ -24,7 +24,7 @@ from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, format_scores, precision_of, score_stats, train_detector
 from supancl.errors import BadInput, Interrupted, plural
-from supancl.files import check_no_link, check_writable, jsonable, write_text
+from supancl.files import check_no_link, check_writable, jsonable, write_sealed_json, write_text
 from supancl.reports.detection_table import COLUMNS, comparison_markdown, comparison_row
 from supancl.reports.detections import (
     draw_class_bars,
@@ -220,8 +220,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "picture": str(picture),
         "out": str(out / f"{name}.json"),
     }
-    text = json.dumps(jsonable(result), indent=2) + "\n"
-    write_text(out / f"{name}.json", text)
+    write_sealed_json(out / f"{name}.json", result)
     rows = [
         [name, *(score_cell(row[key]) for key in ("AP", "AP50", "AP75"))] for name, row in scores["classes"].items()
     ]

@@ -150,6 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename is not None:  # a path that cannot be opened
             message = f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions"
             return report_error(BadInput(message), args.debug)
+        if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's, until Python 3.13
+            return report_error(BadInput(f"{error}: the link leads to itself; check the path"), args.debug)
         if fault := describe_plugin_error(error):
             return report_error(BadInput(fault), args.debug)
         return report_error(error, args.debug, "internal error, please report it with --debug: ")

@@ -34,10 +34,12 @@ from supancl.evaluate import (
     evaluate_variance,
     run_suite,
 )
+from supancl.evaluate.comparison import check_seeds
 from supancl.evaluate.finetune import check_whole_encoder
 from supancl.evaluate.naming import data_names
 from supancl.evaluate.suite import make_out_folder
 from supancl.probes.transfer import TransferMetric
+from supancl.reports.score_table import TableFormat
 from supancl.reports.suite_page import write_suite
 
 NOT_MEASURABLE = "not measurable"
@@ -68,10 +70,15 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     ks = None if args.k is None else parse_integers(args.k, "--k")
     check_at_least(args.temperature, 0, "--temperature", above=True)
-    (evaluated,) = open_encoders(args, console)
-    result = evaluate_knn(
-        evaluated, args.data, ks, args.temperature, args.metric, args.leave_one_out, args.split, args.view
-    )
+
+    def measure(evaluated: EvaluatedEncoder) -> dict[str, Any]:
+        return evaluate_knn(
+            evaluated, args.data, ks, args.temperature, args.metric, args.leave_one_out, args.split, args.view
+        )
+
+    if len(args.encoder) > 1:
+        return compare_encoders(args, "k-NN (k = {k})", measure, console)
+    result = measure(*open_encoders(args, console))
     for k, value in result["by_k"].items():
         console.print(
             f"k-NN (k = {k}): {describe_accuracy(result, value)}, "
@@ -98,8 +105,13 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             "--augmented: only for --probe sgd, because lbfgs fits fixed features; add --probe sgd, or leave it out"
         )
     sgd = SgdSettings(augmented=args.augmented, **overrides) if args.probe == "sgd" else None
-    (evaluated,) = open_encoders(args, console)
-    result = evaluate_linear(evaluated, args.data, sgd, args.seed, args.split, args.view)
+
+    def measure(evaluated: EvaluatedEncoder) -> dict[str, Any]:
+        return evaluate_linear(evaluated, args.data, sgd, args.seed, args.split, args.view)
+
+    if len(args.encoder) > 1:
+        return compare_encoders(args, "linear", measure, console)
+    result = measure(*open_encoders(args, console))
     method = describe_ridge(result) if args.probe == "lbfgs" else f"{plural(result['epochs'], 'epoch')} of SGD"
     console.print(f"linear ({method}): {describe_accuracy(result)}, {result['classes']} classes")
     print_certainty(result, console)
@@ -169,6 +181,30 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 # --- several encoders -------------------------------------------------------------------------------------------------
 
 
+def compare_encoders(
+    args: argparse.Namespace, title: str, measure: Callable[[EvaluatedEncoder], dict[str, Any]], console: Console
+) -> dict[str, Any]:
+    """Measure each encoder, on --data or on its own run's data, and print one table; `title` may name result keys."""
+    encoders = open_encoders(args, progress_console(args.format, console))
+    check_seeds(encoders)
+    results = [measure(evaluated) | {"group": evaluated.group} for evaluated in encoders]
+    sources = list(dict.fromkeys(result["source"] for result in results))
+    names = dict(zip(sources, data_names(sources), strict=True))
+    results = [result | {"data": names[result["source"]], "task": title.format_map(result)} for result in results]
+    return _print_with_certainty(results, args.format, console)
+
+
+def _print_with_certainty(results: list[dict[str, Any]], form: TableFormat, console: Console) -> dict[str, Any]:
+    """Print the tables, and as text for each encoder and data set how much its accuracy says."""
+    summary = print_results(results, form, console)
+    only_one = len({result["encoder"] for result in results}) == 1
+    for result in results if form == "text" else ():
+        name = f"{result['label'] if only_one else result['encoder']} on {result['data']}"
+        console.print(f"{name}: {describe_accuracy(result)}")
+        print_certainty(result, console, name)
+    return summary
+
+
 def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     data = select_sources(args, "transfer")
     encoders = open_encoders(args, progress_console(args.format, console))
@@ -176,12 +212,7 @@ def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         ("transfer", name, _transfer_protocol(source, args.metric, name))
         for name, source in zip(data_names(data), data, strict=True)
     ]
-    summary = print_results(measure_all(encoders, tasks), args.format, console)
-    for result in summary["results"] if args.format == "text" else ():
-        name = f"{result['label'] if len(encoders) == 1 else result['encoder']} on {result['data']}"
-        console.print(f"{name}: {describe_accuracy(result)}")
-        print_certainty(result, console, name)
-    return summary
+    return _print_with_certainty(measure_all(encoders, tasks), args.format, console)
 
 
 def _transfer_protocol(

@@ -14,6 +14,7 @@ from supancl.cli.console import print_error
 from supancl.config import parse_value
 from supancl.errors import BadInput, did_you_mean
 from supancl.recipes import Recipe, recipe
+from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
 
 # other libraries' names -> fields of the recipe
 FIELD_SYNONYMS = {
@@ -184,7 +185,8 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
-    built = recipe(name, args.compat or "paper")
+    """The recipe of this name, or in this file, with the flags applied."""
+    built = recipe_from_file(name, args.compat) if is_recipe_file(name) else recipe(name, args.compat or "paper")
     # all at once: two fields may be valid only together
     built = built.with_set({field: value for field, (value, _) in args.overrides.items()})
     return replace(built, sources={**built.sources, **{field: flag for field, (_, flag) in args.overrides.items()}})

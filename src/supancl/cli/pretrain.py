@@ -18,15 +18,16 @@ from supancl.data.survey import survey_source
 from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
+from supancl.training.extending import extend_run
 from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
-from supancl.training.pretrain import pretrain
+from supancl.training.pretrain import Run, pretrain
 from supancl.weights.run_folder import RunFolder
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    if args.recipe is None and "data.source" in args.overrides and not args.resume:
+    if args.recipe is None and "data.source" in args.overrides and not args.resume and args.extend is None:
         args.recipe = default_recipe(args)
-    if args.recipe is None and not (args.resume and args.out):
+    if args.recipe is None and args.extend is None and not (args.resume and args.out):
         raise BadInput(
             "give images with --data FOLDER (docs/own-data.md), a recipe (supancl recipes lists them), or --resume "
             "with --out DIR"
@@ -34,15 +35,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.resume and args.init is not None:
         raise BadInput("--init starts a run and --resume continues one; give only one of them")
     folder = RunFolder(Path(args.out)) if args.out else None
-    if args.resume and folder is not None and folder.has_run:
-        saved = folder.read_recipe()[0]
-        check_agrees(saved, args, folder)
-        free = {*fields_marked(saved, MAY_CHANGE_ON_RESUME), "data.source"}
-        changes = {field: value for field, (value, _) in args.overrides.items() if field in free}
-        to_train = saved.with_set(changes) if changes else None
-    else:  # without a recipe: with several machines, the run may be on the first one's disk alone
-        to_train = None if args.recipe is None else recipe_from_flags(args.recipe, args)
-    run = pretrain(to_train, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
+    resumes = args.resume and folder is not None and folder.has_run
+    run = extend(args, console) if args.extend is not None and not resumes else train(args, folder, console)
     run_folder = RunFolder(run.folder)
     # other ranks may not see the folder
     labelled = not run_folder.has_run or run_folder.read_data()[0].get("labelled", True)
@@ -53,6 +47,31 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     )
     last = {key: value for row in run.metrics[-2:] for key, value in row.items() if key != "kind"}
     return {"run": str(run.folder), "collapsed": run.collapsed, "last": last}
+
+
+def extend(args: argparse.Namespace, console: Console) -> Run:
+    """Continue the finished run of --extend in another folder."""
+    for flag, value in (("the recipe", args.recipe), ("--init", args.init), ("--compat", args.compat)):
+        if value is not None:
+            raise BadInput(f"--extend {args.extend} continues that run with its own settings; leave out {flag} {value}")
+    changes = {field: value for field, (value, _) in args.overrides.items()}
+    epochs = changes.pop("train.epochs", None)
+    if not isinstance(epochs, int):
+        raise BadInput(f"--extend {args.extend}: give --epochs N, the epoch to continue to, counted from the first")
+    return extend_run(args.extend, epochs, args.out, changes=changes, reporter=Terminal(console))
+
+
+def train(args: argparse.Namespace, folder: RunFolder | None, console: Console) -> Run:
+    """Start the run that the flags describe, or resume it."""
+    if args.resume and folder is not None and folder.has_run and args.recipe_file is None:
+        saved = folder.read_recipe()[0]
+        check_agrees(saved, args, folder)
+        free = {*fields_marked(saved, MAY_CHANGE_ON_RESUME), "data.source"}
+        changes = {field: value for field, (value, _) in args.overrides.items() if field in free}
+        to_train = saved.with_set(changes) if changes else None
+    else:  # without a recipe: with several machines, the run may be on the first one's disk alone
+        to_train = None if args.recipe is None else recipe_from_flags(args.recipe, args)
+    return pretrain(to_train, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
 
 
 def default_recipe(args: argparse.Namespace) -> str:

@@ -12,7 +12,7 @@ from supancl.data.sources import csv_table
 from supancl.data.sources.tars import find_tars, is_tar
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
-from supancl.files import digest, read_text, reason, write_json
+from supancl.files import digest, is_as_written, read_text, reason, write_sealed_json
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,18 @@ def _list_files(source: str) -> tuple[Path, Sequence[Path]]:
 
 
 def write_digests(path: Path, digests: Mapping[str, str]) -> None:
-    write_json(path, {"sha256": dict(digests)})
+    write_sealed_json(path, {"sha256": dict(digests)})
 
 
 def compare_digests(path: Path, digests: Mapping[str, str]) -> Comparison:
     """The files now, compared with the digests that were written to `path`."""
     try:
-        saved = parse_json(read_text(path))["sha256"]
-        before = {str(name): str(value) for name, value in saved.items()}
+        content = parse_json(read_text(path))
+        before = {str(name): str(value) for name, value in content["sha256"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{path}: not a file of digests; give one that --hash wrote, or a new name") from None
+    if not is_as_written(content):
+        raise BadInput(f"{path} is damaged: it differs from its digest; restore it, or give a new name")
     return Comparison(
         same=sum(before.get(name) == value for name, value in digests.items()),
         changed=sorted(name for name, value in digests.items() if before.get(name, value) != value),

@@ -37,10 +37,10 @@ class Survey:
 
 def survey_source(spec: DataSpec, channels: int = 3, progress: Progress | None = None) -> Survey:
     """List `spec.source` and read the sizes of some images from their headers."""
-    found = list_source(spec, channels, progress)
-    if isinstance(found, Listing):
-        return _survey_listing(found, spec)
-    return _survey_splits(found, spec)
+    source = list_source(spec, channels, progress)
+    if isinstance(source, Listing):
+        return _survey_listing(source, spec)
+    return _survey_splits(source, spec)
 
 
 def survey_data(data: Data) -> Survey:
@@ -67,8 +67,7 @@ def _survey_splits(source: Source, spec: DataSpec) -> Survey:
 def _as_trained(spec: DataSpec, images: int, labelled: int, classes: int, side: int, has_held_out: bool) -> Survey:
     """Without what is held out, limited or hidden; rounded, because only the recipe's choices depend on it."""
     holdout = spec.holdout if spec.holdout is not None else 0.0 if has_held_out else HELD_OUT
-    kept = 1 - holdout
-    images, labelled = images - round(holdout * labelled), round(kept * labelled)
+    images, labelled = images - round(holdout * labelled), round((1 - holdout) * labelled)
     if spec.limit is not None and spec.limit < images:
         images, labelled = spec.limit, round(labelled * spec.limit / images)
     return Survey(images, max(round(spec.labelled * labelled), classes), classes, side)

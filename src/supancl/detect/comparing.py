@@ -13,7 +13,7 @@ from supancl.detect.saving import DetectFolder
 from supancl.detect.spec import DetectSpec
 from supancl.detect.train import score_stats
 from supancl.errors import BadInput
-from supancl.files import read_text
+from supancl.files import is_as_written, read_text
 
 FIELDS_NOT_COMPARED = {"seed", "device", "workers", "memory_gb", "log_every", "checkpoint_every", "eval_every"}
 SCORES = ("AP", "AP50", "AP75")
@@ -71,6 +71,8 @@ def _open_run(path: Path, name: str) -> FinishedRun:
         scores = parse_json(read_text(file))
         if not all(key in scores for key in (*SCORES, "classes")):
             raise ValueError("without scores")
+        if not is_as_written(scores):
+            raise ValueError("damaged")
     except OSError:
         raise BadInput(f"{path} has not been tested (no {file.name} in evaluate/); finish it with --resume") from None
     except (ValueError, TypeError):

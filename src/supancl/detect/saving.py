@@ -15,7 +15,7 @@ from supancl.detect.layouts import DetectData
 from supancl.detect.model import Detector, build_detector, copy_resnet, normalization_of
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
-from supancl.files import did_you_mean_path, jsonable, read_text, write_text
+from supancl.files import did_you_mean_path, is_as_written, read_text, write_sealed_json
 from supancl.weights.encoder_file import SCHEMA_VERSION, read_header, read_safetensors, save_safetensors
 from supancl.weights.provenance import commit, versions
 from supancl.weights.run_folder import RunFolder
@@ -45,13 +45,14 @@ class DetectFolder(RunFolder):
 
     def write_settings(self, settings: dict[str, Any]) -> None:
         content = {"schema_version": SCHEMA_VERSION, **settings, "versions": versions(), "commit": commit()}
-        text = json.dumps(jsonable(to_json(content)), indent=2) + "\n"
-        write_text(self.recipe_file, text)
+        write_sealed_json(self.recipe_file, to_json(content))
 
     def read_settings(self) -> tuple[DetectSpec, DetectData, str, dict[str, Any]]:
         """The spec, the data, the name of the encoder, and all of detect.json."""
         try:
             content = parse_json(read_text(self.recipe_file))
+            if not is_as_written(content):
+                raise ValueError("it differs from its digest")
             spec = from_json(DetectSpec, content["spec"], "")
             data = from_json(DetectData, content["data"], "data")
             return spec, data, str(content["encoder"]), content

@@ -190,6 +190,10 @@ def open_evaluated_encoder(
     encoder.check_layer(options.layer)  # before reading data, which may take an hour
     evaluated = EvaluatedEncoder(location, encoder, options, reporter)
     run, recipe = evaluated.run, evaluated.recipe
+    if run is not None:
+        run.check_recipe_file()
+    elif RunFolder(Path(location)).leftover_files[1:]:  # more than the encoder
+        reporter.warn(f"{location} has no recipe.json, so nothing is known of the run's data and held-out images")
     if run is not None and recipe is not None and (early := run.describe_early_end(recipe)):
         reporter.warn(f"{location}: {early}; the evaluated encoder is the last one that it saved")
     if run is not None and not has_digest(run.encoder):

@@ -65,6 +65,11 @@ def pixels_key(split: Split) -> str | None:
     return content.hexdigest()[:24]
 
 
+def _checksum(path: Path, values: Tensor) -> str:
+    """Of the values and of the file's name, which is their key."""
+    return str(zlib.crc32(values.numpy().data, zlib.crc32(path.name.encode())))
+
+
 class FeatureCache:
     """A folder of features in the cache; above `max_bytes` the least recently used are removed."""
 
@@ -88,7 +93,7 @@ class FeatureCache:
                 checksum = (handle.metadata() or {}).get("crc32")
         except (OSError, SafetensorError):
             return None
-        if values.ndim != 2 or len(values) != rows or checksum != str(zlib.crc32(values.numpy().data)):
+        if values.ndim != 2 or len(values) != rows or checksum != _checksum(path, values):
             return None
         with contextlib.suppress(OSError):
             os.utime(path, follow_symlinks=os.utime not in os.supports_follow_symlinks)  # last used
@@ -97,7 +102,7 @@ class FeatureCache:
     def write(self, path: Path, values: Tensor) -> str:
         """Store features; returns why that failed, else an empty string: evaluation works without a cache."""
         values = values.contiguous()
-        metadata = {"crc32": str(zlib.crc32(values.numpy().data))}
+        metadata = {"crc32": _checksum(path, values)}
         try:
             make_inner_folder(self.folder)
             write_atomically(path, lambda temporary: save_file({"values": values}, temporary, metadata=metadata))

@@ -156,6 +156,7 @@ def evaluate_linear(
         seed=seed,
         view=view,
         queries=evaluation.images.num_labelled,
+        tested_on=fingerprint(evaluation.images),
         **outcome,
         **certainty_keys(evaluated, answers, None if augmented else ask, cross_validate=cross_validate),
     )

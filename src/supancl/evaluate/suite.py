@@ -24,7 +24,7 @@ from supancl.evaluate.naming import result_name
 from supancl.evaluate.nearest import evaluate_knn
 from supancl.evaluate.protocols import evaluate_transfer
 from supancl.evaluate.sources import array_file
-from supancl.files import check_writable, make_folder, make_inner_folder, read_text, write_json
+from supancl.files import check_writable, is_as_written, make_folder, make_inner_folder, read_text, write_sealed_json
 from supancl.reporter import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
@@ -195,7 +195,7 @@ def load_or_measure(evaluated: EvaluatedEncoder, task: Task, out: Path, files: s
     result = task.run(evaluated) | {"suite": key}
     for folder in (path.parent.parent, path.parent):
         make_inner_folder(folder)
-    write_json(path, result)
+    write_sealed_json(path, result)
     return result, False
 
 
@@ -228,4 +228,6 @@ def load_result(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     is_same = isinstance(content, dict) and content.get("suite") == key and isinstance(content.get("accuracy"), float)
-    return content if is_same else None
+    if not is_same or not is_as_written(content):
+        return None
+    return {name: value for name, value in content.items() if name != "digest"}

@@ -58,7 +58,7 @@ def choose_size(facts: Facts) -> Choice:
 
 
 def choose_encoder(facts: Facts) -> Choice:
-    if facts.size <= 32:
+    if facts.size <= (64 if facts.on_gpu else 32):  # its layers at full resolution are slow on a CPU
         return "cifar-resnet18", f"views of {facts.size} px are too small for the usual first layers"
     if facts.on_gpu and facts.size >= 160 and facts.data.images >= 50_000:
         return "resnet50", f"{facts.data.images:,} images of this size are enough for it"
@@ -107,9 +107,9 @@ def choose_pool_kind(facts: Facts) -> Choice:
 
 def choose_pool_size(facts: Facts) -> Choice:
     """As many slots as two epochs of labelled images, so that targets stay fresh; a power of two."""
-    wanted = max(2 * facts.data.labelled, 4 * facts.data.classes, facts.batch)
+    slots = max(2 * facts.data.labelled, 4 * facts.data.classes, facts.batch)
     size = 64
-    while size < min(wanted, 4096):
+    while size < min(slots, 4096):
         size *= 2
     return size, f"{facts.data.labelled:,} labelled images in {facts.data.classes:,} classes"
 
@@ -134,8 +134,8 @@ def is_to_be_fitted(recipe: Recipe) -> bool:
 
 def open_settings(recipe: Recipe) -> list[str]:
     """The settings of a requested recipe that its data decide, or that follow from those."""
-    chosen = [name for name, source in recipe.sources.items() if source == TO_BE_CHOSEN]
-    return [*chosen, "data.short_side"] if chosen else []
+    names = [name for name, source in recipe.sources.items() if source == TO_BE_CHOSEN]
+    return [*names, "data.short_side"] if names else []
 
 
 def fit_recipe(recipe: Recipe, data: Survey, on_gpu: bool) -> Recipe:

@@ -22,7 +22,7 @@ from supancl.evaluate import (
     open_evaluated_encoder,
 )
 from supancl.evaluate.naming import has_old_crop, non_default_settings, source_of
-from supancl.files import read_text
+from supancl.files import is_as_written, read_text
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import TrainedRun
 from supancl.training.preflight import pick_device
@@ -147,4 +147,6 @@ def read_result(file: Path) -> dict[str, Any]:
         raise BadInput(f"{file}: cannot be read ({reason}); evaluate the run again, or remove the file") from None
     if not isinstance(content, dict):
         raise BadInput(f"{file}: not an object with results; evaluate the run again, or remove the file")
-    return content
+    if not is_as_written(content):
+        raise BadInput(f"{file} is damaged: it differs from its digest; evaluate the run again, or remove the file")
+    return {name: value for name, value in content.items() if name != "digest"}

@@ -39,6 +39,7 @@ from supancl.sweeps.runs import (
     record_failure,
     retry_flags,
 )
+from supancl.training.cost import available_memory, estimate_memory
 from supancl.training.cuda.reuse import share_step
 from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
 from supancl.training.pretrain import pretrain
@@ -47,6 +48,7 @@ from supancl.weights.checkpoint import checkpoints
 from supancl.weights.run_folder import RunFolder
 
 T = TypeVar("T")
+BYTES_PER_RUN = 1e9  # at least, of a process with a small encoder: 0.9 GB on the digits, most of it torch
 _stopping: Event | None = None  # set in workers
 
 
@@ -213,9 +215,14 @@ def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = ""
 
 
 def default_jobs(recipe: Recipe) -> int:
-    """One run per core for small encoders on a CPU; otherwise one run at a time."""
-    small = recipe.encoder.name in ("cnn", "linear") and pick_device(recipe.train.device).type == "cpu"
-    return available_cores() if small else 1
+    """One run per core for small encoders on a CPU, as far as memory allows; otherwise one run at a time."""
+    device = pick_device(recipe.train.device)
+    if recipe.encoder.name not in ("cnn", "linear") or device.type != "cpu":
+        return 1
+    available, needed = available_memory(device), estimate_memory(recipe, device)
+    bytes_per_run = max(BYTES_PER_RUN, needed.total if needed is not None else 0)
+    fitting = available_cores() if available is None else int(available // bytes_per_run)
+    return max(1, min(available_cores(), fitting))
 
 
 def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failure | None]]:

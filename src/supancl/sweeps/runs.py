@@ -15,8 +15,8 @@ from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, plural
 from supancl.files import read_text, write_text
 from supancl.recipes import Recipe
 from supancl.training.preflight import is_same_or_automatic
-from supancl.weights.checkpoint import load_newest
 from supancl.weights.encoder_file import load_encoder
+from supancl.weights.run_end import has_collapsed, read_end
 from supancl.weights.run_folder import RunFolder
 
 FAILURE_FILE = "failed.json"  # in the folder of a failed run: why it failed
@@ -97,12 +97,15 @@ def record_failure(folder: Path, failure: Failure) -> None:
 
 
 def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
-    """Whether the last epoch is complete: the monitor's row is logged first, the checkpoint written last."""
+    """Whether the last epoch is complete: the monitor's row is logged first, the checkpoint written last.
+
+    finished.json says it too, also where no checkpoint is kept; runs of 0.1.0 have none.
+    """
     last = folder.metrics()[-1:]
     return any(
         row["kind"] == "monitor"
         and row["epoch"] == recipe.train.epochs - 1
-        and (folder.checkpoints / f"step-{row['step']:09d}.pt").exists()
+        and ((folder.checkpoints / f"step-{row['step']:09d}.pt").exists() or read_end(folder) is not None)
         for row in last
     )
 
@@ -125,6 +128,5 @@ def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
 
 def read_run(path: Path) -> TrainedRun:
     folder = RunFolder(path)
-    state, _ = load_newest(folder.checkpoints)
-    collapsed = state is not None and bool(state["monitor"]["collapsed"])
-    return TrainedRun(folder.read_recipe()[0], load_encoder(path), folder.metrics(), collapsed)
+    folder.check_recipe_file()
+    return TrainedRun(folder.read_recipe()[0], load_encoder(path), folder.metrics(), bool(has_collapsed(folder)))

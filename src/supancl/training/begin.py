@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from supancl.data.splits import Data
+from supancl.errors import BadInput
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 from supancl.training.cost import describe_time, measure_step
@@ -37,11 +38,11 @@ def begin_run(
 ) -> Iterator[Loop]:
     """The loop of a run, at its first step or where it stopped. Files and threads are closed at the end."""
     with Writer() as writer:  # at its end, pending writes are finished
-        if resume and (recorded := trainer.ranks.on_rank0(folder.read_init)):
-            init = recorded["from"]  # for a run that ended before its first checkpoint
+        recorded = trainer.ranks.on_rank0(folder.read_init) if resume else None
+        init = init if recorded is None else recorded["from"]  # for a run that ended before its first checkpoint
         state = _load_start(trainer, data, folder, resume, init, reporter)
         is_filled = state is None and init is not None
-        start = describe_init(trainer.model.branches.encoder, str(init)) if is_filled else None
+        start = describe_init(trainer.model.branches.encoder, str(init)) if is_filled else recorded
         cost = describe_time(trainer, measure_step(trainer)) if reporter.shows_cost else {}
         about = {"cost": cost, "init": start}
         for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state, about)):
@@ -88,6 +89,12 @@ def _load_start(
         trainer.load(state)
         if trainer.monitor.collapsed and trainer.step < trainer.steps:
             reporter.warn(check_collapsed_run(trainer.recipe, trainer.step, folder.path))
+    if trainer.step < (restart := trainer.recipe.schedule.restart_epoch * trainer.steps_per_epoch):
+        raise BadInput(
+            f"{folder.path}: schedule.restart_epoch = {trainer.recipe.schedule.restart_epoch} is for a run that "
+            f"continues another one at step {restart}, and no checkpoint of that step is here; extend that run with "
+            "--extend RUN, or leave the setting at 0"
+        )
     return state
 
 

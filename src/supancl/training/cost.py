@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ WORKSPACE = 1.3  # gradients of activations and the libraries' buffers, as a par
 MEASURED_IMAGES = 4  # whose activations are added up
 DAY = 86_400.0  # seconds
 LEAST_STEPS = 200  # of a run whose time is measured; a shorter one tells soon enough
+WARM_UP = {"cpu": 1, "cuda": 12}  # steps that allocate, choose kernels, compile and capture
 TRIAL_SECONDS = 3.0
 LADDER: tuple[dict[str, Any], ...] = (
     {"train.batch_size": 64},
@@ -89,13 +91,13 @@ def _bytes_saved_for_backward(branches: torch.nn.Module, images: Tensor) -> floa
     """Bytes of all tensors that backward needs, weights excepted."""
     weights = {t.untyped_storage()._cdata for t in branches.parameters()}
     saved: dict[int, int] = {}
-    kept: list[Tensor] = []  # so that no storage is freed and another one takes its place
+    tensors: list[Tensor] = []  # so that no storage is freed and another one takes its place
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in weights:
             saved[storage._cdata] = storage.nbytes()
-            kept.append(tensor)
+            tensors.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
@@ -130,10 +132,13 @@ def _control_group_room() -> Iterator[float]:
 
 
 def check_memory(recipe: Recipe, device: torch.device) -> str:
-    """Refuse a run that does not fit the memory of its device, with settings that do; else how much it needs."""
+    """Refuse a run that does not fit the memory of its device, with settings that do; else how much it needs.
+
+    The text is empty if that is unknown.
+    """
     available, needed = available_memory(device), estimate_memory(recipe, device)
     if needed is None:
-        return "unknown"
+        return ""
     if available is None or needed.total <= available:
         room = "" if available is None else f" of {in_gigabytes(available)}"
         return f"about {in_gigabytes(needed.total)}{room}"
@@ -164,7 +169,11 @@ def measure_step(trainer: Trainer, least: int = 3) -> float | None:
         return None
     before = copy.deepcopy(trainer.state())
     try:
-        trainer.advance()  # compiles, captures and allocates
+        for _ in range(WARM_UP[trainer.device.type]):
+            trainer.advance()
+            if trainer.captured.is_due:
+                with contextlib.suppress(Exception):  # the run will report it
+                    trainer.capture()
         _wait_for(trainer.device)
         started, steps = time.perf_counter(), 0
         while steps < least or (steps < 50 and time.perf_counter() - started < TRIAL_SECONDS / 3):

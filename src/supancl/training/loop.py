@@ -27,6 +27,7 @@ from supancl.training.signals import record_signals
 from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import load_newest
 from supancl.weights.metrics_log import MetricsLog
+from supancl.weights.run_end import RunEnd, record_end
 from supancl.weights.run_folder import RunFolder
 from supancl.weights.writer import Writer
 
@@ -101,7 +102,7 @@ class Loop:
                 self.save_and_warn(saves)
                 if signal_number and trainer.step < trainer.steps:
                     self.stop(signal_number)
-            self.wait_for_writer()
+            self.finish()
 
     def train_row(self, stats: StepStats, images_per_second: float) -> dict[str, Any]:
         trainer, recipe, schedule = self.trainer, self.trainer.recipe, self.trainer.inputs.schedule
@@ -150,7 +151,15 @@ class Loop:
     def save(self) -> None:
         self.log.sync()
         state = {**self.trainer.state(), "log_rows": self.log.rows}
-        self.trainer.ranks.on_rank0(lambda: self.writer.save(self.folder.checkpoints, self.trainer.step, state))
+        trainer, keep_all = self.trainer, self.trainer.recipe.train.keep == "all"
+        trainer.ranks.on_rank0(lambda: self.writer.save(self.folder.checkpoints, trainer.step, state, keep_all))
+
+    def finish(self) -> None:
+        """Record the end of the run once everything is on disk, and keep only the checkpoints of `train.keep`."""
+        self.wait_for_writer()
+        trainer = self.trainer
+        end = RunEnd(trainer.step, trainer.monitor.collapsed)
+        trainer.ranks.on_rank0(lambda: record_end(self.folder, end, trainer.recipe.train.keep))
 
     def wait_for_writer(self) -> None:
         self.trainer.ranks.on_rank0(self.writer.wait)

@@ -256,6 +256,8 @@ def lock_run_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Ite
 
 def advice_for_changed_setting(key: str, folder: RunFolder) -> str:
     """Advice when a resumed run asks for a different value; --init needs the same encoder."""
+    if key == "train.epochs":
+        return f"to train longer, finish it and then continue it in another folder: --extend {folder.path} --epochs N"
     begin = "another --out" if key.startswith("encoder.") else f"--init {folder.path} and another --out"
     return f"a run continues with its own settings; to change them, start another run with {begin}"
 

@@ -34,6 +34,9 @@ from supancl.training.preflight import (
     run_folder_for,
     with_speed,
 )
+from supancl.weights.checkpoint import checkpoints
+from supancl.weights.encoder_file import load_encoder
+from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
 
 
@@ -70,6 +73,12 @@ def pretrain(
         resolved = ranks.on_rank0(lambda: resolve_recipe(recipe, run_folder_for(recipe, out), resume, init, fit))
         if recipe is not None and not is_to_be_fitted(recipe) and (line := describe_resolution(recipe, resolved)):
             reporter.note(line)
+        if resume and (finished := ranks.on_rank0(lambda: read_finished_run(out))) is not None:
+            reporter.note(
+                f"{finished.folder} is finished and keeps no checkpoint, so there is nothing to continue; to train it "
+                "again, remove its finished.json"
+            )
+            return finished
         device, run_data = ranks.on_every_rank(lambda: open_device_and_data(resolved, data, reporter, ranks))
         run_recipe = with_speed(resolved, device, len(run_data.train), ranks.size)
         note_kept_settings(recipe, run_recipe, reporter)
@@ -91,13 +100,26 @@ def pretrain(
         return Run(folder.path, encoder, ranks.on_rank0(folder.metrics), trainer.monitor.collapsed)
 
 
+def read_finished_run(out: Path | str | None) -> Run | None:
+    """The run in this folder if it is finished and none of its checkpoints was kept, else None."""
+    folder = RunFolder(Path(out or ""))
+    if out is None or not folder.has_run or not folder.end_file.exists() or checkpoints(folder.checkpoints):
+        return None
+    if (end := read_end(folder)) is None:  # to start again at step 0 would overwrite the encoder
+        raise BadInput(
+            f"{folder.end_file} is damaged or of another run, and there is no checkpoint; restore it, or remove it to "
+            "start again at step 0"
+        )
+    return Run(folder.path, load_encoder(folder.path), folder.metrics(), end.collapsed)
+
+
 def open_device_and_data(
     recipe: Recipe, data: Data | None, reporter: Reporter, ranks: Ranks
 ) -> tuple[torch.device, Data]:
     """The device and the data of this process, checked against the recipe."""
     device = pick_device(recipe.train.device, None if ranks.size == 1 else ranks.local_rank)
     memory = check_memory(recipe, device)  # before the data are read, which may take an hour
-    if reporter.shows_cost:
+    if memory and reporter.shows_cost:
         reporter.note(f"memory: {memory}, besides the images")
     if data is None:
         data = open_data(recipe.data, recipe.encoder.channels, reporter.on_progress)

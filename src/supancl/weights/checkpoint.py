@@ -30,8 +30,8 @@ MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
-    """Write step-N.pt, and remove all earlier checkpoints but one.
+def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep_all: bool = False) -> Path:
+    """Write step-N.pt, and unless `keep_all`, remove all earlier checkpoints but one.
 
     Later ones are kept: a run that went back past a damaged one overwrites it when it reaches that step.
     """
@@ -40,10 +40,17 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
     content["digest"] = content_digest(content)
     path.with_suffix(".sha256").unlink(missing_ok=True)  # of the file that 0.1.0 wrote here
     write_atomically(path, lambda temporary: _save(temporary, content))
+    if keep_all:
+        return path
     for old in [checkpoint for checkpoint in checkpoints(folder) if checkpoint.name <= path.name][:-MAX_CHECKPOINTS]:
-        old.unlink(missing_ok=True)
-        old.with_suffix(".sha256").unlink(missing_ok=True)
+        remove_checkpoint(old)
     return path
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint, and the checksum that 0.1.0 wrote next to it."""
+    path.unlink(missing_ok=True)
+    path.with_suffix(".sha256").unlink(missing_ok=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:

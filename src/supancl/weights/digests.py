@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+else:
+    from supancl.lazy import torch
 
 
 def content_digest(content: Any) -> str:
@@ -21,7 +23,7 @@ def content_digest(content: Any) -> str:
 
 
 def _add(state: Any, value: Any) -> None:
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             raise TypeError(f"a tensor of layout {value.layout} on {value.device.type} has no plain bytes")
         state.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())

@@ -69,11 +69,12 @@ def _sort_header(file: Path) -> None:
 def save_encoder(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
     """Write encoder.safetensors: weights under the architecture's names, with metadata."""
     weights = {name: value.detach().cpu().clone() for name, value in encoder.body.state_dict().items()}
-    save_safetensors(path, weights, encoder_metadata(encoder, classes, recipe))
+    save_safetensors(path, weights, encoder_metadata(path, encoder, classes, recipe))
 
 
-def encoder_metadata(encoder: Encoder, classes: tuple[str, ...], recipe: str) -> dict[str, str]:
+def encoder_metadata(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> dict[str, str]:
     return {
+        **_run_metadata(path),
         "schema_version": str(SCHEMA_VERSION),
         "encoder": json.dumps(to_json(encoder.spec)),
         "name": encoder.spec.name,
@@ -89,17 +90,31 @@ def encoder_metadata(encoder: Encoder, classes: tuple[str, ...], recipe: str) ->
 def save_projector(path: Path, projector: nn.Module, recipe: str) -> None:
     """Write projector.safetensors: the weights of the online projector and the spec of its layers."""
     weights = {name: value.detach().cpu().clone() for name, value in projector.state_dict().items()}
-    save_safetensors(path, weights, projector_metadata(projector, recipe))
+    save_safetensors(path, weights, projector_metadata(path, projector, recipe))
 
 
-def projector_metadata(projector: nn.Module, recipe: str) -> dict[str, str]:
+def projector_metadata(path: Path, projector: nn.Module, recipe: str) -> dict[str, str]:
     head, width = MLP.describe(projector.state_dict())
     return {
+        **_run_metadata(path),
         "schema_version": str(SCHEMA_VERSION),
         "head": json.dumps(to_json(head)),
         "input_width": str(width),
         "recipe": recipe,
     }
+
+
+def _run_metadata(path: Path) -> dict[str, str]:
+    """The name of the run in whose folder a file is written, so that files of two runs are not mixed."""
+    name = RunFolder(path.parent).read_run_name()
+    return {"run": name} if name else {}
+
+
+def check_same_run(file: Path, metadata: Mapping[str, str]) -> None:
+    """Refuse weights in the folder of another run than the one that wrote them."""
+    folder, name = RunFolder(file.parent), metadata.get("run")
+    if name and folder.read_run_name() not in ("", name):
+        raise BadInput(f"{file} is of another run than {folder.recipe_file}; {_write_again(file)}")
 
 
 def load_projector(path: Path | str) -> nn.Sequential:
@@ -248,6 +263,7 @@ def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         metadata: dict[str, str] = handle.metadata() or {}
     if {"schema_version", "digest"} <= set(metadata) and metadata["digest"] != _weights_digest(tensors, metadata):
         raise BadInput(f"{file} is damaged: its content differs from its digest; {_write_again(file)}")
+    check_same_run(file, metadata)
     return tensors, metadata
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,17 +17,20 @@ from supancl.files import (
     check_no_link,
     check_writable,
     hold_lock,
+    is_as_written,
     make_inner_folder,
     open_regular,
     read_text,
     remove_left_over_files,
     why_unwritable,
     write_bytes,
-    write_json,
+    write_sealed_json,
     write_text,
 )
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
 from supancl.recipes.plugins import required_plugins
+from supancl.recipes.recipe import fixed_settings
+from supancl.weights.digests import content_digest
 from supancl.weights.log_rows import GAP, LogRows, fill_gaps, keep_rows, read_rows
 from supancl.weights.provenance import commit, versions
 
@@ -39,7 +42,7 @@ COMMAND_BY_FILE = {
 
 class RunFolder:
     """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, content.npz,
-    tensorboard/, evaluate/."""
+    finished.json, tensorboard/, evaluate/."""
 
     REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {
         "kind": str,
@@ -55,6 +58,7 @@ class RunFolder:
         self.recipe_file = path / "recipe.json"
         self.metrics_file = path / "metrics.jsonl"
         self.content_file = path / "content.npz"  # a checksum of each image
+        self.end_file = path / "finished.json"  # the last step, and whether the run collapsed
         self.tensorboard = path / "tensorboard"
         self.evaluations = path / "evaluate"
         self.lock_file = path / ".lock"
@@ -67,8 +71,12 @@ class RunFolder:
     @property
     def leftover_files(self) -> list[Path]:
         """Files of a run whose recipe.json is missing: it cannot resume and is not overwritten."""
-        files = [*self.checkpoints.glob("step-*.pt"), self.encoder, self.metrics_file]
+        files = [*self.checkpoint_files(), self.encoder, self.metrics_file]
         return [] if self.has_run else [file for file in files if file.exists()]
+
+    def checkpoint_files(self) -> list[Path]:
+        """The checkpoints, oldest first."""
+        return sorted(self.checkpoints.glob("step-*.pt"))
 
     def check_place(self) -> None:
         """Refuse a folder that cannot be written, without creating anything."""
@@ -154,10 +162,12 @@ class RunFolder:
             "data": data,
             "versions": versions(),
             "commit": commit(),
+            "run": name_run(recipe, classes, data),
         }
         if plugins := required_plugins(recipe):
             content["plugins"] = plugins
-        write_json(self.recipe_file, content | {key: value for key, value in (about or {}).items() if value})
+        content |= {key: value for key, value in (about or {}).items() if value}
+        write_sealed_json(self.recipe_file, content)
 
     def write_content(self, content: Content | None) -> None:
         """Write a checksum of each image, for `--resume` to name those that have changed."""
@@ -173,7 +183,7 @@ class RunFolder:
         settings[name] = value
         if key in recipe.sources:  # absent if the setting is newer than the file
             content["recipe"].setdefault("sources", {})[key] = recipe.sources[key]
-        write_json(self.recipe_file, content)
+        write_sealed_json(self.recipe_file, content)
 
     def read_recipe(self) -> tuple[Recipe, tuple[str, ...]]:
         try:
@@ -188,6 +198,22 @@ class RunFolder:
             line = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
             raise BadInput(f"{line}; restore the file that the run wrote, or choose another --out") from None
         return recipe, self.read_data()[1]
+
+    def check_recipe_file(self) -> None:
+        """Refuse a recipe.json that is not as the run wrote it; `--resume` instead compares it with the checkpoint."""
+        if not is_as_written(parse_json(read_text(self.recipe_file))):
+            raise BadInput(
+                f"{self.recipe_file} differs from its digest: it was changed or is damaged; restore it, or if you "
+                'changed it on purpose, remove its last line, "digest"'
+            )
+
+    def read_run_name(self) -> str:
+        """The name that the files of this run share, a digest of settings and data; empty for runs of 0.1.0."""
+        try:
+            name = parse_json(read_text(self.recipe_file)).get("run")
+        except (OSError, ValueError, AttributeError):
+            return ""
+        return name if isinstance(name, str) else ""
 
     def read_plugins(self) -> list[str]:
         """The plugin files that the run used; empty if it used none or there is no recipe.json."""
@@ -267,6 +293,8 @@ class RunFolder:
         log, epochs = self._read_log(), recipe.train.epochs
         if log.damage:
             return f"its log is damaged ({log.damage[0]})"
+        if not log.rows and self.metrics_file.exists():  # every epoch ends with a row
+            return f"its log {self.metrics_file.name} is empty"
         last = [row for row in log.rows if row["kind"] != GAP][-1:]
         final_kinds = ("monitor",) if recipe.train.monitor_every else ("monitor", "train")
         if all(row["epoch"] >= epochs - 1 and row["kind"] in final_kinds for row in last):
@@ -286,8 +314,13 @@ class RunFolder:
             raise BadInput(f"cannot write to {self.path} ({error.strerror}); evaluate a copy of it") from None
         remove_left_over_files(self.evaluations)
         path = self.evaluations / f"{name}.json"
-        write_json(path, result)
+        write_sealed_json(path, result)
         return path
+
+
+def name_run(recipe: Recipe, classes: tuple[str, ...], data: Mapping[str, object]) -> str:
+    """The name that the files of a run share: a digest of its settings and data."""
+    return content_digest([fixed_settings(recipe), classes, data.get("fingerprint"), data.get("content")])[:16]
 
 
 def next_folder(recipe_name: str, parent: Path = Path("runs")) -> Path:

@@ -34,18 +34,18 @@ class Writer:
     def __exit__(self, *reason: object) -> None:
         self._thread.shutdown(wait=True)
 
-    def save(self, folder: Path, step: int, state: Mapping[str, Any]) -> None:
+    def save(self, folder: Path, step: int, state: Mapping[str, Any], keep_all: bool = False) -> None:
         """`save_checkpoint` of a copy of the current state."""
-        self._submit("checkpoint", state, lambda copied: save_checkpoint(folder, step, copied))
+        self._submit("checkpoint", state, lambda copied: save_checkpoint(folder, step, copied, keep_all))
 
     def save_encoder(self, path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
         """`save_encoder` of a copy of the current encoder."""
-        metadata = encoder_metadata(encoder, classes, recipe)
+        metadata = encoder_metadata(path, encoder, classes, recipe)
         self._submit("encoder", encoder.body.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
 
     def save_projector(self, path: Path, projector: nn.Module, recipe: str) -> None:
         """`save_projector` of a copy of the current projector."""
-        metadata = projector_metadata(projector, recipe)
+        metadata = projector_metadata(path, projector, recipe)
         self._submit("projector", projector.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
 
     def wait(self) -> None:

@@ -19,8 +19,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         add_encoder_flags(subparser, multiple)
         return subparser
 
-    knn = add("knn", "k nearest neighbours among the training images")
+    knn = add("knn", "k nearest neighbours among the training images", multiple=True)
     add_source_flags(knn, view=True)
+    add_format_flag(knn)
     knn.add_argument(
         "--k",
         help="neighbours; of several, comma-separated, the first is the result "
@@ -32,8 +33,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--leave-one-out", action="store_true", help="use the evaluated images as references for one another"
     )
     add_baselines_flag(knn)
-    linear = add("linear", "a linear classifier on frozen features")
+    linear = add("linear", "a linear classifier on frozen features", multiple=True)
     add_source_flags(linear, view=True)
+    add_format_flag(linear)
     linear.add_argument(
         "--probe", default="lbfgs", choices=("lbfgs", "sgd"), help="fast and convex, or as in the paper"
     )
@@ -126,7 +128,13 @@ def add_data_set_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", action="append", default=[], help="a source; may be given several times")
     parser.add_argument("--root", help="folder with benchmark data sets")
     parser.add_argument("--sets", help="names of benchmarks, comma-separated (default: all in --root)")
-    parser.add_argument("--format", default="text", choices=(*TABLE_FORMATS, "json"), help="format of the table")
+    add_format_flag(parser)
+
+
+def add_format_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format", default="text", choices=(*TABLE_FORMATS, "json"), help="format of the table of several encoders"
+    )
 
 
 def check(args: argparse.Namespace) -> None:

@@ -6,15 +6,30 @@ import argparse
 
 from supancl.cli.checks import check_training
 from supancl.cli.flags import add_recipe_flags
+from supancl.errors import BadInput
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe's name (supancl recipes lists them)")
     parser.add_argument("--out", help="run folder (default: runs/RECIPE-NNN)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out")
+    parser.add_argument(
+        "--extend", metavar="RUN", help="continue a finished run to --epochs N in another folder (docs/runs.md)"
+    )
+    parser.add_argument(
+        "--from",
+        dest="recipe_file",
+        metavar="FILE",
+        help="settings from a run's recipe.json, or from a .json or .yaml of yours",
+    )
     parser.add_argument("--init", help="start the encoder from a run folder or an encoder.safetensors")
     add_recipe_flags(parser)
 
 
 def check(args: argparse.Namespace) -> None:
+    if args.recipe_file is not None:
+        if args.recipe is not None or args.extend is not None:
+            other = f"the recipe {args.recipe}" if args.recipe is not None else f"--extend {args.extend}"
+            raise BadInput(f"--from {args.recipe_file} and {other}: settings come from one of them; drop the other")
+        args.recipe = args.recipe_file
     check_training(args)

@@ -19,8 +19,8 @@ from supancl.evaluate.protocols import TRAINED_IMAGES
 from supancl.evaluate.sources import data_set_of
 from supancl.recipes import Recipe
 from supancl.stats import seed_stats
-from supancl.weights.checkpoint import load_newest
 from supancl.weights.encoder_file import load_encoder
+from supancl.weights.run_end import has_collapsed
 from supancl.weights.run_folder import RunFolder
 
 LARGEST = 1e100  # a larger number in a log or a result is damage
@@ -232,10 +232,8 @@ class Entry:
         """Read metrics.jsonl: losses of the last epoch, k-NN and variance of the monitor's last check."""
         folder = RunFolder(self.path)
         if measure == "collapsed":
-            state, _ = load_newest(folder.checkpoints)
-            monitor = {} if state is None else state.get("monitor")
-            collapsed = monitor.get("collapsed") if isinstance(monitor, dict) else None
-            return [MeasuredValue(float(collapsed))] if isinstance(collapsed, bool) else []
+            collapsed = has_collapsed(folder)
+            return [] if collapsed is None else [MeasuredValue(float(collapsed))]
         rows = folder.metrics()
         if measure == "sup" and self.recipe is not None and not self._has_supervised_target(self.recipe):
             return []  # the log repeats l_ssl there

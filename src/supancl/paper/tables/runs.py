@@ -22,6 +22,7 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.stats import seed_stats
 from supancl.sweeps.measures import read_result
 from supancl.sweeps.runs import read_failure
+from supancl.weights.encoder_file import check_same_run, read_header
 from supancl.weights.run_folder import RunFolder
 
 # the toy study's names of measures -> the names used for runs
@@ -254,6 +255,9 @@ def _read_entry(path: Path) -> Entry:
         if folder.has_run:
             all_evaluations = evaluations if folder.path == path else read_evaluations(folder.path) | evaluations
             trained, _ = folder.read_recipe()  # raises BadInput if the file is broken
+            folder.check_recipe_file()
+            if folder.encoder.exists():
+                check_same_run(folder.encoder, read_header(folder.encoder)[0])
             data, _ = folder.read_data()
             return Entry(
                 folder.path,

@@ -1,0 +1,163 @@
+"""Which runs are below a folder, and how each of them stands. Nothing is loaded, and nothing is trusted."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from supancl.config import parse_json
+from supancl.errors import BadInput
+from supancl.files import is_locked, read_text, reason
+from supancl.weights.log_rows import GAP, read_last_rows
+from supancl.weights.run_end import peek_collapsed, read_end
+from supancl.weights.run_folder import RunFolder
+
+INNER_FOLDERS = ("checkpoints", "tensorboard", "evaluate")  # of a run
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run as a list shows it; what is not known is None or empty."""
+
+    path: Path
+    state: str  # running, finished, collapsed, stopped at N, damaged
+    recipe: str = ""
+    data: str = ""
+    epochs_done: int = 0
+    epochs: int | None = None
+    nbytes: int = 0
+    last_written: float = math.nan  # in seconds since 1970
+    knn: float | None = None
+    linear: float | None = None
+    finished: bool = False
+    end_step: int | None = None
+    problem: str = ""  # of a damaged one
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Every run folder below this one, and the folder itself if it is a run; links and hidden folders are left out."""
+    for path, folders, files in os.walk(folder):
+        if "recipe.json" in files or "detect.json" in files or _has_remains(Path(path), files):
+            yield Path(path)
+            folders[:] = [name for name in folders if name not in INNER_FOLDERS]
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+
+
+def _has_remains(path: Path, files: list[str]) -> bool:
+    """Whether a folder without recipe.json was a run."""
+    return "metrics.jsonl" in files or any((path / "checkpoints").glob("step-*.pt"))
+
+
+def list_runs(folder: Path) -> list[ListedRun]:
+    """The runs below a folder; one that is damaged is listed with what is wrong."""
+    if not folder.is_dir():
+        raise BadInput(f"no folder {folder}; name the folder that holds your runs (default: runs)")
+    return [describe_run(path) for path in find_runs(folder)]
+
+
+def describe_run(path: Path) -> ListedRun:
+    """How a run stands. Never raises because of what is in the folder."""
+    folder, nbytes = RunFolder(path), folder_bytes(path)
+    try:
+        if not folder.has_run and (path / "detect.json").exists():
+            return _describe_detector(path, nbytes)
+        content = parse_json(read_text(folder.recipe_file))
+        stored = content["recipe"]
+        recipe, data, epochs = stored["name"], stored["data"]["source"], stored["train"]["epochs"]
+        if not (isinstance(recipe, str) and isinstance(data, str) and isinstance(epochs, int)):
+            raise ValueError("recipe.json has no name, data or epochs")
+        rows = _last_rows(folder)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        why = (
+            f"recipe.json: {reason(error)}" if isinstance(error, (OSError, ValueError)) else "no recipe.json of supancl"
+        )
+        return ListedRun(path, "damaged", nbytes=nbytes, last_written=_mtime(path), problem=why)
+    end_step = find_end_step(folder, rows, epochs)
+    knn, linear = (_best(folder, rows, name) for name in ("knn", "linear"))
+    last = rows[-1] if rows else {}
+    return ListedRun(
+        path,
+        _state(folder, rows, end_step),
+        recipe,
+        data,
+        int(last.get("epoch", -1)) + (1 if last.get("kind") == "monitor" or end_step is not None else 0),
+        epochs,
+        nbytes,
+        _mtime(folder.metrics_file if folder.metrics_file.exists() else folder.recipe_file),
+        knn,
+        linear,
+        end_step is not None,
+        end_step,
+    )
+
+
+def find_end_step(folder: RunFolder, rows: list[dict[str, Any]], epochs: int) -> int | None:
+    """The last step of a finished run: by finished.json, or in runs of 0.1.0 by the last check and its checkpoint."""
+    if (end := read_end(folder)) is not None:
+        return end.step
+    for row in rows[-1:]:
+        checkpoint = folder.checkpoints / f"step-{row['step']:09d}.pt"
+        if row["kind"] == "monitor" and row["epoch"] == epochs - 1 and checkpoint.exists():
+            return int(row["step"])
+    return None
+
+
+def _state(folder: RunFolder, rows: list[dict[str, Any]], end_step: int | None) -> str:
+    if is_locked(folder.lock_file):
+        return "running"
+    if peek_collapsed(folder):
+        return "collapsed"
+    if end_step is not None:
+        return "finished"
+    newest = folder.checkpoint_files()[-1:]
+    step = newest[0].stem.removeprefix("step-").lstrip("0") if newest else ""
+    return f"stopped at {step or 0}"
+
+
+def _last_rows(folder: RunFolder) -> list[dict[str, Any]]:
+    """The last rows of the log that have the fields of a row; a gap is none."""
+    if not folder.metrics_file.exists():
+        return []
+    required = folder.REQUIRED_ROW_FIELDS
+    return [
+        row
+        for row in read_last_rows(folder.metrics_file)
+        if all(isinstance(row.get(name), kind) for name, kind in required.items()) and row["kind"] != GAP
+    ]
+
+
+def _best(folder: RunFolder, rows: list[dict[str, Any]], name: str) -> float | None:
+    """The higher of the last check while training and `supancl evaluate NAME` on the run's own data."""
+    values = [row.get(name) for row in rows if row["kind"] == "monitor"][-1:]
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        values.append(parse_json(read_text(folder.evaluations / f"{name}.json"))["accuracy"])
+    numbers = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
+    return max(numbers, default=None)
+
+
+def _describe_detector(path: Path, nbytes: int) -> ListedRun:
+    content = parse_json(read_text(path / "detect.json"))
+    is_finished = (path / "detector.safetensors").exists()
+    state = "running" if is_locked(path / ".lock") else "finished" if is_finished else "stopped"
+    return ListedRun(path, state, "detector", str(content["data"]["root"]), nbytes=nbytes, last_written=_mtime(path))
+
+
+def folder_bytes(folder: Path) -> int:
+    """The bytes of all files below a folder; of a link only its own."""
+    total = 0
+    for path, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):  # removed in the meantime
+                total += os.lstat(os.path.join(path, name)).st_size
+    return total
+
+
+def _mtime(path: Path) -> float:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return math.nan

@@ -1,0 +1,46 @@
+"""What is known of a source before it is decoded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from supancl.data.opening import open_data
+from supancl.data.splits import DataSpec
+from supancl.data.survey import Survey, survey_data, survey_source
+from tests.files import archive, class_folders, noise, picture, table
+
+
+def survey(source, **settings) -> Survey:
+    return survey_source(DataSpec(source=str(source), **settings))
+
+
+def test_a_folder_with_few_labels(tmp_path):
+    class_folders(tmp_path / "photos", each=20)
+    for i in range(30):
+        picture(tmp_path / "photos" / "unlabelled" / f"{i}.png", size=(40, 60))
+    assert survey(tmp_path / "photos") == Survey(images=66, labelled=36, classes=2, side=8)
+
+
+@pytest.mark.parametrize("settings", [{}, {"limit": 10}, {"holdout": 0.5}, {"labelled": 0.5}])
+def test_the_numbers_are_those_of_the_opened_data(settings, tmp_path):
+    class_folders(tmp_path / "photos", each=20)
+    spec = DataSpec(source=str(tmp_path / "photos"), **settings)
+    assert survey_source(spec) == survey_data(open_data(spec, 1))
+
+
+def test_sources_of_every_kind(tmp_path):
+    archive(tmp_path / "x.npz", train_images=noise(20, 9, 12, 3), test_images=noise(4, 9, 12, 3), test_labels=[0] * 4)
+    assert survey(tmp_path / "x.npz") == Survey(images=20, labelled=20, classes=2, side=9)
+    for i in range(4):
+        picture(tmp_path / f"{i}.png", size=(20, 30))
+    table(tmp_path / "x.csv", "path,label,split", "0.png,a,train", "1.png,b,train", "2.png,,train", "3.png,a,val")
+    assert survey(tmp_path / "x.csv") == Survey(images=3, labelled=2, classes=2, side=20)
+    assert survey("toy").side == 0  # vectors
+    assert survey("digits") == Survey(images=1617, labelled=1617, classes=10, side=8)
+
+
+def test_without_labels_there_are_no_classes(tmp_path):
+    np.savez(tmp_path / "x.npz", train_images=noise(20, 8, 8), train_labels=np.full(20, -1))
+    found = survey(tmp_path / "x.npz")
+    assert (found.labelled, found.classes, found.is_labelled) == (0, 0, False)

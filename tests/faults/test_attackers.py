@@ -1,0 +1,454 @@
+"""Hostile things in place of every file that a command opens: each is refused within seconds, and nothing else happens.
+
+ENTRIES lists the files that a user names or that lie in a folder from a stranger, with a command that opens each.
+HOSTILE lists what may lie there instead. Every pair must end with exit code 2 and one line without control characters;
+no code of the file runs, and nothing outside the command's own folders changes. Some pairs are accepted: ACCEPTED says
+which, and why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import signal
+import unicodedata
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from supancl.cli import main
+from supancl.recipes.plugins import LOADED_FILES
+from supancl.weights.checkpoint import checkpoints
+from tests.detect.drawn import narrow_resnet18, write_coco, write_place
+from tests.detect.test_command import TINY as TINY_DETECTOR
+from tests.faults.fuzz import TRAIN, new_folder
+from tests.files import Said, archive, class_folders, contents, picture, table
+from tests.test_received import EPS, make_fifo, make_link_to_device, make_socket, png, shard, sparse_tar
+from tests.test_safety import WRAPPINGS, Payload
+
+IS_FULL = os.environ.get("SUPANCL_FAULTS") == "full"
+SECONDS = 20  # a command that takes longer hangs
+FORGED = "x\x1b[2K\nsupancl: all is well\u202e"  # a name that erases our line and writes its own
+OWN_FOLDERS = ("run", "detector", "sweep", "out", "cache")  # where commands may write
+
+# --- what lies there --------------------------------------------------------------------------------------------------
+
+
+def _content(make: Callable[[], bytes]) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(make())
+
+
+def bomb() -> bytes:
+    """A zip of 20 KB with the names that our readers ask for, each of 4 MB that claim to be 10 GB."""
+    file = io.BytesIO()
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**10,)})
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+        for name in ("train_images.npy", "train_labels.npy", "values.npy", "stamps.npy", "archive/data.pkl"):
+            made.writestr(name, header.getvalue() + bytes(2**22))
+    return file.getvalue()
+
+
+def link_to_mine(path: Path) -> None:
+    path.symlink_to(base() / "mine" / "thesis.tex")
+
+
+def make_socket_at(path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(path.parent)  # the name of a socket is short
+    try:
+        make_socket(path)
+    finally:
+        os.chdir(before)
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "a FIFO": make_fifo,
+    "a device": make_link_to_device,
+    "a socket": make_socket_at,
+    "a folder": lambda path: path.mkdir(),
+    "a link to nowhere": lambda path: path.symlink_to(base() / "mine" / "new"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to the user's file": link_to_mine,
+    "a pickle": _content(lambda: WRAPPINGS["pickle 2"](Payload(base() / "mine" / "executed"))),
+    "a pickle in a zip": _content(lambda: WRAPPINGS["zip"](Payload(base() / "mine" / "executed"))),
+    "an EPS": _content(lambda: EPS),
+    "deep JSON": _content(lambda: b'{"recipe":' + b"[" * 100_000),
+    "deep JSON, closed": _content(lambda: b"[" * 5_000 + b"]" * 5_000),
+    "a long number": _content(lambda: b"9" * 5_000),
+    "an object with a long number": _content(lambda: b'{"recipe": ' + b"9" * 5_000 + b', "sha256": 1e999}'),
+    "an empty file": _content(lambda: b""),
+    "zeros": _content(lambda: bytes(5_000)),
+    "a sparse tar": sparse_tar,
+    "a bomb": _content(bomb),
+    "control characters": _content(lambda: f"path,label\n{FORGED}.png,cat\n\x1b]0;x\x07,dog\n".encode()),
+    "a safetensors header of control characters": _content(
+        lambda: (64).to_bytes(8, "little") + b'{"__metadata__":{"kind":"\\u001b[2K\\n"}}'.ljust(64)
+    ),
+}
+
+
+# --- where ------------------------------------------------------------------------------------------------------------
+
+PRETRAIN = ("pretrain", "digits.supsiam", *TRAIN, "--out", "out")
+RESUME = ("pretrain", "--resume", "--out", "run")
+TABLE = ("paper", "table", "1", "run")
+INIT = (*PRETRAIN, "--data", "data", "--init", "run")
+CROPS = ("detect", "crops", "--data", "voc", "--year", "2012", "--out", "out")
+EXPORT = ("--format", "detectron2", "--out", "out.pth")
+VOC = "voc/VOCdevkit/VOC2012"
+KNN = ("evaluate", "knn", "run", "--no-cache")
+DETECT = ("--year", "2012", "--iters", "2", "--batch-size", "2", "--device", "cpu", *TINY_DETECTOR, "--out", "out")
+ALPHA = ("alpha", "digits.supsiam", *TRAIN, "--alphas", "0.5", "--seeds", "1", "--jobs", "1", "--out", "sweep")
+CHECKPOINT = "run/checkpoints/step-000000001.pt"
+
+# what is opened, and the commands that open it
+ENTRIES: dict[str, tuple[tuple[str, ...], ...]] = {
+    # data
+    "x.npz": (
+        (*PRETRAIN, "--data", "x.npz"),
+        (*KNN, "--data", "x.npz"),
+        ("embed", "run", "--data", "x.npz", "--out", "out.npz"),
+        ("data", "show", "x.npz", "--out", "out"),
+        ("evaluate", "transfer", "run", "--data", "x.npz", "--no-cache"),
+        ("paper", "figure", "2", "run", "--data", "x.npz", "--out", "out.png"),
+    ),
+    "x.csv": (
+        (*PRETRAIN, "--data", "x.csv"),
+        (*KNN, "--data", "x.csv"),
+        ("data", "show", "x.csv", "--out", "out"),
+        ("data", "cache", "x.csv", "--recipe", "digits.supsiam"),
+        ("data", "check", "x.csv", "--hash", "out.json"),
+    ),
+    "x.tar": (
+        (*PRETRAIN, "--data", "x.tar"),
+        (*PRETRAIN, "--data", "x.tar", "--set", "data.stream=true"),
+        ("data", "show", "x.tar", "--out", "out"),
+        ("data", "cache", "x.tar", "--recipe", "digits.supsiam"),
+    ),
+    "pictures": ((*PRETRAIN, "--data", "pictures"), ("data", "check", "pictures", "--hash", "out.json")),
+    "data/cat/x.png": (
+        (*PRETRAIN, "--data", "data"),
+        (*KNN, "--data", "data"),
+        ("data", "cache", "data", "--recipe", "digits.supsiam"),
+    ),
+    "table/x.png": ((*PRETRAIN, "--data", "table/x.csv"),),
+    "root": (
+        ("data", "check", "dtd", "--root", "root"),
+        ("evaluate", "transfer", "run", "--root", "root"),
+        ("evaluate", "suite", "run", "--root", "root", "--out", "out"),
+    ),
+    "dtd/labels/train1.txt": ((*PRETRAIN, "--data", "dtd@dtd"), ("data", "check", "dtd", "--root", "dtd")),
+    "digests.json": (("data", "check", "data", "--hash", "digests.json"),),
+    # weights
+    "x.pt": (
+        (*PRETRAIN, "--data", "data", "--init", "x.pt"),
+        ("evaluate", "knn", "x.pt", "--data", "data"),
+        ("evaluate", "knn", "resnet18@x.pt", "--data", "data"),
+        ("embed", "x.pt", "--data", "data", "--out", "out.npz"),
+        ("import", "x.pt", "--out", "out.safetensors"),
+        ("detect", "train", "x.pt", "--data", "voc", *DETECT),
+        ("detect", "export", "x.pt", *EXPORT),
+    ),
+    "x.safetensors": (
+        (*PRETRAIN, "--data", "data", "--init", "x.safetensors"),
+        ("evaluate", "knn", "x.safetensors", "--data", "data"),
+        ("import", "x.safetensors", "--out", "out.safetensors"),
+        ("detect", "eval", "x.safetensors", "--data", "voc"),
+        ("detect", "train", "x.safetensors", "--data", "voc", *DETECT),
+        ("detect", "export", "x.safetensors", *EXPORT),
+        ("paper", "figure", "2", "x.safetensors", "--data", "data", "--out", "out.png"),
+    ),
+    "mine.py": (("recipes", "--plugin", "mine.py"),),
+    # a run folder
+    "run": (RESUME, KNN, TABLE, INIT),
+    "run/recipe.json": (
+        RESUME,
+        KNN,
+        ("embed", "run", "--data", "data", "--out", "out.npz"),
+        TABLE,
+    ),
+    "run/metrics.jsonl": (RESUME, KNN, TABLE),
+    "run/content.npz": (RESUME,),
+    "run/.lock": (RESUME,),
+    "run/tensorboard": (RESUME,),
+    "run/checkpoints": (RESUME,),
+    CHECKPOINT: (RESUME, ("paper", "table", "8", "run")),
+    "run/encoder.safetensors": (
+        KNN,
+        RESUME,
+        TABLE,
+        INIT,
+    ),
+    "run/projector.safetensors": ((*KNN, "--layer", "projector"), RESUME),
+    "run/evaluate": (KNN, TABLE),
+    "run/evaluate/variance.json": (TABLE, ("evaluate", "variance", "run", "--no-cache")),
+    # studies
+    "toy/toy.json": (("paper", "table", "1", "toy"),),
+    "sweep/alpha-0.5-seed-0": (ALPHA,),
+    "sweep/alpha-0.5-seed-0/recipe.json": (ALPHA,),
+    "sweep/alpha-0.5-seed-0/failed.json": (ALPHA,),
+    "classes.txt": (("paper", "figure", "2", "run", "--data", "data", "--classes", "classes.txt", "--out", "out.png"),),
+    # detectors
+    "coco.json": (
+        ("detect", "train", "random:resnet18", "--data", "coco.json", "--test", "coco.json", *DETECT[2:]),
+        ("detect", "crops", "--data", "coco.json", "--test", "coco.json", "--out", "out"),
+    ),
+    f"{VOC}/ImageSets/Main/train.txt": (CROPS,),
+    f"{VOC}/Annotations/000000.xml": (CROPS,),
+    f"{VOC}/JPEGImages/000000.jpg": (CROPS,),
+    "detector/detect.json": (
+        ("detect", "eval", "detector"),
+        ("detect", "compare", "detector", "--out", "out"),
+        ("detect", "train", "--resume", "--out", "detector"),
+    ),
+    "detector/detector.safetensors": (
+        ("detect", "eval", "detector"),
+        ("detect", "export", "detector", *EXPORT),
+    ),
+    "detector/evaluate/detect.json": (
+        ("detect", "compare", "detector", "--out", "out"),
+        ("paper", "table", "4", "detector"),
+    ),
+}
+
+
+# what may be accepted: what is opened, and the first two words of the command
+ACCEPTED = {
+    ("pictures", "data check"): "a file of any kind has a digest; it is not decoded",
+    (
+        "run/content.npz",
+        "pretrain --resume",
+    ): "recipe.json has the digest; only names of changed images would be missing",
+    ("run/.lock", "pretrain --resume"): "its content is a process number, and is not read unless the lock is held",
+    ("run/metrics.jsonl", "pretrain --resume"): "a damaged log is set aside, with a warning",
+    ("run/metrics.jsonl", "evaluate knn"): "the encoder is intact; a damaged log is a warning",
+    ("run/metrics.jsonl", "paper table"): "a run with a damaged log is left out, and the table says so",
+    ("run/encoder.safetensors", "pretrain --resume"): "a finished run writes it again from its checkpoint",
+    ("run/projector.safetensors", "pretrain --resume"): "a finished run writes it again from its checkpoint",
+    ("run/evaluate", "paper table"): "without evaluations a table has the log's numbers",
+    ("run/evaluate/variance.json", "evaluate variance"): "an earlier result is replaced; of a link, the link itself",
+}
+# and with these things only
+ACCEPTED_THINGS = {
+    ("data/cat/x.png", "a folder"): "an empty folder holds no image",
+    ("x.csv", "a folder"): "a folder of any name is a source of digests",
+    ("mine.py", "an empty file"): "a plugin without content",
+    ("digests.json", "a link to nowhere"): "new digests replace the link itself",
+    ("digests.json", "a link to itself"): "new digests replace the link itself",
+    ("run/checkpoints", "a folder"): "a run without a checkpoint starts again",
+    ("run/tensorboard", "a folder"): "the folder that belongs there",
+    ("run/evaluate", "a folder"): "the folder that belongs there",
+    ("run/encoder.safetensors", "a link to nowhere"): "a table needs no encoder",
+    ("run/encoder.safetensors", "a link to itself"): "a table needs no encoder",
+    ("run/encoder.safetensors", "a safetensors header of control characters"): "a table reads the header alone",
+    ("run/projector.safetensors", "a link to nowhere"): "the checkpoint holds the projector too",
+    ("run/projector.safetensors", "a link to itself"): "the checkpoint holds the projector too",
+    ("run/recipe.json", "a link to nowhere"): "the encoder of a folder without recipe.json, with a warning",
+    ("run/recipe.json", "a link to itself"): "the encoder of a folder without recipe.json, with a warning",
+    ("sweep/alpha-0.5-seed-0", "a folder"): "an empty folder: the run starts there",
+}
+
+
+@cache
+def base() -> Path:
+    """A folder with valid files under all these names, and the user's own in mine/."""
+    root = new_folder("attackers")
+    (root / "mine").mkdir()
+    (root / "mine" / "thesis.tex").write_text("years of work")
+    class_folders(root / "data", each=12)
+    class_folders(root / "pictures")
+    archive(root / "x.npz")
+    picture(root / "table" / "0.png")
+    table(root / "table" / "x.csv", "path,label", *["0.png,a", "0.png,b"] * 8, "x.png,a")
+    table(root / "x.csv", "path,label", *["table/0.png,a", "table/0.png,b"] * 8)
+    picture(root / "table" / "x.png")
+    samples = [(("png", png(seed=i)), ("cls", b"%d" % (i % 2))) for i in range(20)]
+    shard(root / "x.tar", {f"{i}.{end}": data for i, sample in enumerate(samples) for end, data in sample})
+    torch.save({"a": torch.zeros(1)}, root / "x.pt")
+    (root / "dtd" / "labels").mkdir(parents=True)
+    (root / "dtd" / "images").mkdir()
+    (root / "root").mkdir()
+    (root / "toy").mkdir()
+    for name in ("toy/toy.json", "classes.txt", "mine.py", "x.safetensors"):
+        (root / name).touch()
+    write_coco(root / "coco.json", range(2))
+    drawings = {"draw_detection_curves": lambda rows, path: None, "draw_detection_sheet": lambda *more: None}
+    with narrow_resnet18(), chdir(root), mock.patch.multiple("supancl.cli.detect", **drawings):
+        (root / "voc").mkdir()
+        write_place(root / "voc", 4, 2)
+        ok("detect", "train", "voc/encoder.safetensors", "--data", "voc", *DETECT[:-1], "detector")
+        ok("pretrain", "digits.supsiam", *TRAIN, "--data", "data", "--out", "run", "--set", "data.limit=null")
+        ok("evaluate", "variance", "run")
+        ok("data", "check", "data", "--hash", "digests.json")
+        ok(*ALPHA, "--data", "data")
+    (newest,) = checkpoints(root / "run" / "checkpoints")
+    newest.rename(root / CHECKPOINT)
+    for name in ("run", "detector", "sweep"):
+        shutil.copytree(root / name, root / "saved" / name)
+    return root
+
+
+@contextlib.contextmanager
+def chdir(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def say(*words: object) -> Said:
+    """A command's exit code and what it printed."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+    return Said(code, out.getvalue(), errors.getvalue())
+
+
+def ok(*words: object) -> None:
+    said = say(*words)
+    assert said.code == 0, said
+
+
+class Hangs(BaseException):
+    """Not an Exception: no handler of ours may take it for an unreadable file."""
+
+
+@contextlib.contextmanager
+def alarm() -> Iterator[None]:
+    def fail(*_: object) -> None:
+        raise Hangs
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    except Hangs:
+        raise AssertionError("it waits for something that never comes") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def placed(entry: str, hostile: str) -> Iterator[Path]:
+    """The base with a hostile thing under this name; afterwards everything is as before."""
+    root = base()
+    path, aside = root / entry, root / "aside"
+    for name in OWN_FOLDERS:
+        for left in (root / name, *root.glob(f"{name}.*")):
+            remove(left)
+        if (root / "saved" / name).exists():
+            shutil.copytree(root / "saved" / name, root / name)
+    had_file = os.path.lexists(path)
+    if had_file:
+        path.rename(aside)
+    HOSTILE[hostile](path)
+    LOADED_FILES.clear()  # plugins, which are loaded once
+    try:
+        yield root
+    finally:
+        remove(path)
+        if had_file:
+            aside.rename(path)
+
+
+def outside(root: Path) -> dict[str, bytes | None]:
+    """Everything but the folders that the commands write to and the hostile thing; of the user's files the content."""
+    names = {str(path): None for path in root.iterdir() if path.name.split(".")[0] not in OWN_FOLDERS}
+    return {**names, **contents(root / "mine")}
+
+
+def check_line(said: Said, may_be_accepted: bool = False) -> None:
+    """Exit code 2 and one line of refusal, in which nothing moves the cursor."""
+    hidden = {char for char in said.err + said.out if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp")} - {"\n"}
+    assert not hidden, repr(said.err)
+    if may_be_accepted and said.code == 0:
+        return
+    lines = [line for line in said.err.splitlines() if not line.startswith("warning: ")]
+    assert len(lines) == 1 and lines[0].startswith("supancl: "), said.err  # noqa: PT018
+    assert not re.search("internal error|Traceback", said.err), said.err
+    assert said.code == 2, said.err
+
+
+def pairs() -> list[tuple[str, str, tuple[str, ...]]]:
+    """All of them in the full form; else each entry and each hostile thing several times, in turn."""
+    every = [
+        (entry, hostile, words)
+        for number, (entry, commands) in enumerate(ENTRIES.items())
+        for turn, hostile in enumerate(HOSTILE)
+        for words in (commands if IS_FULL else [commands[(number + turn) % len(commands)]])
+    ]
+    return every if IS_FULL else every[::5]
+
+
+@pytest.fixture
+def place(monkeypatch) -> Iterator[Path]:
+    monkeypatch.setenv("SUPANCL_CACHE", str(base() / "cache"))
+    monkeypatch.chdir(base())
+    with narrow_resnet18():
+        yield base()
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_hostile_things_are_refused(entry, place):
+    failures = []
+    for _, hostile, words in (pair for pair in pairs() if pair[0] == entry):
+        with placed(entry, hostile) as root:
+            before = outside(root)
+            try:
+                with alarm():
+                    said = say(*words)
+                is_allowed = (entry, " ".join(words[:2])) in ACCEPTED or (entry, hostile) in ACCEPTED_THINGS
+                check_line(said, may_be_accepted=is_allowed)
+                assert outside(root) == before, "something outside was written"
+            except AssertionError as error:
+                failures.append(f"{hostile}: {' '.join(words)[-120:]}: {str(error)[:300]}")
+    assert not failures, "\n".join(failures)
+
+
+FILES = [entry for entry in ENTRIES if "/" not in entry and not entry.startswith(("root", "mine", "pictures"))]
+
+
+@pytest.mark.parametrize("entry", FILES)
+def test_names_cannot_forge_a_line(entry, place):
+    """The file has zeros in it and a name that would erase our line and write another one."""
+    name = FORGED + Path(entry).suffix
+    for words in ENTRIES[entry] if IS_FULL else ENTRIES[entry][:2]:
+        (place / name).write_bytes(bytes(100))
+        try:
+            said = say(*(word.replace(entry, name) if word.endswith(entry) else word for word in words))
+        finally:
+            remove(place / name)
+        check_line(said)
+        assert said.err.count("all is well") <= 2
+
+
+def test_the_table_of_accepted_things_names_what_is_tried():
+    assert {entry for entry, _ in (*ACCEPTED, *ACCEPTED_THINGS)} <= set(ENTRIES)
+    assert {hostile for _, hostile in ACCEPTED_THINGS} <= set(HOSTILE)
+    for entry, command in ACCEPTED:
+        assert command in {" ".join(words[:2]) for words in ENTRIES[entry]}

@@ -1,0 +1,214 @@
+"""`supancl compare` and `supancl sweep`: the same seeds and images, paired intervals, and what failed."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from supancl import recipe
+from supancl.errors import BadInput
+from supancl.stats import mean_interval, tukey_half_width
+from supancl.sweeps import runner
+from supancl.sweeps.compare import compare_rows
+from supancl.sweeps.grid import grid_rows, parse_grid, recipe_rows
+from supancl.sweeps.runner import default_jobs
+from tests.files import archive, assert_mentions, assert_refused, contents, mentions, noise, supancl
+from tests.tiny import poisoned
+
+SMALL = ["--batch-size", "8", "--device", "cpu", "--epochs", "1", "--set", "encoder.width=8", "--set", "pool.size=16"]
+SMALL += ["--jobs", "1"]
+
+
+def results(**by_row: list[float | None]) -> list[dict]:
+    return [
+        {"row": row, "seed": seed, "linear": value, "collapsed": False, "failed": None if value is not None else "nan"}
+        for row, values in by_row.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+# --- differences ------------------------------------------------------------------------------------------------------
+
+
+def test_differences_to_the_first_are_paired_over_seeds() -> None:
+    found = results(a=[70, 80, 90], b=[73, 83.5, 92.5], c=[60, 95, 70])
+    compared = compare_rows(found, ["a", "b", "c"], "linear", "first")
+    assert compared["reference"] == "a"
+    b, c = compared["differences"]
+    assert (b["mean"], b["low"], b["high"]) == pytest.approx(tuple(mean_interval([3, 3.5, 2.5])))
+    assert (b["verdict"], c["verdict"]) == ("better", "no clear difference")
+    assert_mentions(compared["findings"][0], "b minus a", "+3.00", "better")
+
+
+def test_a_failed_run_is_left_out_of_its_pairs_and_listed() -> None:
+    found = results(a=[70, 80, 90], b=[60, None, 80], c=[None, None, 99])
+    compared = compare_rows(found, ["a", "b", "c"], "linear", "first")
+    assert [(entry["row"], entry["n"], entry["verdict"]) for entry in compared["differences"]] == [
+        ("b", 2, "worse"),
+        ("c", 1, "no clear difference"),
+    ]
+    assert sum("failed, and in no mean" in line for line in compared["findings"]) == 3
+    assert_mentions(" ".join(compared["findings"]), "c minus a", "1 seed in common")
+
+
+def test_the_best_is_compared_with_intervals_for_all_pairs() -> None:
+    rows = {"a": [70.0, 80, 90], "b": [73.1, 83, 92.8], "c": [72.9, 83.2, 93], "d": [99, None, 99]}
+    compared = compare_rows(results(**rows), list("abcd"), "linear", "best")
+    assert compared["reference"] == "c"  # d has a failed run, and is not compared
+    half = tukey_half_width([rows[name] for name in "abc"])
+    assert {entry["row"]: entry["verdict"] for entry in compared["differences"]} == {
+        "a": "worse",
+        "b": "no clear difference",
+    }
+    assert all(entry["high"] - entry["mean"] == pytest.approx(half) for entry in compared["differences"])
+    assert_mentions(" ".join(compared["findings"]), "c has the best", "1 of 3 others", "no clear difference to b")
+
+
+def test_one_seed_shows_nothing_and_no_complete_row_no_best() -> None:
+    for against in ("first", "best"):
+        compared = compare_rows(results(a=[70], b=[99]), ["a", "b"], "linear", against)
+        assert_mentions(compared["findings"][0], "one seed", "--seeds 3")
+        assert [entry["verdict"] for entry in compared["differences"]] == ["no clear difference"]
+    compared = compare_rows(results(a=[70, None], b=[None, 99]), ["a", "b"], "linear", "best")
+    assert compared["reference"] is None
+    assert_mentions(compared["findings"][0], "nothing is recommended")
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_every_combination_and_equal_values_count_once() -> None:
+    grid = parse_grid(["optimizer.lr=.1,0.10,.3", "loss.alpha=.2,.5"])
+    rows = grid_rows(recipe("digits.supsiam"), grid)
+    names = ["lr-0.1-alpha-0.2", "lr-0.1-alpha-0.5", "lr-0.3-alpha-0.2", "lr-0.3-alpha-0.5"]
+    assert list(rows.recipes) == names
+    assert rows.labels[names[2]] == {"row": names[2], "optimizer.lr": 0.3, "loss.alpha": 0.2}
+    assert rows.recipes[names[2]].optimizer.lr == 0.3
+    lists = grid_rows(recipe("digits.supsiam"), parse_grid(["heads.projector.hidden=[16],[16,16]"]))
+    assert list(lists.recipes) == ["hidden-16", "hidden-16-16"]
+    alike = grid_rows(recipe("digits.supsiam"), parse_grid(["data.source=a/b,a-b"]))
+    assert list(alike.recipes) == ["source-a-b", "source-a-b+"]
+
+
+@pytest.mark.parametrize("word", ["optimizer.lr", "optimizer.lr=", "=3"])
+def test_a_grid_that_cannot_be_read_is_refused(word: str) -> None:
+    with pytest.raises(BadInput, match=mentions("--grid", "FIELD=VALUE,VALUE")):
+        parse_grid([word])
+
+
+def test_recipes_of_one_name_are_told_apart_by_their_files() -> None:
+    made = recipe("digits.supsiam")
+    rows = recipe_rows([("runs/a/recipe.json", made), ("b.yaml", made), ("digits.supcon", recipe("digits.supcon"))])
+    assert list(rows.recipes) == ["digits.supsiam-a", "digits.supsiam-b", "digits.supcon"]
+    with pytest.raises(BadInput, match=mentions("b.yaml", "twice")):
+        recipe_rows([("b.yaml", made), ("b.yaml", made)])
+
+
+def test_as_many_runs_at_once_as_memory_allows(monkeypatch) -> None:
+    monkeypatch.setattr(runner, "available_cores", lambda: 8)
+    made = recipe("digits.supsiam").with_set({"train.device": "cpu"})
+    for free, jobs in ((1e12, 8), (3e9, 3), (1e6, 1), (None, 8)):
+        monkeypatch.setattr(runner, "available_memory", lambda device, free=free: free)
+        assert default_jobs(made) == jobs
+
+
+# --- from the command line --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch) -> Path:
+    """60 images in two classes, which are told apart by their brightness, and a test split."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "cache"))
+    labels = np.arange(60) % 2
+    images = noise(60, 8, 8) // 2 + (20 * labels[:, None, None]).astype(np.uint8)
+    return archive(tmp_path / "photos.npz", train_images=images, train_labels=labels, test_images=images[:8],
+                   test_labels=labels[:8])  # fmt: skip
+
+
+def test_compare_writes_a_table_a_plot_and_latex_and_goes_on(photos: Path, capsys) -> None:
+    words = ["compare", "digits.simsiam", "digits.supsiam", "--data", photos, "--seeds", 2, *SMALL, "--out", "out"]
+    words += ["--set", "data.holdout=null"]
+    said = supancl(capsys, *words)
+    assert said.code == 0, said.err
+    assert_mentions(said.out, "10% of the training images", "6 held-out images", "k-NN %")  # not the test split
+    assert_mentions(said.out, "digits.supsiam minus digits.simsiam", "n = 2")
+    assert max(len(line) for line in said.out.split("\n\n")[1].splitlines()) <= 80
+    result = json.loads(Path("out/results.json").read_text())
+    assert [(row["row"], row["seed"]) for row in result["rows"]] == [
+        (name, seed) for name in ("digits.simsiam", "digits.supsiam") for seed in (0, 1)
+    ]
+    entry = result["summary"][1]
+    values = [row["linear"] for row in result["rows"][2:]]
+    mean, _, high = mean_interval(values)
+    assert (entry["linear"], entry["linear_interval"]) == pytest.approx((mean, high - mean))
+    assert result["data"]["held_out_from"] == "train"  # the test split chooses nothing
+    assert "\\toprule" in Path("out/results.tex").read_text()
+    assert "| digits.supsiam |" in Path("out/results.md").read_text()
+    assert Path("out/results.png").read_bytes().startswith(b"\x89PNG")
+    # a killed run goes on, and what is finished is not trained again
+    shutil.rmtree("out/digits.supsiam-seed-1")
+    before = contents(Path("out/digits.simsiam-seed-0"))
+    said = supancl(capsys, *words)
+    assert_mentions(said.out, "3 of 4 runs are already finished", "trained digits.supsiam-seed-1")
+    assert contents(Path("out/digits.simsiam-seed-0")) == before
+    again = json.loads(Path("out/results.json").read_text())
+    assert [row["linear"] for row in again["rows"]] == [row["linear"] for row in result["rows"]]
+    several_runs_are_evaluated_in_one_table(capsys)
+
+
+def several_runs_are_evaluated_in_one_table(capsys) -> None:
+    """`evaluate knn` and `evaluate linear` of the four runs: two rows of two seeds each."""
+    runs = sorted(map(str, Path("out").glob("*-seed-*")))
+    said = supancl(capsys, "evaluate", "knn", *runs, "--k", 3, "--json", "knn.json")
+    assert_mentions(said.out, "k-NN (k = 3)", "digits.simsiam (n = 2)", "digits.supsiam (n = 2)", "photos")
+    assert len(json.loads(Path("knn.json").read_text())["results"]) == 4
+    said = supancl(capsys, "evaluate", "linear", *runs[:3], "--format", "latex", "--json", "linear.json")
+    assert said.out.startswith("\\begin{tabular}")
+    rows = json.loads(Path("linear.json").read_text())["tables"]["linear"]["rows"]
+    assert [row["scores"]["photos"]["runs"] for row in rows] == [2, 1]
+    assert_refused(supancl(capsys, "evaluate", "knn", runs[0], runs[0]), runs[0], "twice")
+
+
+def test_a_sweep_chooses_and_lists_what_failed(photos: Path, capsys, monkeypatch) -> None:
+    poisoned(monkeypatch, {1})
+    words = ["sweep", "digits.supsiam", "--grid", "optimizer.lr=.05,.2", "train.on_nan=stop,skip", "--data", photos]
+    said = supancl(capsys, *words, "--seeds", 1, *SMALL, "--out", "out")
+    assert said.code == 4
+    assert_mentions(said.err, "2 of 4 runs failed", "lr-0.05-on_nan-stop-seed-0", "--retry")
+    assert_mentions(said.out, "lr", "on_nan", "failed", "1 of 1", "has the best linear accuracy", "one seed")
+    result = json.loads(Path("out/results.json").read_text())
+    assert [bool(row["failed"]) for row in result["rows"]] == [True, False, True, False]
+    assert result["reference"].endswith("skip")
+    assert not any(math.isnan(entry["linear"] or 0) for entry in result["summary"])
+    assert "failed, and in no mean" in Path("out/results.tex").read_text()
+
+
+def test_wrong_words_are_refused_before_anything_is_made(photos: Path, capsys) -> None:
+    data = ["--data", photos]
+    assert_refused(supancl(capsys, "compare", "digits.simsiam", *data), "digits.simsiam", "two recipes")
+    assert_refused(supancl(capsys, "compare", "digits.simsiam", "digits.simsiam", *data), "digits.simsiam", "twice")
+    lacking = supancl(capsys, "compare", "digits.simclr", "digits.supsiam", "--set", "loss.alpha=.3", *data)
+    assert_refused(lacking, "digits.simclr", "loss.alpha")
+    assert_refused(supancl(capsys, "compare", "digits.simsiam", "digits.supsiam", "--seed", 3, *data), "--seeds N")
+    sweep = ["sweep", "digits.supsiam", *data, "--grid"]
+    assert_refused(supancl(capsys, *sweep, "optimizer.lt=.1,.2"), "optimizer.lt", "optimizer.lr")
+    assert_refused(supancl(capsys, *sweep, "loss.alpha=.1,2"), "loss.alpha", "[0, 1]")
+    assert_refused(supancl(capsys, *sweep, "train.seed=1,2"), "train.seed", "--seeds N")
+    assert_refused(supancl(capsys, *sweep, "loss.alpha=.1", "--set", "loss.alpha=.2"), "loss.alpha", "--grid")
+    assert_refused(supancl(capsys, *sweep, "loss.alpha=.1", "--seeds", 0), "--seeds 0")
+    assert_refused(supancl(capsys, "sweep", "digits.supsiam"), "--grid")
+    different = supancl(capsys, *sweep, "data.holdout=.1,.3", *SMALL, "--out", "out")
+    assert_refused(different, "holdout-0.1", "holdout-0.3", "different images")
+    assert not Path("out").exists()
+    assert not Path("runs").exists()
+
+
+def test_data_without_labels_cannot_compare(photos: Path, capsys) -> None:
+    archive(Path("bare.npz"), train_labels=-torch.ones(20, dtype=torch.long).numpy())
+    said = supancl(capsys, "compare", "digits.simsiam", "digits.byol", "--data", "bare.npz", *SMALL, "--out", "out")
+    assert_refused(said, "bare.npz", "label")

@@ -1,0 +1,117 @@
+"""Memory and time before a run: what is measured, refused and recorded."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from supancl import BadInput, from_arrays, pretrain, recipe
+from supancl.training import cost
+from supancl.training.cost import check_memory, estimate_memory, in_words, measure_step
+from supancl.training.trainer import Trainer
+from tests.files import TINY, assert_mentions, class_folders, mentions, noise, supancl
+from tests.tiny import assert_same_bits, flat, tiny_data, tiny_recipe
+
+CPU = torch.device("cpu")
+
+
+def bytes_saved_in_a_real_step(chosen) -> float:
+    """Bytes of the tensors that the backward pass of a real forward pass needs."""
+    images = chosen.train.batch_size
+    data = from_arrays(noise(images * 2, chosen.views.size, chosen.views.size, 3), np.arange(images * 2) % 2)
+    branches = Trainer(chosen, data, CPU).model.branches
+    weights, saved = {p.untyped_storage().data_ptr() for p in branches.parameters()}, {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    views = torch.randn(2, images, 3, chosen.views.size, chosen.views.size)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        outputs = branches(views)
+    del outputs
+    return float(sum(saved.values()))
+
+
+@pytest.mark.parametrize("name", ["auto.supsiam", "auto.byol"])
+def test_activations_are_those_of_a_real_step(name):
+    chosen = recipe(name).with_set({"views.size": 32, "train.batch_size": 8})
+    memory = estimate_memory(chosen, CPU)
+    assert memory.activations == pytest.approx(cost.WORKSPACE * bytes_saved_in_a_real_step(chosen), rel=0.05)
+    twice = estimate_memory(chosen.with_set({"train.batch_size": 16}), CPU)
+    assert twice.activations == pytest.approx(2 * memory.activations)
+    accumulated = chosen.with_set({"train.batch_size": 16, "train.accumulate": 2})
+    assert estimate_memory(accumulated, CPU).activations == pytest.approx(memory.activations)
+
+
+def test_a_run_that_does_not_fit_is_refused_with_settings_that_do(monkeypatch):
+    monkeypatch.setattr(cost, "available_memory", lambda device: 4e9)
+    large = recipe("imagenet100.supsiam")
+    with pytest.raises(BadInput, match=mentions("memory", "4.0 GB", "--set")) as raised:
+        check_memory(large, CPU)
+    words = str(raised.value).partition("enough with ")[2].split()
+    settings = dict(word.split("=") for word in words if word != "--set")
+    smaller = large.with_set({k: int(v) if v.isdigit() else v for k, v in settings.items()})
+    assert estimate_memory(smaller, CPU).total <= 4e9
+    monkeypatch.setattr(cost, "available_memory", lambda device: 1e8)
+    with pytest.raises(BadInput, match=mentions("memory", "views.size")):
+        check_memory(large, CPU)
+
+
+def test_a_refused_run_reads_no_image_and_leaves_no_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cost, "available_memory", lambda device: 1e9)
+    monkeypatch.setattr("supancl.training.pretrain.open_data", lambda *rest: pytest.fail("images were read"))
+    said = supancl(capsys, "pretrain", "imagenet100.supsiam", "--data", class_folders(tmp_path / "data"),
+                   "--out", tmp_path / "run")  # fmt: skip
+    assert said.code == 2
+    assert_mentions(said.err, "memory")
+    assert not (tmp_path / "run").exists()
+
+
+def test_trial_steps_leave_no_trace():
+    settings = tiny_recipe("supbyol", train__epochs=50)
+    trainer, other = (Trainer(settings, tiny_data(), CPU) for _ in range(2))
+    assert measure_step(trainer) > 0
+    assert trainer.step == 0
+    for each in (trainer, other):
+        each.advance()
+    assert_same_bits(flat(trainer.state()), flat(other.state()))
+    assert measure_step(Trainer(tiny_recipe(), tiny_data(), CPU)) is None  # a run of seconds
+
+
+def test_time_and_memory_are_said_and_recorded(tmp_path, capsys):
+    class_folders(tmp_path / "data", each=40)
+    run = tmp_path / "run"
+    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", tmp_path / "data", "--epochs", "14",
+                   "--set", "train.monitor_every=0", "--out", run)  # fmt: skip
+    assert said.code == 0, said.err
+    assert_mentions(said.out, "memory", "time", "14 epochs")
+    recorded = json.loads((run / "recipe.json").read_text())["cost"]
+    assert recorded["seconds"] == pytest.approx(14 * 15 * recorded["seconds_per_step"], rel=0.02)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(1.23, "1.2 seconds"), (59, "59 seconds"), (125, "2 minutes"),
+                                               (7300, "2 hours"), (200_000, "2 days")])  # fmt: skip
+def test_durations_in_words(seconds, text):
+    assert in_words(seconds) == text
+
+
+def test_without_a_recipe_labels_decide_the_method(tmp_path, capsys):
+    class_folders(tmp_path / "labelled", each=20)
+    small = [word for word in TINY if not word.startswith(("encoder.", "pool."))]
+    small = [*small[:6], "--set", "encoder.name=cnn", "--set", "encoder.width=8"]
+    for data, method in ((tmp_path / "labelled", "supsiam"), (tmp_path / "labelled" / "cat", "simsiam")):
+        run = tmp_path / method
+        said = supancl(capsys, "pretrain", "--data", data, *small, "--out", run)
+        assert said.code == 0, said.err
+        assert json.loads((run / "recipe.json").read_text())["recipe"]["name"] == f"auto.{method}"
+        assert_mentions(said.out, f"auto.{method}", "views.size", "short side")
+        again = supancl(capsys, "pretrain", f"auto.{method}", "--data", data, *small, "--resume", "--out", run)
+        assert again.code == 0, again.err
+    with pytest.raises(BadInput, match=mentions("differs")):
+        pretrain(recipe("auto.simsiam").with_set({"data.source": str(data), "train.epochs": 9}), out=run, resume=True)
