@@ -17,11 +17,13 @@ from supancl.stats import (
     difference_interval,
     episode_half_width,
     mean_interval,
+    paired_accuracy_interval,
     pooled_deviation,
     seed_stats,
     seed_stats_numpy,
     tukey_half_width,
     welch_interval,
+    wilson_interval,
 )
 
 OURS, THEIRS = [70.1, 70.9, 70.2, 71.4], [68.0, 69.1, 68.5]
@@ -82,3 +84,65 @@ def test_intervals_over_images_and_episodes() -> None:
     )
     accuracies = torch.tensor([60.0, 80.0, 70.0, 90.0])
     assert episode_half_width(accuracies) == pytest.approx(1.96 * np.std(accuracies.numpy()) / 2)
+
+
+# --- accuracies -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("correct", "images"), [(0, 1), (1, 1), (3, 12), (12, 12), (0, 7), (70, 450), (449, 450)])
+def test_wilsons_interval_is_the_set_of_accuracies_that_the_score_test_accepts(correct: int, images: int) -> None:
+    found = wilson_interval(100 * correct / images, images)
+    expected = stats.binomtest(correct, images).proportion_ci(0.95, "wilson")
+    assert found[1:] == pytest.approx((100 * expected.low, 100 * expected.high), abs=1e-9)
+    assert 0 <= found.low <= found.mean <= found.high <= 100
+
+
+def test_wilsons_interval_holds_its_promise_on_few_images_and_says_nothing_about_none() -> None:
+    images = 12
+    intervals = [wilson_interval(100 * correct / images, images) for correct in range(images + 1)]
+    for truth in np.linspace(0.05, 0.95, 19):
+        chances = stats.binom.pmf(range(images + 1), images, truth)
+        holds = [low <= 100 * truth <= high for _, low, high in intervals]
+        assert chances[holds].sum() > 0.87  # 95% on average; the normal interval falls to 45% at 5%
+    assert wilson_interval(math.nan, 5)[1:] == wilson_interval(50.0, 0)[1:] == (0.0, 100.0)
+
+
+def naive_paired(ours: list[bool], theirs: list[bool]) -> tuple[float, float, float]:
+    """Agresti and Min: half an image more in each cell of the 2 x 2 table, then the normal interval."""
+    table = {(a, b): 0.5 for a in (True, False) for b in (True, False)}
+    for pair in zip(ours, theirs, strict=True):
+        table[pair] += 1
+    total, only_ours, only_theirs = len(ours) + 2, table[True, False], table[False, True]
+    centre = (only_ours - only_theirs) / total
+    error = math.sqrt(only_ours + only_theirs - (only_ours - only_theirs) ** 2 / total) / total
+    half = stats.norm.ppf(0.975) * error
+    low, high = max(-1, centre - half), min(1, centre + half)
+    return (sum(ours) - sum(theirs)) / len(ours) * 100, 100 * low, 100 * high
+
+
+@pytest.mark.parametrize("images", [1, 5, 40, 450])
+def test_a_difference_on_the_same_images_is_agresti_and_mins(images: int) -> None:
+    random = np.random.default_rng(images)
+    ours, theirs = ((random.random(images) < share).tolist() for share in (0.7, 0.5))
+    assert paired_accuracy_interval(ours, theirs) == pytest.approx(naive_paired(ours, theirs), abs=1e-9)
+    equal = paired_accuracy_interval(ours, ours)
+    assert equal.mean == 0
+    assert equal.low < 0 < equal.high  # equal answers on few images do not prove equal encoders
+
+
+def test_the_paired_interval_covers_the_truth_and_is_narrower_than_an_unpaired_one() -> None:
+    random, covered, images = np.random.default_rng(0), 0, 60
+    for _ in range(1000):
+        easy = random.random(images) < 0.6  # images on which both are right
+        ours, theirs = easy | (random.random(images) < 0.3), easy | (random.random(images) < 0.1)
+        found = paired_accuracy_interval(ours.tolist(), theirs.tolist())
+        covered += found.low <= 100 * 0.4 * 0.2 <= found.high
+    assert 0.93 < covered / 1000 < 0.98
+    assert found.high - found.low < 2 * accuracy_half_width(images, 100 * ours.mean(), 100 * theirs.mean())
+
+
+def test_images_may_count_differently_in_a_paired_difference() -> None:
+    ours, theirs, weights = [True, True, False, True], [False, True, False, True], [1.0, 1.0, 1.0, 3.0]
+    assert paired_accuracy_interval(ours, theirs, weights).mean == pytest.approx(100 / 6)
+    assert paired_accuracy_interval(ours, theirs, [2.0] * 4) == paired_accuracy_interval(ours, theirs)
+    assert math.isnan(paired_accuracy_interval([], []).mean)

@@ -77,7 +77,7 @@ DIVIDED_MODULES = {
     "checkpoint": ("weights.checkpoint", "weights.encoder_file", "weights.writer"),
     "evaluate.linear": ("probes.linear", "probes.sgd"),
     "judge.classes": ("evaluate.sources", "evaluate.few_shot", "evaluate.finetune"),
-    "judge.protocols": ("evaluate.protocols", "evaluate.few_shot"),
+    "judge.protocols": ("evaluate.protocols", "evaluate.nearest", "evaluate.few_shot"),
     "judge.sources": ("evaluate.sources", "evaluate.few_shot"),
     "run": ("weights.run_folder", "weights.metrics_log", "weights.provenance", "files"),
     "train": ("training.pretrain", "training.loop", "reporter"),

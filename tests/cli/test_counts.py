@@ -49,7 +49,7 @@ def place(tmp_path, monkeypatch):
             ("pretrain", "digits.simsiam", "--data", "single.npz", *TINY, "--set", "data.holdout=0"),
             "single.npz: 1 training image is fewer than a batch of",
         ),
-        (("evaluate", "knn", "run", "--data", "tested.npz"), "% of 1 image, 12 references, 2 classes"),
+        (("evaluate", "knn", "run", "--data", "tested.npz"), "] of 1 image, 12 references, 2 classes"),
         (("evaluate", "knn", "run", "--data", "strange.npz"), "has no training image; its 1 test image counts as"),
         (
             ("evaluate", "linear", "run", "--data", "two.npz", "--probe", "sgd", "--epochs", "1"),

@@ -94,22 +94,23 @@ def test_a_damaged_line_of_the_log_does_not_keep_a_run_from_being_judged(damage,
 def test_every_protocol_on_a_run_and_its_own_data(trained, tmp_path, capsys):
     run = shutil.copytree(trained, tmp_path / "run")
     said = supancl(capsys, "evaluate", "knn", run, "--k", "5,20")
-    assert [line.split(":")[0] for line in said.out.splitlines()[-2:]] == ["k-NN (k = 5)", "k-NN (k = 20)"]
+    assert [line.split(":")[0] for line in said.out.splitlines()[-4:-2]] == ["k-NN (k = 5)", "k-NN (k = 20)"]
     assert "450 images, 1347 references, 10 classes" in said.out
     said = supancl(capsys, "evaluate", "linear", run)
-    assert said.out.splitlines()[-1].startswith("linear (ridge weights ")
-    said = supancl(capsys, "evaluate", "linear", run, "--probe", "sgd", "--epochs", "2", "--augmented")
+    assert said.out.splitlines()[-3].startswith("linear (ridge weights ")
+    words = ("--probe", "sgd", "--epochs", "2", "--augmented", "--no-baselines")
+    said = supancl(capsys, "evaluate", "linear", run, *words)
     assert said.out.splitlines()[-1].startswith("linear (2 epochs of SGD): ")
     said = supancl(capsys, "evaluate", "variance", run)
     assert "450 held-out images" in said.out
     assert "widest classes: " in said.out
     said = supancl(capsys, "evaluate", "transfer", run, "--data", "digits")
-    assert said.out.splitlines()[-2].split() == ["Encoder", "digits"]  # one encoder has no rank
+    assert said.out.splitlines()[-5].split() == ["Encoder", "digits"]  # one encoder has no rank
     assert (said.err, said.out.count("*")) == ("", 0)
     said = supancl(capsys, "evaluate", "fewshot", run, "--data", "digits", "--episodes", "20")
     assert said.out.count("Encoder") == said.out.count("episodes: digits 450 images, 16 queries a class") == 2
     said = supancl(capsys, "evaluate", "finetune", run, "--epochs", "1", "--lr", "0.1")
-    assert said.out.splitlines()[-1].startswith("fine-tuned (lr 0.1, 1 epoch): ")
+    assert said.out.splitlines()[-3].startswith("fine-tuned (lr 0.1, 1 epoch): ")
     kept = {path.stem: json.loads(path.read_text()) for path in (run / "evaluate").iterdir()}
     # transfer and few-shot are named by their data, the others are on the run's own
     assert set(kept) == {
@@ -461,7 +462,8 @@ def test_a_run_that_held_nothing_out_is_judged_on_the_test_split_of_its_data(pro
         told.append(json.loads(Path("found.json").read_text()))
         assert (told[-1]["split"], told[-1]["judged"]) == ("test", "test")
     assert [told[0].get(key) for key in ("accuracy", "ratio")] == [told[1].get(key) for key in ("accuracy", "ratio")]
-    assert {path.stem for path in Path("trained/evaluate").iterdir()} == {f"{protocol}-test"}
+    k = "-k5" if protocol == "knn" else ""  # 20 references per class
+    assert {path.stem for path in Path("trained/evaluate").iterdir()} == {f"{protocol}{k}-test"}
 
 
 def test_classes_too_small_for_an_episode_are_named(place, capsys):

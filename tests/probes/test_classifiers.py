@@ -13,7 +13,6 @@ from supancl.probes.classifiers import (
     fit_linear_classifier,
     fit_temperature,
     unlike_threshold,
-    usual_k,
 )
 
 
@@ -79,11 +78,6 @@ def test_the_threshold_is_the_first_percentile_of_images_that_were_held_out():
     assert math.acos(threshold) == pytest.approx(0.495, abs=2e-3)
     threshold, by = unlike_threshold(references, held_out[:5])  # too few: each reference and its nearest other one
     assert (by, threshold) == ("references", pytest.approx(0.0))
-
-
-def test_k_follows_the_size_of_the_classes():
-    assert usual_k(torch.tensor([0, 1, 2, -1])) == 1
-    assert usual_k(torch.tensor([0] * 100 + [1] * 7 + [2] * 3)) == 7
 
 
 def test_a_linear_classifier_takes_features_of_any_precision():

@@ -244,7 +244,12 @@ def test_the_parts_of_a_recipe_fit_together_at_full_size(name: str, monkeypatch:
         assert pool.stored().targets.shape == (built.pool.size, targets.shape[-1])
 
 
-SIDES = {"resnet50": 32, "vit-small": 32, "cifar-resnet18": 16, "resnet18": 32}  # that the architectures take in a moment
+SIDES = {
+    "resnet50": 32,
+    "vit-small": 32,
+    "cifar-resnet18": 16,
+    "resnet18": 32,
+}  # that the architectures take in a moment
 # one recipe of each, with all parts that there are: a pool, a predictor and a momentum copy
 FULL_WIDTH = {"resnet50": "imagenet100.supbyol", "vit-small": "vit.supbyol", "cifar-resnet18": "cifar100.supbyol",
               "resnet18": "auto.supbyol"}  # fmt: skip

@@ -65,8 +65,9 @@ def test_evaluate_finds_what_the_last_check_found(source, photographs, tmp_path,
     last = checks(run)[-1]
     for protocol in ("knn", "variance"):
         assert supancl(capsys, "evaluate", protocol, run, "--device", "cpu").code == 0
-    found = result(run, "knn")
-    assert found["accuracy"] == last["knn"]
+    found = result(run, "knn" if last["knn_k"] == 20 else f"knn-k{last['knn_k']}")
+    assert (found["accuracy"], found["k"]) == (last["knn"], last["knn_k"])
+    assert found["accuracy_interval"] == last["knn_interval"]
     assert (found["references"], found["queries"]) == (last["knn_references"], last["knn_queries"])
     assert 0 < last["knn"] < 100  # a number that other pixels could change
     assert result(run, "variance")["within"] == pytest.approx(last["s_w"], rel=1e-12)

@@ -18,6 +18,7 @@ from supancl.distributed import should_print, should_report_failure
 from supancl.errors import make_visible, plural
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
+from supancl.stats import FEW_IMAGES
 
 
 class SafeConsole(Console):
@@ -172,7 +173,10 @@ class Terminal(Reporter):
         values |= {f"k-NN{sample_note}": row.get("knn"), "linear": row.get("linear")}
         values |= {"pool": row.get("pool_coverage"), "age": row.get("pool_staleness")}
         values |= {"img/s": self.last.get("images_per_second")}
-        text = "  ".join(f"{name} {compact(value)}" for name, value in values.items() if value is not None)
+        intervals = {f"k-NN{sample_note}": describe_interval(row, "knn"), "linear": describe_interval(row, "linear")}
+        text = "  ".join(
+            f"{name} {compact(value)}{intervals.get(name, '')}" for name, value in values.items() if value is not None
+        )
         self.note(f"epoch {row['epoch'] + 1:4d}  {text}")
         self.last_printed = time.perf_counter()
 
@@ -181,6 +185,14 @@ class Terminal(Reporter):
             self.progress.stop()
             self.progress = None
             atexit.unregister(self.on_end)
+
+
+def describe_interval(row: dict[str, Any], name: str) -> str:
+    """` [19, 68] of 12`: the interval of an accuracy on few held-out images, and their number; else empty."""
+    images, interval = row.get("knn_queries", 0), row.get(f"{name}_interval")
+    if not interval or not 0 < images < FEW_IMAGES or row[name] != row[name]:
+        return ""
+    return f" [{interval[0]:.0f}, {interval[1]:.0f}] of {images}"
 
 
 def duration(seconds: float) -> str:

@@ -70,6 +70,8 @@ def open_encoders(args: argparse.Namespace, console: Console, saves_results: boo
         cache_features=not args.no_cache,
         skip_bad_images=args.skip_bad_images,
         partial=args.partial,
+        baselines=not getattr(args, "no_baselines", True),
+        cross_validate=hasattr(args, "no_baselines"),
         sources=SourceCache(),
         columns=args.columns,
     )

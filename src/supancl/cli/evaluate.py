@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from supancl.cli.certainty import describe_accuracy, print_certainty
 from supancl.cli.comparing import measure_all, print_results, progress_console, select_sources
 from supancl.cli.console import Terminal, table
 from supancl.cli.encoders import (
@@ -38,7 +39,10 @@ from supancl.evaluate.finetune import check_whole_encoder
 from supancl.evaluate.naming import data_names
 from supancl.evaluate.suite import make_out_folder
 from supancl.probes.transfer import TransferMetric
+from supancl.reports.score_table import TableFormat
 from supancl.reports.suite_page import write_suite
+
+NOT_MEASURABLE = "not measurable"
 
 
 class Incomplete(CheckFailed):
@@ -64,7 +68,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    ks = parse_integers(args.k, "--k")
+    ks = None if args.k is None else parse_integers(args.k, "--k")
     check_at_least(args.temperature, 0, "--temperature", above=True)
 
     def measure(evaluated: EvaluatedEncoder) -> dict[str, Any]:
@@ -73,13 +77,14 @@ def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         )
 
     if len(args.encoder) > 1:
-        return compare_encoders(args, f"k-NN (k = {ks[0]})", measure, console)
+        return compare_encoders(args, "k-NN (k = {k})", measure, console)
     result = measure(*open_encoders(args, console))
     for k, value in result["by_k"].items():
         console.print(
-            f"k-NN (k = {k}): {value:.2f}% of {plural(result['queries'], 'image')}, "
+            f"k-NN (k = {k}): {describe_accuracy(result, value)}, "
             f"{result['references']} references, {result['classes']} classes"
         )
+    print_certainty(result, console)
     return result
 
 
@@ -108,10 +113,8 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         return compare_encoders(args, "linear", measure, console)
     result = measure(*open_encoders(args, console))
     method = describe_ridge(result) if args.probe == "lbfgs" else f"{plural(result['epochs'], 'epoch')} of SGD"
-    console.print(
-        f"linear ({method}): {result['accuracy']:.2f}% of {plural(result['queries'], 'image')}, "
-        f"{result['classes']} classes"
-    )
+    console.print(f"linear ({method}): {describe_accuracy(result)}, {result['classes']} classes")
+    print_certainty(result, console)
     return result
 
 
@@ -143,11 +146,15 @@ def variance(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         table(
             f"{result['images']} {result['split']} images",
             ["measure", "value"],
-            [[name, f"{value:.4g}"] for name, value in rows],
+            [[name, NOT_MEASURABLE if value is None else f"{value:.4g}"] for name, value in rows],
         )
     )
-    widest = sorted(result["spread"].items(), key=lambda item: -item[1])
-    console.print("widest classes: " + ", ".join(f"{name} {value:.3f}" for name, value in widest[:5]))
+    if result["within"] is None:
+        console.print("every class has one image, so nothing within classes can be measured")
+    measurable = {name: value for name, value in result["spread"].items() if value is not None}
+    widest = sorted(measurable.items(), key=lambda item: -item[1])
+    if widest:
+        console.print("widest classes: " + ", ".join(f"{name} {value:.3f}" for name, value in widest[:5]))
     return result
 
 
@@ -165,9 +172,9 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     result = evaluate_finetuning(evaluated, args.data, settings, Path(args.out) if args.out else None, args.split)
     console.print(
         f"fine-tuned (lr {result['lr']:g}, {plural(result['epochs'], 'epoch')}): "
-        f"{result['accuracy']:.2f}% of {plural(result['queries'], 'image')}, mean per class "
-        f"{result['mean_per_class']:.2f}%"
+        f"{describe_accuracy(result)}, mean per class {result['mean_per_class']:.2f}%"
     )
+    print_certainty(result, console)
     return result
 
 
@@ -177,13 +184,25 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 def compare_encoders(
     args: argparse.Namespace, title: str, measure: Callable[[EvaluatedEncoder], dict[str, Any]], console: Console
 ) -> dict[str, Any]:
-    """Measure each encoder, on --data or on its own run's data, and print one table."""
+    """Measure each encoder, on --data or on its own run's data, and print one table; `title` may name result keys."""
     encoders = open_encoders(args, progress_console(args.format, console))
     check_seeds(encoders)
-    results = [measure(evaluated) | {"group": evaluated.group, "task": title} for evaluated in encoders]
+    results = [measure(evaluated) | {"group": evaluated.group} for evaluated in encoders]
     sources = list(dict.fromkeys(result["source"] for result in results))
     names = dict(zip(sources, data_names(sources), strict=True))
-    return print_results([result | {"data": names[result["source"]]} for result in results], args.format, console)
+    results = [result | {"data": names[result["source"]], "task": title.format_map(result)} for result in results]
+    return _print_with_certainty(results, args.format, console)
+
+
+def _print_with_certainty(results: list[dict[str, Any]], form: TableFormat, console: Console) -> dict[str, Any]:
+    """Print the tables, and as text for each encoder and data set how much its accuracy says."""
+    summary = print_results(results, form, console)
+    only_one = len({result["encoder"] for result in results}) == 1
+    for result in results if form == "text" else ():
+        name = f"{result['label'] if only_one else result['encoder']} on {result['data']}"
+        console.print(f"{name}: {describe_accuracy(result)}")
+        print_certainty(result, console, name)
+    return summary
 
 
 def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -193,7 +212,7 @@ def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         ("transfer", name, _transfer_protocol(source, args.metric, name))
         for name, source in zip(data_names(data), data, strict=True)
     ]
-    return print_results(measure_all(encoders, tasks), args.format, console)
+    return _print_with_certainty(measure_all(encoders, tasks), args.format, console)
 
 
 def _transfer_protocol(

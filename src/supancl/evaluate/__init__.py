@@ -14,7 +14,8 @@ from supancl.evaluate.embedding import embed_to_file
 from supancl.evaluate.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
 from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluate.finetune import FineTuning, evaluate_finetuning
-from supancl.evaluate.protocols import SgdSettings, evaluate_knn, evaluate_linear, evaluate_transfer, evaluate_variance
+from supancl.evaluate.nearest import evaluate_knn
+from supancl.evaluate.protocols import SgdSettings, evaluate_linear, evaluate_transfer, evaluate_variance
 from supancl.evaluate.suite import Plan, Suite, run_suite
 from supancl.moved import moved_attribute
 

@@ -90,6 +90,7 @@ def evaluate_few_shot(
         partial=is_incomplete(source, data.remarks, data.skipped),
         overlaps_training=overlaps,
         accuracy=outcome.mean,
+        chance=100 / ways,
         images=len(features.labelled().labels),
         classes=len(torch.unique(features.labelled().labels)) - len(dropped),
         **outcome.to_json() | {"dropped": dropped},

@@ -22,11 +22,13 @@ from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Split
 from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput, NonFinite
+from supancl.evaluate.certainty import certainty_keys
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.protocols import record_evaluation
 from supancl.evaluate.sources import is_run_source, open_evaluation_data, quote_classes, resolve_source, warn_unknown
 from supancl.files import check_writable, make_folder
+from supancl.probes.certainty import Answers
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
 from supancl.weights.classifier_file import CLASSIFIER_FILE, ClassifierFile, save_classifier
@@ -89,6 +91,8 @@ def evaluate_finetuning(
     if out is not None:
         save(model, data.classes, out, "" if is_run_source(evaluated, source) else absolute_source(location))
     answers = predict(model, test, evaluated)
+    # a baseline would have to be trained as long again
+    certainty = certainty_keys(evaluated, Answers(answers == test.labels, test.labels, train.labels), ask=None)
     return record_evaluation(
         evaluated,
         evaluation,
@@ -103,6 +107,7 @@ def evaluate_finetuning(
         queries=len(test),
         classes=len(data.classes),
         out=None if out is None else str(out),
+        **certainty,
     )
 
 

@@ -29,8 +29,8 @@ from supancl.probes.classifiers import (
     mean_confidence,
     nearest_similarity,
     unlike_threshold,
-    usual_k,
 )
+from supancl.probes.knn import default_k
 from supancl.weights.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
 from supancl.weights.encoder_file import load_encoder
 
@@ -43,7 +43,7 @@ class PredictSettings:
 
     classifier: str = "knn"
     references: str | None = None  # a labelled source; None: the run's own labelled images
-    k: int | None = None  # None: `usual_k`
+    k: int | None = None  # None: `default_k`
     every_image: bool = False  # predict images that have a label too
     view: View = "margin"
 
@@ -204,7 +204,7 @@ def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: Pr
         classifier, about = _linear(evaluated, references)
         return FittedClassifier(classifier, references.classes, references, {"classifier": "linear", **about})
     most = len(references.features.labels)
-    k = min(usual_k(references.features.labels) if settings.k is None else settings.k, most)
+    k = min(default_k(references.features.labels) if settings.k is None else settings.k, most)
     knn = KnnClassifier(references.features, len(references.classes), k, device=evaluated.options.device)
     return FittedClassifier(knn, references.classes, references, {"classifier": "knn", "k": k})
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from supancl.data.opening import absolute_source
 from supancl.data.order import derive_seed, epoch_order
-from supancl.data.splits import Data, Split, fingerprint
+from supancl.data.splits import Split, fingerprint
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, plural
+from supancl.evaluate.certainty import certainty_keys
+from supancl.evaluate.cross_validation import plan_cross_validation
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.feature_cache import VERSION
 from supancl.evaluate.naming import data_label, default_metric
@@ -32,9 +35,9 @@ from supancl.evaluate.sources import (
     spec_for,
     three_splits,
     warn_if_trained_on,
-    warn_unknown,
 )
-from supancl.probes import collapse, knn_accuracies, knn_leave_one_out, linear_probe, sgd_probe, transfer
+from supancl.probes import LinearProbe, SgdProbe, Transfer, collapse, linear_probe, sgd_probe, transfer
+from supancl.probes.certainty import Answers
 from supancl.probes.sgd import EpochOfBatches
 from supancl.probes.transfer import TransferMetric
 from supancl.weights.provenance import commit, versions
@@ -100,74 +103,6 @@ def record_evaluation(
     )
 
 
-def evaluate_knn(
-    evaluated: EvaluatedEncoder,
-    source: str | None = None,
-    ks: Sequence[int] = (20,),
-    temperature: float = 0.1,
-    metric: str = "cosine",
-    leave_one_out: bool = False,
-    split: str = "held-out",
-    view: View = "margin",
-) -> dict[str, Any]:
-    """k-NN accuracy of held-out or test images among training images; the first of `ks` is the result.
-
-    A k larger than the number of references is reduced to it, and reported so.
-    """
-    since = time.perf_counter()
-    evaluation = open_evaluation_data(evaluated, source, split, view)
-    location, train, images = evaluation.location, evaluation.data.train, evaluation.images
-    _check_references(evaluation.data, location, images if leave_one_out else train, images)
-    queries = evaluated.features(images, view).labelled()
-    reference = queries if leave_one_out else evaluated.features(train, view).labelled()
-    options: dict[str, Any] = {"temperature": temperature, "metric": metric, "device": evaluated.options.device}
-    most = len(reference.labels) - leave_one_out
-    too_large = [k for k in ks if k > most]
-    if too_large:
-        available = f"there {'is' if most == 1 else 'are'} {plural(most, 'image')} to compare with"
-        evaluated.reporter.note(
-            f"{location}: {available}, so k = {' and '.join(map(str, too_large))} "
-            f"{'are' if len(too_large) > 1 else 'is'} k = {most}"
-        )
-    ks = tuple(dict.fromkeys(min(k, most) for k in ks))
-    if leave_one_out:
-        accuracies = knn_leave_one_out(reference, ks, **options)
-    else:
-        warn_unknown(evaluated, evaluation.data.classes, location, reference.labels, queries.labels)
-        accuracies = knn_accuracies(reference, queries, ks, **options)
-    return record_evaluation(
-        evaluated,
-        evaluation,
-        "knn",
-        since,
-        k=ks[0],
-        accuracy=accuracies[ks[0]],
-        by_k={str(k): value for k, value in accuracies.items()},
-        temperature=temperature,
-        metric=metric,
-        leave_one_out=leave_one_out,
-        view=view,
-        references=len(reference.labels),
-        queries=len(queries.labels),
-        classes=len(torch.unique(reference.labels)),
-        tested_on=fingerprint(images),
-    )
-
-
-def _check_references(data: Data, location: str, references: Split, images: Split) -> None:
-    """Check that k-NN is possible, before computing features."""
-    present = references.class_ids()
-    if not present or not images.num_labelled:
-        raise BadInput(
-            f"{location}: k-NN needs labelled images, both as references and to test; "
-            f"there are {references.num_labelled} and {images.num_labelled}; name labelled ones with --data"
-        )
-    if len(present) == 1:  # every prediction would be this class
-        raise BadInput(
-            f"{location}: only class {data.classes[present[0]]!r} among the references; k-NN needs at least two classes"
-        )
-
-
 @dataclass(frozen=True)
 class SgdSettings:
     """The paper's linear probe, trained with SGD; the learning rate drops at 60% and 80% of the epochs."""
@@ -196,9 +131,21 @@ def evaluate_linear(
     check_same_classes(
         evaluation.data.classes, evaluation.location, splits, may_lack=sgd is None
     )  # a class of one image has none held out
-    outcome = (
-        fit_ridge(evaluated, evaluation, seed, view) if sgd is None else fit_sgd(evaluated, evaluation, sgd, seed, view)
-    )
+    cross_validation = None if sgd is not None else plan_cross_validation(evaluated, evaluation, view)
+    cross_validate = None if cross_validation is None else partial(cross_validation.ask_linear, seed=seed)
+
+    def fit(encoder: EvaluatedEncoder) -> LinearProbe | SgdProbe:
+        if sgd is not None:
+            return fit_sgd(encoder, evaluation, sgd, seed, view)
+        return fit_ridge(encoder, evaluation, ridge_choice(evaluated, evaluation)[0], seed, view)
+
+    def ask(encoder: EvaluatedEncoder) -> Answers:
+        return _linear_answers(evaluation, fit(encoder).is_correct)
+
+    fitted = fit(evaluated)
+    outcome = describe_fit(evaluated, evaluation, fitted)
+    answers = _linear_answers(evaluation, fitted.is_correct)
+    # new crops in every epoch would make baselines as slow as the probe itself
     return record_evaluation(
         evaluated,
         evaluation,
@@ -211,18 +158,38 @@ def evaluate_linear(
         queries=evaluation.images.num_labelled,
         tested_on=fingerprint(evaluation.images),
         **outcome,
+        **certainty_keys(evaluated, answers, None if augmented else ask, cross_validate=cross_validate),
     )
 
 
-def fit_ridge(evaluated: EvaluatedEncoder, evaluation: EvaluationData, seed: int, view: View) -> dict[str, Any]:
-    """Fit the convex probe; `ridge_choice` says which images choose its ridge."""
-    choose, remark = ridge_choice(evaluated, evaluation)
+def _linear_answers(evaluation: EvaluationData, is_correct: Tensor | None) -> Answers:
+    assert is_correct is not None
+    tested, train = evaluation.images.labels, evaluation.data.train.labels
+    return Answers(is_correct, tested[tested >= 0], train[train >= 0])
+
+
+def fit_ridge(
+    evaluated: EvaluatedEncoder,
+    evaluation: EvaluationData,
+    choose: Split | Literal["halves"] | None,
+    seed: int,
+    view: View,
+) -> LinearProbe:
+    """Fit the convex probe; `choose` are the images that choose its ridge (`ridge_choice`)."""
     check_ridge_choice(evaluation.location, choose, evaluation.data.train, evaluation.images)
     test = evaluated.features(evaluation.images, view)
     choosing = evaluated.features(choose, view) if isinstance(choose, Split) else choose
     train = evaluated.features(evaluation.data.train, view)
-    fitted = linear_probe(train, test, choosing, seed=seed, device=evaluated.options.device)
-    outcome = rename_weights(fitted.to_json() | remark)
+    return linear_probe(train, test, choosing, seed=seed, device=evaluated.options.device)
+
+
+def describe_fit(
+    evaluated: EvaluatedEncoder, evaluation: EvaluationData, fitted: LinearProbe | SgdProbe
+) -> dict[str, Any]:
+    """The result of a probe, with warnings on how the convex one was chosen and solved."""
+    if isinstance(fitted, SgdProbe):
+        return fitted.to_json()
+    outcome = rename_weights(fitted.to_json() | ridge_choice(evaluated, evaluation)[1])
     warn_chosen_on(evaluated, evaluation.location, outcome)
     warn_cut_off(evaluated, evaluation.location, outcome)
     return outcome
@@ -230,7 +197,7 @@ def fit_ridge(evaluated: EvaluatedEncoder, evaluation: EvaluationData, seed: int
 
 def fit_sgd(
     evaluated: EvaluatedEncoder, evaluation: EvaluationData, sgd: SgdSettings, seed: int, view: View
-) -> dict[str, Any]:
+) -> SgdProbe:
     """Train the paper's probe, on features that are computed once or on new crops in every epoch."""
     test = evaluated.features(evaluation.images, view)
     options: dict[str, Any] = {
@@ -243,8 +210,8 @@ def fit_sgd(
     }
     if sgd.augmented:
         train = augmented_epochs(evaluated, evaluation.data.train, sgd.batch_size, seed)
-        return sgd_probe(train, test.labelled(), len(evaluation.data.classes), **options).to_json()
-    return sgd_probe(evaluated.features(evaluation.data.train, view), test, **options).to_json()
+        return sgd_probe(train, test.labelled(), len(evaluation.data.classes), **options)
+    return sgd_probe(evaluated.features(evaluation.data.train, view), test, **options)
 
 
 def ridge_choice(
@@ -364,9 +331,21 @@ def evaluate_transfer(
     check_unchanged(evaluated, source, data)
     splits = three_splits(data, spec)
     check_same_classes(data.classes, source, {name: split.labels for name, split in zip(SPLITS, splits, strict=True)})
-    train, validation, test = (evaluated.features(split, view) for split in splits)
     kind = metric or default_metric(source)
-    outcome = rename_weights(transfer(train, validation, test, metric=kind, device=evaluated.options.device).to_json())
+
+    def fit(encoder: EvaluatedEncoder) -> Transfer:
+        train, validation, test = (encoder.features(split, view) for split in splits)
+        return transfer(train, validation, test, metric=kind, device=encoder.options.device)
+
+    def answers(fitted: Transfer) -> Answers:
+        assert fitted.is_correct is not None
+        fit_labels = torch.cat([split.labels for split in splits[:2]])
+        return Answers(fitted.is_correct, splits[2].labels[splits[2].labels >= 0], fit_labels)
+
+    fitted = fit(evaluated)
+    outcome = rename_weights(fitted.to_json())
+    key = ("transfer", kind, view, fingerprint(*splits))
+    certainty = certainty_keys(evaluated, answers(fitted), lambda encoder: answers(fit(encoder)), kind, key=key)
     warn_cut_off(evaluated, name, outcome)
     overlaps = warn_if_trained_on(evaluated, source, "test" if "test" in data.splits else "val")
     return record_result(
@@ -382,4 +361,5 @@ def evaluate_transfer(
         overlaps_training=overlaps,
         tested_on=fingerprint(splits[2]),
         **outcome,
+        **certainty,
     )

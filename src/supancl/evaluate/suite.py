@@ -16,12 +16,13 @@ import torch
 from supancl.config import parse_json
 from supancl.data.decode import file_stamp
 from supancl.data.sources.benchmarks import find_benchmark, find_benchmarks, official_name
-from supancl.errors import BadInput, Interrupted, SupanclError, did_you_mean
+from supancl.errors import BadInput, Interrupted, SupanclError, did_you_mean, plural
 from supancl.evaluate.comparison import check_seeds
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluate.naming import result_name
-from supancl.evaluate.protocols import evaluate_knn, evaluate_transfer
+from supancl.evaluate.nearest import evaluate_knn
+from supancl.evaluate.protocols import evaluate_transfer
 from supancl.evaluate.sources import array_file
 from supancl.files import check_writable, is_as_written, make_folder, make_inner_folder, read_text, write_sealed_json
 from supancl.reporter import Reporter
@@ -149,9 +150,19 @@ def run_suite(encoders: Sequence[EvaluatedEncoder], plan: Plan, out: Path, repor
                 )
                 continue
             suite.results.append(result | {"task": task.protocol, "data": task.data, "group": evaluated.group})
-            interval = f" ± {result['interval']:.2f}" if "interval" in result else ""
-            reporter.note(f"{progress}: {result['accuracy']:.2f}{interval}{' (saved earlier)' if was_saved else ''}")
+            reporter.note(f"{progress}: {describe_result(result)}{' (saved earlier)' if was_saved else ''}")
     return suite
+
+
+def describe_result(result: dict[str, Any]) -> str:
+    """`9.21 [8.3, 10.2] of 3,669 images`, or of episodes `36.05 ± 0.39`."""
+    text = f"{result['accuracy']:.2f}"
+    if "interval" in result:
+        return f"{text} ± {result['interval']:.2f}"
+    if "accuracy_interval" not in result:  # measured by an older version
+        return text
+    low, high = result["accuracy_interval"]
+    return f"{text} [{low:.1f}, {high:.1f}] of {plural(result['tested_images'], 'image')}"
 
 
 def make_out_folder(out: Path) -> None:

@@ -22,7 +22,6 @@ from supancl.probes.logistic import Problem, polish, solve
 USUAL_DEVIATION = 2.0  # of the logits of an image, before their temperature is fitted
 CHUNK = 8192  # images whose logits are in memory at a time
 TEMPERATURES = 2.0 ** torch.linspace(-5, 5, 161)
-MOST_NEIGHBOURS = 20
 UNLIKE_QUANTILE = 0.01  # of the images that set the threshold, this fraction is below it
 MIN_HELD_OUT = 20  # fewer do not show how similar new images are
 MOST_COMPARED = 4096  # images that set the threshold
@@ -66,16 +65,6 @@ class LinearClassifier:
 
     def logits(self, values: Tensor) -> Tensor:
         return torch.addmm(self.bias, values.to(self.weight), self.weight.T)
-
-
-def usual_k(labels: Tensor) -> int:
-    """k for these references: 20, or the size of the median class if that is smaller, so that no class is outvoted.
-
-    >>> usual_k(torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])), usual_k(torch.arange(400) % 2)
-    (3, 20)
-    """
-    sizes = torch.bincount(labels[labels >= 0])
-    return min(MOST_NEIGHBOURS, int(sizes[sizes > 0].median())) if len(sizes) else 1
 
 
 def fit_linear_classifier(

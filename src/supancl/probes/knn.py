@@ -19,6 +19,8 @@ from supancl.probes.features import Features, Labelled, Rows, check_finite, chec
 
 Metric = Literal["cosine", "l2"]
 REFERENCE_CHUNK = 16384  # references compared at a time
+DEFAULT_K = 20
+QUARTER = 0.25  # neighbours per reference of a class
 
 
 class Neighbours(NamedTuple):
@@ -238,11 +240,50 @@ def knn_leave_one_out(
     return _accuracies(labelled_matches, features.labels, features.labels[has_label.cpu()], ks, temperature)
 
 
+def default_k(references: Tensor, leave_one_out: bool = False) -> int:
+    """20 neighbours, or a quarter of the references of the median class if that is less; at least 1.
+
+    With few references, 20 neighbours are mostly of other classes (docs/evaluate.md has figures). In a class that is
+    tested by leaving one out there is one reference less.
+
+    >>> default_k(torch.arange(4).repeat_interleave(100)), default_k(torch.arange(4).repeat_interleave(8))
+    (20, 2)
+    """
+    _, sizes = torch.unique(references[references >= 0], return_counts=True)
+    if not len(sizes):
+        return DEFAULT_K
+    return max(1, min(DEFAULT_K, round((int(sizes.median()) - leave_one_out) * QUARTER)))
+
+
+def knn_correct(
+    reference: Labelled,
+    queries: Features,
+    ks: Sequence[int],
+    temperature: float = 0.1,
+    metric: Metric = "cosine",
+    device: torch.device | str | None = None,
+    leave_one_out: bool = False,
+) -> dict[int, Tensor]:
+    """By k, which labelled queries are classified correctly.
+
+    With `leave_one_out` the queries are the first of the references, all labelled, and none is its own neighbour.
+    """
+    labelled = queries.labelled()
+    if leave_one_out and len(reference.labels) < 2:
+        raise BadInput(f"leave-one-out needs two labelled images, and there are {len(reference.labels)}")
+    matches = neighbours(reference, labelled.values, max(ks), metric, device=device, leave_one_out=leave_one_out)
+    return _correct(matches, reference.labels, labelled.labels, ks, temperature)
+
+
+def _correct(
+    matches: Neighbours, labels: Tensor, truth: Tensor, ks: Sequence[int], temperature: float
+) -> dict[int, Tensor]:
+    truth = truth.to(matches.rows.device)
+    return {k: (vote(matches, labels, k, temperature, _class_count(labels)) == truth).cpu() for k in ks}
+
+
 def _accuracies(
     matches: Neighbours, labels: Tensor, truth: Tensor, ks: Sequence[int], temperature: float
 ) -> dict[int, float]:
-    truth = truth.to(matches.rows.device)
-    return {
-        k: 100 * float((vote(matches, labels, k, temperature, _class_count(labels)) == truth).double().mean())
-        for k in ks
-    }
+    correct = _correct(matches, labels, truth, ks, temperature)
+    return {k: 100 * float(is_correct.double().mean()) for k, is_correct in correct.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -67,9 +67,11 @@ class LinearProbe:
     chosen_on: str = ""
     chosen_on_images: int = 0
     weight_by_half: tuple[float, ...] = ()  # for "other half" only
+    is_correct: Tensor | None = field(default=None, compare=False, repr=False)  # of each labelled test image
 
     def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in to_json(self).items() if key != "weight_by_half" or value}
+        content = {key: value for key, value in to_json(self).items() if key != "is_correct"}
+        return {key: value for key, value in content.items() if key != "weight_by_half" or value}
 
 
 def hold_out(labels: Tensor, fraction: float = 0.1, seed: int = 0) -> Tensor:
@@ -87,6 +89,17 @@ def hold_out(labels: Tensor, fraction: float = 0.1, seed: int = 0) -> Tensor:
     rank[order] = torch.arange(len(row)) - (sizes.cumsum(0) - sizes)[row[order]]
     count: Tensor = (fraction * sizes).round().long().clamp(min=1).minimum(sizes - 1)
     return rank < count[row]
+
+
+def stratified_folds(labels: Tensor, folds: int = 5, seed: int = 0) -> Tensor:
+    """The fold of each image, 0 to folds - 1: the images of a class are dealt out evenly, in random order.
+
+    >>> stratified_folds(torch.tensor([0, 0, 1, 1]), 2).reshape(2, 2).sum(1)
+    tensor([1, 1])
+    """
+    fold = torch.empty(len(labels), dtype=torch.long)
+    fold[_shuffle_by_class(labels, seed)] = torch.arange(len(labels)) % folds
+    return fold
 
 
 def halve(labels: Tensor, seed: int = 0) -> Tensor:
@@ -191,6 +204,7 @@ def linear_probe(
         chosen_on=choice.chosen_on,
         chosen_on_images=len(choosing_labels),
         weight_by_half=() if halves is None else selected,
+        is_correct=is_correct,
     )
 
 

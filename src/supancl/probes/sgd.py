@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,9 +28,10 @@ class SgdProbe:
     batch_size: int
     lr: float
     classes: int
+    is_correct: Tensor | None = field(default=None, compare=False, repr=False)  # of each labelled test image
 
     def to_json(self) -> dict[str, Any]:
-        return dict(to_json(self))
+        return {key: value for key, value in to_json(self).items() if key != "is_correct"}
 
 
 def shuffle_epochs(train: Features, batch_size: int = 256, seed: int = 0) -> EpochOfBatches:
@@ -87,8 +88,9 @@ def sgd_probe(
         predictions = torch.cat(
             [layer(chunk.to(device, torch.float32)).argmax(1).cpu() for chunk in test.values.split(8192)]
         )
-    accuracy = 100 * float((predictions == test.labels.cpu()).double().mean())
-    return SgdProbe(accuracy, tuple(losses), epochs, batch_size, lr, classes)
+    is_correct = predictions == test.labels.cpu()
+    accuracy = 100 * float(is_correct.double().mean())
+    return SgdProbe(accuracy, tuple(losses), epochs, batch_size, lr, classes, is_correct)
 
 
 def _train_epoch(

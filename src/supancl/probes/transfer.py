@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -49,9 +49,10 @@ class Transfer:
     residual: float
     iterations: int
     cut_off: bool = False
+    is_correct: Tensor | None = field(default=None, compare=False, repr=False)  # of each labelled test image
 
     def to_json(self) -> dict[str, Any]:
-        return dict(to_json(self))
+        return {key: value for key, value in to_json(self).items() if key != "is_correct"}
 
 
 def accuracy(predictions: Tensor, labels: Tensor, metric: TransferMetric = "top-1") -> float:
@@ -130,4 +131,5 @@ def transfer(
         final.residual,
         iterations + final.iterations,
         final.cut_off,
+        predictions == splits["test"].labels.cpu(),
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from supancl.config import to_json
 from supancl.errors import BadInput
+from supancl.files import jsonable
 from supancl.probes.features import Features, check_features
 
 
 class Variance(NamedTuple):
-    """S_W = E ||z - mu_y||^2 and S_T = E ||z - mu||^2."""
+    """S_W = E ||z - mu_y||^2 and S_T = E ||z - mu||^2; S_W is nan if no class has two images to differ."""
 
     within: float
     total: float
@@ -38,10 +40,10 @@ def variance(features: Features, normalize: bool = True) -> Variance:
     values = features.values.double()
     if normalize:
         values = F.normalize(values, dim=1)
-    means, row, _ = class_means(values, features.labels)
+    means, row, classes = class_means(values, features.labels)
     within = (values - means[row]).square().sum(1).mean()
     total = (values - values.mean(0)).square().sum(1).mean()
-    return Variance(float(within), float(total))
+    return Variance(float(within) if len(classes) < len(row) else math.nan, float(total))
 
 
 def class_means(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,6 +86,8 @@ class Collapse:
     class).
     class_variance: E ||z - mu_y||^2 for each class in the order of `classes`; their mean over images is S_W. The JSON
     key is `spread`.
+    nan, in JSON null: not measurable. The variance of one image is not, and if no class has two, neither is anything
+    within classes (S_W, its ratio, nc1, nc4).
     """
 
     within: float
@@ -100,7 +104,8 @@ class Collapse:
     classes: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {"spread" if key == "class_variance" else key: value for key, value in to_json(self).items()}
+        content = jsonable(to_json(self))
+        return {"spread" if key == "class_variance" else key: value for key, value in content.items()}
 
 
 def collapse(
@@ -129,7 +134,8 @@ def collapse(
         )
     centred = means - values.mean(0)
     residual = values - means[row]
-    class_variance = torch.bincount(row, residual.square().sum(1)) / torch.bincount(row)
+    sizes = torch.bincount(row)
+    class_variance = (torch.bincount(row, residual.square().sum(1)) / sizes).masked_fill(sizes < 2, math.nan)
     within, total = residual.square().sum(1).mean(), (values - values.mean(0)).square().sum(1).mean()
     cosines = F.normalize(centred, dim=1) @ F.normalize(centred, dim=1).T
     cosines = cosines[~torch.eye(len(classes), dtype=torch.bool, device=cosines.device)]
@@ -141,7 +147,7 @@ def collapse(
         predicted = (values @ weights.T + (0 if bias is None else bias.double().to(values.device))).argmax(1)
         dual = float((weights / weights.norm() - centred / centred.norm()).square().sum())
     nearest_class = (values @ means.T - 0.5 * means.square().sum(1)).argmax(1)
-    return Collapse(
+    measures = Collapse(
         float(within),
         float(total),
         float(within / total) if float(total) > 0 else float("nan"),
@@ -155,6 +161,9 @@ def collapse(
         tuple(class_variance.tolist()),
         tuple(classes.tolist()),
     )
+    if len(classes) == len(row):  # one image per class: it is its own mean
+        return replace(measures, within=math.nan, ratio=math.nan, nc1=math.nan, nc4=math.nan)
+    return measures
 
 
 def _nc1(residual: Tensor, centred: Tensor) -> float:

@@ -103,7 +103,8 @@ class RunEvaluator:
     def measure_value(self, run: Path, measurement: Measurement, field: str) -> float | None:
         """One number of a result; None, with a warning, if it cannot be measured on these data."""
         try:
-            return float(self.find_or_measure(run, measurement)[field])
+            value = self.find_or_measure(run, measurement)[field]
+            return None if value is None else float(value)
         except BadInput as error:
             self.reporter.warn(f"{run.name}: {measurement.protocol} is not measured: {error}")
             return None

@@ -28,6 +28,7 @@ from supancl.weights.checkpoint import load_newest
 from supancl.weights.encoder_file import initialize_encoder, is_readable, save_encoder, save_projector
 from supancl.weights.metrics_log import MetricsLog, NoLog
 from supancl.weights.run_folder import RunFolder
+from supancl.weights.start import describe_init
 from supancl.weights.writer import Writer
 
 
@@ -37,9 +38,14 @@ def begin_run(
 ) -> Iterator[Loop]:
     """The loop of a run, at its first step or where it stopped. Files and threads are closed at the end."""
     with Writer() as writer:  # at its end, pending writes are finished
+        recorded = trainer.ranks.on_rank0(folder.read_init) if resume else None
+        init = init if recorded is None else recorded["from"]  # for a run that ended before its first checkpoint
         state = _load_start(trainer, data, folder, resume, init, reporter)
+        is_filled = state is None and init is not None
+        start = describe_init(trainer.model.branches.encoder, str(init)) if is_filled else recorded
         cost = describe_time(trainer, measure_step(trainer)) if reporter.shows_cost else {}
-        for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state, cost)):
+        about = {"cost": cost, "init": start}
+        for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state, about)):
             reporter.warn(remark)
         log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.is_rank0 else NoLog()
         loop = Loop(trainer, data, folder, log, reporter, writer)
@@ -70,10 +76,10 @@ def _load_start(
 ) -> dict[str, Any] | None:
     """Load the initial weights or the newest checkpoint, and return that checkpoint if there is one."""
     ranks, branches = trainer.ranks, trainer.model.branches
-    if init is not None:
+    state = ranks.on_rank0(lambda: load_state_to_resume(folder.checkpoints, reporter)) if resume else None
+    if state is None and init is not None:
         branches.encoder.load_state_dict(ranks.on_rank0(lambda: _load_initial_weights(branches.encoder, init)))
         branches.copy_to_target()
-    state = ranks.on_rank0(lambda: load_state_to_resume(folder.checkpoints, reporter)) if resume else None
     if state is not None:
         check_same_settings(folder, state, trainer.recipe)
         ranks.on_rank0(lambda: check_same_data(folder, data))
@@ -108,13 +114,13 @@ def load_state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any
 
 
 def _write_start(
-    trainer: Trainer, data: Data, folder: RunFolder, state: dict[str, Any] | None, cost: dict[str, Any]
+    trainer: Trainer, data: Data, folder: RunFolder, state: dict[str, Any] | None, about: dict[str, Any]
 ) -> list[str]:
     """Bring the files of a run to its first step, or to the one where it stopped; returns remarks on them."""
     recipe, branches = trainer.recipe, trainer.model.branches
     folder.remove_temporary_files()
     if trainer.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
-        folder.write_recipe(recipe, data.classes, {**data.summary, **describe_content(data.content)}, cost)
+        folder.write_recipe(recipe, data.classes, {**data.summary, **describe_content(data.content)}, about)
         folder.write_content(data.content)
     else:
         for name in (

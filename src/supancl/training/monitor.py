@@ -19,7 +19,9 @@ from supancl.core.pools import Pool
 from supancl.data.splits import Data, Split
 from supancl.errors import Collapsed, NonFinite, program_name
 from supancl.probes import Features, effective_rank, embed, knn_accuracy, variance
+from supancl.probes.knn import default_k
 from supancl.probes.linear import fixed_ridge_accuracy
+from supancl.stats import wilson_interval
 
 if TYPE_CHECKING:
     from supancl.recipes import Recipe
@@ -135,18 +137,21 @@ class Monitor:
                 "try a lower --set optimizer.lr",
             )
         within, total = variance(queries)
-        row = {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
+        row: dict[str, Any] = {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
         if not reference.num_labelled or not held_out.num_labelled:  # there are no classes to predict
             return row | {"knn": float("nan"), "linear": float("nan")}
         references = self._features(encoder, reference, device, half)
         fitted = sample_rows(references.labelled(), MAX_IMAGES)
-        return row | {
-            "knn": knn_accuracy(references, queries),
+        tested, k = len(queries.labelled().labels), default_k(references.labels)
+        row |= {
+            "knn": knn_accuracy(references, queries, k),
+            "knn_k": k,
             "knn_references": len(references.labelled().labels),
-            "knn_queries": len(queries.labelled().labels),
+            "knn_queries": tested,
             "linear": fixed_ridge_accuracy(fitted, queries),
             "linear_references": len(fitted.labels),
         }
+        return row | {f"{name}_interval": list(wilson_interval(row[name], tested)[1:]) for name in ("knn", "linear")}
 
     @staticmethod
     def _features(encoder: Encoder, split: Split, device: torch.device, half: bool) -> Features:

@@ -151,8 +151,9 @@ class RunFolder:
         remove_left_over_files(self.evaluations)  # evaluations are written without the lock
 
     def write_recipe(
-        self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object], cost: dict[str, object] | None = None
+        self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object], about: dict[str, Any] | None = None
     ) -> None:
+        """Write recipe.json; `about` may hold `cost`, the time expected, and `init`, the weights at the start."""
         # an absolute path works from any folder
         source, *joined = map(absolute_source, recipe.data.all_sources)
         settings = replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))
@@ -164,10 +165,9 @@ class RunFolder:
             "commit": commit(),
             "run": name_run(recipe, classes, data),
         }
-        if cost:
-            content["cost"] = cost
         if plugins := required_plugins(recipe):
             content["plugins"] = plugins
+        content |= {key: value for key, value in (about or {}).items() if value}
         write_sealed_json(self.recipe_file, content)
 
     def write_content(self, content: Content | None) -> None:
@@ -233,6 +233,15 @@ class RunFolder:
             wrong = "classes is not a list" if isinstance(data, dict) else "data is not an object"
             raise BadInput(f"{self.recipe_file}: {wrong}; restore the file that the run wrote, or choose another --out")
         return data, tuple(map(str, classes))
+
+    def read_init(self) -> dict[str, str] | None:
+        """Where the run's weights came from (`from`) and their digest; None if it started from random ones."""
+        try:
+            init = parse_json(read_text(self.recipe_file)).get("init")
+        except (OSError, ValueError, AttributeError):
+            return None
+        is_whole = isinstance(init, dict) and all(isinstance(init.get(key), str) for key in ("from", "digest"))
+        return init if is_whole else None
 
     def read_versions(self) -> dict[str, str]:
         """The versions of Python and of packages that the run began with."""

@@ -22,12 +22,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     knn = add("knn", "k nearest neighbours among the training images", multiple=True)
     add_source_flags(knn, view=True)
     add_format_flag(knn)
-    knn.add_argument("--k", default="20", help="neighbours; of several, comma-separated, the first is the result")
+    knn.add_argument(
+        "--k",
+        help="neighbours; of several, comma-separated, the first is the result "
+        "(default: 20, or a quarter of the references per class if that is less)",
+    )
     knn.add_argument("--temperature", type=float, default=0.1)
     knn.add_argument("--metric", default="cosine", choices=("cosine", "l2"))
     knn.add_argument(
         "--leave-one-out", action="store_true", help="use the evaluated images as references for one another"
     )
+    add_baselines_flag(knn)
     linear = add("linear", "a linear classifier on frozen features", multiple=True)
     add_source_flags(linear, view=True)
     add_format_flag(linear)
@@ -39,6 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     linear.add_argument("--lr", type=float, help="learning rate of sgd for a batch of 256 (30)")
     linear.add_argument("--probe-batch", type=int, help="batch size of sgd (256)")
     linear.add_argument("--seed", type=int, default=0, help="seed of the images held out of training, and of sgd")
+    add_baselines_flag(linear)
     variance = add("variance", "intra-class variance, effective rank, neural collapse")
     add_source_flags(variance, view=True, splits=("held-out", "test", "train"))
     add_transfer(add("transfer", "L-BFGS transfer (App. E) to one or more data sets", multiple=True))
@@ -62,8 +68,15 @@ def add_source_flags(
         add_view_flag(parser)
 
 
+def add_baselines_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-baselines", action="store_true", help="do not compare with random weights and with the run's start"
+    )
+
+
 def add_transfer(parser: argparse.ArgumentParser) -> None:
     add_data_set_flags(parser)
+    add_baselines_flag(parser)
     parser.add_argument("--metric", choices=("top-1", "mean-per-class"), help="default: the benchmark's, or top-1")
 
 
@@ -89,6 +102,7 @@ def add_fill_flag(parser: argparse.ArgumentParser) -> None:
 
 def add_finetune(parser: argparse.ArgumentParser) -> None:
     add_source_flags(parser)
+    add_baselines_flag(parser)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--train-batch", type=int, default=64)
     parser.add_argument("--lr", default="0.01,0.1,1", help="of several, the best on held-out training images is used")

@@ -1,0 +1,69 @@
+"""How much an accuracy says: its interval, chance, and its difference from another encoder on the same images."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from supancl.probes.transfer import TransferMetric
+from supancl.stats import Interval, paired_accuracy_interval, wilson_interval
+
+
+class Answers(NamedTuple):
+    """Which of the tested images an encoder classified correctly, their classes, and those of the references."""
+
+    is_correct: Tensor
+    labels: Tensor
+    references: Tensor
+
+    @property
+    def accuracy(self) -> float:
+        return 100 * float(self.is_correct.double().mean())
+
+
+def image_weights(labels: Tensor, metric: TransferMetric = "top-1") -> Tensor:
+    """How much each image counts, 1 on average: equally, or with `mean-per-class` every class equally.
+
+    >>> image_weights(torch.tensor([0, 0, 0, 1]), "mean-per-class")
+    tensor([0.6667, 0.6667, 0.6667, 2.0000], dtype=torch.float64)
+    """
+    if metric == "top-1":
+        return torch.ones(len(labels), dtype=torch.float64)
+    _, row, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    weights: Tensor = len(labels) / (len(sizes) * sizes.double()[row])
+    return weights
+
+
+def weighted_accuracy(answers: Answers, metric: TransferMetric = "top-1") -> float:
+    """Accuracy in percent by the metric."""
+    return 100 * float((image_weights(answers.labels, metric) * answers.is_correct.double()).mean())
+
+
+def accuracy_interval(percent: float, labels: Tensor, metric: TransferMetric = "top-1") -> Interval:
+    """Wilson's interval of an accuracy on images of these classes.
+
+    A mean over classes of different sizes counts as one over fewer images: those of a sample of equal weights that
+    has the same variance.
+    """
+    weights = image_weights(labels, metric)
+    return wilson_interval(percent, len(labels) ** 2 / float(weights.square().sum()) if len(labels) else 0)
+
+
+def difference(ours: Answers, theirs: Answers, metric: TransferMetric = "top-1") -> Interval:
+    """ours - theirs in points, with the interval over the images that both were asked about."""
+    return paired_accuracy_interval(
+        ours.is_correct.tolist(), theirs.is_correct.tolist(), image_weights(ours.labels, metric).tolist()
+    )
+
+
+def chance(references: Tensor, metric: TransferMetric = "top-1") -> float:
+    """Accuracy in percent of an answer that ignores the image: always the most frequent class of the references.
+
+    >>> chance(torch.tensor([0, 0, 0, 1])), chance(torch.tensor([0, 0, 0, 1]), "mean-per-class")
+    (75.0, 50.0)
+    """
+    sizes = torch.bincount(references[references >= 0])
+    sizes = sizes[sizes > 0]
+    return 100 / len(sizes) if metric == "mean-per-class" else 100 * float(sizes.max()) / float(sizes.sum())
