@@ -812,7 +812,7 @@ def test_a_disk_found_full_when_synced_keeps_the_file_before(place, finished, mo
 
     monkeypatch.setattr(os, "fsync", no_room)
     said = supancl(capsys, "evaluate", "knn", "run", "--device", "cpu", "--quiet")
-    assert_refused(said, "run/evaluate/knn-k8.json", "No space left on device", "--resume", "--out")
+    assert_refused(said, "run/evaluate/knn-k1.json", "No space left on device", "--resume", "--out")
     assert contents(place) == before
 
 

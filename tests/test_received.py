@@ -130,10 +130,10 @@ def test_an_evaluation_is_not_written_through_a_link(place, mine, finished, caps
 def test_a_link_in_the_place_of_a_result_is_replaced(place, mine, finished, capsys):
     shutil.copytree(finished, place / "run")
     (place / "run" / "evaluate").mkdir()
-    (place / "run" / "evaluate" / "knn-k8.json").symlink_to(mine / "thesis.tex")
+    (place / "run" / "evaluate" / "knn-k1.json").symlink_to(mine / "thesis.tex")
     assert supancl(capsys, "evaluate", "knn", "run", "--device", "cpu").code == 0
     assert (mine / "thesis.tex").read_text() == "years of work"
-    assert "accuracy" in json.loads((place / "run" / "evaluate" / "knn-k8.json").read_text())
+    assert "accuracy" in json.loads((place / "run" / "evaluate" / "knn-k1.json").read_text())
 
 
 def test_files_may_be_read_through_links(place, finished, capsys):

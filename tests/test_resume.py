@@ -420,10 +420,11 @@ def test_a_run_that_keeps_no_checkpoint_is_known_to_be_finished(tmp_path: Path) 
     assert torch.equal(weights(again.encoder.parameters()), weights(first.encoder.parameters()))
     assert "finished" in notes.notes[-1]
     end = run / "finished.json"
-    end.write_text(end.read_text().replace("10", "12"))
+    intact = end.read_text()
+    end.write_text(intact.replace("10", "12"))
     with pytest.raises(BadInput, match=mentions("finished.json", "damaged", "remove")):
         pretrain(None, data, run, resume=True)
-    end.write_text(end.read_text().replace("12", "10"))
+    end.write_text(intact)
     assert is_finished(RunFolder(run), tiny_recipe())
     assert not read_run(run).collapsed
 

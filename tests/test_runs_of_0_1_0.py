@@ -67,7 +67,11 @@ def test_a_finished_run_is_finished(kept):
 
 @pytest.mark.parametrize("protocol", ["knn", "variance", "transfer", "fewshot"])
 def test_a_finished_run_is_judged_as_then(kept, protocol):
-    more = {"transfer": ["--data", "digits"], "fewshot": ["--data", "digits", "--shots", "1,5", "--episodes", "20"]}
+    more = {
+        "knn": ["--k", "20"],
+        "transfer": ["--data", "digits"],
+        "fewshot": ["--data", "digits", "--shots", "1,5", "--episodes", "20"],
+    }
     then = {file.name: json.loads(file.read_text()) for file in Path("finished/evaluate").glob(f"{protocol}*.json")}
     assert then
     for name in then:

@@ -59,7 +59,7 @@ def finished(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("safety")
     class_folders(root / "data")
     command = ["pretrain", "digits.supsiam", *TINY, "--data", str(root / "data"), "--out", str(root / "run"), "--quiet"]
-    assert main([*command, "--epochs", "2"]) == 0
+    assert main([*command, "--epochs", "2", "--set", "train.keep=all"]) == 0
     return root / "run"
 
 

@@ -47,11 +47,11 @@ KNN = (
     Mutant("((similarity - similarity[:, :1]) / temperature).exp()", "torch.ones_like(similarity)"),
     Mutant("count_votes(matches, labels, k, temperature, classes).argmax(1)", "count_votes(matches, labels, k, temperature, classes).argmin(1)"),
     Mutant("return int(labels.max()) + 1", "return len(labels.unique())"),
-    Mutant("matches = neighbours(reference, labelled.values, max(ks)", "matches = neighbours(reference, labelled.values, min(ks)"),
+    Mutant("matches = neighbours(reference, labelled.values, max(ks), metric, chunk", "matches = neighbours(reference, labelled.values, min(ks), metric, chunk"),
     Mutant("labelled = queries if bool((queries.labels >= 0).all()) else queries.labelled()", "labelled = queries"),
     Mutant("device, leave_one_out=True)", "device)"),
     Mutant("if int(has_label.sum()) < 2:", "if int(has_label.sum()) < 1:"),
-    Mutant("k: 100 * float((vote(matches", "k: float((vote(matches"),
+    Mutant("k: 100 * float(is_correct", "k: float(is_correct"),
 )
 
 LINEAR = (
@@ -152,7 +152,7 @@ VARIANCE = (
     Mutant("return float((-(proportion * proportion.log()).sum()).exp())", "return float(-(proportion * proportion.log()).sum())"),
     Mutant("return float((-(proportion * proportion.log()).sum()).exp())", "return float(1 / proportion.square().sum())"),
     Mutant("centred = means - values.mean(0)", "centred = means - means.mean(0)"),
-    Mutant("torch.bincount(row, residual.square().sum(1)) / torch.bincount(row)", "torch.bincount(row, residual.square().sum(1))"),
+    Mutant("(torch.bincount(row, residual.square().sum(1)) / sizes)", "torch.bincount(row, residual.square().sum(1))"),
     Mutant("cosines = cosines[~torch.eye(", "cosines = cosines[torch.ones_like(cosines).bool() | torch.eye("),
     Mutant("simplex = (cosines + 1 / (len(classes) - 1)).abs().mean()", "simplex = (cosines + 1 / len(classes)).abs().mean()"),
     Mutant("(0 if bias is None else bias.double().to(values.device))", "0"),

@@ -110,7 +110,8 @@ def test_a_study_measures_what_evaluate_measures(study: Path, tmp_path: Path, pr
     file = run / "evaluate" / f"{protocol}.json"
     before = json.loads(file.read_text())
     file.unlink()
-    assert main(["evaluate", protocol, str(run), "--device", "cpu", "--quiet"]) == 0
+    flags = {"knn": ["--k", "20", "--no-baselines"], "linear": ["--no-baselines"]}.get(protocol, [])
+    assert main(["evaluate", protocol, str(run), "--device", "cpu", "--quiet", *flags]) == 0
     after = json.loads(file.read_text())
     for key in ("seconds", "encoder", "by", "digest"):
         before.pop(key, None)
@@ -118,11 +119,13 @@ def test_a_study_measures_what_evaluate_measures(study: Path, tmp_path: Path, pr
     assert before == after
 
 
-def test_the_monitor_saw_the_same_k_nn(study: Path) -> None:
-    """Judged by the study's own code and by the loop's: the same encoder and images, so the same number."""
-    rows = [json.loads(line) for line in (study / "queue-seed-0" / "metrics.jsonl").read_text().splitlines()]
-    kept = json.loads((study / "queue-seed-0" / "evaluate" / "knn.json").read_text())
-    assert kept["accuracy"] == pytest.approx(rows[-1]["knn"])
+def test_the_monitor_saw_the_same_k_nn(study: Path, tmp_path: Path) -> None:
+    """Evaluated by the command and by the loop: the same encoder, images and k, so the same number."""
+    run = shutil.copytree(study / "queue-seed-0", tmp_path / "run")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert main(["evaluate", "knn", str(run), "--device", "cpu", "--quiet", "--no-baselines"]) == 0
+    result = json.loads((run / "evaluate" / f"knn-k{rows[-1]['knn_k']}.json").read_text())
+    assert result["accuracy"] == pytest.approx(rows[-1]["knn"])
 
 
 def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp_path: Path, capsys) -> None:

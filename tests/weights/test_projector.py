@@ -94,7 +94,7 @@ def test_variance_of_projector_features_is_that_by_hand(run):
 
 def test_every_protocol_and_embed_take_the_projector(run, tmp_path):
     for words in (
-        "knn run",
+        "knn run --k 20",
         "linear run",
         "linear run --probe sgd --augmented --epochs 1",
         "transfer run --data digits",
