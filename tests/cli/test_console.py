@@ -13,7 +13,8 @@ import supancl as package
 from supancl import pretrain
 from supancl.cli import console as telling
 from supancl.cli import entry, main
-from supancl.cli.console import MAX_SILENCE, Terminal, duration
+from supancl.cli.console import MAX_SILENCE, SafeConsole, Terminal, duration, table
+from supancl.cli.wrapping import wrap_line
 from tests.files import TINY, class_folders, supancl
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -133,3 +134,34 @@ def test_a_terminal_that_lacks_a_character_gets_a_question_mark(tmp_path: Path, 
         entry()
     assert ended.value.code == 0
     assert b"??" in said.getvalue()
+
+
+def test_words_are_not_broken_at_80_columns() -> None:
+    line = "contact sheets: runs/show-001/images.png and, of the views of cifar100.supsiam, runs/show-001/views.png"
+    shown = wrap_line(line, 80)
+    assert all(len(part) <= 80 for part in shown.splitlines())
+    assert shown.split() == line.split()
+    command = "supancl evaluate knn 'a folder' --data other"
+    shown = wrap_line(f"done: encoder in runs/x/encoder.safetensors; evaluate it with: {command}", 60)
+    assert command in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize("cell", ["12.0 ± 0.5", "/a/long/folder/of/images/and/its/name", "x" * 70])
+def test_a_table_loses_nothing_in_a_narrow_terminal(cell: str) -> None:
+    text = io.StringIO()
+    console = SafeConsole(stderr=False)
+    console.file, console.width = text, 60
+    console.print(table("a title", ["name", "second column", "third"], [["row", cell, cell], ["other", "1", "2"]]))
+    assert "…" not in text.getvalue()
+    for word in {"name", "second", "third", "row", "other", *cell.split()}:
+        assert word in text.getvalue()
+
+
+@pytest.mark.parametrize(("method", "terms"), [("simsiam", False), ("byol", False), ("supsiam", True)])
+def test_an_epoch_shows_the_terms_that_the_loss_has(method: str, terms: bool) -> None:
+    terminal, text = written()
+    terminal.on_start(tiny_recipe(method), tiny_data(), Path("run"), "cpu", 0, 10)
+    terminal.on_step(1, ROW | {"ssl": -0.5, "sup": -0.5})
+    terminal.on_epoch({"epoch": 0})
+    assert ("  ssl -0.500  sup -0.500" in text.getvalue()) == terms
+    assert "loss -0.731" in text.getvalue()

@@ -67,9 +67,9 @@ def test_mean_spread_and_cost(runs):
     assert comparison_row("crops", groups["crops"]) == [
         "crops",
         "2",
-        "12.00 +- 2.83",
-        "24.00 +- 5.66",
-        "1.00 +- 0.00",
+        "12.00 ± 2.83",
+        "24.00 ± 5.66",
+        "1.00 ± 0.00",
         "6",
         "66.7",
         "4.0",
@@ -153,10 +153,10 @@ def test_as_typed(runs, capsys):
     words = ["detect", "compare", f"nothing={runs / 'nothing-0'}", f"nothing={runs / 'nothing-1'}", str(runs / "ours")]
     assert main([*words, "--out", str(runs / "table"), "--json", str(runs / "told.json")]) == 0
     told = capsys.readouterr().out
-    assert "5.00 +- 1.41" in told
+    assert "5.00 ± 1.41" in told
     assert list(json.loads((runs / "told.json").read_text())["groups"]) == ["nothing", "crops"]
     page = (runs / "table" / "compare.md").read_text()
-    assert "| crops | 2 | 12.00 +- 2.83 | 24.00 +- 5.66 |" in page
+    assert "| crops | 2 | 12.00 ± 2.83 | 24.00 ± 5.66 |" in page
     assert "| cat | 10.0 | 24.0 |" in page
     assert "| dog | - | - |" in page
     for name in ("curves.png", "classes.png"):

@@ -80,9 +80,9 @@ def test_a_cell_whose_runs_failed_has_no_verdict() -> None:
     lost = {**dict.fromkeys(MEASURES), "collapsed": None, "failed": "why"}
     assert table_row(found, (True, False))[2:] == [
         "no",
-        "50.00 +- 0.00",
-        "20.0 +- 0.0",
-        "1.000 +- 0.000",
+        "50.00 ± 0.00",
+        "20.0 ± 0.0",
+        "1.000 ± 0.000",
         "no",
         "73.92",
     ]

@@ -181,8 +181,8 @@ def test_tables_show_ours_beside_the_papers_and_mark_the_best_two() -> None:
     lines = to_markdown(toy_tables.table(summary, toy_tables.TABLE_1_COLUMNS)).splitlines()
     assert lines[0] == "| alpha | l_ssl | l_sup | S_W | S_W/S_T % | k-NN % | linear % |"
     assert len(lines) == 2 + 5
-    assert "**54.1 +- 0.1 (61.18)**" in lines[4]
-    assert "<u>53.1 +- 0.1 (61.35)</u>" in lines[3]
+    assert "**54.1 ± 0.1 (61.18)**" in lines[4]
+    assert "<u>53.1 ± 0.1 (61.35)</u>" in lines[3]
     assert all(line.count("**") == (4 if line.startswith("| 0.5") else 0) for line in lines)
     rows = [row[1:] for row in toy_tables.table(summary, toy_tables.TABLE_2_COLUMNS).rows]
     assert [sum(cell_text(cell).endswith("*") for cell in row) for row in rows] == [0, 0, 6, 0, 0]
@@ -192,7 +192,7 @@ def test_tables_show_ours_beside_the_papers_and_mark_the_best_two() -> None:
 def test_one_seed_has_no_spread_and_no_interval() -> None:
     rows = made_up_rows(seeds=1)
     assert math.isnan(toy_tables.summarize(rows)[0.5]["k-NN"].sd)
-    assert "+-" not in to_markdown(toy_tables.table(toy_tables.summarize(rows), toy_tables.TABLE_1_COLUMNS))
+    assert "±" not in to_markdown(toy_tables.table(toy_tables.summarize(rows), toy_tables.TABLE_1_COLUMNS))
     assert all(row["interval"] is None for row in toy_tables.paired_differences(rows))
 
 

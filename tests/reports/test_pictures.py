@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from PIL import Image, ImageDraw
 
 from supancl.probes import Features
+from supancl.reports import fonts
 from supancl.reports.alpha_page import _unbroken_flags
 from supancl.reports.detections import draw_class_bars, draw_comparison_curves, draw_detection_curves
-from supancl.reports.pictures import escape_label, loss_curves, tsne_map, tsne_panels
+from supancl.reports.fonts import DEJAVU, Font, Pen, families, has_every_letter, make_drawable, shorten
+from supancl.reports.legends import MAX_NAMED, lay_out_legend
+from supancl.reports.pictures import Panel, draw_panels, escape_label, loss_curves, tsne_map, tsne_panels
 
 FORMULA = "US$_to_$5"  # between its dollars there is half a formula
 
@@ -57,9 +61,50 @@ def test_a_class_of_one_map_alone_is_in_the_legend(tmp_path: Path, legend: list[
     assert legend == ["a", "b", "c"]
 
 
-def test_more_classes_than_a_legend_holds_have_none(tmp_path: Path, legend: list[str]) -> None:
-    tsne_panels({"one": features(list(range(21)))}, tuple(map(str, range(21))), tmp_path / "x.png")
-    assert legend == []
+def test_many_classes_have_numbers_and_very_many_only_their_count(tmp_path: Path, legend: list[str]) -> None:
+    names = tuple(f"n{number}" for number in range(MAX_NAMED + 1))
+    for count in (21, MAX_NAMED + 1):
+        labels = np.arange(count)
+        draw_panels([Panel("map", np.stack([labels, labels], 1), labels)], names, tmp_path / "x.png")
+    assert legend[:21] == [f"{number}  n{number}" for number in range(21)]
+    assert legend[21:] == [f"{MAX_NAMED + 1} classes, too many to name"]
+
+
+def test_a_legend_lies_within_its_picture(tmp_path: Path) -> None:
+    """Names as long as a sentence once began and ended outside of a single map."""
+    names = [f"{'long ' * length}name {length}" for length in (1, 14, 40)]
+    labels = np.arange(3)
+    draw_panels([Panel("map", np.stack([labels, labels], 1), labels)], names, tmp_path / "x.png")
+    pixels = np.asarray(Image.open(tmp_path / "x.png").convert("L"))
+    assert pixels[:, :4].min() == pixels[:, -4:].min() == 255
+    legend = lay_out_legend({"": [0, 1, 2]}, dict(enumerate(names)), (4.2, 15.0), 10.0)
+    assert 4.2 < legend.width <= 15
+    assert [text for text, _ in legend.entries[:2]] == names[:2]
+    assert "…" in legend.entries[2][0]
+    assert legend.entries[2][0].endswith("name 40")
+
+
+def test_letters_without_a_font_are_shown_as_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    private = chr(0xF8FE)
+    assert make_drawable(f"Ä ж ز {private}") == r"Ä ж ز \uf8fe"
+    assert not has_every_letter(private)
+    assert families(["Ä"]) == [DEJAVU.family]
+    other = Font("Other", "other.ttf")
+    monkeypatch.setattr(fonts, "font_of", lambda character: other if character == private else DEJAVU)
+    assert families([private, "a"]) == [DEJAVU.family, "Other"]
+    assert make_drawable(private) == private
+
+
+def test_captions_of_a_sheet_differ_by_their_letters() -> None:
+    """Letters beyond ASCII were all drawn as the same box."""
+    drawn = []
+    for text in ("ä", "ö", "ж", "ж" * 40):
+        image = Image.new("L", (100, 16), 255)
+        pen = Pen(ImageDraw.Draw(image), 11)
+        pen.write(50, 12, shorten(text, 98, pen.width), "black")
+        drawn.append(image.tobytes())
+        assert np.asarray(image)[:, 0].min() == 255
+    assert len(set(drawn)) == 4
 
 
 @pytest.mark.parametrize("values", [torch.zeros(0, 4), torch.ones(1, 4), torch.randn(2, 4), torch.zeros(40, 4)])

@@ -10,7 +10,6 @@ import pytest
 
 from supancl.errors import BadInput
 from supancl.reports.tables import (
-    BOOKTABS,
     FORMATS,
     Cell,
     Table,
@@ -78,7 +77,7 @@ def test_markdown_escapes_what_ends_a_cell() -> None:
 
 
 def test_latex_has_its_own_signs_columns_and_rules() -> None:
-    lines = to_latex(TABLE, "l|c", BOOKTABS, {" d": r" \delta"}).splitlines()
+    lines = to_latex(TABLE, "l|c", {" d": r" \delta"}).splitlines()
     assert lines[:6] == [
         "% A table",
         "% a note",
@@ -99,11 +98,11 @@ def test_latex_has_its_own_signs_columns_and_rules() -> None:
     ]
     assert to_latex(Table(["a"], [["~\\"]])).splitlines() == [
         r"\begin{tabular}{l}",
-        r"\hline",
+        r"\toprule",
         r"a \\",
-        r"\hline",
+        r"\midrule",
         r"\textasciitilde{}\textbackslash{} \\",
-        r"\hline",
+        r"\bottomrule",
         r"\end{tabular}",
     ]
 
@@ -130,7 +129,7 @@ def test_cells() -> None:
     assert cell_text(Cell("1", "2", "best", "(3)")) == "1 ± 2* (3)"
     assert cell_text(Cell("", suffix="(3)")) == "(3)"
     assert [mean_text(*values, 1) for values in ((1.0, 0.5), (1.0, None), (1.0, math.nan), (None, 0.5))] == [
-        "1.0 +- 0.5",
+        "1.0 ± 0.5",
         "1.0",
         "1.0",
         "-",

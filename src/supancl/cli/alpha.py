@@ -27,7 +27,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
     sweep.check_folder(base)
     result, runs, data = train_alphas(base, alphas, sweep, args.leave_out, args.shots)
-    console.print(table(f"{base.name}, {plural(args.seeds, 'seed')}: mean +- sd", *summary_table(result)))
+    console.print(table(f"{base.name}, {plural(args.seeds, 'seed')}: mean ± sd", *summary_table(result)))
     console.print(result["recommendation"])
     page = write_alphas(result, runs, data, out)
     console.print(f"page: {page}; {result['seconds']:.0f} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
+from supancl.cli.wrapping import FittingTable, fill_lines, wrap_line
 from supancl.data.splits import Data
 from supancl.distributed import should_print, should_report_failure
 from supancl.errors import make_visible, plural
@@ -24,7 +25,8 @@ from supancl.stats import FEW_IMAGES
 class SafeConsole(Console):
     """A console on which names of files and classes cannot move the cursor or begin a line.
 
-    `print(text)` prints one line. `print(text, end="")` prints a block of lines, in which only names are unsafe.
+    `print(text)` prints one line, which a terminal shows broken between words. `print(text, end="")` prints a block of
+    lines, in which only names are unsafe.
     """
 
     def __init__(self, stderr: bool, quiet: bool = False) -> None:
@@ -32,8 +34,11 @@ class SafeConsole(Console):
 
     def print(self, *objects: Any, end: str = "\n", **options: Any) -> None:
         if end == "\n":
-            objects = tuple(make_visible(item) if isinstance(item, str) else item for item in objects)
+            objects = tuple(self._fit(make_visible(item)) if isinstance(item, str) else item for item in objects)
         super().print(*objects, end=end, **options)
+
+    def _fit(self, line: str) -> str:
+        return wrap_line(line, self.width) if self.is_terminal else line
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Every text passes here, also the cells of tables."""
@@ -67,6 +72,7 @@ class Terminal(Reporter):
         self.count_state: tuple[str, int, float, int] = ("", 0, 0.0, 0)
         self.started, self.last_printed, self.first_step, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
         self.labelled = 0  # training images with a label
+        self.has_terms = True  # the loss is a sum of two terms
 
     def note(self, text: str) -> None:
         self.console.print(text)
@@ -103,7 +109,7 @@ class Terminal(Reporter):
             self.note(f"{title}: {done:,} of {total:,}{left}")
 
     def on_start(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
-        self.labelled = data.train.num_labelled
+        self.labelled, self.has_terms = data.train.num_labelled, recipe.loss.supervised
         labelled_note = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
         self.note(
             f"{recipe.name} on {' + '.join(recipe.data.all_sources) or 'the data'}: "
@@ -166,7 +172,8 @@ class Terminal(Reporter):
         self.note(", ".join(pieces))
 
     def on_epoch(self, row: dict[str, Any]) -> None:
-        values = {"loss": self.last.get("loss"), "ssl": self.last.get("ssl"), "sup": self.last.get("sup")}
+        terms = ("ssl", "sup") if self.has_terms else ()  # of one term alone the loss is the same number
+        values = {name: self.last.get(name) for name in ("loss", *terms)}
         values |= {"std": row.get("std"), "rank": row.get("effective_rank"), "S_W/S_T": row.get("s_w/s_t")}
         references = row.get("knn_references", self.labelled)
         sample_note = f" (of {references})" if references < self.labelled else ""  # training images compared with
@@ -174,10 +181,12 @@ class Terminal(Reporter):
         values |= {"pool": row.get("pool_coverage"), "age": row.get("pool_staleness")}
         values |= {"img/s": self.last.get("images_per_second")}
         intervals = {f"k-NN{sample_note}": describe_interval(row, "knn"), "linear": describe_interval(row, "linear")}
-        text = "  ".join(
+        pieces = [f"epoch {row['epoch'] + 1:4d}"] + [
             f"{name} {compact(value)}{intervals.get(name, '')}" for name, value in values.items() if value is not None
-        )
-        self.note(f"epoch {row['epoch'] + 1:4d}  {text}")
+        ]
+        width = self.console.width if self.console.is_terminal else sys.maxsize
+        for line in fill_lines([f"{piece}  " for piece in pieces], width).splitlines():
+            self.note(line)
         self.last_printed = time.perf_counter()
 
     def on_end(self) -> None:
@@ -216,20 +225,19 @@ def compact(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
-def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
+def table(title: str, columns: list[str], rows: list[list[str]]) -> FittingTable:
     """A table for the terminal; columns of numbers are right-aligned."""
-    result = Table(title=make_visible(title), title_justify="left")
+    result = FittingTable(title=make_visible(title), title_justify="left")
     rows = [[make_visible(cell) for cell in cells] for cells in rows]
-    for i, column in enumerate(columns):
-        starts = {cells[i].strip()[:1] for cells in rows} - {""}
-        result.add_column(
-            make_visible(column), justify="right" if i > 0 and starts <= set("0123456789+-−.") else "left"
-        )
-    for cells in rows:
-        result.add_row(*cells)
+    starts = [{cells[i].strip()[:1] for cells in rows} - {""} for i in range(len(columns))]
+    sides = ["right" if i > 0 and starts[i] <= set("0123456789+-−.") else "left" for i in range(len(columns))]
+    result.add_cells([make_visible(column) for column in columns], rows, sides)
     return result
 
 
 def print_error(text: str) -> None:
     if should_report_failure():
-        print(f"supancl: {make_visible(text)}", file=sys.stderr)
+        line = f"supancl: {make_visible(text)}"
+        if sys.stderr.isatty():
+            line = wrap_line(line, shutil.get_terminal_size().columns)
+        print(line, file=sys.stderr)

@@ -25,6 +25,7 @@ from supancl.errors import BadInput, CheckFailed, plural
 from supancl.files import left_over_files
 from supancl.recipes import Recipe, recipe
 from supancl.reports.contact_sheet import draw_image_sheet, draw_view_sheet
+from supancl.reports.fonts import has_every_letter
 from supancl.training.preflight import with_short_side
 from supancl.weights.run_folder import next_folder
 
@@ -85,6 +86,12 @@ def draw_sheets(source: Source, shown_recipe: Recipe, out: Path, console: Consol
     draw_image_sheet(train, source.classes, out / "images.png")
     draw_view_sheet(train, shown_recipe, out / "views.png")
     console.print(f"contact sheets: {out / 'images.png'} and, of the views of {shown_recipe.name}, {out / 'views.png'}")
+    undrawable = [name for name in source.classes if not has_every_letter(name)]
+    if undrawable:
+        console.print(
+            f"no installed font has all letters of {plural(len(undrawable), 'class name')}, such as {undrawable[0]}: "
+            "the sheet has their codes; install a font that has them, such as one of the Noto fonts"
+        )
     return [str(out / "images.png"), str(out / "views.png")]
 
 

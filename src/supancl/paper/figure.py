@@ -104,7 +104,7 @@ def draw_figure(
     labels = panel_images[0].features.labels
     panels = [Panel(row["title"], np.array(row["points"]), labels.numpy(), panel_note(row)) for row in rows]
     draw_panels(
-        panels, figure_classes.titles, out, figure_classes.groups, PAGE, max_legend_classes=len(figure_classes.classes)
+        panels, figure_classes.titles, out, figure_classes.groups, PAGE, numbered_above=len(figure_classes.classes)
     )
     result = {
         "figure": "3",

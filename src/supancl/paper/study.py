@@ -114,7 +114,7 @@ def measure_row(run: TrainedRun, folder: Path, evaluator: RunEvaluator, split: s
 
 
 def table_cells(result: Result) -> tuple[list[str], list[list[str]]]:
-    """Columns and cells: mean +- sd, the verdict, and the paper's average over 11 data sets for the row."""
+    """Columns and cells: mean ± sd, the verdict, and the paper's average over 11 data sets for the row."""
     study = STUDIES[result["study"]]
     # a column for failed runs only if one failed
     outcomes = {"collapsed": "collapse"}

@@ -57,7 +57,7 @@ def write_page(
     if panels:
         tsne_panels(panels, classes, out / "tsne.png")
     columns, rows = cells
-    table = Table(columns, [[cell.replace("+-", "±") for cell in row] for row in rows], "r" * len(columns))
+    table = Table(columns, rows, "r" * len(columns))
     left_out = ", ".join(result["left_out"])
     transfer = (
         f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)}), "

@@ -10,7 +10,7 @@ from typing import Any
 
 from supancl.errors import plural
 from supancl.files import write_json, write_text
-from supancl.reports.tables import BOOKTABS, Cell, Row, Table, mark_for_rank, to_latex, to_markdown
+from supancl.reports.tables import Cell, Row, Table, mark_for_rank, to_latex, to_markdown
 
 LATEX_TITLES = {
     "alpha": r"$\alpha$",
@@ -88,7 +88,7 @@ def write_comparison(result: Result, table: Table, measures: Measures, out: Path
     heads = table.alignment.count("l")
     layout = f"{'l' * heads}|{'c' * (len(table.columns) - heads)}"
     notes = [*table.notes, *result["findings"]]
-    write_text(out / "results.tex", to_latex(replace(table, notes=notes), layout, BOOKTABS))
+    write_text(out / "results.tex", to_latex(replace(table, notes=notes), layout))
     draw_comparison(result, measures, out / "results.png")
 
 

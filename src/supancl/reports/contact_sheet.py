@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from supancl.data.order import derive_seed
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
-from supancl.errors import make_visible
 from supancl.recipes import Recipe
+from supancl.reports.fonts import Pen, make_drawable, shorten
 
 TILE, GAP, CAPTION = 112, 6, 16
 
@@ -83,13 +83,11 @@ def _to_tile(pixels: Tensor) -> Image.Image:
 def _draw_sheet(tiles: Sequence[Image.Image], captions: Sequence[str], columns: int, path: Path) -> None:
     rows = -(-len(tiles) // columns)
     sheet = Image.new("RGB", (columns * (TILE + GAP) + GAP, rows * (TILE + CAPTION + GAP) + GAP), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
+    pen = Pen(ImageDraw.Draw(sheet), 11)
     for slot, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
         left = GAP + slot % columns * (TILE + GAP)
         top = GAP + slot // columns * (TILE + CAPTION + GAP)
         sheet.paste(tile, (left + (TILE - tile.width) // 2, top + (TILE - tile.height) // 2))
-        caption = make_visible(caption)  # a folder's name may have several lines
-        while pen.textlength(caption, font=font) > TILE and len(caption) > 2:
-            caption = caption[:-2] + "…"
-        pen.text((left + TILE / 2, top + TILE + 1), caption, fill="#333333", font=font, anchor="ma")
+        text = shorten(make_drawable(caption), TILE, pen.width)
+        pen.write(left + TILE / 2, top + TILE + CAPTION - 4, text, fill="#333333")
     sheet.save(path)

@@ -11,10 +11,12 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 
-from supancl.errors import BadInput, make_visible, plural
+from supancl.errors import BadInput, plural
 from supancl.probes import Features
+from supancl.reports.fonts import families, make_drawable
+from supancl.reports.legends import MAX_NAMED, draw_legend, lay_out_legend
 
 # ten colours that most colour-blind readers can distinguish; after ten classes they repeat with another marker
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000", "#ee7733", "#009988")
@@ -54,7 +56,7 @@ PAGE = Sheet(6.75, 3.5, 7.0, 300)  # a two-column page's text width, with type t
 
 def escape_label(text: str) -> str:
     """Make matplotlib show a name literally: it reads dollars as formulas and hides labels that begin with _."""
-    text = make_visible(text)
+    text = make_drawable(text)
     return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
@@ -128,48 +130,67 @@ def class_styles(groups: Mapping[str, Sequence[int]]) -> dict[int, dict[str, Any
     return styles
 
 
+def default_styles(labels: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Colour and marker of each label; after 80 classes they repeat."""
+    return {
+        label: {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
+        for label in labels
+    }
+
+
+def name_label(label: int, classes: Sequence[str], is_numbered: bool) -> str:
+    """The text of a label in a legend."""
+    if not 0 <= label < len(classes):
+        return "unlabelled"
+    return (f"{label}  " if is_numbered else "") + escape_label(classes[label])
+
+
 def draw_panels(
     panels: Sequence[Panel],
     classes: Sequence[str],
     path: Path,
     groups: Mapping[str, Sequence[int]] | None = None,
     sheet: Sheet = SCREEN,
-    max_legend_classes: int = 20,
+    numbered_above: int = 20,
 ) -> None:
     """Draw maps side by side, as PNG, SVG or PDF; a class has the same colour and marker in all of them.
 
     `groups` maps the name of each group to its labels: a group has its own colours and section of the legend.
-    With more than `max_legend_classes` classes there is no legend.
+    With more than `numbered_above` classes, symbols are hard to tell apart: each class also has a number in the legend
+    and at its middle in the maps.
     """
     present = sorted({int(label) for panel in panels for label in np.unique(panel.labels)})
     present_groups = {
         group: [label for label in labels if label in present] for group, labels in (groups or {"": present}).items()
     }
     present_groups = {group: labels for group, labels in present_groups.items() if labels}
-    default_styles = {
-        label: {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
-        for label in present
-    }
-    styles = class_styles(present_groups) if groups else default_styles
-    names = {label: escape_label(classes[label]) if 0 <= label < len(classes) else "unlabelled" for label in present}
+    styles = class_styles(present_groups) if groups else default_styles(present)
+    is_numbered = numbered_above < len(present) <= MAX_NAMED
+    names = {label: name_label(label, classes, is_numbered) for label in present}
     rows = math.ceil(len(panels) / 5)
     columns = math.ceil(len(panels) / rows)
     side = min(sheet.side, sheet.width / columns)
-    entries, legend_columns = legend_entries(present_groups, names, side * columns, sheet.font)
-    if not 0 < len(present) <= max_legend_classes:
-        entries = []
-    line = sheet.font * 1.5 / 72
-    heading = line * (1.2 + any(panel.note for panel in panels))
-    height = rows * (side + heading) + line * math.ceil(len(entries) / legend_columns)
-    with matplotlib.rc_context({"svg.hashsalt": "supancl", "pdf.fonttype": 42, "font.size": sheet.font}):
-        figure = Figure(figsize=(side * columns, height), layout="constrained")
+    width = side * columns
+    texts = [*classes, *present_groups, *(panel.title + panel.note for panel in panels)]
+    settings: dict[Any, Any] = {"svg.hashsalt": "supancl", "pdf.fonttype": 42, "font.size": sheet.font}
+    with matplotlib.rc_context({**settings, "font.family": families(texts)}):
+        groups_in_legend = {escape_label(group) if group else "": labels for group, labels in present_groups.items()}
+        font = sheet.font * (0.8 if is_numbered else 1)
+        legend = lay_out_legend(groups_in_legend, names, (width, max(width, sheet.width)), font)
+        heading = sheet.font * 1.5 / 72 * (1.2 + any(panel.note for panel in panels))
+        height = rows * (side + heading) + legend.height
+        figure = Figure(figsize=(max(width, legend.width), height), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).flat
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
         for axis, panel in zip(axes, panels, strict=False):
             draw_map(axis, panel, styles, side, sheet.font)
-        if entries:
-            draw_legend(figure, entries, styles, legend_columns, sheet.font)
+            if is_numbered:
+                draw_numbers(axis, panel, 0.6 * sheet.font)
+            if legend.width > width:  # only the legend needs the width
+                axis.set_box_aspect(1)
+        if legend.entries:
+            draw_legend(figure, legend, styles)
         figure.savefig(path, dpi=sheet.dpi, metadata=UNDATED.get(path.suffix.lower()))
 
 
@@ -184,7 +205,7 @@ def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], 
     )
     if panel.note:
         axis.annotate(
-            make_visible(panel.note),
+            make_drawable(panel.note),
             (0.5, 1),
             (0, 0.3 * font),
             xycoords="axes fraction",
@@ -198,58 +219,10 @@ def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], 
     axis.spines[:].set(color="0.6", linewidth=0.5)
 
 
-def draw_legend(
-    figure: Figure,
-    entries: Sequence[tuple[str, int | None]],
-    styles: Mapping[int, Mapping[str, Any]],
-    columns: int,
-    font: float,
-) -> None:
-    """Draw the legend below the maps; names of groups (label None) are bold."""
-    handles = [
-        Line2D(
-            [],
-            [],
-            linestyle="none",
-            markeredgewidth=0,
-            markersize=0.7 * font,
-            **(styles[label] if label is not None else {"marker": ""}),
-        )
-        for _, label in entries
-    ]
-    legend = figure.legend(
-        handles,
-        [text for text, _ in entries],
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        handletextpad=0.2,
-        columnspacing=1.0,
-    )
-    for text, (_, label) in zip(legend.get_texts(), entries, strict=True):
-        text.set_fontweight("normal" if label is not None else "bold")
-
-
-def legend_entries(
-    groups: Mapping[str, Sequence[int]], names: Mapping[int, str], width: float, font: float
-) -> tuple[list[tuple[str, int | None]], int]:
-    """The entries of a legend (text, label), column by column, and the number of columns that fit in the width.
-
-    A named group starts a new column with its name (label None) and is padded with blanks.
-    """
-    longest = max(map(len, (*groups, *names.values())), default=1)
-    max_columns = max(1, int(72 * width / (font * (0.58 * longest + 2.5))))
-    listed: list[list[tuple[str, int | None]]] = [
-        [(escape_label(group), None)] * bool(group) + [(names[label], label) for label in labels]
-        for group, labels in groups.items()
-    ]
-    if len(groups) < 2:
-        entries = [entry for group in listed for entry in group]
-        return entries, max(1, min(max_columns, len(entries)))
-    max_columns = max(max_columns, len(listed))
-    min_rows = min(6, max(map(len, listed)))  # small groups have a column each
-    rows_per_column = next(
-        rows for rows in range(min_rows, 1000) if sum(math.ceil(len(group) / rows) for group in listed) <= max_columns
-    )
-    padded = [group + [("", None)] * (-len(group) % rows_per_column) for group in listed]
-    return [entry for group in padded for entry in group], sum(map(len, padded)) // rows_per_column
+def draw_numbers(axis: Axes, panel: Panel, font: float) -> None:
+    """Write the number of each class at the median of its points."""
+    for label in np.unique(panel.labels):
+        if label >= 0:
+            x, y = np.median(panel.points[panel.labels == label], axis=0)
+            outline = [withStroke(linewidth=0.25 * font, foreground="white")]
+            axis.text(x, y, str(int(label)), fontsize=font, ha="center", va="center", path_effects=outline)

@@ -15,9 +15,7 @@ from supancl.files import escape_formula
 from supancl.probes.ranking import Mark
 
 LEGEND = "* best, + second best"
-HLINES = (r"\hline",) * 3
 NO_REPLACEMENTS: Mapping[str, str] = {}
-BOOKTABS = (r"\toprule", r"\midrule", r"\bottomrule")
 LATEX_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -62,10 +60,10 @@ def mark_for_rank(rank: int) -> Mark:
 
 
 def mean_text(mean: float | None, sd: float | None, decimals: int) -> str:
-    """`61.18 +- 0.30`; without the deviation if it is None or nan, and `-` without a mean."""
+    """`61.18 ± 0.30`; without the deviation if it is None or nan, and `-` without a mean."""
     if mean is None or math.isnan(mean):
         return "-"
-    return f"{mean:.{decimals}f}" + ("" if sd is None or math.isnan(sd) else f" +- {sd:.{decimals}f}")
+    return f"{mean:.{decimals}f}" + ("" if sd is None or math.isnan(sd) else f" ± {sd:.{decimals}f}")
 
 
 def write_table(table: Table, form: str) -> str:
@@ -174,16 +172,10 @@ def to_markdown(table: Table, replacements: Mapping[str, str] = NO_REPLACEMENTS)
 # --- LaTeX ------------------------------------------------------------------------------------------------------------
 
 
-def to_latex(
-    table: Table,
-    layout: str = "",
-    rules: tuple[str, str, str] = HLINES,
-    replacements: Mapping[str, str] = NO_REPLACEMENTS,
-) -> str:
-    """A tabular; caption and notes are comments above it.
+def to_latex(table: Table, layout: str = "", replacements: Mapping[str, str] = NO_REPLACEMENTS) -> str:
+    """A tabular with the rules of the package booktabs; caption and notes are comments above it.
 
-    `layout`: LaTeX's letters for the columns. `rules`: at the top, below the header, at the end. `replacements` maps
-    characters to LaTeX commands.
+    `layout`: LaTeX's letters for the columns. `replacements` maps characters to LaTeX commands.
     """
     table = _make_table_visible(table)
 
@@ -196,22 +188,21 @@ def to_latex(
         escaped_cell = Cell(text, cell.plus_minus, cell.mark, escaped(cell.suffix))
         return _format_cell(escaped_cell, text, patterns).replace("±", r"$\pm$")
 
-    top, middle, bottom = rules
     letters = layout or table.alignment.replace("w", "l")
     lines = [
         *(f"% {line}" for line in (table.caption, *table.notes) if line),
         rf"\begin{{tabular}}{{{letters}}}",
-        top,
+        r"\toprule",
         " & ".join(_format_row(table.columns, write)) + r" \\",
-        middle,
+        r"\midrule",
     ]
     for number, row in enumerate(table.rows):
         if isinstance(row, str):
-            lines += [middle] if number else []
+            lines += [r"\midrule"] if number else []
             lines.append(rf"\multicolumn{{{len(table.columns)}}}{{l}}{{{escaped(row)}}} \\")
         else:
             lines.append(" & ".join(_format_row(row, write)) + r" \\")
-    return "\n".join([*lines, bottom, r"\end{tabular}"]) + "\n"
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
 # --- CSV and HTML -----------------------------------------------------------------------------------------------------

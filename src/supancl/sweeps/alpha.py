@@ -158,7 +158,7 @@ def few_shot_accuracy(fit: Features, test: Features, shots: int) -> float:
 
 
 def summary_table(result: Result) -> tuple[list[str], list[list[str]]]:
-    """Column titles and cells: mean +- sd over the runs that did not fail."""
+    """Column titles and cells: mean ± sd over the runs that did not fail."""
     measured = {key for key in MEASURES if any(not math.isnan(entry[key]) for entry in result["summary"])}
     measures = {key: MEASURES[key] for key in MEASURES if key in measured}
     failed = any(entry["failed"] for entry in result["summary"])

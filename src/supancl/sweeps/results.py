@@ -56,7 +56,7 @@ def summarize(
 
 
 def mean_cells(entry: Result, measures: Measures) -> list[str]:
-    """`mean +- sd` of each measure of a summary."""
+    """`mean ± sd` of each measure of a summary."""
     return [mean_text(entry[key], entry[f"{key}_sd"], decimals) for key, (_, decimals) in measures.items()]
 
 

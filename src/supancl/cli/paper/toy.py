@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from supancl.cli.console import table
 from supancl.errors import BadInput, plural
 from supancl.paper.toy import run, summary_of, tables, write
 from supancl.paper.toy.training import ALPHAS, FULL, QUICK, READINGS
@@ -52,13 +52,10 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
     }
     for title, columns in titles.items():
         seeds = plural(len(result["seeds"]), "seed")
-        grid = Table(title=f"{title}: mean +- sd over {seeds} (paper); {LEGEND}", title_justify="left")
-        table = tables.table(summary, columns)
-        for name in table.columns:
-            grid.add_column(str(name), justify="right")
-        for row in table.rows:
-            grid.add_row(*(cell if isinstance(cell, str) else cell_text(cell) for cell in row))
-        console.print(grid)
+        filled = tables.table(summary, columns)
+        rows = [[cell if isinstance(cell, str) else cell_text(cell) for cell in row] for row in filled.rows]
+        names = [str(name) for name in filled.columns]
+        console.print(table(f"{title}: mean ± sd over {seeds} (paper); {LEGEND}", names, rows))
     for claim, holds in result["trends"].items():
         console.print(f"{'yes' if holds else 'NO '}  {claim}")
     for line in (*missed_lines(result), *tables.paired_lines(result["paired"])):

@@ -10,7 +10,6 @@ from supancl.paper.tables.cells import FilledTable, Line
 from supancl.paper.tables.layouts import NO, YES
 from supancl.paper.tables.runs import Score
 from supancl.reports.tables import (
-    BOOKTABS,
     LEGEND,
     Cell,
     Row,
@@ -124,7 +123,7 @@ def as_markdown(filled: FilledTable) -> str:
 def as_latex(filled: FilledTable) -> str:
     """A tabular for booktabs; ticks need amssymb."""
     columns = f"{'l' * len(filled.layout.heads)}|{'c' * len(filled.columns)}"
-    return to_latex(_with_paper_numbers(filled), columns, BOOKTABS, LATEX_SIGNS)
+    return to_latex(_with_paper_numbers(filled), columns, LATEX_SIGNS)
 
 
 def as_csv(filled: FilledTable) -> str:

@@ -133,7 +133,7 @@ def number(value: float, name: str) -> str:
 
 
 def cell(summary: Summary, alpha: float, name: str) -> Cell:
-    """`61.2 +- 0.3 (61.18)`: ours, its standard deviation, the paper's; accuracies are marked."""
+    """`61.2 ± 0.3 (61.18)`: ours, its standard deviation, the paper's; accuracies are marked."""
     mean, sd = summary[alpha][name]
     better = sum(summary[other][name].mean > mean for other in summary)
     text = f"{mean_text(mean, sd, decimals(name))} ({PAPER[alpha][name]:g})"
