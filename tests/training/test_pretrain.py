@@ -125,6 +125,22 @@ def test_the_optimizer_uses_the_logged_rates() -> None:
     assert {id(p) for p in trainer.model.optimizer.param_groups[1]["params"]} == predictor
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.25])
+def test_the_encoder_has_its_own_rate_if_it_is_scaled(scale: float) -> None:
+    trainer = trainer_of(tiny_recipe("supsiam", optimizer__encoder_lr_scale=scale))
+    before = [p.detach().clone() for p in trainer.model.branches.encoder.parameters()]
+    take_step(trainer)
+    heads, _, encoder = trainer.model.optimizer.param_groups
+    assert float(heads["lr"]) > 0
+    assert float(encoder["lr"]) == pytest.approx(scale * float(heads["lr"]))
+    parameters = list(trainer.model.branches.encoder.parameters())
+    assert {id(p) for p in encoder["params"]} == {id(p) for p in parameters}
+    assert all(torch.equal(old, new) for old, new in zip(before, parameters, strict=True)) == (scale == 0)
+    again = trainer_of(trainer.recipe)
+    again.load(trainer.state())
+    assert len(again.model.optimizer.param_groups) == 3
+
+
 @pytest.mark.parametrize("warmup", [0, 2])
 @pytest.mark.parametrize("decay", ["cosine", "constant"])
 @pytest.mark.parametrize("predictor", ["constant", "follows"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -142,7 +143,8 @@ def tensor_shapes(spec: EncoderSpec) -> dict[str, torch.Size] | None:
     builder = {**VARIANTS, **BUILDERS}.get(spec.name)
     if builder is not None and builder.__module__ != __name__:
         return None
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # timm initialises a classifier without classes
         return {name: value.shape for name, value in _build(spec)[0].state_dict().items()}
 
 

@@ -23,6 +23,7 @@ from supancl.recipes import cifar
 from supancl.recipes.recipe import Recipe, TrainSpec
 
 TO_BE_CHOSEN = "chosen from the data and the device"
+AS_FOR_IMAGENET = "our choice: as for ImageNet"
 METHODS = ("simsiam", "supsiam", "byol", "supbyol", "simclr", "supcon", "moco2", "supmoco", "crossentropy")
 VIEW_SIZES = (32, 64, 96, 128, 160, 224)
 MANY_CLASSES = 1000
@@ -169,7 +170,7 @@ def build(method: str) -> Recipe:
 def _sources(base: Recipe) -> dict[str, str]:
     """Where the other values come from."""
     ours = ("views.scale", "encoder.mean", "encoder.std")
-    return {**base.sources, **dict.fromkeys(ours, "our choice: as for ImageNet")}
+    return {**base.sources, **dict.fromkeys(ours, AS_FOR_IMAGENET)}
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {f"auto.{method}": partial(build, method) for method in METHODS}

@@ -49,6 +49,8 @@ class OptimizerSpec:
     reference_batch: Count = marked(128, FREE_IN_A_SHARED_STEP)
     momentum: Fraction = 0.9
     weight_decay: NotNegative = 1e-4  # on every parameter, batch norm and bias included
+    # the encoder's rate is this times that of the projector; below 1 for a run that starts from good weights
+    encoder_lr_scale: Annotated[float, Within(0, 100)] = 1.0
 
 
 @dataclass(frozen=True)

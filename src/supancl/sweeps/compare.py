@@ -49,7 +49,7 @@ class RowGroup(NamedTuple):
 def train_and_compare(rows: Rows, labels: Labels, sweep: Sweep, against: Against, because: str) -> tuple[Result, Runs]:
     """Train every row with every seed and measure it; returns the content of results.json, and the runs."""
     started = time.perf_counter()
-    rows = {name: fit_to_data(recipe, None, sweep.reporter) for name, recipe in rows.items()}
+    rows = {name: fit_to_data(recipe, None, None, sweep.reporter) for name, recipe in rows.items()}
     groups, summary = open_groups(rows, sweep, because)
     runs = Runs({}, {})
     for group in groups:

@@ -25,10 +25,10 @@ from supancl.training.preflight import (
 )
 from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import load_newest
-from supancl.weights.encoder_file import initialize_encoder, is_readable, save_encoder, save_projector
+from supancl.weights.encoder_file import is_readable, save_encoder, save_projector
 from supancl.weights.metrics_log import MetricsLog, NoLog
 from supancl.weights.run_folder import RunFolder
-from supancl.weights.start import describe_init
+from supancl.weights.start import describe_init, fill_encoder
 from supancl.weights.writer import Writer
 
 
@@ -99,7 +99,7 @@ def _load_start(
 
 
 def _load_initial_weights(encoder: Any, init: Path | str) -> dict[str, Tensor]:
-    initialize_encoder(encoder, init)
+    fill_encoder(encoder, init)
     return {name: value.cpu() for name, value in encoder.state_dict().items()}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from supancl.data.splits import Data
 from supancl.data.survey import Survey, survey_data, survey_source
 from supancl.errors import plural
@@ -9,10 +11,14 @@ from supancl.recipes import Recipe
 from supancl.recipes.auto import RULES, fit_recipe, is_to_be_fitted
 from supancl.reporter import Reporter
 from supancl.training.preflight import pick_device
+from supancl.training.starting import follow_start
 
 
-def fit_to_data(recipe: Recipe, data: Data | None, reporter: Reporter) -> Recipe:
+def fit_to_data(recipe: Recipe, data: Data | None, init: Path | str | None, reporter: Reporter) -> Recipe:
     """The recipe with every open setting chosen; each choice is reported with its reason."""
+    requested = recipe
+    if init is not None:
+        recipe = follow_start(recipe, init, reporter)
     if not is_to_be_fitted(recipe):
         return recipe
     survey = (
@@ -23,7 +29,7 @@ def fit_to_data(recipe: Recipe, data: Data | None, reporter: Reporter) -> Recipe
     reporter.note(f"{recipe.name} for {describe_survey(survey)}, on {'a GPU' if device.type == 'cuda' else 'a CPU'}:")
     values = fitted.fields()
     for name in RULES:
-        if name in values and recipe.fields()[name] != values[name]:
+        if name in values and requested.fields()[name] != values[name]:
             reporter.note(f"  {f'{name} = {values[name][0]}':32} {values[name][1]}")
     return fitted
 

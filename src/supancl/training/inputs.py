@@ -52,10 +52,12 @@ class Schedule:
             learning_rate(recipe.schedule, recipe.learning_rate, settings.epochs, self.steps_per_epoch, predictor)
             for predictor in (False, True)
         ]
+        if (scale := recipe.optimizer.encoder_lr_scale) != 1:
+            self.rates.append(lambda step: scale * self.rates[0](step))
         self.momentum = ema_momentum(recipe.branches.momentum, recipe.branches.momentum_end, self.steps)
 
     def values(self, epoch: int) -> Tensor:
-        """(3, steps of the epoch): both learning rates and the momentum, in double for the digits of 1 - 0.9999."""
+        """(rates + 1, steps of the epoch): learning rates, then the momentum, in double for the digits of 1 - 0.9999."""
         steps = range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)
         rows = [[value(step) for step in steps] for value in (*self.rates, self.momentum)]
         return torch.tensor(rows, dtype=torch.float64)
@@ -78,7 +80,10 @@ class StepInputs:
             )
         ]
         self.schedule = Schedule(recipe, data.train)
-        self.values = torch.zeros(3, self.schedule.steps_per_epoch, dtype=torch.float64, device=device)  # of this epoch
+        rows = len(self.schedule.rates) + 1
+        self.values = torch.zeros(
+            rows, self.schedule.steps_per_epoch, dtype=torch.float64, device=device
+        )  # this epoch's
         self.order = torch.zeros(len(self.labels), dtype=torch.long, device=device)  # of this epoch
         self.sums = torch.zeros(
             4, dtype=torch.float64, device=device
@@ -170,7 +175,7 @@ class StepInputs:
         values = self.values.index_select(1, self.step_tensor % self.schedule.steps_per_epoch)[:, 0]
         for number, group in enumerate(optimizer.param_groups):
             group["lr"].copy_(values[number])
-        self.momentum.copy_(values[2])
+        self.momentum.copy_(values[-1])
         return self.momentum
 
     def count(self, losses: Tensor) -> None:

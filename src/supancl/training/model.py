@@ -112,17 +112,16 @@ def _assemble(recipe: Recipe, classes: int, ranks: Ranks) -> Any:
 def build_optimizer(recipe: Recipe, branches: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
     """Two groups: encoder and projector, whose rate decays, and the predictor, whose rate may be constant.
 
+    With optimizer.encoder_lr_scale, the encoder is a third one.
     Rates are tensors on the device, which `StepInputs.set_rates` fills and the fused kernels read.
     """
-    parameters = [(name, p) for name, p in branches.named_parameters() if p.requires_grad]
-    groups = [
-        {
-            "params": [p for name, p in parameters if name.startswith("predictor.") == is_predictor],
-            "lr": torch.zeros((), device=device),
-        }
-        for is_predictor in (False, True)
-    ]
     spec = recipe.optimizer
+    members: list[list[Tensor]] = [[], [], *[[]] * (spec.encoder_lr_scale != 1)]
+    for name, parameter in branches.named_parameters():
+        if parameter.requires_grad:
+            is_scaled = name.startswith("encoder.") and len(members) == 3
+            members[2 if is_scaled else int(name.startswith("predictor."))].append(parameter)
+    groups = [{"params": params, "lr": torch.zeros((), device=device)} for params in members]
     if spec.name == "adamw":
         betas = (spec.momentum, 0.999)  # "a momentum of 0.9": App. G
         return torch.optim.AdamW(

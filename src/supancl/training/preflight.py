@@ -23,7 +23,6 @@ from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
 from supancl.recipes.auto import open_settings
 from supancl.recipes.recipe import TrainSpec, first_changed_setting, resolve_warmup, validated_recipe
-from supancl.weights.encoder_file import find_encoder_file
 from supancl.weights.provenance import versions
 from supancl.weights.run_folder import RunFolder, next_folder
 
@@ -314,8 +313,6 @@ def resolve_recipe(
             raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
         for source in recipe.data.all_sources:
             check_out_folder(source, folder.path)
-        if init is not None:
-            find_encoder_file(Path(init))
         return with_short_side(resolve_warmup(fit(recipe)))
     if init is not None:
         raise BadInput("--init starts a run and --resume continues one; give one of them")

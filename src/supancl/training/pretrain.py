@@ -70,7 +70,7 @@ def pretrain(
         recipe = replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))  # type: ignore[arg-type]
     with join_ranks(torch.cuda.is_available()) as ranks, ExitStack() as stack:
         reporter = reporter if reporter is not None and ranks.is_rank0 else Reporter()
-        fit = partial(fit_to_data, data=data, reporter=reporter)
+        fit = partial(fit_to_data, data=data, init=init, reporter=reporter)
         resolved = ranks.on_rank0(lambda: resolve_recipe(recipe, run_folder_for(recipe, out), resume, init, fit))
         if recipe is not None and not is_to_be_fitted(recipe) and (line := describe_resolution(recipe, resolved)):
             reporter.note(line)

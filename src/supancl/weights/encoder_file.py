@@ -216,6 +216,16 @@ def check_claimed_shapes(file: Path) -> None:
         check_shapes(without_head(shapes, expected), expected, spec.name, file)
 
 
+def read_encoder_spec(file: Path) -> EncoderSpec | None:
+    """The encoder that the metadata of a file describe; None if supancl did not write it."""
+    if file.suffix != ".safetensors" or "encoder" not in (metadata := read_header(file)[0]):
+        return None
+    try:
+        return from_json(EncoderSpec, parse_json(metadata["encoder"]), "encoder")
+    except ValueError as error:
+        raise BadInput(f"{file}: its metadata are damaged ({reason(error)}); {_write_again(file)}") from None
+
+
 def initialize_encoder(encoder: Encoder, path: Path | str) -> None:
     """Fill an encoder from a run folder, an encoder.safetensors or a state dict (.pt, .pth) of its architecture."""
     file = find_encoder_file(Path(path))

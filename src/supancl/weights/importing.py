@@ -17,6 +17,7 @@ from supancl.config import from_json
 from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec, tensor_shapes
 from supancl.errors import BadInput, plural
 from supancl.files import check_writable, make_folder
+from supancl.weights.cached import is_model_folder, read_model_folder
 from supancl.weights.checkpoint import DamagedFile, UnsafeFile, load_tensors
 from supancl.weights.encoder_file import (
     check_shapes,
@@ -60,9 +61,11 @@ def open_encoder(
     """The encoder that `text` names, in eval mode.
 
     `text` is a run folder, an encoder.safetensors, NAME@FILE (NAME is torchvision:MODEL, timm:MODEL or an encoder of
-    this package, FILE its weights) or a checkpoint in one of FORMATS. Other libraries' files do not describe their
-    images. Defaults: `size` fits the position embedding of a vision transformer, else it is 32 for a 3 x 3 stem and 224
-    otherwise; `mean` and `std` are ImageNet's. `prefix` selects the backbone's tensors where no format matches.
+    this package, FILE its weights), torchvision:MODEL or timm:MODEL[.TAG] if these libraries have its weights in their
+    cache, a folder with config.json and model.safetensors, or a checkpoint in one of FORMATS. Other libraries' files do
+    not describe their images. Defaults: `size` fits the position embedding of a vision transformer, else it is 32 for a
+    3 x 3 stem and 224 otherwise; `mean` and `std` are ImageNet's. `prefix` selects the backbone's tensors where no
+    format matches.
     """
     return _open(str(text), size, mean, std, branch, prefix)[0]
 
@@ -92,6 +95,10 @@ def _open(
 ) -> tuple[Encoder, Identified]:  # fmt: skip
     name, file = _parse(text)
     settings = {"size": size, "mean": mean, "std": std, "prefix": prefix}
+    if name is None and is_model_folder(file):
+        described = read_model_folder(file)
+        name, file = described.name, described.file
+        size, mean, std = size or described.size, mean or described.mean, std or described.std
     if file.is_dir() or (name is None and _is_supancl_file(file)):
         overrides = [key for key, value in settings.items() if value is not None] + ["branch"] * (branch != "online")
         if overrides:

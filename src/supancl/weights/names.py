@@ -12,13 +12,15 @@ from supancl.files import did_you_mean_path
 def split_encoder_name(text: str) -> tuple[str | None, Path]:
     """Split NAME@FILE into (NAME, FILE); an existing path gives (None, path), even with an @ in it.
 
-    A missing file is refused.
+    torchvision:MODEL and timm:MODEL stand for the file in the cache of these libraries. A missing file is refused.
     """
     if Path(text).exists() or "@" not in text:
         if not Path(text).exists():
             kind = text.partition(":")[0]
             if kind in ("torchvision", "timm"):
-                raise BadInput(f"{text}: no weight file; give {text}@FILE (nothing is downloaded)")
+                from supancl.weights.cached import find_cached_weights
+
+                return text, find_cached_weights(text)
             options = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME@FILE or timm:NAME@FILE"
             hint = did_you_mean_path(text) or suggest_timm(text).replace(f"timm:{text}", f"timm:{text}@FILE")
             raise BadInput(f"no file {text}{hint or f'; give {options}'}")

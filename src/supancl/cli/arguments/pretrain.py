@@ -22,7 +22,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="settings from a run's recipe.json, or from a .json or .yaml of yours",
     )
-    parser.add_argument("--init", help="start the encoder from a run folder or an encoder.safetensors")
+    parser.add_argument(
+        "--init",
+        metavar="ENCODER",
+        help="start from a run, a weight file, timm:NAME or torchvision:NAME (docs/import.md)",
+    )
     add_recipe_flags(parser)
 
 
