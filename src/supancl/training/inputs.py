@@ -57,7 +57,7 @@ class Schedule:
         self.momentum = ema_momentum(recipe.branches.momentum, recipe.branches.momentum_end, self.steps)
 
     def values(self, epoch: int) -> Tensor:
-        """(rates + 1, steps of the epoch): learning rates, then the momentum, in double for the digits of 1 - 0.9999."""
+        """(rates + 1, steps of the epoch): learning rates, then momentum, in double for the digits of 1 - 0.9999."""
         steps = range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)
         rows = [[value(step) for step in steps] for value in (*self.rates, self.momentum)]
         return torch.tensor(rows, dtype=torch.float64)

@@ -23,7 +23,7 @@ class DescribedWeights(NamedTuple):
 
 
 def find_cached_weights(name: str) -> Path:
-    """The file in which the library keeps torchvision:MODEL or timm:MODEL[.TAG]; else say what to fetch, and where to."""
+    """The file in which the library keeps torchvision:MODEL or timm:MODEL[.TAG]; else say what to fetch, and where."""
     kind, _, model = name.partition(":")
     return _find_timm(model) if kind == "timm" else _find_torchvision(model)
 
