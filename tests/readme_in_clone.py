@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 random = np.random.default_rng(0)
-for name in ("cat", "dog"):
+for name in ("cat", "dog", "unlabelled"):
     for number in range(20):
         path = Path("photos") / name / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from typing import NoReturn
 WITH_WORKERS = str(Path(__file__).with_name("forked_workers.py"))
 SCRIPT = """
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ if __name__ == "__main__":
     (here / "new pid").write_text(str(os.getpid()))
     (here / "new pid").rename(here / "pid")
     sys.argv[0] = "supancl"
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
     leave = os._exit  # after a signal the command ends with it
 
     def note_and_leave(code):

@@ -33,6 +33,8 @@ save_encoder(Path("runs/photos/encoder.safetensors"), encoder, (), "x")
 def prepare(page: Path, runner: Runner) -> None:
     """What the page's reader has by then: a folder of photos; a run of them; the example's file and its data."""
     class_folders(runner.folder / "photos", each=20)
+    for number in range(3):
+        picture(runner.folder / "photos" / "unlabelled" / f"{number}.png", seed=number)
     if page.name == "own-data.md":
         picture(runner.folder / "photos" / "pug" / "7.jpg", size=(48, 48), mode="RGB")
         runner.run(Block(page, 0, "python", TRAINED))

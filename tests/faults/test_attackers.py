@@ -294,6 +294,7 @@ def base() -> Path:
         ok(*ALPHA, "--data", "data")
     (newest,) = checkpoints(root / "run" / "checkpoints")
     newest.rename(root / CHECKPOINT)
+    (root / "run" / "finished.json").unlink()  # or a resumed run would not look at its checkpoints
     for name in ("run", "detector", "sweep"):
         shutil.copytree(root / name, root / "saved" / name)
     return root

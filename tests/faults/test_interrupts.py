@@ -16,10 +16,11 @@ from tests.files import assert_mentions, class_folders
 
 # the disk hangs from the Nth image on; BLOCKED is printed once it does
 SCRIPT = """
-import sys, threading
+import signal, sys, threading
 from supancl import cli
 from supancl.data import decode, opening
 from supancl.data.store import memory
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
 original, count, lock = decode.decode, [0], threading.Lock()
 
 def hang(*args, **named):

@@ -110,7 +110,8 @@ def read_features(folder: Path) -> object:
 
 
 def read_evaluation(folder: Path) -> object:
-    return read_text(folder / "run" / "evaluate" / "knn.json").partition('"accuracy"')[2][:40]
+    (result,) = (folder / "run" / "evaluate").glob("knn*.json")
+    return read_text(result).partition('"accuracy"')[2][:40]
 
 
 # command -> its words, given a folder with data/ and run/, and what it leaves

@@ -1,0 +1,75 @@
+"""The table of docs/own-data.md: the rules of `auto.METHOD` against other candidates.
+
+python -m experiments.auto.page [--update docs/own-data.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from supancl.stats import paired_accuracy_interval
+
+RESULTS = Path(__file__).parents[1] / "results" / "auto"
+BEGIN, END = (
+    "<!-- auto rules: python -m experiments.auto.page --update docs/own-data.md -->",
+    "<!-- end of auto rules -->",
+)
+DATA = {
+    "cifar100-2000": "CIFAR-100, 2,000 images", "cifar100-45000": "CIFAR-100, 45,000 images",
+    "mini-5000": "mini-ImageNet, 5,000 images", "mini-27000": "mini-ImageNet, 27,000 images",
+    "mini-27000-tenth": "the same, a tenth of the labels", "pets": "Pets, 2,760 images", "gtsrb": "GTSRB",
+}  # fmt: skip
+OTHERS = {
+    "paper": "the paper's nearest recipe", "large-stem": "the usual first layers of a ResNet-18",
+}  # fmt: skip
+Results = Mapping[tuple[str, str], dict[str, Any]]  # (cell, candidate) -> result of seed 0
+
+
+def read_results(folder: Path = RESULTS) -> Results:
+    contents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return {(content["cell"], content["candidate"]): content for content in contents if content["seed"] == 0}
+
+
+def unpack(result: Mapping[str, Any]) -> np.ndarray:
+    """Which held-out images were classified correctly."""
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(result["right"]), np.uint8))
+    return bits[: result["held_out"]].astype(bool)
+
+
+def table(results: Results) -> str:
+    """A Markdown row per data set and candidate: accuracy, time, and the rules' difference."""
+    rows = [
+        "| data | candidate | seconds | linear % | rules minus this, 95% interval |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for cell, name in DATA.items():
+        if (ours := results.get((cell, "rules"))) is None:
+            continue
+        rows.append(f"| {name} | the rules | {ours['seconds']:.0f} | {ours['accuracy']:.1f} | |")
+        for candidate, label in OTHERS.items():
+            if (other := results.get((cell, candidate))) is not None:
+                gap = paired_accuracy_interval(unpack(ours).tolist(), unpack(other).tolist())
+                interval = f"{gap[0]:+.1f} [{gap[1]:+.1f}, {gap[2]:+.1f}]"
+                rows.append(f"| | {label} | {other['seconds']:.0f} | {other['accuracy']:.1f} | {interval} |")
+    return "\n".join(rows)
+
+
+def update(page: Path, text: str) -> None:
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--update", type=Path)
+    args = parser.parse_args()
+    print(made := table(read_results()))
+    if args.update:
+        update(args.update, made)
