@@ -44,8 +44,8 @@ def ours(content: dict[str, Any]) -> dict[tuple[str, ...], dict[str, float]]:
 
 
 def edit(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Change a result file as somebody with an editor would."""
-    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    """Change a result file as somebody with an editor would, who removes the digest."""
+    file.write_text(json.dumps({**change(json.loads(file.read_text())), "digest": None}))
 
 
 def few_shot_dtd(root: Path) -> None:

@@ -219,7 +219,7 @@ def test_table_8(command: tuple[str, ...], tmp_path: Path) -> None:
     else:
         run(*command, "--data", "digits", *flags, "--out", out)
         for cell in CELLS:
-            run("evaluate", "knn", out / f"{cell}-seed-0")
+            run("evaluate", "knn", out / f"{cell}-seed-0", "--k", 20)
     made = ours(table("8", tmp_path, out))
     for cell, head in CELLS.items():
         assert made["", *head]["knn"] == result(out / f"{cell}-seed-0", "knn")["accuracy"]

@@ -211,7 +211,7 @@ def _advice_to_fill(layout: Layout) -> str:
         "transfer": "evaluate transfer",
         "fewshot": "evaluate fewshot",
         "linear": "evaluate linear" + (" --probe sgd" if layout.probe == "sgd" else ""),
-        "knn": "evaluate knn",
+        "knn": "evaluate knn --k 20",
         "ap": "detect train",
     }
     return f"{', '.join(f'supancl {commands[kind]}' for kind in kinds if kind in commands)} would fill it"
