@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,13 +121,20 @@ def flipped_weight(place: Place) -> bool:
 
 
 def flipped_checkpoint(place: Place) -> bool:
+    """A bit at each of seven places, most of them in weights or the optimizer's state."""
     place.train()
     place.stop_half_way()
     newest = sorted((place.run / "checkpoints").glob("step-*.pt"))[-1]
     newest.with_suffix(".pt.sha256").unlink(missing_ok=True)
-    flip(newest, newest.stat().st_size // 2)
-    said = place.resume()
-    return said.is_refusal or "damaged" in said.text
+    saved = shutil.copytree(place.run, place.folder / "saved")
+    noticed = []
+    for eighth in range(1, 8):
+        shutil.rmtree(place.run)
+        shutil.copytree(saved, place.run)
+        flip(newest, newest.stat().st_size * eighth // 8)
+        said = place.resume()
+        noticed.append(said.is_refusal or "damaged" in said.text)
+    return all(noticed)
 
 
 def lost_rows(place: Place) -> bool:

@@ -148,7 +148,9 @@ def _absolute(prefix: str, text: str) -> str:
 def _duplicate_remarks(table: Path, paths: PathColumn, hashes: np.ndarray, prefix: str) -> tuple[str, ...]:
     """A remark on files that are listed more than once; equal hashes are compared as texts."""
     order = np.argsort(hashes, kind="stable")
-    same = hashes[order][1:] == hashes[order][:-1]
+    ascending = hashes[order]
+    same = ascending[1:] == ascending[:-1]
+    del ascending
     candidates = np.unique(np.concatenate([order[1:][same], order[:-1][same]]))
     count = Counter(_absolute(prefix, paths.text(position)) for position in candidates.tolist())
     duplicates = [file for file, number in count.items() if number > 1]
