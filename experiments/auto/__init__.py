@@ -1,1 +1,1 @@
-"""How the rules of `auto.METHOD` were settled: candidate rules against the paper's nearest recipe, at equal time."""
+"""How the rules of `auto.METHOD` were chosen: candidate rules against the paper's nearest recipe, at equal time."""

@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from supancl.files import replace_section
 from supancl.stats import paired_accuracy_interval
 
 RESULTS = Path(__file__).parents[1] / "results" / "auto"
-BEGIN, END = (
-    "<!-- auto rules: python -m experiments.auto.page --update docs/own-data.md -->",
-    "<!-- end of auto rules -->",
-)
+SECTION = "auto rules"  # of the document
 DATA = {
     "cifar100-2000": "CIFAR-100, 2,000 images", "cifar100-45000": "CIFAR-100, 45,000 images",
     "mini-5000": "mini-ImageNet, 5,000 images", "mini-27000": "mini-ImageNet, 27,000 images",
@@ -60,16 +58,10 @@ def table(results: Results) -> str:
     return "\n".join(rows)
 
 
-def update(page: Path, text: str) -> None:
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--update", type=Path)
     args = parser.parse_args()
     print(made := table(read_results()))
     if args.update:
-        update(args.update, made)
+        replace_section(args.update, SECTION, f"{made}\n")

@@ -1,4 +1,4 @@
-"""How the rules of auto.METHOD were settled: the plan, one run, the table in the documentation."""
+"""How the rules of auto.METHOD were chosen: the plan, one run, the table in the documentation."""
 
 from __future__ import annotations
 

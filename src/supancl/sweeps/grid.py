@@ -22,7 +22,7 @@ class RowSet(NamedTuple):
 
 
 def recipe_rows(recipes: Iterable[tuple[str, Recipe]]) -> RowSet:
-    """A row per recipe; two of one name, which come from files, are told apart by the file or its folder."""
+    """A row per recipe; two of one name, which come from files, get the name of the file or its folder."""
     named = list(recipes)
     names = [recipe.name for _, recipe in named]
     rows: dict[str, Recipe] = {}
