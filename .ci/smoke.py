@@ -42,7 +42,7 @@ run(
     "--device",
     "cpu",
 )
-assert "k-NN (k = 20)" in run("supancl", "evaluate", "knn", "run", "--device", "cpu")
+assert "k-NN (k = 20)" in run("supancl", "evaluate", "knn", "run", "--k", "20", "--device", "cpu")
 assert load_encoder("run").width == 64
 
 with zipfile.ZipFile(next(DIST.glob("*.whl"))) as wheel, tarfile.open(next(DIST.glob("*.tar.gz"))) as source:
