@@ -5,6 +5,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 # with READY= nothing is installed: the tools of $(VENV) run on the code that PYTHONPATH names
 READY := $(VENV)/.ready
+EXTRAS := $(if $(READY),$(VENV)/.extras)
 # one thread per process: two test processes share the two cores instead of fighting over them
 export OMP_NUM_THREADS ?= 1
 # also where the environment forbids it: else each process that a test starts compiles our code again
@@ -12,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # what measures branch coverage; `make ci` does, and so does: make test COVERED='$(COVER)'
 COVER := --cov --cov-report=
 
-.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-faults soak readme test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
+.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-extras test-faults soak readme test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
 	bench-step bench-trees bench-scaling results coverage dist lint typecheck net walks mutants golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
@@ -28,7 +29,7 @@ demo: $(READY)  ## pretrain, evaluate and draw, in three minutes on two CPU core
 	OMP_NUM_THREADS=2 $(BIN)/python examples/demo.py $(EPOCHS)
 
 ci: COVERED := $(COVER)
-ci: lint typecheck test test-experiments test-distributed test-paper test-docs test-faults coverage  ## all that must pass, in any clone
+ci: lint typecheck test test-experiments test-distributed test-paper test-docs test-extras test-faults coverage  ## all that must pass, in any clone
 
 test: $(READY)  ## all tests but those of the targets below; reads nothing outside the repository
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --ignore=tests/distributed $(COVERED)
@@ -48,6 +49,13 @@ test-paper: $(READY)  ## the paper's tables and figures, from the documented com
 
 test-docs: $(READY)  ## every bash and python block of README.md and docs/*.md
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/docs --cov --cov-append --cov-report=
+
+$(EXTRAS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,extras]'
+	touch $@
+
+test-extras: $(EXTRAS)  ## what needs onnx, transformers, wandb, mlflow, lightning or accelerate
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests/extras --cov --cov-append --cov-report=
 
 test-faults: $(READY)  ## killed ranks, blocked disks, files of attackers: about two minutes; SUPANCL_FAULTS=full for the long form
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/faults --cov --cov-append --cov-report=

@@ -54,7 +54,9 @@ class Place:
     def start(self, *words: object) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": str(self.src), "OMP_NUM_THREADS": "1",
                        "SUPANCL_CACHE": str(self.folder / "cache")}  # fmt: skip
-        command = [sys.executable, "-c", "import sys; from supancl.cli import main; sys.exit(main())"]
+        # under nohup SIGHUP would be ignored
+        code = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); from supancl.cli import main"
+        command = [sys.executable, "-c", f"{code}; sys.exit(main())"]
         pipe = subprocess.PIPE
         return subprocess.Popen(
             [*command, *map(str, words)], cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True

@@ -369,7 +369,8 @@ def placed(entry: str, hostile: str) -> Iterator[Path]:
 
 def outside(root: Path) -> dict[str, bytes | None]:
     """Everything but the folders that the commands write to and the hostile thing; of the user's files the content."""
-    names = {str(path): None for path in root.iterdir() if path.name.split(".")[0] not in OWN_FOLDERS}
+    own = {*OWN_FOLDERS, "__pycache__"}  # Python writes the latter next to a plugin
+    names = {str(path): None for path in root.iterdir() if path.name.split(".")[0] not in own}
     return {**names, **contents(root / "mine")}
 
 

@@ -13,8 +13,8 @@ from supancl.data.sources.csv_table import list_csv
 FULL = os.environ.get("SUPANCL_FAULTS") == "full"
 ROWS = 5_000_000 if FULL else 100_000
 BYTES_PER_ROW = 150  # Python objects for a row need 500 and more
-READ = """
-import resource, sys, time
+READ = r"""
+import pathlib, re, sys, time
 import torch
 from supancl.data import opening
 from supancl.data.splits import DataSpec, prepare_data
@@ -26,7 +26,9 @@ def store(items, *rest):  # decoding millions of images is not what is measured
 opening._store_images, opening.dark_image_remarks = store, lambda *rest: []
 spec = DataSpec(source=sys.argv[1])
 data = prepare_data(opening.open_source(spec, 1), spec)
-print(len(data.train) + len(data.held_out), time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+# not ru_maxrss: a process inherits it from the one that started it
+peak = re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text()).group(1)
+print(len(data.train) + len(data.held_out), time.process_time(), peak)
 """
 
 

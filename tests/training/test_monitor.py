@@ -230,5 +230,6 @@ def test_on_a_gpu_the_values_are_those_of_a_cpu(half: bool, close: float) -> Non
     expected = Monitor(data, True).measure(encoder, of_rank(9), None, torch.device("cpu"))
     found = Monitor(data, True).measure(encoder.to(device), of_rank(9).to(device), None, device, half)
     assert found.pop("knn") == pytest.approx(expected.pop("knn"), abs=10 if half else 5)
+    assert len(found.pop("knn_interval")) == len(expected.pop("knn_interval"))  # it follows knn
     assert found.pop("effective_rank") == pytest.approx(expected.pop("effective_rank"), rel=1e-6)
     assert found == pytest.approx(expected, rel=close)

@@ -1,0 +1,1 @@
+"""What needs packages beyond the development environment: run by make test-extras."""
