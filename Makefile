@@ -58,7 +58,7 @@ test-extras: $(EXTRAS)  ## what needs onnx, transformers, wandb, mlflow, lightni
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/extras --cov --cov-append --cov-report=
 
 test-faults: $(READY)  ## killed ranks, blocked disks, files of attackers: about two minutes; SUPANCL_FAULTS=full for the long form
-	$(BIN)/python -m pytest -n 2 -m "not slow" tests/faults --cov --cov-append --cov-report=
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" tests/faults --cov --cov-append --cov-report=
 
 soak: $(READY)  ## an hour of commands and training: memory, open files and threads must stay flat
 	$(BIN)/python -m tests.faults.soak
