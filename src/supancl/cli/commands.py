@@ -14,6 +14,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "evaluate": "k-NN, linear, transfer, few-shot, fine-tuning, or all of them",
         "predict": "label images with a run, or fill in missing labels",
         "embed": "write features of images to a file",
+        "map": "a page with a zoomable map of your images, by their features",
         "detect": "fine-tune, test, compare and export an object detector",
     },
     "data and weights": {

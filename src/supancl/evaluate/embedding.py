@@ -34,7 +34,7 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
         raise BadInput(f"{out} exists; remove it or choose another --out")
     check_writable(out.parent)
     data = read_source(evaluated, spec_for(evaluated, source), view)
-    held_out = _held_out_mask(evaluated, source, data)
+    held_out = held_out_mask(evaluated, source, data)
     features = {name: evaluated.features(split, view) for name, split in data.splits.items()}
     embedding = Embedding(data, features, None if held_out is None else held_out.numpy())
     make_folder(out.parent)
@@ -135,7 +135,7 @@ WRITERS: dict[str, Callable[[Embedding, Path], None]] = {
 }
 
 
-def _held_out_mask(evaluated: EvaluatedEncoder, source: str, source_data: Source) -> Tensor | None:
+def held_out_mask(evaluated: EvaluatedEncoder, source: str, source_data: Source) -> Tensor | None:
     """Mask of the train images that the run held out; None if the data are not the run's or have changed."""
     if evaluated.run is None or evaluated.recipe is None or not is_run_source(evaluated, source):
         return None

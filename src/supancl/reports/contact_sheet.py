@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
@@ -15,6 +14,7 @@ from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
 from supancl.recipes import Recipe
 from supancl.reports.fonts import Pen, make_drawable, shorten
+from supancl.reports.sprites import image_pixels, to_image
 
 TILE, GAP, CAPTION = 112, 6, 16
 
@@ -59,11 +59,7 @@ def pick_by_class(labels: Tensor, count: int) -> Tensor:
 
 
 def _thumbnail(batch: Batch) -> Image.Image:
-    pixels = batch.pixels[0]
-    if batch.sizes is not None:
-        height, width = batch.sizes[0].tolist()
-        pixels = pixels[:, :height, :width]
-    return _to_tile(pixels)
+    return _to_tile(image_pixels(batch, 0))
 
 
 def _unnormalized(view: Tensor, mean: Sequence[float], std: Sequence[float]) -> Image.Image:
@@ -73,8 +69,7 @@ def _unnormalized(view: Tensor, mean: Sequence[float], std: Sequence[float]) -> 
 
 
 def _to_tile(pixels: Tensor) -> Image.Image:
-    array = pixels.cpu().permute(1, 2, 0).numpy()
-    image = Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array)).convert("RGB")
+    image = to_image(pixels)
     scale = TILE / max(image.size)
     resampling = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
     return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), resampling)

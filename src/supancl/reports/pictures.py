@@ -17,6 +17,7 @@ from supancl.errors import BadInput, plural
 from supancl.probes import Features
 from supancl.reports.fonts import families, make_drawable
 from supancl.reports.legends import MAX_NAMED, draw_legend, lay_out_legend
+from supancl.reports.tsne import MAX_IMAGES_SKLEARN, Progress, tsne_of_many
 
 # ten colours that most colour-blind readers can distinguish; after ten classes they repeat with another marker
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000", "#ee7733", "#009988")
@@ -28,6 +29,8 @@ FAMILIES = (
     ("#54278f", "#df65b0", "#9e9ac8", "#980043", "#d4b9da"),  # violets
     ("#000000", "#969696", "#525252", "#cccccc", "#737373"),  # greys
 )
+FULL_SIZE_POINTS = 4_000  # more points in a map are drawn smaller
+MAX_VECTOR_POINTS = 10_000  # more are pixels in an SVG or PDF, which could hardly be opened otherwise
 # no dates (and fixed ids below): equal points give equal files
 UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
@@ -79,8 +82,8 @@ def loss_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None
     figure.savefig(path, dpi=130)
 
 
-def tsne_map(features: Features, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Two coordinates per image, by t-SNE of the features at unit length.
+def tsne_map(features: Features, seed: int = 0, progress: Progress | None = None) -> np.ndarray[Any, Any]:
+    """Two coordinates per image, by t-SNE of the features at unit length; openTSNE computes those of many images.
 
     Zeros for fewer than three images, or if all features are equal (a collapsed encoder).
     """
@@ -91,6 +94,8 @@ def tsne_map(features: Features, seed: int = 0) -> np.ndarray[Any, Any]:
     values = values / np.linalg.norm(values, axis=1, keepdims=True).clip(1e-12)
     if count < 3 or not (values != values[0]).any():
         return np.zeros((count, 2))
+    if count > MAX_IMAGES_SKLEARN:
+        return tsne_of_many(values, perplexity(count), seed, progress)
     mapped: np.ndarray[Any, Any] = TSNE(perplexity=perplexity(count), init="pca", random_state=seed).fit_transform(
         values
     )
@@ -196,9 +201,12 @@ def draw_panels(
 
 def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], side: float, font: float) -> None:
     """Draw one map on an axis that is `side` inches wide; a long title gets a smaller font."""
+    size = 3 * side * min(1.0, FULL_SIZE_POINTS / max(1, len(panel.points)))
+    is_raster = len(panel.points) > MAX_VECTOR_POINTS
     for label in np.unique(panel.labels):
         points = panel.points[panel.labels == label]
-        axis.scatter(points[:, 0], points[:, 1], s=3 * side, alpha=0.8, linewidths=0, **styles[int(label)])
+        style = {**styles[int(label)], "rasterized": is_raster}
+        axis.scatter(points[:, 0], points[:, 1], s=size, alpha=0.8, linewidths=0, **style)
     largest = 72 * side / (0.6 * max(1, len(panel.title)))
     axis.set_title(
         escape_label(panel.title), fontsize=min(1.1 * font, largest), pad=1.6 * font if panel.note else 0.6 * font

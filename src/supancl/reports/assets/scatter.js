@@ -1,0 +1,224 @@
+// One map of points on a canvas: draw, zoom, pan, find the point below the pointer, draw a lasso.
+// Pixels are computed here and not by WebGL, so that a machine without a GPU shows the map as fast.
+"use strict";
+
+const FAINT = 56, FULL = 256;  // opacity of a point, of 256
+
+// Pixels of a disc: pairs of x and y, and how much of each pixel it covers (of 256).
+function discStamp(radius) {
+  const reach = Math.ceil(radius), stamp = [];
+  for (let y = -reach; y <= reach; y++) {
+    for (let x = -reach; x <= reach; x++) {
+      const cover = Math.max(0, Math.min(1, radius + 0.5 - Math.hypot(x, y)));
+      if (cover > 0.05) stamp.push([x, y, Math.round(FULL * cover)]);
+    }
+  }
+  return stamp;
+}
+
+// Whether a point is inside a polygon of [x, y] pairs, by the even-odd rule.
+function isInside(x, y, polygon) {
+  let inside = false;
+  for (let i = 0, j = polygon.length - 1; i < polygon.length; j = i++) {
+    const [xi, yi] = polygon[i], [xj, yj] = polygon[j];
+    if (yi > y !== yj > y && x < ((xj - xi) * (y - yi)) / (yj - yi) + xi) inside = !inside;
+  }
+  return inside;
+}
+
+class Scatter {
+  // `shared`: what all maps of a page have in common (see ImageMap); `on`: hover, click and lasso of the reader.
+  constructor(canvas, points, shared, on) {
+    Object.assign(this, { canvas, points, shared, on, lasso: [], drag: null, zoom: 1 });
+    this.count = points.length / 2;
+    this.context = canvas.getContext("2d");
+    this.bounds = this.findBounds();
+    this.listen();
+    new ResizeObserver(() => this.resize()).observe(canvas);
+    this.fit();
+  }
+
+  findBounds() {
+    let [left, right, bottom, top] = [Infinity, -Infinity, Infinity, -Infinity];
+    for (let i = 0; i < this.points.length; i += 2) {
+      left = Math.min(left, this.points[i]); right = Math.max(right, this.points[i]);
+      bottom = Math.min(bottom, this.points[i + 1]); top = Math.max(top, this.points[i + 1]);
+    }
+    return { x: (left + right) / 2, y: (bottom + top) / 2, width: right - left || 1, height: top - bottom || 1 };
+  }
+
+  fit() {
+    Object.assign(this, { x: this.bounds.x, y: this.bounds.y, zoom: 1 });
+    this.redraw();
+  }
+
+  resize() {
+    this.image = null;
+    this.redraw();
+  }
+
+  // CSS pixels per unit of the map
+  get scale() {
+    const room = 0.92 * this.zoom;
+    return room * Math.min(this.canvas.clientWidth / this.bounds.width, this.canvas.clientHeight / this.bounds.height);
+  }
+
+  toScreen(index) {
+    const { scale, canvas, points } = this;
+    return [canvas.clientWidth / 2 + (points[2 * index] - this.x) * scale,
+            canvas.clientHeight / 2 - (points[2 * index + 1] - this.y) * scale];
+  }
+
+  toMap(left, top) {
+    const { scale, canvas } = this;
+    return [this.x + (left - canvas.clientWidth / 2) / scale, this.y - (top - canvas.clientHeight / 2) / scale];
+  }
+
+  redraw() {
+    if (this.waiting) return;
+    this.waiting = requestAnimationFrame(() => { this.waiting = 0; this.draw(); });
+  }
+
+  get radius() {
+    const room = Math.sqrt(this.canvas.clientWidth * this.canvas.clientHeight / this.count);
+    return Math.max(1.2, Math.min(7, 0.28 * room * Math.sqrt(this.zoom), 3.2 * this.zoom));
+  }
+
+  draw() {
+    const ratio = window.devicePixelRatio || 1, { canvas, shared } = this;
+    const width = Math.round(canvas.clientWidth * ratio), height = Math.round(canvas.clientHeight * ratio);
+    if (!width || !height) return;
+    if (!this.image || this.image.width !== width || this.image.height !== height) {
+      canvas.width = width;
+      canvas.height = height;
+      this.image = this.context.createImageData(width, height);
+      this.pixels = new Uint32Array(this.image.data.buffer);
+    }
+    this.pixels.fill(shared.paper);
+    const stamp = discStamp(this.radius * ratio), faint = shared.selectedCount > 0;
+    if (faint) this.stampPoints(stamp, ratio, 0, FAINT);
+    this.stampPoints(stamp, ratio, faint ? 1 : null, FULL);
+    this.context.putImageData(this.image, 0, 0);
+    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.drawMarks();
+  }
+
+  // Stamp the visible points, all or those that are (not) selected.
+  stampPoints(stamp, ratio, selected, opacity) {
+    const { points, pixels, shared, scale } = this, { width, height } = this.image;
+    const { visible, colours, classOf, order } = shared, zoom = scale * ratio;
+    const left = width / 2 - this.x * zoom, top = height / 2 + this.y * zoom, reach = Math.ceil(this.radius * ratio);
+    for (let k = 0; k < order.length; k++) {
+      const i = order[k];
+      if (!visible[i] || (selected !== null && shared.selected[i] !== selected)) continue;
+      const x = Math.round(left + points[2 * i] * zoom), y = Math.round(top - points[2 * i + 1] * zoom);
+      if (x < reach || y < reach || x >= width - reach || y >= height - reach) continue;
+      const colour = colours[classOf[i]], redBlue = colour & 0xff00ff, green = colour & 0xff00;
+      for (let s = 0; s < stamp.length; s++) {
+        const at = (y + stamp[s][1]) * width + x + stamp[s][0], cover = (stamp[s][2] * opacity) >> 8;
+        if (cover === FULL) { pixels[at] = colour; continue; }
+        const below = pixels[at], rest = FULL - cover;
+        pixels[at] = (0xff000000 | (((redBlue * cover + (below & 0xff00ff) * rest) >>> 8) & 0xff00ff)
+          | (((green * cover + (below & 0xff00) * rest) >>> 8) & 0xff00)) >>> 0;
+      }
+    }
+  }
+
+  drawMarks() {
+    const { context, shared } = this;
+    const ring = (index, radius, width) => {
+      const [x, y] = this.toScreen(index);
+      context.lineWidth = width;
+      context.beginPath();
+      context.arc(x, y, radius, 0, 7);
+      context.stroke();
+    };
+    context.strokeStyle = shared.ink;
+    for (const neighbour of this.neighboursOf(shared.focus)) ring(neighbour, this.radius + 2.5, 1);
+    if (shared.focus >= 0) ring(shared.focus, this.radius + 5, 2.5);
+    if (shared.hovered >= 0) ring(shared.hovered, this.radius + 3.5, 2);
+    if (this.lasso.length) {
+      context.strokeStyle = shared.accent;
+      context.lineWidth = 1.5;
+      context.beginPath();
+      for (const [left, top] of this.lasso) context.lineTo(left, top);
+      context.closePath();
+      context.stroke();
+    }
+  }
+
+  neighboursOf(index) {
+    if (index < 0) return [];
+    const many = this.neighbours.length / this.count;
+    return this.neighbours.subarray(index * many, (index + 1) * many);
+  }
+
+  // The visible point nearest to a place on the screen, within a few pixels; -1 if there is none.
+  find(left, top) {
+    const [x, y] = this.toMap(left, top), { points } = this, { visible } = this.shared;
+    let best = ((this.radius + 5) / this.scale) ** 2, nearest = -1;
+    for (let i = 0; i < this.count; i++) {
+      const distance = (points[2 * i] - x) ** 2 + (points[2 * i + 1] - y) ** 2;
+      if (distance <= best && visible[i]) [best, nearest] = [distance, i];
+    }
+    return nearest;
+  }
+
+  zoomAt(left, top, factor) {
+    const [x, y] = this.toMap(left, top);
+    this.zoom = Math.max(0.5, Math.min(2000, this.zoom * factor));
+    const [newX, newY] = this.toMap(left, top);
+    this.x += x - newX;
+    this.y += y - newY;
+    this.redraw();
+  }
+
+  listen() {
+    const { canvas, on, shared } = this;
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      this.zoomAt(event.offsetX, event.offsetY, Math.exp(-0.002 * event.deltaY));
+    }, { passive: false });
+    canvas.addEventListener("dblclick", () => this.fit());
+    canvas.addEventListener("pointerdown", (event) => {
+      if (event.button) return;
+      canvas.setPointerCapture(event.pointerId);
+      this.drag = { left: event.offsetX, top: event.offsetY, moved: false, lasso: shared.lassoMode || event.shiftKey };
+      if (this.drag.lasso) this.lasso = [[event.offsetX, event.offsetY]];
+    });
+    canvas.addEventListener("pointermove", (event) => this.move(event));
+    canvas.addEventListener("pointerup", (event) => this.release(event));
+    canvas.addEventListener("pointercancel", () => { this.drag = null; this.lasso = []; this.redraw(); });
+    canvas.addEventListener("pointerleave", () => { if (!this.drag) on.hover(this, -1); });
+  }
+
+  move(event) {
+    const { drag } = this, [left, top] = [event.offsetX, event.offsetY];
+    if (!drag) {
+      this.on.hover(this, this.find(left, top), event);
+      return;
+    }
+    drag.moved ||= Math.hypot(left - drag.left, top - drag.top) > 3;
+    if (!drag.moved) return;
+    this.on.hover(this, -1);
+    if (drag.lasso) {
+      this.lasso.push([left, top]);
+    } else {
+      this.x -= (left - drag.left) / this.scale;
+      this.y += (top - drag.top) / this.scale;
+      [drag.left, drag.top] = [left, top];
+    }
+    this.redraw();
+  }
+
+  release(event) {
+    const { drag } = this, lasso = this.lasso;
+    this.drag = null;
+    this.lasso = [];
+    if (drag && !drag.moved) this.on.click(this, this.find(event.offsetX, event.offsetY));
+    if (drag && drag.moved && drag.lasso) {
+      this.on.lasso(this, lasso.map(([left, top]) => this.toMap(left, top)), event.ctrlKey || event.metaKey);
+    }
+    this.redraw();
+  }
+}

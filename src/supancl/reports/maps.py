@@ -1,0 +1,148 @@
+"""What `supancl map` shows: the images of a source, and their place and neighbours in the features of each encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from supancl.data.splits import Source, Split
+from supancl.errors import BadInput, did_you_mean, plural
+from supancl.evaluate import EvaluatedEncoder
+from supancl.evaluate.embedding import held_out_mask
+from supancl.evaluate.sources import read_source, spec_for
+from supancl.probes import Features
+from supancl.reports.pictures import Panel, tsne_map
+from supancl.reports.tsne import check_tsne, nearest_images
+
+NEIGHBOURS = 12  # shown for an image
+MAX_IMAGES = 100_000
+HELD_OUT = "held-out"
+
+
+class MapRequest(NamedTuple):
+    """Which images to show: a source, some of its classes (none: all), at most `limit` of them chosen by the seed."""
+
+    data: str
+    classes: Sequence[str] = ()
+    limit: int = MAX_IMAGES
+    seed: int = 0  # of the choice of images and of t-SNE
+
+
+class EncoderMap(NamedTuple):
+    """A map of one encoder: title, two coordinates per image, and the rows of each image's nearest neighbours."""
+
+    title: str
+    points: np.ndarray[Any, Any]
+    neighbours: np.ndarray[Any, Any]
+
+
+class MappedImages(NamedTuple):
+    """The images of a map: their pixels in `splits`, one after the other, names, labels, and where each is from."""
+
+    splits: list[Split]
+    names: list[str]
+    labels: np.ndarray[Any, Any]
+    classes: tuple[str, ...]
+    split_names: list[str]  # one per image: train, held-out, val or test
+
+
+def build_maps(
+    encoders: Sequence[EvaluatedEncoder], titles: Sequence[str], request: MapRequest
+) -> tuple[MappedImages, list[EncoderMap]]:
+    """The images and a map for each encoder. Each encoder reads the images at its own size; names must agree."""
+    images: MappedImages | None = None
+    features: list[Tensor] = []
+    for evaluated in encoders:
+        source = read_source(evaluated, spec_for(evaluated, request.data), "margin")
+        if evaluated.encoder.spec.name == "linear":
+            raise BadInput(f"{request.data} holds vectors, and a map shows images; choose other --data")
+        chosen_images = choose_images(evaluated, source, request)
+        if images is None:
+            images = chosen_images
+            check_tsne(len(images.names))
+        check_same_names(images, chosen_images, request.data)
+        images = images._replace(split_names=_merge_held_out(images.split_names, chosen_images.split_names))
+        features.append(torch.cat([evaluated.features(split).values for split in chosen_images.splits]))
+    assert images is not None
+    maps = []
+    for evaluated, title, values in zip(encoders, titles, features, strict=True):
+        matches = nearest_images(values, NEIGHBOURS, evaluated.options.device)
+        labelled = Features(values, torch.from_numpy(images.labels))
+        points = tsne_map(labelled, request.seed, evaluated.reporter.on_progress)
+        maps.append(EncoderMap(title, points.astype(np.float32), matches.rows.cpu().numpy()))
+    return images, maps
+
+
+def choose_images(evaluated: EvaluatedEncoder, source: Source, request: MapRequest) -> MappedImages:
+    """The images of the requested classes in all splits; beyond the limit, a random choice by the seed."""
+    splits = {name: split.materialize() for name, split in source.splits.items()}
+    labels = torch.cat([split.labels for split in splits.values()])
+    rows = torch.arange(len(labels))
+    if request.classes:
+        rows = rows[torch.isin(labels, torch.tensor(find_classes(request, source.classes)))]
+    if len(rows) > request.limit:
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(request.seed))
+        evaluated.warn_once(f"{request.data}: the map shows {request.limit:,} of {len(rows):,} images (--limit)")
+        rows = rows[order[: request.limit].sort().values]
+    if len(rows) < 2:
+        raise BadInput(f"{request.data}: {plural(len(rows), 'image')} to show; a map needs at least two")
+    held_out = held_out_mask(evaluated, request.data, source) if "train" in splits else None
+    kept_splits, names, split_names, start = [], [], [], 0
+    for name, split in splits.items():
+        positions = rows[(rows >= start) & (rows < start + len(split))] - start
+        start += len(split)
+        kept_splits.append(split.take(positions.to(split.index.device)))
+        names += split.names_at(positions)
+        if name == "train" and held_out is not None:
+            split_names += [HELD_OUT if is_held_out else name for is_held_out in held_out[positions].tolist()]
+        else:
+            split_names += [name] * len(positions)
+    kept_splits = [split for split in kept_splits if len(split)]
+    return MappedImages(kept_splits, names, labels[rows].numpy(), source.classes, split_names)
+
+
+def find_classes(request: MapRequest, classes: Sequence[str]) -> list[int]:
+    """The labels of the requested classes."""
+    for name in request.classes:
+        if name not in classes:
+            raise BadInput(f"{request.data}: no class {name!r}{did_you_mean(name, classes)}")
+    return [classes.index(name) for name in request.classes]
+
+
+def check_same_names(first: MappedImages, other: MappedImages, source: str) -> None:
+    if first.names != other.names or first.labels.tolist() != other.labels.tolist():
+        raise BadInput(f"{source}: its images changed while they were read; run the command again")
+
+
+def _merge_held_out(first: Sequence[str], other: Sequence[str]) -> list[str]:
+    """`held-out` only for images that no run was trained on, as far as known."""
+    return [name if name == other_name else "train" for name, other_name in zip(first, other, strict=True)]
+
+
+def name_encoders(encoders: Sequence[EvaluatedEncoder], titles: Sequence[str]) -> list[str]:
+    """The requested titles, else the names of the run folders, or whole paths if two are equal."""
+    names = [Path(evaluated.location).name or evaluated.location for evaluated in encoders]
+    if len(set(names)) < len(names):
+        names = [evaluated.location for evaluated in encoders]
+    return [title or name for title, name in zip(titles, names, strict=True)]
+
+
+def common_folder(names: Sequence[str]) -> str:
+    """The folder that all names begin with, with its slash.
+
+    >>> common_folder(["photos/cat/1.png", "photos/car/1.png"])
+    'photos/'
+    """
+    first, last = min(names), max(names)  # what these two begin with, all names between them do
+    length = next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+    return first[: first[:length].rfind("/") + 1]
+
+
+def to_panels(images: MappedImages, maps: Sequence[EncoderMap]) -> list[Panel]:
+    """The maps for `draw_panels`."""
+    return [Panel(encoder_map.title, encoder_map.points, images.labels) for encoder_map in maps]

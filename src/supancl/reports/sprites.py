@@ -1,0 +1,136 @@
+"""Thumbnails for pages: many small images on a few WebP sheets, and arrays as base64; sprites.js reads both."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from supancl.data.splits import Split
+from supancl.data.store.memory import Batch, Progress
+
+SHEET_SIDE = 2048  # pixels: a browser decodes a sheet in one piece
+SIDES = {2_000: 96, 10_000: 64, 20_000: 48}  # up to so many images -> side of a thumbnail
+SMALLEST_SIDE = 32
+QUALITIES = (75, 60, 45, 30, 20, 10, 5)  # of WebP, tried in turn until a sheet is small enough
+IMAGES_AT_A_TIME = 256
+
+
+class Sprites(NamedTuple):
+    """Thumbnails of images in order: the side of a tile, tiles per row of a sheet, WebP files, and (width, height)."""
+
+    side: int
+    columns: int
+    sheets: list[bytes]
+    sizes: np.ndarray[Any, Any]
+
+    def to_page(self) -> dict[str, Any]:
+        """What sprites.js reads."""
+        return {
+            "side": self.side,
+            "columns": self.columns,
+            "sheets": [base64.b64encode(sheet).decode() for sheet in self.sheets],
+            "sizes": pack_array(self.sizes.astype(np.uint8)),
+        }
+
+
+def pack_array(values: np.ndarray[Any, Any]) -> dict[str, str]:
+    """An array as base64, for unpackArray of sprites.js; numbers as text would take three times the space."""
+    little_endian = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False)
+    return {"dtype": values.dtype.name, "base64": base64.b64encode(little_endian.tobytes()).decode()}
+
+
+def thumbnail_side(count: int) -> int:
+    """The side of a thumbnail in pixels: the fewer images, the larger.
+
+    >>> thumbnail_side(500), thumbnail_side(50_000)
+    (96, 32)
+    """
+    return next((side for most, side in SIDES.items() if count <= most), SMALLEST_SIDE)
+
+
+def draw_sprites(
+    splits: Sequence[Split], bytes_per_image: float, progress: Progress | None = None, side: int | None = None
+) -> Sprites:
+    """Thumbnails of every image of the splits, one split after the other.
+
+    A sheet that needs more than `bytes_per_image` is compressed more. Small images are not enlarged.
+    """
+    count = sum(map(len, splits))
+    side = thumbnail_side(count) if side is None else side
+    columns = SHEET_SIDE // side
+    sheets: list[bytes] = []
+    sizes = np.zeros((count, 2), np.uint8)
+    quality = 0  # position in QUALITIES; the next sheet begins where the last one ended
+    for start, tiles in _group_by_sheet(iter_thumbnails(splits, side), columns * columns):
+        for position, tile in enumerate(tiles):
+            sizes[start + position] = tile.size
+        sheet = _paste(tiles, side, columns)
+        content = _encode(sheet, QUALITIES[quality])
+        while len(content) > bytes_per_image * len(tiles) and quality < len(QUALITIES) - 1:
+            quality += 1
+            content = _encode(sheet, QUALITIES[quality])
+        sheets.append(content)
+        if progress is not None:
+            progress("thumbnails", start + len(tiles), count)
+    return Sprites(side, columns, sheets, sizes)
+
+
+def iter_thumbnails(splits: Iterable[Split], side: int) -> Iterator[Image.Image]:
+    """Each image in RGB, reduced to fit into a square of this side."""
+    for split in splits:
+        for start in range(0, len(split), IMAGES_AT_A_TIME):
+            batch = split.batch(torch.arange(start, min(start + IMAGES_AT_A_TIME, len(split))))
+            for row in range(len(batch.pixels)):
+                image = to_image(image_pixels(batch, row))
+                scale = side / max(image.size)
+                if scale < 1:
+                    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+                    image = image.resize(size, Image.Resampling.LANCZOS)
+                yield image
+
+
+def image_pixels(batch: Batch, row: int) -> Tensor:
+    """One image of a batch, without its padding."""
+    if batch.sizes is None:
+        return batch.pixels[row]
+    height, width = batch.sizes[row].tolist()
+    return batch.pixels[row][:, :height, :width]
+
+
+def to_image(pixels: Tensor) -> Image.Image:
+    """uint8 pixels (C, H, W) as an RGB image; of more than three channels the first three."""
+    array = pixels[:3].cpu().permute(1, 2, 0).numpy()
+    return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] < 3 else array)).convert("RGB")
+
+
+def _group_by_sheet(images: Iterator[Image.Image], most: int) -> Iterator[tuple[int, list[Image.Image]]]:
+    """The position of the first image of each sheet, and the sheet's images."""
+    start, group = 0, []
+    for image in images:
+        group.append(image)
+        if len(group) == most:
+            yield start, group
+            start, group = start + most, []
+    if group:
+        yield start, group
+
+
+def _paste(tiles: Sequence[Image.Image], side: int, columns: int) -> Image.Image:
+    rows = -(-len(tiles) // columns)
+    sheet = Image.new("RGB", (columns * side if rows > 1 else len(tiles) * side, rows * side), "#808080")
+    for position, tile in enumerate(tiles):
+        sheet.paste(tile, (position % columns * side, position // columns * side))
+    return sheet
+
+
+def _encode(sheet: Image.Image, quality: int) -> bytes:
+    file = io.BytesIO()
+    sheet.save(file, "WEBP", quality=quality, method=4)
+    return file.getvalue()

@@ -1,0 +1,196 @@
+"""The page of `supancl map`: filter, search, hover, lasso, neighbours, several encoders, 50,000 images."""
+
+from __future__ import annotations
+
+import csv
+import time
+
+import numpy as np
+import pytest
+from matplotlib.path import Path as Polygon
+
+from supancl.reports.map_page import map_page
+from tests.browser.conftest import Browser
+from tests.maps import NASTY, made_images, made_map
+
+COUNT = 300
+CLASSES = ("cat", "=dog", NASTY)
+TITLES = ("alpha = 0", "alpha = 1")
+SHOWN = "return imageMap.indices((i) => imageMap.shared.visible[i])"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    images = made_images(COUNT, CLASSES)
+    maps, features = zip(*(made_map(title, COUNT, seed) for seed, title in enumerate(TITLES)), strict=True)
+    path = tmp_path_factory.mktemp("map") / "map.html"
+    path.write_text(map_page("photos", images, maps), encoding="utf-8")
+    return path, images, maps, features
+
+
+@pytest.fixture
+def page(made, browser: Browser):
+    browser.open(made[0])
+    return made
+
+
+def canvas(browser: Browser, panel: int = 0):
+    return browser.find_all(".map-panel canvas")[panel]
+
+
+def place_of(browser: Browser, index: int, panel: int = 0) -> tuple[int, int]:
+    """Where an image's point is, from the middle of the canvas."""
+    x, y = browser.run(f"return imageMap.scatters[{panel}].toScreen({index})")
+    size = browser.run(f"const c = imageMap.scatters[{panel}].canvas; return [c.clientWidth, c.clientHeight]")
+    return round(x - size[0] / 2), round(y - size[1] / 2)
+
+
+def isolated(maps, visible=None) -> int:
+    """The image whose point is farthest from its nearest one: no other is below the pointer."""
+    points = maps[0].points.astype(float)
+    distances = np.linalg.norm(points[:, None] - points[None], axis=2) + 1e9 * np.eye(len(points))
+    inner = np.abs(points).max(1) < 2
+    return int(np.where(inner, distances.min(1), 0).argmax())
+
+
+def lasso(browser: Browser, corners: list[tuple[int, int]], panel: int = 0) -> None:
+    pointer = browser.pointer()
+    pointer.move_to_element_with_offset(canvas(browser, panel), *corners[0]).click_and_hold()
+    for corner in corners[1:]:
+        pointer.move_to_element_with_offset(canvas(browser, panel), *corner)
+    pointer.release().perform()
+
+
+def drawn_pixels(browser: Browser, selector: str) -> np.ndarray:
+    code = "const c = arguments[0]; return [c.width, c.height, ...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]"
+    width, height, *values = browser.run(code, browser.find(selector))
+    return np.array(values, np.uint8).reshape(height, width, 4)[..., :3].transpose(2, 0, 1)
+
+
+def test_classes_splits_and_words_filter(page, browser: Browser):
+    _, images, _, _ = page
+    assert len(browser.run(SHOWN)) == COUNT
+    browser.find("#classes input[data-label='0']").click()
+    assert browser.run(SHOWN) == np.flatnonzero(images.labels != 0).tolist()
+    assert browser.find("#shown").text.startswith(f"{(images.labels != 0).sum()} of {COUNT}")
+    browser.find("#no-classes").click()
+    assert browser.run(SHOWN) == []
+    browser.find("#all-classes").click()
+    browser.find("#split option[value=test]").click()
+    assert browser.run(SHOWN) == list(range(270, 300))
+    browser.find("#split option[value='']").click()
+    browser.find("#search").send_keys("00012")
+    assert browser.run(SHOWN) == list(range(120, 130))
+    browser.run("const box = arguments[0]; box.value = 'DOG'; box.dispatchEvent(new Event('input'))", browser.find("#search"))
+    assert browser.run(SHOWN) == np.flatnonzero(images.labels == 1).tolist()
+
+
+def test_hovering_shows_the_image_below_the_pointer(page, browser: Browser):
+    _, images, maps, _ = page
+    index = isolated(maps)
+    browser.pointer().move_to_element_with_offset(canvas(browser), *place_of(browser, index)).perform()
+    browser.wait_for(lambda: browser.find("#tip canvas").get_attribute("data-ready") == str(index))
+    assert images.names[index].removeprefix("photos/") in browser.find("#tip").text
+    shown = drawn_pixels(browser, "#tip canvas").astype(int)
+    pixels = images.splits[0].store.pixels.numpy().astype(int)
+    differences = np.abs(pixels - shown).mean((1, 2, 3))
+    assert differences.argmin() == index
+    assert differences[index] < 12 < np.sort(differences)[1]
+    assert browser.run("return imageMap.shared.hovered") == index  # both maps mark it
+
+
+def test_the_csv_of_a_lasso_has_the_images_inside_it(page, browser: Browser):
+    _, images, maps, _ = page
+    browser.find("#classes input[data-label='0']").click()  # hidden images are not selected
+    browser.find("#lasso").click()
+    lasso(browser, [(-80, -120), (90, -90), (60, 110), (-20, 20), (-90, 100)])
+    selected = browser.run("return imageMap.selection")
+    polygon = browser.run(
+        "const s = imageMap.scatters[0], w = s.canvas.clientWidth / 2, h = s.canvas.clientHeight / 2;"
+        "return arguments[0].map(([x, y]) => s.toMap(x + w, y + h))",
+        [(-80, -120), (90, -90), (60, 110), (-20, 20), (-90, 100)],
+    )
+    inside = Polygon(polygon).contains_points(maps[0].points) & (images.labels != 0)
+    inside_but_edge = Polygon(polygon).contains_points(maps[0].points, radius=-0.02) & (images.labels != 0)
+    inside_or_edge = Polygon(polygon).contains_points(maps[0].points, radius=0.02) & (images.labels != 0)
+    narrow, wide = sorted((inside_but_edge, inside_or_edge), key=np.sum)
+    assert 10 < inside.sum() < COUNT
+    assert set(np.flatnonzero(narrow)) <= set(selected) <= set(np.flatnonzero(wide))
+    browser.find("#save").click()
+    with open(browser.wait_for_download("selection.csv"), encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == [images.names[i] for i in selected]
+    labels = {-1: "", 0: "cat", 1: "'=dog", 2: NASTY}  # a spreadsheet would compute =dog
+    assert [row["label"] for row in rows] == [labels[images.labels[i]] for i in selected]
+    assert [row["split"] for row in rows] == [images.split_names[i] for i in selected]
+
+
+def test_a_click_shows_the_nearest_neighbours_of_every_encoder(page, browser: Browser):
+    _, _, maps, features = page
+    index = isolated(maps)
+    browser.pointer().move_to_element_with_offset(canvas(browser), *place_of(browser, index)).click().perform()
+    lists = browser.find_all("#image .thumbnails")
+    assert [shown.get_attribute("data-encoder") for shown in lists] == list(TITLES)
+    for shown, values in zip(lists, features, strict=True):
+        unit = values / np.linalg.norm(values, axis=1, keepdims=True)
+        nearest = np.argsort(-(unit @ unit[index]))[1:13]
+        thumbnails = shown.find_elements("css selector", "canvas")
+        assert [int(thumbnail.get_attribute("data-image")) for thumbnail in thumbnails] == nearest.tolist()
+    browser.find("#image .thumbnails canvas").click()  # a neighbour becomes the image
+    assert browser.run("return imageMap.shared.focus") != index
+
+
+def test_a_selection_in_one_map_is_the_selection_of_all(page, browser: Browser):
+    def coloured(panel):
+        code = "const s = imageMap.scatters[arguments[0]]; s.draw(); return Array.from(s.pixels)"
+        return np.array(browser.run(code, panel), np.uint32)
+
+    before = coloured(1)
+    browser.find("#lasso").click()
+    lasso(browser, [(-60, -60), (60, -60), (60, 60), (-60, 60)], panel=0)
+    count = browser.run("return imageMap.shared.selectedCount")
+    assert 0 < count < COUNT
+    assert browser.find("#selected").text == f"{count} selected"
+    assert (coloured(1) != before).mean() > 0.005  # images that are not selected are faint in the other map too
+    browser.find("#clear").click()
+    assert (coloured(1) == before).all()
+
+
+def test_zoom_pan_and_back(page, browser: Browser):
+    view = "const s = imageMap.scatters[0]; return [s.x, s.y, s.zoom]"
+    start = browser.run(view)
+    browser.run(
+        "arguments[0].dispatchEvent(new WheelEvent('wheel', {deltaY: -500, clientX: 200, clientY: 300, cancelable: true}))",
+        canvas(browser),
+    )
+    assert browser.run(view)[2] > 2
+    pointer = browser.pointer().move_to_element_with_offset(canvas(browser), 0, 0)
+    pointer.click_and_hold().move_by_offset(40, 30).release().perform()
+    assert browser.run("return imageMap.shared.selectedCount") == 0
+    browser.find("#fit").click()
+    assert browser.run(view) == start
+
+
+def test_names_are_text(page, browser: Browser):
+    assert browser.driver.title == "photos: 300 images"
+    assert NASTY in [name.text for name in browser.find_all("#classes .name")]
+    assert not browser.find_all("img")
+
+
+def test_fifty_thousand_images_of_three_encoders(tmp_path, browser: Browser):
+    count = 50_000
+    images = made_images(count, tuple(f"class {i}" for i in range(100)))
+    maps = [made_map(f"alpha = {alpha}", count, seed, exact=False)[0] for seed, alpha in enumerate((0, 0.5, 1))]
+    path = tmp_path / "map.html"
+    path.write_text(map_page("photos", images, maps), encoding="utf-8")
+    assert path.stat().st_size < 25e6
+    started = time.perf_counter()
+    browser.open(path)
+    browser.find("#search").send_keys("class 42")
+    assert browser.run(SHOWN) == np.flatnonzero(images.labels == 42).tolist()
+    browser.find("#clear")
+    milliseconds = browser.run(
+        "imageMap.showClasses(true); document.getElementById('search').value = ''; imageMap.filter();"
+        "const s = imageMap.scatters[0]; s.draw(); const start = performance.now(); s.draw(); return performance.now() - start"
+    )
+    print(f"\n{path.stat().st_size / 1e6:.1f} MB, open and search {time.perf_counter() - started:.1f} s, a frame {milliseconds:.0f} ms")
