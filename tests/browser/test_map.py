@@ -45,7 +45,7 @@ def place_of(browser: Browser, index: int, panel: int = 0) -> tuple[int, int]:
     return round(x - size[0] / 2), round(y - size[1] / 2)
 
 
-def isolated(maps, visible=None) -> int:
+def isolated(maps) -> int:
     """The image whose point is farthest from its nearest one: no other is below the pointer."""
     points = maps[0].points.astype(float)
     distances = np.linalg.norm(points[:, None] - points[None], axis=2) + 1e9 * np.eye(len(points))
@@ -62,7 +62,10 @@ def lasso(browser: Browser, corners: list[tuple[int, int]], panel: int = 0) -> N
 
 
 def drawn_pixels(browser: Browser, selector: str) -> np.ndarray:
-    code = "const c = arguments[0]; return [c.width, c.height, ...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]"
+    code = (
+        "const c = arguments[0], { width, height } = c;"
+        "return [width, height, ...c.getContext('2d').getImageData(0, 0, width, height).data]"
+    )
     width, height, *values = browser.run(code, browser.find(selector))
     return np.array(values, np.uint8).reshape(height, width, 4)[..., :3].transpose(2, 0, 1)
 
@@ -80,8 +83,9 @@ def test_classes_splits_and_words_filter(page, browser: Browser):
     assert browser.run(SHOWN) == list(range(270, 300))
     browser.find("#split option[value='']").click()
     browser.find("#search").send_keys("00012")
-    assert browser.run(SHOWN) == list(range(120, 130))
-    browser.run("const box = arguments[0]; box.value = 'DOG'; box.dispatchEvent(new Event('input'))", browser.find("#search"))
+    assert browser.run(SHOWN) == [12, *range(120, 130)]
+    browser.find("#search").clear()
+    browser.find("#search").send_keys("DOG")
     assert browser.run(SHOWN) == np.flatnonzero(images.labels == 1).tolist()
 
 
@@ -141,26 +145,26 @@ def test_a_click_shows_the_nearest_neighbours_of_every_encoder(page, browser: Br
 
 
 def test_a_selection_in_one_map_is_the_selection_of_all(page, browser: Browser):
-    def coloured(panel):
-        code = "const s = imageMap.scatters[arguments[0]]; s.draw(); return Array.from(s.pixels)"
-        return np.array(browser.run(code, panel), np.uint32)
-
-    before = coloured(1)
+    changed = (  # pixels of the other map that differ from those at the first call
+        "const scatter = imageMap.scatters[1]; scatter.draw(); window.before ??= scatter.pixels.slice();"
+        "return scatter.pixels.filter((pixel, i) => pixel !== window.before[i]).length"
+    )
+    assert browser.run(changed) == 0
     browser.find("#lasso").click()
     lasso(browser, [(-60, -60), (60, -60), (60, 60), (-60, 60)], panel=0)
     count = browser.run("return imageMap.shared.selectedCount")
     assert 0 < count < COUNT
     assert browser.find("#selected").text == f"{count} selected"
-    assert (coloured(1) != before).mean() > 0.005  # images that are not selected are faint in the other map too
+    assert browser.run(changed) > 1000  # images that are not selected are faint in the other map too
     browser.find("#clear").click()
-    assert (coloured(1) == before).all()
+    assert browser.run(changed) == 0
 
 
 def test_zoom_pan_and_back(page, browser: Browser):
     view = "const s = imageMap.scatters[0]; return [s.x, s.y, s.zoom]"
     start = browser.run(view)
     browser.run(
-        "arguments[0].dispatchEvent(new WheelEvent('wheel', {deltaY: -500, clientX: 200, clientY: 300, cancelable: true}))",
+        "arguments[0].dispatchEvent(new WheelEvent('wheel', {deltaY: -500, clientX: 200, clientY: 300}))",
         canvas(browser),
     )
     assert browser.run(view)[2] > 2
@@ -188,9 +192,14 @@ def test_fifty_thousand_images_of_three_encoders(tmp_path, browser: Browser):
     browser.open(path)
     browser.find("#search").send_keys("class 42")
     assert browser.run(SHOWN) == np.flatnonzero(images.labels == 42).tolist()
-    browser.find("#clear")
+    seconds = time.perf_counter() - started
+    browser.find("#search").clear()
+    browser.wait_for(lambda: len(browser.run(SHOWN)) == count)
     milliseconds = browser.run(
-        "imageMap.showClasses(true); document.getElementById('search').value = ''; imageMap.filter();"
-        "const s = imageMap.scatters[0]; s.draw(); const start = performance.now(); s.draw(); return performance.now() - start"
+        "const scatter = imageMap.scatters[0]; scatter.draw(); const start = performance.now(); scatter.draw();"
+        "return performance.now() - start"
     )
-    print(f"\n{path.stat().st_size / 1e6:.1f} MB, open and search {time.perf_counter() - started:.1f} s, a frame {milliseconds:.0f} ms")
+    # information, not a criterion: two shared cores draw it
+    print(
+        f"\n{path.stat().st_size / 1e6:.1f} MB, opened and searched in {seconds:.1f} s, {milliseconds:.0f} ms a frame"
+    )

@@ -16,8 +16,9 @@ from supancl.reports.page import html_page
 from supancl.reports.pictures import COLOURS
 from supancl.reports.sprites import draw_sprites, pack_array
 
-BYTES_PER_IMAGE = 500  # of the whole file: 25 MB for 50,000 images
-THUMBNAIL_BYTES = (60, 600)  # per image: at least and at most, however much room the rest leaves
+BYTES_PER_IMAGE = 490  # of the whole file: less than 25 MB for 50,000 images
+USUAL_BYTES = 6e6  # a file of few images may have these
+MIN_THUMBNAIL_BYTES = 60  # per image, however little room the rest leaves
 SCRIPTS = ("sprites.js", "scatter.js", "map.js")
 
 BODY = """<header class="map-bar"><h1>{title}</h1>
@@ -39,12 +40,11 @@ BODY = """<header class="map-bar"><h1>{title}</h1>
 
 def map_page(source: str, images: MappedImages, maps: Sequence[EncoderMap], progress: Progress | None = None) -> str:
     """The page; at most about 500 bytes per image, because thumbnails get the room that the rest leaves."""
-    data = page_data(images, maps)
+    data, count = page_data(images, maps), len(images.names)
     rest = sum(_text_bytes(value) for value in data.values())
-    least, most = THUMBNAIL_BYTES
-    room = 0.75 * (BYTES_PER_IMAGE - rest / len(images.names))  # base64 makes four bytes of three
-    sprites = draw_sprites(images.splits, min(most, max(least, room)), progress)
-    title = f"{source}: {plural(len(images.names), 'image', number_format=',')}"
+    room = 0.75 * (max(USUAL_BYTES, BYTES_PER_IMAGE * count) - rest) / count  # base64 makes four bytes of three
+    sprites = draw_sprites(images.splits, max(MIN_THUMBNAIL_BYTES, room), progress)
+    title = f"{source}: {plural(count, 'image', number_format=',')}"
     body = BODY.format(title=html.escape(title), columns=min(3, len(maps)))
     return html_page(title, body, data={"map": data, "sprites": sprites.to_page()}, scripts=SCRIPTS, full=True)
 

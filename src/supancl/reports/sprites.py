@@ -18,7 +18,7 @@ from supancl.data.store.memory import Batch, Progress
 SHEET_SIDE = 2048  # pixels: a browser decodes a sheet in one piece
 SIDES = {2_000: 96, 10_000: 64, 20_000: 48}  # up to so many images -> side of a thumbnail
 SMALLEST_SIDE = 32
-QUALITIES = (75, 60, 45, 30, 20, 10, 5)  # of WebP, tried in turn until a sheet is small enough
+QUALITIES = (95, 85, 75, 60, 45, 30, 15, 5)  # of WebP, tried in turn until a sheet is small enough
 IMAGES_AT_A_TIME = 256
 
 

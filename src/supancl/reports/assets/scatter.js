@@ -4,16 +4,18 @@
 
 const FAINT = 56, FULL = 256;  // opacity of a point, of 256
 
-// Pixels of a disc: pairs of x and y, and how much of each pixel it covers (of 256).
-function discStamp(radius) {
-  const reach = Math.ceil(radius), stamp = [];
+// Pixels of a disc on an image of this width: where each is from the middle, and how much of it is covered (of 256).
+function discStamp(radius, width) {
+  const reach = Math.ceil(radius), offsets = [], covers = [];
   for (let y = -reach; y <= reach; y++) {
     for (let x = -reach; x <= reach; x++) {
       const cover = Math.max(0, Math.min(1, radius + 0.5 - Math.hypot(x, y)));
-      if (cover > 0.05) stamp.push([x, y, Math.round(FULL * cover)]);
+      if (cover <= 0.05) continue;
+      offsets.push(y * width + x);
+      covers.push(Math.round(FULL * cover));
     }
   }
-  return stamp;
+  return { offsets: Int32Array.from(offsets), covers: Int32Array.from(covers) };
 }
 
 // Whether a point is inside a polygon of [x, y] pairs, by the even-odd rule.
@@ -95,7 +97,7 @@ class Scatter {
       this.pixels = new Uint32Array(this.image.data.buffer);
     }
     this.pixels.fill(shared.paper);
-    const stamp = discStamp(this.radius * ratio), faint = shared.selectedCount > 0;
+    const stamp = discStamp(this.radius * ratio, width), faint = shared.selectedCount > 0;
     if (faint) this.stampPoints(stamp, ratio, 0, FAINT);
     this.stampPoints(stamp, ratio, faint ? 1 : null, FULL);
     this.context.putImageData(this.image, 0, 0);
@@ -105,17 +107,18 @@ class Scatter {
 
   // Stamp the visible points, all or those that are (not) selected.
   stampPoints(stamp, ratio, selected, opacity) {
-    const { points, pixels, shared, scale } = this, { width, height } = this.image;
-    const { visible, colours, classOf, order } = shared, zoom = scale * ratio;
+    const { points, pixels, scale } = this, { width, height } = this.image, { offsets } = stamp;
+    const { visible, colours, classOf, order, selected: isSelected } = this.shared, zoom = scale * ratio;
+    const covers = stamp.covers.map((cover) => (cover * opacity) >> 8);
     const left = width / 2 - this.x * zoom, top = height / 2 + this.y * zoom, reach = Math.ceil(this.radius * ratio);
     for (let k = 0; k < order.length; k++) {
       const i = order[k];
-      if (!visible[i] || (selected !== null && shared.selected[i] !== selected)) continue;
+      if (!visible[i] || (selected !== null && isSelected[i] !== selected)) continue;
       const x = Math.round(left + points[2 * i] * zoom), y = Math.round(top - points[2 * i + 1] * zoom);
       if (x < reach || y < reach || x >= width - reach || y >= height - reach) continue;
       const colour = colours[classOf[i]], redBlue = colour & 0xff00ff, green = colour & 0xff00;
-      for (let s = 0; s < stamp.length; s++) {
-        const at = (y + stamp[s][1]) * width + x + stamp[s][0], cover = (stamp[s][2] * opacity) >> 8;
+      for (let s = 0; s < offsets.length; s++) {
+        const at = y * width + x + offsets[s], cover = covers[s];
         if (cover === FULL) { pixels[at] = colour; continue; }
         const below = pixels[at], rest = FULL - cover;
         pixels[at] = (0xff000000 | (((redBlue * cover + (below & 0xff00ff) * rest) >>> 8) & 0xff00ff)

@@ -1,0 +1,105 @@
+"""`supancl map`: from the command to the page, and what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tests.files import TINY, assert_mentions, assert_refused, class_folders, supancl
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Two runs on the same class folders."""
+    from supancl.cli import main
+
+    root = tmp_path_factory.mktemp("map")
+    data = class_folders(root / "photos", ("cat", "dog", "owl"), each=12)
+    for seed in (0, 1):
+        flags = ["--data", data, "--seed", seed, "--out", root / f"run{seed}", *TINY, "--quiet"]
+        assert main(["pretrain", "digits.supsiam", *map(str, flags)]) == 0
+    return root
+
+
+@pytest.fixture(autouse=True)
+def here(place, monkeypatch):
+    monkeypatch.chdir(place)
+
+
+def page_data(path, name="map"):
+    return json.loads(re.search(rf'id="data-{name}">(.*?)</script>', path.read_text(encoding="utf-8"))[1])
+
+
+def unpack(packed):
+    return np.frombuffer(base64.b64decode(packed["base64"]), np.dtype(packed["dtype"]).newbyteorder("<"))
+
+
+def test_a_page_of_two_runs_agrees_with_embed(place, capsys, tmp_path):
+    out = tmp_path / "map.html"
+    said = supancl(
+        capsys, "map", "run0", "second=run1", "--data", "photos", "--out", out, "--json", tmp_path / "r.json"
+    )
+    assert said.code == 0, said.err
+    assert_mentions(said.out, "map.html", "36 images", "2 encoders")
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert (result["images"], result["classes"], result["titles"]) == (36, 3, ["run0", "second"])
+    data = page_data(out)
+    supancl(capsys, "embed", "run1", "--data", "photos", "--out", tmp_path / "f.npz")
+    found = np.load(tmp_path / "f.npz")
+    assert [data["prefix"] + name for name in data["names"]] == found["train_names"].tolist()
+    assert unpack(data["labels"]).tolist() == found["train_labels"].tolist()
+    held_out = unpack(data["split_of"]) == data["splits"].index("held-out")
+    assert held_out.tolist() == found["train_held_out"].tolist()
+    unit = found["train_features"] / np.linalg.norm(found["train_features"], axis=1, keepdims=True)
+    similarity = unit @ unit.T - 9 * np.eye(36)
+    neighbours = unpack(data["encoders"][1]["neighbours"]).reshape(36, 12)
+    values = np.take_along_axis(similarity, neighbours.astype(int), 1)
+    assert np.allclose(values, -np.sort(-similarity, axis=1)[:, :12], atol=1e-5)
+
+
+def test_equal_seeds_give_equal_pages(capsys, tmp_path):
+    pages = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        flags = ["--data", "photos", "--seed", seed, "--limit", "20", "--out", tmp_path / f"{name}.html"]
+        said = supancl(capsys, "map", "run0", *flags)
+        assert_mentions(said.err, "20 of 36", "--limit")
+        pages.append((tmp_path / f"{name}.html").read_bytes())
+    assert pages[0] == pages[1] != pages[2]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_a_picture_of_chosen_classes(capsys, tmp_path, suffix):
+    out = tmp_path / f"map.{suffix}"
+    said = supancl(capsys, "map", "run0", "run1", "--data", "photos", "--classes", "cat,owl", "--static", out)
+    assert said.code == 0, said.err
+    assert_mentions(said.out, "24 images")
+    starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    assert out.read_bytes().startswith(starts[suffix])
+
+
+@pytest.mark.parametrize(
+    ("flags", "nouns"),
+    [
+        (["--out", "map.txt"], ("--out", "map.txt", ".html")),
+        (["--static", "map.jpg"], ("--static", "map.jpg", ".png", ".svg", ".pdf")),
+        (["--out", "photos/no/such/."], ("--out", ".html")),
+        (["--classes", "cat,owls"], ("photos", "'owls'", "did you mean", "'owl'")),
+        (["--limit", "1"], ("--limit 1", "at least 2")),
+        (["--seed", "-1"], ("--seed -1", "at least 0")),
+        (["--data", "nowhere"], ("nowhere", "check the path")),
+        (["run0"], ("run0", "named twice")),
+    ],
+)
+def test_bad_input_is_refused_in_a_line(capsys, flags, nouns):
+    assert_refused(supancl(capsys, "map", "run0", "--data", "photos", *flags), *nouns)
+
+
+def test_vectors_have_no_images(capsys, tmp_path):
+    assert supancl(capsys, "pretrain", "toy.supsiam", "--epochs", "1", "--out", tmp_path / "toy").code == 0
+    said = supancl(capsys, "map", tmp_path / "toy", "--data", "toy", "--out", tmp_path / "map.html")
+    assert_refused(said, "toy", "vectors", "--data")
+    assert not (tmp_path / "map.html").exists()

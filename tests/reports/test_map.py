@@ -1,0 +1,153 @@
+"""Maps: thumbnails on sheets, which images are shown, the size of the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from supancl.data.splits import full_split
+from supancl.data.store.memory import ArrayImages
+from supancl.errors import BadInput
+from supancl.probes import Features
+from supancl.reports import tsne
+from supancl.reports.map_page import BYTES_PER_IMAGE, class_colours, map_page
+from supancl.reports.pictures import Panel, draw_panels, tsne_map
+from supancl.reports.sprites import Sprites, draw_sprites, pack_array
+from tests.files import mentions, noise
+from tests.maps import NASTY, made_images, made_map, smooth_images
+
+
+def tile(sprites: Sprites, index: int) -> np.ndarray:
+    """The pixels of one thumbnail, as sprites.js finds them."""
+    per_sheet = sprites.columns**2
+    sheet = np.array(Image.open(io.BytesIO(sprites.sheets[index // per_sheet])).convert("RGB"))
+    slot, (width, height) = index % per_sheet, sprites.sizes[index].tolist()
+    top, left = slot // sprites.columns * sprites.side, slot % sprites.columns * sprites.side
+    return sheet[top : top + height, left : left + width].transpose(2, 0, 1)
+
+
+def split_of(pixels: np.ndarray):
+    labels = torch.zeros(len(pixels), dtype=torch.long)
+    return full_split(ArrayImages(torch.from_numpy(pixels)), labels, [str(i) for i in range(len(pixels))])
+
+
+def test_every_image_is_found_on_its_sheet():
+    pixels = smooth_images(150)
+    sprites = draw_sprites([split_of(pixels[:100]), split_of(pixels[100:])], 10_000, side=256)  # 64 per sheet
+    assert len(sprites.sheets) == 3
+    for index in (0, 63, 64, 99, 100, 149):
+        differences = np.abs(pixels.astype(int) - tile(sprites, index)).mean((1, 2, 3))
+        assert differences.argmin() == index
+
+
+def test_wide_grey_and_large_images():
+    sprites = draw_sprites([split_of(noise(2, 1, 40, 200))], 10_000, side=96)
+    assert sprites.sizes.tolist() == [[96, 19]] * 2
+    assert draw_sprites([split_of(noise(2, 1, 8, 8))], 10_000).sizes.tolist() == [[8, 8]] * 2  # not enlarged
+
+
+def test_noise_is_compressed_until_it_fits():
+    split = split_of(noise(200, 3, 32, 32))
+    large, small = (sum(map(len, draw_sprites([split], limit, side=32).sheets)) for limit in (10_000, 250))
+    assert small <= 250 * 200 < large
+
+
+def test_arrays_are_little_endian():
+    packed = pack_array(np.array([1.5, -2], ">f4"))
+    assert packed["dtype"] == "float32"
+    assert np.frombuffer(base64.b64decode(packed["base64"]), "<f4").tolist() == [1.5, -2]
+
+
+def test_a_page_has_at_most_so_many_bytes_per_image(monkeypatch):
+    count = 400
+    monkeypatch.setattr("supancl.reports.map_page.USUAL_BYTES", 0)
+    images = made_images(count, ("a", "b"), noise(count, 3, 32, 32))
+    maps = [made_map(str(seed), count, seed, exact=False)[0] for seed in range(3)]
+    empty = len(map_page("x", made_images(2, ("a", "b")), []))  # scripts and style
+    assert len(map_page("x", images, maps)) - empty < 1.02 * BYTES_PER_IMAGE * count
+
+
+def test_equal_input_gives_an_equal_page_and_names_are_text():
+    images = made_images(20, (NASTY, "b"))
+    maps = [made_map(NASTY, 20, 0)[0]]
+    page = map_page(NASTY, images, maps)
+    assert page == map_page(NASTY, images, maps)
+    assert "<img" not in page
+    data = json.loads(re.search(r'id="data-map">(.*?)</script>', page)[1])
+    assert data["classes"][0] == NASTY
+    assert data["prefix"] == "photos/"
+
+
+def test_colours_differ():
+    assert len(set(class_colours(10))) == 10
+    assert len(set(class_colours(1000))) > 900
+
+
+def test_neighbours_are_those_of_numpy_and_unlabelled_images_count():
+    encoder_map, features = made_map("a", 60, 0)
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    similarity = unit @ unit.T - 9 * np.eye(60)
+    assert encoder_map.neighbours.tolist() == np.argsort(-similarity, axis=1)[:, :12].tolist()
+
+
+def test_many_images_need_opentsne(monkeypatch):
+    monkeypatch.setattr(tsne, "find_spec", lambda name: None)
+    tsne.check_tsne(5_000)
+    with pytest.raises(BadInput, match=mentions("5,001", "openTSNE", "supancl[map]", "--limit")):
+        tsne.check_tsne(5_001)
+
+
+def test_opentsne_gets_exact_neighbours(monkeypatch):
+    """A stand-in for openTSNE records what it is given."""
+    seen = {}
+
+    class TSNE:
+        def __init__(self, callbacks, **settings):
+            seen.update(settings)
+            self.callbacks = callbacks
+
+        def fit(self, affinities, initialization):
+            for _ in range(30):
+                self.callbacks(0, 0, None)
+            return initialization
+
+    modules = {
+        "openTSNE": SimpleNamespace(
+            TSNE=TSNE, initialization=SimpleNamespace(pca=lambda values, random_state: values[:, :2])
+        ),
+        "openTSNE.affinity": SimpleNamespace(PerplexityBasedNN=lambda **settings: seen.update(settings)),
+        "openTSNE.nearest_neighbors": SimpleNamespace(PrecomputedNeighbors=lambda rows, distances: (rows, distances)),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("supancl.reports.pictures.MAX_IMAGES_SKLEARN", 50)
+    monkeypatch.setattr(tsne, "check_tsne", lambda count: None)
+    values = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+    calls = []
+    points = tsne_map(Features(values, torch.zeros(100, dtype=torch.long)), 3, lambda *call: calls.append(call))
+    unit = torch.nn.functional.normalize(values.double(), dim=1).numpy()
+    assert np.allclose(points, unit[:, :2])
+    rows, distances = seen["knn_index"]
+    expected = np.linalg.norm(unit[:, None] - unit[None], axis=2) + 9 * np.eye(100)
+    assert rows[:, 0].tolist() == expected.argmin(1).tolist()
+    assert np.allclose(distances, np.sort(expected, axis=1)[:, :90], atol=1e-3)
+    assert seen["random_state"] == 3
+    assert calls[-1] == ("t-SNE, iterations", 750, 750)
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".pdf"])
+def test_a_drawing_of_many_points_is_small(tmp_path, suffix):
+    path = Path(tmp_path / f"map{suffix}")
+    points = np.random.default_rng(0).normal(size=(12_000, 2))
+    draw_panels([Panel("a", points, np.arange(12_000) % 2)], ("a", "b"), path)
+    assert path.stat().st_size < 600_000
