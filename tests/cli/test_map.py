@@ -91,15 +91,11 @@ def test_a_picture_of_chosen_classes(capsys, tmp_path, suffix):
         (["--limit", "1"], ("--limit 1", "at least 2")),
         (["--seed", "-1"], ("--seed -1", "at least 0")),
         (["--data", "nowhere"], ("nowhere", "check the path")),
-        (["run0"], ("run0", "named twice")),
     ],
 )
 def test_bad_input_is_refused_in_a_line(capsys, flags, nouns):
     assert_refused(supancl(capsys, "map", "run0", "--data", "photos", *flags), *nouns)
 
 
-def test_vectors_have_no_images(capsys, tmp_path):
-    assert supancl(capsys, "pretrain", "toy.supsiam", "--epochs", "1", "--out", tmp_path / "toy").code == 0
-    said = supancl(capsys, "map", tmp_path / "toy", "--data", "toy", "--out", tmp_path / "map.html")
-    assert_refused(said, "toy", "vectors", "--data")
-    assert not (tmp_path / "map.html").exists()
+def test_a_run_named_twice_is_refused(capsys):
+    assert_refused(supancl(capsys, "map", "run0", "run0", "--data", "photos"), "run0", "twice")

@@ -19,6 +19,7 @@ from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput
 from supancl.probes import Features
+from supancl.reports import maps as maps_module
 from supancl.reports import tsne
 from supancl.reports.map_page import BYTES_PER_IMAGE, class_colours, map_page
 from supancl.reports.pictures import Panel, draw_panels, tsne_map
@@ -71,6 +72,7 @@ def test_arrays_are_little_endian():
 def test_a_page_has_at_most_so_many_bytes_per_image(monkeypatch):
     count = 400
     monkeypatch.setattr("supancl.reports.map_page.USUAL_BYTES", 0)
+    monkeypatch.setattr("supancl.reports.sprites.SIDES", {})
     images = made_images(count, ("a", "b"), noise(count, 3, 32, 32))
     maps = [made_map(str(seed), count, seed, exact=False)[0] for seed in range(3)]
     empty = len(map_page("x", made_images(2, ("a", "b")), []))  # scripts and style
@@ -151,3 +153,11 @@ def test_a_drawing_of_many_points_is_small(tmp_path, suffix):
     points = np.random.default_rng(0).normal(size=(12_000, 2))
     draw_panels([Panel("a", points, np.arange(12_000) % 2)], ("a", "b"), path)
     assert path.stat().st_size < 600_000
+
+
+def test_vectors_have_no_images(monkeypatch):
+    monkeypatch.setattr(maps_module, "spec_for", lambda *_: None)
+    monkeypatch.setattr(maps_module, "read_source", lambda *_: None)
+    linear = SimpleNamespace(encoder=SimpleNamespace(spec=SimpleNamespace(name="linear")))
+    with pytest.raises(BadInput, match=mentions("toy", "vectors", "--data")):
+        maps_module.build_maps([linear], ["a"], maps_module.MapRequest("toy"))
