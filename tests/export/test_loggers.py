@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pickle
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from supancl import Reporter, pretrain
 from supancl.cli.loggers import sweep_from_flags
 from supancl.export import loggers
 from supancl.export.loggers import LOGGERS, LoggedRun, MlflowLogger, RunLogger, WandbLogger, check_logger, run_logger
-from supancl.export.loggers.run_logger import read_record, shorten
+from supancl.export.loggers.run_logger import Record, shorten
 from supancl.weights.run_folder import RunFolder
 from tests.files import assert_mentions, assert_one_line, assert_refused, mentions, supancl
 from tests.tiny import Notes, poisoned, tiny_data, tiny_recipe
@@ -41,7 +42,7 @@ class KeptLogger(RunLogger):
     def send(self, rows: Any) -> None:
         if rows and rows[-1][0] >= 3:
             self.fail("send")
-        self.runs[str(self.run_id)].extend(rows)
+        self.runs[str(self.record.run_id)].extend(rows)
 
     def close(self, is_finished: bool) -> None:
         self.fail("close")
@@ -174,16 +175,33 @@ def test_nothing_is_written_through_a_link_in_a_run_folder(tmp_path: Path, servi
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"id": 1, "last_steps": {}}', '{"id": "a/../b", "last_steps": {}}',
-             '{"id": "a"}', '{"id": "a", "last_steps": {"train": "x"}}', '{"id": "a", "last_steps": [1]}'],
+    "change", [{"run_id": 1}, {"run_id": "a/../b"}, {"part": "../.."}, {"part": None}, {"last_steps": [1]},
+               {"last_steps": {"train": "x"}}],
 )  # fmt: skip
-def test_a_damaged_record_counts_as_none(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "wandb.json"
-    assert read_record(file) == (None, {})
-    file.write_text(text)
-    assert read_record(file) == (None, {})
-    file.write_text('{"id": "a-1", "last_steps": {"train": 3}}')
-    assert read_record(file) == ("a-1", {"train": 3})
+def test_a_damaged_record_counts_as_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    file, whole = tmp_path / "wandb.json", {"run_id": "a-1", "last_steps": {"train": 3}, "part": "p-1"}
+    for text in (None, "", "{", "[]", "{}", json.dumps(whole | change)):
+        if text is not None:
+            file.write_text(text)
+        assert Record.read(file) == Record()
+    file.write_text(json.dumps(whole))
+    assert Record.read(file) == Record("a-1", {"train": 3}, "p-1")
+
+
+def test_rows_that_a_service_lost_with_the_process_are_sent_again(
+    tmp_path: Path, service: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(service, "part", "part-1")
+    monkeypatch.setattr(service, "close", lambda self, is_finished: service.fail(service, "close"))
+    monkeypatch.setattr(service, "fails_in", "close")  # as if the process were killed
+    with pytest.raises(KeyError, match="crash"):
+        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=KeptLogger(Crash(), print))
+    assert steps(service.runs.pop("run-0")) == list(range(1, 8))
+    monkeypatch.setattr(service, "fails_in", "")
+    pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger())
+    assert [run.cut_part for run in service.opened] == ["", "part-1"]
+    assert logged(service.runs["run-0"]) == in_metrics(tmp_path / "run")
+    assert Record.read(tmp_path / "run" / "loggers" / "wandb.json") == Record("run-0", {"train": 10, "monitor": 10})
 
 
 def test_long_settings_fit_the_limits_of_a_service() -> None:

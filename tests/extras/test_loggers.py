@@ -63,7 +63,7 @@ def mlflow_run(folder: Path) -> tuple[Any, Any]:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient((folder / "mlruns").as_uri())
-    return client, client.get_run(json.loads((folder / "loggers" / "mlflow.json").read_text())["id"])
+    return client, client.get_run(json.loads((folder / "loggers" / "mlflow.json").read_text())["run_id"])
 
 
 def mlflow_rows(folder: Path) -> dict[int, dict[str, float]]:
@@ -116,6 +116,22 @@ def test_a_command_logs_to_both_offline_and_goes_on_after_a_crash(tmp_path: Path
     for step in (1, 5, 10):  # repeated steps have the numbers of their first time, but for the speed
         for logged in (by_step(wandb_rows(run))[step], rows[step]):
             assert logged == pytest.approx(expected[step])
+
+
+def test_a_part_that_wandb_may_not_have_written_is_set_aside(tmp_path: Path, monkeypatch: Any) -> None:
+    """wandb loses up to 32 KiB of rows if the process is killed; all of that part's rows are sent again."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(WandbLogger, "close", lambda self, is_finished: 1 / 0)
+        with pytest.raises(KeyError, match="crash"):
+            pretrain(tiny_recipe(), tiny_data(), run, reporter=WandbLogger(Crash()))
+    import wandb
+
+    wandb.teardown()
+    pretrain(None, tiny_data(), run, resume=True, reporter=WandbLogger())
+    (file,) = wandb_files(run)
+    assert by_step(read_history(file)) == rows_by_step(run)
+    assert len(list(run.glob("wandb/cut-offline-run-*"))) == 1
 
 
 def test_the_command_logs_and_says_where(tmp_path: Path, capsys: Any) -> None:
@@ -183,7 +199,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(logger: Any, tmp_path: Pat
 def test_a_run_that_the_store_has_lost_is_a_warning(tmp_path: Path) -> None:
     run, notes = tmp_path / "run", Notes()
     (run / "loggers").mkdir(parents=True)
-    (run / "loggers" / "mlflow.json").write_text(json.dumps({"id": "0" * 32, "last_steps": {}}))
+    (run / "loggers" / "mlflow.json").write_text(json.dumps({"run_id": "0" * 32, "last_steps": {}, "part": ""}))
     pretrain(tiny_recipe(train__epochs=1), tiny_data(), run, reporter=MlflowLogger(notes))
     (warning,) = notes.warnings
     assert_mentions(warning, "--logger mlflow", "0" * 32)

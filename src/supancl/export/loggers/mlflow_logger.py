@@ -52,9 +52,9 @@ class MlflowLogger(RunLogger):
         now = int(time.time() * 1000)
         metrics = [Metric(name, number, now, step) for step, numbers in rows for name, number in numbers.items()]
         for start in range(0, len(metrics), BATCH):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
+            self.client.log_batch(self.record.run_id, metrics=metrics[start : start + BATCH])
 
     def close(self, is_finished: bool) -> None:
         if self.client is not None:
-            self.client.set_terminated(self.run_id, status="FINISHED" if is_finished else "KILLED")
+            self.client.set_terminated(self.record.run_id, status="FINISHED" if is_finished else "KILLED")
             self.client = None

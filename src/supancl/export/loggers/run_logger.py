@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ class LoggedRun:
     folder: Path
     settings: dict[str, Any]  # of the recipe, by dotted name
     tags: dict[str, str]
+    cut_part: str = ""  # the part (see `Record`) that a killed process left behind; its rows are sent again
 
     @property
     def name(self) -> str:
@@ -41,14 +42,37 @@ class LoggedRun:
         return folder
 
 
+@dataclass(frozen=True)
+class Record:
+    """RUN/loggers/NAME.json: what the service has of a run."""
+
+    run_id: str | None = None  # the service's
+    last_steps: dict[str, int] = field(default_factory=dict)  # by kind of row
+    part: str = ""  # what the service writes to now, if that is lost when the process is killed
+
+    @classmethod
+    def read(cls, file: Path) -> Record:
+        """The content of the file; of a missing or damaged one an empty record."""
+        try:
+            content = parse_json(read_text(file))
+            record = cls(content["run_id"], dict(content["last_steps"]), content["part"])
+        except (OSError, ValueError, TypeError, LookupError):
+            return cls()
+        are_names = [
+            isinstance(name, str) and re.fullmatch(r"[\w-]{0,100}", name) for name in (record.run_id, record.part)
+        ]
+        return record if all(are_names) and all(isinstance(n, int) for n in record.last_steps.values()) else cls()
+
+
 class RunLogger(Reporter):
     """Passes every report on to `reporter`, and the numbers of every row to a service. Nothing it does ends training.
 
-    RUN/loggers/NAME.json records the service's id of the run and the last step sent of each kind of row. So a resumed
-    run goes on where it was, a step is sent once, and rows that the service lacks are sent at the start.
+    A `Record` in the run folder says what the service has. So a resumed run goes on where it was, a step is sent once,
+    and rows that the service lacks are sent at the start.
     """
 
     name: ClassVar[str] = ""  # of --logger, of the package and of its extra
+    part: str = ""  # set by `open` if rows are safe only after `close`
 
     def __init__(self, reporter: Reporter | None = None, warn: Callable[[str], None] | None = None) -> None:
         self.reporter = reporter or Reporter()
@@ -57,8 +81,8 @@ class RunLogger(Reporter):
         self.folder = Path()
         self.is_open, self.step, self.steps, self.last_sent = False, 0, 0, 0.0
         self.pending: list[tuple[int, Numbers]] = []
-        self.last_steps: dict[str, int] = {}  # by kind of row
-        self.run_id: str | None = None
+        self.last_steps: dict[str, int] = {}  # sent, or to be sent
+        self.record = Record()
 
     # --- what a service implements ------------------------------------------------------------------------------------
 
@@ -91,7 +115,7 @@ class RunLogger(Reporter):
         self.is_open, self.pending = False, []
         tags = {"recipe": recipe.name, "method": recipe.method, "device": device, "supancl": __version__}
         settings = {name: to_json(value) for name, value in flattened(recipe).items() if name != "sources"}
-        self._attempt(lambda: self._start(LoggedRun(folder, settings, tags)))
+        self._attempt(lambda: self._start(settings, tags))
 
     def on_step(self, step: int, row: dict[str, Any] | None) -> None:
         self.reporter.on_step(step, row)
@@ -114,23 +138,30 @@ class RunLogger(Reporter):
     def record_file(self) -> Path:
         return self.folder / "loggers" / f"{self.name}.json"
 
-    def _start(self, run: LoggedRun) -> None:
+    def _start(self, settings: dict[str, Any], tags: dict[str, str]) -> None:
         from supancl.weights.run_folder import RunFolder
 
-        self.run_id, self.last_steps = read_record(self.record_file)
+        self.record = Record.read(self.record_file)
+        self.last_steps = dict(self.record.last_steps)
         make_inner_folder(self.record_file.parent)
-        for row in RunFolder(run.folder).metrics():
+        for row in RunFolder(self.folder).metrics():
             self._add(row)
         if self.step >= self.steps and not self.pending:
             return  # a finished run, and the service has all of it
-        self.run_id = self.open(run, self.run_id)
+        run_id = self.open(LoggedRun(self.folder, settings, tags, self.record.part), self.record.run_id)
         self.is_open = True
+        self._write_record(Record(run_id, self.record.last_steps, self.part))
         self._send_pending()
 
     def _end(self) -> None:
         self._send_pending()
         self.is_open = False
         self.close(self.step >= self.steps)
+        self._write_record(Record(self.record.run_id, dict(self.last_steps)))
+
+    def _write_record(self, record: Record) -> None:
+        self.record = record
+        write_json(self.record_file, asdict(record))
 
     def _log(self, row: dict[str, Any]) -> None:
         if self.is_open:
@@ -149,8 +180,9 @@ class RunLogger(Reporter):
 
     def _send_pending(self) -> None:
         self.send(self.pending)
-        write_json(self.record_file, {"id": self.run_id, "last_steps": self.last_steps})
         self.pending, self.last_sent = [], time.monotonic()
+        if not self.part:
+            self._write_record(Record(self.record.run_id, dict(self.last_steps)))
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Do this; if it fails, warn and leave the service out from now on."""
@@ -164,17 +196,6 @@ class RunLogger(Reporter):
                 f"--logger {self.name} failed ({reason(error)}) and is left out; {self.folder / 'metrics.jsonl'} has "
                 f"every row, and --resume --out {self.folder} --logger {self.name} sends those that are missing"
             )
-
-
-def read_record(file: Path) -> tuple[str | None, dict[str, int]]:
-    """The id and the last steps in a logger's file; of a missing or damaged one None and no steps."""
-    try:
-        record = parse_json(read_text(file))
-        run_id, steps = record["id"], dict(record["last_steps"])
-    except (OSError, ValueError, TypeError, LookupError):
-        return None, {}
-    is_whole = isinstance(run_id, str) and re.fullmatch(r"[\w-]{1,64}", run_id)
-    return (run_id, steps) if is_whole and all(isinstance(step, int) for step in steps.values()) else (None, {})
 
 
 def shorten(value: Any, length: int) -> str:
