@@ -58,10 +58,9 @@ class Record:
             record = cls(content["run_id"], dict(content["last_steps"]), content["part"])
         except (OSError, ValueError, TypeError, LookupError):
             return cls()
-        are_names = [
-            isinstance(name, str) and re.fullmatch(r"[\w-]{0,100}", name) for name in (record.run_id, record.part)
-        ]
-        return record if all(are_names) and all(isinstance(n, int) for n in record.last_steps.values()) else cls()
+        names, steps = (record.run_id, record.part), record.last_steps.values()
+        are_names = all(isinstance(name, str) and re.fullmatch(r"[\w-]{0,100}", name) for name in names)
+        return record if are_names and all(isinstance(step, int) for step in steps) else cls()
 
 
 class RunLogger(Reporter):
