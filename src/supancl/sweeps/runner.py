@@ -284,7 +284,7 @@ def _start_worker(stopping: Event, plugins: Sequence[str] = ()) -> None:
         load_plugin(file)
 
 
-def _train_in_worker(recipe: Recipe, folder: Path, run_reporter: MakeReporter) -> Failure | None:
+def _train_in_worker(recipe: Recipe, folder: Path, run_reporter: MakeReporter = Reporter) -> Failure | None:
     if _stopping is not None and _stopping.is_set():
         return None
     try:
