@@ -81,14 +81,16 @@ class Preprocessing:
         return evaluation_view(Batch(pixels[None]), self.size, self.mean, self.std)[0]
 
 
-def store_images(images: Images, channels: int, short_side: int | None = None) -> ImageStore:
+def store_images(
+    images: Images, channels: int, short_side: int | None = None, resample: Resample = "bilinear"
+) -> ImageStore:
     """The images in memory, in their order; photographs shrunk to `short_side`."""
     if isinstance(images, np.ndarray) and images.dtype != object:
         check_batch(images)
         return ArrayImages(convert_channels(images if images.ndim == 4 else images[..., None], channels))
     if isinstance(images, (str, Path)) or not isinstance(images, Iterable):
         raise BadInput(f"{_describe(images)} is not a list of images; give {KINDS}")
-    pixels = list(map_in_order(lambda image: decode_any(image, channels, short_side), images))
+    pixels = list(map_in_order(lambda image: decode_any(image, channels, short_side, resample), images))
     if not pixels:
         raise BadInput(f"the list of images is empty; give {KINDS}")
     if len({tuple(image.shape) for image in pixels}) == 1:

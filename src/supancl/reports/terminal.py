@@ -29,7 +29,15 @@ class SafeConsole(Console):
     """
 
     def __init__(self, stderr: bool, quiet: bool = False) -> None:
-        super().__init__(stderr=stderr, quiet=quiet, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        super().__init__(
+            stderr=stderr,
+            quiet=quiet,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            soft_wrap=True,
+            force_jupyter=False,  # in a notebook, plain lines as of print, not an HTML block each
+        )
 
     def print(self, *objects: Any, end: str = "\n", **options: Any) -> None:
         if end == "\n":

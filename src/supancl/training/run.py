@@ -74,8 +74,17 @@ def read_result(file: Path) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key != "digest"}
 
 
-def load_run(path: Path | str) -> Run:
-    """Read the run in a folder: its encoder of the last epoch that was completed, and its log."""
+def load(path: Path | str) -> Run:
+    """Read a run folder: its encoder, as of the last epoch that was completed, its log, recipe and results.
+
+    An encoder without a run is opened with `load_encoder` or, from other libraries, with `open_encoder`.
+
+    >>> from supancl import pretrain
+    >>> _ = pretrain("digits.supsiam", out="runs/digits", epochs=1)
+    >>> run = load("runs/digits")
+    >>> run.encoder.width, run.recipe.name, run.classes[:3], run.results
+    (64, 'digits.supsiam', ('0', '1', '2'), {})
+    """
     folder = RunFolder(Path(path))
     if not folder.has_run and (folder.path.is_file() or folder.encoder.exists()):
         raise BadInput(f"{path} holds an encoder but no run; open it with supancl.load_encoder({str(path)!r})")

@@ -1,0 +1,1 @@
+"""Encoders in other people's programs."""
