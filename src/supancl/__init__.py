@@ -3,7 +3,7 @@
 Train an encoder on a folder, an array or a data set, read it later, and use it:
 
 >>> import supancl
->>> run = supancl.pretrain("digits.supsiam", out="runs/digits", epochs=2, alpha=0.3)
+>>> run = supancl.pretrain("digits.supsiam", out="runs/digits", epochs=2, alpha=0.3, limit=256)
 >>> run = supancl.load("runs/digits")
 >>> run.encoder.width, run.recipe.loss.alpha, run.metrics[-1]["epoch"], run.results
 (64, 0.3, 1, {})
@@ -40,8 +40,8 @@ How good are the features?
 
 In scikit-learn, and what a mistake raises:
 
->>> supancl.ImageEncoder(epochs=1).fit_transform(images.repeat(4, 0)).shape
-(20, 512)
+>>> supancl.ImageEncoder(epochs=1, settings={"encoder.name": "cnn"}).fit_transform(images.repeat(4, 0)).shape
+(20, 128)
 >>> supancl.recipe("digits.supsiam", alhpa=0.3)
 Traceback (most recent call last):
 ...

@@ -49,7 +49,7 @@ def embed(
     `device` is the encoder's unless given. Further options are those of `supancl.probes.embed`.
 
     >>> from supancl import EncoderSpec
-    >>> encoder = EncoderSpec("cnn", size=32).build()
+    >>> encoder = EncoderSpec("cnn", size=8).build()
     >>> embed(encoder, np.zeros((5, 40, 40, 3), np.uint8)).values.shape
     torch.Size([5, 128])
     >>> embed(encoder, "digits").labels[:4]

@@ -55,7 +55,7 @@ def pretrain(
     there. Progress shows in a terminal and in a notebook; `verbose=False` hides it, `True` also prints it to a file. A
     `reporter` of your own receives it instead. Under torchrun all ranks train together: each makes the same call.
 
-    >>> run = pretrain("digits.supsiam", out="runs/digits", epochs=1, alpha=0.3)
+    >>> run = pretrain("digits.supsiam", out="runs/digits", epochs=1, alpha=0.3, limit=128)
     >>> run.recipe.loss.alpha, run.recipe.train.epochs
     (0.3, 1)
     >>> images, labels = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8), np.arange(40) % 2

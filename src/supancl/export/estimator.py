@@ -65,8 +65,8 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     >>> X, y = load_digits(return_X_y=True)
     >>> fast = {"encoder.name": "cnn", "encoder.width": 32, "views.size": 8}
     >>> encoder = ImageEncoder(epochs=2, image_shape=(8, 8), settings=fast)
-    >>> model = make_pipeline(encoder, LogisticRegression(max_iter=1000)).fit(X[:300] * 15, y[:300])
-    >>> model.score(X[300:600] * 15, y[300:600]) > 0.3
+    >>> model = make_pipeline(encoder, LogisticRegression(max_iter=1000)).fit(X[:200] * 15, y[:200])
+    >>> model.score(X[200:400] * 15, y[200:400]) > 0.3
     True
     """
 
@@ -114,10 +114,13 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         check_is_fitted(self)
         with _as_value_error():
             images = self._images(X, reset=False)
-            if not self._is_vectors(images):
+            kinds = ("images", "vectors")
+            is_fitted_to_vectors, is_vectors = self.encoder_.spec.name == "linear", self._is_vectors(images)
+            if is_vectors != is_fitted_to_vectors:
+                expected, given = kinds[is_fitted_to_vectors], kinds[is_vectors]
+                raise BadInput(f"the encoder was fitted to {expected}, these are {given}; give {expected} (image_shape)")
+            if not is_vectors:
                 return embed(self.encoder_, images).values.numpy()
-            if self.encoder_.spec.name != "linear":
-                raise BadInput("fitted to images, and these are vectors; give images, or image_shape")
         # in double precision a row's features do not depend on the others in its batch
         weights = self.encoder_.body.state_dict()["1.weight"].cpu().double().numpy()
         features: np.ndarray = (self._standardize(images) @ weights.T).astype(np.float32)
@@ -170,6 +173,8 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
 
     def _images(self, X: Any, reset: bool) -> Any:
         """The images as an array or a list; rows of pixels in their shape, vectors as float64."""
+        if isinstance(X, (str, Path)):
+            raise BadInput(f"{str(X)!r} is not a list of images; list its files, or use supancl.pretrain(data=...)")
         if not hasattr(X, "__array__") and not _is_table(X):
             return list(X)  # Pillow images or paths
         if len(getattr(X, "shape", (0, 0))) > 2:

@@ -80,7 +80,7 @@ def load(path: Path | str) -> Run:
     An encoder without a run is opened with `load_encoder` or, from other libraries, with `open_encoder`.
 
     >>> from supancl import pretrain
-    >>> _ = pretrain("digits.supsiam", out="runs/digits", epochs=1)
+    >>> _ = pretrain("digits.supsiam", out="runs/digits", epochs=1, limit=128)
     >>> run = load("runs/digits")
     >>> run.encoder.width, run.recipe.name, run.classes[:3], run.results
     (64, 'digits.supsiam', ('0', '1', '2'), {})
