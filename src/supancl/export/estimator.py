@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import signal
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from supancl.api.embedding import embed
 from supancl.api.pretraining import open_images
 from supancl.api.progress import progress_reporter
-from supancl.config import to_json
+from supancl.config import LARGEST_COUNT, to_json
 from supancl.core.encoders import Encoder
 from supancl.core.specs import EncoderSpec
 from supancl.data.splits import Data, DataSpec, Source, full_split, prepare_data
@@ -37,8 +39,11 @@ from supancl.training.pretrain import pretrain
 WITHOUT_LABELS = {"supsiam": "simsiam", "supbyol": "byol", "supcon": "simclr", "supmoco": "moco2"}
 FIT_TO_VECTORS = ("train.batch_size", "train.epochs", "schedule.warmup_epochs", "pool.size")  # chosen as for images
 MAX_WIDTH = 128  # of the features of vectors, as in the toy study
-# nothing is held out of what `fit` gets, and nothing is kept on disk
-ALWAYS = {"data.holdout": 0.0, "train.keep": "none"}
+# nothing is held out of what `fit` gets; its run folder is temporary, so it needs no checkpoints
+ALWAYS = {"data.holdout": 0.0, "train.keep": "none", "train.checkpoint_epochs": LARGEST_COUNT}
+
+
+COLLAPSED = "the features collapsed, so they say little; try a lower learning rate, settings={'lr': ...}"
 
 
 class InvalidInput(BadInput, ValueError):
@@ -118,7 +123,9 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             is_fitted_to_vectors, is_vectors = self.encoder_.spec.name == "linear", self._is_vectors(images)
             if is_vectors != is_fitted_to_vectors:
                 expected, given = kinds[is_fitted_to_vectors], kinds[is_vectors]
-                raise BadInput(f"the encoder was fitted to {expected}, these are {given}; give {expected} (image_shape)")
+                raise BadInput(
+                    f"the encoder was fitted to {expected}, these are {given}; give {expected} (image_shape)"
+                )
             if not is_vectors:
                 return embed(self.encoder_, images).values.numpy()
         # in double precision a row's features do not depend on the others in its batch
@@ -175,7 +182,7 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """The images as an array or a list; rows of pixels in their shape, vectors as float64."""
         if isinstance(X, (str, Path)):
             raise BadInput(f"{str(X)!r} is not a list of images; list its files, or use supancl.pretrain(data=...)")
-        if not hasattr(X, "__array__") and not _is_table(X):
+        if not (hasattr(X, "shape") or hasattr(X, "__array__")) and not _is_table(X):
             return list(X)  # Pillow images or paths
         if len(getattr(X, "shape", (0, 0))) > 2:
             array = np.asarray(X)
@@ -224,6 +231,8 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 if error.signal_number != signal.SIGINT:
                     raise
                 raise KeyboardInterrupt from None  # its folder is temporary, so there is nothing to continue
+            if run.collapsed:
+                warnings.warn(f"{self.method_}: {COLLAPSED}", ConvergenceWarning, stacklevel=3)
             return run.encoder, run.recipe
 
 
