@@ -26,6 +26,7 @@ ROOMS = (
     {"evaluate"},
     {"detect"},
     {"reports"},
+    {"api"},
     {"export"},
     {"sweeps"},
     {"paper"},

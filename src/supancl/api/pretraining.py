@@ -49,7 +49,7 @@ def pretrain(
     or (images, labels), where images are an array (N, H, W[, C]) of uint8, or a list of Pillow images or paths, and
     labels are numbers or names, -1 for unlabelled; or what `open_data` returns. `out` is the run folder (else
     runs/RECIPE-NNN). Further arguments are settings: `epochs=10`, `alpha=0.3`, `batch_size=64`, and any field by its
-    dotted name, `**{"views.size": 64}`.
+    dotted name, `**{"views.size": 64}`; with a name also `compat="released-code"`.
 
     `init` starts from trained weights (docs/import.md). `resume` continues the run in `out` with the settings saved
     there. Progress shows in a terminal and in a notebook; `verbose=False` hides it, `True` also prints it to a file. A

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,14 +88,18 @@ def store_images(
     if isinstance(images, np.ndarray) and images.dtype != object:
         check_batch(images)
         return ArrayImages(convert_channels(images if images.ndim == 4 else images[..., None], channels))
-    if isinstance(images, (str, Path)) or not isinstance(images, Iterable):
-        raise BadInput(f"{_describe(images)} is not a list of images; give {KINDS}")
+    check_is_list(images)
     pixels = list(map_in_order(lambda image: decode_any(image, channels, short_side, resample), images))
-    if not pixels:
-        raise BadInput(f"the list of images is empty; give {KINDS}")
     if len({tuple(image.shape) for image in pixels}) == 1:
         return ArrayImages(torch.stack(pixels))
     return PackedImages.from_images(pixels)
+
+
+def check_is_list(images: Any) -> None:
+    if isinstance(images, (str, Path)) or not isinstance(images, Iterable) or not isinstance(images, Sized):
+        raise BadInput(f"{_describe(images)} is not a list of images; give {KINDS}")
+    if not len(images):
+        raise BadInput(f"the list of images is empty; give {KINDS}")
 
 
 def check_batch(images: np.ndarray) -> None:
@@ -107,6 +111,7 @@ def check_batch(images: np.ndarray) -> None:
 
 def data_from_images(images: Images, labels: Any, spec: DataSpec, channels: int) -> Data:
     """Data of a run from Python objects: `labels` are numbers or class names, -1, '' or None for unlabelled."""
+    check_is_list(images)
     count = len(images)
     labels = np.full(count, -1) if labels is None else as_label_array(labels)
     if isinstance(images, np.ndarray) and images.dtype != object:
