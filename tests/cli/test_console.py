@@ -11,7 +11,7 @@ from rich.console import Console
 
 import supancl as package
 from supancl import pretrain
-from supancl.cli import console as telling
+from supancl.reports import terminal as telling
 from supancl.cli import entry, main
 from supancl.cli.console import SafeConsole, Terminal, duration, table
 from supancl.reports.terminal import MAX_SILENCE
