@@ -126,6 +126,7 @@ def test_a_stopped_run_is_resumed_by_its_folder_alone(tmp_path):
         ((), {}, ["data=", "resume=True"]),
         (("cifar100.supsaim",), {}, ["cifar100.supsaim", "cifar100.supsiam"]),
         ((7,), {}, ["int", "cifar100.supsiam"]),
+        ((None, noise(4, 8, 8)), {"labels": [0, 1, 0, 1]}, ["labels", "data=(images, labels)"]),
         (("digits.supsiam",), {"epocs": 2}, ["epocs", "train.epochs"]),
         (("digits.supsiam",), {"learning_rate": 1}, ["learning_rate", "optimizer.lr"]),
         (("digits.supsiam",), {"alpha": 3}, ["loss.alpha", "[0, 1]"]),

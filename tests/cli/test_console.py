@@ -11,9 +11,9 @@ from rich.console import Console
 
 import supancl as package
 from supancl import pretrain
-from supancl.reports import terminal as telling
 from supancl.cli import entry, main
 from supancl.cli.console import SafeConsole, Terminal, duration, table
+from supancl.reports import terminal as telling
 from supancl.reports.terminal import MAX_SILENCE
 from supancl.reports.wrapping import wrap_line
 from tests.files import TINY, class_folders, supancl

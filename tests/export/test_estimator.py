@@ -95,7 +95,7 @@ def test_pillow_images_and_paths_give_the_features_of_arrays(fitted, tmp_path):
     for i, image in enumerate(pillow):
         image.save(tmp_path / f"{i}.png")
     paths = [tmp_path / f"{i}.png" for i in range(len(pillow))]
-    for given in (pillow, paths, list(map(str, paths)), list(pixels)):
+    for given in (pillow, paths, list(map(str, paths)), list(pixels), np.array(list(map(str, paths)))):
         assert np.array_equal(fitted.transform(given), fitted.transform(pixels))
     assert np.array_equal(fast().fit(paths, labels).transform(pixels), fitted.transform(pixels))
 

@@ -63,6 +63,8 @@ def pretrain(
     PosixPath('runs/digits.supsiam-001')
     """
     reporter = progress_reporter(verbose) if reporter is None else reporter
+    if "labels" in settings:
+        raise BadInput("labels go with their images: data=(images, labels)")
     if (sources := as_sources(data)) is not None:
         data, settings = None, {"data.source": sources[0], "data.joined": tuple(sources[1:]), **settings}
     if recipe is None and not resume and data is None and sources is None:

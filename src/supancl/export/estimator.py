@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
@@ -169,7 +170,7 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     def __getstate__(self) -> dict[str, Any]:
         """As scikit-learn pickles it, with the encoder on the CPU: it may be read where there is no GPU."""
         state = dict(super().__getstate__())
-        if "encoder_" in state:
+        if "encoder_" in state and next(state["encoder_"].parameters()).device.type != "cpu":
             state["encoder_"] = copy.deepcopy(state["encoder_"]).cpu()
         return state
 
@@ -182,8 +183,8 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """The images as an array or a list; rows of pixels in their shape, vectors as float64."""
         if isinstance(X, (str, Path)):
             raise BadInput(f"{str(X)!r} is not a list of images; list its files, or use supancl.pretrain(data=...)")
-        if not (hasattr(X, "shape") or hasattr(X, "__array__")) and not _is_table(X):
-            return list(X)  # Pillow images or paths
+        if _is_list_of_images(X):
+            return list(X)
         if len(getattr(X, "shape", (0, 0))) > 2:
             array = np.asarray(X)
             if reset:
@@ -215,7 +216,9 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(np.iinfo(np.int32).max)
-        settings: dict[str, Any] = {**ALWAYS, "train.seed": seed, "train.monitor_every": int(self.verbose)}
+        settings: dict[str, Any] = {**ALWAYS, "train.seed": seed}
+        if not self.verbose:
+            settings["train.monitor_every"] = 0
         if self.epochs is not None:
             settings["train.epochs"] = self.epochs
         if self.alpha is not None and self.method_ == self.method:  # the variant without labels has no such term
@@ -244,10 +247,12 @@ def _as_value_error() -> Iterator[None]:
         raise error if isinstance(error, ValueError) else InvalidInput(str(error)) from None
 
 
-def _is_table(X: Any) -> bool:
-    """Whether a sequence is one of rows of numbers, not of images."""
+def _is_list_of_images(X: Any) -> bool:
+    """Whether this is a list, an array or a column of Pillow images, paths or arrays, not a table of numbers."""
+    if hasattr(X, "shape") or hasattr(X, "__array__"):
+        return len(getattr(X, "shape", ())) == 1 and getattr(X.dtype, "kind", "O") in "OUS"
     first: Any = next(iter(X), None) if hasattr(X, "__iter__") else X
-    return not hasattr(first, "getexif") and not isinstance(first, (str, Path)) and np.ndim(first) < 2
+    return isinstance(first, (str, Path, Image.Image)) or np.ndim(first) >= 2
 
 
 def _plain(value: Any) -> Any:
