@@ -14,16 +14,9 @@ from supancl.cli.console import print_error
 from supancl.config import parse_value
 from supancl.errors import BadInput, did_you_mean
 from supancl.recipes import Recipe, recipe
+from supancl.recipes.recipe import FIELD_SYNONYMS
 from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
 
-# other libraries' names -> fields of the recipe
-FIELD_SYNONYMS = {
-    "learning_rate": "optimizer.lr",
-    "wd": "optimizer.weight_decay",
-    "temperature": "loss.temperature",
-    "arch": "encoder.name",
-    "backbone": "encoder.name",
-}
 ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
 # commands that people expect -> where to find them here
 OTHER_PLACES = {

@@ -172,7 +172,7 @@ class Source:
     empty_folders: tuple[str, ...] = ()  # class folders without an image
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Data:
     """The images of a run. `transfer` has the left-out classes: images to fit on and images to test on."""
 
@@ -185,6 +185,14 @@ class Data:
     remarks: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     summary: dict[str, object] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        labelled = self.train.num_labelled
+        labels = "all labelled" if labelled == len(self.train) else f"{labelled or 'none'} labelled"
+        return (
+            f"Data({self.summary.get('source') or 'arrays'}: {plural(len(self.train), 'training image')}, {labels}, "
+            f"{len(self.held_out)} held out, {plural(len(self.classes), 'class', 'classes')})"
+        )
 
     @cached_property
     def content(self) -> Content | None:

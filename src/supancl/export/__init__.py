@@ -1,1 +1,1 @@
-"""What people plug in: encoders in other formats, and loggers."""
+"""What people plug in: encoders in other formats and programs, and loggers."""
