@@ -18,6 +18,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "data and weights": {
         "data": "look at data, check a benchmark's layout, cache decoded images",
+        "export": "write an encoder for timm, transformers, ONNX or torchvision",
         "import": "convert another library's encoder to encoder.safetensors",
     },
     "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},

@@ -1,0 +1,144 @@
+"""config.json and model.safetensors, which timm and transformers load."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from supancl.export.job import CannotHold, ExportJob, Features
+from supancl.files import reason, write_json
+from supancl.weights.encoder_file import save_safetensors
+from supancl.weights.timm_names import TimmModel, to_timm
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def write_folder(job: ExportJob) -> None:
+    """Write both files. The weights keep the metadata of encoder.safetensors, so that supancl reads them back."""
+    model, arguments, classifier = find_timm_model(job)
+    weights = {name: value.detach().clone() for name, value in job.encoder.body.state_dict().items()}
+    save_safetensors(job.folder / WEIGHTS, weights, {**job.metadata, "format": "pt"})  # "pt": transformers wants it
+    images = job.preprocessing
+    config = {
+        "architecture": model.architecture,
+        "num_classes": 0,
+        "num_features": job.encoder.width,
+        "model_args": arguments,
+        # timm's own values of this architecture are about other weights: none of them is copied
+        "pretrained_cfg": {
+            "tag": job.tag,
+            "custom_load": False,
+            **images,
+            "fixed_input_size": "img_size" in arguments,
+            "num_classes": 0,
+            "pool_size": None,
+            "first_conv": None,  # else timm adapts the weights of images without 3 channels
+            "classifier": classifier,  # so that num_classes=N adds one
+            "license": "other",
+        },
+    }
+    write_json(job.folder / CONFIG, config)
+
+
+def find_timm_model(job: ExportJob) -> tuple[TimmModel, dict[str, Any], Any]:
+    """The model of timm, all its arguments, and the name of its classifier; refuse an encoder that timm lacks."""
+    import timm
+
+    spec, model = job.encoder.spec, to_timm(job.encoder.spec)
+    if model.is_ours:
+        import supancl.export.timm_models  # noqa: F401 - registers it
+    if not timm.is_model(model.architecture):
+        raise CannotHold(f"timm has no architecture for the encoder {spec.name!r}")
+    arguments: dict[str, Any] = {"in_chans": spec.channels, "img_size": spec.size, **model.arguments}
+    try:
+        body = timm.create_model(model.architecture, num_classes=0, **arguments)
+    except TypeError:  # convolutional models take any size and do not know the argument
+        del arguments["img_size"]
+        body = timm.create_model(model.architecture, num_classes=0, **arguments)
+    _check_tensors(body, job, f"timm's {model.architecture}")
+    settings: Any = body.pretrained_cfg
+    return model, arguments, settings.get("classifier")
+
+
+def _check_tensors(body: torch.nn.Module, job: ExportJob, name: str) -> None:
+    theirs = {key: value.shape for key, value in body.state_dict().items()}
+    ours = {key: value.shape for key, value in job.encoder.body.state_dict().items()}
+    for key in sorted(set(theirs) ^ set(ours)) or [key for key in ours if ours[key] != theirs[key]]:
+        raise CannotHold(f"{name} has other tensors than the encoder {job.encoder.spec.name!r}, such as {key}")
+
+
+def load_with_timm(job: ExportJob) -> Features:
+    """`timm.create_model("local-dir:...", pretrained=True)`."""
+    import timm
+
+    features: Features = timm.create_model(f"local-dir:{job.folder}", pretrained=True).eval()
+    return features
+
+
+def load_checkpoint_with_timm(job: ExportJob) -> Features:
+    """`timm.create_model(NAME, checkpoint_path=...)`, with the arguments that config.json names."""
+    import timm
+
+    config = json.loads((job.folder / CONFIG).read_text())
+    path = str(job.folder / WEIGHTS)
+    model = timm.create_model(config["architecture"], checkpoint_path=path, num_classes=0, **config["model_args"])
+    features: Features = model.eval()
+    return features
+
+
+def load_with_transformers(job: ExportJob) -> Features:
+    """`transformers.AutoModel.from_pretrained(...)`."""
+    with _quiet_transformers():
+        library: Any = import_module("transformers")
+        try:
+            model = library.AutoModel.from_pretrained(str(job.folder)).eval()
+        except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+            raise CannotHold(f"transformers cannot load it ({reason(error)})") from None
+
+    def features(images: Tensor) -> Tensor:
+        pooled: Tensor = model(images).pooler_output
+        return pooled
+
+    return features
+
+
+def prepare_with_timm(job: ExportJob) -> Tensor:
+    """The pictures, prepared by the transform that timm makes from config.json."""
+    import timm
+
+    config = json.loads((job.folder / CONFIG).read_text())["pretrained_cfg"]
+    library: Any = timm.data
+    transform = library.create_transform(**library.resolve_data_config(config), is_training=False)
+    return torch.stack([transform(picture) for picture in job.images.pictures])
+
+
+def prepare_with_transformers(job: ExportJob) -> Tensor:
+    """The pictures, prepared by transformers' image processor."""
+    with _quiet_transformers():
+        library: Any = import_module("transformers")
+        processor = library.AutoImageProcessor.from_pretrained(str(job.folder))
+        prepared: Tensor = processor(list(job.images.pictures), return_tensors="pt")["pixel_values"]
+    return prepared
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Without transformers' progress bars and remarks about backends."""
+    remarks: Any = import_module("transformers.utils.logging")
+    level = remarks.get_verbosity()
+    had_bars = remarks.is_progress_bar_enabled()
+    remarks.set_verbosity(logging.ERROR)
+    remarks.disable_progress_bar()
+    try:
+        yield
+    finally:
+        remarks.set_verbosity(level)
+        if had_bars:
+            remarks.enable_progress_bar()

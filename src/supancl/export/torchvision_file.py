@@ -1,0 +1,65 @@
+"""torchvision.pth: a state dict for the model of torchvision with the same tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from supancl.core.encoders import find_classifier
+from supancl.export.job import CannotHold, ExportJob, Features
+from supancl.files import reason
+
+FILE = "torchvision.pth"
+
+
+class TorchvisionModel(NamedTuple):
+    """A name for `torchvision.models.get_model`, its arguments, and the layer that is the classifier."""
+
+    name: str
+    arguments: dict[str, Any]
+    classifier: str
+
+
+def find_torchvision_model(job: ExportJob) -> TorchvisionModel:
+    """The model of torchvision that may hold this encoder."""
+    import torchvision
+
+    spec = job.encoder.spec
+    name = spec.name.rpartition(":")[2].partition(".")[0]
+    if name not in torchvision.models.list_models(module=torchvision.models):
+        raise CannotHold(f"torchvision has no architecture for the encoder {spec.name!r}")
+    if spec.channels != 3:
+        raise CannotHold(f"torchvision's {name} takes images of 3 channels, this encoder {spec.channels}")
+    arguments = {"image_size": spec.size} if name.startswith("vit_") else {}
+    with torch.device("meta"):  # only its layers are looked at
+        classifier = find_classifier(torchvision.models.get_model(name, weights=None, **arguments))
+    return TorchvisionModel(name, arguments, classifier)
+
+
+def write_torchvision(job: ExportJob) -> None:
+    find_torchvision_model(job)
+    weights = {name: value.detach().cpu().contiguous().clone() for name, value in job.encoder.body.state_dict().items()}
+
+    def write(path: Path) -> None:
+        with open(path, "wb") as file:  # given a path, torch hides why it could not write
+            torch.save(weights, file)
+
+    job.save(FILE, write)
+
+
+def load_torchvision(job: ExportJob) -> Features:
+    import torchvision
+
+    name, arguments, classifier = find_torchvision_model(job)
+    model = torchvision.models.get_model(name, weights=None, **arguments)
+    model.set_submodule(classifier, torch.nn.Identity())
+    try:
+        model.load_state_dict(torch.load(job.folder / FILE, weights_only=True))
+    except RuntimeError as error:
+        raise CannotHold(
+            f"torchvision's {name} has other tensors than the encoder {job.encoder.spec.name!r} ({reason(error)})"
+        ) from None
+    features: Features = model.eval()
+    return features
