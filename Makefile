@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # what measures branch coverage; `make ci` does, and so does: make test COVERED='$(COVER)'
 COVER := --cov --cov-report=
 
-.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-extras test-faults soak readme test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
+.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-extras test-faults soak readme first-hour test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
 	bench-step bench-trees bench-scaling results coverage dist lint typecheck net walks mutants golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
@@ -58,7 +58,7 @@ test-extras: $(EXTRAS)  ## what needs onnx, transformers, wandb, mlflow, lightni
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/extras --cov --cov-append --cov-report=
 
 test-faults: $(READY)  ## killed ranks, blocked disks, files of attackers: about two minutes; SUPANCL_FAULTS=full for the long form
-	$(BIN)/python -m pytest -n 2 -m "not slow" tests/faults --cov --cov-append --cov-report=
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" tests/faults --cov --cov-append --cov-report=
 
 soak: $(READY)  ## an hour of commands and training: memory, open files and threads must stay flat
 	$(BIN)/python -m tests.faults.soak
@@ -72,6 +72,9 @@ test-real: need-shared $(READY)  ## the paper's text and real images: make test-
 need-shared:
 	@test -n "$(SUPANCL_SHARED)" || { echo "make test-real needs SUPANCL_SHARED=FOLDER, the folder that holds data/ (real images)" \
 		"and paper/ (the paper's text)" >&2; exit 2; }
+
+first-hour: need-shared $(READY)  ## from 600 photographs with 120 labels to predictions, by the README's lines alone: 20 minutes
+	SUPANCL_SHARED="$(SUPANCL_SHARED)" $(BIN)/python tests/first_hour.py
 
 test-slow: $(READY)  ## the full forms of the studies, minutes each
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow

@@ -1,4 +1,4 @@
-"""The table of docs/own-data.md: the rules of `auto.METHOD` against other candidates.
+"""The tables of docs/own-data.md: the rules of `auto.METHOD` against other candidates, and runs from a trained start.
 
 python -m experiments.auto.page [--update docs/own-data.md]
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from supancl.files import replace_section
 from supancl.stats import paired_accuracy_interval
 
 RESULTS = Path(__file__).parents[1] / "results" / "auto"
-SECTION = "auto rules"  # of the document
 DATA = {
     "cifar100-2000": "CIFAR-100, 2,000 images", "cifar100-45000": "CIFAR-100, 45,000 images",
     "mini-5000": "mini-ImageNet, 5,000 images", "mini-27000": "mini-ImageNet, 27,000 images",
@@ -26,12 +25,20 @@ DATA = {
 OTHERS = {
     "paper": "the paper's nearest recipe", "large-stem": "the usual first layers of a ResNet-18",
 }  # fmt: skip
+STARTS = {
+    "rules": "from random weights", "continued": "from the start, the same settings",
+    "continued-third": "0.3 of the encoder's learning rate", "continued-tenth": "0.1 of the encoder's learning rate",
+    "continued-no-warmup": "no warm-up", "continued-fixed-norm": "batch norm keeps the start's statistics",
+}  # fmt: skip
 Results = Mapping[tuple[str, str], dict[str, Any]]  # (cell, candidate) -> result of seed 0
 
 
+def read_all(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
 def read_results(folder: Path = RESULTS) -> Results:
-    contents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return {(content["cell"], content["candidate"]): content for content in contents if content["seed"] == 0}
+    return {(found["cell"], found["candidate"]): found for found in read_all(folder) if found["seed"] == 0}
 
 
 def unpack(result: Mapping[str, Any]) -> np.ndarray:
@@ -58,10 +65,24 @@ def table(results: Results) -> str:
     return "\n".join(rows)
 
 
+def starts_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown row per way of continuing on Pets: the accuracy of each seed, and their mean."""
+    rows = ["| run on Pets | seconds | linear %, seeds 0, 1, 2 | mean |", "| --- | --- | --- | --- |"]
+    for candidate, label in STARTS.items():
+        found = [result for result in results if (result["cell"], result["candidate"]) == ("pets", candidate)]
+        if found:
+            values = [result["accuracy"] for result in sorted(found, key=lambda result: result["seed"])]
+            mean = f"{np.mean(values):.1f}" if len(values) > 1 else ""
+            seconds = round(float(np.mean([result["seconds"] for result in found])))
+            rows.append(f"| {label} | {seconds} | {', '.join(f'{value:.1f}' for value in values)} | {mean} |")
+    return "\n".join(rows)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--update", type=Path)
     args = parser.parse_args()
-    print(made := table(read_results()))
-    if args.update:
-        replace_section(args.update, SECTION, f"{made}\n")
+    for section, made in {"auto rules": table(read_results()), "auto starts": starts_table(read_all())}.items():
+        print(made, end="\n\n")
+        if args.update:
+            replace_section(args.update, section, f"{made}\n")

@@ -94,11 +94,11 @@ LONGER = {"start": 5}  # how many times the seconds of the others
 def fixed_norm() -> Iterator[None]:
     """Normalise in the encoder with the start's running statistics: its batch norm stays in eval mode."""
     norm = torch.nn.BatchNorm2d  # the heads have BatchNorm1d
-    norm.train = lambda self, mode=True: torch.nn.Module.train(self, False)  # type: ignore[assignment]
+    norm.training = property(lambda self: False, lambda self, value: None)  # type: ignore[assignment]
     try:
         yield
     finally:
-        del norm.train
+        del norm.training
 
 
 def plan() -> list[tuple[str, str, int]]:

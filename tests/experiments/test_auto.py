@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from experiments.auto import page, runs
+from supancl.training.trainer import Trainer
 from tests.files import archive, noise
+from tests.tiny import tiny_data, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +27,18 @@ def test_the_plan_names_every_cell_once_per_candidate_and_seed():
 def test_answers_survive_packing():
     right = torch.arange(13) % 3 == 0
     assert page.unpack({"right": runs.pack(right), "held_out": 13}).tolist() == right.tolist()
+
+
+def test_fixed_norm_keeps_the_encoder_s_statistics():
+    data, steps = tiny_data(), {}
+    for name in ("continued", "continued-fixed-norm"):
+        with runs.fixed_norm() if "fixed" in name else nullcontext():
+            trainer = Trainer(tiny_recipe(), data, torch.device("cpu"))
+            trainer.advance()
+        steps[name] = [layer.num_batches_tracked.item() for layer in trainer.model.branches.encoder.modules()
+                       if isinstance(layer, torch.nn.BatchNorm2d)]  # fmt: skip
+    assert set(steps["continued"]) == {2}  # of the two views
+    assert set(steps["continued-fixed-norm"]) == {0}
 
 
 def test_a_run_takes_about_the_seconds_it_is_given(tmp_path, monkeypatch):
@@ -42,6 +57,7 @@ def test_the_page_holds_the_table_of_the_kept_results():
     results = page.read_results()
     text = (ROOT / "docs" / "own-data.md").read_text()
     assert page.table(results) in text
+    assert page.starts_table(page.read_all()) in text
     ours, paper = (results["cifar100-2000", candidate] for candidate in ("rules", "paper"))
     gap = 100 * (page.unpack(ours).mean() - page.unpack(paper).mean())
     assert f"{gap:+.1f} [" in text

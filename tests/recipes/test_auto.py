@@ -46,6 +46,13 @@ def test_what_the_user_names_is_left_alone_and_later_rules_follow_it():
     assert "views.size" not in open_settings(asked)
 
 
+def test_short_epochs_are_checked_and_saved_less_often():
+    small, large = (fit_recipe(recipe("auto.supsiam"), data, on_gpu=True).train for data in (PHOTOS, CIFAR))
+    assert small.monitor_every == small.checkpoint_epochs > 5
+    assert small.monitor_every * (PHOTOS.images // small.batch_size) <= 200
+    assert (large.monitor_every, large.checkpoint_epochs) == (1, 1)
+
+
 def test_other_recipes_are_not_touched():
     assert fit_recipe(recipe("cifar100.supsiam"), PHOTOS, on_gpu=True) == recipe("cifar100.supsiam")
     assert open_settings(recipe("cifar100.supsiam")) == []

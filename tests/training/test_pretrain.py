@@ -15,6 +15,7 @@ from supancl.training.nonfinite import check_skipped_steps
 from supancl.training.preflight import check_data
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
+from supancl.weights.checkpoint import checkpoints
 from supancl.weights.run_folder import RunFolder
 from tests.files import mentions
 from tests.tiny import SIDE, Notes, assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
@@ -293,6 +294,17 @@ def test_the_run_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert len(monitor) == 2
     values = {"std", "effective_rank", "s_w", "s_t", "s_w/s_t", "pool_coverage", "pool_staleness", "knn"}
     assert values <= monitor[0].keys()
+
+
+def test_checkpoints_between_epochs_can_be_left_out(tmp_path: Path) -> None:
+    settings = {"train__epochs": 5, "train__keep": "all"}
+    each = pretrain(tiny_recipe(**settings), tiny_data(), tmp_path / "each")
+    some = pretrain(tiny_recipe(**settings, train__checkpoint_epochs=2), tiny_data(), tmp_path / "some")
+    saved = [[int(path.stem.removeprefix("step-")) for path in checkpoints(run.folder / "checkpoints")]
+             for run in (each, some)]  # fmt: skip
+    steps = saved[0][0]
+    assert saved == [[steps * epoch for epoch in (1, 2, 3, 4, 5)], [steps * epoch for epoch in (2, 4, 5)]]
+    assert_same_bits(*(dict(load_encoder(run.folder).state_dict()) for run in (each, some)))
 
 
 def test_the_saved_encoder_gives_the_features_of_the_trained_one(tmp_path: Path) -> None:

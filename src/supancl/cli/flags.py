@@ -169,7 +169,7 @@ SHORTHANDS: dict[str, tuple[str, str]] = {
     "--device": ("train.device", "auto, cpu or cuda"),
     "--precision": ("train.precision", "fp32 or bf16"),
     "--accumulate": ("train.accumulate", "micro-batches per step"),
-    "--checkpoint-every": ("train.checkpoint_every", "steps between checkpoints, besides one per epoch"),
+    "--checkpoint-every": ("train.checkpoint_every", "steps between checkpoints, besides those at the end of epochs"),
     "--on-collapse": ("train.on_collapse", "warn or stop"),
     "--on-nan": ("train.on_nan", "stop, skip or rollback"),
 }

@@ -28,6 +28,7 @@ METHODS = ("simsiam", "supsiam", "byol", "supbyol", "simclr", "supcon", "moco2",
 VIEW_SIZES = (32, 64, 96, 128, 160, 224)
 MANY_CLASSES = 1000
 STEPS_PER_EPOCH = 16  # at least, so that a small data set is not one batch
+STEPS_BETWEEN_CHECKS = 200
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,13 @@ def choose_epochs(facts: Facts) -> Choice:
     return epochs, f"about {epochs * facts.data.images:,} images are seen in all"
 
 
+def choose_interval(facts: Facts) -> Choice:
+    """Epochs between checks, and between checkpoints: more often would take longer than such epochs themselves."""
+    steps = max(facts.data.images // facts.batch, 1)
+    epochs = max(1, min(int(facts.settings["train.epochs"]) // 20, STEPS_BETWEEN_CHECKS // steps))
+    return epochs, f"every {epochs * steps:,} steps"
+
+
 def choose_warmup(facts: Facts) -> Choice:
     epochs = int(facts.settings["train.epochs"])
     return min(10, epochs // 10), "a tenth of the epochs, at most 10"
@@ -121,6 +129,8 @@ RULES: dict[str, Callable[[Facts], Choice]] = {
     "encoder.name": choose_encoder,
     "train.batch_size": choose_batch,
     "train.epochs": choose_epochs,
+    "train.monitor_every": choose_interval,
+    "train.checkpoint_epochs": choose_interval,
     "optimizer.lr": choose_rate,
     "schedule.warmup_epochs": choose_warmup,
     "loss.alpha": choose_alpha,

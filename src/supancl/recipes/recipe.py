@@ -71,7 +71,8 @@ class TrainSpec:
     gradients: Literal["fp32", "bf16"] = "fp32"  # their precision when ranks exchange them
     deterministic: bool = marked(False, INCIDENTAL)
     log_every: Count = marked(10, INCIDENTAL, FREE_IN_A_SHARED_STEP)  # steps
-    # steps; in addition to the one at the end of each epoch
+    checkpoint_epochs: Count = marked(1, INCIDENTAL, FREE_IN_A_SHARED_STEP)  # epochs between checkpoints
+    # steps; in addition to those at the end of epochs
     checkpoint_every: Count | None = marked(None, INCIDENTAL, FREE_IN_A_SHARED_STEP)
     monitor_every: Natural = marked(1, INCIDENTAL, FREE_IN_A_SHARED_STEP)  # epochs; 0 turns the monitor off
     on_collapse: Literal["warn", "stop"] = marked("warn", MAY_CHANGE_ON_RESUME, INCIDENTAL, FREE_IN_A_SHARED_STEP)

@@ -78,7 +78,7 @@ class Loop:
                 every = settings.checkpoint_every
                 checkpoint_is_due = every is not None and trainer.step % every == 0
                 logs = epoch_ends or trainer.step % settings.log_every == 0
-                saves = epoch_ends or checkpoint_is_due or bool(signal_number)
+                saves = self.epoch_is_saved(epoch_ends) or checkpoint_is_due or bool(signal_number)
                 stats = trainer.inputs.drain_log(targets) if logs else None
                 failed_step = stats.nonfinite_step if stats else trainer.inputs.nonfinite_step() if saves else None
                 if failed_step is not None:
@@ -121,8 +121,14 @@ class Loop:
             "images_per_second": images_per_second,
         }
 
+    def epoch_is_saved(self, epoch_ends: bool) -> bool:
+        trainer = self.trainer
+        epochs_done = trainer.step // trainer.steps_per_epoch
+        is_due = epochs_done % trainer.recipe.train.checkpoint_epochs == 0 or trainer.step >= trainer.steps
+        return epoch_ends and is_due
+
     def end_epoch(self, targets: Tensor) -> None:
-        """Measure and log the monitor's values, and write the encoder and the projector."""
+        """Measure and log the monitor's values; where the epoch is saved, write the encoder and the projector."""
         trainer, recipe = self.trainer, self.trainer.recipe
         settings, ranks, branches = recipe.train, trainer.ranks, trainer.model.branches
         epochs_done = trainer.step // trainer.steps_per_epoch
@@ -136,6 +142,8 @@ class Loop:
         remarks = [*trainer.inputs.images.store.new_remarks(), *take_compile_failures(trainer)]
         for remark in dict.fromkeys(chain.from_iterable(ranks.all_gather_object(remarks))):
             self.reporter.warn(remark)
+        if not self.epoch_is_saved(True):
+            return
         encoder: Any = branches.encoder
         ranks.on_rank0(lambda: self.writer.save_encoder(self.folder.encoder, encoder, self.data.classes, recipe.name))
         ranks.on_rank0(lambda: self.writer.save_projector(self.folder.projector, branches.projector, recipe.name))
