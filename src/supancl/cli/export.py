@@ -17,8 +17,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     result = export_encoder(args.encoder, args.out, parse_formats(args.format), Terminal(console))
     batches = ", ".join(map(str, result["batches"]))
     console.print(
-        f"{result['out']}: {result['architecture']}, {result['width']} features, compared with ours on "
-        f"{result['compared_on']} in batches of {batches}"
+        f"{result['out']}: {result['architecture']}, {result['width']} features; each format compared with the run in "
+        f"batches of {batches}, on {result['compared_on']}"
     )
     for name, row in result["formats"].items():
         size = sum(row["files"].values()) / 1e6

@@ -15,7 +15,7 @@ from supancl.detect.saving import is_detector
 from supancl.errors import BadInput, program_name
 from supancl.evaluate.encoder import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
 from supancl.export.card import CARD, write_card
-from supancl.export.formats import BATCHES, FORMATS, Written, write_and_check
+from supancl.export.formats import BATCHES, FORMATS, Written, describe_missing, write_and_check
 from supancl.export.images import read_check_images
 from supancl.export.job import MAKE_ROOM, CannotHold, ExportJob
 from supancl.export.names import check_formats, check_out
@@ -51,6 +51,9 @@ def export_encoder(
     """
     folder, names = Path(out), list(FORMATS) if formats is None else check_formats(formats)
     check_out(folder)
+    for name in names if formats is not None else ():  # before any work
+        if missing := describe_missing(FORMATS[name].packages, FORMATS[name].extra):
+            raise BadInput(f"--format {name}: {missing}")
     if Path(location).exists() and is_detector(Path(location)):
         raise BadInput(
             f"{location} is a detector; export it with: {program_name()} detect export {location} "
@@ -110,16 +113,12 @@ def _write_formats(job: ExportJob, names: Sequence[str], is_choice: bool) -> tup
             written[name] = write_and_check(job, FORMATS[name])
         except CannotHold as error:
             if is_choice:
-                raise BadInput(f"--format {name}: {error}{_way_out(str(error))}") from None
+                raise BadInput(f"--format {name}: {error}; leave --format out for every format that works") from None
             left_out[name] = str(error)
     if not written:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise BadInput(f"{job.encoder.spec.name}: no format can hold it ({reasons})")
     return written, left_out
-
-
-def _way_out(why: str) -> str:
-    return "" if "pip install" in why else "; leave --format out to write every format that works"
 
 
 def _describe(

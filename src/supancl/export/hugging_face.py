@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.export.job import CannotHold, ExportJob, Features
+from supancl.export.job import CannotHold, ExportJob, Features, check_tensors
 from supancl.files import reason, write_json
 from supancl.weights.encoder_file import save_safetensors
 from supancl.weights.timm_names import TimmModel, to_timm
@@ -62,16 +62,9 @@ def find_timm_model(job: ExportJob) -> tuple[TimmModel, dict[str, Any], Any]:
     except TypeError:  # convolutional models take any size and do not know the argument
         del arguments["img_size"]
         body = timm.create_model(model.architecture, num_classes=0, **arguments)
-    _check_tensors(body, job, f"timm's {model.architecture}")
+    check_tensors(job, body, f"timm's {model.architecture}")
     settings: Any = body.pretrained_cfg
     return model, arguments, settings.get("classifier")
-
-
-def _check_tensors(body: torch.nn.Module, job: ExportJob, name: str) -> None:
-    theirs = {key: value.shape for key, value in body.state_dict().items()}
-    ours = {key: value.shape for key, value in job.encoder.body.state_dict().items()}
-    for key in sorted(set(theirs) ^ set(ours)) or [key for key in ours if ours[key] != theirs[key]]:
-        raise CannotHold(f"{name} has other tensors than the encoder {job.encoder.spec.name!r}, such as {key}")
 
 
 def load_with_timm(job: ExportJob) -> Features:

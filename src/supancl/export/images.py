@@ -42,13 +42,13 @@ def read_check_images(evaluated: EvaluatedEncoder) -> CheckImages:
     """A few images of the run's data. Without a run, or if they cannot be read, noise."""
     encoder, recipe = evaluated.encoder, evaluated.recipe
     if recipe is None:
-        return _noise(encoder, "noise images, as the encoder has no run")
+        return _noise(encoder, "noise images (the encoder has no run)")
     if recipe.data.stream:
-        return _noise(encoder, "noise images, as the run streams its data")
+        return _noise(encoder, "noise images (the run streams its data)")
     try:
         pairs = _read_pairs(encoder, recipe.data, evaluated.reporter.on_progress)
     except (BadInput, OSError, ValueError) as error:
-        return _noise(encoder, f"noise images, as the run's data cannot be read ({error})")
+        return _noise(encoder, f"noise images (the run's data cannot be read: {error})")
     pixels, pictures = zip(*pairs, strict=True)
     views = [evaluation_view(Batch(image[None]), encoder.size, encoder.mean, encoder.std) for image in pixels]
     short_sides = [min(picture.size) for picture in pictures if picture is not None]

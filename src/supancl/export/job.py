@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from supancl.core.encoders import Encoder
 from supancl.errors import BadInput
@@ -74,6 +74,14 @@ class ExportJob:
             "recipe": self.tag,
             "preprocessing": json.dumps(self.preprocessing),
         }
+
+
+def check_tensors(job: ExportJob, model: nn.Module, name: str) -> None:
+    """Refuse a library's model whose tensors have other names or shapes than the encoder's."""
+    theirs = {key: value.shape for key, value in model.state_dict().items()}
+    ours = {key: value.shape for key, value in job.encoder.body.state_dict().items()}
+    for key in sorted(set(theirs) ^ set(ours)) or [key for key in ours if ours[key] != theirs[key]]:
+        raise CannotHold(f"{name} has other tensors than the encoder {job.encoder.spec.name!r}, such as {key}")
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> list[float]:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from supancl.core.encoders import find_classifier
-from supancl.export.job import CannotHold, ExportJob, Features
-from supancl.files import reason
+from supancl.export.job import CannotHold, ExportJob, Features, check_tensors
 
 FILE = "torchvision.pth"
 
@@ -23,7 +22,7 @@ class TorchvisionModel(NamedTuple):
 
 
 def find_torchvision_model(job: ExportJob) -> TorchvisionModel:
-    """The model of torchvision that may hold this encoder."""
+    """The model of torchvision with the encoder's tensors; refuse an encoder that torchvision lacks."""
     import torchvision
 
     spec = job.encoder.spec
@@ -33,8 +32,11 @@ def find_torchvision_model(job: ExportJob) -> TorchvisionModel:
     if spec.channels != 3:
         raise CannotHold(f"torchvision's {name} takes images of 3 channels, this encoder {spec.channels}")
     arguments = {"image_size": spec.size} if name.startswith("vit_") else {}
-    with torch.device("meta"):  # only its layers are looked at
-        classifier = find_classifier(torchvision.models.get_model(name, weights=None, **arguments))
+    with torch.device("meta"):  # only names and shapes are looked at
+        model = torchvision.models.get_model(name, weights=None, **arguments)
+    classifier = find_classifier(model)
+    model.set_submodule(classifier, torch.nn.Identity())
+    check_tensors(job, model, f"torchvision's {name}")
     return TorchvisionModel(name, arguments, classifier)
 
 
@@ -55,11 +57,6 @@ def load_torchvision(job: ExportJob) -> Features:
     name, arguments, classifier = find_torchvision_model(job)
     model = torchvision.models.get_model(name, weights=None, **arguments)
     model.set_submodule(classifier, torch.nn.Identity())
-    try:
-        model.load_state_dict(torch.load(job.folder / FILE, weights_only=True))
-    except RuntimeError as error:
-        raise CannotHold(
-            f"torchvision's {name} has other tensors than the encoder {job.encoder.spec.name!r} ({reason(error)})"
-        ) from None
+    model.load_state_dict(torch.load(job.folder / FILE, weights_only=True))
     features: Features = model.eval()
     return features
