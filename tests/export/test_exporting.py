@@ -22,6 +22,7 @@ from supancl.export.names import FORMAT_NAMES
 from supancl.weights.encoder_file import read_header, save_encoder
 from supancl.weights.start import fill_encoder
 from tests.files import TINY, assert_mentions, assert_refused, class_folders, contents, mentions, supancl
+from tests.helpers import quickly_built
 from tests.tiny import assert_same_bits
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime", "transformers")
@@ -88,17 +89,19 @@ def test_the_card_tells_what_the_run_knows(exported: Path, trained: Path) -> Non
 
 
 def test_the_configuration_has_nothing_of_timms_own_weights(tmp_path: Path) -> None:
-    encoder = EncoderSpec("resnet18", size=32, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)).build().eval()
-    save_encoder(tmp_path / "encoder.safetensors", encoder, (), "mine")
-    result = export_encoder(tmp_path / "encoder.safetensors", tmp_path / "out", ["hf", "torchvision"])
+    out = tmp_path / "out"
+    with quickly_built():
+        encoder = EncoderSpec("resnet18", size=32, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)).build().eval()
+        save_encoder(tmp_path / "encoder.safetensors", encoder, (), "mine")
+        result = export_encoder(tmp_path / "encoder.safetensors", out, ["hf", "torchvision"])
+        model = timm.create_model(f"local-dir:{out}", pretrained=True, num_classes=5).eval()
     assert result["compared_on"].startswith("noise images")
-    settings = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).pretrained_cfg
+    settings = model.pretrained_cfg
     assert settings["input_size"] == [3, 32, 32]
     assert (settings["mean"], settings["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
     assert settings["tag"] == tmp_path.name
     assert settings["license"] == "other"
     assert not {"url", "hf_hub_id", "origin_url", "paper_ids"} & {key for key, value in settings.items() if value}
-    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True, num_classes=5).eval()
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 5)
     assert torch.equal(model.conv1.weight, encoder.body.conv1.weight)
 

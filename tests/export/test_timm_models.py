@@ -14,13 +14,16 @@ from supancl import BadInput, EncoderSpec
 from supancl.core.encoders import VARIANTS
 from supancl.weights.timm_names import from_timm, to_timm
 from tests.files import mentions
+from tests.helpers import quickly_built
 
 
 @pytest.mark.parametrize("name", ["cifar-resnet18", "cifar-resnet18-pad2", "cifar-resnet18-norelu", "cnn"])
 def test_timm_builds_the_same_encoder(name: str) -> None:
     spec = EncoderSpec(name, channels=1, size=16, width=12 if name == "cnn" else None, mean=(0.5,), std=(0.5,))
-    encoder, (architecture, arguments) = spec.build().eval(), to_timm(spec)
-    model = timm.create_model(architecture, num_classes=0, in_chans=1, **arguments).eval()
+    architecture, arguments = to_timm(spec)
+    with quickly_built():
+        encoder = spec.build().eval()
+        model = timm.create_model(architecture, num_classes=0, in_chans=1, **arguments).eval()
     model.load_state_dict(encoder.body.state_dict())
     images = torch.randn(3, 1, 16, 16)
     with torch.inference_mode():
