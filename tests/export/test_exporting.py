@@ -15,9 +15,9 @@ import torch
 
 from supancl import BadInput, EncoderSpec, load_encoder
 from supancl.export import export_encoder, formats
+from supancl.export.exported import CannotHold, ExportedEncoder, crop_fraction
 from supancl.export.formats import FORMATS
 from supancl.export.images import measure_change
-from supancl.export.job import CannotHold, ExportJob, crop_fraction
 from supancl.export.names import FORMAT_NAMES
 from supancl.weights.encoder_file import read_header, save_encoder
 from supancl.weights.start import fill_encoder
@@ -203,10 +203,10 @@ def test_a_format_with_other_features_is_not_kept(trained: Path, tmp_path: Path,
     encoder = load_encoder(trained / "run")
     (way,) = FORMATS["pt2"].ways
 
-    def write(job: ExportJob) -> None:
-        (job.folder / "model.pt2").touch()
+    def write(encoded: ExportedEncoder) -> None:
+        (encoded.folder / "model.pt2").touch()
 
-    load = replace(way, load=lambda job: lambda images: change(encoder(images)))
+    load = replace(way, load=lambda encoded: lambda images: change(encoder(images)))
     monkeypatch.setitem(FORMATS, "pt2", replace(FORMATS["pt2"], write=write, ways=(load,)))
     with pytest.raises(BadInput, match=mentions("--format pt2", "torch.export", "features")):
         export_encoder(trained / "run", tmp_path / "out", ["pt2"])
@@ -217,7 +217,7 @@ def test_a_format_with_other_features_is_not_kept(trained: Path, tmp_path: Path,
 
 
 def test_an_encoder_that_no_format_holds_is_refused(trained: Path, tmp_path: Path, monkeypatch) -> None:
-    def refuse(job: ExportJob) -> None:
+    def refuse(encoded: ExportedEncoder) -> None:
         raise CannotHold("it is too round")
 
     for name, row in list(FORMATS.items()):

@@ -57,7 +57,7 @@ class Made:
 def make(name: str, root: Path) -> Made:
     torch.manual_seed(0)
     encoder = SPECS[name].build()
-    made = Made(encoder, root / "encoder.safetensors", root / "out", {})
+    made = Made(encoder, root / "encoder.safetensors", root / "models" / "photos", {})
     encoder(made.images(8))  # batch norm has seen images
     save_encoder(made.file, encoder.eval(), (), "matrix")
     made.result.update(export_encoder(made.file, made.out))
@@ -78,6 +78,8 @@ def test_every_way_of_loading_gives_our_features_or_is_refused(
                 check_refusal(made, way, capsys)
             else:
                 check_cell(made, way)
+        if name == "resnet18":
+            check_the_page(made, tmp_path)
         check_descriptions_in_the_files(made)
         check_what_transformers_saves_again(made, tmp_path / "saved")
 
@@ -99,6 +101,18 @@ def check_cell(made: Made, way: str) -> None:
             assert theirs.shape == ours.shape == (batch, made.encoder.width)
             assert (theirs - ours).abs().max() <= TOLERANCE.get(way, 1e-5) * ours.abs().max(), (way, batch)
             assert ours.std() > 0
+
+
+def check_the_page(made: Made, folder: Path) -> None:
+    """The blocks of docs/export.md that tests/docs does not run."""
+    page = (Path(__file__).parents[2] / "docs/export.md").read_text()
+    blocks = [text for text in re.findall(r"```python no-run\n(.*?)```", page, re.S) if "features" in text]
+    assert len(blocks) == 2
+    names: dict[str, Any] = {"images": made.images(3)}
+    with contextlib.chdir(folder), torch.inference_mode():
+        for block in blocks:
+            exec(block, names)
+            assert torch.allclose(torch.as_tensor(names["features"]), made.encoder(names["images"]), atol=1e-4), block
 
 
 def check_refusal(made: Made, way: str, capsys: pytest.CaptureFixture[str]) -> None:

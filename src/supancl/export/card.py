@@ -12,9 +12,9 @@ from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_name
 from supancl.evaluate.suite import describe_result
 from supancl.export import graphs, hugging_face, torchvision_file
+from supancl.export.exported import ExportedEncoder
 from supancl.export.formats import FORMATS, Written
 from supancl.export.images import BATCHES
-from supancl.export.job import ExportJob
 from supancl.files import is_as_written, read_text
 from supancl.reports.tables import Table, write_table
 from supancl.version import __version__
@@ -28,9 +28,9 @@ OWNERSHIP = (
 PROTOCOLS = {"knn": "k-NN", "linear": "linear classifier", "transfer": "transfer", "finetune": "fine-tuning"}
 
 
-def write_card(title: str, evaluated: EvaluatedEncoder, job: ExportJob, written: dict[str, Written]) -> str:
+def write_card(title: str, evaluated: EvaluatedEncoder, exported: ExportedEncoder, written: dict[str, Written]) -> str:
     """The whole text, in Markdown with Hugging Face's header."""
-    encoder, spec = job.encoder, job.encoder.spec
+    encoder, spec = exported.encoder, exported.encoder.spec
     kind = {1: "grey", 3: "RGB"}.get(spec.channels, f"{spec.channels}-channel")
     images = f"vectors of {spec.channels * spec.size} numbers"
     if spec.name != "linear":
@@ -44,15 +44,15 @@ def write_card(title: str, evaluated: EvaluatedEncoder, job: ExportJob, written:
         "## Load it",
         "Run these in this folder. `images` are normalised images (batch, channels, height, width); see "
         "[Prepare an image](#prepare-an-image).",
-        *_loading(job, written),
+        *_loading(exported, written),
         "## Prepare an image",
-        *_preparing(job, written),
+        *_preparing(exported, written),
         "## Training",
         _training(evaluated),
         "## Results",
         *_results(evaluated),
         "## Check",
-        *_check(job, written),
+        *_check(exported, written),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -79,31 +79,31 @@ def _other_terms(evaluated: EvaluatedEncoder) -> str:
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def _loading(job: ExportJob, written: dict[str, Written]) -> Iterator[str]:
-    for way, code in loading_code(job, written).items():
+def _loading(exported: ExportedEncoder, written: dict[str, Written]) -> Iterator[str]:
+    for way, code in loading_code(exported, written).items():
         yield f"With {way}:"
         yield f"```python\n{code}\n```"
-    if "hf" in written and to_timm(job.encoder.spec).is_ours:
+    if "hf" in written and to_timm(exported.encoder.spec).is_ours:
         yield (
             "timm does not have this architecture. `supancl.export.timm_models` registers it; the file needs torch and "
             "timm only, so you can also copy it from supancl into your project."
         )
-    if "hf" in written and "num_heads" in (arguments := to_timm(job.encoder.spec).arguments):
+    if "hf" in written and "num_heads" in (arguments := to_timm(exported.encoder.spec).arguments):
         yield (
             f"With `checkpoint_path` do not leave num_heads={arguments['num_heads']} out: timm would load the file "
             "with another number of heads, without an error, and give other features."
         )
 
 
-def loading_code(job: ExportJob, written: dict[str, Written]) -> dict[str, str]:
+def loading_code(exported: ExportedEncoder, written: dict[str, Written]) -> dict[str, str]:
     """Per way of loading the lines that turn `images` into `features`."""
     code: dict[str, str] = {}
     if "hf" in written:
-        code |= _hugging_face_code(job)
+        code |= _hugging_face_code(exported)
         if not written["hf"].not_loaded.get("transformers", "needs").startswith("needs"):
             del code["transformers"]  # it was tried, and cannot load the architecture
     if "torchvision" in written:
-        name, arguments, classifier = torchvision_file.find_torchvision_model(job)
+        name, arguments, classifier = torchvision_file.find_torchvision_model(exported)
         given = "".join(f", {key}={value!r}" for key, value in arguments.items())
         code["torchvision"] = (
             "import torch\nimport torchvision\n\n"
@@ -126,10 +126,10 @@ def loading_code(job: ExportJob, written: dict[str, Written]) -> dict[str, str]:
     return code
 
 
-def _hugging_face_code(job: ExportJob) -> dict[str, str]:
-    config = json.loads((job.folder / hugging_face.CONFIG).read_text())
+def _hugging_face_code(exported: ExportedEncoder) -> dict[str, str]:
+    config = json.loads((exported.folder / hugging_face.CONFIG).read_text())
     given = "".join(f", {key}={value!r}" for key, value in config["model_args"].items())
-    is_ours = to_timm(job.encoder.spec).is_ours
+    is_ours = to_timm(exported.encoder.spec).is_ours
     ours = "import supancl.export.timm_models  # registers the architecture with timm\n" if is_ours else ""
     return {
         "timm": f"{ours}import timm\n\n"
@@ -146,12 +146,12 @@ def _hugging_face_code(job: ExportJob) -> dict[str, str]:
 # --- preparing an image -----------------------------------------------------------------------------------------------
 
 
-def _preparing(job: ExportJob, written: dict[str, Written]) -> Iterator[str]:
-    settings, spec = job.preprocessing, job.encoder.spec
+def _preparing(exported: ExportedEncoder, written: dict[str, Written]) -> Iterator[str]:
+    settings, spec = exported.preprocessing, exported.encoder.spec
     if spec.name == "linear":
         yield "Vectors are used as they are."
         return
-    short_side = spec.size if job.images.is_whole else round(spec.size * 8 / 7)
+    short_side = spec.size if exported.images.is_whole else round(spec.size * 8 / 7)
     mode = "grey" if spec.channels == 1 else "RGB"
     yield (
         f"Convert the image to {mode}, resize its short side to {short_side} px (bilinear), cut out the central "
@@ -172,7 +172,7 @@ def _preparing(job: ExportJob, written: dict[str, Written]) -> Iterator[str]:
     changes = {name: change for row in written.values() for name, change in row.changes.items()}
     if changes:
         texts = "; ".join(f"{name}: {change}" for name, change in changes.items())
-        yield f"Compared with supancl's own preparation, on {job.images.origin}: {texts}."
+        yield f"Compared with supancl's own preparation, on {exported.images.origin}: {texts}."
     elif "hf" in written:
         yield "What these change, compared with supancl's own preparation, was not measured: there were no pictures."
 
@@ -265,10 +265,10 @@ def _result_row(result: dict[str, Any]) -> tuple[str, ...]:
     return name, make_visible(data), describe_result(result), str(result.get("verdict") or "")
 
 
-def _check(job: ExportJob, written: dict[str, Written]) -> Iterator[str]:
+def _check(exported: ExportedEncoder, written: dict[str, Written]) -> Iterator[str]:
     batches = ", ".join(map(str, BATCHES[:-1])) + f" and {BATCHES[-1]}"
     yield (
-        f"Each file was loaded back and its features compared with supancl's, on {make_visible(job.images.origin)}, in "
+        f"Each file was loaded back and its features compared with supancl's, on {make_visible(exported.images.origin)}, in "
         f"batches of {batches}. The difference is the largest one, as a fraction of the largest feature."
     )
     tolerances = {way.name: way.tolerance for row in FORMATS.values() for way in row.ways}

@@ -15,9 +15,9 @@ from supancl.detect.saving import is_detector
 from supancl.errors import BadInput, program_name
 from supancl.evaluate.encoder import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
 from supancl.export.card import CARD, write_card
+from supancl.export.exported import MAKE_ROOM, CannotHold, ExportedEncoder
 from supancl.export.formats import BATCHES, FORMATS, Written, describe_missing, write_and_check
 from supancl.export.images import read_check_images
-from supancl.export.job import MAKE_ROOM, CannotHold, ExportJob
 from supancl.export.names import check_formats, check_out
 from supancl.files import (
     describe_write_failure,
@@ -63,10 +63,10 @@ def export_encoder(
         str(location), EvaluationOptions(torch.device("cpu"), cache_features=False), reporter or Reporter()
     )
     with _temporary_folder(folder) as temporary:
-        job = _make_job(evaluated, temporary)
-        written, left_out = _write_formats(job, names, is_choice=formats is not None)
-        write_text(temporary / CARD, write_card(folder.name, evaluated, job, written), MAKE_ROOM)
-    return _describe(evaluated, folder, job, written, left_out)
+        exported = _make_job(evaluated, temporary)
+        written, left_out = _write_formats(exported, names, is_choice=formats is not None)
+        write_text(temporary / CARD, write_card(folder.name, evaluated, exported, written), MAKE_ROOM)
+    return _describe(evaluated, folder, exported, written, left_out)
 
 
 @contextlib.contextmanager
@@ -90,11 +90,11 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _make_job(evaluated: EvaluatedEncoder, folder: Path) -> ExportJob:
+def _make_job(evaluated: EvaluatedEncoder, folder: Path) -> ExportedEncoder:
     metadata = _read_metadata(Path(evaluated.location))
     if "encoder" not in metadata:  # another library's file
         metadata = encoder_metadata(folder / EXPORTED_FILE, evaluated.encoder, (), f"export:{evaluated.label}")
-    return ExportJob(evaluated.encoder, metadata, read_check_images(evaluated), folder, evaluated.label)
+    return ExportedEncoder(evaluated.encoder, metadata, read_check_images(evaluated), folder, evaluated.label)
 
 
 def _read_metadata(location: Path) -> dict[str, str]:
@@ -104,40 +104,46 @@ def _read_metadata(location: Path) -> dict[str, str]:
     return read_header(location)[0] if location.is_file() and location.suffix == ".safetensors" else {}
 
 
-def _write_formats(job: ExportJob, names: Sequence[str], is_choice: bool) -> tuple[dict[str, Written], dict[str, str]]:
+def _write_formats(
+    exported: ExportedEncoder, names: Sequence[str], is_choice: bool
+) -> tuple[dict[str, Written], dict[str, str]]:
     """What was written, and why other formats were left out. A format that the user chose must work."""
     written: dict[str, Written] = {}
     left_out: dict[str, str] = {}
     for name in names:
         try:
-            written[name] = write_and_check(job, FORMATS[name])
+            written[name] = write_and_check(exported, FORMATS[name])
         except CannotHold as error:
             if is_choice:
                 raise BadInput(f"--format {name}: {error}; leave --format out for every format that works") from None
             left_out[name] = str(error)
     if not written:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-        raise BadInput(f"{job.encoder.spec.name}: no format can hold it ({reasons})")
+        raise BadInput(f"{exported.encoder.spec.name}: no format can hold it ({reasons})")
     return written, left_out
 
 
 def _describe(
-    evaluated: EvaluatedEncoder, folder: Path, job: ExportJob, written: dict[str, Written], left_out: dict[str, str]
+    evaluated: EvaluatedEncoder,
+    folder: Path,
+    exported: ExportedEncoder,
+    written: dict[str, Written],
+    left_out: dict[str, str],
 ) -> dict[str, Any]:
-    spec = job.encoder.spec
+    spec = exported.encoder.spec
     return {
         "encoder": evaluated.location,
         "out": str(folder),
         "architecture": spec.name,
         "channels": spec.channels,
         "size": spec.size,
-        "width": job.encoder.width,
+        "width": exported.encoder.width,
         "formats": {
             name: {"files": row.files, "differences": row.differences, "not_loaded": row.not_loaded}
             for name, row in written.items()
         },
         "left_out": left_out,
-        "compared_on": job.images.origin,
+        "compared_on": exported.images.origin,
         "batches": list(BATCHES),
         "image_processors": {
             name: {"lowest_cosine": change.lowest_cosine, "moved": change.moved}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from supancl.export import graphs, hugging_face, torchvision_file
+from supancl.export.exported import ONNX_TOLERANCE, TORCH_TOLERANCE, CannotHold, ExportedEncoder, Features
 from supancl.export.images import BATCHES, ImageChange, measure_change
-from supancl.export.job import ONNX_TOLERANCE, TORCH_TOLERANCE, CannotHold, ExportJob, Features
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Way:
     """One way to load a format. One that needs further packages is optional: the format is useful without it."""
 
     name: str
-    load: Callable[[ExportJob], Features]
+    load: Callable[[ExportedEncoder], Features]
     tolerance: float = TORCH_TOLERANCE
     packages: tuple[str, ...] = ()
     extra: str = ""  # of supancl, which installs the packages
-    prepare: Callable[[ExportJob], Tensor] | None = None  # pictures -> inputs, as the library does it
+    prepare: Callable[[ExportedEncoder], Tensor] | None = None  # pictures -> inputs, as the library does it
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Format:
 
     name: str
     files: tuple[str, ...]
-    write: Callable[[ExportJob], None]
+    write: Callable[[ExportedEncoder], None]
     ways: tuple[Way, ...]
     packages: tuple[str, ...] = ()
     extra: str = ""
@@ -92,7 +92,7 @@ def describe_missing(packages: Sequence[str], extra: str) -> str:
     return f"needs {', '.join(missing)}; pip install 'supancl[{extra}]'" if missing else ""
 
 
-def write_and_check(job: ExportJob, row: Format) -> Written:
+def write_and_check(exported: ExportedEncoder, row: Format) -> Written:
     """Write a format, load it in every way that the installed packages allow, and compare features with ours.
 
     Raises CannotHold if the format cannot hold the encoder or gives other features; its files are then removed.
@@ -103,33 +103,35 @@ def write_and_check(job: ExportJob, row: Format) -> Written:
     not_loaded: dict[str, str] = {}
     changes: dict[str, ImageChange] = {}
     try:
-        row.write(job)
+        row.write(exported)
         for way in row.ways:
             if missing := describe_missing(way.packages, way.extra):
                 not_loaded[way.name] = missing
                 continue
             try:
-                differences[way.name] = compare(job, way, way.load(job))
+                differences[way.name] = compare(exported, way, way.load(exported))
             except CannotHold as error:
                 if not way.packages:
                     raise
                 not_loaded[way.name] = str(error)
                 continue
-            if way.prepare is not None and job.images.pictures:
-                changes[way.name] = measure_processor(job, way.prepare(job))
+            if way.prepare is not None and exported.images.pictures:
+                changes[way.name] = measure_processor(exported, way.prepare(exported))
     except CannotHold:
         for name in row.files:
-            (job.folder / name).unlink(missing_ok=True)
+            (exported.folder / name).unlink(missing_ok=True)
         raise
-    return Written({name: (job.folder / name).stat().st_size for name in row.files}, differences, not_loaded, changes)
+    return Written(
+        {name: (exported.folder / name).stat().st_size for name in row.files}, differences, not_loaded, changes
+    )
 
 
 @torch.inference_mode()
-def compare(job: ExportJob, way: Way, features: Features) -> float:
+def compare(exported: ExportedEncoder, way: Way, features: Features) -> float:
     """The largest difference from our features, as a fraction of the largest feature, over batches of 1, 3 and 17."""
     worst = 0.0
-    for batch in job.images.batches():
-        ours, theirs = job.encoder(batch), features(batch)
+    for batch in exported.images.batches():
+        ours, theirs = exported.encoder(batch), features(batch)
         if theirs.shape != ours.shape:
             raise CannotHold(f"{way.name} gives features of shape {tuple(theirs.shape)}, ours are {tuple(ours.shape)}")
         scale = ours.abs().max().item() or 1.0
@@ -144,9 +146,9 @@ def compare(job: ExportJob, way: Way, features: Features) -> float:
 
 
 @torch.inference_mode()
-def measure_processor(job: ExportJob, prepared: Tensor) -> ImageChange:
+def measure_processor(exported: ExportedEncoder, prepared: Tensor) -> ImageChange:
     """How our features of the pictures change if the library prepares them."""
-    return measure_change(job.encoder(job.images.views), job.encoder(prepared))
+    return measure_change(exported.encoder(exported.images.views), exported.encoder(prepared))
 
 
 __all__ = ["BATCHES", "FORMATS", "Format", "Way", "Written", "describe_missing", "write_and_check"]

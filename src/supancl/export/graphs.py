@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.export.job import CannotHold, ExportJob, Features
+from supancl.export.exported import CannotHold, ExportedEncoder, Features
 from supancl.files import reason
 
 PT2, ONNX = "model.pt2", "model.onnx"
@@ -21,28 +21,28 @@ DESCRIPTION = "supancl.json"  # inside model.pt2
 MAX_PROTOBUF_BYTES = 2**31 - 2**20  # a file without a second one for its weights
 
 
-def write_pt2(job: ExportJob) -> None:
-    program, extra = job.program, {DESCRIPTION: json.dumps(job.describe())}
+def write_pt2(exported: ExportedEncoder) -> None:
+    program, extra = exported.program, {DESCRIPTION: json.dumps(exported.describe())}
 
     def write(path: Path) -> None:
         with open(path, "wb") as file:  # given a path, torch asks for the suffix .pt2
             torch.export.save(program, file, extra_files=extra)
 
-    job.save(PT2, write)
+    exported.save(PT2, write)
 
 
-def load_pt2(job: ExportJob) -> Features:
-    with open(job.folder / PT2, "rb") as file:
+def load_pt2(exported: ExportedEncoder) -> Features:
+    with open(exported.folder / PT2, "rb") as file:
         module: Features = torch.export.load(file).module()
     return module
 
 
-def write_onnx(job: ExportJob) -> None:
+def write_onnx(exported: ExportedEncoder) -> None:
     """Write one file with a batch axis of any size and opset of torch's choice, with the preprocessing as metadata."""
-    nbytes = sum(value.numel() * value.element_size() for value in job.encoder.state_dict().values())
+    nbytes = sum(value.numel() * value.element_size() for value in exported.encoder.state_dict().values())
     if nbytes > MAX_PROTOBUF_BYTES:
         raise CannotHold(f"an ONNX file holds up to 2 GB, and the weights have {nbytes / 1e9:.1f} GB")
-    program = job.program
+    program = exported.program
     try:
         with _quiet_exporter():
             converted: Any = torch.onnx.export(
@@ -54,9 +54,9 @@ def write_onnx(job: ExportJob) -> None:
                 verbose=False,
             )
     except Exception as error:  # the exporter has many kinds of errors
-        raise CannotHold(f"torch.onnx cannot convert {job.encoder.spec.name} ({reason(error)})") from None
-    converted.model.metadata_props.update(job.describe())
-    job.save(ONNX, lambda path: converted.save(str(path), external_data=False))
+        raise CannotHold(f"torch.onnx cannot convert {exported.encoder.spec.name} ({reason(error)})") from None
+    converted.model.metadata_props.update(exported.describe())
+    exported.save(ONNX, lambda path: converted.save(str(path), external_data=False))
 
 
 @contextlib.contextmanager
@@ -67,10 +67,10 @@ def _quiet_exporter() -> Iterator[None]:
         yield
 
 
-def load_onnx(job: ExportJob) -> Features:
+def load_onnx(exported: ExportedEncoder) -> Features:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(job.folder / ONNX), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(exported.folder / ONNX), providers=["CPUExecutionProvider"])
 
     def features(images: Tensor) -> Tensor:
         (values,) = session.run(["features"], {"images": images.numpy()})

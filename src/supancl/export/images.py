@@ -78,8 +78,8 @@ def _read_pairs(encoder: Encoder, data: DataSpec, progress: Callable[..., None])
     entries = Columns.from_entries(listed.entries)
     split_name = next(name for name in ("test", "val", "train") if entries.has_split(name))
     positions = entries.positions_of(split_name)
-    chosen = positions[np.linspace(0, len(positions) - 1, min(BATCHES[-1], len(positions))).round().astype(int)]
-    return [_read_pair(entries.items[position], encoder) for position in chosen.tolist()]
+    selected = positions[np.linspace(0, len(positions) - 1, min(BATCHES[-1], len(positions))).round().astype(int)]
+    return [_read_pair(entries.items[position], encoder) for position in selected.tolist()]
 
 
 def _read_pair(item: Any, encoder: Encoder) -> tuple[Tensor, Any]:
@@ -117,5 +117,5 @@ def measure_change(ours: Tensor, theirs: Tensor) -> ImageChange:
     cosine = torch.nn.functional.cosine_similarity(ours.double(), theirs.double()).min().item()
     distance = torch.nn.functional.pdist(ours.double())
     change = (ours - theirs).double().norm(dim=1).mean().item()
-    spread = distance.mean().item() if len(distance) else 0.0
-    return ImageChange(cosine, change / spread if spread else (0.0 if change == 0 else float("inf")))
+    usual = distance.mean().item() if len(distance) else 0.0
+    return ImageChange(cosine, change / usual if usual else (0.0 if change == 0 else float("inf")))

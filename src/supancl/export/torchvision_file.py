@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from supancl.core.encoders import find_classifier
-from supancl.export.job import CannotHold, ExportJob, Features, check_tensors
+from supancl.export.exported import CannotHold, ExportedEncoder, Features, check_tensors
 
 FILE = "torchvision.pth"
 
@@ -21,11 +21,11 @@ class TorchvisionModel(NamedTuple):
     classifier: str
 
 
-def find_torchvision_model(job: ExportJob) -> TorchvisionModel:
+def find_torchvision_model(exported: ExportedEncoder) -> TorchvisionModel:
     """The model of torchvision with the encoder's tensors; refuse an encoder that torchvision lacks."""
     import torchvision
 
-    spec = job.encoder.spec
+    spec = exported.encoder.spec
     name = spec.name.rpartition(":")[2].partition(".")[0]
     if name not in torchvision.models.list_models(module=torchvision.models):
         raise CannotHold(f"torchvision has no architecture for the encoder {spec.name!r}")
@@ -36,27 +36,29 @@ def find_torchvision_model(job: ExportJob) -> TorchvisionModel:
         model = torchvision.models.get_model(name, weights=None, **arguments)
     classifier = find_classifier(model)
     model.set_submodule(classifier, torch.nn.Identity())
-    check_tensors(job, model, f"torchvision's {name}")
+    check_tensors(exported, model, f"torchvision's {name}")
     return TorchvisionModel(name, arguments, classifier)
 
 
-def write_torchvision(job: ExportJob) -> None:
-    find_torchvision_model(job)
-    weights = {name: value.detach().cpu().contiguous().clone() for name, value in job.encoder.body.state_dict().items()}
+def write_torchvision(exported: ExportedEncoder) -> None:
+    find_torchvision_model(exported)
+    weights = {
+        name: value.detach().cpu().contiguous().clone() for name, value in exported.encoder.body.state_dict().items()
+    }
 
     def write(path: Path) -> None:
         with open(path, "wb") as file:  # given a path, torch hides why it could not write
             torch.save(weights, file)
 
-    job.save(FILE, write)
+    exported.save(FILE, write)
 
 
-def load_torchvision(job: ExportJob) -> Features:
+def load_torchvision(exported: ExportedEncoder) -> Features:
     import torchvision
 
-    name, arguments, classifier = find_torchvision_model(job)
+    name, arguments, classifier = find_torchvision_model(exported)
     model = torchvision.models.get_model(name, weights=None, **arguments)
     model.set_submodule(classifier, torch.nn.Identity())
-    model.load_state_dict(torch.load(job.folder / FILE, weights_only=True))
+    model.load_state_dict(torch.load(exported.folder / FILE, weights_only=True))
     features: Features = model.eval()
     return features

@@ -28,7 +28,7 @@ class CannotHold(BadInput):
 
 
 @dataclass(frozen=True)
-class ExportJob:
+class ExportedEncoder:
     """An encoder in eval mode on the CPU, the metadata of its file, and the images that formats are compared on."""
 
     encoder: Encoder
@@ -76,12 +76,12 @@ class ExportJob:
         }
 
 
-def check_tensors(job: ExportJob, model: nn.Module, name: str) -> None:
+def check_tensors(exported: ExportedEncoder, model: nn.Module, name: str) -> None:
     """Refuse a library's model whose tensors have other names or shapes than the encoder's."""
     theirs = {key: value.shape for key, value in model.state_dict().items()}
-    ours = {key: value.shape for key, value in job.encoder.body.state_dict().items()}
+    ours = {key: value.shape for key, value in exported.encoder.body.state_dict().items()}
     for key in sorted(set(theirs) ^ set(ours)) or [key for key in ours if ours[key] != theirs[key]]:
-        raise CannotHold(f"{name} has other tensors than the encoder {job.encoder.spec.name!r}, such as {key}")
+        raise CannotHold(f"{name} has other tensors than the encoder {exported.encoder.spec.name!r}, such as {key}")
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> list[float]:
