@@ -1,4 +1,4 @@
-"""Write an encoder for other libraries: timm, transformers, torchvision, ONNX and torch.export (docs/export.md)."""
+"""What people plug in: encoders in other formats (docs/export.md), and loggers."""
 
 from typing import TYPE_CHECKING
 

@@ -268,8 +268,8 @@ def _result_row(result: dict[str, Any]) -> tuple[str, ...]:
 def _check(exported: ExportedEncoder, written: dict[str, Written]) -> Iterator[str]:
     batches = ", ".join(map(str, BATCHES[:-1])) + f" and {BATCHES[-1]}"
     yield (
-        f"Each file was loaded back and its features compared with supancl's, on {make_visible(exported.images.origin)}, in "
-        f"batches of {batches}. The difference is the largest one, as a fraction of the largest feature."
+        "Each file was loaded back and its features compared with supancl's, on "
+        f"{make_visible(exported.images.origin)}, in batches of {batches}. The difference is the largest one, as a fraction of the largest feature."
     )
     tolerances = {way.name: way.tolerance for row in FORMATS.values() for way in row.ways}
     rows = [
