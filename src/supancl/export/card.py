@@ -269,7 +269,8 @@ def _check(exported: ExportedEncoder, written: dict[str, Written]) -> Iterator[s
     batches = ", ".join(map(str, BATCHES[:-1])) + f" and {BATCHES[-1]}"
     yield (
         "Each file was loaded back and its features compared with supancl's, on "
-        f"{make_visible(exported.images.origin)}, in batches of {batches}. The difference is the largest one, as a fraction of the largest feature."
+        f"{make_visible(exported.images.origin)}, in batches of {batches}. The difference is the largest one, as a "
+        "fraction of the largest feature."
     )
     tolerances = {way.name: way.tolerance for row in FORMATS.values() for way in row.ways}
     rows = [
