@@ -46,6 +46,8 @@ LINES = {  # command line -> exit code, words of the output
     "predict nowhere --data digits --out x.csv": (2, "no file nowhere; give a run folder"),
     "embed runs --data digits --out x.txt": (2, "must end in .npz, .csv or .parquet"),
     "import nowhere --out x": (2, "no file nowhere; give a run folder"),
+    "export nowhere --out x": (2, "no file nowhere; give a run folder"),
+    "export nowhere --out x --format onx": (2, "did you mean 'onnx'?"),
     "data show nowhere": (2, "no data at 'nowhere'; check the path"),
     "recipes": (0, "cifar100.supsiam"),
     "recipes cifar100.supsiam": (0, "loss.alpha"),

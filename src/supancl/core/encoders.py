@@ -324,13 +324,18 @@ def _torchvision(spec: EncoderSpec) -> tuple[nn.Module, int]:
     with _explain_size_errors(spec, f"torchvision's {name}"):
         body = torchvision.models.get_model(name, weights=None, **options)
         _features_of_blank_image(body, spec)
-    linear = [path for path, module in body.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
+    classifier = find_classifier(body)
+    if not classifier:
         raise BadInput(f"torchvision's {name} has no linear classifier to leave out; choose another model")
-    parent, _, last = linear[-1].rpartition(".")
-    width: int = body.get_submodule(linear[-1]).in_features
-    setattr(body.get_submodule(parent), last, nn.Identity())
+    width: int = body.get_submodule(classifier).in_features
+    body.set_submodule(classifier, nn.Identity())
     return body, width
+
+
+def find_classifier(body: nn.Module) -> str:
+    """The name of a classifier's last linear layer, such as fc; empty if there is none."""
+    linear = [path for path, module in body.named_modules() if isinstance(module, nn.Linear)]
+    return linear[-1] if linear else ""
 
 
 BUILDERS: dict[str, Any] = {
