@@ -187,6 +187,10 @@ def test_compare_writes_a_table_a_plot_and_latex_and_goes_on(photos: Path, capsy
     assert_mentions(said.out, "3 of 4 runs are already finished", "trained digits.supsiam-seed-1")
     assert contents(Path("out/digits.simsiam-seed-0")) == before
     again = json.loads(Path("out/results.json").read_text())
+    evaluated = supancl(capsys, "evaluate", "knn", "out/digits.supsiam-seed-1", "--no-baselines", "--json", "knn.json")
+    assert evaluated.code == 0  # k-NN is that of `evaluate knn`, whose k suits the few references
+    knn = json.loads(Path("knn.json").read_text())
+    assert (again["rows"][3]["knn"], knn["k"] < 20) == (knn["accuracy"], True)
     assert [row["linear"] for row in again["rows"]] == [row["linear"] for row in result["rows"]]
     several_runs_are_evaluated_in_one_table(capsys)
 

@@ -379,9 +379,9 @@ def _hide_labels(train: Split, fraction: float) -> tuple[Split, list[str]]:
 def keep_labels(labels: Tensor, fraction: float) -> Tensor:
     """The labels of about `fraction` of each class; others are -1."""
     rows = draw_stratified(labels, fraction, SPLIT_SEED + 1, include_singletons=True)
-    kept = torch.full_like(labels, -1)
-    kept[rows] = labels[rows]
-    return kept
+    shown = torch.full_like(labels, -1)
+    shown[rows] = labels[rows]
+    return shown
 
 
 def _limit(train: Split, limit: int | None) -> Split:

@@ -159,14 +159,14 @@ def to_text_within(table: Table, width: int, optional: Sequence[str], where: str
         if max(map(len, text.splitlines()[first : first + len(table.rows) + 1])) <= width:
             break
         left_out = optional[:count]
-        kept = [i for i, cell in enumerate(table.columns) if _as_cell(cell).text not in left_out]
+        shown = [i for i, cell in enumerate(table.columns) if _as_cell(cell).text not in left_out]
         note = f"left out in this narrow terminal: {', '.join(left_out)} ({where} has all)"
         text = to_text(
             replace(
                 table,
-                columns=[table.columns[i] for i in kept],
-                rows=[row if isinstance(row, str) else [row[i] for i in kept] for row in table.rows],
-                align="".join(table.alignment[i] for i in kept),
+                columns=[table.columns[i] for i in shown],
+                rows=[row if isinstance(row, str) else [row[i] for i in shown] for row in table.rows],
+                align="".join(table.alignment[i] for i in shown),
                 notes=[*table.notes, note],
             )
         )
