@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # what measures branch coverage; `make ci` does, and so does: make test COVERED='$(COVER)'
 COVER := --cov --cov-report=
 
-.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-extras test-faults soak readme first-hour test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
+.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-extras test-browser test-faults soak readme first-hour test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
 	bench-step bench-trees bench-scaling results coverage dist lint typecheck net walks mutants golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
@@ -29,7 +29,7 @@ demo: $(READY)  ## pretrain, evaluate and draw, in three minutes on two CPU core
 	OMP_NUM_THREADS=2 $(BIN)/python examples/demo.py $(EPOCHS)
 
 ci: COVERED := $(COVER)
-ci: lint typecheck test test-experiments test-distributed test-paper test-docs test-extras test-faults coverage  ## all that must pass, in any clone
+ci: lint typecheck test test-experiments test-distributed test-paper test-docs test-extras test-browser test-faults coverage  ## all that must pass, in any clone
 
 test: $(READY)  ## all tests but those of the targets below; reads nothing outside the repository
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --ignore=tests/distributed $(COVERED)
@@ -56,6 +56,9 @@ $(EXTRAS): $(READY)
 
 test-extras: $(EXTRAS)  ## what needs onnx, transformers, wandb, mlflow, lightning or accelerate
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/extras --cov --cov-append --cov-report=
+
+test-browser: $(EXTRAS)  ## the HTML pages in headless Chromium, which must be installed (Debian: chromium, chromium-driver)
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests/browser --cov --cov-append --cov-report=
 
 test-faults: $(READY)  ## killed ranks, blocked disks, files of attackers: about two minutes; SUPANCL_FAULTS=full for the long form
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" tests/faults --cov --cov-append --cov-report=

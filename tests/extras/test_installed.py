@@ -8,7 +8,8 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "name", ["onnx", "onnxscript", "onnxruntime", "transformers", "wandb", "mlflow", "lightning", "accelerate"]
+    "name",
+    ["onnx", "onnxscript", "onnxruntime", "transformers", "wandb", "mlflow", "lightning", "accelerate", "selenium"],
 )
 def test_a_package_of_the_extras_is_installed(name: str) -> None:
     assert importlib.util.find_spec(name) is not None

@@ -184,7 +184,8 @@ def test_the_study_leaves_a_page_that_needs_nothing_else(study: Path) -> None:
     page = (study / "alpha.html").read_text()
     assert "Which alpha for digits?" in page
     assert page.count("data:image/png;base64,") == 2
-    assert "http" not in page
+    assert "http:" not in page
+    assert "https:" not in page
     result = json.loads((study / "alpha.json").read_text())
     assert len(result["rows"]) == 4
     keys = ("ssl", "sup", "ratio", "knn", "linear", "transfer")

@@ -78,7 +78,7 @@ class Terminal(Reporter):
         self.console.print(text)
 
     def warn(self, text: str) -> None:
-        self.errors.print(f"warning: {text}", style="yellow")
+        print_warning(text, self.errors)
 
     def on_progress(self, task: str, done: int, total: int) -> None:
         """Show a bar, or without a terminal a line per tenth of a long job. With a total of 0, print `task`."""
@@ -233,6 +233,11 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> FittingTable
     sides = ["right" if i > 0 and starts[i] <= set("0123456789+-−.") else "left" for i in range(len(columns))]
     result.add_cells([make_visible(column) for column in columns], rows, sides)
     return result
+
+
+def print_warning(text: str, console: Console | None = None) -> None:
+    """Print a warning to standard error, also if the command is quiet."""
+    (console or SafeConsole(stderr=True)).print(f"warning: {text}", style="yellow")
 
 
 def print_error(text: str) -> None:

@@ -216,6 +216,31 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="continue runs that failed in an earlier call (default: only list them)",
     )
+    add_logger_flag(parser)
+
+
+class AddLogger(argparse.Action):
+    """--logger NAME; an unknown name, or one whose package is missing, is refused before anything is read."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        from supancl.export.loggers import check_logger
+
+        try:
+            check_logger(values)
+        except BadInput as error:
+            parser.error(str(error))
+        namespace.logger = [*namespace.logger, values]
+
+
+def add_logger_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--logger",
+        action=AddLogger,
+        default=[],
+        metavar="NAME",
+        help="also log to wandb or mlflow, offline unless their own variables say otherwise (docs/loggers.md); may be "
+        "given several times",
+    )
 
 
 # --- commands that take encoders --------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.console import Terminal
 from supancl.cli.flags import recipe_from_flags
+from supancl.cli.loggers import reporter_from_flags
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.data.survey import survey_source
 from supancl.errors import BadInput, program_name
@@ -59,7 +59,7 @@ def extend(args: argparse.Namespace, console: Console) -> Run:
     epochs = changes.pop("train.epochs", None)
     if not isinstance(epochs, int):
         raise BadInput(f"--extend {args.extend}: give --epochs N, the epoch to continue to, counted from the first")
-    return extend_run(args.extend, epochs, args.out, changes=changes, reporter=Terminal(console))
+    return extend_run(args.extend, epochs, args.out, changes=changes, reporter=reporter_from_flags(args, console))
 
 
 def train(args: argparse.Namespace, folder: RunFolder | None, console: Console) -> Run:
@@ -72,7 +72,9 @@ def train(args: argparse.Namespace, folder: RunFolder | None, console: Console) 
         to_train = saved.with_set(changes) if changes else None
     else:  # without a recipe: with several machines, the run may be on the first one's disk alone
         to_train = None if args.recipe is None else recipe_from_flags(args.recipe, args)
-    return pretrain(to_train, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
+    return pretrain(
+        to_train, out=args.out, resume=args.resume, init=args.init, reporter=reporter_from_flags(args, console)
+    )
 
 
 def check_agrees(saved: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:

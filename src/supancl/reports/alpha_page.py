@@ -72,7 +72,7 @@ def write_page(
     )
     failed = f"<p>Failed runs, which are in no mean:</p><ul>{failed}</ul>" if failed else ""
     maps = (
-        f'<h2>Held-out images (t-SNE, seed 0 unless another is named)</h2>\n<img alt="t-SNE maps" '
+        f'<h2>Held-out images (t-SNE, seed 0 unless another is named)</h2>\n<img class="figure" alt="t-SNE maps" '
         f'src="{inline_image(out / "tsne.png")}">'
         if panels
         else ""
@@ -90,7 +90,7 @@ deviation. {transfer} Intervals of differences hold at 95% for all pairs of alph
 blocks).</p>
 {to_html(table)}
 {failed}
-<img alt="values against alpha" src="{inline_image(out / "curves.png")}">
+<img class="figure" alt="values against alpha" src="{inline_image(out / "curves.png")}">
 {maps}
 <p class="small">{result["seconds"]:.0f} s; {html.escape(versions)}; commit {html.escape(str(result["commit"]))}.
 l_ssl and l_sup are those of training, over the last epoch; every other value is measured on images held out of

@@ -1,33 +1,77 @@
-"""The template of every HTML page: one self-contained file."""
+"""The template of every HTML page: one file that opens from disk, needs no network, and follows light or dark."""
 
 from __future__ import annotations
 
 import base64
 import html
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from supancl.errors import make_visible
+from supancl.files import jsonable
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .3rem .8rem; text-align: right; }
-th { border-bottom: 2px solid #444; } tr:nth-child(even) td { background: #f4f4f4; }
-.answer { font-size: 1.15rem; padding: .8rem 1rem; background: #eef4fb; border-left: 4px solid #4477aa; }
-img { max-width: 100%; } .small { color: #666; font-size: .9rem; }
-"""
+# nothing is fetched, whatever a name in the data contains; blob: is for files that the reader saves
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def html_page(title: str, body: str, more_style: str = "") -> str:
-    """A page with this title; `body` is HTML already, in which only control characters of names are left to escape."""
+def html_page(
+    title: str, body: str, *, data: Mapping[str, Any] | None = None, scripts: Sequence[str] = (), full: bool = False
+) -> str:
+    """A page with this title; `body` is HTML already, in which only control characters of names are left to escape.
+
+    `data`: what `scripts`, names of files in assets/, read from the elements data-NAME. `full`: without margins.
+    """
     title, body = make_visible(title), make_visible(body, keep="\n")
+    elements = "\n".join(
+        f'<script type="application/json" id="data-{name}">{_json_for_html(value)}</script>'
+        for name, value in (data or {}).items()
+    )
+    code = "\n".join(f"<script>\n{read_asset(name)}</script>" for name in ("theme.js", *scripts))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{html.escape(title)}</title><style>{STYLE}{more_style}</style></head><body>
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{html.escape(title)}</title><style>
+{read_asset("page.css")}</style></head><body{' class="full"' if full else ""}>
+<button id="theme" type="button"></button>
 {body}
+{elements}
+{code}
 </body></html>
 """
 
 
+def charts(specs: Mapping[str, Mapping[str, Any]]) -> str:
+    """A figure for each chart of `data["charts"]`, which charts.js draws."""
+    figures = "".join(f'<figure class="chart" data-chart="{html.escape(name)}"></figure>' for name in specs)
+    return f'<div class="charts">{figures}</div>'
+
+
+@lru_cache
+def read_asset(name: str) -> str:
+    return resources.files("supancl.reports").joinpath("assets", name).read_text(encoding="utf-8")
+
+
 def inline_image(path: Path) -> str:
     """A data URL with the content of a PNG file."""
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    return data_url(path.read_bytes())
+
+
+def data_url(content: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _json_for_html(value: Any) -> str:
+    """JSON in which nothing ends the script element, and control characters of names are visible."""
+    return json.dumps(_visible(jsonable(value)), separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _visible(value: Any) -> Any:
+    if isinstance(value, str):
+        return make_visible(value)
+    if isinstance(value, Mapping):
+        return {make_visible(str(key)): _visible(item) for key, item in value.items()}
+    return [_visible(item) for item in value] if isinstance(value, (list, tuple)) else value

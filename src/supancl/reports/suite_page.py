@@ -19,12 +19,6 @@ from supancl.reports.tables import Cell, Table, to_html
 
 SUFFIXES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
 TABLE_NAME = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # never a path to another folder
-STYLE = """
-td, th { white-space: nowrap; } td.word, th.word { text-align: left; } td.word.long { white-space: normal; }
-table { font-variant-numeric: tabular-nums; margin: .6rem 0 0; } .wide { overflow-x: auto; }
-h2 { margin: 2rem 0 0; font-size: 1.25rem; } h2 + p { margin: .2rem 0 0; color: #555; font-size: .95rem; }
-.spread { color: #888; font-size: .85em; } li { margin: .1rem 0; }
-"""
 TITLES = {"knn": "k nearest neighbours", "transfer": "Linear transfer"}
 
 
@@ -68,7 +62,7 @@ recipe, or, for a single few-shot result, the 95% interval over episodes.{ranks_
 {_data_sets(results)}
 {_failures(summary.get("failures", ()))}
 {_conditions(results)}"""
-    write_text(out / "index.html", html_page("Evaluation suite", body, STYLE))
+    write_text(out / "index.html", html_page("Evaluation suite", body))
     return out / "index.html"
 
 

@@ -18,7 +18,7 @@ from supancl.weights.log_rows import GAP, read_last_rows
 from supancl.weights.run_end import peek_collapsed, read_end
 from supancl.weights.run_folder import RunFolder
 
-INNER_FOLDERS = ("checkpoints", "tensorboard", "evaluate")  # of a run
+INNER_FOLDERS = ("checkpoints", "tensorboard", "evaluate", "loggers", "wandb", "mlruns")  # of a run
 OWN_DATA = re.compile(r"(?:knn(?:-k\d+)?|linear)\.json")  # results on the run's own held-out images
 
 

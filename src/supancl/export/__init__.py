@@ -1,0 +1,1 @@
+"""What people plug in: encoders in other formats, and loggers."""

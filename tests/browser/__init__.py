@@ -1,0 +1,1 @@
+"""The HTML pages in a real browser: run by make test-browser."""
