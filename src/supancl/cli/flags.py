@@ -194,6 +194,14 @@ def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
     return replace(built, sources={**built.sources, **{field: flag for field, (_, flag) in args.overrides.items()}})
 
 
+def add_sweep_flags(parser: argparse.ArgumentParser, kind: str) -> None:
+    """Add the flags of `compare`, `sweep` and `alpha`: seeds, runs, their folder, and the recipe's."""
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
+    add_run_flags(parser)
+    parser.add_argument("--out", help=f"folder (default: runs/{kind}-NNN); an existing one is continued")
+    add_recipe_flags(parser)
+
+
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs in parallel (default: automatic)")
     parser.add_argument(
