@@ -3,6 +3,7 @@
 
 GROUPS: dict[str, dict[str, str]] = {
     "train": {
+        "data": "look at data, check a benchmark's layout, cache decoded images",
         "pretrain": "pretrain an encoder on your images",
         "recipes": "list the recipes, or show one with the source of each value",
         "alpha": "train several alphas on your data and recommend one",
@@ -16,9 +17,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "embed": "write features of images to a file",
         "map": "a page with a zoomable map of your images, by their features",
         "detect": "fine-tune, test, compare and export an object detector",
-    },
-    "data and weights": {
-        "data": "look at data, check a benchmark's layout, cache decoded images",
+        "export": "write an encoder for timm, transformers, ONNX or torchvision",
         "import": "convert another library's encoder to encoder.safetensors",
     },
     "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},
