@@ -9,7 +9,18 @@ import pytest
 
 @pytest.mark.parametrize(
     "name",
-    ["onnx", "onnxscript", "onnxruntime", "transformers", "wandb", "mlflow", "lightning", "accelerate", "selenium"],
+    [
+        "onnx",
+        "onnxscript",
+        "onnxruntime",
+        "transformers",
+        "wandb",
+        "mlflow",
+        "lightning",
+        "accelerate",
+        "selenium",
+        "openTSNE",
+    ],
 )
 def test_a_package_of_the_extras_is_installed(name: str) -> None:
     assert importlib.util.find_spec(name) is not None

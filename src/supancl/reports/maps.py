@@ -21,6 +21,7 @@ from supancl.reports.tsne import check_tsne, nearest_images
 
 NEIGHBOURS = 12  # shown for an image
 MAX_IMAGES = 100_000
+QUICK_IMAGES = 1_000  # more take long enough that the command says what it is doing
 HELD_OUT = "held-out"
 
 
@@ -71,6 +72,8 @@ def build_maps(
     assert images is not None
     maps = []
     for evaluated, title, values in zip(encoders, titles, features, strict=True):
+        if len(values) > QUICK_IMAGES:
+            evaluated.reporter.note(f"{title}: neighbours and t-SNE of {len(values):,} images")
         matches = nearest_images(values, NEIGHBOURS, evaluated.options.device)
         labelled = Features(values, torch.from_numpy(images.labels))
         points = tsne_map(labelled, request.seed, evaluated.reporter.on_progress)
