@@ -58,18 +58,23 @@ def build_maps(
     """The images and a map for each encoder. Each encoder reads the images at its own size; names must agree."""
     images: MappedImages | None = None
     features: list[Tensor] = []
+    held_out: Tensor | None = None  # by every run that was trained on these images
     for evaluated in encoders:
         source = read_source(evaluated, spec_for(evaluated, request.data), "margin")
         if evaluated.encoder.spec.name == "linear":
             raise BadInput(f"{request.data} holds vectors, and a map shows images; choose other --data")
-        chosen_images = choose_images(evaluated, source, request)
+        chosen_images, run_held_out = choose_images(evaluated, source, request)
         if images is None:
             images = chosen_images
             check_tsne(len(images.names))
         check_same_names(images, chosen_images, request.data)
-        images = images._replace(split_names=_merge_held_out(images.split_names, chosen_images.split_names))
+        if run_held_out is not None:
+            held_out = run_held_out if held_out is None else held_out & run_held_out
         features.append(torch.cat([evaluated.features(split).values for split in chosen_images.splits]))
     assert images is not None
+    if held_out is not None:
+        pairs = zip(images.split_names, held_out.tolist(), strict=True)
+        images = images._replace(split_names=[HELD_OUT if is_held_out else name for name, is_held_out in pairs])
     maps = []
     for evaluated, title, values in zip(encoders, titles, features, strict=True):
         if len(values) > QUICK_IMAGES:
@@ -81,8 +86,13 @@ def build_maps(
     return images, maps
 
 
-def choose_images(evaluated: EvaluatedEncoder, source: Source, request: MapRequest) -> MappedImages:
-    """The images of the requested classes in all splits; beyond the limit, a random choice by the seed."""
+def choose_images(
+    evaluated: EvaluatedEncoder, source: Source, request: MapRequest
+) -> tuple[MappedImages, Tensor | None]:
+    """The images of the requested classes in all splits; beyond the limit, a random choice by the seed.
+
+    Also a mask of those that the run held out of its train split; None if they are not the run's images.
+    """
     splits = {name: split.materialize() for name, split in source.splits.items()}
     labels = torch.cat([split.labels for split in splits.values()])
     rows = torch.arange(len(labels))
@@ -94,19 +104,20 @@ def choose_images(evaluated: EvaluatedEncoder, source: Source, request: MapReque
         rows = rows[order[: request.limit].sort().values]
     if len(rows) < 2:
         raise BadInput(f"{request.data}: {plural(len(rows), 'image')} to show; a map needs at least two")
-    held_out = held_out_mask(evaluated, request.data, source) if "train" in splits else None
-    kept_splits, names, split_names, start = [], [], [], 0
+    in_train = held_out_mask(evaluated, request.data, source) if "train" in splits else None
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    nonempty_splits, names, split_names, start = [], [], [], 0
     for name, split in splits.items():
         positions = rows[(rows >= start) & (rows < start + len(split))] - start
+        if name == "train" and in_train is not None:
+            held_out[start : start + len(split)] = in_train
         start += len(split)
-        kept_splits.append(split.take(positions.to(split.index.device)))
+        if len(positions):
+            nonempty_splits.append(split.take(positions.to(split.index.device)))
         names += split.names_at(positions)
-        if name == "train" and held_out is not None:
-            split_names += [HELD_OUT if is_held_out else name for is_held_out in held_out[positions].tolist()]
-        else:
-            split_names += [name] * len(positions)
-    kept_splits = [split for split in kept_splits if len(split)]
-    return MappedImages(kept_splits, names, labels[rows].numpy(), source.classes, split_names)
+        split_names += [name] * len(positions)
+    images = MappedImages(nonempty_splits, names, labels[rows].numpy(), source.classes, split_names)
+    return images, None if in_train is None else held_out[rows]
 
 
 def find_classes(request: MapRequest, classes: Sequence[str]) -> list[int]:
@@ -120,11 +131,6 @@ def find_classes(request: MapRequest, classes: Sequence[str]) -> list[int]:
 def check_same_names(first: MappedImages, other: MappedImages, source: str) -> None:
     if first.names != other.names or first.labels.tolist() != other.labels.tolist():
         raise BadInput(f"{source}: its images changed while they were read; run the command again")
-
-
-def _merge_held_out(first: Sequence[str], other: Sequence[str]) -> list[str]:
-    """`held-out` only for images that no run was trained on, as far as known."""
-    return [name if name == other_name else "train" for name, other_name in zip(first, other, strict=True)]
 
 
 def name_encoders(encoders: Sequence[EvaluatedEncoder], titles: Sequence[str]) -> list[str]:
