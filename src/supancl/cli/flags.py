@@ -20,8 +20,6 @@ from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
 ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
 # commands that people expect -> where to find them here
 OTHER_PLACES = {
-    "export": "an encoder's weights are RUN/encoder.safetensors, for torchvision, timm and torch.export see "
-    "docs/own-data.md; a detector: supancl detect export",
     **{
         name: f"did you mean 'evaluate {name}'?"
         for name in ("knn", "linear", "transfer", "fewshot", "variance", "finetune", "suite")
