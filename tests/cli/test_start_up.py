@@ -43,6 +43,7 @@ LINES = {  # command line -> exit code, words of the output
     "evaluate transfer nowhere --data digits": (2, "no file nowhere; give a run folder"),
     "evaluate linear nowhere --frobnicate": (2, "unrecognized arguments: --frobnicate"),
     "embed nowhere --data digits --out x.npz": (2, "no file nowhere; give a run folder"),
+    "map nowhere --data digits": (2, "no file nowhere; give a run folder"),
     "predict nowhere --data digits --out x.csv": (2, "no file nowhere; give a run folder"),
     "predict runs --data digits --out x.txt": (2, "must end in .csv"),
     "runs .": (0, "no run below ."),

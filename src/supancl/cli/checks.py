@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from pathlib import Path
 
 from supancl.cli.flags import recipe_from_flags
 from supancl.data.opening import check_source
@@ -37,6 +38,16 @@ def check_recipes(args: argparse.Namespace, *names: str) -> None:
         data = recipe_from_flags(name, args).data
         if not data.stream:
             check_data(*data.all_sources)
+
+
+def split_title(text: str) -> tuple[str, str]:
+    """Split TITLE=RUN; a path that exists has no title, even with an equals sign.
+
+    >>> split_title("alpha = 0=runs/a"), split_title("runs/a")
+    (('alpha = 0', 'runs/a'), ('', 'runs/a'))
+    """
+    title, equals, path = text.rpartition("=")
+    return ("", text) if not equals or Path(text).exists() else (title.strip(), path)
 
 
 def as_list(values: str | Iterable[str] | None) -> list[str]:

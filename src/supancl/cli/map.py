@@ -9,8 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
+from supancl.cli.checks import split_title
 from supancl.cli.encoders import check_at_least, open_encoders
-from supancl.cli.paper.figure import requested_classes, split_title
+from supancl.cli.paper.figure import requested_classes
 from supancl.distributed import require_single_process
 from supancl.errors import plural
 from supancl.files import check_writable, make_folder, write_text

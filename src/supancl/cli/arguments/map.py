@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from supancl.cli.checks import check_data
+from supancl.cli.checks import check_data, check_encoders, split_title
 from supancl.cli.flags import ENCODER, add_feature_flags
 from supancl.errors import BadInput
 
@@ -33,4 +33,5 @@ def check(args: argparse.Namespace) -> None:
             raise BadInput(f"{flag} {path}: must end in {', '.join(suffixes)}")
         if path is not None and Path(path).is_dir():
             raise BadInput(f"{flag} {path}: is a folder; give a file")
+    check_encoders(*(split_title(text)[1] for text in args.runs))
     check_data(args.data)

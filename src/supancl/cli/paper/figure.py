@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from supancl.cli.checks import split_title
 from supancl.cli.encoders import check_at_least, open_encoders, parse_names
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, did_you_mean, plural, program_name
@@ -74,16 +75,6 @@ def check_out(out: Path) -> None:
         raise BadInput(f"--out {out}: is a folder; give a file")
     check_writable(out.parent)
     out.parent.mkdir(parents=True, exist_ok=True)
-
-
-def split_title(text: str) -> tuple[str, str]:
-    """Split TITLE=RUN; a path that exists has no title, even with an equals sign.
-
-    >>> split_title("alpha = 0=runs/a"), split_title("runs/a")
-    (('alpha = 0', 'runs/a'), ('', 'runs/a'))
-    """
-    title, equals, path = text.rpartition("=")
-    return ("", text) if not equals or Path(text).exists() else (title.strip(), path)
 
 
 def requested_classes(classes: str | None, groups: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
