@@ -27,12 +27,8 @@ FIELD_SYNONYMS = {
 ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
 # commands that people expect -> where to find them here
 OTHER_PLACES = {
-    "export": "an encoder's weights are RUN/encoder.safetensors, for torchvision, timm and torch.export see "
-    "docs/own-data.md; a detector: supancl detect export",
-    **{
-        name: f"did you mean 'evaluate {name}'?"
-        for name in ("knn", "linear", "transfer", "fewshot", "variance", "finetune", "suite")
-    },
+    name: f"did you mean 'evaluate {name}'?"
+    for name in ("knn", "linear", "transfer", "fewshot", "variance", "finetune", "suite")
 }
 
 
