@@ -44,6 +44,8 @@ LINES = {  # command line -> exit code, words of the output
     "evaluate linear nowhere --frobnicate": (2, "unrecognized arguments: --frobnicate"),
     "embed nowhere --data digits --out x.npz": (2, "no file nowhere; give a run folder"),
     "predict nowhere --data digits --out x.csv": (2, "no file nowhere; give a run folder"),
+    "predict runs --data digits --out x.txt": (2, "must end in .csv"),
+    "runs .": (0, "no run below ."),
     "embed runs --data digits --out x.txt": (2, "must end in .npz, .csv or .parquet"),
     "import nowhere --out x": (2, "no file nowhere; give a run folder"),
     "export nowhere --out x": (2, "no file nowhere; give a run folder"),

@@ -18,14 +18,16 @@ from supancl.cli import main
 from supancl.cli.alpha import parse_alphas
 from supancl.data.opening import open_data
 from supancl.probes import Features
+from supancl.recipes.auto import is_to_be_fitted
+from supancl.reporter import Reporter
 from supancl.reports import pictures
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import alpha, runner
 from supancl.sweeps.alpha import few_shot_accuracy, left_out_classes, recommend
-from supancl.sweeps.runner import Sweep
+from supancl.sweeps.runner import Sweep, open_held_out
 from supancl.sweeps.runs import FAILURE_FILE, Failure, RunsFailed, TrainedRun, retry_flags
 from supancl.weights.run_folder import RunFolder
-from tests.files import assert_mentions, assert_refused, class_folders
+from tests.files import archive, assert_mentions, assert_refused, class_folders
 from tests.started import Started
 from tests.tiny import poisoned, tiny_data
 
@@ -118,6 +120,13 @@ def test_the_interval_is_students() -> None:
     assert mean == 2.0
     assert high - mean == pytest.approx(4.302653 * 1.0 / 3**0.5, rel=1e-5)
     assert mean - low == pytest.approx(high - mean)
+
+
+def test_an_auto_recipe_is_fitted_once_so_that_its_runs_can_be_continued(tmp_path: Path) -> None:
+    base = recipe("auto.supsiam").with_set({"data.source": str(archive(tmp_path / "x.npz")), "encoder.channels": 1})
+    fitted, _ = open_held_out(base, "a test", Reporter())
+    assert not is_to_be_fitted(fitted)
+    assert fitted.train.batch_size == 16
 
 
 def test_alphas_are_sorted_and_unique() -> None:

@@ -13,7 +13,7 @@ from supancl.cli.loggers import sweep_from_flags
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, plural
 from supancl.reports.comparison import comparison_table, write_comparison
-from supancl.reports.tables import to_text
+from supancl.reports.tables import to_text_within
 from supancl.sweeps.compare import MEASURES, Against, train_and_compare
 from supancl.sweeps.grid import RowSet, recipe_rows
 from supancl.sweeps.runner import check_monitored, check_overrides
@@ -56,7 +56,8 @@ def run_rows(
     )
     result, runs = train_and_compare(rows.recipes, rows.labels, sweep, against, kind)
     table = comparison_table(result, heads, MEASURES)
-    console.print(to_text(table), end="")
+    optional = [title for title, _ in (MEASURES["ratio"], MEASURES["knn"])]
+    console.print(to_text_within(table, console.width, optional, "results.md"), end="")
     for line in result["findings"]:
         console.print(line)
     write_comparison(result, table, MEASURES, out)

@@ -14,16 +14,9 @@ from supancl.cli.console import print_error
 from supancl.config import parse_value
 from supancl.errors import BadInput, did_you_mean
 from supancl.recipes import Recipe, recipe
+from supancl.recipes.recipe import FIELD_SYNONYMS
 from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
 
-# other libraries' names -> fields of the recipe
-FIELD_SYNONYMS = {
-    "learning_rate": "optimizer.lr",
-    "wd": "optimizer.weight_decay",
-    "temperature": "loss.temperature",
-    "arch": "encoder.name",
-    "backbone": "encoder.name",
-}
 ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
 # commands that people expect -> where to find them here
 OTHER_PLACES = {
@@ -195,6 +188,14 @@ def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
     # all at once: two fields may be valid only together
     built = built.with_set({field: value for field, (value, _) in args.overrides.items()})
     return replace(built, sources={**built.sources, **{field: flag for field, (_, flag) in args.overrides.items()}})
+
+
+def add_sweep_flags(parser: argparse.ArgumentParser, kind: str) -> None:
+    """Add the flags of `compare`, `sweep` and `alpha`: seeds, runs, their folder, and the recipe's."""
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
+    add_run_flags(parser)
+    parser.add_argument("--out", help=f"folder (default: runs/{kind}-NNN); an existing one is continued")
+    add_recipe_flags(parser)
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:

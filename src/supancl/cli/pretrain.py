@@ -17,8 +17,10 @@ from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.data.survey import survey_source
 from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
+from supancl.recipes.auto import default_recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.training.extending import extend_run
+from supancl.training.fitting import default_recipe
 from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
 from supancl.training.pretrain import Run, pretrain
 from supancl.weights.run_folder import RunFolder
@@ -26,7 +28,7 @@ from supancl.weights.run_folder import RunFolder
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.recipe is None and "data.source" in args.overrides and not args.resume and args.extend is None:
-        args.recipe = default_recipe(args)
+        args.recipe = default_recipe(survey_source(recipe_from_flags("auto.supsiam", args).data))
     if args.recipe is None and args.extend is None and not (args.resume and args.out):
         raise BadInput(
             "give images with --data FOLDER (docs/own-data.md), a recipe (supancl recipes lists them), or --resume "
@@ -74,12 +76,6 @@ def train(args: argparse.Namespace, folder: RunFolder | None, console: Console) 
     return pretrain(
         to_train, out=args.out, resume=args.resume, init=args.init, reporter=reporter_from_flags(args, console)
     )
-
-
-def default_recipe(args: argparse.Namespace) -> str:
-    """SupSiam if the images have labels, else SimSiam; fitted to them."""
-    spec = recipe_from_flags("auto.supsiam", args).data
-    return "auto.supsiam" if survey_source(spec).is_labelled else "auto.simsiam"
 
 
 def check_agrees(saved: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:

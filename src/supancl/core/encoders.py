@@ -17,6 +17,7 @@ from supancl.core.specs import IMAGENET_STD as IMAGENET_STD
 from supancl.core.specs import EncoderSpec as EncoderSpec
 from supancl.core.specs import check_size as check_size
 from supancl.core.specs import suggest_timm
+from supancl.data.from_python import Preprocessing
 from supancl.errors import BadInput, did_you_mean, plural
 
 PROJECTOR = "projector"  # the name of the layer after the encoder
@@ -51,6 +52,22 @@ class Encoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
         return features
+
+    @property
+    def transform(self) -> Preprocessing:
+        """The preprocessing of one image, an array (H, W[, C]) of uint8, a Pillow image or a path, to a tensor.
+
+        It needs no encoder and pickles, so it is also a `transform` for torchvision's data sets.
+
+        >>> import numpy as np
+        >>> encoder = EncoderSpec("cnn", size=32).build().eval()
+        >>> image = encoder.transform(np.zeros((40, 60, 3), np.uint8))
+        >>> image.shape, encoder(image[None]).shape
+        (torch.Size([3, 32, 32]), torch.Size([1, 128]))
+        """
+        if self.spec.name == "linear":
+            raise BadInput("encoder 'linear' takes vectors, which need no preprocessing; pass them as a tensor (N, D)")
+        return Preprocessing(self.spec.channels, self.size, self.mean, self.std)
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What people plug in: encoders in other formats (docs/export.md), and loggers."""
+"""What people plug in: encoders in other formats (docs/export.md), a scikit-learn estimator, loggers."""
 
 from typing import TYPE_CHECKING
 

@@ -41,6 +41,7 @@ from supancl.sweeps.runs import (
 )
 from supancl.training.cost import available_memory, estimate_memory
 from supancl.training.cuda.reuse import share_step
+from supancl.training.fitting import fit_to_data
 from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
 from supancl.training.pretrain import pretrain
 from supancl.training.signals import signals_that_stop
@@ -195,10 +196,11 @@ def open_recipe_data(recipe: Recipe) -> Data:
 
 
 def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = "") -> tuple[Recipe, Data]:
-    """The recipe and its data, with held-out images to compare runs on.
+    """The recipe, fitted if it is an `auto` one, and its data with held-out images to compare runs on.
 
     Nothing is chosen on a test set: without a validation split, a tenth of the training images is held out.
     """
+    base = fit_to_data(base, None, None, reporter)  # once: a run that fits itself could not be continued
     data = open_recipe_data(base)
     if data.summary["held_out_from"] == "test":
         base = base.with_set({"data.holdout": 0.1}, because=because)
