@@ -77,7 +77,7 @@ need-shared:
 		"and paper/ (the paper's text)" >&2; exit 2; }
 
 first-hour: need-shared $(READY)  ## from 600 photographs with 120 labels to predictions, by the README's lines alone: 20 minutes
-	SUPANCL_SHARED="$(SUPANCL_SHARED)" $(BIN)/python tests/first_hour.py
+	SUPANCL_SHARED="$(SUPANCL_SHARED)" $(BIN)/python tests/real/first_hour.py
 
 test-slow: $(READY)  ## the full forms of the studies, minutes each
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow

@@ -61,13 +61,15 @@ def test_ci_runs_every_part_on_a_copy_with_nothing_beside_it(clone: Clone) -> No
         "tests/distributed" in words[2],
         "tests/tables_and_figures" in words[3],
         "tests/docs" in words[4],
-        "tests/faults" in words[5],
-        "coverage report" in words[6],
-    ] == [True] * 6
+        "tests/extras" in words[5],
+        "tests/browser" in words[6],
+        "tests/faults" in words[7],
+        "coverage report" in words[8],
+    ] == [True] * 8
     for _, folder, beside, path, shared, _ in calls:
         assert clone.temporary in Path(folder).parents
         assert (beside, path, shared) == ("copy 755", f"{folder}/src", "")
-    assert len(words) == 7
+    assert len(words) == 9
     assert "test-real not run" in done.stdout
     assert list(clone.temporary.iterdir()) == []
 
@@ -76,7 +78,7 @@ def test_ci_runs_the_tests_on_real_data_where_these_lie_beside_the_clone(clone: 
     (clone.root.parent / "shared").mkdir()
     done, calls = clone.run(".ci/run")
     assert done.returncode == 0, done.stderr
-    assert [call[4] for call in calls] == [""] * 10 + [str(clone.root.parent / "shared")]
+    assert [call[4] for call in calls] == [""] * 12 + [str(clone.root.parent / "shared")]
     assert calls[-1][-1].endswith("tests/real")
 
 

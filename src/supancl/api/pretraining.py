@@ -17,12 +17,11 @@ from supancl.data.views.specs import Crops
 from supancl.errors import BadInput
 from supancl.recipes import Recipe
 from supancl.recipes import recipe as recipe_named
-from supancl.recipes.auto import VIEW_SIZES, is_to_be_fitted
+from supancl.recipes.auto import VIEW_SIZES, default_recipe, is_to_be_fitted
 from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
 from supancl.recipes.shorthands import with_settings
 from supancl.reporter import Reporter
 from supancl.training import pretrain as training
-from supancl.training.fitting import default_recipe
 from supancl.training.preflight import with_short_side
 from supancl.training.run import Run
 from supancl.weights.run_folder import RunFolder

@@ -20,7 +20,6 @@ from supancl.recipes import Recipe
 from supancl.recipes.auto import default_recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.training.extending import extend_run
-from supancl.training.fitting import default_recipe
 from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
 from supancl.training.pretrain import Run, pretrain
 from supancl.weights.run_folder import RunFolder

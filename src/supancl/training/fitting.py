@@ -15,11 +15,6 @@ from supancl.training.preflight import pick_device
 from supancl.training.starting import follow_start
 
 
-def default_recipe(survey: Survey) -> str:
-    """The recipe for data without a recipe: SupSiam if the images have labels, else SimSiam; fitted to them."""
-    return "auto.supsiam" if survey.is_labelled else "auto.simsiam"
-
-
 def fit_to_data(recipe: Recipe, data: Data | None, init: Path | str | None, reporter: Reporter) -> Recipe:
     """The recipe with every open setting chosen; each choice is reported with its reason."""
     requested = recipe
