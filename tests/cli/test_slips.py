@@ -66,6 +66,7 @@ def test_commands_without_set_name_flags_alone(capsys):
     ("given", "meant"),
     [
         (["knn", "run"], ("'knn'", "'evaluate knn'")),
+        (["exprot", "run"], ("'exprot'", "'export'")),
         (["train"], ("'train'", "'pretrain'")),
         (["evaluate"], ("fewshot, finetune, knn, linear, suite, transfer, variance",)),
         (["data"], ("cache, check, show, where",)),

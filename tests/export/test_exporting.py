@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -190,11 +191,11 @@ def test_a_detector_is_sent_to_its_own_command(tmp_path: Path, capsys) -> None:
 
 def test_an_interruption_leaves_nothing(trained: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     def interrupt(*_: object) -> str:
-        assert [path.name[:5] for path in tmp_path.iterdir()] == [".out."]
+        assert [path.name[:5] for path in (tmp_path / "a/b").iterdir()] == [".out."]
         raise KeyboardInterrupt
 
     monkeypatch.setattr("supancl.export.exporting.write_card", interrupt)
-    said = supancl(capsys, "export", trained / "run", "--out", tmp_path / "out", "--format", "hf")
+    said = supancl(capsys, "export", trained / "run", "--out", tmp_path / "a/b/out", "--format", "hf")
     assert (said.code, list(tmp_path.iterdir())) == (130, [])
 
 
@@ -266,3 +267,11 @@ def test_a_change_is_relative_to_the_distance_between_images() -> None:
     assert measure_change(ours, ours).moved == 0
     assert measure_change(ours, ours + torch.tensor([0.5, 0.0])).moved == pytest.approx(0.1)
     assert measure_change(ours, ours[[1, 0]]).lowest_cosine == 0
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_one(trained: Path, tmp_path: Path) -> None:
+    for name in (".out.1-abc.tmp", ".other.1-abc.tmp", ".out.2-abc.tmp"):
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / ".out.1-abc.tmp", (0, 0))  # long ago: no process writes to it any more
+    export_encoder(trained / "run", tmp_path / "out", ["hf"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.1-abc.tmp", ".out.2-abc.tmp", "out"]

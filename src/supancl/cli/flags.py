@@ -20,10 +20,8 @@ from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
 ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
 # commands that people expect -> where to find them here
 OTHER_PLACES = {
-    **{
-        name: f"did you mean 'evaluate {name}'?"
-        for name in ("knn", "linear", "transfer", "fewshot", "variance", "finetune", "suite")
-    },
+    name: f"did you mean 'evaluate {name}'?"
+    for name in ("knn", "linear", "transfer", "fewshot", "variance", "finetune", "suite")
 }
 
 

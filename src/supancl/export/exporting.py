@@ -63,7 +63,7 @@ def export_encoder(
         str(location), EvaluationOptions(torch.device("cpu"), cache_features=False), reporter or Reporter()
     )
     with _temporary_folder(folder) as temporary:
-        exported = _make_job(evaluated, temporary)
+        exported = _prepare(evaluated, temporary)
         written, left_out = _write_formats(exported, names, is_choice=formats is not None)
         write_text(temporary / CARD, write_card(folder.name, evaluated, exported, written), MAKE_ROOM)
     return _describe(evaluated, folder, exported, written, left_out)
@@ -72,6 +72,7 @@ def export_encoder(
 @contextlib.contextmanager
 def _temporary_folder(folder: Path) -> Iterator[Path]:
     """A folder beside `folder` that takes its name at the end; after an error nothing is left of it."""
+    new_parents = [path for path in folder.absolute().parents if not path.exists()]
     make_folder(folder.parent)
     for path in left_over_files(folder.parent):  # of an export that was killed
         if path.is_dir() and not path.is_symlink() and path.name.startswith(f".{folder.name}."):
@@ -88,9 +89,12 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
         sync_folder(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # folders that hold something are kept
+            for path in new_parents:
+                path.rmdir()
 
 
-def _make_job(evaluated: EvaluatedEncoder, folder: Path) -> ExportedEncoder:
+def _prepare(evaluated: EvaluatedEncoder, folder: Path) -> ExportedEncoder:
     metadata = _read_metadata(Path(evaluated.location))
     if "encoder" not in metadata:  # another library's file
         metadata = encoder_metadata(folder / EXPORTED_FILE, evaluated.encoder, (), f"export:{evaluated.label}")
