@@ -16,6 +16,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "embed": "write features of images to a file",
         "detect": "fine-tune, test, compare and export an object detector",
     },
+    "look": {
+        "report": "one page on runs: verdict, curves, evaluations, recipe, data",
+    },
     "data and weights": {
         "data": "look at data, check a benchmark's layout, cache decoded images",
         "import": "convert another library's encoder to encoder.safetensors",

@@ -18,6 +18,8 @@ from supancl.data.survey import survey_source
 from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
+from supancl.reporter import Reporter
+from supancl.reports.live_report import LiveReport
 from supancl.training.extending import extend_run
 from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
 from supancl.training.pretrain import Run, pretrain
@@ -58,7 +60,7 @@ def extend(args: argparse.Namespace, console: Console) -> Run:
     epochs = changes.pop("train.epochs", None)
     if not isinstance(epochs, int):
         raise BadInput(f"--extend {args.extend}: give --epochs N, the epoch to continue to, counted from the first")
-    return extend_run(args.extend, epochs, args.out, changes=changes, reporter=Terminal(console))
+    return extend_run(args.extend, epochs, args.out, changes=changes, reporter=make_reporter(args, console))
 
 
 def train(args: argparse.Namespace, folder: RunFolder | None, console: Console) -> Run:
@@ -71,7 +73,13 @@ def train(args: argparse.Namespace, folder: RunFolder | None, console: Console) 
         to_train = saved.with_set(changes) if changes else None
     else:  # without a recipe: with several machines, the run may be on the first one's disk alone
         to_train = None if args.recipe is None else recipe_from_flags(args.recipe, args)
-    return pretrain(to_train, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
+    return pretrain(to_train, out=args.out, resume=args.resume, init=args.init, reporter=make_reporter(args, console))
+
+
+def make_reporter(args: argparse.Namespace, console: Console) -> Reporter:
+    """The terminal, and with --report-every also the page of the run."""
+    terminal = Terminal(console)
+    return terminal if args.report_every is None else LiveReport(terminal, args.report_every)
 
 
 def default_recipe(args: argparse.Namespace) -> str:

@@ -105,6 +105,12 @@
       this.box = make("rect", { class: "zoom", y: TOP, height: HEIGHT - TOP - BOTTOM, visibility: "hidden" }, this.svg);
     }
 
+    zoom(range) {
+      this.range = range;
+      this.svg.parentElement.toggleAttribute("data-zoomed", range !== null);
+      this.draw();
+    }
+
     toX(value) { return LEFT + (value - this.xs[0]) / (this.xs[1] - this.xs[0]) * (WIDTH - LEFT - RIGHT); }
 
     toY(value) { return TOP + (this.ys[1] - value) / (this.ys[1] - this.ys[0]) * (HEIGHT - TOP - BOTTOM); }
@@ -149,14 +155,13 @@
         if (from === null) return;
         const range = [from, this.fromEvent(event)].sort((a, b) => a - b);
         from = null;
-        if (this.toX(range[1]) - this.toX(range[0]) > 6) this.range = range;
-        this.draw();
+        if (this.toX(range[1]) - this.toX(range[0]) > 6) this.zoom(range);
       });
       this.svg.addEventListener("pointerleave", () => {
         this.readout.textContent = "";
         this.cursor?.setAttribute("visibility", "hidden");
       });
-      this.svg.addEventListener("dblclick", () => { this.range = null; this.draw(); });
+      this.svg.addEventListener("dblclick", () => this.zoom(null));
     }
   }
 
