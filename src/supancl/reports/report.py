@@ -20,6 +20,7 @@ from supancl.reports.verdict import Verdict, judge
 from supancl.training.cost import in_words
 from supancl.version import __version__
 
+RELOAD_SECONDS = 15  # of an open page, while the run trains
 # shown first; all others are behind a click
 MAIN_SETTINGS = (
     "method", "data.source", "data.limit", "data.labelled", "encoder.name", "views.size", "loss.kind", "loss.alpha",
@@ -57,7 +58,7 @@ def report_page(
     ]
     now = datetime.now().astimezone().isoformat(" ", "minutes")
     body = "\n".join(filter(None, sections)) + f'<p class="small">supancl {__version__}, {now}</p>'
-    data = {"charts": specs} | ({"live": True} if is_live else {})
+    data = {"charts": specs, "live": {"seconds": RELOAD_SECONDS}}
     scripts = ["charts.js"] * bool(specs) + ["live.js"] * is_live
     return html_page(title, body, data=data, scripts=scripts)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -108,7 +109,7 @@ class RunRecord:
     @cached_property
     def steps_per_epoch(self) -> int | None:
         """By the last step of an epoch, which is always logged; else by the number of images."""
-        for row, following in zip(self.rows, [*self.rows[1:], None], strict=True):
+        for row, following in zip_longest(self.rows, self.rows[1:]):
             ends_epoch = row["kind"] == "monitor" or (following is not None and following["epoch"] > row["epoch"])
             if ends_epoch and row["step"] > 0 and row["epoch"] >= 0:
                 return max(1, int(row["step"]) // (int(row["epoch"]) + 1))

@@ -56,14 +56,15 @@ def judge(record: RunRecord) -> Verdict:
         return _judge_without_log(record)
     state, finding = diagnose(record)
     progress = _describe_progress(record)
+    start = progress[0].upper() + progress[1:]
     if state != "healthy":
         advice = f" {likely_cause(record.recipe)}." if record.recipe is not None else ""
         return Verdict(state, f"{state.capitalize()} ({progress}): {finding}.{advice}")
     if record.is_running:
-        return Verdict("running", f"{progress.capitalize()}; healthy so far: {finding}.")
+        return Verdict("running", f"{start}; healthy so far: {finding}.")
     if record.end_step is None:
         command = f"{program_name()} pretrain --resume --out {shlex.quote(str(record.folder))}"
-        sentence = f"{progress.capitalize()}; healthy until then: {finding}. To continue it: {command}"
+        sentence = f"{start}; healthy until then: {finding}. To continue it: {command}"
         return Verdict("stopped", sentence)
     return Verdict("healthy", f"Healthy: {progress}; {finding}.")
 

@@ -85,7 +85,7 @@
       this.xs = this.range ?? bounds(points.map(([x]) => x));
       const [low, high] = bounds(points.map(([, y]) => y)), margin = (high - low) * 0.05;
       this.ys = [low - margin, high + margin];
-      for (const y of ticks(...this.ys, 4)) {
+      for (const y of ticks(...this.ys, 5)) {
         make("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: this.toY(y), y2: this.toY(y) }, this.svg);
         make("text", { x: LEFT - 6, y: this.toY(y) + 4, "text-anchor": "end" }, this.svg).textContent = shorten(y);
       }
