@@ -183,7 +183,7 @@ def test_the_terms_of_a_loss_without_labels_are_left_out(tmp_path):
 
 
 def test_several_runs_share_charts(tmp_path):
-    records = {name: read_record(logged_run(tmp_path / name, epochs=epochs).path) for name, epochs in (("a", 4), ("b", 8))}
+    records = {name: read_record(logged_run(tmp_path / name, epochs=n).path) for name, n in (("a", 4), ("b", 8))}
     specs = make_charts(records)
     assert [curve["name"] for curve in specs["ssl"]["curves"]] == ["a", "b"]
     assert len({curve["colour"] for curve in specs["std"]["curves"]}) == 3  # and the bound
