@@ -20,6 +20,7 @@ from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import Reporter
 from supancl.reports.live_report import LiveReport
+from supancl.reports.sparklines import describe_curves
 from supancl.training.extending import extend_run
 from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
 from supancl.training.pretrain import Run, pretrain
@@ -39,6 +40,9 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     folder = RunFolder(Path(args.out)) if args.out else None
     resumes = args.resume and folder is not None and folder.has_run
     run = extend(args, console) if args.extend is not None and not resumes else train(args, folder, console)
+    if console.encoding.startswith("utf"):
+        for line in describe_curves(run.metrics):
+            console.print(line)
     run_folder = RunFolder(run.folder)
     # other ranks may not see the folder
     labelled = not run_folder.has_run or run_folder.read_data()[0].get("labelled", True)
