@@ -23,6 +23,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "data": "look at data, check a benchmark's layout, cache decoded images",
         "import": "convert another library's encoder to encoder.safetensors",
     },
+    "this program": {"completion": "commands and flags for the TAB key of bash, zsh or fish"},
     "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},
 }
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
