@@ -503,7 +503,7 @@ FILES = [
         (SOUND, "damaged", "tensors", "step 0", "run/checkpoints"), RESUME),
     # encoders to judge
     Row("an encoder file that is not there", flags("nowhere"),
-        ("nowhere", "run folder", "encoder.safetensors", "torchvision:NAME@FILE", "timm:NAME@FILE"), KNN),
+        ("nowhere", "run folder", "encoder.safetensors", "torchvision:NAME[@FILE]", "timm:NAME[@FILE]"), KNN),
     Row("a folder without an encoder", with_run(lambda run: (run / "encoder.safetensors").unlink() or ("run",)),
         ("run", "encoder.safetensors", "epoch"), KNN),
     Row("an encoder cut short", with_run(lambda run: torn(run / "encoder.safetensors"), flags("run")),

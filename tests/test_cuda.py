@@ -3,16 +3,18 @@
 import copy
 import math
 import os
+import pickle
 import statistics
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
-from supancl import METHODS, Data, NonFinite, open_data, pretrain, recipe
+from supancl import METHODS, Data, ImageEncoder, NonFinite, embed, load_encoder, open_data, pretrain, recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.core.pools import PoolSpec
 from supancl.data.splits import full_split
@@ -27,6 +29,7 @@ from supancl.training.loop import capture_step
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
+from tests.files import noise
 from tests.steps import advance, side_by_side, without_tf32
 from tests.test_resume import crash_and_resume
 from tests.tiny import Notes, assert_same_bits, final_state, tiny_data, tiny_recipe
@@ -320,3 +323,17 @@ def test_arranged_layers_compiled_are_the_plain_ones() -> None:
         assert other.grad is not None
         apart = (one.grad - other.grad).norm() / one.grad.norm().clamp(min=1e-6)
         assert float(apart) < 2e-2, name
+
+
+def test_calls_from_python_use_the_gpu_and_give_features_on_the_cpu(tmp_path: Path) -> None:
+    images, labels = noise(32, 8, 8), torch.arange(32).numpy() % 2
+    run = pretrain(tiny_recipe(train__device="cuda"), tiny_data(), tmp_path / "run")
+    features = embed(run, images).values
+    assert features.device.type == "cpu"
+    assert torch.allclose(features, embed(load_encoder(run.folder), images).values, atol=1e-2)
+    settings = {"device": "cuda", "encoder.name": "cnn", "views.size": 8, "batch_size": 8}
+    estimator = ImageEncoder(epochs=1, settings=settings).fit(images, labels)
+    copied = pickle.loads(pickle.dumps(estimator))
+    assert next(estimator.encoder_.parameters()).is_cuda
+    assert not next(copied.encoder_.parameters()).is_cuda
+    assert numpy.allclose(estimator.transform(images), copied.transform(images), atol=1e-2)

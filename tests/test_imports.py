@@ -17,8 +17,8 @@ ROOMS = (
     {"errors", "lazy", "moved", "version"},
     {"config", "files", "stats", "reporter"},
     {"distributed"},
-    {"core"},
     {"data"},
+    {"core"},
     {"recipes"},
     {"weights"},
     {"probes"},
@@ -26,6 +26,7 @@ ROOMS = (
     {"evaluate"},
     {"detect"},
     {"reports"},
+    {"api"},
     {"export"},
     {"sweeps"},
     {"paper"},
@@ -37,8 +38,10 @@ RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 # beyond the order: a probe is a function of features, however the encoder was trained
 NEVER = {
     "probes": {"recipes", "weights"},
-    "data": {"core"},
+    "core": {"data"},  # what the paper defines works on tensors
 }
+# the exception: an encoder knows how an image becomes its input
+ALLOWED = {("supancl.core.encoders", "data")}
 # what may still look up until its room is in order
 NOT_YET: set[tuple[str, str]] = set()
 
@@ -92,7 +95,7 @@ def faults(module: str, imports: set[tuple[str, str]]) -> list[str]:
             found.append(f"{module} imports {other}.{name}, which is private to its room")
         if (room, target) in NOT_YET or target == "moved":
             continue
-        if target in NEVER.get(room, ()):
+        if target in NEVER.get(room, ()) and (module, target) not in ALLOWED:
             found.append(f"{module} must never import {other}")
         elif RANK[target] >= RANK[room] and (room, target) != ("cli", ""):  # the command line says its version
             found.append(f"{module} imports {other}, which is not below it")

@@ -17,7 +17,7 @@ _OLD_NAMES = {
 
 
 class Reporter:
-    """Receives progress reports. This one ignores them; the one of the terminal is in cli/console.py."""
+    """Receives progress reports. This one ignores them; the one of the terminal is in reports/terminal.py."""
 
     shows_cost = False  # whether to measure, before the first step, how long the run will take
 

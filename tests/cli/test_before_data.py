@@ -38,6 +38,13 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_an_unknown_encoder_of_a_run_is_refused_before_images_are_read(tmp_path, capsys, monkeypatch):
+    archive(tmp_path / "x.npz")
+    monkeypatch.setattr("supancl.training.pretrain.open_data", refuse)
+    words = ("pretrain", "digits.supsiam", "--data", str(tmp_path / "x.npz"), "--out", str(tmp_path / "run"))
+    assert_refused(supancl(capsys, *words, "--set", "encoder.name=resnet19"), "'resnet19'", "'resnet18'")
+
+
 NO_LAYER = ("cnn", "layer 'tow'", "pooled, 0, 1")
 IN_THE_WAY = ("write to other", "Not a directory", "copy")
 VECTORS, ON_X = "vectors.safetensors", ("--data", "x.npz")

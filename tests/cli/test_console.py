@@ -11,10 +11,11 @@ from rich.console import Console
 
 import supancl as package
 from supancl import pretrain
-from supancl.cli import console as telling
 from supancl.cli import entry, main
-from supancl.cli.console import MAX_SILENCE, SafeConsole, Terminal, duration, table
-from supancl.cli.wrapping import wrap_line
+from supancl.cli.console import SafeConsole, Terminal, duration, table
+from supancl.reports import terminal as telling
+from supancl.reports.terminal import MAX_SILENCE
+from supancl.reports.wrapping import wrap_line
 from tests.files import TINY, class_folders, supancl
 from tests.tiny import tiny_data, tiny_recipe
 

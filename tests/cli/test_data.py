@@ -126,7 +126,7 @@ def test_show_prints_counts_bars_sizes_and_what_is_unreadable(capsys, tmp_path):
     assert cat.index("█") == dog.index("█"), "bars begin at the same place"
     assert "height: 20 px" in lines
     assert "width: 30 to 35 px, median 31" in lines
-    assert "decoded at short side 72: 0.0 MB, kept in memory when training" in lines
+    assert "decoded: 0.0 MB, kept in memory when training" in lines
     assert lines[lines.index("1 unreadable") + 1] == f"  {root / 'train' / 'dog' / 'bad.png'}"
 
 
@@ -143,7 +143,7 @@ def test_show_draws_the_views_of_the_recipe_it_is_given(capsys, tmp_path):
     said = supancl(capsys, "data", "show", source, "--recipe", "cifar10.supbyol", "--out", tmp_path / "sheets")
     assert f"contact sheets: {tmp_path / 'sheets' / 'images.png'} and, of the views of cifar10.supbyol" in said.out
     said = supancl(capsys, "data", "show", source, "--out", tmp_path / "larger")
-    assert "of the views of imagenet100.supsiam" in said.out
+    assert "of the views of auto.supsiam" in said.out  # that of `pretrain` without a recipe
 
 
 def test_show_chooses_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
@@ -353,8 +353,8 @@ def test_a_damaged_cache_is_said_to_be(capsys, tmp_path):
 
 
 def test_training_fills_the_cache_by_itself_and_says_how_far_it_is(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("supancl.cli.console.MIN_TOTAL", 40)
-    monkeypatch.setattr("supancl.cli.console.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("supancl.reports.terminal.MIN_TOTAL", 40)
+    monkeypatch.setattr("supancl.reports.terminal.MIN_SECONDS", 0.0)
     monkeypatch.setattr(shards, "SHARD_BYTES", 4000)
     source = class_folders(tmp_path / "data", each=20)
     arguments = ["pretrain", "digits.supsiam", "--data", source, *TINY, "--set", "data.cache=always"]

@@ -401,7 +401,7 @@ TRANSFER, TUNE = ("evaluate", "transfer", "run0"), ("evaluate", "finetune", "run
     ((*TRANSFER, "run0/", "--data", "x.npz"),
      ("run0", "twice")),
     ((*TRANSFER, "nowhere", "--data", "x.npz"), ("no file", "nowhere", "encoder.safetensors",
-                                                "torchvision:NAME@FILE", "timm:NAME@FILE")),
+                                                "torchvision:NAME[@FILE]", "timm:NAME[@FILE]")),
     ((*TUNE, "--layer", "layer1"),
      ("fine-tuning", "--layer", "--normalize")),
     ((*TUNE, "--train-batch", "1"), ("--train-batch 1", "at least 2")),

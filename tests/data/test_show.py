@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from supancl import recipe
-from supancl.cli.console import MIN_TOTAL, Terminal, make_console, table
+from supancl.cli.console import Terminal, make_console, table
 from supancl.data.opening import open_source
 from supancl.data.show import describe_source, find_copies, histogram, image_sizes, summarize_sizes
 from supancl.data.splits import DataSpec, full_split
@@ -26,6 +26,7 @@ from supancl.reports.contact_sheet import (
     draw_view_sheet,
     pick_by_class,
 )
+from supancl.reports.terminal import MIN_TOTAL
 from supancl.training.preflight import with_short_side
 from tests import files as made
 from tests.files import archive, mentions, noise, picture
@@ -258,7 +259,7 @@ def test_without_a_terminal_long_reading_is_told_by_tenths(capsys, monkeypatch):
     for done in range(1, 2001):
         Terminal(make_console(False, False)).on_progress("soon done", done, 2000)
     assert capsys.readouterr().out == ""
-    monkeypatch.setattr("supancl.cli.console.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("supancl.reports.terminal.MIN_SECONDS", 0.0)
     terminal = Terminal(make_console(False, False))
     for done in range(1, 2001):
         terminal.on_progress("decoding", done, 2000)

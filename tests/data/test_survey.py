@@ -22,9 +22,14 @@ def test_a_folder_with_few_labels(tmp_path):
     assert survey(tmp_path / "photos") == Survey(images=66, labelled=36, classes=2, side=8)
 
 
-@pytest.mark.parametrize("settings", [{}, {"limit": 10}, {"holdout": 0.5}, {"labelled": 0.5}])
-def test_the_numbers_are_those_of_the_opened_data(settings, tmp_path):
-    class_folders(tmp_path / "photos", each=20)
+@pytest.mark.parametrize(
+    "settings", [{}, {"limit": 10}, {"holdout": 0.5}, {"labelled": 0.3}, {"leave_out": ("cat",), "labelled": 0.5}]
+)
+@pytest.mark.parametrize("each", [3, 12, 20])
+def test_the_numbers_are_those_of_the_opened_data(each, settings, tmp_path):
+    class_folders(tmp_path / "photos", each=each)
+    for i in range(7):
+        picture(tmp_path / "photos" / "unlabelled" / f"{i}.png", size=(8, 8))
     spec = DataSpec(source=str(tmp_path / "photos"), **settings)
     assert survey_source(spec) == survey_data(open_data(spec, 1))
 
@@ -37,7 +42,7 @@ def test_sources_of_every_kind(tmp_path):
     table(tmp_path / "x.csv", "path,label,split", "0.png,a,train", "1.png,b,train", "2.png,,train", "3.png,a,val")
     assert survey(tmp_path / "x.csv") == Survey(images=3, labelled=2, classes=2, side=20)
     assert survey("toy").side == 0  # vectors
-    assert survey("digits") == Survey(images=1617, labelled=1617, classes=10, side=8)
+    assert survey("digits") == Survey(images=1618, labelled=1618, classes=10, side=8)
 
 
 def test_without_labels_there_are_no_classes(tmp_path):

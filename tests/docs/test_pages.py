@@ -40,6 +40,9 @@ def prepare(page: Path, runner: Runner) -> None:
         runner.run(Block(page, 0, "python", TRAINED))
         embed = "supancl embed runs/photos --data photos --out features.npz --device cpu --quiet"
         runner.run(Block(page, 0, "bash", embed))
+    if page.name == "export.md":
+        picture(runner.folder / "photos" / "cat" / "7.png", size=(48, 48), mode="RGB")
+        runner.run(Block(page, 0, "python", TRAINED))
     if page.name == "extending.md":
         parts = [block.text for block in CODE[page] if block.kind == "python"]
         (runner.folder / "own_method.py").write_text("\n\n".join(parts))
@@ -55,7 +58,12 @@ def runner(tmp_path: Path, forks: dict[str, str]) -> Iterator[Runner]:
     made.close()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES[1:] if CODE[page]], ids=lambda page: page.name)
+EXPORT = ROOT / "docs" / "export.md"  # it has a test of its own, as its blocks take long
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES[1:] if CODE[page] and page != EXPORT], ids=lambda page: page.name
+)
 def test_the_code_of_a_page_runs_in_order(page: Path, runner: Runner) -> None:
     prepare(page, runner)
     for block in CODE[page]:
@@ -125,15 +133,10 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert link.startswith("http") or (page.parent / link).exists(), link
 
 
-def test_the_encoder_of_a_run_gives_the_same_elsewhere_as_the_page_says(runner: Runner) -> None:
-    page = ROOT / "docs" / "own-data.md"
-    (load,) = (block for block in CODE[page] if "load_state_dict" in block.text)
-    prepare(page, runner)
-    runner.run(Block(page, 0, "python", "import torch\nimages = torch.randn(2, 3, 32, 32)\n"))
-    same = "model.load_state_dict(weights)\nassert torch.equal(model.eval()(images), encoder(images))\n"
-    text = load.text.replace("model.load_state_dict(weights)\n", same)
-    assert text.count(same) == 2
-    runner.run(load._replace(text=text))
-    exported = "torch.export.export(encoder, (torch.zeros(1, 3, encoder.size, encoder.size),))"
-    assert exported in page.read_text()
-    runner.run(Block(page, 0, "python", exported))
+def test_the_code_of_the_page_on_export_runs_and_every_way_of_loading_gives_the_same(runner: Runner) -> None:
+    """transformers and ONNX Runtime: tests/extras."""
+    prepare(EXPORT, runner)
+    same = "\nfrom supancl import load_encoder\nassert torch.equal(features, load_encoder('runs/photos')(images))"
+    for block in CODE[EXPORT]:
+        runner.run(block._replace(text=block.text + same) if "features = " in block.text else block)
+    assert sum("features = " in block.text for block in CODE[EXPORT]) == 5

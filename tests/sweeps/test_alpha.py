@@ -18,14 +18,16 @@ from supancl.cli import main
 from supancl.cli.alpha import parse_alphas
 from supancl.data.opening import open_data
 from supancl.probes import Features
+from supancl.recipes.auto import is_to_be_fitted
+from supancl.reporter import Reporter
 from supancl.reports import pictures
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import alpha, runner
 from supancl.sweeps.alpha import few_shot_accuracy, left_out_classes, recommend
-from supancl.sweeps.runner import Sweep
+from supancl.sweeps.runner import Sweep, open_held_out
 from supancl.sweeps.runs import FAILURE_FILE, Failure, RunsFailed, TrainedRun, retry_flags
 from supancl.weights.run_folder import RunFolder
-from tests.files import assert_mentions, assert_refused, class_folders
+from tests.files import archive, assert_mentions, assert_refused, class_folders
 from tests.started import Started
 from tests.tiny import poisoned, tiny_data
 
@@ -120,6 +122,13 @@ def test_the_interval_is_students() -> None:
     assert mean - low == pytest.approx(high - mean)
 
 
+def test_an_auto_recipe_is_fitted_once_so_that_its_runs_can_be_continued(tmp_path: Path) -> None:
+    base = recipe("auto.supsiam").with_set({"data.source": str(archive(tmp_path / "x.npz")), "encoder.channels": 1})
+    fitted, _ = open_held_out(base, "a test", Reporter())
+    assert not is_to_be_fitted(fitted)
+    assert fitted.train.batch_size == 16
+
+
 def test_alphas_are_sorted_and_unique() -> None:
     assert parse_alphas("1,.5,0,0.5") == [0.0, 0.5, 1.0]
     assert parse_alphas("0.12345678,0.12345681") == [0.123457]  # one folder, so one alpha
@@ -175,7 +184,8 @@ def test_the_study_leaves_a_page_that_needs_nothing_else(study: Path) -> None:
     page = (study / "alpha.html").read_text()
     assert "Which alpha for digits?" in page
     assert page.count("data:image/png;base64,") == 2
-    assert "http" not in page
+    assert "http:" not in page
+    assert "https:" not in page
     result = json.loads((study / "alpha.json").read_text())
     assert len(result["rows"]) == 4
     keys = ("ssl", "sup", "ratio", "knn", "linear", "transfer")

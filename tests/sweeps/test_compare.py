@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from supancl import recipe
+from supancl.data.survey import Survey
 from supancl.errors import BadInput
+from supancl.reporter import Reporter
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import runner
 from supancl.sweeps.compare import compare_rows
 from supancl.sweeps.grid import grid_rows, parse_grid, recipe_rows
 from supancl.sweeps.runner import default_jobs
+from supancl.training import fitting
 from tests.files import archive, assert_mentions, assert_refused, contents, mentions, noise, supancl
 from tests.tiny import poisoned
 
@@ -66,6 +69,33 @@ def test_the_best_is_compared_with_intervals_for_all_pairs() -> None:
     }
     assert all(entry["high"] - entry["mean"] == pytest.approx(half) for entry in compared["differences"])
     assert_mentions(" ".join(compared["findings"]), "c has the best", "1 of 3 others", "no clear difference to b")
+
+
+def test_equal_rows_share_the_first_place() -> None:
+    compared = compare_rows(results(a=[50, 60], b=[60, 50], c=[40, 41]), list("abc"), "linear", "best")
+    assert compared["findings"][0].startswith("a and b share the best")
+
+
+def test_few_images_are_said_and_too_few_say_nothing() -> None:
+    found = results(a=[70, 80, 90], b=[73, 83.5, 92.5])
+    enough, few, too_few = (compare_rows(found, ["a", "b"], "linear", "first", count) for count in (100, 99, 9))
+    assert few["findings"][:-1] == enough["findings"]
+    assert_mentions(few["findings"][-1], "over seeds", "99")
+    assert len(too_few["findings"]) == 1
+    assert_mentions(too_few["findings"][0], "too few images to say", "9 held out", "--set data.holdout")
+
+
+def test_a_sweep_of_auto_looks_at_its_data_once_and_reports_equal_choices_once(tmp_path, monkeypatch) -> None:
+    notes, surveyed = [], []
+    monkeypatch.setattr(fitting, "survey_source", lambda *_: surveyed.append(1) or Survey(300, 100, 4, 32))
+    reporter = Reporter()
+    reporter.note = notes.append
+    rows = grid_rows(recipe("auto.supsiam"), {"loss.alpha": [0.2, 0.5], "pool.kind": ["queue", "prototypes"]}).recipes
+    fitted = fitting.fit_rows({**rows, "other": recipe("digits.supsiam")}, reporter)
+    assert len(surveyed) == 1
+    assert sum(line.startswith("auto.supsiam for") for line in notes) == 1
+    assert [row.train.batch_size for row in fitted.values()][:4] == [16] * 4
+    assert fitted["other"] == recipe("digits.supsiam")
 
 
 def test_one_seed_shows_nothing_and_no_complete_row_no_best() -> None:
@@ -136,7 +166,7 @@ def test_compare_writes_a_table_a_plot_and_latex_and_goes_on(photos: Path, capsy
     said = supancl(capsys, *words)
     assert said.code == 0, said.err
     assert_mentions(said.out, "10% of the training images", "6 held-out images", "k-NN %")  # not the test split
-    assert_mentions(said.out, "digits.supsiam minus digits.simsiam", "n = 2")
+    assert_mentions(said.out, "too few images to say", "6 held out")
     assert max(len(line) for line in said.out.split("\n\n")[1].splitlines()) <= 80
     result = json.loads(Path("out/results.json").read_text())
     assert [(row["row"], row["seed"]) for row in result["rows"]] == [
@@ -157,6 +187,10 @@ def test_compare_writes_a_table_a_plot_and_latex_and_goes_on(photos: Path, capsy
     assert_mentions(said.out, "3 of 4 runs are already finished", "trained digits.supsiam-seed-1")
     assert contents(Path("out/digits.simsiam-seed-0")) == before
     again = json.loads(Path("out/results.json").read_text())
+    evaluated = supancl(capsys, "evaluate", "knn", "out/digits.supsiam-seed-1", "--no-baselines", "--json", "knn.json")
+    assert evaluated.code == 0  # k-NN is that of `evaluate knn`, whose k suits the few references
+    knn = json.loads(Path("knn.json").read_text())
+    assert (again["rows"][3]["knn"], knn["k"] < 20) == (knn["accuracy"], True)
     assert [row["linear"] for row in again["rows"]] == [row["linear"] for row in result["rows"]]
     several_runs_are_evaluated_in_one_table(capsys)
 
@@ -180,7 +214,7 @@ def test_a_sweep_chooses_and_lists_what_failed(photos: Path, capsys, monkeypatch
     said = supancl(capsys, *words, "--seeds", 1, *SMALL, "--out", "out")
     assert said.code == 4
     assert_mentions(said.err, "2 of 4 runs failed", "lr-0.05-on_nan-stop-seed-0", "--retry")
-    assert_mentions(said.out, "lr", "on_nan", "failed", "1 of 1", "has the best linear accuracy", "one seed")
+    assert_mentions(said.out, "lr", "on_nan", "failed", "1 of 1", "share the best linear accuracy", "one seed")
     result = json.loads(Path("out/results.json").read_text())
     assert [bool(row["failed"]) for row in result["rows"]] == [True, False, True, False]
     assert result["reference"].endswith("skip")

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from supancl import load_encoder, pretrain
+from supancl.cli.runs import runs_table
 from supancl.files import temporary_path
+from supancl.reports.tables import to_text_within
 from supancl.sweeps.runs import is_finished, read_run
 from supancl.weights import pruning
 from supancl.weights.checkpoint import checkpoints
@@ -60,12 +62,34 @@ def test_every_run_is_listed_with_its_state(runs: Path) -> None:
         assert states(runs)["deep/stopped"] == "running"
 
 
-def test_the_accuracy_is_the_better_of_the_last_check_and_an_evaluation(runs: Path) -> None:
-    (runs / "finished" / "evaluate").mkdir()
-    (runs / "finished" / "evaluate" / "knn.json").write_text('{"accuracy": 99.5}')
-    (runs / "finished" / "evaluate" / "linear.json").write_text("[")
-    assert describe_run(runs / "finished").knn == 99.5
-    assert describe_run(runs / "finished").linear is not None
+def test_the_accuracy_is_that_of_the_last_evaluation_even_if_the_last_check_was_better(runs: Path) -> None:
+    """Also with the k of few references; a result on other data, or a damaged one, does not count."""
+    before, evaluations = describe_run(runs / "finished"), runs / "finished" / "evaluate"
+    evaluations.mkdir()
+    for age, (name, text) in enumerate(
+        {
+            "knn-pets": '{"accuracy": 90}',
+            "knn-k3": '{"accuracy": 0.5, "tested_images": 7}',
+            "knn": '{"accuracy": 99.5}',
+        }.items()
+    ):
+        (evaluations / f"{name}.json").write_text(text)
+        os.utime(evaluations / f"{name}.json", (1000 - age, 1000 - age))
+    (evaluations / "linear.json").write_text("[")
+    run = describe_run(runs / "finished")
+    assert (run.knn, run.linear) == (0.5, before.linear)
+    assert before.tested_images == run.tested_images == RunFolder(runs / "finished").metrics()[-1]["knn_queries"]
+
+
+def test_a_narrow_terminal_leaves_out_columns_and_says_which(runs: Path) -> None:
+    table = runs_table(list_runs(runs), runs)
+    wide, narrow = (to_text_within(table, width, ("recipe", "data"), "--json FILE") for width in (200, 70))
+    assert "tiny.supsiam" in wide
+    assert "left out" not in wide
+    assert "tiny.supsiam" not in narrow
+    assert "recipe" in narrow.splitlines()[-1]
+    assert "--json FILE" in narrow
+    assert max(map(len, narrow.splitlines()[: 1 + len(table.rows)])) <= 70
 
 
 def test_a_collapsed_run_says_so(runs: Path) -> None:

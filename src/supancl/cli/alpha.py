@@ -8,13 +8,14 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.console import Terminal, table
+from supancl.cli.console import table
 from supancl.cli.flags import recipe_from_flags
+from supancl.cli.loggers import sweep_from_flags
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
 from supancl.sweeps.alpha import check_alpha, summary_table, train_alphas, write_alphas
-from supancl.sweeps.runner import Sweep, check_overrides
+from supancl.sweeps.runner import check_overrides
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
 
@@ -24,7 +25,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     base, alphas = recipe_from_flags(args.recipe, args), parse_alphas(args.alphas)
     check(base, args)
     out = Path(args.out or next_folder("alpha"))
-    sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
+    sweep = sweep_from_flags(args, out, console)
     sweep.check_folder(base)
     result, runs, data = train_alphas(base, alphas, sweep, args.leave_out, args.shots)
     console.print(table(f"{base.name}, {plural(args.seeds, 'seed')}: mean ± sd", *summary_table(result)))

@@ -3,6 +3,7 @@
 
 GROUPS: dict[str, dict[str, str]] = {
     "train": {
+        "data": "look at data, check a benchmark's layout, cache decoded images",
         "pretrain": "pretrain an encoder on your images",
         "recipes": "list the recipes, or show one with the source of each value",
         "alpha": "train several alphas on your data and recommend one",
@@ -15,13 +16,11 @@ GROUPS: dict[str, dict[str, str]] = {
         "predict": "label images with a run, or fill in missing labels",
         "embed": "write features of images to a file",
         "detect": "fine-tune, test, compare and export an object detector",
+        "export": "write an encoder for timm, transformers, ONNX or torchvision",
+        "import": "convert another library's encoder to encoder.safetensors",
     },
     "look": {
         "report": "one page on runs: verdict, curves, evaluations, recipe, data",
-    },
-    "data and weights": {
-        "data": "look at data, check a benchmark's layout, cache decoded images",
-        "import": "convert another library's encoder to encoder.safetensors",
     },
     "this program": {"completion": "commands and flags for the TAB key of bash, zsh or fish"},
     "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},

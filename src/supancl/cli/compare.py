@@ -8,15 +8,15 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.console import Terminal
 from supancl.cli.flags import recipe_from_flags
+from supancl.cli.loggers import sweep_from_flags
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, plural
 from supancl.reports.comparison import comparison_table, write_comparison
-from supancl.reports.tables import to_text
+from supancl.reports.tables import to_text_within
 from supancl.sweeps.compare import MEASURES, Against, train_and_compare
 from supancl.sweeps.grid import RowSet, recipe_rows
-from supancl.sweeps.runner import Sweep, check_monitored, check_overrides
+from supancl.sweeps.runner import check_monitored, check_overrides
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
 
@@ -49,14 +49,15 @@ def run_rows(
     for recipe in rows.recipes.values():
         check_monitored(recipe)
     out = Path(args.out or next_folder(kind))
-    sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
+    sweep = sweep_from_flags(args, out, console)
     console.print(
         f"{plural(len(rows.recipes), 'row')} with {plural(args.seeds, 'seed')}: "
         f"{plural(len(rows.recipes) * args.seeds, 'run')} in {out}"
     )
     result, runs = train_and_compare(rows.recipes, rows.labels, sweep, against, kind)
     table = comparison_table(result, heads, MEASURES)
-    console.print(to_text(table), end="")
+    optional = [title for title, _ in (MEASURES["ratio"], MEASURES["knn"])]
+    console.print(to_text_within(table, console.width, optional, "results.md"), end="")
     for line in result["findings"]:
         console.print(line)
     write_comparison(result, table, MEASURES, out)

@@ -20,12 +20,15 @@ from supancl.data.sources import benchmarks
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import DataSpec, Source
 from supancl.data.store.cache import CachedImages, cache_root, evict, list_caches, remove_cache
+from supancl.data.survey import Survey
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, CheckFailed, plural
 from supancl.files import left_over_files
 from supancl.recipes import Recipe, recipe
+from supancl.recipes.auto import default_recipe
 from supancl.reports.contact_sheet import draw_image_sheet, draw_view_sheet
 from supancl.reports.fonts import has_every_letter
+from supancl.training.fitting import choose_settings
 from supancl.training.preflight import with_short_side
 from supancl.weights.run_folder import next_folder
 
@@ -52,7 +55,7 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     source = open_source(spec, channels, terminal.on_progress, lenient=True)
     sizes = image_sizes(source, terminal.on_progress)
     if shown_recipe is None:
-        shown_recipe = fitting_recipe(float(np.median(sizes.min(1))))
+        shown_recipe = fitting_recipe(source, round(float(np.median(sizes.min(1)))))
     facts = describe_source(source, replace(spec, short_side=shown_recipe.data.short_side), channels, sizes)
     facts["copies"] = find_copies(source, terminal.on_progress)
     print_facts(facts, console)
@@ -70,8 +73,11 @@ def check_sheets(out: Path) -> None:
         raise BadInput(f"cannot write in {out} ({existing} is a file); choose another --out")
 
 
-def fitting_recipe(short_side: float) -> Recipe:
-    return with_short_side(recipe("cifar100.supsiam" if short_side <= 64 else "imagenet100.supsiam"))
+def fitting_recipe(source: Source, short_side: int) -> Recipe:
+    """The recipe that `pretrain` would fit to these images."""
+    train = source.splits["train"]
+    survey = Survey(len(train), train.num_labelled, len(train.class_ids()), short_side)
+    return with_short_side(choose_settings(recipe(default_recipe(survey)), survey))
 
 
 def draw_sheets(source: Source, shown_recipe: Recipe, out: Path, console: Console) -> list[str]:
@@ -118,7 +124,8 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
     console.print(table("images by class", ["class", *names, ""], rows))
     for side_name, (low, middle, high) in facts["sizes"].items():
         console.print(f"{side_name}: {low} to {high} px, median {middle}" if low < high else f"{side_name}: {low} px")
-    side = f" at short side {facts['short_side']}" if facts["short_side"] else ""
+    limit = facts["short_side"]
+    side = f" at short side {limit}" if limit and facts["sizes"].get("short side", (0, 0, 0))[2] > limit else ""
     console.print(f"decoded{side}: {facts['bytes'] / 1e6:,.1f} MB, kept {facts['kept']} when training")
     for remark in facts["remarks"]:
         console.print(f"remark: {remark}")

@@ -38,6 +38,7 @@ from supancl.evaluate.comparison import check_seeds
 from supancl.evaluate.finetune import check_whole_encoder
 from supancl.evaluate.naming import data_names
 from supancl.evaluate.suite import make_out_folder
+from supancl.probes.knn import DEFAULT_K
 from supancl.probes.transfer import TransferMetric
 from supancl.reports.score_table import TableFormat
 from supancl.reports.suite_page import write_suite
@@ -79,6 +80,8 @@ def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if len(args.encoder) > 1:
         return compare_encoders(args, "k-NN (k = {k})", measure, console)
     result = measure(*open_encoders(args, console))
+    if ks is None and result["k"] < DEFAULT_K:
+        console.print(f"k = {result['k']}: a quarter of the references per class (--k sets another)")
     for k, value in result["by_k"].items():
         console.print(
             f"k-NN (k = {k}): {describe_accuracy(result, value)}, "

@@ -14,16 +14,9 @@ from supancl.cli.console import print_error
 from supancl.config import parse_value
 from supancl.errors import BadInput, did_you_mean
 from supancl.recipes import Recipe, recipe
+from supancl.recipes.recipe import FIELD_SYNONYMS
 from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
 
-# other libraries' names -> fields of the recipe
-FIELD_SYNONYMS = {
-    "learning_rate": "optimizer.lr",
-    "wd": "optimizer.weight_decay",
-    "temperature": "loss.temperature",
-    "arch": "encoder.name",
-    "backbone": "encoder.name",
-}
 ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
 # commands that people expect -> where to find them here
 OTHER_PLACES = {
@@ -201,12 +194,45 @@ def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
     return replace(built, sources={**built.sources, **{field: flag for field, (_, flag) in args.overrides.items()}})
 
 
+def add_sweep_flags(parser: argparse.ArgumentParser, kind: str) -> None:
+    """Add the flags of `compare`, `sweep` and `alpha`: seeds, runs, their folder, and the recipe's."""
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
+    add_run_flags(parser)
+    parser.add_argument("--out", help=f"folder (default: runs/{kind}-NNN); an existing one is continued")
+    add_recipe_flags(parser)
+
+
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs in parallel (default: automatic)")
     parser.add_argument(
         "--retry",
         action="store_true",
         help="continue runs that failed in an earlier call (default: only list them)",
+    )
+    add_logger_flag(parser)
+
+
+class AddLogger(argparse.Action):
+    """--logger NAME; an unknown name, or one whose package is missing, is refused before anything is read."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        from supancl.export.loggers import check_logger
+
+        try:
+            check_logger(values)
+        except BadInput as error:
+            parser.error(str(error))
+        namespace.logger = [*namespace.logger, values]
+
+
+def add_logger_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--logger",
+        action=AddLogger,
+        default=[],
+        metavar="NAME",
+        help="also log to wandb or mlflow, offline unless their own variables say otherwise (docs/loggers.md); may be "
+        "given several times",
     )
 
 

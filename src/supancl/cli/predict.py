@@ -11,12 +11,11 @@ from rich.console import Console
 from supancl.cli.encoders import check_at_least, open_encoders
 from supancl.errors import BadInput, plural
 from supancl.evaluate.predicting import PredictSettings, predict_labels
-from supancl.reports.prediction_table import check_table, write_predictions
+from supancl.reports.prediction_table import write_predictions
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     out = Path(args.out)
-    check_table(out)
     if args.k is not None:
         check_at_least(args.k, 1, "--k")
         if args.classifier != "knn":

@@ -11,17 +11,16 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.console import Terminal
 from supancl.cli.flags import recipe_from_flags
+from supancl.cli.loggers import reporter_from_flags
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.data.survey import survey_source
 from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
-from supancl.reporter import Reporter
-from supancl.reports.live_report import LiveReport
 from supancl.reports.sparklines import describe_curves
 from supancl.training.extending import extend_run
+from supancl.training.fitting import default_recipe
 from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
 from supancl.training.pretrain import Run, pretrain
 from supancl.weights.run_folder import RunFolder
@@ -29,7 +28,7 @@ from supancl.weights.run_folder import RunFolder
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.recipe is None and "data.source" in args.overrides and not args.resume and args.extend is None:
-        args.recipe = default_recipe(args)
+        args.recipe = default_recipe(survey_source(recipe_from_flags("auto.supsiam", args).data))
     if args.recipe is None and args.extend is None and not (args.resume and args.out):
         raise BadInput(
             "give images with --data FOLDER (docs/own-data.md), a recipe (supancl recipes lists them), or --resume "
@@ -64,7 +63,7 @@ def extend(args: argparse.Namespace, console: Console) -> Run:
     epochs = changes.pop("train.epochs", None)
     if not isinstance(epochs, int):
         raise BadInput(f"--extend {args.extend}: give --epochs N, the epoch to continue to, counted from the first")
-    return extend_run(args.extend, epochs, args.out, changes=changes, reporter=make_reporter(args, console))
+    return extend_run(args.extend, epochs, args.out, changes=changes, reporter=reporter_from_flags(args, console))
 
 
 def train(args: argparse.Namespace, folder: RunFolder | None, console: Console) -> Run:
@@ -77,19 +76,9 @@ def train(args: argparse.Namespace, folder: RunFolder | None, console: Console) 
         to_train = saved.with_set(changes) if changes else None
     else:  # without a recipe: with several machines, the run may be on the first one's disk alone
         to_train = None if args.recipe is None else recipe_from_flags(args.recipe, args)
-    return pretrain(to_train, out=args.out, resume=args.resume, init=args.init, reporter=make_reporter(args, console))
-
-
-def make_reporter(args: argparse.Namespace, console: Console) -> Reporter:
-    """The terminal, and with --report-every also the page of the run."""
-    terminal = Terminal(console)
-    return terminal if args.report_every is None else LiveReport(terminal, args.report_every)
-
-
-def default_recipe(args: argparse.Namespace) -> str:
-    """SupSiam if the images have labels, else SimSiam; fitted to them."""
-    spec = recipe_from_flags("auto.supsiam", args).data
-    return "auto.supsiam" if survey_source(spec).is_labelled else "auto.simsiam"
+    return pretrain(
+        to_train, out=args.out, resume=args.resume, init=args.init, reporter=reporter_from_flags(args, console)
+    )
 
 
 def check_agrees(saved: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, duration
 from supancl.errors import plural
-from supancl.reports.tables import Table, to_text
+from supancl.reports.tables import Table, to_text_within
 from supancl.weights.run_list import ListedRun, list_runs
 
 
@@ -23,31 +23,34 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 def show_list(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     folder = Path(args.folder)
     runs = list_runs(folder)
-    text = to_text(runs_table(runs, folder)) if runs else f"no run below {folder}\n"
-    if max(map(len, text.splitlines())) > console.width:
-        text = to_text(runs_table(runs, folder, narrow=True))
-    console.print(text, end="")
+    if runs:
+        optional = ("recipe", "data", "age", "size")
+        console.print(to_text_within(runs_table(runs, folder), console.width, optional, "--json FILE"), end="")
+    else:
+        console.print(f"no run below {folder}")
     return {"folder": str(folder), "runs": [asdict(run) | {"path": str(run.path)} for run in runs]}
 
 
-def runs_table(runs: list[ListedRun], folder: Path, narrow: bool = False) -> Table:
-    """One row per run; accuracies are those of the last check, or of `supancl evaluate` if higher."""
-    columns = ["run", "state", *["recipe", "data"] * (not narrow), "epochs", "size", "age", "k-NN", "linear"]
+def runs_table(runs: list[ListedRun], folder: Path) -> Table:
+    """One row per run; accuracies are those of `supancl evaluate`, or else of the last check while training."""
+    columns = ["run", "state", "recipe", "data", "epochs", "size", "age", "k-NN", "linear", "of"]
     rows = [
         [
             str(run.path.relative_to(folder)) if run.path != folder else str(run.path),
             run.state,
-            *[run.recipe, Path(run.data).name or run.data] * (not narrow),
+            run.recipe,
+            Path(run.data).name or run.data,
             format_epochs(run),
             format_bytes(run.nbytes),
             format_age(run.last_written),
             *("" if value is None else f"{value:.1f}" for value in (run.knn, run.linear)),
+            "" if run.tested_images is None else f"{run.tested_images:,}",
         ]
         for run in runs
     ]
-    notes = [f"{run.path}: {run.problem}; it can be resumed once that is restored" for run in runs if run.problem]
-    notes += ["recipe and data of each run: in a wider terminal, or with --json"] * narrow
-    return Table(columns, rows, "l" * (len(columns) - 5) + "rrrrr", notes=notes)
+    notes = ["k-NN, linear: % of as many held-out images"] * any(run.tested_images is not None for run in runs)
+    notes += [f"{run.path}: {run.problem}; it can be resumed once that is restored" for run in runs if run.problem]
+    return Table(columns, rows, "l" * (len(columns) - 6) + "rrrrrr", notes=notes)
 
 
 def format_epochs(run: ListedRun) -> str:

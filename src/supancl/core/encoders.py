@@ -17,6 +17,7 @@ from supancl.core.specs import IMAGENET_STD as IMAGENET_STD
 from supancl.core.specs import EncoderSpec as EncoderSpec
 from supancl.core.specs import check_size as check_size
 from supancl.core.specs import suggest_timm
+from supancl.data.from_python import Preprocessing
 from supancl.errors import BadInput, did_you_mean, plural
 
 PROJECTOR = "projector"  # the name of the layer after the encoder
@@ -51,6 +52,22 @@ class Encoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
         return features
+
+    @property
+    def transform(self) -> Preprocessing:
+        """The preprocessing of one image, an array (H, W[, C]) of uint8, a Pillow image or a path, to a tensor.
+
+        It needs no encoder and pickles, so it is also a `transform` for torchvision's data sets.
+
+        >>> import numpy as np
+        >>> encoder = EncoderSpec("cnn", size=32).build().eval()
+        >>> image = encoder.transform(np.zeros((40, 60, 3), np.uint8))
+        >>> image.shape, encoder(image[None]).shape
+        (torch.Size([3, 32, 32]), torch.Size([1, 128]))
+        """
+        if self.spec.name == "linear":
+            raise BadInput("encoder 'linear' takes vectors, which need no preprocessing; pass them as a tensor (N, D)")
+        return Preprocessing(self.spec.channels, self.size, self.mean, self.std)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -307,13 +324,18 @@ def _torchvision(spec: EncoderSpec) -> tuple[nn.Module, int]:
     with _explain_size_errors(spec, f"torchvision's {name}"):
         body = torchvision.models.get_model(name, weights=None, **options)
         _features_of_blank_image(body, spec)
-    linear = [path for path, module in body.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
+    classifier = find_classifier(body)
+    if not classifier:
         raise BadInput(f"torchvision's {name} has no linear classifier to leave out; choose another model")
-    parent, _, last = linear[-1].rpartition(".")
-    width: int = body.get_submodule(linear[-1]).in_features
-    setattr(body.get_submodule(parent), last, nn.Identity())
+    width: int = body.get_submodule(classifier).in_features
+    body.set_submodule(classifier, nn.Identity())
     return body, width
+
+
+def find_classifier(body: nn.Module) -> str:
+    """The name of a classifier's last linear layer, such as fc; empty if there is none."""
+    linear = [path for path, module in body.named_modules() if isinstance(module, nn.Linear)]
+    return linear[-1] if linear else ""
 
 
 BUILDERS: dict[str, Any] = {

@@ -8,6 +8,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -69,16 +70,32 @@ def decode(
     Images with so many pixels that Pillow warns are noted in `large`; Pillow refuses twice as many.
     Raises OSError or ValueError if the image cannot be read.
     """
+    with _only_usual_errors():
+        return _shrink_to_tensor(_load_upright(item, large), channels, short_side, resample)
+
+
+def decode_opened(image: Image.Image, channels: int, short_side: int | None, resample: Resample) -> Tensor:
+    """The same for an image that Pillow has opened or made."""
+    with _only_usual_errors():
+        return _shrink_to_tensor(_to_upright(image), channels, short_side, resample)
+
+
+@contextmanager
+def _only_usual_errors() -> Iterator[None]:
     try:
-        image = convert_mode(_load_upright(item, large), "L" if channels == 1 else "RGB")
-        height, width = shrunk_size((image.height, image.width), short_side)
-        if (width, height) != image.size:
-            image = image.resize((width, height), Image.Resampling[resample.upper()])
-        return _to_tensor(image, channels)
+        yield
     except (OSError, ValueError, MemoryError):  # running out of memory is not the image's fault
         raise
     except Exception as error:  # Pillow may raise nearly anything on a damaged file
         raise OSError(f"{type(error).__name__}: {error}") from None
+
+
+def _shrink_to_tensor(upright: Any, channels: int, short_side: int | None, resample: Resample) -> Tensor:
+    image = convert_mode(upright, "L" if channels == 1 else "RGB")
+    height, width = shrunk_size((image.height, image.width), short_side)
+    if (width, height) != image.size:
+        image = image.resize((width, height), Image.Resampling[resample.upper()])
+    return _to_tensor(image, channels)
 
 
 def _load_upright(item: Item | Path, large: list[str] | None) -> Any:
@@ -86,13 +103,15 @@ def _load_upright(item: Item | Path, large: list[str] | None) -> Any:
     with open_image(item) as file:
         if large is not None and file.width * file.height > (Image.MAX_IMAGE_PIXELS or math.inf):
             large.append(f"{item} ({file.width} x {file.height})")
-        file.load()
-        if file.mode == "I" and file.format == "TIFF":
-            raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
-        image = apply_orientation(file)
-        return (
-            _scale_to_8_bits(image, _white_level(file), _has_inverted_grey(file)) if image.mode in DEEP_MODES else image
-        )
+        return _to_upright(file)
+
+
+def _to_upright(file: Any) -> Any:
+    file.load()
+    if file.mode == "I" and file.format == "TIFF":
+        raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
+    image = apply_orientation(file)
+    return _scale_to_8_bits(image, _white_level(file), _has_inverted_grey(file)) if image.mode in DEEP_MODES else image
 
 
 def try_decode(

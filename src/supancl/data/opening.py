@@ -47,8 +47,18 @@ SAMPLED_IMAGES = 64  # checked in place of all images, which would take too long
 DARK_LEVEL = 16  # of 255: the brightest 12-bit value in a 16-bit file, 4095 of 65535
 
 
-def open_data(spec: DataSpec, channels: int, progress: Progress | None = None) -> Data:
-    """Open `spec.source`, then hold out, limit and hide labels as `spec` says."""
+def open_data(spec: DataSpec | str | Path, channels: int = 3, progress: Progress | None = None) -> Data:
+    """Open a source (a folder, a .npz, a .csv, ...), and hold out some of its images.
+
+    A `DataSpec` also says how many are held out, which are left out, and whose labels are hidden. `channels` is 3 or 1.
+
+    >>> data = open_data("digits", channels=1)
+    >>> data
+    Data(digits: 1618 training images, all labelled, 179 held out, 10 classes)
+    >>> len(data.train), data.classes[:3]
+    (1618, ('0', '1', '2'))
+    """
+    spec = DataSpec(source=str(spec)) if isinstance(spec, (str, Path)) else spec
     return prepare_data(open_source(spec, channels, progress), spec)
 
 

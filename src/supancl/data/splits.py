@@ -37,6 +37,7 @@ NO_LABEL = ("-1", "-1.0")  # a column with gaps turns -1 into -1.0
 MAX_DIGITS = 1000  # of a label
 NAMES_AT_A_TIME = 65_536  # there may be millions
 SPLIT_SEED = 20240  # fixed: every run holds out the same images, whatever its seed
+USUAL_HOLDOUT = 0.1  # of the labelled training images, where a source has no held-out split
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ class Source:
     empty_folders: tuple[str, ...] = ()  # class folders without an image
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Data:
     """The images of a run. `transfer` has the left-out classes: images to fit on and images to test on."""
 
@@ -185,6 +186,14 @@ class Data:
     remarks: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     summary: dict[str, object] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        labelled = self.train.num_labelled
+        labels = "all labelled" if labelled == len(self.train) else f"{labelled or 'none'} labelled"
+        return (
+            f"Data({self.summary.get('source') or 'arrays'}: {plural(len(self.train), 'training image')}, {labels}, "
+            f"{len(self.held_out)} held out, {plural(len(self.classes), 'class', 'classes')})"
+        )
 
     @cached_property
     def content(self) -> Content | None:
@@ -275,20 +284,26 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     for name in ("val", "test"):
         if spec.holdout is None and name in source.splits:
             return train, source.splits[name], name
-    fraction = 0.1 if spec.holdout is None else spec.holdout
-    if fraction == 0:
-        return train, train.take(torch.empty(0, dtype=torch.long)), "train"
-    # unlabelled images cannot be evaluated on, so they are trained on, unless there are no others
-    candidates = (train.labels >= 0).nonzero()[:, 0] if bool((train.labels >= 0).any()) else torch.arange(len(train))
-    selected = candidates[draw_stratified(train.labels[candidates], fraction, SPLIT_SEED)]
-    if fraction > 0 and len(selected) == 0:
+    fraction = USUAL_HOLDOUT if spec.holdout is None else spec.holdout
+    is_held_out = draw_held_out(train.labels, fraction)
+    if fraction > 0 and not is_held_out.any():
         raise BadInput(
             f"{spec.source}: {plural(len(train), 'image is', 'images are')} too few to hold out "
             f"{fraction:.0%} of each class; add images or a val/ folder (or train on all: --set data.holdout=0)"
         )
-    is_held_out = torch.zeros(len(train), dtype=torch.bool)
-    is_held_out[selected] = True
     return train.take((~is_held_out).nonzero()[:, 0]), train.take(is_held_out.nonzero()[:, 0]), "train"
+
+
+def draw_held_out(labels: Tensor, fraction: float) -> Tensor:
+    """Mask of the training images to hold out.
+
+    Unlabelled images cannot be evaluated on, so they are trained on, unless there are no others.
+    """
+    is_held_out = torch.zeros(len(labels), dtype=torch.bool)
+    if fraction > 0:
+        candidates = (labels >= 0).nonzero()[:, 0] if bool((labels >= 0).any()) else torch.arange(len(labels))
+        is_held_out[candidates[draw_stratified(labels[candidates], fraction, SPLIT_SEED)]] = True
+    return is_held_out
 
 
 def _held_out_remarks(train: Split, held_out: Split, split_name: str, classes: Sequence[str]) -> Iterator[str]:
@@ -351,9 +366,7 @@ def _hide_labels(train: Split, fraction: float) -> tuple[Split, list[str]]:
     """Keep the labels of about `fraction` of each class; a remark if rounding in small classes changes the total."""
     if fraction == 1.0:
         return train, []
-    kept_rows = draw_stratified(train.labels, fraction, SPLIT_SEED + 1, include_singletons=True)
-    labels = torch.full_like(train.labels, -1)
-    labels[kept_rows] = train.labels[kept_rows]
+    labels = keep_labels(train.labels, fraction)
     sizes = torch.bincount(train.labels[train.labels >= 0])
     kept_sizes = torch.bincount(labels[labels >= 0], minlength=len(sizes))
     num_kept, num_requested = int(kept_sizes.sum()), round(fraction * int(sizes.sum()))
@@ -371,11 +384,22 @@ def _hide_labels(train: Split, fraction: float) -> tuple[Split, list[str]]:
     return replace(train.materialize(), labels=labels), [remark] if explanation else []
 
 
+def keep_labels(labels: Tensor, fraction: float) -> Tensor:
+    """The labels of about `fraction` of each class; others are -1."""
+    rows = draw_stratified(labels, fraction, SPLIT_SEED + 1, include_singletons=True)
+    shown = torch.full_like(labels, -1)
+    shown[rows] = labels[rows]
+    return shown
+
+
 def _limit(train: Split, limit: int | None) -> Split:
-    if limit is None or limit >= len(train):
-        return train
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(SPLIT_SEED + 2))
-    return train.take(order[:limit].sort().values)
+    return train if limit is None or limit >= len(train) else train.take(draw_limited(len(train), limit))
+
+
+def draw_limited(count: int, limit: int) -> Tensor:
+    """Positions of `limit` of `count` images."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(SPLIT_SEED + 2))
+    return order[:limit].sort().values
 
 
 # --- batches in time --------------------------------------------------------------------------------------------------

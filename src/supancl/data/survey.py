@@ -10,15 +10,24 @@ from typing import TYPE_CHECKING, Any
 from supancl.data.columns import Columns
 from supancl.data.decode import upright_size
 from supancl.data.opening import evenly_spaced_positions, list_source
-from supancl.data.splits import Data, DataSpec, Listing, Source, Split
+from supancl.data.splits import (
+    USUAL_HOLDOUT,
+    Data,
+    DataSpec,
+    Listing,
+    Source,
+    Split,
+    draw_held_out,
+    draw_limited,
+    keep_labels,
+)
 from supancl.data.store.memory import Progress
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 else:
     from supancl.lazy import torch
-
-HELD_OUT = 0.1  # of the labelled images, where a source has no held-out split
 
 
 @dataclass(frozen=True)
@@ -52,25 +61,29 @@ def _survey_listing(listing: Listing, spec: DataSpec) -> Survey:
     columns = Columns.from_entries(listing.entries)
     train = columns.take(columns.positions_of("train"))
     classes = sorted(train.used_names())
-    labelled = int((train.class_numbers(classes) >= 0).sum())
+    labels = torch.from_numpy(train.class_numbers(classes))
     has_held_out = columns.has_split("val") or columns.has_split("test")
-    return _as_trained(spec, len(train), labelled, len(classes), usual_side(train.items), has_held_out)
+    return _as_trained(spec, labels, classes, usual_side(train.items), has_held_out)
 
 
 def _survey_splits(source: Source, spec: DataSpec) -> Survey:
     train = source.splits["train"]
-    has_held_out = len(source.splits) > 1
-    side = _usual_side(train)
-    return _as_trained(spec, len(train), train.num_labelled, len(train.class_ids()), side, has_held_out)
+    return _as_trained(spec, train.labels.cpu(), source.classes, _usual_side(train), len(source.splits) > 1)
 
 
-def _as_trained(spec: DataSpec, images: int, labelled: int, classes: int, side: int, has_held_out: bool) -> Survey:
-    """Without what is held out, limited or hidden; rounded, because only the recipe's choices depend on it."""
-    holdout = spec.holdout if spec.holdout is not None else 0.0 if has_held_out else HELD_OUT
-    images, labelled = images - round(holdout * labelled), round((1 - holdout) * labelled)
-    if spec.limit is not None and spec.limit < images:
-        images, labelled = spec.limit, round(labelled * spec.limit / images)
-    return Survey(images, max(round(spec.labelled * labelled), classes), classes, side)
+def _as_trained(
+    spec: DataSpec, labels: Tensor, classes: Sequence[str], side: int, has_held_out: bool
+) -> Survey:  # fmt: skip
+    """The images that a run is trained on, by the rules of `prepare_data`: what is held out, hidden and limited."""
+    holdout = spec.holdout if spec.holdout is not None else 0.0 if has_held_out else USUAL_HOLDOUT
+    labels = labels[~draw_held_out(labels, holdout)]
+    left_out = torch.tensor([number for number, name in enumerate(classes) if name in spec.leave_out])
+    labels = labels[~torch.isin(labels, left_out)]
+    labels = labels if spec.labelled == 1.0 else keep_labels(labels, spec.labelled)
+    if spec.limit is not None and spec.limit < len(labels):
+        labels = labels[draw_limited(len(labels), spec.limit)]
+    labelled = labels[labels >= 0]
+    return Survey(len(labels), len(labelled), len(torch.unique(labelled)), side)
 
 
 def usual_side(items: Sequence[Any]) -> int:

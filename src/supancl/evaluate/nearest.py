@@ -70,6 +70,7 @@ def evaluate_knn(
         "knn",
         since,
         k=ks[0],
+        default_k=default_k(reference_labels, leave_one_out),
         accuracy=accuracies[ks[0]],
         by_k={str(k): value for k, value in accuracies.items()},
         temperature=temperature,
@@ -90,10 +91,7 @@ def _usable_ks(
     """The numbers of neighbours that there are, or if none are given the one that fits the references."""
     most = len(references) - leave_one_out
     if ks is None:
-        k = min(default_k(references, leave_one_out), most)
-        if k < DEFAULT_K:
-            evaluated.reporter.note(f"{location}: k = {k}, a quarter of the references per class (--k sets another)")
-        return (k,)
+        return (min(default_k(references, leave_one_out), most),)
     if too_large := [k for k in ks if k > most]:
         available = f"there {'is' if most == 1 else 'are'} {plural(most, 'image')} to compare with"
         evaluated.reporter.note(

@@ -14,6 +14,7 @@ from supancl.data.splits import Data
 from supancl.errors import BadInput, plural
 from supancl.files import jsonable, write_json, write_text
 from supancl.paper.study_rows import STUDIES, Rows
+from supancl.probes.knn import DEFAULT_K
 from supancl.recipes import Recipe
 from supancl.reports.tables import Table, to_markdown
 from supancl.stats import mean_interval
@@ -104,7 +105,7 @@ def write_study(result: Result, title: str, out: Path) -> None:
 
 def measure_row(run: TrainedRun, folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, float | None]:
     """Measure a run and save the result as evaluate/study.json in its folder, where the tables find it."""
-    measured = measure_run(run, folder, evaluator, split)
+    measured = measure_run(run, folder, evaluator, split, DEFAULT_K)
     if isinstance(run.recipe.loss, Align) and has_projector(folder):  # Table 1's variance
         evaluator.measure_value(folder, Measurement("variance", "train", layer="projector"), "within")
     content = jsonable({"protocol": "study", "data": run.recipe.data.source, "split": split, **measured})

@@ -33,7 +33,7 @@ class Classifier(Protocol):
     def logits(self, values: Tensor) -> Tensor: ...
 
 
-class Answers(NamedTuple):
+class Predicted(NamedTuple):
     """The class and the confidence of each image."""
 
     labels: Tensor
@@ -110,12 +110,12 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     return float(TEMPERATURES[int(cost.argmin())])
 
 
-def classify(classifier: Classifier, values: Tensor, temperature: float = 1.0) -> Answers:
+def classify(classifier: Classifier, values: Tensor, temperature: float = 1.0) -> Predicted:
     """The most probable class of each image and its probability."""
     chunks = [(classifier.logits(chunk) / temperature).softmax(1).max(1) for chunk in values.split(CHUNK) if len(chunk)]
     if not chunks:
-        return Answers(torch.empty(0, dtype=torch.long), torch.empty(0))
-    return Answers(torch.cat([chunk.indices for chunk in chunks]), torch.cat([chunk.values for chunk in chunks]))
+        return Predicted(torch.empty(0, dtype=torch.long), torch.empty(0))
+    return Predicted(torch.cat([chunk.indices for chunk in chunks]), torch.cat([chunk.values for chunk in chunks]))
 
 
 def nearest_similarity(references: Features, values: Tensor, device: torch.device | str = "cpu") -> Tensor:
@@ -147,5 +147,5 @@ def _sample(values: Tensor) -> Tensor:
     return values[torch.linspace(0, len(values) - 1, MOST_COMPARED).round().long()]
 
 
-def mean_confidence(answers: Answers) -> float:
+def mean_confidence(answers: Predicted) -> float:
     return float(answers.confidence.double().mean()) if len(answers.labels) else math.nan

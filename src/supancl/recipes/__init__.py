@@ -12,6 +12,7 @@ from supancl.errors import BadInput
 from supancl.recipes import auto, cifar, digits, imagenet100, toy, vit
 from supancl.recipes.plugins import NotRegistered, register, register_benchmark, register_encoder
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, recipe_from_json, validated_recipe
+from supancl.recipes.shorthands import with_settings
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     **imagenet100.RECIPES,
@@ -23,11 +24,17 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 }
 
 
-def recipe(name: str, compat: Literal["paper", "released-code"] = "paper") -> Recipe:
-    """The recipe of that name; `compat="released-code"` selects what the authors' code does (docs/deviations.md).
+def recipe(name: str, compat: Literal["paper", "released-code"] = "paper", **settings: Any) -> Recipe:
+    """The recipe of that name, with `settings` changed.
+
+    A setting is a field's dotted name (`**{"views.size": 64}`), or its last part where only one field has it
+    (`epochs=2`). `supancl recipes NAME` lists the fields. `compat="released-code"` selects what the authors' code does
+    (docs/deviations.md).
 
     >>> recipe("imagenet100.supsiam").loss.alpha
     0.5
+    >>> recipe("digits.supsiam", epochs=2).train.epochs
+    2
     """
     if name not in RECIPES:
         matches = [
@@ -47,7 +54,7 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper") -> Re
     built = replace(RECIPES[name](), name=name)  # a plugin's recipe may still have the name of the one it copies
     if compat == "released-code":
         built = as_released_code(built)
-    return validated_recipe(built)
+    return with_settings(validated_recipe(built), settings)
 
 
 def as_released_code(built: Recipe) -> Recipe:

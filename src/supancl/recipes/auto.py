@@ -19,6 +19,7 @@ from supancl.core.specs import EncoderSpec
 from supancl.data.splits import DataSpec
 from supancl.data.survey import Survey
 from supancl.data.views.specs import Crops
+from supancl.errors import plural
 from supancl.recipes import cifar
 from supancl.recipes.recipe import Recipe, TrainSpec
 
@@ -55,15 +56,15 @@ def choose_size(facts: Facts) -> Choice:
     largest = 224 if facts.on_gpu else 64
     size = max((size for size in VIEW_SIZES if size <= min(facts.data.side, largest)), default=VIEW_SIZES[0])
     if facts.data.side > largest and not facts.on_gpu:
-        return size, f"images have {facts.data.side} px on their short side; more than {largest} is slow on a CPU"
+        return size, f"short side {facts.data.side} px; a CPU is slow above {largest}"
     return size, f"images have {facts.data.side} px on their short side"
 
 
 def choose_encoder(facts: Facts) -> Choice:
     if facts.size <= (64 if facts.on_gpu else 32):  # its layers at full resolution are slow on a CPU
-        return "cifar-resnet18", f"views of {facts.size} px are too small for the usual first layers"
+        return "cifar-resnet18", f"its first layers suit views of {facts.size} px"
     if facts.on_gpu and facts.size >= 160 and facts.data.images >= 50_000:
-        return "resnet50", f"{facts.data.images:,} images of this size are enough for it"
+        return "resnet50", f"enough images for it: {facts.data.images:,}"
     return "resnet18", f"views of {facts.size} px, {facts.data.images:,} images"
 
 
@@ -73,7 +74,7 @@ def choose_batch(facts: Facts) -> Choice:
     while batch > 16 and batch * STEPS_PER_EPOCH > facts.data.images:
         batch //= 2
     batch = min(batch, max(facts.data.images, 2))
-    return batch, f"{facts.data.images // batch:,} steps per epoch"
+    return batch, f"{plural(facts.data.images // batch, 'step', number_format=',')} per epoch"
 
 
 def choose_epochs(facts: Facts) -> Choice:
@@ -86,7 +87,7 @@ def choose_interval(facts: Facts) -> Choice:
     """Epochs between checks, and between checkpoints: more often would take longer than such epochs themselves."""
     steps = max(facts.data.images // facts.batch, 1)
     epochs = max(1, min(int(facts.settings["train.epochs"]) // 20, STEPS_BETWEEN_CHECKS // steps))
-    return epochs, f"every {epochs * steps:,} steps"
+    return epochs, "every step" if epochs * steps == 1 else f"every {epochs * steps:,} steps"
 
 
 def choose_warmup(facts: Facts) -> Choice:
@@ -100,7 +101,7 @@ def choose_blur(facts: Facts) -> Choice:
 
 def choose_rate(facts: Facts) -> Choice:
     lr, reference = facts.settings["optimizer.lr"], facts.settings["optimizer.reference_batch"]
-    return lr, f"of batch {reference}: best of the pilots on CIFAR-100; with batch {facts.batch} it is scaled"
+    return lr, f"for batch {reference}, scaled to {facts.batch}; best in pilots"
 
 
 def choose_alpha(facts: Facts) -> Choice:
@@ -110,7 +111,7 @@ def choose_alpha(facts: Facts) -> Choice:
 def choose_pool_kind(facts: Facts) -> Choice:
     kind = facts.settings["pool.kind"]
     if kind == "queue" and facts.settings["loss.kind"] == "align" and facts.data.classes > MANY_CLASSES:
-        return "prototypes", f"a queue would hold few targets of each of {facts.data.classes:,} classes"
+        return "prototypes", f"a queue holds few of each of {facts.data.classes:,} classes"
     return kind, "as in the paper"
 
 
@@ -137,6 +138,11 @@ RULES: dict[str, Callable[[Facts], Choice]] = {
     "pool.kind": choose_pool_kind,
     "pool.size": choose_pool_size,
 }
+
+
+def default_recipe(data: Survey) -> str:
+    """The recipe for images where none is named: SupSiam if they have labels, else SimSiam."""
+    return "auto.supsiam" if data.is_labelled else "auto.simsiam"
 
 
 def is_to_be_fitted(recipe: Recipe) -> bool:

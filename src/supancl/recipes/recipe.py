@@ -38,6 +38,14 @@ from supancl.errors import BadInput
 from supancl.recipes.plugins import PLACEHOLDERS, build_plugin_sections, check_registered
 
 OUR_CHOICE = "our choice"
+# other libraries' names -> fields
+FIELD_SYNONYMS = {
+    "learning_rate": "optimizer.lr",
+    "wd": "optimizer.weight_decay",
+    "temperature": "loss.temperature",
+    "arch": "encoder.name",
+    "backbone": "encoder.name",
+}
 
 
 @dataclass(frozen=True)
@@ -206,6 +214,8 @@ class Recipe:
         valid_names = sorted({*self.fields(), *siblings})
         last = dotted.rpartition(".")[2]
         matches = [key for key in valid_names if key.rpartition(".")[2] == last]
+        if not matches and FIELD_SYNONYMS.get(last) in valid_names:
+            matches = [FIELD_SYNONYMS[last]]
         if not matches or len(matches) > 1:  # then compare whole names
             matches = get_close_matches(dotted, matches or valid_names, n=1, cutoff=0.8) or matches
         if not matches:

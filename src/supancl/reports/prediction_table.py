@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from supancl.errors import BadInput, make_visible
-from supancl.evaluate.predicting import Predictions
 from supancl.files import check_writable, escape_formula, is_formula, make_folder, write_atomically
+
+if TYPE_CHECKING:  # it needs torch, which takes seconds, and `check_table` does not
+    from supancl.evaluate.predicting import Predictions
 
 COLUMNS = ("path", "label", "confidence", "unlike", "source", "split")
 

@@ -8,11 +8,13 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from supancl.errors import BadInput, did_you_mean, make_visible
 from supancl.files import escape_formula
-from supancl.probes.ranking import Mark
+
+if TYPE_CHECKING:  # torch takes seconds, and a list of runs needs none
+    from supancl.probes.ranking import Mark
 
 LEGEND = "* best, + second best"
 NO_REPLACEMENTS: Mapping[str, str] = {}
@@ -144,6 +146,31 @@ def to_text(table: Table) -> str:
         rule = "  ".join("-" * width for width in widths)
         lines = [table.caption, "", lines[0], rule, *lines[1:], ""]
     return "\n".join([*lines, *([table.legend] if marked else []), *table.notes]) + "\n"
+
+
+def to_text_within(table: Table, width: int, optional: Sequence[str], where: str) -> str:
+    """As `to_text`, without as many of the `optional` columns, by their titles, as are too many for the width.
+
+    A note names them, and `where` they are.
+    """
+    text = to_text(table)
+    for count in range(1, len(optional) + 1):
+        first = 2 if table.caption else 0  # the header; captions and notes are wrapped
+        if max(map(len, text.splitlines()[first : first + len(table.rows) + 1])) <= width:
+            break
+        left_out = optional[:count]
+        shown = [i for i, cell in enumerate(table.columns) if _as_cell(cell).text not in left_out]
+        note = f"left out in this narrow terminal: {', '.join(left_out)} ({where} has all)"
+        text = to_text(
+            replace(
+                table,
+                columns=[table.columns[i] for i in shown],
+                rows=[row if isinstance(row, str) else [row[i] for i in shown] for row in table.rows],
+                align="".join(table.alignment[i] for i in shown),
+                notes=[*table.notes, note],
+            )
+        )
+    return text
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------

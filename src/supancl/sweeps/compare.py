@@ -19,12 +19,12 @@ from supancl.data.opening import is_same_source
 from supancl.data.splits import Data
 from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
-from supancl.stats import mean_interval, t_half_width, tukey_half_width
+from supancl.stats import FEW_IMAGES, TOO_FEW_IMAGES, mean_interval, t_half_width, tukey_half_width
 from supancl.sweeps.measures import RunEvaluator, measure_run
 from supancl.sweeps.results import Labels, Result, collect_results, summarize
 from supancl.sweeps.runner import Sweep, open_held_out, open_recipe_data
 from supancl.sweeps.runs import Runs, TrainedRun
-from supancl.training.fitting import fit_to_data
+from supancl.training.fitting import fit_rows
 from supancl.training.preflight import with_short_side
 from supancl.weights.provenance import commit, versions
 
@@ -49,7 +49,7 @@ class RowGroup(NamedTuple):
 def train_and_compare(rows: Rows, labels: Labels, sweep: Sweep, against: Against, because: str) -> tuple[Result, Runs]:
     """Train every row with every seed and measure it; returns the content of results.json, and the runs."""
     started = time.perf_counter()
-    rows = {name: fit_to_data(recipe, None, None, sweep.reporter) for name, recipe in rows.items()}
+    rows = fit_rows(rows, sweep.reporter)
     groups, summary = open_groups(rows, sweep, because)
     runs = Runs({}, {})
     for group in groups:
@@ -78,7 +78,7 @@ def train_and_compare(rows: Rows, labels: Labels, sweep: Sweep, against: Against
         "epochs": sorted({recipe.train.epochs for recipe in rows.values()}),
         "rows": results,
         "summary": entries,
-        **compare_rows(results, list(labels), by, against),
+        **compare_rows(results, list(labels), by, against, held_out=int((groups[0].held_out_labels >= 0).sum())),
         "seconds": time.perf_counter() - started,
         "versions": versions(),
         "commit": commit(),
@@ -134,8 +134,13 @@ def check_same_images(groups: Sequence[RowGroup]) -> None:
 # --- differences ------------------------------------------------------------------------------------------------------
 
 
-def compare_rows(results: Sequence[Result], rows: Sequence[str], by: str, against: Against) -> Result:
-    """What results.json says of the differences: the reference, one entry per other row, and sentences."""
+def compare_rows(
+    results: Sequence[Result], rows: Sequence[str], by: str, against: Against, held_out: int | None = None
+) -> Result:
+    """What results.json says of the differences: the reference, one entry per other row, and sentences.
+
+    `held_out` is the number of labelled images that the rows are compared on.
+    """
     values: dict[str, dict[int, float]] = {row: {} for row in rows}
     for entry in results:
         if entry[by] is not None and math.isfinite(entry[by]):
@@ -160,7 +165,15 @@ def compare_rows(results: Sequence[Result], rows: Sequence[str], by: str, agains
     others = [row for row in rows if row != comparison["reference"]]
     comparison["differences"] = [{"row": row, **difference} for row in others if (difference := interval(row))]
     describe: Callable[..., list[str]] = describe_choice if against == "best" else describe_differences
-    return comparison | {"findings": [*describe(comparison, values, others), *describe_ends(results)]}
+    findings = describe(comparison, values, others)
+    if held_out is not None and held_out < TOO_FEW_IMAGES:
+        findings = [
+            f"too few images to say which is better: {held_out} held out, {TOO_FEW_IMAGES} are needed; "
+            "label more images, or hold out more: --set data.holdout=0.3"
+        ]
+    elif held_out is not None and held_out < FEW_IMAGES and len(seeds) > 1:
+        findings.append(f"intervals are over seeds; other images than these {held_out} may change more")
+    return comparison | {"findings": [*findings, *describe_ends(results)]}
 
 
 def _paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str, Any] | None:
@@ -206,7 +219,10 @@ def describe_choice(comparison: Result, values: Mapping[str, Mapping[int, float]
     """Which combination is the best, and how many others are clearly worse."""
     best, by = comparison["reference"], comparison["compared_by"]
     seeds = values[best]
-    text = f"{best} has the best {by} accuracy ({statistics.fmean(seeds.values()):.2f}%, {plural(len(seeds), 'seed')})"
+    mean = statistics.fmean(seeds.values())
+    tied = [row for row in others if values[row] and statistics.fmean(values[row].values()) == mean]
+    shared = f" and {', '.join(tied)} share" if tied else " has"
+    text = f"{best}{shared} the best {by} accuracy ({mean:.2f}%, {plural(len(seeds), 'seed')})"
     if len(seeds) < 2:
         return [f"{text}, but one seed shows no clear difference; run with --seeds 3 or more"]
     verdicts = [entry["verdict"] for entry in comparison["differences"]]

@@ -23,6 +23,7 @@ from supancl.evaluate import (
 )
 from supancl.evaluate.naming import has_old_crop, non_default_settings, source_of
 from supancl.files import is_as_written, read_text
+from supancl.probes.knn import DEFAULT_K
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import TrainedRun
 from supancl.training.preflight import pick_device
@@ -31,7 +32,7 @@ from supancl.weights.run_folder import RunFolder
 PROJECTOR = "projector.safetensors"  # in the run folder, if the projector was saved
 # measure -> the protocol and the field of its result
 PROTOCOLS = {"knn": ("knn", "accuracy"), "linear": ("linear", "accuracy"), "ratio": ("variance", "ratio")}
-MEASUREMENT_FIELDS = ("split", "probe", "layer")  # settings that a Measurement may vary
+MEASUREMENT_FIELDS = ("split", "probe", "layer", "k")  # settings that a Measurement may vary
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Measurement:
     probe: str = "lbfgs"
     layer: str = "pooled"
     source: str | None = None
+    k: int | None = DEFAULT_K  # of knn; None: as many as suit the references
 
     def matches(self, evaluation: dict[str, Any], run_source: str, weights: str) -> bool:
         """Whether a saved evaluation is this measurement of an encoder with these weights."""
@@ -56,6 +58,9 @@ class Measurement:
             return False
         if has_old_crop(evaluation):
             return False
+        k = evaluation.get("default_k") if self.k is None else self.k
+        if self.protocol == "knn" and evaluation.get("k") != k:
+            return False
         split = "test" if evaluation.get("judged") == "test" else evaluation.get("split")
         is_same_split = split == self.split or evaluation.get("split") == self.split
         return (
@@ -67,7 +72,7 @@ class Measurement:
     def measure(self, evaluated: EvaluatedEncoder) -> dict[str, Any]:
         """Run the protocol; its result is also saved in the run folder."""
         if self.protocol == "knn":
-            return evaluate_knn(evaluated, self.source, split=self.split)
+            return evaluate_knn(evaluated, self.source, None if self.k is None else (self.k,), split=self.split)
         if self.protocol == "linear":
             return evaluate_linear(
                 evaluated, self.source, SgdSettings() if self.probe == "sgd" else None, split=self.split
@@ -111,7 +116,7 @@ class RunEvaluator:
 
 
 def measure_run(
-    run: TrainedRun, folder: Path, evaluator: RunEvaluator, split: str = "held-out"
+    run: TrainedRun, folder: Path, evaluator: RunEvaluator, split: str = "held-out", k: int | None = None
 ) -> dict[str, float | None]:
     """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T as in `supancl evaluate`.
 
@@ -121,7 +126,7 @@ def measure_run(
         "ssl": run.last_epoch("ssl"),
         "sup": run.last_epoch("sup"),
         **{
-            key: evaluator.measure_value(folder, Measurement(protocol, split), field)
+            key: evaluator.measure_value(folder, Measurement(protocol, split, k=k), field)
             for key, (protocol, field) in PROTOCOLS.items()
         },
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import shlex
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -41,6 +41,7 @@ from supancl.sweeps.runs import (
 )
 from supancl.training.cost import available_memory, estimate_memory
 from supancl.training.cuda.reuse import share_step
+from supancl.training.fitting import fit_to_data
 from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
 from supancl.training.pretrain import pretrain
 from supancl.training.signals import signals_that_stop
@@ -48,6 +49,7 @@ from supancl.weights.checkpoint import checkpoints
 from supancl.weights.run_folder import RunFolder
 
 T = TypeVar("T")
+MakeReporter = Callable[[], Reporter]
 BYTES_PER_RUN = 1e9  # at least, of a process with a small encoder: 0.9 GB on the digits, most of it torch
 _stopping: Event | None = None  # set in workers
 
@@ -64,6 +66,7 @@ class Sweep:
     jobs: int | None = None  # runs in parallel; None: as many as suit the recipe
     retry: bool = False  # continue runs that failed before
     reporter: Reporter = field(default_factory=Reporter)
+    run_reporter: MakeReporter = Reporter  # makes the reporter of each run; it is pickled for parallel runs
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -134,7 +137,7 @@ class Sweep:
             )
 
         try:
-            for name, failure in train_each(missing, self.out, jobs):
+            for name, failure in train_each(missing, self.out, jobs, self.run_reporter):
                 done += 1
                 if failure is not None:
                     failed[name] = failure
@@ -193,10 +196,11 @@ def open_recipe_data(recipe: Recipe) -> Data:
 
 
 def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = "") -> tuple[Recipe, Data]:
-    """The recipe and its data, with held-out images to compare runs on.
+    """The recipe, fitted if it is an `auto` one, and its data with held-out images to compare runs on.
 
     Nothing is chosen on a test set: without a validation split, a tenth of the training images is held out.
     """
+    base = fit_to_data(base, None, None, reporter)  # once: a run that fits itself could not be continued
     data = open_recipe_data(base)
     if data.summary["held_out_from"] == "test":
         base = base.with_set({"data.holdout": 0.1}, because=because)
@@ -226,12 +230,14 @@ def default_jobs(recipe: Recipe) -> int:
     return max(1, min(available_cores(), fitting))
 
 
-def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failure | None]]:
+def train_each(
+    recipes: Mapping[str, Recipe], out: Path, jobs: int, run_reporter: MakeReporter = Reporter
+) -> Iterator[tuple[str, Failure | None]]:
     """Train runs one after another, or `jobs` in parallel; yields each name when it ends, and its failure or None."""
     if jobs == 1 or len(recipes) <= 1:
         with share_step():
             for name, recipe in recipes.items():
-                yield name, train_run(recipe, out / name)
+                yield name, train_run(recipe, out / name, run_reporter)
         return
 
     def stop(number: int, frame: Any) -> None:
@@ -243,7 +249,9 @@ def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[
     stopping = context.Event()
     pool = ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(stopping, loaded_plugins()))
     try:
-        futures = {pool.submit(_train_in_worker, recipe, out / name): name for name, recipe in recipes.items()}
+        futures = {
+            pool.submit(_train_in_worker, recipe, out / name, run_reporter): name for name, recipe in recipes.items()
+        }
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BaseException as error:
@@ -278,18 +286,18 @@ def _start_worker(stopping: Event, plugins: Sequence[str] = ()) -> None:
         load_plugin(file)
 
 
-def _train_in_worker(recipe: Recipe, folder: Path) -> Failure | None:
+def _train_in_worker(recipe: Recipe, folder: Path, run_reporter: MakeReporter = Reporter) -> Failure | None:
     if _stopping is not None and _stopping.is_set():
         return None
     try:
-        return train_run(recipe, folder)
+        return train_run(recipe, folder, run_reporter)
     except Exception as error:
         if fault := describe_plugin_error(error):  # here, because the traceback does not cross processes
             raise BadInput(fault) from error
         raise
 
 
-def train_run(recipe: Recipe, path: Path) -> Failure | None:
+def train_run(recipe: Recipe, path: Path, run_reporter: MakeReporter = Reporter) -> Failure | None:
     """Train one run or continue it from its last checkpoint; a failure is recorded in its folder and returned."""
     folder = RunFolder(path)
     (path / FAILURE_FILE).unlink(missing_ok=True)
@@ -299,7 +307,7 @@ def train_run(recipe: Recipe, path: Path) -> Failure | None:
         changed = changed_settings(recipe, saved)
         to_train = saved.with_set(changed) if changed else None
     try:
-        pretrain(to_train, out=path, resume=folder.has_run, reporter=Reporter())
+        pretrain(to_train, out=path, resume=folder.has_run, reporter=run_reporter())
     except (Collapsed, NonFinite) as error:
         failure = Failure(error.cause, error.exit_code)
         record_failure(path, failure)

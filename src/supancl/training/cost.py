@@ -61,6 +61,8 @@ def estimate_memory(recipe: Recipe, device: torch.device) -> Memory | None:
         return None
     try:
         sizes = _tensor_sizes(recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss)
+    except BadInput:  # an encoder that nobody knows, for example
+        raise
     except Exception:  # code of a plugin, or of another library, that needs real tensors
         return None
     moments = 2 if recipe.optimizer.name == "adamw" else 1

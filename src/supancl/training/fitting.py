@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from supancl.data.splits import Data
+from supancl.data.splits import Data, DataSpec
 from supancl.data.survey import Survey, survey_data, survey_source
 from supancl.errors import plural
 from supancl.recipes import Recipe
@@ -14,6 +15,11 @@ from supancl.training.preflight import pick_device
 from supancl.training.starting import follow_start
 
 
+def default_recipe(survey: Survey) -> str:
+    """The recipe for data without a recipe: SupSiam if the images have labels, else SimSiam; fitted to them."""
+    return "auto.supsiam" if survey.is_labelled else "auto.simsiam"
+
+
 def fit_to_data(recipe: Recipe, data: Data | None, init: Path | str | None, reporter: Reporter) -> Recipe:
     """The recipe with every open setting chosen; each choice is reported with its reason."""
     requested = recipe
@@ -21,17 +27,49 @@ def fit_to_data(recipe: Recipe, data: Data | None, init: Path | str | None, repo
         recipe = follow_start(recipe, init, reporter)
     if not is_to_be_fitted(recipe):
         return recipe
-    survey = (
-        survey_source(recipe.data, recipe.encoder.channels, reporter.on_progress) if data is None else survey_data(data)
-    )
-    device = pick_device(recipe.train.device)
-    fitted = fit_recipe(recipe, survey, device.type == "cuda")
-    reporter.note(f"{recipe.name} for {describe_survey(survey)}, on {'a GPU' if device.type == 'cuda' else 'a CPU'}:")
-    values = fitted.fields()
-    for name in RULES:
-        if name in values and requested.fields()[name] != values[name]:
-            reporter.note(f"  {f'{name} = {values[name][0]}':32} {values[name][1]}")
+    survey = survey_recipe(recipe, reporter) if data is None else survey_data(data)
+    fitted = choose_settings(recipe, survey)
+    for line in describe_choices(requested, fitted, survey):
+        reporter.note(line)
     return fitted
+
+
+def fit_rows(rows: Mapping[str, Recipe], reporter: Reporter) -> dict[str, Recipe]:
+    """Several recipes fitted to their data, which are looked at once; equal choices are reported once."""
+    surveys: dict[tuple[DataSpec, int], Survey] = {}
+    fitted, reported = dict(rows), set()
+    for name, recipe in rows.items():
+        if not is_to_be_fitted(recipe):
+            continue
+        key = recipe.data, recipe.encoder.channels
+        surveys[key] = surveys.get(key) or survey_recipe(recipe, reporter)
+        fitted[name] = choose_settings(recipe, surveys[key])
+        lines = tuple(describe_choices(recipe, fitted[name], surveys[key]))
+        for line in lines if lines not in reported else ():
+            reporter.note(line)
+        reported.add(lines)
+    return fitted
+
+
+def survey_recipe(recipe: Recipe, reporter: Reporter) -> Survey:
+    return survey_source(recipe.data, recipe.encoder.channels, reporter.on_progress)
+
+
+def choose_settings(recipe: Recipe, survey: Survey) -> Recipe:
+    return fit_recipe(recipe, survey, _is_on_gpu(recipe))
+
+
+def _is_on_gpu(recipe: Recipe) -> bool:
+    return pick_device(recipe.train.device).type == "cuda"
+
+
+def describe_choices(requested: Recipe, fitted: Recipe, survey: Survey) -> Iterator[str]:
+    """What the recipe was fitted to, and each setting that was chosen with its reason."""
+    yield f"{fitted.name} for {describe_survey(survey)}, on {'a GPU' if _is_on_gpu(fitted) else 'a CPU'}:"
+    values, before = fitted.fields(), requested.fields()
+    for name in RULES:
+        if name in values and before[name] != values[name]:
+            yield f"  {f'{name} = {values[name][0]}':32} {values[name][1]}"
 
 
 def describe_survey(survey: Survey) -> str:

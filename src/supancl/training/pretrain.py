@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from supancl.core.encoders import Encoder
 from supancl.data.opening import check_source, open_data
 from supancl.data.splits import Data
 from supancl.distributed import Ranks, join_ranks
@@ -34,20 +32,11 @@ from supancl.training.preflight import (
     run_folder_for,
     with_speed,
 )
+from supancl.training.run import Run as Run
 from supancl.weights.checkpoint import checkpoints
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished pretraining: its folder, the trained encoder in eval mode, and the logged rows."""
-
-    folder: Path
-    encoder: Encoder
-    metrics: list[dict[str, Any]]
-    collapsed: bool
 
 
 def pretrain(

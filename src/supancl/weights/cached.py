@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from supancl.config import parse_json
 from supancl.errors import BadInput, did_you_mean
 from supancl.files import read_text, reason
+from supancl.weights.timm_names import from_timm
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -18,8 +19,10 @@ class DescribedWeights(NamedTuple):
     name: str
     file: Path
     size: int | None = None
-    mean: Any = None
-    std: Any = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    channels: int | None = None
+    width: int | None = None  # of an architecture without a fixed one
 
 
 def find_cached_weights(name: str) -> Path:
@@ -100,7 +103,33 @@ def read_model_folder(path: Path) -> DescribedWeights:
         raise BadInput(
             f"{path / 'config.json'} names no architecture of timm{kind}; name it yourself: timm:NAME@{file}"
         )
-    images = images if isinstance(images, dict) else {}
-    side = images.get("input_size")
-    size = side[-1] if isinstance(side, list) and side and isinstance(side[-1], int) else None
-    return DescribedWeights(f"timm:{architecture}", file, size, images.get("mean"), images.get("std"))
+    images, arguments = (value if isinstance(value, dict) else {} for value in (images, config.get("model_args")))
+    try:
+        name, width = from_timm(architecture, arguments)
+        mean, std = (_numbers(images, key) for key in ("mean", "std"))
+    except BadInput as error:
+        raise BadInput(f"{path / 'config.json'}: {error}") from None
+    channels, size = _input_size(images, arguments)
+    return DescribedWeights(name, file, size, mean, std, channels, width)
+
+
+def _input_size(images: dict[str, Any], arguments: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Channels and side of the input, as far as they are said."""
+    sides = images.get("input_size")
+    channels, size = (sides[0], sides[-1]) if isinstance(sides, list) and len(sides) == 3 else (None, None)
+    side = arguments.get("img_size", size)
+    side = side[-1] if isinstance(side, list) and side else side
+    return _count(arguments.get("in_chans", channels)), _count(side)
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _numbers(images: dict[str, Any], key: str) -> list[float] | None:
+    values = images.get(key)
+    if values is None:
+        return None
+    if not isinstance(values, list) or not all(isinstance(value, (int, float)) for value in values):
+        raise BadInput(f"pretrained_cfg.{key} is no list of numbers; correct it")
+    return [float(value) for value in values]

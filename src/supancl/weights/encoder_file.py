@@ -26,6 +26,7 @@ from supancl.weights.digests import content_digest
 from supancl.weights.run_folder import RunFolder
 
 SCHEMA_VERSION = 1  # of the metadata
+EXPORTED_FILE = "model.safetensors"  # the name that timm and transformers look for
 T = TypeVar("T")
 MAX_HEADER_BYTES = 32 * 2**20  # a million class names have half of that
 LIBRARY_HEADER_BYTES = 100_000_000  # what safetensors accepts; it refuses more, and says so
@@ -171,7 +172,7 @@ def _projector_from_checkpoint(folder: Path) -> dict[str, Tensor]:
 
 
 def load_encoder(path: Path | str) -> Encoder:
-    """The encoder of a run folder or of an encoder.safetensors, in eval mode."""
+    """The encoder of a run folder, of a folder that `supancl export` wrote, or of a file of them, in eval mode."""
     file = find_encoder_file(Path(path))
     check_claimed_shapes(file)
     weights, (spec,) = _read_weights_and_metadata(file, "an encoder", "encoder")
@@ -243,9 +244,17 @@ def initialize_encoder(encoder: Encoder, path: Path | str) -> None:
     load_weights(encoder, weights, file)
 
 
+def is_exported(folder: Path) -> bool:
+    """Whether `supancl export` wrote this folder: its weights have the metadata of an encoder.safetensors."""
+    file = folder / EXPORTED_FILE
+    return file.is_file() and not (folder / "encoder.safetensors").exists() and "encoder" in read_header(file)[0]
+
+
 def find_encoder_file(path: Path) -> Path:
     if path.is_dir():
         file = path / "encoder.safetensors"
+        if is_exported(path):
+            return path / EXPORTED_FILE
         if not file.exists():
             if (path / "recipe.json").exists():
                 raise BadInput(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from supancl.weights.cached import is_model_folder, read_model_folder
 from supancl.weights.checkpoint import DamagedFile, UnsafeFile, load_tensors
 from supancl.weights.encoder_file import (
     check_shapes,
+    is_exported,
     load_encoder,
     load_weights,
     read_header,
@@ -95,7 +97,8 @@ def _open(
 ) -> tuple[Encoder, Identified]:  # fmt: skip
     name, file = _parse(text)
     settings = {"size": size, "mean": mean, "std": std, "prefix": prefix}
-    if name is None and is_model_folder(file):
+    described = None
+    if name is None and is_model_folder(file) and not is_exported(file):
         described = read_model_folder(file)
         name, file = described.name, described.file
         size, mean, std = size or described.size, mean or described.mean, std or described.std
@@ -115,6 +118,8 @@ def _open(
             else _identify_backbone(state, branch, prefix)
         )
         spec = _spec(identified.architecture, names, size, mean, std, is_named=name is not None)
+        if described is not None:
+            spec = replace(spec, channels=described.channels or spec.channels, width=described.width)
         expected = tensor_shapes(spec)
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None

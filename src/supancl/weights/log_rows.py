@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import zlib
@@ -43,6 +44,15 @@ def seal_row(row: Mapping[str, Any], number: int) -> str:
 def _gap_row(before: int, until: int, **position: int) -> dict[str, Any]:
     """A row that stands for the lost rows `before` to `until`."""
     return {"kind": GAP, **position, "lost": until - before + 1, "until": until}
+
+
+def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a row by name, without its step and epoch: what loggers draw."""
+    return {
+        name: value
+        for name, value in row.items()
+        if isinstance(value, (int, float)) and name not in ("step", "epoch") and math.isfinite(value)
+    }
 
 
 def read_rows(path: Path, required: Mapping[str, type]) -> LogRows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import IO, Any
 
 from supancl.errors import BadInput
 from supancl.files import describe_write_failure, make_inner_folder, open_to_append, reason
-from supancl.weights.log_rows import seal_row
+from supancl.weights.log_rows import row_numbers, seal_row
 from supancl.weights.run_folder import RunFolder
 
 
@@ -35,9 +34,8 @@ class MetricsLog:
             self.file.write(seal_row(row, self.rows) + "\n")
             self.file.flush()
             self.rows += 1
-            for name, value in row.items():
-                if isinstance(value, (int, float)) and name not in ("step", "epoch") and math.isfinite(value):
-                    self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
+            for name, value in row_numbers(row).items():
+                self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
         except OSError as error:
             way_out = f"free some space, then continue with --resume --out {self.folder.path}"
             raise BadInput(describe_write_failure(self.folder.metrics_file, reason(error), way_out)) from None

@@ -21,8 +21,8 @@ def split_encoder_name(text: str) -> tuple[str | None, Path]:
                 from supancl.weights.cached import find_cached_weights
 
                 return text, find_cached_weights(text)
-            options = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME@FILE or timm:NAME@FILE"
-            hint = did_you_mean_path(text) or suggest_timm(text).replace(f"timm:{text}", f"timm:{text}@FILE")
+            options = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME[@FILE] or timm:NAME[@FILE]"
+            hint = did_you_mean_path(text) or suggest_timm(text)
             raise BadInput(f"no file {text}{hint or f'; give {options}'}")
         return None, Path(text)
     name, _, file = text.partition("@")

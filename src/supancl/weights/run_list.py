@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from supancl.config import parse_json
 from supancl.errors import BadInput
@@ -17,7 +18,15 @@ from supancl.weights.log_rows import GAP, read_last_rows
 from supancl.weights.run_end import peek_collapsed, read_end
 from supancl.weights.run_folder import RunFolder
 
-INNER_FOLDERS = ("checkpoints", "tensorboard", "evaluate")  # of a run
+INNER_FOLDERS = ("checkpoints", "tensorboard", "evaluate", "loggers", "wandb", "mlruns")  # of a run
+OWN_DATA = re.compile(r"(?:knn(?:-k\d+)?|linear)\.json")  # results on the run's own held-out images
+
+
+class Accuracy(NamedTuple):
+    """In percent, and of how many images; None if that is not known."""
+
+    percent: float | None
+    images: int | None
 
 
 @dataclass(frozen=True)
@@ -32,8 +41,9 @@ class ListedRun:
     epochs: int | None = None
     nbytes: int = 0
     last_written: float = math.nan  # in seconds since 1970
-    knn: float | None = None
+    knn: float | None = None  # in percent of held-out images
     linear: float | None = None
+    tested_images: int | None = None
     finished: bool = False
     end_step: int | None = None
     problem: str = ""  # of a damaged one
@@ -78,7 +88,7 @@ def describe_run(path: Path) -> ListedRun:
         )
         return ListedRun(path, "damaged", nbytes=nbytes, last_written=_mtime(path), problem=why)
     end_step = find_end_step(folder, rows, epochs)
-    knn, linear = (_best(folder, rows, name) for name in ("knn", "linear"))
+    knn, linear = (_newest_accuracy(folder, rows, name) for name in ("knn", "linear"))
     last = rows[-1] if rows else {}
     return ListedRun(
         path,
@@ -89,8 +99,9 @@ def describe_run(path: Path) -> ListedRun:
         epochs,
         nbytes,
         _mtime(folder.metrics_file if folder.metrics_file.exists() else folder.recipe_file),
-        knn,
-        linear,
+        knn.percent,
+        linear.percent,
+        linear.images or knn.images,
         end_step is not None,
         end_step,
     )
@@ -131,13 +142,18 @@ def _last_rows(folder: RunFolder) -> list[dict[str, Any]]:
     ]
 
 
-def _best(folder: RunFolder, rows: list[dict[str, Any]], name: str) -> float | None:
-    """The higher of the last check while training and `supancl evaluate NAME` on the run's own data."""
-    values = [row.get(name) for row in rows if row["kind"] == "monitor"][-1:]
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        values.append(parse_json(read_text(folder.evaluations / f"{name}.json"))["accuracy"])
-    numbers = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
-    return max(numbers, default=None)
+def _newest_accuracy(folder: RunFolder, rows: list[dict[str, Any]], name: str) -> Accuracy:
+    """That of the last `supancl evaluate NAME` on the run's own data, or else of the last check while training."""
+    checks = [(row.get(name), row.get("knn_queries")) for row in rows if row["kind"] == "monitor"][-1:]
+    files = [path for path in folder.evaluations.glob(f"{name}*.json") if OWN_DATA.fullmatch(path.name)]
+    for path in sorted(files, key=_mtime):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            result = parse_json(read_text(path))
+            checks.append((result["accuracy"], result.get("tested_images")))
+    for percent, images in reversed(checks):
+        if isinstance(percent, (int, float)) and math.isfinite(percent):
+            return Accuracy(float(percent), images if isinstance(images, int) else None)
+    return Accuracy(None, None)
 
 
 def _describe_detector(path: Path, nbytes: int) -> ListedRun:

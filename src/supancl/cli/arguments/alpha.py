@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 
 from supancl.cli.checks import check_training
-from supancl.cli.flags import add_recipe_flags, add_run_flags
+from supancl.cli.flags import add_sweep_flags
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a SupSiam or SupBYOL recipe")
     parser.add_argument("--alphas", default="0,.2,.5,.8,1", help="comma-separated (default 0,.2,.5,.8,1)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
     parser.add_argument(
         "--leave-out",
         type=float,
@@ -26,9 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="labelled images per left-out class that transfer is fitted on (default 5)",
     )
-    add_run_flags(parser)
-    parser.add_argument("--out", help="folder (default: runs/alpha-NNN); an existing one is continued")
-    add_recipe_flags(parser)
+    add_sweep_flags(parser, "alpha")
 
 
 def check(args: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     subparsers = parser.add_subparsers(dest="action", required=True)
     show = subparsers.add_parser("show", parents=[common_flags()], help="summary and contact sheets of a source")
     show.add_argument("source", metavar="SOURCE", help="anything that --data takes")
-    show.add_argument("--recipe", help="recipe whose views are drawn (default: by the size of the images)")
+    show.add_argument("--recipe", help="recipe whose views are drawn (default: the one that pretrain would choose)")
     show.add_argument("--out", help="folder for the contact sheets (default: runs/show-NNN)")
     cache = subparsers.add_parser("cache", parents=[common_flags()], help="decode images once and cache them on disk")
     cache.add_argument("source", metavar="SOURCE", nargs="?", help="what --data takes and is read from files")

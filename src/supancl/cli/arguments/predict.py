@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from supancl.cli.checks import check_data, check_encoders
 from supancl.cli.flags import add_encoder_flags, add_view_flag
+from supancl.reports.prediction_table import check_table
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,11 +22,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="knn (default), linear, finetuned, or the folder of a fine-tuned classifier",
     )
     parser.add_argument("--references", help="labelled images to compare with (default: those of the run)")
-    parser.add_argument("--k", type=int, help="neighbours of knn (default: 20, or the size of the median class)")
+    parser.add_argument("--k", type=int, help="neighbours of knn (default: as for evaluate knn)")
     parser.add_argument("--all", action="store_true", help="predict images that have a label too")
     add_view_flag(parser)
 
 
 def check(args: argparse.Namespace) -> None:
+    check_table(Path(args.out))
     check_encoders(args.encoder)
     check_data(args.data, args.references)

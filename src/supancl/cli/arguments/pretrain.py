@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from supancl.cli.checks import check_training
-from supancl.cli.flags import add_recipe_flags
+from supancl.cli.flags import add_logger_flag, add_recipe_flags
 from supancl.errors import BadInput
 
 
@@ -27,6 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ENCODER",
         help="start from a run, a weight file, timm:NAME or torchvision:NAME (docs/import.md)",
     )
+    add_logger_flag(parser)
     parser.add_argument(
         "--report-every",
         type=int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from supancl.cli.checks import check_recipes
-from supancl.cli.flags import add_recipe_flags, add_run_flags
+from supancl.cli.flags import add_sweep_flags
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD=A,B",
         help="fields of the recipe with the values to try, such as optimizer.lr=.1,.3; every combination is trained",
     )
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
-    add_run_flags(parser)
-    parser.add_argument("--out", help="folder (default: runs/sweep-NNN); an existing one is continued")
-    add_recipe_flags(parser)
+    add_sweep_flags(parser, "sweep")
 
 
 def check(args: argparse.Namespace) -> None:

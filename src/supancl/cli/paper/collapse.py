@@ -8,12 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.console import Terminal, table
+from supancl.cli.console import table
 from supancl.cli.flags import recipe_from_flags
+from supancl.cli.loggers import sweep_from_flags
 from supancl.distributed import require_single_process
 from supancl.errors import plural
 from supancl.paper.collapse import check_base, table_cells, train_cells
-from supancl.sweeps.runner import Sweep, check_overrides
+from supancl.sweeps.runner import check_overrides
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
 
@@ -24,7 +25,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_overrides(args.overrides, {"train.seed": "--seeds N"})
     check_base(base)
     out = Path(args.out or next_folder("collapse"))
-    sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
+    sweep = sweep_from_flags(args, out, console)
     sweep.check_folder(base)
     result, runs = train_cells(base, sweep)
     epochs, seeds = plural(base.train.epochs, "epoch"), plural(args.seeds, "seed")

@@ -8,12 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.console import Terminal, table
+from supancl.cli.console import table
 from supancl.cli.flags import recipe_from_flags
+from supancl.cli.loggers import sweep_from_flags
 from supancl.distributed import require_single_process
 from supancl.paper.study import study_title, table_cells, train_rows, write_study
 from supancl.paper.study_rows import STUDIES
-from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, select_rows
+from supancl.sweeps.runner import check_monitored, check_overrides, select_rows
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
 
@@ -26,7 +27,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_monitored(base)
     rows = select_rows(study.rows(base), args.rows, "study")
     out = Path(args.out or next_folder(f"study-{args.what}"))
-    sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
+    sweep = sweep_from_flags(args, out, console)
     sweep.check_folder(base)
     result, images, runs = train_rows(args.what, base, rows, sweep, args.on_test)
     title = study_title(result, images)

@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.console import Terminal, table
+from supancl.cli.console import table
 from supancl.cli.flags import recipe_from_flags
+from supancl.cli.loggers import sweep_from_flags
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, plural
 from supancl.files import why_unwritable, write_text
@@ -64,7 +65,7 @@ def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> di
     """Train and evaluate what is missing, then fill the table; the same command again continues."""
     require_single_process("a table")
     out = Path(args.out or f"runs/table-{layout.name}")
-    sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
+    sweep = sweep_from_flags(args, out, console)
     plan = make_plan(layout, request_of(args), sweep)
     check_plan(plan, sweep)
     states = show_plan(plan, sweep, console)

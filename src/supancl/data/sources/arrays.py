@@ -101,8 +101,8 @@ def source_from_arrays(
     for name, (images, labels) in splits.items():
         images, depth = _checked_images(np.asarray(images), f"{location}: {name}_images")
         depth_by_split[name] = depth
-        label_ids = _checked_labels(np.asarray(labels), len(images), f"{location}: {name}_labels")
-        store = ArrayImages(_convert_channels(images, channels))
+        label_ids = checked_labels(np.asarray(labels), len(images), f"{location}: {name}_labels")
+        store = ArrayImages(convert_channels(images, channels))
         by_split[name] = full_split(store, label_ids, _RowNames(f"{name}_images", len(images)))
     if len(set(depth_by_split.values())) > 1:
         counts = ", ".join(f"{name} {depth}" for name, depth in depth_by_split.items())
@@ -160,7 +160,8 @@ class _RowNames(Sequence[str]):
 def check_image_array(shape: tuple[int, ...], dtype: np.dtype[Any], location: str) -> None:
     """Refuse an array that is not one of images; its shape and type are in the header of its file."""
     if dtype != np.uint8:
-        raise BadInput(f"{location} holds {dtype}; images must be uint8, 0 to 255")
+        convert = "; if they are from 0 to 1: (images * 255).round().astype('uint8')" if dtype.kind == "f" else ""
+        raise BadInput(f"{location} holds {dtype}; images must be uint8, 0 to 255{convert}")
     shape = (*shape, 1) if len(shape) == 3 else shape
     if len(shape) != 4 or shape[3] not in (1, 3):
         raise BadInput(f"{location} has shape {shape}; it must be (N, H, W), (N, H, W, 1) or (N, H, W, 3)")
@@ -181,7 +182,7 @@ def _checked_images(images: np.ndarray, location: str) -> tuple[np.ndarray, int]
     return images, int(images.shape[3])
 
 
-def _checked_labels(labels: np.ndarray, num_images: int, location: str) -> Tensor:
+def checked_labels(labels: np.ndarray, num_images: int, location: str) -> Tensor:
     check_label_array(labels.shape, labels.dtype, num_images, location)
     if labels.size and int(labels.min()) < -1:
         raise BadInput(f"{location} holds {int(labels.min())}; labels are 0, 1, ... and -1 for unlabelled")
@@ -193,7 +194,7 @@ def _checked_labels(labels: np.ndarray, num_images: int, location: str) -> Tenso
     return torch.from_numpy(labels.astype(np.int64))
 
 
-def _convert_channels(images: np.ndarray, channels: int) -> Tensor:
+def convert_channels(images: np.ndarray, channels: int) -> Tensor:
     """(N, C, H, W) with `channels`: grey is repeated to RGB, RGB is weighted to grey."""
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
     if pixels.shape[1] == channels:

@@ -1,0 +1,151 @@
+"""Images that are Python objects: arrays, Pillow images, paths of image files, and lists of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from supancl.data.decode import LISTED_SUFFIXES, Resample, decode, decode_opened, image_problem, map_in_order
+from supancl.data.opening import from_arrays
+from supancl.data.sources.arrays import check_image_array, checked_labels, convert_channels, number_labels
+from supancl.data.splits import Data, DataSpec, Source, full_split, prepare_data
+from supancl.data.store.memory import ArrayImages, Batch, ImageStore, PackedImages
+from supancl.data.views.evaluation import evaluation_short_side, evaluation_view
+from supancl.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
+
+OneImage = np.ndarray | Image.Image | Path | str
+Images = np.ndarray | Sequence[OneImage]
+KINDS = "arrays (N, H, W[, C]) of uint8, Pillow images or paths"
+
+
+def is_image_file(name: object) -> bool:
+    """Whether this is the path of one image, by its suffix.
+
+    >>> is_image_file("photos/7.jpg"), is_image_file("photos")
+    (True, False)
+    """
+    return isinstance(name, (str, Path)) and Path(name).suffix.lower() in LISTED_SUFFIXES
+
+
+def decode_any(image: OneImage, channels: int, short_side: int | None, resample: Resample = "bilinear") -> Tensor:
+    """One image as uint8 (C, H, W), the same pixels as from a folder; an array keeps its size, as in a .npz."""
+    if isinstance(image, (str, Path)):
+        try:
+            return decode(Path(image), channels, short_side, resample)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{image}: cannot be read as an image ({image_problem(error)}); check the path") from None
+    if isinstance(image, Image.Image):
+        try:
+            return decode_opened(image, channels, short_side, resample)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"a Pillow image of mode {image.mode} cannot be used ({image_problem(error)})") from None
+    array = np.asarray(image)
+    if array.ndim not in (2, 3) or array.dtype == object:
+        raise BadInput(
+            f"{_describe(image)} is not one image; give an array (H, W) or (H, W, C), a Pillow image or a path"
+        )
+    batch = array[None] if array.ndim == 3 else array[None, ..., None]
+    check_image_array(batch.shape, batch.dtype, "the image")
+    return convert_channels(batch, channels)[0]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From one image to the normalised tensor that an encoder takes: the pixels that `supancl embed` uses.
+
+    The image is turned upright, its short side shrunk to 8/7 of `size`, the central square cut out and normalised.
+
+    >>> Preprocessing(3, 32, (0.5,), (0.5,))(np.zeros((40, 60), np.uint8)).shape
+    torch.Size([3, 32, 32])
+    """
+
+    channels: int
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, image: OneImage) -> Tensor:
+        """(C, size, size) of an array (H, W[, C]) of uint8, a Pillow image or a path."""
+        pixels = decode_any(image, self.channels, evaluation_short_side(self.size))
+        return evaluation_view(Batch(pixels[None]), self.size, self.mean, self.std)[0]
+
+
+def store_images(
+    images: Images, channels: int, short_side: int | None = None, resample: Resample = "bilinear"
+) -> ImageStore:
+    """The images in memory, in their order; photographs shrunk to `short_side`."""
+    if isinstance(images, np.ndarray) and images.dtype != object:
+        check_batch(images)
+        return ArrayImages(convert_channels(images if images.ndim == 4 else images[..., None], channels))
+    check_is_list(images)
+    pixels = list(map_in_order(lambda image: decode_any(image, channels, short_side, resample), images))
+    if len({tuple(image.shape) for image in pixels}) == 1:
+        return ArrayImages(torch.stack(pixels))
+    return PackedImages.from_images(pixels)
+
+
+def check_is_list(images: Any) -> None:
+    if isinstance(images, (str, Path)) or not isinstance(images, Iterable) or not isinstance(images, Sized):
+        raise BadInput(f"{_describe(images)} is not a list of images; give {KINDS}")
+    if not len(images):
+        raise BadInput(f"the list of images is empty; give {KINDS}")
+
+
+def check_batch(images: np.ndarray) -> None:
+    """Refuse an array that is not several images; one image, (H, W) or (H, W, 3), would be taken for many."""
+    if images.ndim == 2 or (images.ndim == 3 and images.shape[2] in (1, 3)):
+        raise BadInput(f"an array of shape {images.shape} is one image; give several, or this one as image[None]")
+    check_image_array(images.shape, images.dtype, "the array of images")
+
+
+def data_from_images(images: Images, labels: Any, spec: DataSpec, channels: int) -> Data:
+    """Data of a run from Python objects: `labels` are numbers or class names, -1, '' or None for unlabelled."""
+    check_is_list(images)
+    count = len(images)
+    labels = np.full(count, -1) if labels is None else as_label_array(labels)
+    if isinstance(images, np.ndarray) and images.dtype != object:
+        check_batch(images)
+        return from_arrays(images, labels, spec=spec, channels=channels)
+    numbered, classes = number_labels({"train": (np.empty(0), labels)}, "the images", None)
+    ids = checked_labels(numbered["train"][1], count, "the images: labels")
+    if classes is None:
+        classes = tuple(map(str, range(int(ids.max()) + 1 if len(ids) else 0)))
+    names = [str(image) if isinstance(image, (str, Path)) else f"images[{i}]" for i, image in enumerate(images)]
+    split = full_split(store_images(images, channels, spec.short_side), ids, names)
+    return prepare_data(Source({"train": split}, classes), spec)
+
+
+def as_label_array(labels: Any) -> np.ndarray:
+    """Labels as an array of numbers or of texts; None and NaN, as in a column with gaps, are unlabelled.
+
+    >>> as_label_array(["cat", None, "dog"]).tolist(), as_label_array([2.0, float("nan")]).tolist()
+    (['cat', '', 'dog'], [2, -1])
+    """
+    array = np.asarray(labels)
+    if array.dtype.kind == "O":
+        has_texts = any(isinstance(label, str) for label in array.ravel().tolist())
+        filled = ["" if _is_missing(label) else str(label) for label in array.ravel().tolist()]
+        array = np.asarray(filled if has_texts else [int(text or -1) for text in filled]).reshape(array.shape)
+    if array.dtype.kind == "f" and bool((np.isnan(array) | (array == np.floor(array))).all()):
+        array = np.where(np.isnan(array), -1, array).astype(np.int64)
+    return array
+
+
+def _is_missing(label: Any) -> bool:
+    return label is None or label != label
+
+
+def _describe(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"an array of shape {tuple(shape)}" if shape is not None else f"{str(value)[:80]!r}"

@@ -1,0 +1,237 @@
+"""Progress in a terminal, a notebook or a log: a bar with the time left, one line per epoch, and warnings."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from supancl.data.splits import Data
+from supancl.distributed import should_print
+from supancl.errors import make_visible, plural
+from supancl.recipes import Recipe
+from supancl.reporter import Reporter
+from supancl.reports.wrapping import fill_lines, wrap_line
+from supancl.stats import FEW_IMAGES
+
+
+class SafeConsole(Console):
+    """A console on which names of files and classes cannot move the cursor or begin a line.
+
+    `print(text)` prints one line, which a terminal shows broken between words. `print(text, end="")` prints a block of
+    lines, in which only names are unsafe.
+    """
+
+    def __init__(self, stderr: bool, quiet: bool = False) -> None:
+        super().__init__(
+            stderr=stderr,
+            quiet=quiet,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            soft_wrap=True,
+            force_jupyter=False,  # in a notebook, plain lines as of print, not an HTML block each
+        )
+
+    def print(self, *objects: Any, end: str = "\n", **options: Any) -> None:
+        if end == "\n":
+            objects = tuple(self._fit(make_visible(item)) if isinstance(item, str) else item for item in objects)
+        super().print(*objects, end=end, **options)
+
+    def _fit(self, line: str) -> str:
+        return wrap_line(line, self.width) if self.is_terminal else line
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every text passes here, also the cells of tables."""
+        return super().render_str(make_visible(text, keep="\n"), **options)
+
+
+def make_console(quiet: bool, json_to_stdout: bool) -> Console:
+    """A console on stdout, or on stderr if the JSON goes to stdout; of several ranks only one prints."""
+    console = SafeConsole(stderr=json_to_stdout, quiet=quiet or not should_print())
+    if not console.is_terminal:
+        console.width = 160  # a file has no edge to wrap at
+    return console
+
+
+def print_warning(text: str, console: Console | None = None) -> None:
+    """Print a warning to standard error, also if the command is quiet."""
+    (console or SafeConsole(stderr=True)).print(f"warning: {text}", style="yellow")
+
+
+# without a terminal:
+MIN_TOTAL = 1000  # items to read before progress is printed
+MIN_SECONDS = 5.0  # of reading before progress is printed
+MAX_SILENCE = 30.0  # seconds within an epoch until progress is printed
+
+
+class Terminal(Reporter):
+    """Reports to a console: a line per epoch, and a live progress bar if it is a terminal."""
+
+    shows_cost = True
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.errors = SafeConsole(stderr=True)
+        self.progress: Progress | None = None
+        self.last: dict[str, Any] = {}
+        self.count_state: tuple[str, int, float, int] = ("", 0, 0.0, 0)
+        self.started, self.last_printed, self.first_step, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
+        self.labelled = 0  # training images with a label
+        self.has_terms = True  # the loss is a sum of two terms
+
+    def note(self, text: str) -> None:
+        self.console.print(text)
+
+    def warn(self, text: str) -> None:
+        print_warning(text, self.errors)
+
+    def on_progress(self, task: str, done: int, total: int) -> None:
+        """Show a bar, or without a terminal a line per tenth of a long job. With a total of 0, print `task`."""
+        if total == 0:
+            self.note(task)
+            return
+        if not self.console.is_terminal:
+            self._print_count(task, done, total)
+            return
+        if self.progress is None:
+            self._start(task, total, 0)
+        if self.progress is not None:
+            self.progress.update(self.progress.task_ids[0], completed=done)
+        if done == total:
+            self.on_end()
+
+    def _print_count(self, title: str, done: int, total: int) -> None:
+        if total < MIN_TOTAL:
+            return
+        if self.count_state[0] != title or done <= self.count_state[3]:
+            self.count_state = (title, 0, time.perf_counter(), 0)
+        _, printed_tenths, started, _ = self.count_state
+        tenths, elapsed = done * 10 // total, time.perf_counter() - started
+        is_due = tenths > printed_tenths and elapsed >= MIN_SECONDS
+        self.count_state = (title, tenths if is_due else printed_tenths, started, done)
+        if is_due:
+            left = f", about {elapsed / done * (total - done):.0f} s left" if done < total else f" in {elapsed:.0f} s"
+            self.note(f"{title}: {done:,} of {total:,}{left}")
+
+    def on_start(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
+        self.labelled, self.has_terms = data.train.num_labelled, recipe.loss.supervised
+        labelled_note = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
+        self.note(
+            f"{recipe.name} on {' + '.join(recipe.data.all_sources) or 'the data'}: "
+            f"{plural(len(data.train), 'training image')}{labelled_note}, {len(data.held_out)} held out, "
+            f"{plural(len(data.classes), 'class', 'classes')}; {device} -> {folder}"
+        )
+        if recipe.train.batch_size != recipe.optimizer.reference_batch:
+            self.note(
+                f"batch {recipe.train.batch_size}: learning rate {recipe.optimizer.lr:g} of batch "
+                f"{recipe.optimizer.reference_batch} becomes {recipe.learning_rate:g}"
+            )
+        if step >= steps:
+            self.note(
+                f"{folder} is finished, at step {step} of {steps}; to train longer, continue it in another folder: "
+                f"--extend {folder} --epochs N"
+            )
+            return
+        if step:
+            self.note(f"continuing at step {step} of {steps}")
+        self.started = self.last_printed = time.perf_counter()
+        self.first_step, self.steps, self.epochs, self.last = step, steps, recipe.train.epochs, {}
+        self._start(recipe.name, steps, step)
+
+    def _start(self, title: str, total: int, done: int) -> None:
+        if not self.console.is_terminal:
+            return
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[loss]}"),
+            console=self.console,
+            transient=True,
+        )
+        self.progress.add_task(make_visible(title), total=total, completed=done, loss="")
+        self.progress.start()
+        atexit.register(self.on_end)  # a bar left running would hide the cursor
+
+    def on_step(self, step: int, row: dict[str, Any] | None) -> None:
+        if row is not None:
+            self.last = row
+        if self.progress is not None:
+            loss = f"loss {self.last['loss']:.4f}" if self.last else ""
+            self.progress.update(self.progress.task_ids[0], completed=step, loss=loss)
+        elif not self.console.is_terminal and self.steps and time.perf_counter() - self.last_printed >= MAX_SILENCE:
+            self._print_progress(step)
+
+    def _print_progress(self, step: int) -> None:
+        """Print the progress from values already logged, so as not to wait for the device."""
+        self.last_printed = time.perf_counter()
+        epoch, elapsed = (step - 1) * self.epochs // self.steps + 1, self.last_printed - self.started
+        pieces = [f"epoch {epoch} of {self.epochs}, step {step:,} of {self.steps:,}"]
+        if self.last:
+            pieces += [f"loss {self.last['loss']:.4f}", f"{compact(self.last['images_per_second'])} img/s"]
+        if step > self.first_step:  # after a rollback there is no rate yet
+            pieces.append(f"about {duration(elapsed / (step - self.first_step) * (self.steps - step))} left")
+        self.note(", ".join(pieces))
+
+    def on_epoch(self, row: dict[str, Any]) -> None:
+        terms = ("ssl", "sup") if self.has_terms else ()  # of one term alone the loss is the same number
+        values = {name: self.last.get(name) for name in ("loss", *terms)}
+        values |= {"std": row.get("std"), "rank": row.get("effective_rank"), "S_W/S_T": row.get("s_w/s_t")}
+        references = row.get("knn_references", self.labelled)
+        sample_note = f" (of {references})" if references < self.labelled else ""  # training images compared with
+        values |= {f"k-NN{sample_note}": row.get("knn"), "linear": row.get("linear")}
+        values |= {"pool": row.get("pool_coverage"), "age": row.get("pool_staleness")}
+        values |= {"img/s": self.last.get("images_per_second")}
+        intervals = {f"k-NN{sample_note}": describe_interval(row, "knn"), "linear": describe_interval(row, "linear")}
+        pieces = [f"epoch {row['epoch'] + 1:4d}"] + [
+            f"{name} {compact(value)}{intervals.get(name, '')}" for name, value in values.items() if value is not None
+        ]
+        width = self.console.width if self.console.is_terminal else sys.maxsize
+        for line in fill_lines([f"{piece}  " for piece in pieces], width).splitlines():
+            self.note(line)
+        self.last_printed = time.perf_counter()
+
+    def on_end(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+            atexit.unregister(self.on_end)
+
+
+def describe_interval(row: dict[str, Any], name: str) -> str:
+    """` [19, 68] of 12`: the interval of an accuracy on few held-out images, and their number; else empty."""
+    images, interval = row.get("knn_queries", 0), row.get(f"{name}_interval")
+    if not interval or not 0 < images < FEW_IMAGES or row[name] != row[name]:
+        return ""
+    return f" [{interval[0]:.0f}, {interval[1]:.0f}] of {images}"
+
+
+def duration(seconds: float) -> str:
+    """A duration in its two largest units.
+
+    >>> duration(42), duration(3 * 3600 + 5 * 60)
+    ('42 s', '3 h 5 min')
+    """
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def compact(value: float) -> str:
+    if value != value:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}" if abs(value) >= 10 else f"{value:.3f}"

@@ -1,0 +1,95 @@
+"""A run in Python: what `pretrain` returns and `load` reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from supancl.config import parse_json
+from supancl.core.encoders import Encoder
+from supancl.errors import BadInput, plural
+from supancl.files import is_as_written, read_text, reason
+from supancl.recipes import Recipe
+from supancl.weights.encoder_file import load_encoder
+from supancl.weights.run_end import has_collapsed
+from supancl.weights.run_folder import RunFolder
+
+LINE = 80  # characters that repr() takes at most
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A pretraining: its folder, the trained encoder in eval mode, and the logged rows."""
+
+    folder: Path
+    encoder: Encoder
+    metrics: list[dict[str, Any]]
+    collapsed: bool
+
+    @property
+    def recipe(self) -> Recipe:
+        """Every setting of the run, as recipe.json has it."""
+        return RunFolder(self.folder).read_recipe()[0]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the labels' numbers."""
+        return RunFolder(self.folder).read_recipe()[1]
+
+    @property
+    def results(self) -> dict[str, dict[str, Any]]:
+        """What `supancl evaluate` has written for this run by now, by name: {"knn": {"accuracy": 93.1, ...}, ...}."""
+        files = sorted(RunFolder(self.folder).evaluations.glob("*.json"))
+        return {file.stem: read_result(file) for file in files}
+
+    def __repr__(self) -> str:
+        rest = f": {self._describe()})"
+        folder = str(self.folder)
+        room = max(LINE - len("Run(") - len(rest), 20)
+        return f"Run({folder if len(folder) <= room else '...' + folder[3 - room :]}{rest}"
+
+    def _describe(self) -> str:
+        """The recipe, how far the run is, and its last accuracy."""
+        try:
+            pieces = [self.recipe.name]
+        except (BadInput, OSError, ValueError):  # the folder may be gone
+            pieces = [self.encoder.spec.name]
+        last = {key: value for row in self.metrics for key, value in row.items() if value is not None}
+        if "epoch" in last:
+            pieces.append(plural(last["epoch"] + 1, "epoch"))
+        if "knn" in last:
+            pieces.append(f"k-NN {last['knn']:.1f}%")
+        return ", ".join([*pieces, *["collapsed"] * self.collapsed])
+
+
+def read_result(file: Path) -> dict[str, Any]:
+    """A result of an evaluation, compared with its digest."""
+    try:
+        content = parse_json(read_text(file))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file} cannot be read ({reason(error)}); evaluate the run again") from None
+    if not isinstance(content, dict) or not is_as_written(content):
+        raise BadInput(f"{file} is damaged or was changed; evaluate the run again")
+    return {key: value for key, value in content.items() if key != "digest"}
+
+
+def load(path: Path | str) -> Run:
+    """Read a run folder: its encoder, as of the last epoch that was completed, its log, recipe and results.
+
+    An encoder without a run is opened with `load_encoder` or, from other libraries, with `open_encoder`.
+
+    >>> from supancl import pretrain
+    >>> _ = pretrain("digits.supsiam", out="runs/digits", epochs=1, limit=128)
+    >>> run = load("runs/digits")
+    >>> run.encoder.width, run.recipe.name, run.classes[:3], run.results
+    (64, 'digits.supsiam', ('0', '1', '2'), {})
+    """
+    folder = RunFolder(Path(path))
+    if not folder.has_run and (folder.path.is_file() or folder.encoder.exists()):
+        raise BadInput(f"{path} holds an encoder but no run; open it with supancl.load_encoder({str(path)!r})")
+    encoder = load_encoder(folder.path)  # explains a path that does not exist
+    if not folder.has_run:
+        raise BadInput(f"{path} holds no run (no recipe.json); give a run folder")
+    folder.check_recipe_file()
+    return Run(folder.path, encoder, folder.metrics(), bool(has_collapsed(folder)))

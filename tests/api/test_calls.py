@@ -1,0 +1,339 @@
+"""What people type first in Python: `pretrain`, `load`, `embed`, `recipe`, `open_data`, `encoder.transform`."""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import supancl
+from supancl import BadInput, EncoderSpec
+from supancl.cli.flags import SHORTHANDS, SWITCHES
+from supancl.recipes.shorthands import full_name
+from tests.files import archive, assert_one_line, class_folders, mentions, noise, picture, saved_result
+from tests.files import supancl as command
+from tests.tiny import Notes, tiny_data, tiny_recipe
+
+TINY = {"epochs": 1, "batch_size": 4, "encoder.width": 8, "pool.size": 16, "device": "cpu"}
+FLAGS = ["--epochs", "1", "--batch-size", "4", "--set", "encoder.width=8", "--set", "pool.size=16", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """Photographs of several sizes and kinds, larger than the encoder's input."""
+    root = class_folders(tmp_path_factory.mktemp("photos"), each=8)
+    picture(root / "cat" / "wide.jpg", 1, (24, 60), "RGB")
+    picture(root / "cat" / "tall.png", 2, (70, 41), "RGBA")
+    picture(root / "dog" / "grey.png", 3, (33, 33), "L")
+    sideways = Image.fromarray(noise(30, 50, 3, seed=4))
+    exif = sideways.getexif()
+    exif[0x0112] = 6  # held on its side
+    sideways.save(root / "dog" / "sideways.jpg", exif=exif)
+    Image.fromarray(noise(20, 20, seed=5).astype(np.uint16) * 257).save(root / "dog" / "deep.tif")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> supancl.Run:
+    return supancl.pretrain(tiny_recipe(), tiny_data(), tmp_path_factory.mktemp("runs") / "run", epochs=1)
+
+
+def same_weights(one: supancl.Encoder, other: supancl.Encoder) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(first, second) for first, second in pairs)
+
+
+# --- pretrain ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_a_folder_and_settings_train_what_the_command_trains(photos, tmp_path, capsys):
+    run = supancl.pretrain("digits.supsiam", photos, tmp_path / "python", **TINY, alpha=0.3)
+    flags = [*FLAGS, "--set", "loss.alpha=0.3"]
+    said = command(capsys, "pretrain", "digits.supsiam", "--data", photos, "--out", tmp_path / "command", *flags)
+    assert said.code == 0, said.err
+    other = supancl.load(tmp_path / "command")
+    assert same_weights(run.encoder, other.encoder)
+    assert replace(run.recipe, sources={}) == replace(other.recipe, sources={})
+    assert run.recipe.sources["loss.alpha"] == "set in Python"
+
+
+def test_several_sources_are_joined(photos, tmp_path):
+    other = archive(tmp_path / "more.npz", train_labels=np.array(["cat", "bird"] * 10))
+    run = supancl.pretrain("digits.supsiam", [photos, str(other)], tmp_path / "run", **TINY)
+    assert run.classes == ("bird", "cat", "dog")
+
+
+def test_without_a_recipe_it_is_chosen_from_the_data(photos, tmp_path):
+    fast = {**TINY, "encoder.name": "cnn", "views.size": 8, "monitor_every": 0}
+    notes = Notes()
+    run = supancl.pretrain(data=photos, out=tmp_path / "labels", reporter=notes, **fast)
+    assert run.recipe.name == "auto.supsiam"
+    assert any("auto.supsiam for" in note for note in notes.notes)
+    del fast["pool.size"]
+    assert supancl.pretrain(data=noise(20, 8, 8), out=tmp_path / "none", **fast).recipe.name == "auto.simsiam"
+
+
+@pytest.mark.parametrize("kind", ["array", "colour", "pillow", "paths", "list"])
+def test_images_with_labels_of_any_kind(kind, photos, tmp_path):
+    arrays, names = noise(20, 8, 8), ["cat", "dog"] * 10
+    files = sorted(photos.rglob("*.*"))
+    images, labels = {
+        "array": (arrays, names),
+        "colour": (np.repeat(arrays[..., None], 3, -1), np.arange(20) % 2),  # to grey: what the recipe takes
+        "pillow": ([Image.fromarray(array) for array in arrays], [*names[:18], None, ""]),
+        "paths": (files, [file.parent.name for file in files]),
+        "list": ([array[: 6 + i % 2] for i, array in enumerate(arrays)], [0, 1, -1, 1] * 5),
+    }[kind]
+    run = supancl.pretrain("digits.supsiam", (images, labels), tmp_path / "run", **TINY, **{"data.holdout": 0.2})
+    assert run.classes in (("cat", "dog"), ("0", "1"))
+    assert run.metrics[-1]["knn_queries"] >= 2
+
+
+def test_a_recipe_file_and_a_recipe_take_settings_too(tmp_path):
+    (tmp_path / "mine.json").write_text('{"recipe": "digits.supsiam", "loss.alpha": 0.25}')
+    run = supancl.pretrain(tmp_path / "mine.json", (noise(20, 8, 8), np.arange(20) % 2), tmp_path / "run", **TINY)
+    assert run.recipe.loss.alpha == 0.25
+
+
+def test_a_stopped_run_is_resumed_by_its_folder_alone(tmp_path):
+    data = tiny_data()
+    whole = supancl.pretrain(tiny_recipe(), data, tmp_path / "whole")
+
+    class Stop(supancl.Reporter):
+        def on_epoch(self, row):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        supancl.pretrain(tiny_recipe(), data, tmp_path / "run", reporter=Stop())
+    resumed = supancl.pretrain(data=data, out=tmp_path / "run", resume=True, keep="none")
+    assert same_weights(resumed.encoder, whole.encoder)
+    assert resumed.recipe.train.keep == "none"
+    with pytest.raises(BadInput, match=mentions("loss.alpha", 0.9)):
+        supancl.pretrain(data=data, out=tmp_path / "run", resume=True, alpha=0.9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "nouns"),
+    [
+        ((), {}, ["data=", "resume=True"]),
+        (("cifar100.supsaim",), {}, ["cifar100.supsaim", "cifar100.supsiam"]),
+        ((7,), {}, ["int", "cifar100.supsiam"]),
+        ((None, noise(4, 8, 8)), {"labels": [0, 1, 0, 1]}, ["labels", "data=(images, labels)"]),
+        (("digits.supsiam",), {"epocs": 2}, ["epocs", "train.epochs"]),
+        (("digits.supsiam",), {"learning_rate": 1}, ["learning_rate", "optimizer.lr"]),
+        (("digits.supsiam",), {"alpha": 3}, ["loss.alpha", "[0, 1]"]),
+        (("digits.supsiam",), {"size": 8}, ["views.size", "pool.size"]),
+        ((tiny_recipe(),), {"compat": "released-code"}, ["compat", "recipe(NAME"]),
+        (("digits.supsiam", "nowhere"), {}, ["nowhere"]),
+        (("digits.supsiam", noise(4, 8, 8) / 255), {}, ["float64", "uint8"]),
+        (("digits.supsiam", noise(8, 8, 3)), {}, ["(8, 8, 3)", "image[None]"]),
+        (("digits.supsiam", (noise(4, 8, 8), [0, 1])), {}, ["(2,)", "4 images"]),
+        (("digits.supsiam", ["a.jpg", "b.jpg"]), {}, ["a.jpg"]),
+        (("digits.supsiam", 3), {}, ["3"]),
+        (("digits.supsiam", []), {}, ["empty"]),
+        ((None, None, "nothing-here"), {"resume": True}, ["nothing-here"]),
+    ],
+)
+def test_bad_arguments_are_explained_in_one_line(arguments, settings, nouns, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput) as error:
+        supancl.pretrain(*arguments, **settings)
+    assert_one_line(str(error.value), *nouns)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_flag_is_a_keyword():
+    recipe = supancl.recipe("cifar100.supsiam")
+    for flag, (field, _) in {**SHORTHANDS, **SWITCHES}.items():
+        if flag != "--data":  # an argument of its own
+            assert full_name(recipe, flag[2:].replace("-", "_")) == field
+
+
+def test_numpys_numbers_are_numbers():
+    assert supancl.recipe("digits.supsiam", epochs=np.int64(3), alpha=np.float32(0.5)).train.epochs == 3
+
+
+def test_the_authors_code_is_followed_if_asked_for(tmp_path):
+    data = (noise(20, 8, 8), np.arange(20) % 2)
+    run = supancl.pretrain("digits.supsiam", data, tmp_path / "run", **TINY, compat="released-code")
+    assert run.recipe.compat == "released-code"
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+
+def test_progress_shows_in_a_terminal_a_notebook_and_where_it_is_asked_for(tmp_path, monkeypatch, capsys):
+    def printed(**options) -> str:
+        supancl.pretrain(
+            tiny_recipe(train__epochs=1), tiny_data(), tmp_path / str(len(list(tmp_path.iterdir()))), **options
+        )
+        return capsys.readouterr().out
+
+    assert printed() == ""  # a file
+    assert "epoch    1" in printed(verbose=True)
+    notebook = SimpleNamespace(kernel=object())
+    monkeypatch.setattr(builtins, "get_ipython", lambda: notebook, raising=False)
+    assert "epoch    1" in printed()
+    assert printed(verbose=False) == ""
+    notebook.kernel = None  # IPython in a terminal
+    assert printed() == ""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "epoch    1" in printed()
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_loaded_run_is_the_one_that_was_trained(run, capsys):
+    loaded = supancl.load(run.folder)
+    assert same_weights(loaded.encoder, run.encoder)
+    assert not loaded.encoder.training
+    assert (loaded.metrics, loaded.collapsed) == (run.metrics, run.collapsed)
+    assert loaded.recipe == run.recipe
+    assert loaded.recipe.name == "tiny.supsiam"
+    assert loaded.classes == ("class 0", "class 1", "class 2")
+
+
+def test_results_of_the_command_are_read(tmp_path, capsys):
+    out = tmp_path / "run"
+    run = supancl.pretrain("digits.supsiam", out=out, limit=64, **{**TINY, "batch_size": 32, "monitor_every": 0})
+    assert run.results == {}
+    assert command(capsys, "evaluate", "knn", out, "--no-baselines", "--device", "cpu").code == 0
+    (name,) = run.results
+    assert run.results[name] == {
+        k: v for k, v in saved_result(out / "evaluate" / f"{name}.json").items() if k != "digest"
+    }
+    assert run.results[name]["accuracy"] > 0
+    file = out / "evaluate" / f"{name}.json"
+    file.write_text(file.read_text().replace("accuracy", "acuracy"))
+    with pytest.raises(BadInput, match=mentions(file, "evaluate the run again")):
+        _ = run.results
+
+
+def test_a_run_and_data_are_shown_in_a_line(run):
+    assert repr(run).startswith("Run(")
+    assert "tiny.supsiam, 1 epoch, k-NN" in repr(run)
+    deep = replace(run, folder=run.folder / ("folder" * 40), collapsed=True)
+    assert len(repr(run)) <= 80
+    assert len(repr(deep)) <= 80
+    assert repr(deep).endswith("collapsed)")
+    assert repr(tiny_data(unlabelled=1.0)) == "Data(arrays: 43 training images, none labelled, 5 held out, 3 classes)"
+
+
+def test_what_is_not_a_run_is_refused_with_the_way_in(run, tmp_path):
+    with pytest.raises(BadInput, match=mentions("encoder.safetensors", "load_encoder")):
+        supancl.load(run.folder / "encoder.safetensors")
+    (tmp_path / "encoder.safetensors").write_bytes((run.folder / "encoder.safetensors").read_bytes())
+    with pytest.raises(BadInput, match=mentions(tmp_path, "load_encoder")):
+        supancl.load(tmp_path)
+    with pytest.raises(BadInput, match="nowhere"):
+        supancl.load(tmp_path / "nowhere")
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
+
+
+def test_features_are_those_of_the_command(photos, tmp_path, capsys):
+    """From a folder, from paths, from Pillow images, and through `encoder.transform`."""
+    run = supancl.pretrain("digits.supsiam", photos, tmp_path / "run", **TINY)
+    said = command(capsys, "embed", run.folder, "--data", photos, "--out", tmp_path / "features.npz", "--device", "cpu")
+    assert said.code == 0, said.err
+    content = np.load(tmp_path / "features.npz")
+    expected, names = content["train_features"], [Path(name) for name in content["train_names"]]
+    folder = supancl.embed(run, photos)
+    assert np.array_equal(folder.values.numpy(), expected)
+    assert folder.labels.tolist() == content["train_labels"].tolist()
+    opened = [Image.open(name) for name in names]
+    for images in (names, list(map(str, names)), opened):
+        features = supancl.embed(run.folder, images)
+        assert np.array_equal(features.values.numpy(), expected)
+        assert set(features.labels.tolist()) == {-1}
+    transform = run.encoder.transform
+    for images in (names, opened):
+        batch = torch.stack([transform(image) for image in images])
+        with torch.inference_mode():
+            assert np.allclose(run.encoder(batch).numpy(), expected, atol=1e-6)
+    assert supancl.embed(run, names[0]).values.shape == (1, 8)
+    assert supancl.embed(run, opened[0]).values.shape == (1, 8)
+
+
+def test_arrays_are_embedded_as_those_of_an_archive(run, tmp_path):
+    images = noise(20, 20, 20)
+    source = supancl.embed(run, archive(tmp_path / "a.npz", train_images=images, test_images=noise(3, 20, 20)))
+    assert len(source.labels) == 23  # all splits
+    for given in (images, images[..., None], list(images), np.array([*images, None], object)[:20]):
+        assert torch.equal(supancl.embed(run.encoder, given).values, source.values[:20])
+    one = run.encoder.transform(images[0])
+    with torch.inference_mode():
+        assert torch.allclose(run.encoder(one[None]), source.values[:1], atol=1e-6)
+
+
+def test_todays_calls_stay_valid(run):
+    data = tiny_data()
+    features = supancl.embed(run.encoder, data.held_out, "cpu", 2, "pooled", True, "margin")
+    assert torch.equal(features.labels, data.held_out.labels)
+    assert torch.allclose(features.values.norm(dim=1), torch.ones(len(features.labels)))
+    assert isinstance(features, supancl.Features)
+    assert torch.equal(supancl.embed(run.encoder, data.held_out, view="whole", batch_size=3, half=False).values,
+                       supancl.embed(run, data.held_out, view="whole").values)  # fmt: skip
+
+
+def test_the_projector_of_a_run_is_a_layer(run):
+    images = noise(4, 8, 8)
+    by_folder, by_run = (supancl.embed(given, images, layer="projector").values for given in (run.folder, run))
+    assert torch.equal(by_folder, by_run)
+    assert by_run.shape == (4, 16)
+
+
+def test_vectors_go_to_a_linear_encoder():
+    encoder = EncoderSpec("linear", channels=1, size=6, width=3, mean=(0.0,), std=(1.0,)).build()
+    rows = np.random.default_rng(0).normal(size=(5, 6))
+    assert supancl.embed(encoder, rows).values.shape == (5, 3)
+    with pytest.raises(BadInput, match="vectors"):
+        _ = encoder.transform
+
+
+@pytest.mark.parametrize(
+    ("encoder", "images", "nouns"),
+    [
+        (7, noise(2, 8, 8), ["int", "run"]),
+        ("nowhere", noise(2, 8, 8), ["nowhere"]),
+        (None, noise(2, 8, 8) / 255, ["float64", "uint8"]),
+        (None, noise(8, 8, 3), ["(8, 8, 3)", "image[None]"]),
+        (None, noise(8, 8), ["(8, 8)", "image[None]"]),
+        (None, [noise(2, 8, 8, 3)], ["(2, 8, 8, 3)"]),
+        (None, [], ["empty"]),
+        (None, 7, ["7"]),
+        (None, "nowhere", ["nowhere"]),
+        (None, "nowhere.jpg", ["nowhere.jpg"]),
+        (None, [Image.new("F", (8, 8))], ["floating-point"]),
+        (None, torch.zeros(2, 3, 8, 8), ["float32"]),
+        (None, tiny_data(), ["data.train", "data.held_out"]),
+    ],
+)
+def test_what_cannot_be_embedded_is_explained_in_one_line(encoder, images, nouns, run):
+    with pytest.raises(BadInput) as error:
+        supancl.embed(run if encoder is None else encoder, images)
+    assert_one_line(str(error.value), *nouns)
+
+
+def test_the_transform_pickles_without_the_encoder(run):
+    transform = run.encoder.transform
+    assert len(pickle.dumps(transform)) < 1000
+    assert torch.equal(pickle.loads(pickle.dumps(transform))(noise(9, 9)), transform(noise(9, 9)))
+
+
+def test_a_folder_is_opened_by_its_name(photos):
+    data = supancl.open_data(photos)
+    assert data.classes == ("cat", "dog")
+    assert supancl.open_data(str(photos), 1).train.batch(torch.tensor([0])).pixels.shape[1] == 1
+    with pytest.raises(BadInput, match="nowhere"):
+        supancl.open_data("nowhere")

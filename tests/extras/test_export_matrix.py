@@ -1,0 +1,184 @@
+"""Architectures x ways of loading: each cell gives our features, or is refused by name.
+
+The code that is run is that of the model card, and nothing else: what a user copies from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import timm
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
+
+from supancl import Encoder, EncoderSpec, open_encoder
+from supancl.cli import main
+from supancl.export import export_encoder
+from supancl.weights.encoder_file import save_encoder
+from tests.files import TINY, assert_mentions, assert_refused, class_folders, supancl
+from tests.helpers import quickly_built
+
+SPECS = {
+    "resnet18": EncoderSpec("resnet18", size=32),
+    "resnet50": EncoderSpec("resnet50", size=32, mean=(0.5,) * 3, std=(0.5,) * 3),
+    "cifar-resnet18": EncoderSpec("cifar-resnet18", size=16),
+    "vit-small": EncoderSpec("vit-small", size=32),
+    "cnn": EncoderSpec("cnn", channels=1, size=16, width=24, mean=(0.5,), std=(0.25,)),
+    "timm:convnext_atto": EncoderSpec("timm:convnext_atto", channels=4, size=32, mean=(0.5,) * 4, std=(0.5,) * 4),
+}
+WAYS = ("timm", "timm, from the file alone", "transformers", "torchvision", "onnxruntime", "torch.export", "supancl")
+TORCHVISION = ("resnet18", "resnet50")  # the others are refused there; every other cell is equal
+TOLERANCE = {"onnxruntime": 1e-4}
+BATCHES = (1, 3, 17)
+
+
+@dataclass(frozen=True)
+class Made:
+    """An encoder with random weights, its file, its export and what the command found."""
+
+    encoder: Encoder
+    file: Path
+    out: Path
+    result: dict[str, Any]
+
+    def images(self, batch: int) -> torch.Tensor:
+        return torch.randn(batch, self.encoder.spec.channels, self.encoder.size, self.encoder.size)
+
+
+def make(name: str, root: Path) -> Made:
+    torch.manual_seed(0)
+    encoder = SPECS[name].build()
+    made = Made(encoder, root / "encoder.safetensors", root / "models" / "photos", {})
+    encoder(made.images(8))  # batch norm has seen images
+    save_encoder(made.file, encoder.eval(), (), "matrix")
+    made.result.update(export_encoder(made.file, made.out))
+    return made
+
+
+# one test for each architecture: its files are made once, also if several processes share the tests
+@pytest.mark.parametrize("name", SPECS)
+def test_every_way_of_loading_gives_our_features_or_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with quickly_built():
+        made = make(name, tmp_path)
+        check_what_the_command_found(made, name)
+        for way in WAYS:
+            if way == "torchvision" and name not in TORCHVISION:
+                check_refusal(made, way, capsys)
+            else:
+                check_cell(made, way)
+        if name == "resnet18":
+            check_the_page(made, tmp_path)
+        check_descriptions_in_the_files(made)
+        check_what_transformers_saves_again(made, tmp_path / "saved")
+
+
+def card_code(folder: Path) -> dict[str, str]:
+    """Per way of loading its code in the card."""
+    return dict(re.findall(r"^With ([^\n]+):\n\n```python\n(.*?)```", (folder / "README.md").read_text(), re.S | re.M))
+
+
+def check_cell(made: Made, way: str) -> None:
+    *load, use = card_code(made.out)[way].splitlines()
+    names: dict[str, Any] = {}
+    with contextlib.chdir(made.out), torch.inference_mode():
+        exec("\n".join(load), names)
+        for batch in BATCHES:
+            names["images"] = made.images(batch)
+            exec(use, names)
+            ours, theirs = made.encoder(names["images"]), torch.as_tensor(names["features"])
+            assert theirs.shape == ours.shape == (batch, made.encoder.width)
+            assert (theirs - ours).abs().max() <= TOLERANCE.get(way, 1e-5) * ours.abs().max(), (way, batch)
+            assert ours.std() > 0
+
+
+def check_the_page(made: Made, folder: Path) -> None:
+    """The blocks of docs/export.md that tests/docs does not run."""
+    page = (Path(__file__).parents[2] / "docs/export.md").read_text()
+    blocks = [text for text in re.findall(r"```python no-run\n(.*?)```", page, re.S) if "features" in text]
+    assert len(blocks) == 2
+    names: dict[str, Any] = {"images": made.images(3)}
+    with contextlib.chdir(folder), torch.inference_mode():
+        for block in blocks:
+            exec(block, names)
+            assert torch.allclose(torch.as_tensor(names["features"]), made.encoder(names["images"]), atol=1e-4), block
+
+
+def check_refusal(made: Made, way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert way not in card_code(made.out)
+    said = supancl(capsys, "export", made.file, "--out", made.out.with_name("no"), "--format", way)
+    assert_refused(said, f"--format {way}", repr(made.encoder.spec.name), "leave --format out")
+    assert not made.out.with_name("no").exists()
+
+
+def check_what_the_command_found(made: Made, name: str) -> None:
+    expected = {"hf", "onnx", "pt2"} | ({"torchvision"} if name in TORCHVISION else set())
+    rows = made.result["formats"]
+    assert set(rows) == expected
+    assert set(made.result["left_out"]) == {"hf", "onnx", "pt2", "torchvision"} - expected
+    assert set(rows["hf"]["differences"]) == {"timm", "timm checkpoint_path", "transformers"}
+    files = {"README.md", *(file for row in rows.values() for file in row["files"])}
+    assert {path.name for path in made.out.iterdir()} == files  # one file for ONNX, and nothing left over
+
+
+def check_descriptions_in_the_files(made: Made) -> None:
+    """The batch of ONNX has a name, and files without a config.json say how to prepare images."""
+    session = onnxruntime.InferenceSession(str(made.out / "model.onnx"))
+    (given,), (returned,) = session.get_inputs(), session.get_outputs()
+    spec = made.encoder.spec
+    assert given.shape == ["batch", spec.channels, spec.size, spec.size]
+    assert returned.shape == ["batch", made.encoder.width]
+    settings = json.loads(session.get_modelmeta().custom_metadata_map["preprocessing"])
+    assert settings["mean"] == pytest.approx(spec.mean)
+    with zipfile.ZipFile(made.out / "model.pt2") as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("supancl.json"))
+        assert json.loads(json.loads(archive.read(name))["preprocessing"]) == settings
+
+
+def check_what_transformers_saves_again(made: Made, folder: Path) -> None:
+    """A folder without our metadata, as others publish it: architecture, arguments and images come from config.json."""
+    AutoModel.from_pretrained(str(made.out)).save_pretrained(str(folder))
+    back, images = open_encoder(folder), made.images(3)
+    assert (back.size, back.mean, back.std) == (made.encoder.size, made.encoder.mean, made.encoder.std)
+    with torch.inference_mode():
+        assert torch.equal(back(images), made.encoder(images))
+
+
+def test_without_its_number_of_heads_our_vit_small_is_another_one(tmp_path: Path) -> None:
+    """The trap that the card warns of: timm loads the file with its own 6 heads, without an error."""
+    with quickly_built():
+        encoder = SPECS["vit-small"].build().eval()
+        save_encoder(tmp_path / "encoder.safetensors", encoder, (), "x")
+        export_encoder(tmp_path / "encoder.safetensors", tmp_path / "out", ["hf"])
+        file = str(tmp_path / "out/model.safetensors")
+        wrong = timm.create_model("vit_small_patch16_224", checkpoint_path=file, num_classes=0, img_size=32).eval()
+    assert_mentions((tmp_path / "out/README.md").read_text(), "num_heads=12", "without an error")
+    images = torch.randn(3, 3, 32, 32)
+    with torch.inference_mode():
+        assert not torch.allclose(wrong(images), encoder(images), rtol=1e-3)
+
+
+def test_transformers_adds_a_classifier_and_prepares_images(tmp_path: Path) -> None:
+    """Also for an architecture of ours, and with the run's own pictures."""
+    photos, run = class_folders(tmp_path / "photos"), tmp_path / "run"
+    assert main(["pretrain", "digits.supsiam", "--data", str(photos), "--out", str(run), "--quiet", *TINY]) == 0
+    result = export_encoder(run, tmp_path / "out", ["hf"])
+    assert result["compared_on"] == "12 images of photos"
+    assert result["image_processors"]["transformers"] == result["image_processors"]["timm"]
+    assert result["image_processors"]["timm"]["lowest_cosine"] > 0.99
+    model = AutoModelForImageClassification.from_pretrained(str(tmp_path / "out"), num_labels=7).eval()
+    processor = AutoImageProcessor.from_pretrained(str(tmp_path / "out"))
+    images = processor(Image.open(photos / "cat/0.png").convert("L"))["pixel_values"]
+    assert images.shape == (1, 1, 16, 16)
+    assert model(images).logits.shape == (1, 7)

@@ -1,0 +1,205 @@
+"""Weights & Biases and MLflow, the real packages: what was logged is read back from their own files."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supancl import Reporter, pretrain
+from supancl.export.loggers import MlflowLogger, WandbLogger, run_logger
+from supancl.weights.run_folder import RunFolder
+from tests.extras.wandb_file import read_exit_code, read_history, read_run
+from tests.files import assert_mentions, supancl
+from tests.tiny import Notes, tiny_data, tiny_recipe
+
+VARIABLES = ("WANDB_", "MLFLOW_")
+
+
+@pytest.fixture(autouse=True)
+def fresh_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No variables and no home of the user's; what a logger sets is gone after the test."""
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith(VARIABLES)]:
+        del os.environ[name]
+    os.environ["HOME"] = str(tmp_path / "home")
+    monkeypatch.setattr(run_logger, "SECONDS_BETWEEN", 0.0)
+    yield
+    import wandb
+
+    wandb.teardown()  # its process
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def rows_by_step(folder: Path) -> dict[int, dict[str, float]]:
+    """metrics.jsonl by step, with the names that services show."""
+    expected: dict[int, dict[str, float]] = {}
+    for row in RunFolder(folder).metrics():
+        numbers = {name: value for name, value in row.items() if isinstance(value, (int, float)) and name != "step"}
+        names = {f"{row['kind']}/{name.replace('/', '_over_')}": value for name, value in numbers.items()}
+        expected.setdefault(row["step"], {}).update(names)
+    return expected
+
+
+def wandb_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def wandb_rows(folder: Path) -> list[dict[str, Any]]:
+    return [row for file in wandb_files(folder) for row in read_history(file)]
+
+
+def by_step(rows: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
+    return {row["_step"]: {name: value for name, value in row.items() if name[0] != "_"} for row in rows}
+
+
+def mlflow_run(folder: Path) -> tuple[Any, Any]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient((folder / "mlruns").as_uri())
+    return client, client.get_run(json.loads((folder / "loggers" / "mlflow.json").read_text())["run_id"])
+
+
+def mlflow_rows(folder: Path) -> dict[int, dict[str, float]]:
+    """The logged rows; a step that was logged twice is an error."""
+    client, run = mlflow_run(folder)
+    rows: dict[int, dict[str, float]] = {}
+    for name in run.data.metrics:
+        for metric in client.get_metric_history(run.info.run_id, name):
+            row = rows.setdefault(metric.step, {})
+            assert name not in row, (metric.step, name)
+            row[name] = metric.value
+    return rows
+
+
+class Crash(Notes):
+    def on_step(self, step: int, row: Any) -> None:
+        if step == 8:
+            raise KeyError("crash")
+
+
+def test_a_command_logs_to_both_offline_and_goes_on_after_a_crash(tmp_path: Path, capsys: Any) -> None:
+    run, crash = tmp_path / "run", Crash()
+    with pytest.raises(KeyError, match="crash"):
+        pretrain(tiny_recipe(), tiny_data(), run, reporter=MlflowLogger(WandbLogger(crash)))
+    assert crash.warnings == []
+    assert_mentions(" ".join(crash.notes), "wandb sync", "offline-run-*", "mlruns")
+    assert [row["_step"] for row in wandb_rows(run)] == list(range(1, 8))  # its checkpoint is at step 5
+    assert mlflow_run(run)[1].info.status == "KILLED"
+    notes = Notes()
+    pretrain(None, tiny_data(), run, resume=True, reporter=MlflowLogger(WandbLogger(notes)))
+    assert notes.warnings == []
+    expected = rows_by_step(run)
+    assert len(expected) == 10
+
+    assert [row["_step"] for row in wandb_rows(run)] == list(range(1, 11))
+    assert by_step(wandb_rows(run)).keys() == expected.keys()
+    first, second = map(read_run, wandb_files(run))
+    assert first.run_id == second.run_id
+    assert (second.display_name, second.project, list(second.tags)) == ("run", "supancl", ["tiny.supsiam", "supsiam"])
+    config = {item.key: json.loads(item.value_json) for item in second.config.update}
+    assert (config["loss.alpha"], config["train.epochs"], config["run_folder"]) == (0.5, 2, "run")
+    assert list(map(read_exit_code, wandb_files(run))) == [1, 0]
+
+    rows = mlflow_rows(run)
+    assert rows.keys() == expected.keys()
+    info, data = mlflow_run(run)[1].info, mlflow_run(run)[1].data
+    assert (info.status, info.run_name) == ("FINISHED", "run")
+    assert (data.params["loss.alpha"], data.params["train.epochs"], data.tags["method"]) == ("0.5", "2", "supsiam")
+
+    for step in (1, 5, 10):  # repeated steps have the numbers of their first time, but for the speed
+        for logged in (by_step(wandb_rows(run))[step], rows[step]):
+            assert logged == pytest.approx(expected[step])
+
+
+def test_a_part_that_wandb_may_not_have_written_is_set_aside(tmp_path: Path, monkeypatch: Any) -> None:
+    """wandb loses up to 32 KiB of rows if the process is killed; all of that part's rows are sent again."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(WandbLogger, "close", lambda self, is_finished: 1 / 0)
+        with pytest.raises(KeyError, match="crash"):
+            pretrain(tiny_recipe(), tiny_data(), run, reporter=WandbLogger(Crash()))
+    import wandb
+
+    wandb.teardown()
+    pretrain(None, tiny_data(), run, resume=True, reporter=WandbLogger())
+    (file,) = wandb_files(run)
+    assert by_step(read_history(file)) == rows_by_step(run)
+    assert len(list(run.glob("wandb/cut-offline-run-*"))) == 1
+
+
+def test_the_command_logs_and_says_where(tmp_path: Path, capsys: Any) -> None:
+    flags = ["--epochs", "1", "--device", "cpu", "--set", "encoder.width=8", "--set", "data.limit=64"]
+    loggers = ["--logger", "mlflow", "--logger", "wandb"]
+    run = tmp_path / "my run"
+    said = supancl(capsys, "pretrain", "digits.supsiam", *flags, "--out", run, *loggers)
+    assert (said.code, said.err) == (0, "")
+    assert_mentions(said.out, "wandb sync", "mlruns")
+    assert mlflow_rows(run) == by_step(wandb_rows(run)) == rows_by_step(run)
+
+
+def test_nothing_leaves_the_machine_unless_a_variable_says_so(tmp_path: Path, monkeypatch: Any) -> None:
+    """Sockets of this process are refused, except for local ones; wandb's process is told not to report."""
+    connect = socket.socket.connect
+
+    def local_only(self: socket.socket, address: Any) -> None:
+        assert self.family == socket.AF_UNIX or address[0] in ("127.0.0.1", "::1", "localhost"), address
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", local_only)
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)  # a user who is logged in
+    logger = WandbLogger()
+    pretrain(tiny_recipe(train__epochs=1), tiny_data(), tmp_path / "run", reporter=MlflowLogger(logger))
+    assert os.environ["WANDB_ERROR_REPORTING"] == "false"
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert wandb_files(tmp_path / "run")  # an offline run
+
+
+def test_variables_of_the_libraries_say_where(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "elsewhere" / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    run = tmp_path / "run"
+    pretrain(tiny_recipe(train__epochs=1), tiny_data(), run, reporter=MlflowLogger(WandbLogger()))
+    assert not (run / "wandb").exists()
+    assert not (run / "mlruns").exists()
+    (file,) = wandb_files(tmp_path / "elsewhere")
+    assert read_run(file).project == "mine"
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient((tmp_path / "elsewhere" / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("mine")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.data.metrics["train/loss"] == rows_by_step(run)[5]["train/loss"]
+
+
+@pytest.mark.parametrize("logger", [WandbLogger, MlflowLogger])
+def test_a_folder_that_cannot_be_written_is_a_warning(logger: Any, tmp_path: Path) -> None:
+    run, notes = tmp_path / "run", Notes()
+
+    class Blocked(Reporter):
+        def on_start(self, *args: Any) -> None:
+            for name in ("wandb", "mlruns"):
+                (run / name).write_text("in the way")
+
+    reporter = logger(Blocked(), notes.warn)
+    assert len(pretrain(tiny_recipe(train__epochs=1), tiny_data(), run, reporter=reporter).metrics) == 6
+    (warning,) = notes.warnings
+    assert_mentions(warning, f"--logger {logger.name}", "File exists", "--resume")
+
+
+def test_a_run_that_the_store_has_lost_is_a_warning(tmp_path: Path) -> None:
+    run, notes = tmp_path / "run", Notes()
+    (run / "loggers").mkdir(parents=True)
+    (run / "loggers" / "mlflow.json").write_text(json.dumps({"run_id": "0" * 32, "last_steps": {}, "part": ""}))
+    pretrain(tiny_recipe(train__epochs=1), tiny_data(), run, reporter=MlflowLogger(notes))
+    (warning,) = notes.warnings
+    assert_mentions(warning, "--logger mlflow", "0" * 32)
