@@ -30,7 +30,7 @@ class Group(NamedTuple):
 
 GROUPS = (
     Group("Loss", (Measure("loss", "loss"), Measure("ssl", "self-supervised"), Measure("sup", "supervised"))),
-    Group("Accuracy on held-out images (%)", (Measure("knn", "k-NN"), Measure("linear", "linear"))),
+    Group("Held-out accuracy (%)", (Measure("knn", "k-NN"), Measure("linear", "linear"))),
     Group("Effective rank of the targets", (Measure("effective_rank", "effective rank"),)),
     Group("Relative std of the targets", (Measure("std", "relative std"),)),
     Group("S_W/S_T of held-out images", (Measure("s_w/s_t", "S_W/S_T"),)),
@@ -54,6 +54,8 @@ def make_charts(records: Mapping[str, RunRecord]) -> dict[str, dict[str, Any]]:
             is_named = len(group.measures) == 1 or measure.title in group.title.lower()
             title = group.title if is_named else f"{group.title}: {measure.title}"
             _add_chart(specs, measure.key, title, [(name, record, measure.key) for name, record in records.items()])
+    for spec in specs.values():
+        spec["legend"] = len(records) > 1  # also of the only run that has such a value
     return specs
 
 

@@ -1,4 +1,5 @@
 // Line charts: <figure class="chart" data-chart="NAME">, with data {title, x, curves: [{name, colour, points: [[x, y], ...]}]}.
+// Curves are named if there are several, or if `legend` is true.
 // Move over a chart to read values, drag to zoom in, double-click to see everything again.
 "use strict";
 {
@@ -23,7 +24,7 @@
     const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
     const found = [];
-    for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-6; value += step) found.push(value);
+    for (let i = Math.ceil(low / step); i * step <= high + step * 1e-6; i += 1) found.push(i * step);
     return found;
   };
 
@@ -47,7 +48,8 @@
       this.readout = document.createElement("div");
       this.readout.className = "readout";
       figure.append(caption, this.svg, this.readout);
-      if (spec.curves.length > 1) figure.append(this.legend());
+      this.isNamed = spec.curves.length > 1 || spec.legend;
+      if (this.isNamed) figure.append(this.legend());
       this.listen();
       this.draw();
     }
@@ -126,12 +128,12 @@
       const nearest = (points) => points.reduce((best, point) => Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best);
       const found = this.drawn.filter((curve) => curve.points.length).map((curve) => [curve.name, nearest(curve.points)]);
       if (!found.length) return;
-      const at = found[0][1][0], many = this.spec.curves.length > 1;
+      const at = found[0][1][0];
       this.cursor.setAttribute("x1", this.toX(at));
       this.cursor.setAttribute("x2", this.toX(at));
       this.cursor.setAttribute("visibility", "visible");
       this.readout.textContent = `${this.spec.x} ${shorten(at)}: ` +
-        found.map(([name, [, y]]) => (many ? `${name} ` : "") + shorten(y)).join(", ");
+        found.map(([name, [, y]]) => (this.isNamed ? `${name} ` : "") + shorten(y)).join(", ");
     }
 
     listen() {
