@@ -16,7 +16,7 @@ from supancl.reports.curves import MAX_POINTS, curve_points, make_charts, thin_o
 from supancl.reports.report import name_runs, report_page
 from supancl.reports.run_record import read_record
 from supancl.reports.training_images import MAX_CLASSES, TrainingImages, images_html, open_training_images
-from supancl.reports.verdict import judge
+from supancl.reports.verdict import find_verdict
 from supancl.weights.run_end import read_stop, record_stop
 from tests.files import archive, class_folders, noise
 from tests.reports.made import STEPS, log_lines, logged_run
@@ -26,7 +26,7 @@ NASTY = "<script>document.title = 'broken'</script>"
 
 
 def verdict(path):
-    return judge(read_record(path))
+    return find_verdict(read_record(path))
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
@@ -127,15 +127,15 @@ def test_a_run_that_still_trains(tmp_path):
     assert found.state == "running"
     assert "41 seconds left" in found.sentence  # 16 steps of 256 images at 100 per second
     folder.metrics_file.unlink()
-    assert judge(read_record(folder.path, is_running=True)).state == "running"
-    assert judge(read_record(folder.path, is_running=False)).state == "stopped"
+    assert find_verdict(read_record(folder.path, is_running=True)).state == "running"
+    assert find_verdict(read_record(folder.path, is_running=False)).state == "stopped"
 
 
 def test_a_finished_run_without_its_log(tmp_path):
     folder = logged_run(tmp_path / "run")
     folder.metrics_file.unlink()
     record = read_record(folder.path)
-    assert judge(record).state == "unknown"
+    assert find_verdict(record).state == "unknown"
     assert "Nothing is logged" in report_page({"run": record})
 
 
@@ -156,7 +156,7 @@ def test_whatever_is_damaged_is_named_and_the_rest_is_shown(tmp_path, file, dama
     path.parent.mkdir(exist_ok=True)
     path.write_text(damage(path.read_text() if path.exists() else ""))
     record = read_record(folder.path)
-    found = judge(record)
+    found = find_verdict(record)
     assert found.state == "damaged"
     assert file in found.sentence
     assert "loss" in make_charts({"run": record})

@@ -20,7 +20,12 @@ class Completed:
     words: str  # 'evaluate knn'; empty for supancl itself
     names: dict[str, str] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)
-    values: dict[str, list[str]] = field(default_factory=dict)  # of each flag that takes one; empty: a file or a number
+    values: dict[str, list[str]] = field(default_factory=dict)  # of a flag that takes one; empty: a file or a number
+
+    @property
+    def place(self) -> str:
+        """How the scripts name it: each of its words after a space."""
+        return "".join(f" {word}" for word in self.words.split())
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -37,38 +42,38 @@ def walk(parser: argparse.ArgumentParser, words: str = "") -> Iterator[Completed
     if fill is not None:
         fill(parser)
         parser.fill = None  # type: ignore[attr-defined]
-    found, below = Completed(words), {}
+    completed, below = Completed(words), {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             below = dict(action.choices)
-            found.names |= {name: str(each.description or "") for name, each in below.items()}
+            completed.names |= {name: str(subparser.description or "") for name, subparser in below.items()}
         elif not action.option_strings:
             recipes = RECIPES if action.metavar == "RECIPE" else ()
-            found.names |= dict.fromkeys([*map(str, action.choices or ()), *recipes], "")
+            completed.names |= dict.fromkeys([*map(str, action.choices or ()), *recipes], "")
         for flag in action.option_strings:
-            found.flags[flag] = str(action.help or "") if action.help != argparse.SUPPRESS else ""
+            completed.flags[flag] = str(action.help or "") if action.help != argparse.SUPPRESS else ""
             if action.nargs != 0:
-                found.values[flag] = list(map(str, action.choices or ()))
-    yield found
-    for name, each in below.items():
-        yield from walk(each, f"{words} {name}".strip())
+                completed.values[flag] = list(map(str, action.choices or ()))
+    yield completed
+    for name, subparser in below.items():
+        yield from walk(subparser, f"{words} {name}".strip())
 
 
 def _branches(commands: list[Completed]) -> str:
     """The cases that both bash and zsh need: what names a command, values of flags, and what may follow a command."""
-    named = "|".join(f'"{" ".join(("", *each.words.split()[:-1]))} {each.words.split()[-1]}"' for each in commands[1:])
+    named = "|".join(f'"{completed.place}"' for completed in commands[1:])
     lines = ["    for word in $before; do", '        case "$place $word" in', f"            {named})"]
     lines += ['                place="$place $word" ;;', "        esac", "    done", '    case "$place $previous" in']
-    for each in commands:
-        place = "".join(f" {word}" for word in each.words.split())
-        free = "|".join(f'"{place} {flag}"' for flag, choices in each.values.items() if not choices)
+    for completed in commands:
+        place = completed.place
+        free = "|".join(f'"{place} {flag}"' for flag, choices in completed.values.items() if not choices)
         lines += [f"        {free}) is_value=yes ;;"] if free else []
-        for flag, choices in each.values.items():
+        for flag, choices in completed.values.items():
             lines += [f'        "{place} {flag}") is_value=yes; names={_quote(choices)} ;;'] if choices else []
     lines += ["    esac", '    if [[ -z "$is_value" ]]; then case "$place" in']
-    for each in commands:
-        place = "".join(f" {word}" for word in each.words.split())
-        lines.append(f'        "{place}") names={_quote(each.names)}; flags={_quote(each.flags)} ;;')
+    for completed in commands:
+        place = completed.place
+        lines.append(f'        "{place}") names={_quote(completed.names)}; flags={_quote(completed.flags)} ;;')
     return "\n".join([*lines, "    esac; fi", '    if [[ "$current" == -* ]]; then names="$flags"; fi'])
 
 
@@ -106,17 +111,17 @@ compdef _supancl supancl
 def fish_script(commands: list[Completed]) -> str:
     """For `supancl completion fish | source`."""
     lines = ["# completion of supancl for fish"]
-    for each in commands:
-        seen = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in each.words.split())
+    for completed in commands:
+        seen = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in completed.words.split())
         start = f"complete -c supancl -n {_fish_quote(seen or '__fish_use_subcommand')}"
-        below = " ".join(each.names)
+        below = " ".join(completed.names)
         condition = f"{seen}; and not __fish_seen_subcommand_from {below}" if seen and below else seen
         named = f"complete -c supancl -n {_fish_quote(condition or '__fish_use_subcommand')}"
-        lines += [f"{named} -f -a {_fish_quote(name)} -d {_fish_quote(text)}" for name, text in each.names.items()]
-        for flag, text in each.flags.items():
+        lines += [f"{named} -f -a {_fish_quote(name)} -d {_fish_quote(text)}" for name, text in completed.names.items()]
+        for flag, text in completed.flags.items():
             option = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
-            values = f" -r -f -a {_fish_quote(' '.join(each.values[flag]))}" if each.values.get(flag) else ""
-            values = values or (" -r" if flag in each.values else "")
+            values = f" -r -f -a {_fish_quote(' '.join(completed.values[flag]))}" if completed.values.get(flag) else ""
+            values = values or (" -r" if flag in completed.values else "")
             lines.append(f"{start} {option}{values} -d {_fish_quote(text.partition(' (')[0])}")
     return "\n".join(lines) + "\n"
 

@@ -13,7 +13,7 @@ from supancl.files import write_text
 from supancl.reports.report import name_runs, report_page
 from supancl.reports.run_record import RunRecord, read_record
 from supancl.reports.training_images import TrainingImages, open_training_images
-from supancl.reports.verdict import judge
+from supancl.reports.verdict import find_verdict
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     records = {name: read_record(path) for name, path in name_runs(args.runs).items()}
     images = {} if args.no_data else open_images(records, terminal)
     write_text(out, report_page(records, images))
-    verdicts = {name: judge(record) for name, record in records.items()}
+    verdicts = {name: find_verdict(record) for name, record in records.items()}
     for name, verdict in verdicts.items():
         console.print(f"{name}: {verdict.sentence}")
     console.print(f"report: {out}")

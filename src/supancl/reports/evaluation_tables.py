@@ -24,22 +24,22 @@ def evaluations_html(records: Mapping[str, RunRecord]) -> str:
     if not accuracies and not variances:
         return "<h2>Evaluations</h2><p>There are none yet; supancl evaluate knn RUN measures one.</p>"
     several = len(records) > 1
-    parts = ["<h2>Evaluations</h2>"]
+    sections = ["<h2>Evaluations</h2>"]
     if several and (ranking := _ranking(records)):
-        parts.append(ranking)
+        sections.append(ranking)
     if accuracies:
-        parts.append("<p>Accuracy in percent with its 95% interval, next to chance and the same encoder untrained.</p>")
+        sections.append("<p>Accuracy in percent with its 95% interval, chance and the same encoder untrained.</p>")
         columns = ["evaluation", "data", "accuracy", "images", "chance", "random weights", "finding"]
         rows: list[Row] = [_accuracy_row(stem, result) for _, stem, result in accuracies]
-        parts.append(to_html(_with_runs(Table(columns, rows, "llrrrrw"), [item[0] for item in accuracies], several)))
+        sections.append(to_html(_with_runs(Table(columns, rows, "llrrrrw"), [item[0] for item in accuracies], several)))
     if variances:
         columns = ["evaluation", "data", "S_W/S_T", "effective rank"]
         rows = [
             [stem, _data(result), *(_text(result.get(key), "{:.3f}") for key in ("ratio", "effective_rank"))]
             for _, stem, result in variances
         ]
-        parts.append(to_html(_with_runs(Table(columns, rows, "llrr"), [item[0] for item in variances], several)))
-    return "".join(parts)
+        sections.append(to_html(_with_runs(Table(columns, rows, "llrr"), [item[0] for item in variances], several)))
+    return "".join(sections)
 
 
 def _with_runs(table: Table, runs: list[str], several: bool) -> Table:

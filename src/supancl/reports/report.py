@@ -16,7 +16,7 @@ from supancl.reports.page import charts, html_page
 from supancl.reports.run_record import RunRecord, format_interval
 from supancl.reports.tables import Cell, Row, Table, to_html
 from supancl.reports.training_images import TrainingImages, images_html
-from supancl.reports.verdict import Verdict, judge
+from supancl.reports.verdict import Verdict, find_verdict
 from supancl.training.cost import in_words
 from supancl.version import __version__
 
@@ -43,7 +43,7 @@ def report_page(
 
     `is_live`: the page is written again while a run trains, so an open one reloads itself.
     """
-    verdicts = {name: judge(record) for name, record in records.items()}
+    verdicts = {name: find_verdict(record) for name, record in records.items()}
     specs = make_charts(records)
     title = f"Report: {next(iter(records))}" if len(records) == 1 else f"Report: {len(records)} runs"
     sections = [

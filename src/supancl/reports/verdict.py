@@ -45,7 +45,7 @@ class Diagnosis(NamedTuple):
     finding: str
 
 
-def judge(record: RunRecord) -> Verdict:
+def find_verdict(record: RunRecord) -> Verdict:
     """The verdict on a run, by its log, its end and what is damaged."""
     if record.problems:
         more = f" and {len(record.problems) - 1} more" if len(record.problems) > 1 else ""
@@ -53,7 +53,7 @@ def judge(record: RunRecord) -> Verdict:
     if (failure := _find_nonfinite(record)) is not None:
         return Verdict("not finite", f"Stopped, because {failure}.")
     if not record.rows:
-        return _judge_without_log(record)
+        return _verdict_without_log(record)
     state, finding = diagnose(record)
     progress = _describe_progress(record)
     start = progress[0].upper() + progress[1:]
@@ -69,7 +69,7 @@ def judge(record: RunRecord) -> Verdict:
     return Verdict("healthy", f"Healthy: {progress}; {finding}.")
 
 
-def _judge_without_log(record: RunRecord) -> Verdict:
+def _verdict_without_log(record: RunRecord) -> Verdict:
     if record.is_running:
         return Verdict("running", "Still training: nothing is logged yet.")
     if record.end_step is not None:
