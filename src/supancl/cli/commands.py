@@ -20,6 +20,10 @@ GROUPS: dict[str, dict[str, str]] = {
         "export": "write an encoder for timm, transformers, ONNX or torchvision",
         "import": "convert another library's encoder to encoder.safetensors",
     },
+    "look": {
+        "report": "one page on runs: verdict, curves, evaluations, recipe, data",
+    },
+    "this program": {"completion": "commands and flags for the TAB key of bash, zsh or fish"},
     "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},
 }
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}

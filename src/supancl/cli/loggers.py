@@ -1,4 +1,4 @@
-"""Where reports of training go: the terminal, and the loggers of --logger."""
+"""Where reports of training go: the terminal, the loggers of --logger, and the page of --report-every."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from rich.console import Console
 from supancl.cli.console import Terminal, print_warning
 from supancl.export.loggers import open_loggers
 from supancl.reporter import Reporter
+from supancl.reports.live_report import LiveReport
 from supancl.sweeps.runner import Sweep
 
 
 def reporter_from_flags(args: argparse.Namespace, console: Console) -> Reporter:
-    """The terminal, with the loggers of --logger in front of it."""
-    return open_loggers(args.logger, Terminal(console))
+    """The terminal, with the loggers of --logger and the page of --report-every in front of it."""
+    reporter = open_loggers(args.logger, Terminal(console))
+    return reporter if args.report_every is None else LiveReport(reporter, args.report_every)
 
 
 def sweep_from_flags(args: argparse.Namespace, out: Path, console: Console) -> Sweep:

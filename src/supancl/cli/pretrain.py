@@ -17,8 +17,8 @@ from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.data.survey import survey_source
 from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
-from supancl.recipes.auto import default_recipe
 from supancl.recipes.recipe import resolve_warmup
+from supancl.reports.sparklines import describe_curves
 from supancl.training.extending import extend_run
 from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
 from supancl.training.pretrain import Run, pretrain
@@ -38,6 +38,9 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     folder = RunFolder(Path(args.out)) if args.out else None
     resumes = args.resume and folder is not None and folder.has_run
     run = extend(args, console) if args.extend is not None and not resumes else train(args, folder, console)
+    if console.encoding.startswith("utf"):
+        for line in describe_curves(run.metrics):
+            console.print(line)
     run_folder = RunFolder(run.folder)
     # other ranks may not see the folder
     labelled = not run_folder.has_run or run_folder.read_data()[0].get("labelled", True)

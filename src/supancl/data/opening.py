@@ -84,6 +84,25 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
     return load_images(_read_or_list(spec, channels, progress, lenient), channels, spec, progress)
 
 
+def peek_data(spec: DataSpec, channels: int, progress: Progress | None = None) -> Data:
+    """The data as `open_data` gives them, but each image is decoded when it is read: for a look at a few of them.
+
+    Images that cannot be read are not noticed, so they count.
+    """
+    if spec.stream:
+        raise BadInput(f"{spec.source}: shards that are streamed are not listed; use supancl data show")
+    listing = list_source(spec, channels, progress)
+    if isinstance(listing, Listing):
+        entries = Columns.from_entries(listing.entries)
+        store = FileImages(entries.items, channels, spec.short_side, spec.resample)
+        source = _source_from_columns(listing, entries, store)
+        if _is_benchmark(spec.source) and not spec.joined:
+            source = benchmarks.apply_class_order(source, spec.source.partition("@")[0])
+    else:
+        source = listing
+    return prepare_data(source, spec)
+
+
 def list_source(spec: DataSpec, channels: int, progress: Progress | None = None) -> Source | Listing:
     """What `spec.source` holds: a list of image files, or a source that is in memory already; nothing is decoded."""
     if spec.joined:
@@ -263,6 +282,11 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
         raise BadInput(
             f"{listing.location}: no training image could be read{example}; repair the files or the list of them"
         )
+    return replace(_source_from_columns(listing, entries, store), remarks=tuple(remarks), skipped=tuple(skipped))
+
+
+def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) -> Source:
+    """The splits of these entries, whose images are those of the store."""
     classes = listing.classes
     if classes is None:
         classes = sorted_names(entries.used_names(), listing.by_number)
@@ -273,7 +297,7 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
         for name in SPLITS
         if entries.has_split(name)
     }
-    return Source(splits, classes, tuple(remarks), tuple(skipped), entries.items, listing.empty_folders)
+    return Source(splits, classes, listing.remarks, (), entries.items, listing.empty_folders)
 
 
 def _other_positions(count: int, unreadable: Sequence[tuple[int, str]]) -> np.ndarray:

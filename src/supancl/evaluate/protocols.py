@@ -40,7 +40,7 @@ from supancl.probes import LinearProbe, SgdProbe, Transfer, collapse, linear_pro
 from supancl.probes.certainty import Answers
 from supancl.probes.sgd import EpochOfBatches
 from supancl.probes.transfer import TransferMetric
-from supancl.weights.provenance import commit, versions
+from supancl.weights.provenance import commit, hardware, versions
 
 SPLITS = ("train", "val", "test")
 TRAINED_IMAGES = "trained images"
@@ -48,9 +48,6 @@ TRAINED_IMAGES = "trained images"
 
 def record_result(evaluated: EvaluatedEncoder, base: str, since: float, source: str, **result: Any) -> dict[str, Any]:
     """Add the conditions to a result and save it in the run folder as `base` and its non-default settings."""
-    device = evaluated.options.device
-    cpu = f"cpu, {plural(torch.get_num_threads(), 'thread')}"
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     record = {
         "base": base,
         "source": absolute_source(source),
@@ -63,7 +60,7 @@ def record_result(evaluated: EvaluatedEncoder, base: str, since: float, source: 
         **evaluated.projector_key,
         **result,
         "seconds": round(time.perf_counter() - since, 2),
-        "hardware": hardware,
+        "hardware": hardware(evaluated.options.device),
         "versions": versions(),
         "commit": commit(),
     }

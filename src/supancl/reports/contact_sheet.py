@@ -29,21 +29,24 @@ def draw_image_sheet(split: Split, classes: Sequence[str], path: Path, count: in
 
 def draw_view_sheet(split: Split, recipe: Recipe, path: Path, count: int = 8, views: int = 6) -> None:
     """Draw a row per image: the image, then views of it by this recipe, with the normalisation undone."""
-    positions = pick_by_class(split.labels, count)
+    tiles = [tile for row in render_views(split, recipe, pick_by_class(split.labels, count), views) for tile in row]
+    captions = ["image", *(f"view {number % 2 + 1}" for number in range(views))] * (len(tiles) // (views + 1))
+    _draw_sheet(tiles, captions, views + 1, path)
+
+
+def render_views(split: Split, recipe: Recipe, positions: Tensor, views: int) -> list[list[Image.Image]]:
+    """For each position the image, then views of it by this recipe, with the normalisation undone."""
     generator = torch.Generator().manual_seed(derive_seed(recipe.train.seed, 2))
-    tiles, captions = [], []
+    rows = []
     for position in positions:
         batch = split.batch(position[None])
-        tiles.append(_thumbnail(batch))
-        captions.append("image")
         rendered: list[Tensor] = []
         while len(rendered) < views:
             batch_views = recipe.views(batch, recipe.encoder.mean, recipe.encoder.std, generator)
             rendered += list((batch_views if isinstance(batch_views, Tensor) else batch_views[0])[:, 0])
-        for number, view in enumerate(rendered[:views]):
-            tiles.append(_unnormalized(view, recipe.encoder.mean, recipe.encoder.std))
-            captions.append(f"view {number % 2 + 1}")
-    _draw_sheet(tiles, captions, views + 1, path)
+        shown = [_unnormalized(view, recipe.encoder.mean, recipe.encoder.std) for view in rendered[:views]]
+        rows.append([_thumbnail(batch), *shown])
+    return rows
 
 
 def pick_by_class(labels: Tensor, count: int) -> Tensor:

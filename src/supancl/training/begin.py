@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from supancl.data.splits import Data
-from supancl.errors import BadInput
+from supancl.errors import BadInput, Interrupted, Stopped
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 from supancl.training.cost import describe_time, measure_step
@@ -27,6 +27,8 @@ from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import load_newest
 from supancl.weights.encoder_file import is_readable, save_encoder, save_projector
 from supancl.weights.metrics_log import MetricsLog, NoLog
+from supancl.weights.provenance import hardware
+from supancl.weights.run_end import record_stop
 from supancl.weights.run_folder import RunFolder
 from supancl.weights.start import describe_init, fill_encoder
 from supancl.weights.writer import Writer
@@ -44,7 +46,7 @@ def begin_run(
         is_filled = state is None and init is not None
         start = describe_init(trainer.model.branches.encoder, str(init)) if is_filled else recorded
         cost = describe_time(trainer, measure_step(trainer)) if reporter.shows_cost else {}
-        about = {"cost": cost, "init": start}
+        about = {"cost": cost, "init": start, "hardware": hardware(trainer.device)}
         for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state, about)):
             reporter.warn(remark)
         log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.is_rank0 else NoLog()
@@ -57,6 +59,10 @@ def begin_run(
             if cost:
                 reporter.note(f"time: {cost['text']}")
             yield loop
+        except (Stopped, Interrupted) as error:
+            if trainer.ranks.is_rank0:
+                record_stop(folder, trainer.step, error)
+            raise
         finally:
             trainer.feed.close()
             log.close()
@@ -119,6 +125,7 @@ def _write_start(
     """Bring the files of a run to its first step, or to the one where it stopped; returns remarks on them."""
     recipe, branches = trainer.recipe, trainer.model.branches
     folder.remove_temporary_files()
+    folder.stop_file.unlink(missing_ok=True)
     if trainer.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
         folder.write_recipe(recipe, data.classes, {**data.summary, **describe_content(data.content)}, about)
         folder.write_content(data.content)

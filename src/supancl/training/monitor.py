@@ -67,14 +67,20 @@ def sample_rows(features: Features, most: int) -> Features:
     return Features(features.values[rows], features.labels[rows])
 
 
+def least_healthy_rank(classes: int, supervised: bool, batch_size: int) -> float:
+    """The effective rank below which a batch's targets count as collapsed."""
+    # targets pulled to C class means span C - 1 directions, and a batch of B targets at most B - 1
+    expected = (classes - 1) / 2 if supervised else COLLAPSED_RANK
+    return min(COLLAPSED_RANK, expected, batch_size / 10)
+
+
 class Monitor:
     """Measures signs of collapse; `collapse_message` explains them."""
 
     def __init__(self, data: Data, supervised: bool) -> None:
         self.splits, self.present = (data.train, data.held_out), data.train.class_ids()
         self.reference, self.held_out = (sample_labelled(split, MAX_IMAGES) for split in self.splits)
-        # targets pulled to C class means span C - 1 directions, so few classes give a low rank
-        self.expected_rank = (len(data.classes) - 1) / 2 if supervised else COLLAPSED_RANK
+        self.classes, self.supervised = len(data.classes), supervised
         self.low_readings = self.low_ranks = 0
         self.last_std = self.last_rank = self.least_rank = float("nan")
         self.collapsed = False
@@ -104,8 +110,7 @@ class Monitor:
         if len(targets):
             self.last_rank = effective_rank(normalize(targets))
             row |= {"std": float(relative_std(targets)), "effective_rank": self.last_rank}
-            # a batch of B targets spans at most B - 1 directions
-            self.least_rank = min(COLLAPSED_RANK, self.expected_rank, len(targets) / 10)
+            self.least_rank = least_healthy_rank(self.classes, self.supervised, len(targets))
             low = self.last_rank < self.least_rank
             self.low_ranks = self.low_ranks + 1 if low else 0
             self.collapsed = self.collapsed or self.low_ranks >= LOW_RANK_IN_A_ROW
@@ -177,7 +182,7 @@ def collapse_message(recipe: Recipe, monitor: Monitor, step: int) -> str:
             f"a batch's targets use only {monitor.last_rank:.1f} directions (effective rank; below "
             f"{monitor.least_rank:.1f} is a collapse)"
         )
-    return f"the representation has collapsed by step {step}: {finding}. {_likely_cause(recipe)}"
+    return f"the representation has collapsed by step {step}: {finding}. {likely_cause(recipe)}"
 
 
 def check_collapsed_run(recipe: Recipe, step: int, run: Path) -> str:
@@ -185,7 +190,7 @@ def check_collapsed_run(recipe: Recipe, step: int, run: Path) -> str:
     finding = f"the representation had collapsed by step {step}"
     if recipe.train.on_collapse == "stop":
         raise Collapsed(
-            f"{finding} and train.on_collapse is 'stop', so {run} is not continued. {_likely_cause(recipe)}",
+            f"{finding} and train.on_collapse is 'stop', so {run} is not continued. {likely_cause(recipe)}",
             advice_to_continue(run),
         )
     return f"{finding}; continuing anyway"
@@ -197,7 +202,8 @@ def advice_to_continue(run: Path) -> str:
     return f"to continue this run anyway: {command}"
 
 
-def _likely_cause(recipe: Recipe) -> str:
+def likely_cause(recipe: Recipe) -> str:
+    """The setting that most likely made this recipe collapse, and what to try."""
     is_align, decays_fast = recipe.loss.kind == "align", recipe.optimizer.weight_decay * recipe.learning_rate >= 1e-4
     lower = f"--set optimizer.weight_decay={recipe.optimizer.weight_decay / 5:g}"
     if is_align and recipe.loss.supervised and recipe.pool.kind == "none" and recipe.branches.target != "momentum":

@@ -1,4 +1,4 @@
-"""Package versions and the commit of the source tree, stored with runs and results."""
+"""Package versions, the hardware and the commit of the source tree, stored with runs and results."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from supancl.errors import plural
 from supancl.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from supancl.lazy import torch
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors")
 
@@ -33,3 +40,10 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout.strip() or None
+
+
+def hardware(device: torch.device) -> str:
+    """The GPU's name, or the CPU with its threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {plural(torch.get_num_threads(), 'thread')}"

@@ -1,12 +1,13 @@
-"""The end of a run: finished.json, and which checkpoints a finished run keeps."""
+"""The end of a run: finished.json or stopped.json, and which checkpoints a finished run keeps."""
 
 from __future__ import annotations
 
+import signal
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from supancl.config import parse_json
-from supancl.errors import BadInput
+from supancl.errors import BadInput, Interrupted, Stopped
 from supancl.files import is_as_written, read_text, write_sealed_json
 from supancl.weights.run_folder import RunFolder
 
@@ -16,6 +17,34 @@ class RunEnd(NamedTuple):
 
     step: int
     collapsed: bool
+
+
+class StopCause(NamedTuple):
+    """Where and why a run ended before its last step; the exit code says which kind of reason it is."""
+
+    step: int
+    reason: str
+    exit_code: int
+
+
+def record_stop(folder: RunFolder, step: int, error: Stopped | Interrupted) -> None:
+    """Write stopped.json; a failure to do so must not hide the reason for the stop."""
+    reason = signal.Signals(error.signal_number).name if isinstance(error, Interrupted) else error.cause
+    cause = StopCause(step, reason, error.exit_code)
+    with suppress(BadInput, OSError):
+        write_sealed_json(folder.stop_file, cause._asdict())
+
+
+def read_stop(folder: RunFolder) -> StopCause | None:
+    """What stopped.json says; None if there is none, as after `kill -9` and in runs of 0.1.0, or if it is damaged."""
+    try:
+        content = parse_json(read_text(folder.stop_file))
+        cause = StopCause(content["step"], content["reason"], content["exit_code"])
+        is_intact = is_as_written(content)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    types = (int, str, int)
+    return cause if is_intact and all(map(isinstance, cause, types)) else None
 
 
 def record_end(folder: RunFolder, end: RunEnd, keep: str) -> None:

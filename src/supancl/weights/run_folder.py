@@ -42,7 +42,7 @@ COMMAND_BY_FILE = {
 
 class RunFolder:
     """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, content.npz,
-    finished.json, tensorboard/, evaluate/."""
+    finished.json or stopped.json, tensorboard/, evaluate/."""
 
     REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {
         "kind": str,
@@ -59,6 +59,7 @@ class RunFolder:
         self.metrics_file = path / "metrics.jsonl"
         self.content_file = path / "content.npz"  # a checksum of each image
         self.end_file = path / "finished.json"  # the last step, and whether the run collapsed
+        self.stop_file = path / "stopped.json"  # why a run ended before its last step
         self.tensorboard = path / "tensorboard"
         self.evaluations = path / "evaluate"
         self.lock_file = path / ".lock"
@@ -153,7 +154,7 @@ class RunFolder:
     def write_recipe(
         self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object], about: dict[str, Any] | None = None
     ) -> None:
-        """Write recipe.json; `about` may hold `cost`, the time expected, and `init`, the weights at the start."""
+        """Write recipe.json; `about` may hold `cost` (the time expected), `init` (the first weights), `hardware`."""
         # an absolute path works from any folder
         source, *joined = map(absolute_source, recipe.data.all_sources)
         settings = replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))

@@ -28,6 +28,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="start from a run, a weight file, timm:NAME or torchvision:NAME (docs/import.md)",
     )
     add_logger_flag(parser)
+    parser.add_argument(
+        "--report-every",
+        type=int,
+        metavar="N",
+        help="write RUN/report.html every N epochs and at the end (docs/report.md)",
+    )
     add_recipe_flags(parser)
 
 
@@ -37,4 +43,6 @@ def check(args: argparse.Namespace) -> None:
             other = f"the recipe {args.recipe}" if args.recipe is not None else f"--extend {args.extend}"
             raise BadInput(f"--from {args.recipe_file} and {other}: settings come from one of them; drop the other")
         args.recipe = args.recipe_file
+    if args.report_every is not None and args.report_every < 1:
+        raise BadInput(f"--report-every {args.report_every}: give a number of epochs, 1 or more")
     check_training(args)

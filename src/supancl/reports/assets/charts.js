@@ -1,4 +1,5 @@
 // Line charts: <figure class="chart" data-chart="NAME">, with data {title, x, curves: [{name, colour, points: [[x, y], ...]}]}.
+// Curves are named if there are several, or if `legend` is true.
 // Move over a chart to read values, drag to zoom in, double-click to see everything again.
 "use strict";
 {
@@ -23,7 +24,7 @@
     const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
     const found = [];
-    for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-6; value += step) found.push(value);
+    for (let i = Math.ceil(low / step); i * step <= high + step * 1e-6; i += 1) found.push(i * step);
     return found;
   };
 
@@ -47,7 +48,8 @@
       this.readout = document.createElement("div");
       this.readout.className = "readout";
       figure.append(caption, this.svg, this.readout);
-      if (spec.curves.length > 1) figure.append(this.legend());
+      this.isNamed = spec.curves.length > 1 || spec.legend;
+      if (this.isNamed) figure.append(this.legend());
       this.listen();
       this.draw();
     }
@@ -85,7 +87,7 @@
       this.xs = this.range ?? bounds(points.map(([x]) => x));
       const [low, high] = bounds(points.map(([, y]) => y)), margin = (high - low) * 0.05;
       this.ys = [low - margin, high + margin];
-      for (const y of ticks(...this.ys, 4)) {
+      for (const y of ticks(...this.ys, 5)) {
         make("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: this.toY(y), y2: this.toY(y) }, this.svg);
         make("text", { x: LEFT - 6, y: this.toY(y) + 4, "text-anchor": "end" }, this.svg).textContent = shorten(y);
       }
@@ -105,6 +107,12 @@
       this.box = make("rect", { class: "zoom", y: TOP, height: HEIGHT - TOP - BOTTOM, visibility: "hidden" }, this.svg);
     }
 
+    zoom(range) {
+      this.range = range;
+      this.svg.parentElement.toggleAttribute("data-zoomed", range !== null);
+      this.draw();
+    }
+
     toX(value) { return LEFT + (value - this.xs[0]) / (this.xs[1] - this.xs[0]) * (WIDTH - LEFT - RIGHT); }
 
     toY(value) { return TOP + (this.ys[1] - value) / (this.ys[1] - this.ys[0]) * (HEIGHT - TOP - BOTTOM); }
@@ -120,12 +128,12 @@
       const nearest = (points) => points.reduce((best, point) => Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best);
       const found = this.drawn.filter((curve) => curve.points.length).map((curve) => [curve.name, nearest(curve.points)]);
       if (!found.length) return;
-      const at = found[0][1][0], many = this.spec.curves.length > 1;
+      const at = found[0][1][0];
       this.cursor.setAttribute("x1", this.toX(at));
       this.cursor.setAttribute("x2", this.toX(at));
       this.cursor.setAttribute("visibility", "visible");
       this.readout.textContent = `${this.spec.x} ${shorten(at)}: ` +
-        found.map(([name, [, y]]) => (many ? `${name} ` : "") + shorten(y)).join(", ");
+        found.map(([name, [, y]]) => (this.isNamed ? `${name} ` : "") + shorten(y)).join(", ");
     }
 
     listen() {
@@ -149,14 +157,13 @@
         if (from === null) return;
         const range = [from, this.fromEvent(event)].sort((a, b) => a - b);
         from = null;
-        if (this.toX(range[1]) - this.toX(range[0]) > 6) this.range = range;
-        this.draw();
+        if (this.toX(range[1]) - this.toX(range[0]) > 6) this.zoom(range);
       });
       this.svg.addEventListener("pointerleave", () => {
         this.readout.textContent = "";
         this.cursor?.setAttribute("visibility", "hidden");
       });
-      this.svg.addEventListener("dblclick", () => { this.range = null; this.draw(); });
+      this.svg.addEventListener("dblclick", () => this.zoom(null));
     }
   }
 

@@ -1,0 +1,97 @@
+"""The report in a browser: from disk, without network, with values that can be read off."""
+
+from __future__ import annotations
+
+import pytest
+
+from supancl.reports.report import report_page
+from supancl.reports.run_record import read_record
+from supancl.reports.training_images import open_training_images
+from tests.browser.conftest import Browser
+from tests.files import class_folders
+from tests.reports.made import logged_run
+
+NASTY = '<img src=x onerror="document.title=1"><script>document.title = "broken"<'
+
+
+@pytest.fixture
+def record(tmp_path):
+    root = class_folders(tmp_path / "images", (NASTY, "dog"), each=8)
+    return read_record(logged_run(tmp_path / "run", source=str(root)).path)
+
+
+@pytest.fixture
+def show(tmp_path, browser: Browser):
+    def write_and_open(*pages, **options):
+        (tmp_path / "report.html").write_text(report_page(*pages, **options))
+        browser.open(tmp_path / "report.html")
+
+    return write_and_open
+
+
+def read_off(browser: Browser, chart: str) -> list[tuple[float, str]]:
+    """(epoch, values) at places from the left to the right of a chart."""
+    svg = browser.find(f'figure[data-chart="{chart}"] svg')
+    browser.run("arguments[0].scrollIntoView({block: 'center'})", svg)
+    width, found = svg.size["width"], []
+    for share in (-0.3, -0.1, 0.1, 0.45):
+        browser.pointer().move_to_element_with_offset(svg, round(share * width), 0).perform()
+        at, _, values = browser.find(f'figure[data-chart="{chart}"] .readout').text.partition(": ")
+        found.append((float(at.removeprefix("epoch ")), values))
+    return found
+
+
+def test_the_curves_are_those_of_the_log(record, show, browser: Browser):
+    show({"run": record}, {"run": open_training_images(record)})
+    logged = {row["epoch"] + 1: row for row in record.train_rows}
+    readings = read_off(browser, "loss")
+    assert {epoch for epoch, _ in readings} == {1, 2, 3, 4}
+    for epoch, values in readings:
+        loss = logged[epoch]["loss"]
+        assert values == f"loss {loss:g}, self-supervised {loss:g}, supervised {loss:g}"
+    checks = {row["epoch"] + 1: row for row in record.checks}
+    for epoch, values in read_off(browser, "knn"):
+        assert values == f"k-NN {checks[epoch]['knn']:g}, linear {checks[epoch]['linear']:g}"
+    for epoch, value in read_off(browser, "s_w/s_t"):
+        assert float(value) == checks[epoch]["s_w/s_t"]
+
+
+def test_several_runs_are_in_one_chart(record, show, browser: Browser):
+    show({"a": record, NASTY: record})
+    assert [button.text for button in browser.find_all("figure[data-chart=loss] .legend button")] == ["a", NASTY]
+    assert len(browser.find_all("figure[data-chart=loss] .curve")) == 2
+    assert len(browser.find_all(".answer.good")) == 2
+
+
+def test_html_in_a_class_name_does_no_harm(record, show, browser: Browser):
+    show({"run": record}, {"run": open_training_images(record)})
+    assert browser.driver.title == "Report: run"
+    assert NASTY in [cell.text for cell in browser.find_all(".histogram td.word")]
+    pictures = browser.find_all("img")
+    assert len(pictures) == 20
+    assert all(browser.run("return arguments[0].naturalWidth", picture) > 0 for picture in pictures)
+
+
+def test_the_other_settings_are_behind_a_click(record, show, browser: Browser):
+    show({"run": record})
+    assert not browser.find("details table").is_displayed()
+    browser.find("summary").click()
+    assert browser.find("details table").is_displayed()
+
+
+@pytest.mark.parametrize("width", [1200, 600, 400])
+def test_the_page_fits_its_window(record, show, browser: Browser, width):
+    size = browser.driver.get_window_size()
+    try:
+        browser.driver.set_window_size(width, 900)
+        show({"a": record, "b": record}, {"a": open_training_images(record)})
+        assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+    finally:
+        browser.driver.set_window_size(size["width"], size["height"])
+
+
+def test_a_page_of_a_run_that_trains_loads_itself_again(record, show, browser: Browser, monkeypatch):
+    monkeypatch.setattr("supancl.reports.report.RELOAD_SECONDS", 1)
+    show({"run": record}, is_live=True)
+    browser.run("window.before = true")
+    browser.wait_for(lambda: browser.run("return window.before === undefined"))

@@ -1,0 +1,148 @@
+"""`supancl report`, and `pretrain --report-every`: the whole way from the command to the page."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from supancl import pretrain
+from supancl.reporter import Reporter
+from supancl.reports.live_report import LiveReport
+from supancl.weights.run_folder import RunFolder
+from tests.files import TINY, archive, assert_refused, supancl
+from tests.tiny import Notes, assert_same_bits, final_state, tiny_data, tiny_recipe
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a run of two epochs on a small archive."""
+    root = tmp_path_factory.mktemp("trained")
+    archive(root / "data.npz")
+    from supancl.cli import main
+
+    words = ["--data", root / "data.npz", *TINY, "--epochs", "2", "--report-every", "1", "--out", root / "runs" / "one"]
+    assert main(list(map(str, ["pretrain", "digits.supsiam", *words, "--quiet"]))) == 0
+    return root
+
+
+def state_on(page: str) -> str:
+    return page.partition('data-state="')[2].partition('"')[0]
+
+
+def test_a_run_keeps_its_page_up_to_date(trained):
+    page = (trained / "runs" / "one" / "report.html").read_text()
+    assert state_on(page) != "running"
+    assert "location.reload" not in page
+    assert "image/webp" in page
+
+
+def test_a_report_of_one_run_lies_in_its_folder(trained, capsys):
+    run = trained / "runs" / "one"
+    (run / "report.html").unlink()
+    said = supancl(capsys, "report", run, "--json", "-")
+    assert said.code == 0
+    result = json.loads(said.out)
+    assert result["report"] == str(run / "report.html")
+    (row,) = result["runs"]
+    assert row["run"] == str(run)
+    page = (run / "report.html").read_text()
+    assert row["state"] == state_on(page)
+    assert "Training images by class" in page
+    losses = [row["loss"] for row in RunFolder(run).metrics() if row["kind"] == "train"]
+    assert all(str(loss) in page for loss in losses)
+
+
+def test_a_folder_of_runs_gives_one_page(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = supancl(capsys, "report", trained / "runs", trained / "runs" / "one", "--no-data")
+    assert said.code == 0
+    assert (trained / "runs" / "one" / "report.html").exists()  # it holds one run
+    assert "Training images by class" not in (trained / "runs" / "one" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("report", "runs/nothing"), ("runs/nothing",)),
+        (("report", "."), ("holds no run",)),
+        (("report", "{run}", "--out", "page.txt"), ("page.txt", ".html")),
+        (("report", "{run}", "--out", "missing/page.html"), ("missing",)),
+        (("report", "{run}", "--out", "folder.html"), ("folder.html", "is a folder")),
+        (("pretrain", "digits.supsiam", "--report-every", "0"), ("--report-every 0",)),
+    ],
+)
+def test_bad_input_is_refused(trained, tmp_path, capsys, monkeypatch, words, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.html").mkdir()
+    said = supancl(capsys, *(word.format(run=trained / "runs" / "one") for word in words))
+    assert said.code == 2
+    assert_refused(said, *told)
+
+
+class Killed(Exception):
+    pass
+
+
+class Watch(Reporter):
+    """Notes the state that the page has at the end of each epoch, before the page is written again."""
+
+    def __init__(self, page, ends_after=9):
+        self.page, self.states, self.ends_after = page, [], ends_after
+
+    def on_epoch(self, row):
+        text = self.page.read_text()
+        self.states.append((state_on(text), "location.reload" in text))
+        if len(self.states) == self.ends_after:
+            raise Killed
+
+
+def test_the_page_is_written_every_n_epochs_and_changes_nothing(tmp_path):
+    """It says that the run trains, until it has ended; and the weights are those of a run without it."""
+    watch = Watch(tmp_path / "a" / "report.html")
+    pretrain(tiny_recipe(train__epochs=3), tiny_data(), tmp_path / "a", reporter=LiveReport(watch, 2))
+    assert watch.states == [("running", True)] * 3
+    assert state_on(watch.page.read_text()) != "running"
+    pretrain(tiny_recipe(train__epochs=3), tiny_data(), tmp_path / "b")
+    assert_same_bits(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
+
+
+def test_the_page_of_a_run_that_fails_says_stopped(tmp_path):
+    watch = Watch(tmp_path / "a" / "report.html", ends_after=1)
+    with pytest.raises(Killed):
+        pretrain(tiny_recipe(train__epochs=3), tiny_data(), tmp_path / "a", reporter=LiveReport(watch, 1))
+    assert state_on(watch.page.read_text()) == "stopped"
+
+
+def test_epochs_without_a_check_are_on_the_page(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(LiveReport, "_write", lambda self, is_running: written.append(is_running))
+    recipe = tiny_recipe(train__epochs=4, train__monitor_every=0)
+    pretrain(recipe, tiny_data(), tmp_path / "a", reporter=LiveReport(Notes(), 1))
+    assert written == [True] * 4 + [False]  # at the start, in each later epoch, at the end
+
+
+def test_a_page_that_cannot_be_written_is_one_warning(tmp_path):
+    class Block(Notes):
+        def on_start(self, recipe, data, folder, *position):
+            (folder / "report.html").unlink()
+            (folder / "report.html").mkdir()
+
+    notes = Block()
+    run = pretrain(tiny_recipe(train__epochs=3), tiny_data(), tmp_path / "a", reporter=LiveReport(notes, 1))
+    assert run.metrics[-1]["epoch"] == 2
+    (warning,) = notes.warnings
+    assert "report.html" in warning
+
+
+def test_a_run_that_collapses_records_why_until_it_continues(tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    monkeypatch.setattr("supancl.training.monitor.COLLAPSED_STD", 2.0)  # whatever the targets are
+    words = ("--data", archive(tmp_path / "data.npz"), *TINY, "--epochs", "2", "--set", "train.log_every=1")
+    said = supancl(capsys, "pretrain", "digits.supsiam", *words, "--on-collapse", "stop", "--out", run)
+    assert said.code == 3
+    stopped = json.loads((run / "stopped.json").read_text())
+    assert stopped["exit_code"] == 3
+    assert stopped["reason"] in said.err
+    assert supancl(capsys, "pretrain", "--resume", "--on-collapse", "warn", "--out", run).code == 0
+    assert not (run / "stopped.json").exists()
