@@ -17,6 +17,7 @@ from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.data.survey import survey_source
 from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
+from supancl.recipes.auto import default_recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.reports.sparklines import describe_curves
 from supancl.training.extending import extend_run
