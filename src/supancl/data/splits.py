@@ -285,8 +285,10 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
         if spec.holdout is None and name in source.splits:
             return train, source.splits[name], name
     fraction = USUAL_HOLDOUT if spec.holdout is None else spec.holdout
+    if fraction == 0:  # a stream stays one: its labels are not read
+        return train, train.take(torch.empty(0, dtype=torch.long)), "train"
     is_held_out = draw_held_out(train.labels, fraction)
-    if fraction > 0 and not is_held_out.any():
+    if not is_held_out.any():
         raise BadInput(
             f"{spec.source}: {plural(len(train), 'image is', 'images are')} too few to hold out "
             f"{fraction:.0%} of each class; add images or a val/ folder (or train on all: --set data.holdout=0)"
