@@ -136,7 +136,7 @@ def run(cell: Cell, candidate: str, seed: int, folder: Path, root: Path, seconds
         "cell": cell.source, "candidate": candidate, "recipe": chosen.name, "seed": seed, "epochs": epochs,
         "seconds_per_step": step, "seconds": round(took, 1), "images": len(data.train), "right": pack(right),
         "held_out": len(right), "accuracy": 100 * float(right.double().mean()),
-        "settings": {name: value for name, (value, _) in chosen.fields().items()},
+        "settings": {name: value for name, (value, _) in chosen.fields().items()} | {"data.source": cell.source},
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "versions": versions(),
     }  # fmt: skip
 

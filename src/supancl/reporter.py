@@ -46,5 +46,33 @@ class Reporter:
     def on_end(self) -> None: ...
 
 
+class ForwardingReporter(Reporter):
+    """Passes every report on to another reporter; a subclass adds what it does with some of them."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter, self.shows_cost = reporter, reporter.shows_cost
+
+    def note(self, text: str) -> None:
+        self.reporter.note(text)
+
+    def warn(self, text: str) -> None:
+        self.reporter.warn(text)
+
+    def on_progress(self, task: str, done: int, total: int) -> None:
+        self.reporter.on_progress(task, done, total)
+
+    def on_start(self, recipe: Any, data: Any, folder: Path, device: str, step: int, steps: int) -> None:
+        self.reporter.on_start(recipe, data, folder, device, step, steps)
+
+    def on_step(self, step: int, row: dict[str, Any] | None) -> None:
+        self.reporter.on_step(step, row)
+
+    def on_epoch(self, row: dict[str, Any]) -> None:
+        self.reporter.on_epoch(row)
+
+    def on_end(self) -> None:
+        self.reporter.on_end()
+
+
 for _old, _new in _OLD_NAMES.items():
     setattr(Reporter, _old, getattr(Reporter, _new))

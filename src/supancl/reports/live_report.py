@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from supancl.files import check_no_link, reason, write_text
-from supancl.reporter import Reporter
+from supancl.reporter import ForwardingReporter, Reporter
 from supancl.reports.report import report_page
 from supancl.reports.run_record import read_record
 from supancl.reports.training_images import TrainingImages, describe_training_images
@@ -14,28 +14,19 @@ from supancl.reports.training_images import TrainingImages, describe_training_im
 PAGE = "report.html"  # in the run folder
 
 
-class LiveReport(Reporter):
+class LiveReport(ForwardingReporter):
     """Passes every report on to `reporter`, and writes RUN/report.html every `every` epochs and at the end.
 
     A page that cannot be written is a warning, given once; training continues.
     """
 
     def __init__(self, reporter: Reporter, every: int) -> None:
-        self.reporter, self.every = reporter, every
-        self.shows_cost = reporter.shows_cost
+        super().__init__(reporter)
+        self.every = every
         self.folder: Path | None = None
         self.images = TrainingImages()
         self.epochs_written = 0
         self.has_warned = False
-
-    def note(self, text: str) -> None:
-        self.reporter.note(text)
-
-    def warn(self, text: str) -> None:
-        self.reporter.warn(text)
-
-    def on_progress(self, task: str, done: int, total: int) -> None:
-        self.reporter.on_progress(task, done, total)
 
     def on_start(self, recipe: Any, data: Any, folder: Path, device: str, step: int, steps: int) -> None:
         self.folder, self.images = folder, TrainingImages()

@@ -6,6 +6,7 @@ import json
 import re
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 
 from supancl.config import flattened, parse_json, to_json
 from supancl.files import make_inner_folder, read_text, reason, write_json
-from supancl.reporter import Reporter
+from supancl.reporter import ForwardingReporter, Reporter
 from supancl.version import __version__
 from supancl.weights.log_rows import row_numbers
 
@@ -63,7 +64,7 @@ class Record:
         return record if are_names and all(isinstance(step, int) for step in steps) else cls()
 
 
-class RunLogger(Reporter):
+class RunLogger(ForwardingReporter, ABC):
     """Passes every report on to `reporter`, and the numbers of every row to a service. Nothing it does ends training.
 
     A `Record` in the run folder says what the service has. So a resumed run goes on where it was, a step is sent once,
@@ -74,8 +75,7 @@ class RunLogger(Reporter):
     part: str = ""  # set by `open` if rows are safe only after `close`
 
     def __init__(self, reporter: Reporter | None = None, warn: Callable[[str], None] | None = None) -> None:
-        self.reporter = reporter or Reporter()
-        self.shows_cost = self.reporter.shows_cost
+        super().__init__(reporter or Reporter())
         self.warn_user = warn or (warnings.warn if reporter is None else reporter.warn)
         self.folder = Path()
         self.is_open, self.step, self.steps, self.last_sent = False, 0, 0, 0.0
@@ -85,28 +85,19 @@ class RunLogger(Reporter):
 
     # --- what a service implements ------------------------------------------------------------------------------------
 
+    @abstractmethod
     def open(self, run: LoggedRun, run_id: str | None) -> str:
         """Start the service's run, or continue the one with this id; returns its id."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send(self, rows: Sequence[tuple[int, Numbers]]) -> None:
         """Log these steps with their numbers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self, is_finished: bool) -> None:
         """End the service's run; it may continue later if it is not finished."""
-        raise NotImplementedError
 
     # --- reports ------------------------------------------------------------------------------------------------------
-
-    def note(self, text: str) -> None:
-        self.reporter.note(text)
-
-    def warn(self, text: str) -> None:
-        self.reporter.warn(text)
-
-    def on_progress(self, task: str, done: int, total: int) -> None:
-        self.reporter.on_progress(task, done, total)
 
     def on_start(self, recipe: Any, data: Any, folder: Path, device: str, step: int, steps: int) -> None:
         self.reporter.on_start(recipe, data, folder, device, step, steps)
