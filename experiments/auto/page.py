@@ -17,6 +17,7 @@ from supancl.files import replace_section
 from supancl.stats import paired_accuracy_interval
 
 RESULTS = Path(__file__).parents[1] / "results" / "auto"
+FEW = Path(__file__).parents[1] / "results" / "few"
 DATA = {
     "cifar100-2000": "CIFAR-100, 2,000 images", "cifar100-45000": "CIFAR-100, 45,000 images",
     "mini-5000": "mini-ImageNet, 5,000 images", "mini-27000": "mini-ImageNet, 27,000 images",
@@ -78,11 +79,41 @@ def starts_table(results: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def few_table(folder: Path = FEW) -> str:
+    """A Markdown row per candidate of `experiments.auto.small`: means over draws of photographs."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        for result in json.loads(path.read_text())["results"]:
+            found.setdefault(result["candidate"], []).append(result)
+    rows = [
+        "| setting | epochs | draws | linear % | minus random weights | k-NN % | minus random weights |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    gains = {name: _gain(results, "linear") for name, results in found.items()}
+    for name, results in sorted(found.items(), key=lambda item: -gains[item[0]]):
+        cells = [
+            text
+            for key in ("linear", "knn")
+            for text in (f"{np.mean([r['trained'][key] for r in results]):.1f}", f"{_gain(results, key):+.1f}")
+        ]
+        rows.append(f"| {name} | {results[0]['epochs']} | {len(results)} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _gain(results: Sequence[Mapping[str, Any]], key: str) -> float:
+    return float(np.mean([result["trained"][key] - result["random"][key] for result in results]))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--update", type=Path)
     args = parser.parse_args()
-    for section, made in {"auto rules": table(read_results()), "auto starts": starts_table(read_all())}.items():
+    made_tables = {
+        "auto rules": table(read_results()),
+        "auto starts": starts_table(read_all()),
+        "auto few": few_table(),
+    }
+    for section, made in made_tables.items():
         print(made, end="\n\n")
         if args.update:
             replace_section(args.update, section, f"{made}\n")

@@ -1,6 +1,6 @@
 """Settings for a few hundred photographs: draws of 600 in six classes of mini-ImageNet, 120 with a label.
 
-    python -m experiments.auto.small --data mini_imagenet.npz --out FILE [--only NAME ...] [--draws 3]
+    python -m experiments.auto.small --data mini_imagenet.npz --out FILE [--only NAME ...] [--offsets N ...]
 
 For each candidate and draw: how many labels of the 480 unlabelled photographs k-NN and a linear classifier predict
 correctly, and how many with random weights. The draw that `make first-hour` tests is not among these.
@@ -32,20 +32,30 @@ from supancl.training.pretrain import pretrain
 CLASSES, PER_CLASS, LABELLED = 6, 100, 20
 OFFSETS = (4, 8, 12)  # make first-hour has 0
 QUIET = {"train.monitor_every": 0, "train.checkpoint_epochs": 1000}
+SMALL: dict[str, Any] = {"views.size": 32, "train.epochs": 200}
+CNN: dict[str, Any] = {"encoder.name": "cnn", "encoder.width": 256, "views.size": 32, "train.epochs": 250}
+LARGE: dict[str, Any] = {"encoder.name": "resnet18", "encoder.width": None, "views.size": 64, "train.epochs": 100}
 CANDIDATES: dict[str, dict[str, Any]] = {
-    "rules": {},
-    "stem-32": {"encoder.name": "cifar-resnet18", "views.size": 32},
-    "stem-64": {"encoder.name": "cifar-resnet18", "views.size": 64},
-    "cnn-64": {"encoder.name": "cnn", "encoder.width": 256, "views.size": 64},
-    "size-32": {"views.size": 32},
-    "alpha-0.2": {"loss.alpha": 0.2},
-    "alpha-0.8": {"loss.alpha": 0.8},
-    "lr-0.2": {"optimizer.lr": 0.2},
-    "lr-1.5": {"optimizer.lr": 1.5},
-    "epochs-300": {"train.epochs": 300},
-    "weak-crops": {"views.scale": [0.4, 1.0]},
-    "stem-32-alpha-0.2": {"encoder.name": "cifar-resnet18", "views.size": 32, "loss.alpha": 0.2},
-    "stem-64-epochs-300": {"encoder.name": "cifar-resnet18", "views.size": 64, "train.epochs": 300},
+    "resnet18-64": LARGE,
+    "resnet18-64-alpha-0.2": {**LARGE, "loss.alpha": 0.2},
+    "resnet18-64-alpha-0.8": {**LARGE, "loss.alpha": 0.8},
+    "resnet18-64-lr-0.2": {**LARGE, "optimizer.lr": 0.2},
+    "resnet18-64-lr-1.5": {**LARGE, "optimizer.lr": 1.5},
+    "resnet18-64-weak-crops": {**LARGE, "views.scale": [0.5, 1.0]},
+    "resnet18-64-epochs-300": {**LARGE, "train.epochs": 300},
+    "resnet18-64-epochs-300-alpha-0.2": {**LARGE, "train.epochs": 300, "loss.alpha": 0.2},
+    "resnet18-32-epochs-200": {**LARGE, **SMALL},
+    "resnet18-32-epochs-200-alpha-0.2": {**LARGE, **SMALL, "loss.alpha": 0.2},
+    "resnet18-32-epochs-200-lr-0.2": {**LARGE, **SMALL, "optimizer.lr": 0.2},
+    "cifar-resnet18-32-epochs-36": {**LARGE, "encoder.name": "cifar-resnet18", "views.size": 32, "train.epochs": 36},
+    "cnn-64": {**CNN, "views.size": 64, "train.epochs": 100},
+    "cnn-64-epochs-250": {**CNN, "views.size": 64},
+    "cnn-32-epochs-250": CNN,
+    "cnn-32-epochs-250-alpha-0.2": {**CNN, "loss.alpha": 0.2},
+    "cnn-32-epochs-250-lr-1.5": {**CNN, "optimizer.lr": 1.5},
+    "cnn-32-epochs-500": {**CNN, "train.epochs": 500},
+    "cnn-32-width-128-epochs-400": {**CNN, "encoder.width": 128, "train.epochs": 400},
+    "cnn-32-width-512-epochs-100": {**CNN, "encoder.width": 512, "train.epochs": 100},
 }
 
 
@@ -102,10 +112,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=list(CANDIDATES))
-    parser.add_argument("--draws", type=int, default=len(OFFSETS))
+    parser.add_argument("--offsets", nargs="*", type=int, default=OFFSETS, help="which draws")
     args = parser.parse_args()
     results = []
-    for offset in OFFSETS[: args.draws]:
+    for offset in args.offsets:
         for name in args.only:
             results.append(run(name, offset, args.data))
             print(results[-1], flush=True)

@@ -66,7 +66,7 @@ def fraction_right(rows: list[dict[str, str]]) -> float:
     return float(np.mean([Path(row["path"]).name.startswith(row["label"]) for row in rows]))
 
 
-@pytest.mark.parametrize("words", [(), ("--with", "linear")], ids=["knn", "linear"])
+@pytest.mark.parametrize("words", [(), ("--with", "knn")], ids=["linear", "knn"])
 def test_new_images_get_the_labels_of_the_run_with_a_confidence(place, capsys, words):
     rows = predict(capsys, "run", "--data", "new", *words)
     assert list(rows[0]) == ["path", "label", "confidence", "unlike", "source", "split"]

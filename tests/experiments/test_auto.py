@@ -58,6 +58,7 @@ def test_the_page_holds_the_table_of_the_kept_results():
     text = (ROOT / "docs" / "own-data.md").read_text()
     assert page.table(results) in text
     assert page.starts_table(page.read_all()) in text
+    assert page.few_table() in text
     ours, paper = (results["cifar100-2000", candidate] for candidate in ("rules", "paper"))
     gap = 100 * (page.unpack(ours).mean() - page.unpack(paper).mean())
     assert f"{gap:+.1f} [" in text

@@ -9,6 +9,8 @@ from supancl.probes import Features, knn_predict, linear_probe
 from supancl.probes.classifiers import (
     KnnClassifier,
     LinearClassifier,
+    Ridge,
+    choose_ridge,
     classify,
     fit_linear_classifier,
     fit_temperature,
@@ -24,14 +26,17 @@ def blobs(count: int, seed: int, spread: float = 1.0) -> Features:
 
 
 def test_the_linear_classifier_has_the_accuracy_of_the_probe():
-    train, held_out = blobs(90, 0), blobs(60, 1)
-    classifier, probe = fit_linear_classifier(train, held_out, 3)
+    train, held_out = blobs(90, 0), blobs(120, 1)
+    classifier, ridge = fit_linear_classifier(train, held_out, 3)
     accuracy = 100 * float((classify(classifier, held_out.values).labels == held_out.labels).double().mean())
-    assert accuracy == pytest.approx(linear_probe(train, held_out, None, (probe.weight,)).accuracy)
-    assert probe.chosen_on == "other half"
-    assert fit_linear_classifier(train, Features(torch.empty(0, 3), torch.empty(0).long()), 3)[1].chosen_on.endswith(
-        "training"
-    )
+    assert accuracy == pytest.approx(linear_probe(train, held_out, None, (ridge.weight,)).accuracy)
+
+
+def test_a_ridge_is_chosen_on_a_hundred_images_or_not_at_all():
+    assert choose_ridge(blobs(90, 0), blobs(120, 1)).chosen_on == "other half"
+    assert choose_ridge(blobs(1000, 0), blobs(12, 1)).chosen_on == "10% of training"
+    assert choose_ridge(blobs(90, 0), blobs(12, 1)) == Ridge(pytest.approx(0.9), "none")
+    assert choose_ridge(blobs(3, 0), blobs(0, 1)).weight == pytest.approx(0.03)  # one image per class
 
 
 def test_a_class_without_images_is_never_predicted():

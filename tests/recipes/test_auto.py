@@ -27,9 +27,17 @@ def test_every_setting_is_chosen_with_a_reason(method, data, on_gpu):
 
 def test_small_photographs_on_a_cpu_and_on_a_gpu():
     on_cpu, on_gpu = (fit_recipe(recipe("auto.supsiam"), PHOTOS, where) for where in (False, True))
-    assert (on_cpu.encoder.name, on_gpu.encoder.name) == ("resnet18", "cifar-resnet18")
-    assert (on_cpu.views.size, on_cpu.train.batch_size, on_cpu.pool.size) == (64, 32, 256)
+    assert (on_cpu.encoder.name, on_gpu.encoder.name) == ("cnn", "cifar-resnet18")
+    assert (on_cpu.encoder.width, on_gpu.encoder.width) == (256, None)
+    assert (on_cpu.views.size, on_cpu.train.batch_size, on_cpu.pool.size) == (32, 32, 256)
     assert on_cpu.train.epochs < on_gpu.train.epochs
+    more = fit_recipe(recipe("auto.supsiam"), Survey(images=5_000, labelled=108, classes=6, side=64), on_gpu=False)
+    assert (more.encoder.name, more.views.size) == ("resnet18", 64)
+
+
+def test_an_encoder_that_the_user_names_has_the_usual_size_and_epochs_of_a_cpu():
+    fitted = fit_recipe(recipe("auto.supsiam").with_set({"encoder.name": "resnet18"}), PHOTOS, on_gpu=False)
+    assert (fitted.views.size, fitted.encoder.width, fitted.train.epochs) == (64, None, 100)
 
 
 def test_many_classes_get_prototypes_and_large_images_a_large_encoder():
@@ -42,7 +50,7 @@ def test_what_the_user_names_is_left_alone_and_later_rules_follow_it():
     asked = recipe("auto.supsiam").with_set({"views.size": 32, "train.batch_size": 8, "train.epochs": 30})
     fitted = fit_recipe(asked, PHOTOS, on_gpu=False)
     assert (fitted.views.size, fitted.train.batch_size, fitted.train.epochs) == (32, 8, 30)
-    assert (fitted.encoder.name, fitted.schedule.warmup_epochs, fitted.views.blur) == ("cifar-resnet18", 3, 0.0)
+    assert (fitted.encoder.name, fitted.schedule.warmup_epochs, fitted.views.blur) == ("cnn", 3, 0.0)
     assert "views.size" not in open_settings(asked)
 
 

@@ -18,10 +18,12 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     out = Path(args.out)
     if args.k is not None:
         check_at_least(args.k, 1, "--k")
-        if args.classifier != "knn":
+        if args.classifier not in (None, "knn"):
             raise BadInput(f"--k {args.k}: only for --with knn; leave it out")
     (evaluated,) = open_encoders(args, console, saves_results=False)
-    settings = PredictSettings(args.classifier, args.references, args.k, args.all, args.view)
+    settings = PredictSettings(
+        "knn" if args.k is not None else args.classifier, args.references, args.k, args.all, args.view
+    )
     predictions = predict_labels(evaluated, args.data, settings)
     changed = write_predictions(predictions, out)
     result = {"out": str(out), **predictions.summary}

@@ -34,14 +34,14 @@ from supancl.probes.knn import default_k
 from supancl.weights.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
 from supancl.weights.encoder_file import load_encoder
 
-CLASSIFIERS = ("knn", "linear", FINETUNED)
+CLASSIFIERS = ("linear", "knn", FINETUNED)
 
 
 @dataclass(frozen=True)
 class PredictSettings:
-    """How to predict: `classifier` is knn, linear, finetuned or the folder of a fine-tuned classifier."""
+    """How to predict: `classifier` is linear, knn, finetuned or the folder of a fine-tuned classifier."""
 
-    classifier: str = "knn"
+    classifier: str | None = None  # None: linear, or knn if there is one class
     references: str | None = None  # a labelled source; None: the run's own labelled images
     k: int | None = None  # None: `default_k`
     every_image: bool = False  # predict images that have a label too
@@ -163,9 +163,9 @@ def _warn_other_classes(
 # --- classifiers ------------------------------------------------------------------------------------------------------
 
 
-def _open_tuned(evaluated: EvaluatedEncoder, name: str) -> tuple[EvaluatedEncoder, ClassifierFile | None]:
+def _open_tuned(evaluated: EvaluatedEncoder, name: str | None) -> tuple[EvaluatedEncoder, ClassifierFile | None]:
     """For a fine-tuned classifier: the run with the fine-tuned encoder, and the classifier."""
-    if name in CLASSIFIERS and name != FINETUNED:
+    if name is None or (name in CLASSIFIERS and name != FINETUNED):
         return evaluated, None
     folder = Path(name)
     if name == FINETUNED:
@@ -200,7 +200,8 @@ def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: Pr
         classifier = LinearClassifier(tuned.weight, tuned.bias)
         return FittedClassifier(classifier, tuned.classes, references, {"classifier": FINETUNED})
     references = load_references(evaluated, settings.references, settings.view, "references")
-    if settings.classifier == "linear":
+    has_classes = len(torch.unique(references.features.labels)) > 1
+    if settings.classifier == "linear" or (settings.classifier is None and has_classes):
         classifier, about = _linear(evaluated, references)
         return FittedClassifier(classifier, references.classes, references, {"classifier": "linear", **about})
     most = len(references.features.labels)
@@ -218,18 +219,12 @@ def _linear(evaluated: EvaluatedEncoder, references: References) -> tuple[Linear
     if stored is not None and stored.classes == references.classes and stored.weight.shape[1] == width:
         return LinearClassifier(stored.weight, stored.bias), {"kept": True}
     choosing = references.held_out if references.may_choose else Features(torch.empty(0, width), torch.empty(0).long())
-    sizes = torch.bincount(references.features.labels)
-    if len(choosing.labels) < 2 and int(sizes.max()) < 2:
-        raise BadInput(
-            f"{evaluated.location}: every class has 1 labelled image, so none is left to choose the ridge of a linear "
-            "classifier; label more, or leave --with out for k-NN"
-        )
     device = evaluated.options.device
-    classifier, probe = fit_linear_classifier(references.features, choosing, len(references.classes), device)
+    classifier, ridge = fit_linear_classifier(references.features, choosing, len(references.classes), device)
     if path is not None:
         content = ClassifierFile(classifier.weight, classifier.bias, references.classes, "", made_from)
         keep(evaluated, path, lambda file: save_classifier(file, content))
-    return classifier, {"kept": False, "ridge": probe.weight, "ridge_chosen_on": probe.chosen_on}
+    return classifier, {"kept": False, "ridge": ridge.weight, "ridge_chosen_on": ridge.chosen_on}
 
 
 def _calibrate(fitted: FittedClassifier) -> tuple[float, dict[str, Any]]:

@@ -16,13 +16,15 @@ from torch import Tensor
 from supancl.errors import BadInput
 from supancl.probes.features import Features, check_splits
 from supancl.probes.knn import count_votes, neighbours
-from supancl.probes.linear import CHOOSING_TOLERANCE, LinearProbe, Standardized, linear_probe
+from supancl.probes.linear import CHOOSING_TOLERANCE, LIVE_RIDGE, Standardized, linear_probe
 from supancl.probes.logistic import Problem, polish, solve
+from supancl.reporter import track_task
 
 USUAL_DEVIATION = 2.0  # of the logits of an image, before their temperature is fitted
 CHUNK = 8192  # images whose logits are in memory at a time
 TEMPERATURES = 2.0 ** torch.linspace(-5, 5, 161)
 UNLIKE_QUANTILE = 0.01  # of the images that set the threshold, this fraction is below it
+MIN_TO_CHOOSE = 100  # images that choose a ridge
 MIN_HELD_OUT = 20  # fewer do not show how similar new images are
 MOST_COMPARED = 4096  # images that set the threshold
 
@@ -67,27 +69,46 @@ class LinearClassifier:
         return torch.addmm(self.bias, values.to(self.weight), self.weight.T)
 
 
+class Ridge(NamedTuple):
+    """The ridge weight of a linear classifier, and the images that it was chosen on, in words."""
+
+    weight: float
+    chosen_on: str
+
+
+def choose_ridge(train: Features, held_out: Features, device: torch.device | str = "cpu") -> Ridge:
+    """Chosen on held-out images, or on 10% of train; in proportion to the number of images where both are few.
+
+    Choosing on 12 images is worse than not choosing: of eight draws of 108 labelled photographs, 46.2% of the other
+    labels were predicted correctly with a ridge chosen on 12 held-out ones, and 48.4% with the usual one.
+    """
+    held_out = held_out.labelled()
+    labelled = train.labelled().labels
+    if len(held_out.labels) >= MIN_TO_CHOOSE:
+        probe = linear_probe(train, held_out, "halves", device=device)
+    elif len(labelled) // 10 >= MIN_TO_CHOOSE:
+        probe = linear_probe(train, train, None, device=device)
+    else:
+        return Ridge(LIVE_RIDGE * len(labelled), "none")
+    return Ridge(probe.weight, probe.chosen_on)
+
+
 def fit_linear_classifier(
     train: Features, held_out: Features, classes: int, device: torch.device | str = "cpu"
-) -> tuple[LinearClassifier, LinearProbe]:
-    """The classifier of `linear_probe`, fitted on train. Held-out images choose the ridge; without two, 10% of train.
+) -> tuple[LinearClassifier, Ridge]:
+    """The classifier of `linear_probe`, fitted on train, with the ridge of `choose_ridge`.
 
     Its logits are scaled to a usual size. A class of 0, 1, ... that train lacks is never predicted.
     """
-    held_out = held_out.labelled()
-    probe = linear_probe(
-        train,
-        held_out if len(held_out.labels) > 1 else train,
-        "halves" if len(held_out.labels) > 1 else None,
-        device=device,
-    )
+    ridge = choose_ridge(train, held_out, device)
     splits, present = check_splits(train=train)
     values, labels = splits["train"].values.to(device), splits["train"].labels.to(device)
     space = Standardized(values)
     rough = Problem(space.rows(values, torch.float32), labels, len(present))
     exact = Problem(space.rows(values, torch.float64), labels, len(present))
-    start = solve(rough, probe.weight, tolerance=CHOOSING_TOLERANCE).parameters
-    turned = polish(exact, rough, probe.weight, start).parameters @ space.axes.to(torch.float64).T
+    with track_task("fitting the linear classifier"):
+        start = solve(rough, ridge.weight, tolerance=CHOOSING_TOLERANCE).parameters
+        turned = polish(exact, rough, ridge.weight, start).parameters @ space.axes.to(torch.float64).T
     weight = turned[:, :-1] / space.scale
     bias = turned[:, -1] - weight @ space.mean
     # the ridge is chosen by accuracy, so the size of the logits means nothing: a strong one leaves them all near 0
@@ -95,7 +116,7 @@ def fit_linear_classifier(
     weight, bias = (value * USUAL_DEVIATION / max(deviation, 1e-12) for value in (weight, bias))
     whole = LinearClassifier(torch.zeros(classes, weight.shape[1]), torch.full((classes,), -1e4))
     whole.weight[present], whole.bias[present] = weight.float().cpu(), bias.float().cpu()
-    return whole, probe
+    return whole, ridge
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

@@ -30,6 +30,7 @@ VIEW_SIZES = (32, 64, 96, 128, 160, 224)
 MANY_CLASSES = 1000
 STEPS_PER_EPOCH = 16  # at least, so that a small data set is not one batch
 STEPS_BETWEEN_CHECKS = 200
+FEW_IMAGES = 2000  # on a CPU, a small network learns more from fewer than these in the same time
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Facts:
     data: Survey
     on_gpu: bool
     settings: dict[str, Any]
+    still_open: frozenset[str] = frozenset()  # settings that are yet to be chosen
 
     @property
     def size(self) -> int:
@@ -48,12 +50,17 @@ class Facts:
     def batch(self) -> int:
         return int(self.settings["train.batch_size"])
 
+    @property
+    def needs_small_network(self) -> bool:
+        is_allowed = "encoder.name" in self.still_open or self.settings["encoder.name"] == "cnn"
+        return is_allowed and not self.on_gpu and self.data.images < FEW_IMAGES
+
 
 Choice = tuple[Any, str]  # a value and its reason
 
 
 def choose_size(facts: Facts) -> Choice:
-    largest = 224 if facts.on_gpu else 64
+    largest = 224 if facts.on_gpu else 32 if facts.needs_small_network else 64
     size = max((size for size in VIEW_SIZES if size <= min(facts.data.side, largest)), default=VIEW_SIZES[0])
     if facts.data.side > largest and not facts.on_gpu:
         return size, f"short side {facts.data.side} px; a CPU is slow above {largest}"
@@ -61,11 +68,17 @@ def choose_size(facts: Facts) -> Choice:
 
 
 def choose_encoder(facts: Facts) -> Choice:
+    if facts.needs_small_network:
+        return "cnn", f"small: {facts.data.images:,} images on a CPU teach a large one little"
     if facts.size <= (64 if facts.on_gpu else 32):  # its layers at full resolution are slow on a CPU
         return "cifar-resnet18", f"its first layers suit views of {facts.size} px"
     if facts.on_gpu and facts.size >= 160 and facts.data.images >= 50_000:
         return "resnet50", f"enough images for it: {facts.data.images:,}"
     return "resnet18", f"views of {facts.size} px, {facts.data.images:,} images"
+
+
+def choose_width(facts: Facts) -> Choice:
+    return (256, "best in pilots") if facts.settings["encoder.name"] == "cnn" else (None, "that of its architecture")
 
 
 def choose_batch(facts: Facts) -> Choice:
@@ -79,6 +92,8 @@ def choose_batch(facts: Facts) -> Choice:
 
 def choose_epochs(facts: Facts) -> Choice:
     seen, least, most = (2_000_000, 40, 400) if facts.on_gpu else (60_000, 10, 100)
+    if facts.needs_small_network:
+        seen, most = 150_000, 250
     epochs = min(max(round(seen / max(facts.data.images, 1)), least), most)
     return epochs, f"about {epochs * facts.data.images:,} images are seen in all"
 
@@ -128,6 +143,7 @@ RULES: dict[str, Callable[[Facts], Choice]] = {
     "views.size": choose_size,
     "views.blur": choose_blur,
     "encoder.name": choose_encoder,
+    "encoder.width": choose_width,
     "train.batch_size": choose_batch,
     "train.epochs": choose_epochs,
     "train.monitor_every": choose_interval,
@@ -159,7 +175,8 @@ def fit_recipe(recipe: Recipe, data: Survey, on_gpu: bool) -> Recipe:
     """Choose the settings that are still open; their sources become the reasons."""
     for name, rule in RULES.items():
         if recipe.sources.get(name) == TO_BE_CHOSEN:
-            value, why = rule(Facts(data, on_gpu, flattened(recipe)))
+            facts = Facts(data, on_gpu, flattened(recipe), frozenset(open_settings(recipe)))
+            value, why = rule(facts)
             recipe = recipe.with_set({name: value}, because=why)
     return recipe
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:  # it needs torch, which takes seconds, and `check_table` does
 COLUMNS = ("path", "label", "confidence", "unlike", "source", "split")
 
 
-def check_table(out: Path) -> None:
-    """Refuse a table that cannot be written, before the work."""
+def check_table(out: Path, flag: str = "--out") -> None:
+    """Refuse a table that cannot be written, before the work. `flag` is what the user named it with."""
     if out.suffix.lower() != ".csv":
-        raise BadInput(f"--out {out}: must end in .csv")
+        raise BadInput(f"{flag} {out}: must end in .csv")
     if out.exists() or out.is_symlink():
-        raise BadInput(f"{out} exists; remove it or choose another --out")
+        raise BadInput(f"{out} exists; remove it or choose another {flag}")
     check_writable(out.parent)
 
 
@@ -37,11 +37,11 @@ def write_predictions(predictions: Predictions, out: Path) -> int:
             writer.writerow(COLUMNS)
             for path, label, confidence, unlike, split in predictions.rows():
                 name = path_in_table(path, folder) if predictions.has_files else escape_formula(path)
-                readable = _make_writable(name)
+                readable = make_writable(name)
                 changed += readable != name
                 numbers = ("", "") if confidence is None else (f"{confidence:.4f}", "yes" if unlike else "no")
                 source = "given" if confidence is None else "predicted"
-                writer.writerow((readable, escape_formula(_make_writable(label)), *numbers, source, split))
+                writer.writerow((readable, escape_formula(make_writable(label)), *numbers, source, split))
 
     make_folder(out.parent)
     write_atomically(out, write)
@@ -61,7 +61,7 @@ def path_in_table(path: str, folder: str) -> str:
     return f"./{relative}" if is_formula(relative) or relative != relative.lstrip() else relative
 
 
-def _make_writable(text: str) -> str:
+def make_writable(text: str) -> str:
     """The text without what a table in UTF-8 cannot hold: line ends, and bytes of other encodings."""
     is_text = "\n" not in text and "\r" not in text and "\0" not in text
     try:

@@ -17,12 +17,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--with",
         dest="classifier",
-        default="knn",
         metavar="CLASSIFIER",
-        help="knn (default), linear, finetuned, or the folder of a fine-tuned classifier",
+        help="linear (default), knn, finetuned, or the folder of a fine-tuned classifier",
     )
     parser.add_argument("--references", help="labelled images to compare with (default: those of the run)")
-    parser.add_argument("--k", type=int, help="neighbours of knn (default: as for evaluate knn)")
+    parser.add_argument(
+        "--k", type=int, help="nearest neighbours that vote, with --with knn (default: as for evaluate knn)"
+    )
     parser.add_argument("--all", action="store_true", help="predict images that have a label too")
     add_view_flag(parser)
 
