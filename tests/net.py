@@ -33,6 +33,7 @@ CIRCUMSTANCES = {"seconds", "commit", "versions", "hardware", "images_per_second
 CIRCUMSTANCES |= {"row", "crc"}  # of the log: the checksum covers the speed
 # fields that say how much an accuracy means; older commits do not have them
 CIRCUMSTANCES |= {"tested_images", "accuracy_interval", "chance", "cross_validated", "baselines", "verdict"}
+CIRCUMSTANCES |= {"balanced_accuracy", "by_class_size"}
 CIRCUMSTANCES |= {"knn_k", "knn_interval", "linear_interval"}  # of the monitor
 # parts of a checkpoint that version 1 did not have
 ADDED_TO_CHECKPOINTS = {"schema_version", "digest", "settings", "log_rows"}

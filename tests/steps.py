@@ -73,7 +73,7 @@ def compared(trainer: Trainer) -> dict[str, list[Tensor]]:
     for name, value in trainer.model.branches.named_buffers():
         found.setdefault(name.rpartition(".")[2], []).append(value)
     for name, value in trainer.model.pool.state_dict().items() if trainer.model.pool is not None else ():
-        spare = name in ("targets", "labels", "born")
+        spare = name in ("targets", "labels", "weights", "born")
         found[name] = [value[: len(trainer.model.pool.stored().valid)] if spare else value]
     return found
 

@@ -17,6 +17,7 @@ import torch
 from supancl import METHODS, Data, ImageEncoder, NonFinite, embed, load_encoder, open_data, pretrain, recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.core.pools import PoolSpec
+from supancl.core.weighted_pools import WeightedPoolSpec
 from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages
 from supancl.data.views.augment import Draws, render_in_chunks
@@ -29,6 +30,7 @@ from supancl.training.loop import capture_step
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
+from tests.core.test_label_weights import some_pairs
 from tests.files import noise
 from tests.steps import advance, side_by_side, without_tf32
 from tests.test_resume import crash_and_resume
@@ -277,14 +279,17 @@ def test_views_in_half_precision_are_those_of_the_cpu_to_half_a_grey_level() -> 
         assert float(difference.mean()) < 0.3 / 255
 
 
+@pytest.mark.parametrize("several", [False, True], ids=["one label", "three labels"])
 @pytest.mark.parametrize("kind", ["queue", "class-queues", "prototypes"])
-def test_a_compiled_push_is_the_push_as_written_and_waits_for_nothing(kind: str) -> None:
-    plain, compiled = (PoolSpec(kind, 16).build(64, 5).cuda() for _ in range(2))
+def test_a_compiled_push_is_the_push_as_written_and_waits_for_nothing(kind: str, several: bool) -> None:
+    spec = WeightedPoolSpec.of(PoolSpec(kind, 16), 3) if several else PoolSpec(kind, 16)
+    plain, compiled = (spec.build(64, 5).cuda() for _ in range(2))
     push, random = torch.compile(compiled.push), torch.Generator().manual_seed(0)
-    batches = [
-        (torch.randn(12, 64, generator=random).cuda(), torch.randint(-1, 5, (12,), generator=random).cuda())
-        for _ in range(6)
-    ]
+
+    def labels_of(number: int) -> torch.Tensor:
+        return some_pairs(12, number, 5) if several else torch.randint(-1, 5, (12,), generator=random)
+
+    batches = [(torch.randn(12, 64, generator=random).cuda(), labels_of(number).cuda()) for number in range(6)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number, (targets, labels) in enumerate(batches):
@@ -297,10 +302,11 @@ def test_a_compiled_push_is_the_push_as_written_and_waits_for_nothing(kind: str)
     held = len(plain.stored().valid)  # a ring has a slot more, for rows that are not stored: any of them may end there
     for name, value in plain.state_dict().items():
         mine = compiled.state_dict()[name]
-        if name in ("targets", "labels", "born"):
+        if name in ("targets", "labels", "weights", "born"):
             mine, value = mine[:held], value[:held]
         torch.testing.assert_close(mine, value, rtol=1e-5, atol=1e-6, msg=name)
-    labels, fallback = torch.arange(-1, 5, device="cuda"), torch.zeros(2, 6, 64, device="cuda")
+    labels = some_pairs(6, 9, 5).cuda() if several else torch.arange(-1, 5, device="cuda")
+    fallback = torch.zeros(2, 6, 64, device="cuda")
     torch.testing.assert_close(compiled.class_mean(labels, fallback), plain.class_mean(labels, fallback))
 
 

@@ -11,7 +11,20 @@ from tests.mutants.lists import GROUPS
 from tests.mutants.mutant import Group, Mutant
 from tests.mutants.run import ROOT
 
-MODULES = {"losses", "pools", "branches", "schedules", "order", "specs", "augment", "checkpoint", "knn", "linear"}
+MODULES = {
+    "losses",
+    "label_weights",
+    "weighted_pools",
+    "pools",
+    "branches",
+    "schedules",
+    "order",
+    "specs",
+    "augment",
+    "checkpoint",
+    "knn",
+    "linear",
+}
 
 TOY = """
 def total(values):

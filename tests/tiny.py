@@ -13,7 +13,10 @@ from supancl.weights.checkpoint import checkpoints, load_checkpoint
 SIDE = 8
 
 
-def tiny_data(images: int = 48, classes: int = 3, unlabelled: float = 0.0, seed: int = 0) -> Data:
+def tiny_data(
+    images: int = 48, classes: int = 3, unlabelled: float = 0.0, seed: int = 0, several: bool = False
+) -> Data:
+    """`several`: up to three labels per image, of any weights."""
     random = np.random.default_rng(seed)
     labels = np.arange(images) % classes
     # a class is a bright quarter, so that there is something to learn
@@ -21,7 +24,20 @@ def tiny_data(images: int = 48, classes: int = 3, unlabelled: float = 0.0, seed:
     for pixel, label in zip(pixels, labels, strict=True):
         pixel[: SIDE // 2, (label % 2) * 4 : (label % 2) * 4 + 4] += np.uint8(60 + 40 * (label // 2))
     labels = np.where(random.random(images) < unlabelled, -1, labels)
+    if several:
+        labels = several_labels(labels, classes, random)
     return from_arrays(pixels, labels, classes=[f"class {i}" for i in range(classes)])
+
+
+def several_labels(labels: np.ndarray, classes: int, random: np.random.Generator) -> np.ndarray:
+    """Weights (N, classes): the label and up to two more."""
+    weights = np.full((len(labels), classes), -1.0)
+    for row, label in zip(weights, labels.tolist(), strict=True):
+        if label >= 0:
+            row[:] = 0
+            row[random.choice(classes, 2, replace=False)] = random.uniform(0.1, 0.9, 2)
+            row[label] = 1
+    return weights
 
 
 def tiny_recipe(method: str = "supsiam", pool: str | None = None, **overrides: object) -> Recipe:

@@ -8,8 +8,9 @@ import time
 import pytest
 import torch
 
+from supancl.data.feed import Feed
 from supancl.data.order import Order
-from supancl.data.splits import Feed, Split, full_split
+from supancl.data.splits import Split, full_split
 from supancl.data.store import memory
 from supancl.data.store.memory import ArrayImages, Batch, FileImages, ImageStore, PackedImages, pad_images
 from supancl.errors import BadInput

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,6 @@ from supancl.reports.contact_sheet import (
     draw_view_sheet,
     pick_by_class,
 )
-from supancl.reports.terminal import MIN_TOTAL
 from supancl.training.preflight import with_short_side
 from tests import files as made
 from tests.files import archive, mentions, noise, picture
@@ -270,13 +270,13 @@ def test_without_a_terminal_long_reading_is_told_by_tenths(capsys, monkeypatch):
     assert all(line.endswith(" s left") for line in lines[:9])
     assert len(lines) == 10
     assert lines[-1].startswith("decoding: 2,000 of 2,000 in ")
-    for done in range(1, MIN_TOTAL):
-        terminal.on_progress("short", done, MIN_TOTAL - 1)
-    assert capsys.readouterr().out == ""
     for what in ("one thing", "another", "another"):  # the same thing may be read twice
-        for done in range(1, MIN_TOTAL + 1):
-            terminal.on_progress(what, done, MIN_TOTAL)
+        for done in range(1, 101):
+            terminal.on_progress(what, done, 100)
     assert len(capsys.readouterr().out.splitlines()) == 30
+    for done in (0, 1):  # a job that cannot be divided
+        terminal.on_progress("t-SNE", done, 1)
+    assert re.fullmatch(r"t-SNE: \d+ s\n", capsys.readouterr().out)
 
 
 def test_a_total_of_nothing_is_a_sentence(capsys):

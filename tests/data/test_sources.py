@@ -17,7 +17,8 @@ from PIL import Image, features
 
 from supancl.data.decode import IMAGE_SUFFIXES, decode
 from supancl.data.opening import dark_image_remarks, from_arrays, open_data, open_source
-from supancl.data.splits import DataSpec, draw_stratified
+from supancl.data.preparing import draw_stratified
+from supancl.data.splits import DataSpec
 from supancl.data.store.memory import ArrayImages, FileImages, PackedImages
 from supancl.errors import BadInput
 from tests.files import (

@@ -22,11 +22,12 @@ from PIL import Image
 
 from supancl import Reporter, pretrain
 from supancl.core.encoders import EncoderSpec
+from supancl.data.feed import Feed
 from supancl.data.opening import absolute_source, open_data
 from supancl.data.order import Order, WindowedOrder, derive_seed
 from supancl.data.sources import tar_index
 from supancl.data.sources.tar_index import TarIndex, index_path
-from supancl.data.splits import DataSpec, Feed
+from supancl.data.splits import DataSpec
 from supancl.data.store.cache import evict, list_caches
 from supancl.data.store.stream import FullStream, StreamImages, StreamSplit
 from supancl.errors import BadInput

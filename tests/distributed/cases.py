@@ -74,6 +74,15 @@ CASES |= {
     "fed": Case("supcon", settings={**ODD, **TWICE, "train__batch_size": 14}, data=HALF, fed=True),
     "toy": Case("toy"),
 }
+THREE = {"classes": 5, "several": True, "unlabelled": 0.3}  # up to three labels per image
+CASES |= {
+    "three labels": Case("supsiam", settings=ODD, data=THREE),
+    "three labels, some of the positives": Case("supbyol", "class-queues", {"loss__samples": 3, **ODD}, THREE),
+    "three labels, sharded prototypes": Case("supsiam", "prototypes", {"pool__sharded": True, **ODD}, THREE),
+    "three labels, no pool": Case("supbyol-nopool", settings={**UNEVEN, **TWICE}, data=THREE),
+    "three labels, contrast": Case("supmoco", settings=ODD, data=THREE),
+    "three labels, cross-entropy": Case("crossentropy", settings=UNEVEN, data=THREE),
+}
 
 
 # four processes on two cores take turns at every exchange, so they train some of the variants only

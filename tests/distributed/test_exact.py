@@ -127,7 +127,7 @@ def test_training_is_that_of_one_process(size: int, name: str, made, alone) -> N
 
 @pytest.mark.parametrize(("size", "name"), EVERY)
 def test_every_rank_has_the_same_bits(size: int, name: str, made) -> None:
-    same = name != "sharded prototypes"  # of those each rank has its own
+    same = not CASES[name].settings.get("pool__sharded")  # of those each rank has its own
     assert len(made[name]["fingerprints"]) == size
     assert (len(set(made[name]["fingerprints"])) == 1) == same
 

@@ -79,7 +79,7 @@ MUTANTS = (
     # --- prototypes
     Mutant("self.rate, self.classes = rate, classes", "self.rate, self.classes = 0.9, classes"),
     Mutant("same = (labels[:, None] == labels[None, :]).to(targets.dtype)\n", "same = torch.eye(len(labels)).to(targets.dtype)\n"),
-    Mutant("mean = same @ targets / same.sum(1, keepdim=True)", "mean = same @ targets"),
+    Mutant("same @ targets / same.sum(1, keepdim=True)", "same @ targets"),
     Mutant("torch.lerp(mean, self.prototypes[row], self.rate), mean", "torch.lerp(self.prototypes[row], mean, self.rate), mean"),
     Mutant("torch.lerp(mean, self.prototypes[row], self.rate), mean", "torch.lerp(mean, self.prototypes[row], self.rate), (1 - self.rate) * mean"),
     Mutant("self.seen[row][:, None], torch.lerp", "self.seen[row][:, None] & False, torch.lerp"),

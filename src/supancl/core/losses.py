@@ -4,6 +4,7 @@ Anchors and targets are (2, B, D): both views in one tensor, so that the symmetr
 `targets.flip(0)` and cannot be computed twice by mistake. They come with unit norm from the branches.
 Every loss is the mean over both views' anchors, that is each of the two symmetric terms has weight 1/2.
 Local views add anchors (2 + L, B, D), never targets: `Align` and `CrossEntropy` take them, `Contrast` does not.
+Labels are (B,), or pairs of class and weight (B, L, 2) for several or soft labels (label_weights.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, ParamSpec
 
 from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Positive, marked
+from supancl.core.label_weights import class_weights, has_label, has_pairs, mean_weights, overlap
 from supancl.distributed import RowRange
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class Terms(NamedTuple):
 
 
 class GlobalBatch(NamedTuple):
-    """Targets (2, N, D) and labels (N,) of all ranks; anchors exist for the rows of `row_range` only."""
+    """Targets (2, N, D) and labels of all ranks; anchors exist for the rows of `row_range` only."""
 
     targets: Tensor
     labels: Tensor
@@ -88,6 +90,11 @@ class LossTraits:
         """Whether a call accepts a tensor `alpha`, which replaces the number in the recipe."""
         return False
 
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether labels may be pairs (B, L, 2) of class and weight, for several or soft labels."""
+        return False
+
     def batch_weight(self, labels: Tensor, batch_labels: Tensor) -> Tensor | float:
         """Weight of a micro-batch with these labels in the mean over the batch."""
         return len(labels) / len(batch_labels)
@@ -118,6 +125,10 @@ class Align(LossTraits):
     @property
     def takes_alpha(self) -> bool:
         return type(self) is Align  # a subclass may override the call, or read self.alpha
+
+    @property
+    def takes_pairs(self) -> bool:
+        return type(self) is Align
 
     def sees_batch(self, pool: Pool | None) -> bool:
         """Whether one sample's loss depends on the others of its (micro-)batch."""
@@ -163,6 +174,8 @@ class Align(LossTraits):
         # without a pool (Table 8): the mean over the batch's cross-view targets of the class, including this sample's
         candidates = cross_view if global_batch is None else _cross_view(global_batch.targets, cross_view)
         global_batch = global_batch or GlobalBatch.from_all_rows(cross_view, labels)
+        if has_pairs(labels):
+            return mean_weights(labels, global_batch.labels, global_batch.self_mask(), cross_view.dtype) @ candidates
         weight = (same_class(labels, global_batch.labels) | global_batch.self_mask()).to(cross_view.dtype)
         return (weight / weight.sum(1, keepdim=True)) @ candidates
 
@@ -171,7 +184,8 @@ class Align(LossTraits):
 class Contrast(LossTraits):
     """The four equations of App. C and MoCo-v3's: -log softmax of the positives, averaged over the positives.
 
-    positives  own-view: only the sample's other view; own-class: also every candidate of the same class
+    positives  own-view: only the sample's other view; own-class: also every candidate of the same class. With several
+               or soft labels a candidate counts by the overlap of its labels with the sample's, the other view by 1
     against    both-views (SimCLR, SupCon): all other targets of the batch; pool (MoCo-v2): the other view
                and the pool; other-view (MoCo-v3): the batch's targets of the other view; other-view+pool
                (SupMoCo); both-views+pool (SupCon with a memory bank)
@@ -193,6 +207,10 @@ class Contrast(LossTraits):
     @property
     def supervised(self) -> bool:
         return self.positives == "own-class"
+
+    @property
+    def takes_pairs(self) -> bool:
+        return type(self) is Contrast
 
     def sees_batch(self, pool: Pool | None) -> bool:
         return self.against != "pool"
@@ -228,12 +246,17 @@ class Contrast(LossTraits):
             positive = torch.cat([positive, pool_positive], dim=-1)
         log_probability = F.log_softmax(logits, dim=-1)
         # logits of non-candidates are -inf; `where` keeps them out of the sum and the gradient
-        log_likelihood = torch.where(positive, log_probability, torch.zeros_like(log_probability)).sum(-1)
+        if positive.dtype == torch.bool:
+            log_likelihood = torch.where(positive, log_probability, torch.zeros_like(log_probability)).sum(-1)
+        else:
+            log_likelihood = (positive * torch.where(positive > 0, log_probability, 0.0)).sum(-1)
         return -(log_likelihood / positive.sum(-1)).mean()
 
     def _batch_candidates(self, anchors: Tensor, labels: Tensor, global_batch: GlobalBatch) -> tuple[Tensor, Tensor]:
         targets, self_mask = global_batch.targets, global_batch.self_mask()
-        same = (self_mask | same_class(labels, global_batch.labels)) if self.supervised else self_mask
+        same = self_mask
+        if self.supervised:
+            same = join_positives(self_mask, positive_weights(labels, global_batch.labels, anchors.dtype))
         other_view = anchors @ targets.flip(0).mT / self.temperature  # (2, B, N): the other view's targets
         if self.against == "pool":
             return other_view.diagonal(dim1=1, dim2=2).unsqueeze(-1), torch.ones_like(
@@ -242,7 +265,7 @@ class Contrast(LossTraits):
         if not self.against.startswith("both-views"):
             return other_view, same.expand_as(other_view)
         same_view = (anchors @ targets.mT / self.temperature).masked_fill(self_mask, -torch.inf)
-        positive = torch.cat([same, same & ~self_mask], dim=-1)
+        positive = torch.cat([same, same.masked_fill(self_mask, 0)], dim=-1)
         return torch.cat([other_view, same_view], dim=-1), positive.expand(2, *positive.shape)
 
     def _pool_candidates(self, anchors: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
@@ -250,7 +273,7 @@ class Contrast(LossTraits):
         logits = anchors @ stored.targets.to(anchors.dtype).mT / self.temperature
         logits = logits.masked_fill(~stored.valid, -torch.inf)
         if self.supervised:
-            positive = same_class(labels, stored.labels) & stored.valid
+            positive = positive_weights(labels, stored.labels, anchors.dtype).masked_fill(~stored.valid, 0)
         else:
             positive = torch.zeros(len(labels), len(stored.labels), dtype=torch.bool, device=labels.device)
         return logits, positive.expand_as(logits)
@@ -258,10 +281,15 @@ class Contrast(LossTraits):
 
 @dataclass(frozen=True)
 class CrossEntropy(LossTraits):
-    """The supervised baseline: anchors are class logits; unlabelled samples are left out."""
+    """The supervised baseline: anchors are class logits; unlabelled samples are left out.
+
+    form  softmax: classes exclude one another; with several labels the probabilities should be their weights, divided
+          by their sum. binary: each class by itself, its probability should be its weight; the mean over the classes
+    """
 
     kind: Literal["crossentropy"] = "crossentropy"
     smoothing: Fraction = 0.0
+    form: Literal["softmax", "binary"] = "softmax"
 
     normalizes: ClassVar[bool] = False
     has_two_terms: ClassVar[bool] = False
@@ -269,6 +297,10 @@ class CrossEntropy(LossTraits):
     @property
     def supervised(self) -> bool:
         return True
+
+    @property
+    def takes_pairs(self) -> bool:
+        return type(self) is CrossEntropy
 
     def sees_batch(self, pool: Pool | None) -> bool:
         return False
@@ -283,15 +315,33 @@ class CrossEntropy(LossTraits):
         global_batch: GlobalBatch | None = None,
     ) -> Terms:
         logits = anchors.flatten(0, 1).to(torch.promote_types(anchors.dtype, torch.float32))
-        loss_sum = F.cross_entropy(
-            logits, labels.repeat(len(anchors)), ignore_index=-1, reduction="sum", label_smoothing=self.smoothing
-        )
+        if self.form == "softmax" and not has_pairs(labels):
+            loss_sum = F.cross_entropy(
+                logits, labels.repeat(len(anchors)), ignore_index=-1, reduction="sum", label_smoothing=self.smoothing
+            )
+        else:
+            loss_sum = self._sum_over_samples(logits, labels, len(anchors))
         # a batch without any label gives 0, not 0/0
-        total = loss_sum / (len(anchors) * (labels >= 0).sum()).clamp(min=1)
+        total = loss_sum / (len(anchors) * has_label(labels).sum()).clamp(min=1)
         return Terms(total, torch.zeros_like(total).detach(), total.detach())
 
+    def _sum_over_samples(self, logits: Tensor, labels: Tensor, views: int) -> Tensor:
+        """The sum over labelled samples of the cross-entropy with their class weights."""
+        classes, is_labelled = logits.shape[1], has_label(labels)
+        if not has_pairs(labels):
+            labels = torch.stack([labels, is_labelled], dim=-1)[:, None]
+        probability = class_weights(labels, classes, logits.dtype)
+        if self.form == "binary":
+            probability = probability * (1 - self.smoothing) + self.smoothing / 2
+            losses = F.binary_cross_entropy_with_logits(logits, probability.repeat(views, 1), reduction="none").mean(1)
+        else:
+            probability = probability / probability.sum(1, keepdim=True).clamp(min=torch.finfo(probability.dtype).tiny)
+            probability = probability * (1 - self.smoothing) + self.smoothing / classes
+            losses = F.cross_entropy(logits, probability.repeat(views, 1), reduction="none")
+        return torch.where(is_labelled.repeat(views), losses, 0.0).sum()
+
     def batch_weight(self, labels: Tensor, batch_labels: Tensor) -> Tensor | float:
-        return (labels >= 0).sum() / (batch_labels >= 0).sum().clamp(min=1)  # the mean is over labelled samples
+        return has_label(labels).sum() / has_label(batch_labels).sum().clamp(min=1)  # the mean is over labelled samples
 
 
 Loss = Align | Contrast | CrossEntropy
@@ -306,3 +356,13 @@ def _cross_view(targets: Tensor, anchors: Tensor) -> Tensor:
 def same_class(labels: Tensor, others: Tensor) -> Tensor:
     """(len(labels), len(others)): True for equal labels; -1 (no label) equals nothing, not even another -1."""
     return (labels[:, None] == others[None, :]) & (labels >= 0)[:, None]
+
+
+def positive_weights(labels: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
+    """(len(labels), len(others)): which of the others are positives; for pairs, how much each counts."""
+    return overlap(labels, others, dtype) if has_pairs(labels) else same_class(labels, others)
+
+
+def join_positives(self_mask: Tensor, positive: Tensor) -> Tensor:
+    """The positives with each sample's own other view among them."""
+    return self_mask | positive if positive.dtype == torch.bool else positive.masked_fill(self_mask, 1.0)

@@ -23,7 +23,10 @@ UNLABELLED = -1  # label of a target without a label
 
 
 class Stored(NamedTuple):
-    """The content of a pool, slot by slot; `valid` is False for empty slots."""
+    """The content of a pool, slot by slot; `valid` is False for empty slots.
+
+    `labels` are one per slot, or the pairs of label_weights.py.
+    """
 
     targets: Tensor
     labels: Tensor
@@ -240,8 +243,10 @@ class Prototypes(Pool):
         # only rows of the batch's classes are written, so the cost does not grow with the number of classes;
         # all samples of a class write the same value
         same = (labels[:, None] == labels[None, :]).to(targets.dtype)
-        mean = same @ targets / same.sum(1, keepdim=True)
-        row = self._row_of(labels)
+        self._move(self._row_of(labels), same @ targets / same.sum(1, keepdim=True))
+
+    def _move(self, row: Tensor, mean: Tensor) -> None:
+        """Move these prototypes to these means of the batch."""
         self.clock += 1
         self.prototypes[row] = torch.where(
             self.seen[row][:, None], torch.lerp(mean, self.prototypes[row], self.rate), mean

@@ -12,8 +12,15 @@ from PIL import Image
 
 from supancl.data.decode import LISTED_SUFFIXES, Resample, decode, decode_opened, image_problem, map_in_order
 from supancl.data.opening import from_arrays
-from supancl.data.sources.arrays import check_image_array, checked_labels, convert_channels, number_labels
-from supancl.data.splits import Data, DataSpec, Source, full_split, prepare_data
+from supancl.data.preparing import prepare_data
+from supancl.data.sources.arrays import (
+    check_image_array,
+    check_label_array,
+    convert_channels,
+    number_labels,
+    read_labels,
+)
+from supancl.data.splits import Data, DataSpec, Source, full_split
 from supancl.data.store.memory import ArrayImages, Batch, ImageStore, PackedImages
 from supancl.data.views.evaluation import evaluation_short_side, evaluation_view
 from supancl.errors import BadInput
@@ -110,19 +117,24 @@ def check_batch(images: np.ndarray) -> None:
 
 
 def data_from_images(images: Images, labels: Any, spec: DataSpec, channels: int) -> Data:
-    """Data of a run from Python objects: `labels` are numbers or class names, -1, '' or None for unlabelled."""
+    """Data of a run from Python objects: `labels` are numbers or class names, -1, '' or None for unlabelled.
+
+    Labels (N, C) are weights of several or soft labels, one column per class.
+    """
     check_is_list(images)
     count = len(images)
     labels = np.full(count, -1) if labels is None else as_label_array(labels)
     if isinstance(images, np.ndarray) and images.dtype != object:
         check_batch(images)
         return from_arrays(images, labels, spec=spec, channels=channels)
+    check_label_array(labels.shape, labels.dtype, count, "the images: labels")
     numbered, classes = number_labels({"train": (np.empty(0), labels)}, "the images", None)
-    ids = checked_labels(numbered["train"][1], count, "the images: labels")
+    by_split, classes = read_labels(numbered, "the images", classes, spec.max_labels)
+    ids, pairs = by_split["train"]
     if classes is None:
         classes = tuple(map(str, range(int(ids.max()) + 1 if len(ids) else 0)))
     names = [str(image) if isinstance(image, (str, Path)) else f"images[{i}]" for i, image in enumerate(images)]
-    split = full_split(store_images(images, channels, spec.short_side), ids, names)
+    split = full_split(store_images(images, channels, spec.short_side), ids, names, pairs)
     return prepare_data(Source({"train": split}, classes), spec)
 
 

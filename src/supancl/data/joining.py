@@ -52,6 +52,11 @@ def join_sources(sources: Mapping[str, Source | Listing], uses_splits: bool, cac
     remarks: list[str] = []
     has_held_out = {}
     for name, source in sources.items():
+        has_sets = isinstance(source, Listing) and source.label_sets is not None
+        if has_sets or (
+            isinstance(source, Source) and any(split.pairs is not None for split in source.splits.values())
+        ):
+            raise BadInput(f"{name} has several or soft labels per image, which cannot be joined; name it alone")
         new = list(_entries(name, source))
         has_held_out[name] = any(split != "train" for split, _, _ in new)
         entries += new

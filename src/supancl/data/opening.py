@@ -26,14 +26,17 @@ from supancl.data.decode import (
     upright_size,
 )
 from supancl.data.joining import join_sources
+from supancl.data.label_pairs import ImageLabels, labels_from_pairs, pairs_from_sets
+from supancl.data.preparing import prepare_data
 from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars
 from supancl.data.sources.benchmark_rows import Use
-from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_split, prepare_data, sorted_names
+from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_split, sorted_names
 from supancl.data.store import stream
 from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, Progress, image_checksum
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.files import did_you_mean_path
+from supancl.reporter import track_task
 
 if TYPE_CHECKING:
     import torch
@@ -138,17 +141,18 @@ def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, leni
     if name in arrays.BUILT_IN:
         return arrays.BUILT_IN[name](channels)
     kind, _, library_name = name.partition(":")
-    if kind in libraries.READERS:
-        return libraries.READERS[kind](library_name, channels)
     if tars.is_tar(name):
         return tars.list_tars(name, progress)
-    path = _existing_path(name)
-    if path.is_dir():
-        return folder.list_folder(path, lenient)
-    if path.suffix.lower() == ".npz":
-        return arrays.read_npz(path, channels)
-    if path.suffix.lower() == ".csv":
-        return csv_table.list_csv(path, spec.skip_bad_images, spec.columns)
+    with track_task(f"listing {name}"):
+        if kind in libraries.READERS:
+            return libraries.READERS[kind](library_name, channels)
+        path = _existing_path(name)
+        if path.is_dir():
+            return folder.list_folder(path, lenient)
+        if path.suffix.lower() == ".npz":
+            return arrays.read_npz(path, channels, spec.max_labels)
+        if path.suffix.lower() == ".csv":
+            return csv_table.list_csv(path, spec.skip_bad_images, spec.columns, spec.max_labels)
     raise BadInput(
         f"{name}: not a source; give a folder of images, a .npz, a .csv (path,label[,split]), .tar shards, "
         "torchvision:NAME@ROOT or hf:NAME"
@@ -184,6 +188,8 @@ def from_arrays(
 ) -> Data:
     """Data from arrays in memory: images (N, H, W[, C]) uint8, labels (N,) integers, -1 or None for unlabelled.
 
+    Labels (N, C) are weights of several or soft labels, one column per class.
+
     >>> data = from_arrays(np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2)
     >>> len(data.train), len(data.held_out), data.classes
     (36, 4, ('0', '1'))
@@ -194,8 +200,8 @@ def from_arrays(
     if test_images is not None:
         no_labels = np.full(len(test_images), -1)
         splits["test"] = (test_images, no_labels if test_labels is None else test_labels)
-    source = arrays.source_from_arrays(splits, channels, "the arrays", None if classes is None else tuple(classes))
-    return prepare_data(source, spec or DataSpec(source="arrays"))
+    spec, names = spec or DataSpec(source="arrays"), None if classes is None else tuple(classes)
+    return prepare_data(arrays.source_from_arrays(splits, channels, "the arrays", names, spec.max_labels), spec)
 
 
 # --- names of sources -------------------------------------------------------------------------------------------------
@@ -287,17 +293,26 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
 
 def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) -> Source:
     """The splits of these entries, whose images are those of the store."""
-    classes = listing.classes
-    if classes is None:
-        classes = sorted_names(entries.used_names(), listing.by_number)
-    labels = torch.from_numpy(entries.class_numbers(classes))
-    all_images = full_split(store, labels, ItemNames(entries.items))
+    classes, labels = number_classes(listing, entries)
+    all_images = full_split(store, labels.labels, ItemNames(entries.items), labels.pairs)
     splits: dict[str, Split] = {
         name: all_images.take(torch.from_numpy(entries.positions_of(name)))
         for name in SPLITS
         if entries.has_split(name)
     }
     return Source(splits, classes, listing.remarks, (), entries.items, listing.empty_folders)
+
+
+def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...], ImageLabels]:
+    """The class names in label order, and the labels of these entries."""
+    used = entries.used_names()
+    if listing.label_sets is None:
+        classes = sorted_names(used, listing.by_number) if listing.classes is None else listing.classes
+        return classes, ImageLabels(torch.from_numpy(entries.class_numbers(classes)))
+    classes = sorted_names({name for text in used for name in listing.label_sets[text]}, listing.by_number)
+    sets = [listing.label_sets[text] if text in used else {} for text in entries.label_names]
+    pairs = pairs_from_sets(sets, classes)[torch.from_numpy(entries.labels).long()]
+    return classes, labels_from_pairs({"all": pairs}, str(listing.location))["all"]
 
 
 def _other_positions(count: int, unreadable: Sequence[tuple[int, str]]) -> np.ndarray:
@@ -364,7 +379,8 @@ def _store_images(
         checksums = np.array(checksums_of_readable, np.uint32)
         return FileImages(readable_items, channels, spec.short_side, spec.resample, checksums), unreadable
     if len({tuple(image.shape) for image in images}) == 1:
-        return ArrayImages(torch.stack(images)), unreadable
+        with track_task("gathering the images"):
+            return ArrayImages(torch.stack(images)), unreadable
     return PackedImages.from_images(images) if images else FileImages([], channels, None), unreadable
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from supancl.data.decode import image_problem, map_in_order, shrunk_size, upright_size
+from supancl.data.label_pairs import count_images, describe_pairs, label_texts
 from supancl.data.opening import AUTO_CACHE_BYTES
 from supancl.data.splits import DataSpec, Source, Split
 from supancl.data.store.memory import Progress
@@ -26,10 +26,11 @@ else:
 
 def describe_source(source: Source, spec: DataSpec, channels: int, sizes: np.ndarray) -> dict[str, Any]:
     """Counts by split and class, sizes as stored (from `image_sizes`), bytes of decoded pixels."""
-    splits = {}
+    splits: dict[str, dict[str, Any]] = {}
     for name, split in source.splits.items():
-        labelled = split.labels[split.labels >= 0]
-        splits[name] = {"images": len(split), "labelled": len(labelled), "classes": len(torch.unique(labelled))}
+        splits[name] = {"images": len(split), "labelled": split.num_labelled, "classes": len(split.class_ids())}
+        if split.pairs is not None:
+            splits[name]["labels_per_image"] = describe_pairs(split.pairs)
     short_side = spec.short_side if source.items else None  # arrays are not shrunk
     decoded = np.array([shrunk_size((int(h), int(w)), short_side) for h, w in sizes], np.int64).reshape(-1, 2)
     # unreadable images have their own entry
@@ -53,12 +54,12 @@ def describe_source(source: Source, spec: DataSpec, channels: int, sizes: np.nda
 
 def histogram(source: Source) -> dict[str, dict[str, int]]:
     """class -> split -> number of images, in label order, unlabelled images last."""
-    counts = {name: Counter(split.labels.tolist()) for name, split in source.splits.items()}
+    counts, unlabelled = {}, {}
+    for name, split in source.splits.items():
+        counts[name], unlabelled[name] = count_images(split.image_labels, len(source.classes))
     counts_by_class = {
-        class_name: {name: counts[name].get(label, 0) for name in counts}
-        for label, class_name in enumerate(source.classes)
+        class_name: {name: counts[name][label] for name in counts} for label, class_name in enumerate(source.classes)
     }
-    unlabelled = {name: counts[name].get(-1, 0) for name in counts}
     return counts_by_class | ({"(unlabelled)": unlabelled} if any(unlabelled.values()) else {})
 
 
@@ -122,9 +123,13 @@ def find_copies(source: Source, progress: Progress | None = None) -> dict[str, A
     if not files:
         return None
     labels, splits = np.full(len(source.items), -1), np.zeros(len(source.items), np.int64)
+    numbers: dict[str, int] = {"": -1}
     for number, split in enumerate(source.splits.values()):
         rows = split.index.cpu().numpy()
         labels[rows], splits[rows] = split.labels.numpy(), number
+        if split.pairs is not None:  # several labels are the same if all of them are
+            texts = label_texts(split.image_labels, torch.arange(len(split)), source.classes, "")
+            labels[rows] = [numbers.setdefault(text, len(numbers)) for text in texts]
     totals = {"files": 0, "images": 0, "labels_differ": 0, "in_several_splits": 0}
     examples: list[list[str]] = []
     for group in _group_identical_files(list(files), progress):

@@ -1,25 +1,25 @@
-"""Splits of a source, what is held out of training, and the feed of batches."""
+"""Splits of a source: which images are in one, with their labels and names; and the settings that choose them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
-from supancl.config import INCIDENTAL, Count, Fraction, Positive, Within, marked
+from supancl.config import INCIDENTAL, Count, Fraction, Natural, Positive, Within, marked
 from supancl.data.content import Content, join_content
 from supancl.data.decode import Item
-from supancl.data.order import Order, WindowedOrder, derive_seed
+from supancl.data.label_noise import NoiseKind
+from supancl.data.label_pairs import ImageLabels, LabelSet
+from supancl.data.order import Order, WindowedOrder
 from supancl.data.store.memory import Batch, ImageStore, Progress
-from supancl.data.threads import ReadingThreads, waiting_for_images
-from supancl.errors import BadInput, did_you_mean, plural
+from supancl.errors import BadInput, plural
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +36,10 @@ SPLIT_NAMES = {  # name of a folder or shard -> split
 NO_LABEL = ("-1", "-1.0")  # a column with gaps turns -1 into -1.0
 MAX_DIGITS = 1000  # of a label
 NAMES_AT_A_TIME = 65_536  # there may be millions
-SPLIT_SEED = 20240  # fixed: every run holds out the same images, whatever its seed
-USUAL_HOLDOUT = 0.1  # of the labelled training images, where a source has no held-out split
+
+
+# settings that take training images away or change their labels
+CHANGES = ("limit", "leave_out", "imbalance", "labelled", "label_noise")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,12 @@ class DataSpec:
     limit: Count | None = None  # train on this many images, drawn with a fixed seed
     holdout: Annotated[float, Within(0, 0.9)] | None = None  # None: 10% where the data have no held-out split
     leave_out: tuple[str, ...] = ()  # classes kept out of pretraining, for transfer
+    imbalance: Annotated[float, Within(1, 1e6)] = 1.0  # times fewer images in the last class than in the first
     labelled: Fraction = 1.0  # fraction of the training labels that are kept
+    max_labels: Count = 16  # of an image; 1: a ; in a .csv is part of a class name
+    label_noise: Annotated[float, Within(0, 0.9)] = 0.0  # fraction of them that is made wrong
+    label_noise_kind: NoiseKind = "symmetric"  # pair: every class is mistaken for the next one
+    label_noise_seed: Natural = 0  # which labels
     short_side: Count | None = None  # larger images are shrunk to this when decoded
     resample: Literal["bilinear", "bicubic"] = "bilinear"  # filter used for shrinking
     balanced: bool = False  # every class equally often in an epoch, whatever its number of images
@@ -65,15 +72,28 @@ class DataSpec:
     def all_sources(self) -> tuple[str, ...]:
         return (self.source, *self.joined)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all training images are used, with the labels that the source gives them."""
+        return all(getattr(self, name) == getattr(DataSpec, name) for name in CHANGES)
+
+    def whole(self) -> DataSpec:
+        """The same data with all training images, as the source gives them."""
+        return replace(self, balanced=False, **{name: getattr(DataSpec, name) for name in CHANGES})
+
 
 @dataclass(frozen=True)
 class Split:
-    """A subset of a store's images, with labels (-1: unlabelled) and names for messages."""
+    """A subset of a store's images, with labels (-1: unlabelled) and names for messages.
+
+    With several or soft labels per image, `pairs` has them all and `labels` the rarest of each (label_pairs.py).
+    """
 
     store: ImageStore
     index: Tensor
     labels: Tensor
     names: Sequence[str]
+    pairs: Tensor | None = None
 
     is_streamed: ClassVar[bool] = False  # if so, batches carry their labels
     is_materialized: ClassVar[bool] = True  # rows and labels are in memory
@@ -101,11 +121,25 @@ class Split:
         return [self.names[i] for i in self.index.cpu()[positions.cpu()].tolist()]
 
     def take(self, positions: Tensor) -> Split:
-        return replace(self, index=self.index[positions], labels=self.labels[positions])
+        pairs = None if self.pairs is None else self.pairs[positions]
+        return replace(self, index=self.index[positions], labels=self.labels[positions], pairs=pairs)
 
     def materialize(self) -> Split:
         """This split with its rows and labels in memory."""
         return self
+
+    @property
+    def image_labels(self) -> ImageLabels:
+        return ImageLabels(self.labels, self.pairs)
+
+    @property
+    def training_labels(self) -> Tensor:
+        """What a step takes: labels (N,), or pairs (N, L, 2)."""
+        return self.labels if self.pairs is None else self.pairs
+
+    def hide_several_labels(self) -> Split:
+        """This split; without labels if its images have several, for measures of one label per image."""
+        return self if self.pairs is None else replace(self, labels=torch.full_like(self.labels, -1), pairs=None)
 
     @property
     def num_labelled(self) -> int:
@@ -113,7 +147,8 @@ class Split:
 
     def class_ids(self) -> list[int]:
         """Sorted ids of the classes that have an image."""
-        ids: list[int] = torch.unique(self.labels[self.labels >= 0]).tolist()
+        labels = self.labels if self.pairs is None else self.pairs[..., 0].long()
+        ids: list[int] = torch.unique(labels[labels >= 0]).tolist()
         return ids
 
     def sample(self, count: int) -> Split:
@@ -125,7 +160,7 @@ class Split:
 
     def iter_content(self) -> Iterator[bytes]:
         """File names and labels as bytes, for `fingerprint`; independent of the folder."""
-        yield self.labels.numpy().tobytes()
+        yield self.training_labels.numpy().tobytes()
         for start in range(0, len(self), NAMES_AT_A_TIME):
             positions = torch.arange(start, min(start + NAMES_AT_A_TIME, len(self)))
             names = "\n".join(os.path.basename(name) for name in self.names_at(positions))
@@ -159,6 +194,7 @@ class Listing:
     by_number: bool = False  # if all names are numbers, sort them as numbers: 2 before 10
     empty_folders: tuple[str, ...] = ()  # class folders without an image
     cache_name: str = ""  # name of its packed cache; '': the source's name
+    label_sets: Mapping[str, LabelSet] | None = None  # of class names that stand for several labels, or for soft ones
 
 
 @dataclass(frozen=True)
@@ -202,9 +238,9 @@ class Data:
         return join_content(contents) if len(contents) == bool(len(self.train)) + bool(len(self.held_out)) else None
 
 
-def full_split(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split:
+def full_split(store: ImageStore, labels: Tensor, names: Sequence[str], pairs: Tensor | None = None) -> Split:
     """A split with every image of a store."""
-    return Split(store, torch.arange(len(store)), labels, names)
+    return Split(store, torch.arange(len(store)), labels, names, pairs)
 
 
 def sorted_names(names: set[str], by_number: bool) -> tuple[str, ...]:
@@ -233,240 +269,3 @@ def fingerprint(*splits: Split) -> str:
         for chunk in split.iter_content():
             content.update(chunk)
     return content.hexdigest()[:16]
-
-
-def prepare_data(source: Source, spec: DataSpec) -> Data:
-    """Hold out images, leave out classes, hide labels, limit; in this order, each with a fixed seed."""
-    train, held_out, held_out_from = _hold_out(source, spec)
-    remarks = (*source.remarks, *_held_out_remarks(train, held_out, held_out_from, source.classes))
-    test = source.splits.get("test")
-    classes, transfer = source.classes, None
-    transfer_classes: tuple[str, ...] = ()
-    if spec.leave_out:
-        kept_ids, left_out_ids = _separate_classes(source.classes, spec.leave_out)
-        transfer = (_take_classes(train, left_out_ids), _take_classes(held_out, left_out_ids))
-        transfer_classes = tuple(source.classes[i] for i in left_out_ids)
-        # an unlabelled image may show a left-out class; nobody knows, so it is trained on
-        train, held_out = (
-            _take_classes(train, kept_ids, unlabelled=True),
-            _take_classes(held_out, kept_ids, unlabelled=True),
-        )
-        test = None if test is None else _take_classes(test, kept_ids)
-        classes = tuple(source.classes[i] for i in kept_ids)
-    partly_labelled, label_remarks = _hide_labels(train, spec.labelled)
-    train = _limit(partly_labelled, spec.limit)
-    if spec.labelled < 1 and (lost := len(partly_labelled.class_ids()) - len(train.class_ids())):
-        label_remarks.append(
-            f"data.limit = {spec.limit} leaves {lost} of {len(partly_labelled.class_ids())} classes without a label, "
-            "because it applies after data.labelled has hidden labels; raise one of the two"
-        )
-    remarks = (*remarks, *label_remarks)
-    if not len(train):
-        raise BadInput(f"{spec.source}: no image is left to train on; change data.leave_out or data.holdout")
-    summary: dict[str, object] = {
-        "source": spec.source,
-        "train": len(train),
-        "labelled": train.num_labelled,
-        "held_out": len(held_out),
-        "held_out_from": held_out_from,
-        "classes": len(classes),
-        "skipped": len(source.skipped),
-        "fingerprint": fingerprint(train, held_out),
-    }
-    if spec.joined:
-        summary["joined"] = list(spec.joined)
-    return Data(train, held_out, classes, test, transfer, transfer_classes, remarks, source.skipped, summary)
-
-
-def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
-    """Hold out val, else test, else a stratified fraction of train; `data.holdout` always takes a fraction of train."""
-    train = source.splits["train"]
-    for name in ("val", "test"):
-        if spec.holdout is None and name in source.splits:
-            return train, source.splits[name], name
-    fraction = USUAL_HOLDOUT if spec.holdout is None else spec.holdout
-    if fraction == 0:  # a stream stays one: its labels are not read
-        return train, train.take(torch.empty(0, dtype=torch.long)), "train"
-    is_held_out = draw_held_out(train.labels, fraction)
-    if not is_held_out.any():
-        raise BadInput(
-            f"{spec.source}: {plural(len(train), 'image is', 'images are')} too few to hold out "
-            f"{fraction:.0%} of each class; add images or a val/ folder (or train on all: --set data.holdout=0)"
-        )
-    return train.take((~is_held_out).nonzero()[:, 0]), train.take(is_held_out.nonzero()[:, 0]), "train"
-
-
-def draw_held_out(labels: Tensor, fraction: float) -> Tensor:
-    """Mask of the training images to hold out.
-
-    Unlabelled images cannot be evaluated on, so they are trained on, unless there are no others.
-    """
-    is_held_out = torch.zeros(len(labels), dtype=torch.bool)
-    if fraction > 0:
-        candidates = (labels >= 0).nonzero()[:, 0] if bool((labels >= 0).any()) else torch.arange(len(labels))
-        is_held_out[candidates[draw_stratified(labels[candidates], fraction, SPLIT_SEED)]] = True
-    return is_held_out
-
-
-def _held_out_remarks(train: Split, held_out: Split, split_name: str, classes: Sequence[str]) -> Iterator[str]:
-    """Remarks on held-out images that cannot be evaluated: without labels, or of classes that are not trained on."""
-    if not train.num_labelled or not len(held_out):
-        return
-    if not held_out.num_labelled:
-        images_have, images = f"none of the {len(held_out)} images of {split_name} has a", "them"
-        if len(held_out) == 1:
-            images_have, images = f"the one image of {split_name} has no", "it"
-        yield (
-            f"{images_have} label, so nothing can be evaluated on {images}; to hold out labelled images of "
-            "train instead: --set data.holdout=0.1"
-        )
-    untrained = [classes[label] for label in sorted(set(held_out.class_ids()) - set(train.class_ids()))]
-    if untrained:
-        yield (
-            f"{plural(len(untrained), 'class is held out and has', 'classes are held out and have')} no image to "
-            f"train on, such as {untrained[0]!r}; class names must agree in case, spaces and the "
-            "encoding of accents"
-        )
-
-
-def draw_stratified(labels: Tensor, fraction: float, seed: int, include_singletons: bool = False) -> Tensor:
-    """Positions of about `fraction` of each class, never all of it; unlabelled images count as a class.
-
-    A class with a single image gives none, or with `include_singletons` that one.
-    """
-    selected = []
-    for label in sorted(set(labels.tolist())):
-        members = (labels == label).nonzero()[:, 0]
-        most_drawn = len(members) if include_singletons and len(members) == 1 else len(members) - 1
-        count = min(most_drawn, max(round(fraction * len(members)), 1 if fraction > 0 else 0))
-        order = torch.randperm(len(members), generator=torch.Generator().manual_seed(derive_seed(seed, label + 1)))
-        selected.append(members[order[:count]])
-    return torch.cat(selected).sort().values if selected else torch.empty(0, dtype=torch.long)
-
-
-def _separate_classes(classes: Sequence[str], leave_out: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Ids of the classes to train on, and of those left out of pretraining."""
-    for name in leave_out:
-        if name not in classes:
-            raise BadInput(
-                f"data.leave_out names class {name!r}, which the data do not have{did_you_mean(name, classes)}"
-            )
-    left_out = [i for i, name in enumerate(classes) if name in leave_out]
-    return [i for i in range(len(classes)) if i not in left_out], left_out
-
-
-def _take_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) -> Split:
-    """Only images of these classes, relabelled 0, 1, ... in their order."""
-    ids = torch.full((int(max([*classes, *split.labels.tolist(), 0])) + 1,), -2)
-    ids[torch.tensor(list(classes), dtype=torch.long)] = torch.arange(len(classes))
-    mapped = split.relabelled(ids)
-    keep = (mapped.labels >= 0) | ((split.labels < 0) if unlabelled else False)
-    return mapped.take(keep.nonzero()[:, 0])
-
-
-def _hide_labels(train: Split, fraction: float) -> tuple[Split, list[str]]:
-    """Keep the labels of about `fraction` of each class; a remark if rounding in small classes changes the total."""
-    if fraction == 1.0:
-        return train, []
-    labels = keep_labels(train.labels, fraction)
-    sizes = torch.bincount(train.labels[train.labels >= 0])
-    kept_sizes = torch.bincount(labels[labels >= 0], minlength=len(sizes))
-    num_kept, num_requested = int(kept_sizes.sum()), round(fraction * int(sizes.sum()))
-    rounded_sizes, explanation = (sizes.double() * fraction).round(), ""
-    if num_kept > num_requested and bool((kept_sizes > rounded_sizes).any()):
-        explanation = "every class keeps at least one"
-    elif num_kept < num_requested and bool((kept_sizes < rounded_sizes).any()):
-        explanation = "every class of two or more hides at least one"
-    elif abs(num_kept - num_requested) > max(1, 0.05 * num_requested):
-        explanation = "the fraction is rounded in each class"
-    remark = (
-        f"data.labelled = {fraction:g} asks for {num_requested:,} of {int(sizes.sum()):,} labels; "
-        f"{num_kept:,} are kept, because {explanation}"
-    )
-    return replace(train.materialize(), labels=labels), [remark] if explanation else []
-
-
-def keep_labels(labels: Tensor, fraction: float) -> Tensor:
-    """The labels of about `fraction` of each class; others are -1."""
-    rows = draw_stratified(labels, fraction, SPLIT_SEED + 1, include_singletons=True)
-    shown = torch.full_like(labels, -1)
-    shown[rows] = labels[rows]
-    return shown
-
-
-def _limit(train: Split, limit: int | None) -> Split:
-    return train if limit is None or limit >= len(train) else train.take(draw_limited(len(train), limit))
-
-
-def draw_limited(count: int, limit: int) -> Tensor:
-    """Positions of `limit` of `count` images."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(SPLIT_SEED + 2))
-    return order[:limit].sort().values
-
-
-# --- batches in time --------------------------------------------------------------------------------------------------
-
-
-class Feed:
-    """The batch of each step, on the device. Threads prefetch batches that are not resident there.
-
-    A batch depends on the step number alone, so steps may be repeated or skipped.
-    """
-
-    def __init__(
-        self, split: Split, positions: Callable[[int], Tensor], device: torch.device, steps: int, ahead: int = 3
-    ) -> None:
-        self.split, self.positions, self.device, self.steps, self.ahead = split, positions, device, steps, ahead
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.pending: dict[int, Future[tuple[Batch, Any, Any]]] = {}
-        self.executor: ReadingThreads | None = None
-
-    @property
-    def is_resident(self) -> bool:
-        """Whether a batch needs only indexing on the device, no disk and no copy."""
-        return self.split.store.is_resident(self.device)
-
-    @property
-    def has_one_shape(self) -> bool:
-        """Whether every batch has the same shape, so that the step can be captured and replayed."""
-        return self.split.store.has_one_shape(self.device)
-
-    def batch(self, step: int) -> Batch:
-        if self.is_resident:
-            return self.split.batch(self.positions(step))
-        if self.executor is None:
-            # two: one copies or decodes while the other's batch is being copied to the device
-            self.executor = ReadingThreads(2, "feed")
-        for later in range(step, max(step + 1, min(step + self.ahead, self.steps))):
-            if later not in self.pending:
-                self.pending[later] = self.executor.submit(self._prepare, later)
-        for stale in [other for other in self.pending if other < step or other >= step + self.ahead]:
-            self.pending.pop(stale).cancel()
-        with waiting_for_images():
-            batch, event, _ = self.pending[step].result()
-        del self.pending[step]
-        if event is not None:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(event)
-            for tensor in batch:
-                if tensor is not None:
-                    tensor.record_stream(current)  # keep its memory until this stream has read it
-        return batch
-
-    def _prepare(self, step: int) -> tuple[Batch, Any, Any]:
-        positions = self.positions(step)
-        if self.stream is None:
-            return self.split.batch(positions), None, None
-        host_batch = self.split.batch_on_canvas(positions)
-        with torch.cuda.stream(self.stream):
-            pinned = host_batch.pin_memory()
-            moved = pinned.to(self.device)
-            event = torch.cuda.Event()
-            event.record(self.stream)
-        return moved, event, pinned
-
-    def close(self) -> None:
-        """Stop the threads and drop prefetched batches. Asking for a batch afterwards starts them again."""
-        if self.executor is not None:
-            self.executor.shutdown(wait=True, cancel_futures=True)
-            self.executor, self.pending = None, {}

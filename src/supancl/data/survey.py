@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from supancl.data.columns import Columns
 from supancl.data.decode import upright_size
-from supancl.data.opening import evenly_spaced_positions, list_source
-from supancl.data.splits import (
-    USUAL_HOLDOUT,
-    Data,
-    DataSpec,
-    Listing,
-    Source,
-    Split,
-    draw_held_out,
-    draw_limited,
-    keep_labels,
-)
+from supancl.data.imbalance import draw_long_tail
+from supancl.data.label_pairs import ImageLabels, count_images
+from supancl.data.opening import evenly_spaced_positions, list_source, number_classes
+from supancl.data.preparing import USUAL_HOLDOUT, draw_held_out, draw_limited, keep_labels
+from supancl.data.splits import Data, DataSpec, Listing, Source, Split
 from supancl.data.store.memory import Progress
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 else:
     from supancl.lazy import torch
 
@@ -60,30 +52,34 @@ def survey_data(data: Data) -> Survey:
 def _survey_listing(listing: Listing, spec: DataSpec) -> Survey:
     columns = Columns.from_entries(listing.entries)
     train = columns.take(columns.positions_of("train"))
-    classes = sorted(train.used_names())
-    labels = torch.from_numpy(train.class_numbers(classes))
+    classes, labels = number_classes(replace(listing, classes=None, by_number=False), train)
     has_held_out = columns.has_split("val") or columns.has_split("test")
     return _as_trained(spec, labels, classes, usual_side(train.items), has_held_out)
 
 
 def _survey_splits(source: Source, spec: DataSpec) -> Survey:
     train = source.splits["train"]
-    return _as_trained(spec, train.labels.cpu(), source.classes, _usual_side(train), len(source.splits) > 1)
+    return _as_trained(spec, train.image_labels, source.classes, _usual_side(train), len(source.splits) > 1)
 
 
 def _as_trained(
-    spec: DataSpec, labels: Tensor, classes: Sequence[str], side: int, has_held_out: bool
+    spec: DataSpec, image_labels: ImageLabels, classes: Sequence[str], side: int, has_held_out: bool
 ) -> Survey:  # fmt: skip
     """The images that a run is trained on, by the rules of `prepare_data`: what is held out, hidden and limited."""
+    labels = image_labels.labels.cpu()
     holdout = spec.holdout if spec.holdout is not None else 0.0 if has_held_out else USUAL_HOLDOUT
     labels = labels[~draw_held_out(labels, holdout)]
     left_out = torch.tensor([number for number, name in enumerate(classes) if name in spec.leave_out])
     labels = labels[~torch.isin(labels, left_out)]
+    labels = labels if spec.imbalance == 1.0 else labels[draw_long_tail(labels, spec.imbalance)]
     labels = labels if spec.labelled == 1.0 else keep_labels(labels, spec.labelled)
     if spec.limit is not None and spec.limit < len(labels):
         labels = labels[draw_limited(len(labels), spec.limit)]
     labelled = labels[labels >= 0]
-    return Survey(len(labels), len(labelled), len(torch.unique(labelled)), side)
+    # of several labels the rarest is drawn by; how many classes there are, all of them say
+    counts, _ = count_images(image_labels, len(classes))
+    num_classes = len(torch.unique(labelled)) if image_labels.pairs is None else sum(count > 0 for count in counts)
+    return Survey(len(labels), len(labelled), num_classes, side)
 
 
 def usual_side(items: Sequence[Any]) -> int:

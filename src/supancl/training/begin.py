@@ -12,7 +12,7 @@ from torch import Tensor
 from supancl.data.splits import Data
 from supancl.errors import BadInput, Interrupted, Stopped
 from supancl.recipes import Recipe
-from supancl.reporter import Reporter
+from supancl.reporter import Reporter, track_task
 from supancl.training.cost import describe_time, measure_step
 from supancl.training.loop import Loop, resume_settings
 from supancl.training.monitor import check_collapsed_run
@@ -45,7 +45,7 @@ def begin_run(
         state = _load_start(trainer, data, folder, resume, init, reporter)
         is_filled = state is None and init is not None
         start = describe_init(trainer.model.branches.encoder, str(init)) if is_filled else recorded
-        cost = describe_time(trainer, measure_step(trainer)) if reporter.shows_cost else {}
+        cost = estimate_time(trainer) if reporter.shows_cost else {}
         about = {"cost": cost, "init": start, "hardware": hardware(trainer.device)}
         for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state, about)):
             reporter.warn(remark)
@@ -67,6 +67,11 @@ def begin_run(
             trainer.feed.close()
             log.close()
             reporter.on_end()
+
+
+def estimate_time(trainer: Trainer) -> dict[str, Any]:
+    with track_task("trying some steps, to tell how long the run takes"):
+        return describe_time(trainer, measure_step(trainer))
 
 
 def note_kept_settings(requested: Recipe | None, resolved: Recipe, reporter: Reporter) -> None:

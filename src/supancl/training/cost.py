@@ -198,7 +198,7 @@ def describe_time(trainer: Trainer, seconds_per_step: float | None) -> dict[str,
     seconds = seconds_per_step * (trainer.steps - trainer.step)
     per_epoch = seconds_per_step * trainer.steps_per_epoch
     text = (
-        f"about {in_words(seconds)} for {epochs:g} epochs of {in_words(per_epoch)}, checks of the encoder not counted"
+        f"about {in_words(seconds)} for {epochs:.0f} epochs of {in_words(per_epoch)}, checks of the encoder not counted"
     )
     if seconds > DAY:
         text += "; that is more than a day: fewer --epochs, smaller views (--set views.size) or a GPU would be faster"

@@ -63,7 +63,7 @@ def describe_choices(requested: Recipe, fitted: Recipe, survey: Survey) -> Itera
     yield f"{fitted.name} for {describe_survey(survey)}, on {'a GPU' if _is_on_gpu(fitted) else 'a CPU'}:"
     values, before = fitted.fields(), requested.fields()
     for name in RULES:
-        if name in values and before[name] != values[name]:
+        if name in values and before[name] != values[name] and values[name][0] is not None:
             yield f"  {f'{name} = {values[name][0]}':32} {values[name][1]}"
 
 

@@ -72,7 +72,9 @@ class StepInputs:
         self.device, self.ranks = device, ranks
         self.images = data.train.place_on(device, progress)
         streamed = data.train.is_streamed  # then labels come with the batches
-        self.labels = torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.labels.to(device)
+        self.labels = (
+            torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.training_labels.to(device)
+        )
         self.micro_batches = [
             MicroBatch(rows, row_range, local_rows, views_for_rows(recipe.views, row_range))
             for rows, row_range, local_rows in ranks.micro_batches(

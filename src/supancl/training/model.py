@@ -10,6 +10,7 @@ from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.core.methods import assemble
+from supancl.core.weighted_pools import WeightedPoolSpec
 from supancl.data.order import derive_seed
 from supancl.data.views.specs import Crops
 from supancl.distributed import Ranks, synchronize_norms
@@ -20,10 +21,13 @@ from supancl.training.cuda.layers import optimize_for_cuda
 class Model:
     """Branches, pool, optimizer and generator of one run, on its device."""
 
-    def __init__(self, recipe: Recipe, classes: int, device: torch.device, ranks: Ranks) -> None:
-        self.device = device
+    def __init__(
+        self, recipe: Recipe, classes: int, device: torch.device, ranks: Ranks, pairs: int | None = None
+    ) -> None:
+        """`pairs` is the number of labels per image if there are several or soft ones."""
+        self.device, self.pairs = device, pairs
         torch.manual_seed(recipe.train.seed)
-        self.branches, self.pool = _assemble(recipe, classes, ranks)
+        self.branches, self.pool = _assemble(recipe, classes, ranks, pairs)
         self.branches.to(device)
         if self.pool is not None:
             self.pool.to(device)
@@ -41,7 +45,7 @@ class Model:
     def restart(self, recipe: Recipe, classes: int, ranks: Ranks) -> None:
         """Begin another run in the same tensors, because a captured step reads them."""
         torch.manual_seed(recipe.train.seed)
-        branches, pool = _assemble(recipe, classes, ranks)
+        branches, pool = _assemble(recipe, classes, ranks, self.pairs)
         self.branches.load_state_dict(branches.state_dict())
         self.branches.train()
         if self.pool is not None and pool is not None:
@@ -105,8 +109,9 @@ class Model:
             group["lr"] = local["lr"]
 
 
-def _assemble(recipe: Recipe, classes: int, ranks: Ranks) -> Any:
-    return assemble(recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(classes, 1), ranks)
+def _assemble(recipe: Recipe, classes: int, ranks: Ranks, pairs: int | None) -> Any:
+    pool = recipe.pool if pairs is None else WeightedPoolSpec.of(recipe.pool, pairs)
+    return assemble(recipe.encoder, recipe.heads, recipe.branches, pool, recipe.loss, max(classes, 1), ranks)
 
 
 def build_optimizer(recipe: Recipe, branches: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:

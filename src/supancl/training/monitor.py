@@ -78,7 +78,8 @@ class Monitor:
     """Measures signs of collapse; `collapse_message` explains them."""
 
     def __init__(self, data: Data, supervised: bool) -> None:
-        self.splits, self.present = (data.train, data.held_out), data.train.class_ids()
+        self.splits = tuple(split.hide_several_labels() for split in (data.train, data.held_out))
+        self.present = data.train.class_ids()
         self.reference, self.held_out = (sample_labelled(split, MAX_IMAGES) for split in self.splits)
         self.classes, self.supervised = len(data.classes), supervised
         self.low_readings = self.low_ranks = 0

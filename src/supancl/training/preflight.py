@@ -13,7 +13,9 @@ import torch
 
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.core.precision import auto_precision, has_bf16
+from supancl.core.specs import PoolSpec
 from supancl.data.content import Content, read_content
+from supancl.data.label_pairs import check_one_label
 from supancl.data.opening import absolute_source, is_same_source
 from supancl.data.sources.folder import ONLY_CLASS, check_out_folder
 from supancl.data.sources.tars import find_tars, is_tar
@@ -113,6 +115,28 @@ def check_data(recipe: Recipe, data: Data) -> None:
                 f"{source}: only one class, {data.classes[present[0]]!r}, has training images; "
                 f"{recipe.method} needs two, or use simsiam or byol" + hints
             )
+
+
+def fit_labels(recipe: Recipe, data: Data) -> Data:
+    """The data with labels that the loss and the pool can take; refused if they need labels and cannot take these."""
+    pairs, source = data.train.pairs, str(data.summary.get("source") or "the data")
+    if pairs is None:
+        return data
+    if not recipe.loss.takes_pairs or type(recipe.pool) is not PoolSpec:
+        if recipe.loss.supervised:
+            check_one_label(pairs, source, f"loss.kind = {recipe.loss.kind} with pool.kind = {recipe.pool.kind}")
+        return replace(data, train=replace(data.train, pairs=None))
+    if recipe.loss.needs_pool and recipe.pool.kind == "class-queues" and pairs.shape[1] > 1:
+        raise BadInput(
+            f"{source}: its images have up to {pairs.shape[1]} labels, so class queues hold copies of a target, which "
+            f"{recipe.method} would compare with each; --set pool.kind=queue"
+        )
+    if getattr(recipe.loss, "form", "") == "binary" and float(pairs[..., 1].max()) > 1:
+        raise BadInput(
+            f"{source}: a label has weight {float(pairs[..., 1].max()):g}, and with loss.form = binary weights are "
+            "probabilities, at most 1; use --set loss.form=softmax"
+        )
+    return data
 
 
 def check_same_data(

@@ -16,7 +16,7 @@ from supancl.errors import BadInput, is_out_of_memory
 from supancl.recipes import Recipe
 from supancl.recipes.auto import is_to_be_fitted
 from supancl.recipes.recipe import describe_resolution
-from supancl.reporter import Reporter
+from supancl.reporter import Reporter, report_to
 from supancl.training.begin import begin_run, note_kept_settings
 from supancl.training.cost import check_memory
 from supancl.training.cuda.reuse import trainer_for
@@ -25,6 +25,7 @@ from supancl.training.preflight import (
     check_data,
     check_ranks,
     deterministic_mode,
+    fit_labels,
     lock_run_folder,
     out_of_memory_message,
     pick_device,
@@ -59,6 +60,7 @@ def pretrain(
         recipe = replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))  # type: ignore[arg-type]
     with join_ranks(torch.cuda.is_available()) as ranks, ExitStack() as stack:
         reporter = reporter if reporter is not None and ranks.is_rank0 else Reporter()
+        stack.enter_context(report_to(reporter))
         fit = partial(fit_to_data, data=data, init=init, reporter=reporter)
         resolved = ranks.on_rank0(lambda: resolve_recipe(recipe, run_folder_for(recipe, out), resume, init, fit))
         if recipe is not None and not is_to_be_fitted(recipe) and (line := describe_resolution(recipe, resolved)):
@@ -80,7 +82,8 @@ def pretrain(
         try:
             ranks.assert_equal(run_data.summary.get("fingerprint"), "the data")
             trainer = trainer_for(run_recipe, run_data, device, reporter.on_progress, ranks)
-            with begin_run(trainer, run_data, folder, resume, init, reporter) as loop:
+            # within the loop, the bar of the run shows how far it is
+            with begin_run(trainer, run_data, folder, resume, init, reporter) as loop, report_to(Reporter()):
                 loop.run()
             encoder = trainer.model.copy_encoder(run_recipe)
         except (RuntimeError, MemoryError) as error:
@@ -118,4 +121,4 @@ def open_device_and_data(
         data = open_data(recipe.data, recipe.encoder.channels, reporter.on_progress)
     check_data(recipe, data)
     check_ranks(recipe, ranks.size)
-    return device, data
+    return device, fit_labels(recipe, data)

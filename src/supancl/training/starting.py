@@ -40,13 +40,12 @@ def follow_start(recipe: Recipe, init: Path | str, reporter: Reporter) -> Recipe
 def _settings_of(spec: EncoderSpec, recipe: Recipe) -> dict[str, Any]:
     """The fields of the recipe's encoder that follow the start: all that the user did not set."""
     settings: dict[str, Any] = {"encoder.name": plain_name(spec.name)}
-    free = {"size": TO_BE_CHOSEN, "mean": AS_FOR_IMAGENET, "std": AS_FOR_IMAGENET}
+    free = {"size": TO_BE_CHOSEN, "width": TO_BE_CHOSEN, "mean": AS_FOR_IMAGENET, "std": AS_FOR_IMAGENET}
     for name, source in free.items():
         if recipe.sources.get(f"encoder.{name}") == source:
             settings[f"encoder.{name}"] = to_json(getattr(spec, name))
-    for name in ("channels", "width"):
-        if getattr(spec, name) != getattr(recipe.encoder, name):
-            settings[f"encoder.{name}"] = getattr(spec, name)
+    if spec.channels != recipe.encoder.channels:
+        settings["encoder.channels"] = spec.channels
     return settings
 
 

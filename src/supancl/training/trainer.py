@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.data.splits import Data, Feed
+from supancl.data.feed import Feed
+from supancl.data.splits import Data
 from supancl.data.store.memory import Progress
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.errors import BadInput
@@ -36,7 +37,8 @@ class Trainer:
     ) -> None:
         self.recipe, self.device, self.ranks = recipe, device, ranks
         self.inputs = StepInputs(recipe, data, device, ranks, progress)
-        self.model = Model(recipe, len(data.classes), device, ranks)
+        pairs = None if data.train.pairs is None else data.train.pairs.shape[1]
+        self.model = Model(recipe, len(data.classes), device, ranks, pairs)
         self.feed = Feed(self.inputs.images, self.inputs.local_positions, device, self.inputs.schedule.steps)
         self.finite = FiniteCheck(recipe, self.model, self.inputs)
         may_replay = can_replay(recipe, device, ranks, self.feed)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from supancl.data.label_pairs import ImageLabels, labels_from_pairs, pairs_from_matrix
 from supancl.data.sources.npz import NpzArchive, open_npz
 from supancl.data.sources.toy import toy_source
-from supancl.data.splits import NO_LABEL, Source, full_split, sorted_names
+from supancl.data.splits import NO_LABEL, DataSpec, Source, full_split, sorted_names
 from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput, did_you_mean, plural
 
@@ -38,11 +39,11 @@ def digits_source(channels: int) -> Source:
 BUILT_IN: dict[str, Callable[[int], Source]] = {"digits": digits_source, "toy": toy_source}
 
 
-def read_npz(path: Path, channels: int) -> Source:
+def read_npz(path: Path, channels: int, max_labels: int = DataSpec.max_labels) -> Source:
     """A source from train_images and train_labels, and optionally val_*, test_* and class_names."""
     try:
         with open_npz(path) as archive:
-            return _read_npz(archive, channels)
+            return _read_npz(archive, channels, max_labels)
     except BadInput:
         raise
     except Exception as error:  # numpy, zipfile and zlib each raise something else
@@ -50,7 +51,7 @@ def read_npz(path: Path, channels: int) -> Source:
         raise BadInput(f"{path}: cannot be read ({reason}); save it with numpy.savez and plain arrays") from None
 
 
-def _read_npz(archive: NpzArchive, channels: int) -> Source:
+def _read_npz(archive: NpzArchive, channels: int, max_labels: int) -> Source:
     """Only the arrays that are needed are read, and only after the headers of all of them were checked."""
     path, headers = archive.path, archive.headers
     if "class_names" in headers:
@@ -79,7 +80,7 @@ def _read_npz(archive: NpzArchive, channels: int) -> Source:
     labels = {split: archive.read(name) for split in splits if (name := f"{split}_labels") in headers}
     arrays = {split: (images[split], labels.get(split, np.full(len(images[split]), -1))) for split in splits}
     classes = None if class_names is None else tuple(map(str, class_names))
-    source = source_from_arrays(arrays, channels, str(path), classes)
+    source = source_from_arrays(arrays, channels, str(path), classes, max_labels)
     return replace(source, remarks=(*source.remarks, *_label_remarks(archive, splits, names)))
 
 
@@ -93,17 +94,27 @@ def _label_remarks(archive: NpzArchive, splits: Sequence[str], names: Sequence[s
 
 
 def source_from_arrays(
-    splits: dict[str, tuple[np.ndarray, np.ndarray]], channels: int, location: str, classes: tuple[str, ...] | None
+    splits: dict[str, tuple[np.ndarray, np.ndarray]],
+    channels: int,
+    location: str,
+    classes: tuple[str, ...] | None,
+    max_labels: int = DataSpec.max_labels,
 ) -> Source:
-    """A source from (images, labels) by split; `location` names it in messages."""
+    """A source from (images, labels) by split; `location` names it in messages.
+
+    Labels are (N,), or weights (N, C) of several or soft labels, one column per class.
+    """
+    for name, (images, given) in splits.items():
+        check_label_array(np.shape(given), np.asarray(given).dtype, len(images), f"{location}: {name}_labels")
     splits, classes = number_labels(splits, location, classes)
+    labels_of_splits, classes = read_labels(splits, location, classes, max_labels)
     by_split, depth_by_split = {}, {}
-    for name, (images, labels) in splits.items():
+    for name, (images, _) in splits.items():
         images, depth = _checked_images(np.asarray(images), f"{location}: {name}_images")
         depth_by_split[name] = depth
-        label_ids = checked_labels(np.asarray(labels), len(images), f"{location}: {name}_labels")
         store = ArrayImages(convert_channels(images, channels))
-        by_split[name] = full_split(store, label_ids, _RowNames(f"{name}_images", len(images)))
+        labels, pairs = labels_of_splits[name]
+        by_split[name] = full_split(store, labels, _RowNames(f"{name}_images", len(images)), pairs)
     if len(set(depth_by_split.values())) > 1:
         counts = ", ".join(f"{name} {depth}" for name, depth in depth_by_split.items())
         raise BadInput(f"{location}: images have different channel counts ({counts}); convert them to one")
@@ -115,6 +126,35 @@ def source_from_arrays(
             f"{location}: label {highest_label} has no name; class_names has {len(classes)}, give one per label"
         )
     return Source(by_split, classes)
+
+
+def read_labels(
+    splits: dict[str, tuple[np.ndarray, np.ndarray]], location: str, classes: tuple[str, ...] | None, max_labels: int
+) -> tuple[dict[str, ImageLabels], tuple[str, ...] | None]:
+    """The checked labels of each split, and the class names, one per column if labels are weights (N, C)."""
+    arrays = {name: np.asarray(labels) for name, (_, labels) in splits.items()}
+    columns = {name: labels.shape[1] for name, labels in arrays.items() if labels.ndim == 2}
+    if not columns:
+        return {
+            name: ImageLabels(checked_labels(labels, f"{location}: {name}_labels")) for name, labels in arrays.items()
+        }, classes
+    first, count = next(iter(columns.items()))
+    for name, labels in arrays.items():
+        if labels.ndim == 1 and bool((labels == -1).all()):
+            arrays[name] = np.full((len(labels), count), -1)  # no labels at all
+        elif columns.get(name) != count:
+            raise BadInput(
+                f"{location}: {first}_labels has shape {arrays[first].shape}, {name}_labels {labels.shape}; give all "
+                "splits one column per class, the same ones"
+            )
+    if classes is not None and len(classes) != count:
+        raise BadInput(
+            f"{location}: {first}_labels has {count} columns, class_names {len(classes)} names; give one per column"
+        )
+    pairs = {
+        name: pairs_from_matrix(labels, max_labels, f"{location}: {name}_labels") for name, labels in arrays.items()
+    }
+    return labels_from_pairs(pairs, location), classes or tuple(map(str, range(count)))
 
 
 def number_labels(
@@ -170,10 +210,15 @@ def check_image_array(shape: tuple[int, ...], dtype: np.dtype[Any], location: st
 
 
 def check_label_array(shape: tuple[int, ...], dtype: np.dtype[Any], num_images: int, location: str) -> None:
-    if dtype.kind not in "iuUS":
-        raise BadInput(f"{location} holds {dtype}; labels must be integers, -1 for unlabelled, or class names")
-    if shape != (num_images,):
-        raise BadInput(f"{location} has shape {shape} for {plural(num_images, 'image')}; it must be ({num_images},)")
+    is_weights = len(shape) == 2 and shape[1] > 1  # a single column is more likely class numbers
+    if dtype.kind not in ("biuf" if is_weights else "iuUS"):
+        kind = "weights must be numbers" if is_weights else "labels must be integers, -1 for unlabelled, or class names"
+        raise BadInput(f"{location} holds {dtype}; {kind}")
+    if shape[:1] != (num_images,) or not (is_weights or len(shape) == 1):
+        raise BadInput(
+            f"{location} has shape {shape} for {plural(num_images, 'image')}; it must be ({num_images},), or "
+            f"({num_images}, C) with the weights of C classes"
+        )
 
 
 def _checked_images(images: np.ndarray, location: str) -> tuple[np.ndarray, int]:
@@ -182,8 +227,8 @@ def _checked_images(images: np.ndarray, location: str) -> tuple[np.ndarray, int]
     return images, int(images.shape[3])
 
 
-def checked_labels(labels: np.ndarray, num_images: int, location: str) -> Tensor:
-    check_label_array(labels.shape, labels.dtype, num_images, location)
+def checked_labels(labels: np.ndarray, location: str) -> Tensor:
+    """Class numbers (N,) as a tensor; numbers that are no class are refused."""
     if labels.size and int(labels.min()) < -1:
         raise BadInput(f"{location} holds {int(labels.min())}; labels are 0, 1, ... and -1 for unlabelled")
     if labels.size and int(labels.max()) >= MAX_CLASSES:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from supancl.data.preparing import SPLIT_SEED
 from supancl.data.sources.benchmark_rows import Benchmark, Use
-from supancl.data.splits import SPLIT_SEED
 from supancl.errors import BadInput, plural
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from supancl.data.columns import SPLITS, Columns, PathColumn
-from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Listing, check_label
+from supancl.data.label_pairs import SEPARATOR, LabelSet, check_count, parse_label_set
+from supancl.data.splits import NO_LABEL, SPLIT_NAMES, DataSpec, Listing, check_label
 from supancl.errors import BadInput, plural
 from supancl.files import open_regular, unescape_formula
 
@@ -22,16 +23,22 @@ if TYPE_CHECKING:
     from _csv import Reader
 
 
-def list_csv(path: Path, skip_bad: bool = False, column_names: str = "") -> Listing:
-    """List the images of a table; relative paths start at its folder. `column_names`: image=file,label=species."""
-    names = parse_columns(column_names)
+def list_csv(
+    path: Path, skip_bad: bool = False, column_names: str = "", max_labels: int = DataSpec.max_labels
+) -> Listing:
+    """List the images of a table; relative paths start at its folder. `column_names`: image=file,label=species.
+
+    If a label has a ';', every label is one or more names with ';' between them and, where it is not 1, a weight:
+    'cat;dog:0.7'. With `max_labels` = 1 every label is one name.
+    """
+    names, label_lines = parse_columns(column_names), dict[str, int]()
     columns, hashes = Columns.Builder(path.parent), array("q")
     folder, prefix = os.path.join(path.parent, ""), os.path.join(os.path.abspath(path.parent), "")
     isfile = os.path.isfile
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
-            for text, label, split in _parse_rows(rows, path, columns, names):
+            for text, label, split in _parse_rows(rows, path, columns, names, label_lines):
                 is_plain = "/." not in text and "//" not in text and text[0] not in "./"
                 if not skip_bad and not isfile(folder + text if is_plain else os.path.join(folder, text)):
                     raise BadInput(  # with skip_bad it is listed as unreadable
@@ -47,13 +54,20 @@ def list_csv(path: Path, skip_bad: bool = False, column_names: str = "") -> List
         raise BadInput(f"{path}: no image is listed; write a line path,label[,split] for each, below the first")
     if not entries.has_split("train"):
         raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
-    return Listing(entries, path.parent, _duplicate_remarks(path, paths, np.asarray(hashes), prefix))
+    remarks = _duplicate_remarks(path, paths, np.asarray(hashes), prefix)
+    label_sets = None
+    if max_labels > 1 and any(SEPARATOR in label for label in label_lines):
+        label_sets = {label: _label_set(label, path, line, max_labels) for label, line in label_lines.items()}
+    return Listing(entries, path.parent, remarks, label_sets=label_sets)
 
 
 def _parse_rows(
-    rows: Reader, table: Path, columns: Columns.Builder, names: Mapping[str, str]
+    rows: Reader, table: Path, columns: Columns.Builder, names: Mapping[str, str], label_lines: dict[str, int]
 ) -> Iterator[tuple[str, int, int]]:
-    """(path, number of the label, number of the split) of every row; each label and split is checked once."""
+    """(path, number of the label, number of the split) of every row; each label and split is checked once.
+
+    `label_lines` gets each label with its first line.
+    """
     header: list[str] = next(rows, [])
     path_column, label_column, split_column = _find_columns(header, table, names)
     width, labels, splits = len(header), dict[str, int](), {"": 0}
@@ -66,7 +80,9 @@ def _parse_rows(
         if not path or "\n" in path:
             raise BadInput(_path_fault(path, table, rows.line_num))
         if label not in labels:
-            labels[label] = columns.number_label(_checked_label(label, table, rows.line_num))
+            checked = _checked_label(label, table, rows.line_num)
+            labels[label] = columns.number_label(checked)
+            label_lines.setdefault(checked, rows.line_num)
         if split not in splits:
             splits[split] = SPLITS.index(_checked_split(split, table, rows.line_num))
         yield path, labels[label], splits[split]
@@ -87,6 +103,18 @@ def _checked_label(text: str, table: Path, line: int) -> str:
     label = unescape_formula(text.strip())
     check_label(label, f"{table} line {line}")
     return "" if label in NO_LABEL else label
+
+
+def _label_set(text: str, table: Path, line: int, max_labels: int) -> LabelSet:
+    """The names and weights in a label; none in an empty one."""
+    location = f"{table} line {line}"
+    labels = parse_label_set(text, location)
+    for name in labels:
+        check_label(name, location)
+    if text and not labels:
+        raise BadInput(f"{location}: the label {text!r} names no class; write names with ';' between them, or nothing")
+    check_count(len(labels), max_labels, location)
+    return {name: weight for name, weight in labels.items() if name not in NO_LABEL}
 
 
 def _checked_split(text: str, table: Path, line: int) -> str:

@@ -65,6 +65,13 @@ class Batch(NamedTuple):
         sizes[:, 0] = self.pixels.shape[-2]
         return sizes
 
+    def image(self, row: int) -> Tensor:
+        """The pixels of one image, without its padding."""
+        if self.sizes is None:
+            return self.pixels[row]
+        height, width = self.sizes[row].tolist()
+        return self.pixels[row][:, :height, :width]
+
     def pad_to(self, canvas: tuple[int, int]) -> Batch:
         """The images on a larger canvas, in pinned memory, which saves one copy to a GPU."""
         shape, sizes = self.pixels.shape, self.sizes

@@ -1,0 +1,206 @@
+"""Several or soft labels per image: how they are written in files, checked, and put into one tensor.
+
+`pairs` (N, L, 2) in float32 hold class and weight of up to L labels per image, padded with (-1, 0) at the end;
+core/label_weights.py says what training does with them. Where every image has at most one label, of weight 1, there
+are no pairs: such data are labels (N,), as if they had been written that way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from supancl.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from supancl.lazy import torch
+
+SEPARATOR = ";"  # between the names of one image in a .csv
+# of the largest weight of a source to its smallest: sums of weights in a pool have 16 digits, and pools many entries
+MAX_RATIO = 1e6
+
+LabelSet = Mapping[str, float]  # class name -> weight
+
+
+class ImageLabels(NamedTuple):
+    """One label per image (N,), -1 for none, and the pairs (N, L, 2) if there are several or soft ones.
+
+    With pairs, the one label is the rarest of the image's classes: by it images are held out, hidden and balanced.
+    """
+
+    labels: Tensor
+    pairs: Tensor | None = None
+
+
+def parse_label_set(text: str, location: str) -> dict[str, float]:
+    """The classes and weights in a text; weights of the same class are added.
+
+    >>> parse_label_set("cat; dog:0.7; cat", "labels.csv line 2")
+    {'cat': 2.0, 'dog': 0.7}
+    """
+    labels: dict[str, float] = {}
+    for part in filter(None, map(str.strip, text.split(SEPARATOR))):
+        name, colon, number = part.rpartition(":")
+        weight = _as_number(number) if colon else None
+        if weight is None:
+            name, weight = part, 1.0
+        if not name.strip():
+            raise BadInput(f"{location}: {part!r} has a weight but no class; write NAME:WEIGHT")
+        _check_weight(weight, f"{location}: {name.strip()!r}")
+        labels[name.strip()] = labels.get(name.strip(), 0.0) + weight
+    return labels
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _check_weight(weight: float, location: str) -> None:
+    if not math.isfinite(weight) or weight <= 0:
+        raise BadInput(f"{location} has weight {weight:g}; weights are above 0, leave out classes that do not apply")
+
+
+def check_count(count: int, max_labels: int, location: str) -> None:
+    if count > max_labels:
+        raise BadInput(
+            f"{location}: {count} labels, more than data.max_labels = {max_labels}; keep those of the largest weights, "
+            f"or use --set data.max_labels={count} (a step takes time and memory for each)"
+        )
+
+
+def pairs_from_sets(label_sets: Sequence[LabelSet], classes: Sequence[str]) -> Tensor:
+    """(len(label_sets), L, 2): the pairs of each set, by class number."""
+    number = {name: i for i, name in enumerate(classes)}
+    rows = [sorted((number[name], weight) for name, weight in labels.items()) for labels in label_sets]
+    pairs = torch.zeros(len(rows), max(1, max(map(len, rows), default=1)), 2)
+    pairs[..., 0] = -1
+    for row, entries in enumerate(rows):
+        if entries:
+            pairs[row, : len(entries)] = torch.tensor(entries)
+    return pairs
+
+
+def pairs_from_matrix(weights: np.ndarray, max_labels: int, location: str) -> Tensor:
+    """The pairs of weights (N, C), one column per class: 0 and 1, or any weights. A row of -1 is unlabelled."""
+    is_labelled = ~(weights == -1).all(1)
+    is_wrong = ~(np.isfinite(weights) & (weights >= 0)) & is_labelled[:, None]
+    if is_wrong.any():
+        row, column = np.argwhere(is_wrong)[0]
+        raise BadInput(
+            f"{location}: row {row}, column {column} has weight {weights[row, column]:g}; weights are 0 or above, and "
+            "-1 in the whole row of an unlabelled image"
+        )
+    rows, columns = np.nonzero((weights > 0) & is_labelled[:, None])
+    counts = np.bincount(rows, minlength=len(weights))
+    if (is_empty := (counts == 0) & is_labelled).any():
+        raise BadInput(
+            f"{location}: row {np.argmax(is_empty)} has only zeros; give the image a class, or write -1 in its whole "
+            "row if it is unlabelled"
+        )
+    most = int(counts.max(initial=1))
+    check_count(most, max_labels, f"{location}: row {np.argmax(counts)}")
+    pairs = np.zeros((len(weights), most, 2), np.float32)
+    pairs[..., 0] = -1
+    position = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+    pairs[rows, position, 0], pairs[rows, position, 1] = columns, weights[rows, columns]
+    return torch.from_numpy(pairs)
+
+
+def weight_matrix(pairs: Tensor, classes: int) -> np.ndarray:
+    """The weights (N, C) that `pairs_from_matrix` reads."""
+    numbers = pairs[..., 0].long()
+    weights = torch.zeros(len(pairs), classes).scatter_add_(1, numbers.clamp(min=0), pairs[..., 1])
+    weights[(numbers < 0).all(1)] = -1
+    matrix: np.ndarray = weights.numpy()
+    return matrix
+
+
+def labels_from_pairs(splits: Mapping[str, Tensor], location: str) -> dict[str, ImageLabels]:
+    """The labels of each split, from its pairs. If no image of any split needs pairs, none has them."""
+    weights = torch.cat([pairs[..., 1][pairs[..., 0] >= 0] for pairs in splits.values()])
+    if len(weights) and not float(weights.max()) <= MAX_RATIO * float(weights.min()):
+        raise BadInput(
+            f"{location}: weights from {float(weights.min()):.3g} to {float(weights.max()):.3g} differ by more than "
+            f"{MAX_RATIO:,.0f} times; leave out the smallest"
+        )
+    most = max(pairs.shape[1] for pairs in splits.values())
+    if most == 1 and bool((weights == 1).all()):
+        return {name: ImageLabels(pairs[:, 0, 0].long()) for name, pairs in splits.items()}
+    used = torch.cat([pairs[..., 0][pairs[..., 0] >= 0].long() for pairs in splits.values()])
+    counts = torch.bincount(used, minlength=1)
+    padded = {name: _pad_to(pairs, most) for name, pairs in splits.items()}
+    return {name: ImageLabels(rarest_labels(pairs, counts), pairs) for name, pairs in padded.items()}
+
+
+def _pad_to(pairs: Tensor, length: int) -> Tensor:
+    padding = torch.tensor([-1.0, 0.0]).expand(len(pairs), length - pairs.shape[1], 2)
+    return torch.cat([pairs, padding], dim=1)
+
+
+def rarest_labels(pairs: Tensor, counts: Tensor) -> Tensor:
+    """(N,): of each image's classes the one with the fewest images, the first of equals; -1 without a label."""
+    classes = pairs[..., 0].long()
+    has_class = classes >= 0
+    key = counts[classes.clamp(min=0)] * len(counts) + classes
+    rarest = torch.where(has_class, key, torch.iinfo(torch.long).max).amin(1) % len(counts)
+    return torch.where(has_class.any(1), rarest, -1)
+
+
+def count_images(labels: ImageLabels, classes: int) -> tuple[list[int], int]:
+    """How many images have each class, and how many have none."""
+    entries = labels.labels if labels.pairs is None else labels.pairs[..., 0].long().flatten()
+    counts: list[int] = torch.bincount(entries[entries >= 0], minlength=classes).tolist()
+    return counts, int((labels.labels < 0).sum())
+
+
+def label_texts(labels: ImageLabels, positions: Tensor, classes: Sequence[str], unlabelled: str) -> list[str]:
+    """The label of each image as in a .csv: 'cat', or 'cat;dog:0.7'."""
+    if labels.pairs is None:
+        names = [*classes, unlabelled]  # -1 is the last one
+        return [names[label] for label in labels.labels[positions].tolist()]
+    texts = []
+    for row in labels.pairs[positions].tolist():
+        entries = [(classes[int(number)], weight) for number, weight in row if number >= 0]
+        pieces = [name if weight == 1 else f"{name}:{_shortest_text(weight)}" for name, weight in entries]
+        texts.append(SEPARATOR.join(pieces) or unlabelled)
+    return texts
+
+
+def _shortest_text(weight: float) -> str:
+    """The shortest text that reads back as the same float32."""
+    return np.format_float_positional(np.float32(weight), trim="-")
+
+
+def describe_pairs(pairs: Tensor | None) -> dict[str, float]:
+    """The most and the mean number of labels of labelled images, and the range of weights; empty without pairs."""
+    if pairs is None:
+        return {}
+    has_class = pairs[..., 0] >= 0
+    counts, weights = has_class.sum(1), pairs[..., 1][has_class]
+    labelled = counts[counts > 0].double()
+    if not len(labelled):
+        return {}
+    return {
+        "most": int(labelled.max()),
+        "mean": round(float(labelled.mean()), 2),
+        "least_weight": round(float(weights.min()), 6),
+        "largest_weight": round(float(weights.max()), 6),
+    }
+
+
+def check_one_label(pairs: Tensor | None, location: str, what: str) -> None:
+    """Refuse several or soft labels where `what` needs one label per image."""
+    if pairs is not None:
+        raise BadInput(
+            f"{location}: its images have several or soft labels, and {what} takes one label per image; name data with "
+            "one each"
+        )

@@ -1,0 +1,39 @@
+"""`data.imbalance`: a long tail on purpose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from supancl.data.imbalance import draw_long_tail
+from supancl.data.opening import open_data
+from supancl.data.splits import DataSpec
+from supancl.data.survey import survey_data, survey_source
+from tests.files import archive, noise
+
+
+@pytest.mark.parametrize("ratio", [10.0, 100.0])
+def test_sizes_fall_by_equal_factors_and_unlabelled_images_stay(ratio):
+    labels = torch.cat([torch.arange(5).repeat(500), torch.full((40,), -1)])
+    kept = labels[draw_long_tail(labels, ratio)]
+    sizes = torch.bincount(kept[kept >= 0]).tolist()
+    assert sizes == [round(500 * ratio ** (-number / 4)) for number in range(5)]
+    assert int((kept < 0).sum()) == 40
+
+
+def test_a_class_that_is_already_small_keeps_its_images():
+    labels = torch.tensor([0] * 100 + [1] * 3 + [2] * 100)
+    assert torch.bincount(labels[draw_long_tail(labels, 4.0)]).tolist() == [100, 3, 25]
+
+
+def test_a_run_trains_on_a_tail_and_is_held_out_as_before(tmp_path):
+    labels = np.arange(400) % 4
+    source = archive(tmp_path / "x.npz", train_images=noise(400, 8, 8), train_labels=labels)
+    whole, tail = (open_data(DataSpec(str(source), imbalance=ratio), 1) for ratio in (1.0, 10.0))
+    sizes = torch.bincount(tail.train.labels).tolist()
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == 10 * sizes[-1]
+    assert torch.equal(whole.held_out.index, tail.held_out.index)
+    assert torch.equal(tail.train.index, open_data(DataSpec(str(source), imbalance=10.0), 1).train.index)
+    assert survey_source(DataSpec(str(source), imbalance=10.0), 1) == survey_data(tail)

@@ -1,0 +1,60 @@
+"""`data.label_noise`: wrong labels on purpose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from supancl.data.label_noise import flip_labels
+from supancl.data.opening import open_data
+from supancl.data.splits import DataSpec
+from supancl.errors import BadInput
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.2, 0.4])
+def test_exactly_this_share_is_wrong_and_other_classes_are_equally_likely(fraction):
+    labels = torch.arange(10).repeat(2000)
+    noisy = flip_labels(labels, 10, fraction)
+    shift = (noisy - labels) % 10
+    assert int((shift > 0).sum()) == round(fraction * len(labels))
+    counts = np.bincount(shift[shift > 0].numpy(), minlength=10)[1:]
+    expected = fraction * len(labels) / 9
+    assert np.abs(counts - expected).max() < 5 * expected**0.5
+
+
+def test_pairs_are_mistaken_for_the_next_class():
+    labels = torch.arange(5).repeat(100)
+    noisy = flip_labels(labels, 5, 0.2, "pair")
+    wrong = noisy != labels
+    assert int(wrong.sum()) == 100
+    assert torch.equal(noisy[wrong], (labels[wrong] + 1) % 5)
+
+
+def test_the_seed_decides_and_unlabelled_images_stay_unlabelled():
+    labels = torch.arange(4).repeat(50)
+    labels[::3] = -1
+    first, again, other = (flip_labels(labels, 4, 0.3, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(first < 0, labels < 0)
+    assert int((first != labels).sum()) == round(0.3 * int((labels >= 0).sum()))
+
+
+def test_a_run_sees_wrong_training_labels_and_clean_held_out_ones():
+    clean, noisy = open_data(DataSpec("digits")), open_data(DataSpec("digits", label_noise=0.2))
+    assert int((clean.train.labels != noisy.train.labels).sum()) == round(0.2 * len(clean.train))
+    assert torch.equal(clean.held_out.labels, noisy.held_out.labels)
+    assert clean.summary["fingerprint"] != noisy.summary["fingerprint"]
+
+
+def test_noise_applies_to_the_labels_that_are_left():
+    few = open_data(DataSpec("digits", labelled=0.1))
+    noisy = open_data(DataSpec("digits", labelled=0.1, label_noise=0.5))
+    assert torch.equal(few.train.labels < 0, noisy.train.labels < 0)
+    assert int((few.train.labels != noisy.train.labels).sum()) == round(0.5 * few.train.num_labelled)
+
+
+def test_one_class_cannot_be_mistaken():
+    with pytest.raises(BadInput, match=r"data\.label_noise = 0\.2 needs at least two classes"):
+        flip_labels(torch.zeros(8, dtype=torch.long), 1, 0.2)

@@ -1,0 +1,196 @@
+"""Several and soft labels in files: what is read, what is refused, which images are held out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from supancl import from_arrays
+from supancl.data.from_python import data_from_images
+from supancl.data.label_pairs import label_texts, parse_label_set, weight_matrix
+from supancl.data.opening import open_data, peek_data
+from supancl.data.splits import DataSpec
+from supancl.data.survey import survey_data, survey_source
+from supancl.errors import BadInput
+from tests.files import archive, mentions, noise, picture, table
+
+WEIGHTS = np.eye(4)[np.arange(20) % 4] + 0.5 * np.eye(4)[np.arange(20) % 3]  # two classes, or one of weight 1.5
+
+
+def opened(path: Path, **settings: object):
+    return open_data(DataSpec(source=str(path), **settings), channels=1)
+
+
+def label_table(folder: Path, *labels: str) -> Path:
+    for i, _ in enumerate(labels):
+        picture(folder / f"{i}.png", seed=i)
+    return table(folder / "labels.csv", "path,label", *(f"{i}.png,{label}" for i, label in enumerate(labels)))
+
+
+def texts_of(split, classes) -> list[str]:
+    return label_texts(split.image_labels, torch.arange(len(split)), classes, "")
+
+
+def test_a_table_names_several_classes_with_weights(tmp_path):
+    labels = ["cat;dog:0.7", "dog", "", "cat", "bird:0.25; cat", "dog;dog", "cat;bird", "-1", "a:b"]
+    data = opened(label_table(tmp_path, *labels), holdout=0)
+    assert data.classes == ("a:b", "bird", "cat", "dog")
+    assert texts_of(data.train, data.classes) == [
+        "cat;dog:0.7", "dog", "", "cat", "bird:0.25;cat", "dog:2", "bird;cat", "", "a:b",
+    ]  # fmt: skip
+    assert data.train.pairs.shape == (9, 2, 2)
+    assert data.train.pairs[2].tolist() == [[-1, 0], [-1, 0]]
+    assert data.train.num_labelled == 7
+    assert data.summary["labels_per_image"] == {"most": 2, "mean": 1.43, "least_weight": 0.25, "largest_weight": 2}
+
+
+def test_without_a_separator_a_label_is_one_name_as_before(tmp_path):
+    path = label_table(tmp_path, "disk:1", "disk:2", "disk:1", "disk:2")
+    data = opened(path, holdout=0)
+    assert data.train.pairs is None
+    assert data.classes == ("disk:1", "disk:2")
+
+
+def test_one_label_at_most_takes_the_separator_as_part_of_the_name(tmp_path):
+    data = opened(label_table(tmp_path, "a;b", "c", "a;b", "c"), holdout=0, max_labels=1)
+    assert (data.train.pairs, data.classes) == (None, ("a;b", "c"))
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int64, np.float32])
+def test_one_column_per_class_is_read_as_weights(tmp_path, dtype):
+    weights = (WEIGHTS > 0).astype(dtype)
+    data = opened(archive(tmp_path / "some.npz", train_labels=weights, class_names=list("abcd")), holdout=0)
+    assert data.classes == tuple("abcd")
+    assert np.array_equal(weight_matrix(data.train.pairs, 4), weights.astype(np.float32))
+    assert data.train.class_ids() == [0, 1, 2, 3]
+
+
+def test_a_single_1_in_every_row_is_the_same_as_class_numbers(tmp_path):
+    numbers = np.arange(20) % 4
+    numbers[3] = -1
+    columns = np.where(numbers[:, None] >= 0, np.eye(4)[numbers], -1)
+    one, other = (opened(archive(tmp_path / f"{n}.npz", train_labels=x)) for n, x in enumerate((numbers, columns)))
+    assert other.train.pairs is None
+    assert one.summary["fingerprint"] == other.summary["fingerprint"]
+
+
+def test_arrays_in_python_and_their_splits_have_the_same_number_of_pairs():
+    weights = np.eye(3)[np.arange(30) % 3]
+    test_weights = weights[:6] + np.eye(3)[[1, 2, 0, 1, 2, 0]]
+    data = from_arrays(noise(30, 8, 8), weights, noise(6, 8, 8), test_weights)
+    assert data.train.pairs.shape == (30, 2, 2)
+    assert data.test.pairs.shape == (6, 2, 2)
+    assert torch.equal(data.train.labels, torch.arange(30) % 3)
+
+
+def test_lists_of_images_take_several_labels_too():
+    images = list(noise(20, 8, 8))
+    data = data_from_images(images, WEIGHTS, DataSpec("arrays", holdout=0), 1)
+    assert torch.equal(data.train.pairs, from_arrays(noise(20, 8, 8), WEIGHTS, spec=DataSpec(holdout=0)).train.pairs)
+    with pytest.raises(BadInput, match=mentions("labels", "(20, 1)", "(20,)")):
+        data_from_images(images, np.ones((20, 1), int), DataSpec("arrays"), 1)
+
+
+def refused_matrix(row: list[float], column: int = 4) -> np.ndarray:
+    weights = WEIGHTS.copy()
+    weights[5] = row
+    return weights[:, :column]
+
+
+@pytest.mark.parametrize(
+    ("labels", "nouns"),
+    [
+        (refused_matrix([1, -0.5, 0, 0]), ("train_labels", "row 5, column 1", "-0.5", "-1")),
+        (refused_matrix([1, np.nan, 0, 0]), ("train_labels", "row 5, column 1", "nan")),
+        (refused_matrix([0, 0, 0, 0]), ("train_labels", "row 5", "zeros", "-1")),
+        (refused_matrix([1, 1, 1, 0.5]), ("train_labels", "row 5", "4 labels", "data.max_labels = 3", "--set")),
+        (refused_matrix([1, 1e-7, 0, 0]), ("1e-07", "1.5", "leave out")),
+        (WEIGHTS[:, :1].astype(int), ("train_labels", "(20, 1)", "(20,)")),
+        (WEIGHTS[:8], ("train_labels", "(8, 4)", "20 images")),
+        (np.full((20, 3), "cat"), ("train_labels", "numbers")),
+    ],
+)
+def test_a_matrix_of_labels_that_makes_no_sense_is_refused(tmp_path, labels, nouns):
+    with pytest.raises(BadInput, match=mentions(*nouns)):
+        opened(archive(tmp_path / "some.npz", train_labels=labels), max_labels=3)
+
+
+def test_texts_in_columns_are_no_weights():
+    with pytest.raises(BadInput, match=mentions("train_labels", "numbers")):
+        from_arrays(noise(20, 8, 8), np.full((20, 3), "cat"))
+
+
+def test_splits_and_names_must_fit_the_columns(tmp_path):
+    test = {"test_images": noise(4, 8, 8)}
+    with pytest.raises(BadInput, match=mentions("train_labels", "(20, 4)", "test_labels", "(4,)")):
+        opened(archive(tmp_path / "a.npz", train_labels=WEIGHTS, test_labels=[0, 1, 2, 3], **test))
+    with pytest.raises(BadInput, match=mentions("4 columns", "class_names 2")):
+        opened(archive(tmp_path / "b.npz", train_labels=WEIGHTS, class_names=["x", "y"]))
+    unlabelled = opened(archive(tmp_path / "c.npz", train_labels=WEIGHTS, **test))
+    assert unlabelled.test.num_labelled == 0
+
+
+@pytest.mark.parametrize(
+    ("label", "nouns"),
+    [
+        ("cat:-1", ("labels.csv line 3", "'cat'", "-1", "above 0")),
+        ("cat:0;dog", ("labels.csv line 3", "'cat'", "above 0")),
+        ("cat:nan;dog", ("labels.csv line 3", "'cat'", "nan")),
+        (":0.5", ("labels.csv line 3", "NAME:WEIGHT")),
+        (";", ("labels.csv line 3", "';'", "no class")),
+        ("a;b;c;d", ("labels.csv line 3", "4 labels", "data.max_labels = 3")),
+    ],
+)
+def test_a_label_that_makes_no_sense_is_refused_with_its_line(tmp_path, label, nouns):
+    with pytest.raises(BadInput, match=mentions(*nouns)):
+        opened(label_table(tmp_path, "cat;dog", label, "dog", "cat"), max_labels=3)
+
+
+def test_images_are_held_out_by_their_rarest_class(tmp_path):
+    weights = np.zeros((60, 3))
+    weights[:, 0] = 1  # every image
+    weights[:20, 1] = 1
+    weights[:10, 2] = 1  # the rarest
+    data = from_arrays(noise(60, 8, 8), weights, spec=DataSpec("arrays", holdout=0.2))
+    assert data.held_out.labels.tolist() == [2, 2, 1, 1] + [0] * 8
+    assert data.train.pairs.shape[1] == data.held_out.pairs.shape[1] == 3
+    hidden = from_arrays(noise(60, 8, 8), weights, spec=DataSpec("arrays", holdout=0, labelled=0.5))
+    kept = hidden.train.labels >= 0
+    assert int(kept.sum()) == 30
+    assert torch.equal(kept, (hidden.train.pairs[..., 0] >= 0).any(1))
+    assert not hidden.train.pairs[~kept][..., 1].any()
+
+
+@pytest.mark.parametrize("settings", [{"leave_out": ("1",)}, {"imbalance": 10}, {"label_noise": 0.2}])
+def test_settings_that_need_one_label_refuse_several(settings):
+    (name,) = settings
+    with pytest.raises(BadInput, match=mentions("several", f"data.{name}")):
+        from_arrays(noise(20, 8, 8), WEIGHTS, spec=DataSpec("arrays", **settings))
+
+
+def test_several_labels_are_not_joined(tmp_path):
+    one, other = label_table(tmp_path / "a", "cat;dog", "dog"), label_table(tmp_path / "b", "cat", "dog")
+    for first, second in ((one, other), (other, one)):
+        with pytest.raises(BadInput, match=mentions("a/labels.csv", "several", "alone")):
+            opened(first, joined=(str(second),))
+
+
+def test_other_weights_are_other_data(tmp_path):
+    first = from_arrays(noise(20, 8, 8), WEIGHTS)
+    second = from_arrays(noise(20, 8, 8), WEIGHTS * np.where(np.arange(20) == 7, 0.5, 1)[:, None])
+    assert first.summary["fingerprint"] != second.summary["fingerprint"]
+
+
+def test_a_survey_and_a_look_agree_with_the_data(tmp_path):
+    path = label_table(tmp_path, *(["cat;dog:0.7", "dog", "bird;cat", ""] * 6))
+    spec = DataSpec(source=str(path))
+    data = open_data(spec, channels=1)
+    assert survey_source(spec, 1) == survey_data(data)
+    assert torch.equal(peek_data(spec, 1).train.pairs, data.train.pairs)
+
+
+def test_weights_of_the_same_class_are_added():
+    assert parse_label_set("cat:0.25;dog; cat:0.5 ;", "here") == {"cat": 0.75, "dog": 1.0}

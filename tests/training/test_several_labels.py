@@ -1,0 +1,144 @@
+"""Several and soft labels from a file to an encoder: training, resuming, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from supancl import Align, PoolSpec, from_arrays, pretrain
+from supancl.core.weighted_pools import WeightedQueue
+from supancl.errors import BadInput
+from supancl.training.preflight import fit_labels
+from supancl.training.trainer import Trainer
+from tests.files import archive, assert_mentions, assert_refused, mentions, noise, picture, supancl, table
+from tests.test_resume import crash_and_resume
+from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
+
+CPU = torch.device("cpu")
+WEIGHTS = np.eye(4)[np.arange(20) % 4] + 0.5 * np.eye(4)[np.arange(20) % 3]
+TINY = [
+    "--epochs", "2", "--batch-size", "8", "--device", "cpu", "--quiet",
+    "--set", "encoder.width=8", "--set", "pool.size=16", "--set", "schedule.warmup_epochs=0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "pool", "settings"),
+    [
+        ("supsiam", "queue", {}),
+        ("supbyol", "class-queues", {"loss__samples": 2}),
+        ("supsiam", "prototypes", {"train__accumulate": 2}),
+        ("supmoco", "queue", {}),
+        ("supcon", None, {}),
+        ("crossentropy", None, {"loss__form": "binary"}),
+    ],
+)
+def test_a_stopped_run_ends_with_the_same_bits(method, pool, settings, tmp_path):
+    recipe = tiny_recipe(method, pool, train__checkpoint_every=2, **settings)
+    data = tiny_data(30, classes=5, unlabelled=0.2, several=True)
+    pretrain(recipe, data, tmp_path / "whole")
+    crash_and_resume(recipe, data, tmp_path / "stopped", at=5)
+    assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
+
+
+@pytest.mark.parametrize("method", ["supsiam", "supcon", "crossentropy"])
+def test_labels_that_all_have_weight_1_train_as_class_numbers_do(method, tmp_path):
+    """The same bits, and the same pool: it is the same run."""
+    labels, images = np.arange(30) % 3, noise(30, 8, 8)
+    for name, given in (("numbers", labels), ("columns", np.eye(3)[labels])):
+        pretrain(tiny_recipe(method), from_arrays(images, given), tmp_path / name)
+    assert_same_bits(final_state(tmp_path / "numbers"), final_state(tmp_path / "columns"))
+
+
+def test_other_weights_train_another_encoder():
+    """Labels reach the loss: weights change it, also for a pool that has filled."""
+    found = []
+    for change in (1.0, 0.5):
+        weights = WEIGHTS.copy()
+        weights[:, 0] *= change
+        trainer = Trainer(tiny_recipe("supsiam"), from_arrays(noise(20, 8, 8), weights), CPU)
+        assert type(trainer.model.pool) is WeightedQueue
+        for _ in range(4):
+            trainer.advance()
+        found.append(trainer.inputs.drain_log(torch.empty(0)).sup)
+    assert found[0] != found[1]
+
+
+def test_class_queues_with_several_labels_are_refused_where_their_copies_would_be_compared(tmp_path):
+    data = tiny_data(30, classes=5, several=True)
+    with pytest.raises(BadInput, match=mentions("3 labels", "class queues", "pool.kind=queue")):
+        pretrain(tiny_recipe("supmoco", "class-queues"), data, tmp_path / "run")
+    soft = from_arrays(noise(20, 8, 8), np.eye(2)[np.arange(20) % 2] * np.linspace(0.5, 1, 20)[:, None])
+    assert fit_labels(tiny_recipe("supmoco", "class-queues"), soft).train.pairs.shape[1] == 1
+
+
+def test_weights_above_1_are_no_probabilities():
+    data = from_arrays(noise(20, 8, 8), WEIGHTS)
+    with pytest.raises(BadInput, match=mentions("1.5", "loss.form")):
+        fit_labels(tiny_recipe("crossentropy", loss__form="binary"), data)
+
+
+@dataclass(frozen=True)
+class OwnAlign(Align):
+    kind: str = "own"
+
+
+@dataclass(frozen=True)
+class OwnPool(PoolSpec):
+    kind: str = "own"
+
+
+def test_losses_and_pools_of_ones_own_that_need_labels_refuse_several():
+    data, recipe = tiny_data(20, several=True), tiny_recipe("supsiam")
+    for own in (replace(recipe, loss=OwnAlign(alpha=0.5)), replace(recipe, pool=OwnPool())):
+        with pytest.raises(BadInput, match=mentions("several", "own", "one label")):
+            fit_labels(own, data)
+    assert fit_labels(replace(recipe, loss=OwnAlign(alpha=1.0)), data).train.pairs is None
+    assert fit_labels(recipe, data) is data
+
+
+def test_from_a_table_to_an_encoder(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    labels = ["cat;dog:0.7", "dog", "bird;cat", ""]
+    for i in range(24):
+        picture(tmp_path / f"{i}.png", seed=i)
+    path = table(tmp_path / "labels.csv", "path,label", *(f"{i}.png,{labels[i % 4]}" for i in range(24)))
+    shown = supancl(capsys, "data", "show", path, "--out", "sheets", "--json", "facts.json")
+    assert_mentions(shown.out, "up to 2 per image", "1.67 on average", "weights from 0.7 to 1")
+    facts = json.loads((tmp_path / "facts.json").read_text())
+    assert facts["histogram"]["cat"] == {"train": 12}
+    assert facts["splits"]["train"]["labelled"] == 18
+    trained = supancl(capsys, "pretrain", "digits.supsiam", "--data", path, *TINY, "--out", "run")
+    assert trained.code == 0, trained.err
+    about = json.loads((tmp_path / "run" / "recipe.json").read_text())["data"]
+    assert about["labels_per_image"]["most"] == 2
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["knn"] is None
+    assert rows[-1]["pool_coverage"] == 1
+    for command in (("knn",), ("linear",)):
+        assert_refused(supancl(capsys, "evaluate", *command, "run"), "labels.csv", "several", "one label")
+    predicted = supancl(capsys, "predict", "run", "--data", path, "--out", "labels.out.csv")
+    assert_refused(predicted, "labels.csv", "several", "one label")
+    assert supancl(capsys, "embed", "run", "--data", path, "--out", "features.npz").code == 0
+    with np.load(tmp_path / "features.npz") as features:
+        assert features["train_labels"][:4].tolist() == [
+            [0, 1, pytest.approx(0.7)], [0, 0, 1], [1, 1, 0], [-1, -1, -1],
+        ]  # fmt: skip
+    assert supancl(capsys, "embed", "run", "--data", path, "--out", "features.csv").code == 0
+    assert ",cat;dog:0.7,train," in (tmp_path / "features.csv").read_text().splitlines()[1]
+    assert supancl(capsys, "report", "run").code == 0
+    refused = supancl(capsys, "alpha", "digits.supsiam", "--data", path, *TINY[:6], "--out", "sweep")
+    assert_refused(refused, "labels.csv", "several", "one label")
+
+
+def test_from_an_archive_to_an_encoder(tmp_path, capsys):
+    path = archive(tmp_path / "some.npz", train_labels=WEIGHTS)
+    for method in ("supbyol", "crossentropy"):
+        trained = supancl(capsys, "pretrain", f"digits.{method}", "--data", path, *TINY, "--out", tmp_path / method)
+        assert trained.code == 0, trained.err
+    refused = supancl(capsys, "pretrain", "digits.supsiam", "--data", path, *TINY, "--set", "data.max_labels=1")
+    assert_refused(refused, "some.npz", "train_labels", "2 labels", "data.max_labels")
