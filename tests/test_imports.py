@@ -30,6 +30,7 @@ ROOMS = (
     {"export"},
     {"sweeps"},
     {"paper"},
+    {"doctor"},
     {"cli"},
     {""},  # the package itself, with its public names
     {"__main__"},

@@ -91,6 +91,7 @@ def judge_one(plan: Plan, args: argparse.Namespace) -> None:
 
 
 def page(plan: Plan, args: argparse.Namespace) -> None:
+    from experiments.audit.page import noise_part
     from experiments.evidence.figures import draw
     from experiments.evidence.imagenet_page import imagenet_line, imagenet_part
     from experiments.evidence.page import update_readme, write_page
@@ -101,7 +102,7 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
     evidence = Evidence(plan, read_results(args.results, plan))
     figure_names = draw(evidence, args.results / "maps", args.figures)
     second = args.results / "imagenet"
-    text = write_page(evidence, figure_names, imagenet_line(second)) + imagenet_part(second)
+    text = write_page(evidence, figure_names, imagenet_line(second)) + imagenet_part(second) + noise_part()
     args.out.write_text(text, encoding="utf-8")
     if args.readme:
         update_readme(args.readme, evidence)

@@ -41,7 +41,7 @@ How good are the features?
 In scikit-learn, and what a mistake raises:
 
 >>> supancl.ImageEncoder(epochs=1, settings={"encoder.name": "cnn"}).fit_transform(images.repeat(4, 0)).shape
-(20, 128)
+(20, 256)
 >>> supancl.recipe("digits.supsiam", alhpa=0.3)
 Traceback (most recent call last):
 ...

@@ -51,7 +51,6 @@ RENAMED_MODULES = {
     "report": "reports",
     "recipes.own": "recipes.plugins",
     "studies": "paper",
-    "data.loader": "data.splits",
     "studies.paper_numbers": "paper.numbers",
     "studies.tables": "paper.tables.layouts",
     "studies.table_detectors": "paper.tables.runs",
@@ -71,9 +70,16 @@ RENAMED_MODULES = {
 # modules of 0.1.0 whose names are in several modules now
 DIVIDED_MODULES = {
     "data.benchmarks": ("data.sources.benchmarks", "data.opening"),
-    "data.decoding": ("data.opening", "data.splits"),
+    "data.decoding": ("data.opening", "data.splits", "data.preparing"),
+    "data.loader": ("data.splits", "data.preparing", "data.feed"),
     "data.images": ("data.decode", "data.store.memory"),
-    "data.readers": ("data.sources.folder", "data.sources.arrays", "data.sources.csv_table", "data.splits"),
+    "data.readers": (
+        "data.sources.folder",
+        "data.sources.arrays",
+        "data.sources.csv_table",
+        "data.splits",
+        "data.preparing",
+    ),
     "checkpoint": ("weights.checkpoint", "weights.encoder_file", "weights.writer"),
     "evaluate.linear": ("probes.linear", "probes.sgd"),
     "judge.classes": ("evaluate.sources", "evaluate.few_shot", "evaluate.finetune"),
@@ -88,7 +94,7 @@ DIVIDED_MODULES = {
 # packages that still exist, and where names of theirs have moved
 MOVED_NAMES = {
     "supancl.evaluate": ("supancl.probes",),
-    "supancl.data.sources": ("supancl.data.splits", "supancl.data.opening"),
+    "supancl.data.sources": ("supancl.data.splits", "supancl.data.preparing", "supancl.data.opening"),
     "supancl.data.views": ("supancl.data.views.specs", "supancl.data.views.evaluation", "supancl.data.views.products"),
 }
 _TABLE = {

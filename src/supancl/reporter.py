@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # names of 0.1.0, until 0.3.0
 _OLD_NAMES = {
@@ -76,3 +81,52 @@ class ForwardingReporter(Reporter):
 
 for _old, _new in _OLD_NAMES.items():
     setattr(Reporter, _old, getattr(Reporter, _new))
+
+
+# --- progress of loops that are far below the command -----------------------------------------------------------------
+
+_current: ContextVar[Reporter] = ContextVar("reporter", default=Reporter())  # noqa: B039 - it has no state
+
+
+@contextmanager
+def report_to(reporter: Reporter) -> Iterator[None]:
+    """Within the block, the functions below report to this reporter. The command line sets it once."""
+    token = _current.set(reporter)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def report_progress(task: str, done: int, total: int) -> None:
+    """`on_progress` of the current reporter."""
+    _current.get().on_progress(task, done, total)
+
+
+def track(items: Iterable[T], task: str, total: int | None = None) -> Iterator[T]:
+    """The items; the current reporter learns how many of them are done. Without a length they need a `total`.
+
+    >>> list(track("ab", "reading letters"))
+    ['a', 'b']
+    """
+    reporter, done = _current.get(), 0
+    total = len(items) if total is None and isinstance(items, Collection) else total or 0
+    if total == 0:
+        yield from items
+        return
+    reporter.on_progress(task, 0, total)
+    try:
+        for item in items:
+            yield item
+            done += 1
+            reporter.on_progress(task, done, total)
+    finally:
+        if done < total:  # the loop was left early
+            reporter.on_progress(task, total, total)
+
+
+@contextmanager
+def track_task(task: str) -> Iterator[None]:
+    """Report a task that cannot be divided: how long it has taken so far is seen, but not how long it will take."""
+    for _ in track((None,), task):
+        yield

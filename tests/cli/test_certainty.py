@@ -89,3 +89,14 @@ def test_the_monitors_line_shows_how_little_few_images_say(images, shown):
     assert shown in text.getvalue()
     assert "S_W/S_T -" in text.getvalue()
     assert "linear -\n" in text.getvalue()
+
+
+def test_large_and_small_classes_have_their_own_accuracies(place, capsys):
+    run_folder(place / "tail", seed=3, source=str(place / "own.npz"), described=True, data__imbalance=10.0)
+    said = supancl(capsys, "evaluate", "knn", "tail", "--json", "r.json")
+    result = json.loads((place / "r.json").read_text())
+    (line,) = [line for line in said.out.splitlines() if line.startswith("balanced accuracy")]
+    assert f"{result['balanced_accuracy']:.2f}%" in line
+    assert sum(group["classes"] for group in result["by_class_size"].values()) == 3
+    whole = supancl(capsys, "evaluate", "knn", "tail", "--data", "own.npz")  # as the source gives it
+    assert "balanced accuracy" not in whole.out

@@ -1,5 +1,7 @@
-"""`supancl completion`: what a shell offers after TAB. bash runs its script here; zsh and fish are not installed."""
+"""`supancl completion`: what a shell offers after TAB. bash runs its script here, and so do zsh and fish where they are
+installed; the texts of all three are looked at everywhere."""
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -7,26 +9,49 @@ import subprocess
 import pytest
 
 from supancl.cli.commands import COMMANDS
+from supancl.cli.completion import SCRIPTS, walk
 from supancl.recipes import RECIPES
 from tests.files import supancl
 
+SHELLS = [shell for shell in SCRIPTS if shutil.which(shell)]
+ZSH = """
+compdef() { }
+source ../script
+compadd() {
+    shift; local word found=1
+    for word; do [[ "$word" == "$current"* ]] && print -r -- "$word" && found=0; done
+    return $found
+}
+_files() { ls -d -- "$current"* }
+"""
 
-@pytest.fixture(scope="module")
-def complete(tmp_path_factory):
-    """A function from the words typed so far, the last one unfinished, to what bash offers."""
-    from supancl.cli.completion import bash_script, walk
+
+def ask(shell, typed, position):
+    """The line that shows what the shell offers for the last of the typed words."""
+    if shell == "bash":
+        state = f"COMP_WORDS=({shlex.join(typed)}); COMP_CWORD={position}"
+        files = f"compgen -f -- {shlex.quote(typed[-1])}"  # what `-o default` means
+        return f'source ../script; {state}; _supancl; printf "%s\\n" "${{COMPREPLY[@]}}" | grep . || {files}'
+    if shell == "zsh":
+        return f"{ZSH}words=({shlex.join(typed)}); CURRENT={position + 1}; _supancl"
+    return f"source ../script; complete -C {shlex.quote(' '.join(typed))}"
+
+
+@pytest.fixture(scope="module", params=SHELLS)
+def complete(request, tmp_path_factory):
+    """A function from the words typed so far, the last one unfinished, to what the shell offers."""
     from supancl.cli.dispatch import build_parser
 
-    folder = tmp_path_factory.mktemp("completion")
-    (folder / "script").write_text(bash_script(list(walk(build_parser()))))
+    shell, folder = request.param, tmp_path_factory.mktemp("completion")
+    (folder / "script").write_text(SCRIPTS[shell](list(walk(build_parser()))))
+    (folder / "here" / "photos").mkdir(parents=True)
+    command = [shutil.which(shell), *(["-f"] if shell == "zsh" else []), "-c"]
+    environment = {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "XDG_DATA_HOME": str(folder)}
 
     def offers(*words):
-        typed = " ".join(shlex.quote(word) for word in ("supancl", *words))
-        state = f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}"
-        lines = f"source {folder}/script; {state}; _supancl; echo ${{COMPREPLY[*]}}"
-        done = subprocess.run([shutil.which("bash"), "-c", lines], capture_output=True, text=True, check=True)
-        assert not done.stderr
-        return done.stdout.split()
+        line = ask(shell, ["supancl", *words], len(words))
+        done = subprocess.run([*command, line], capture_output=True, text=True, cwd=folder / "here", env=environment)
+        return [text.partition("\t")[0].rstrip("/") for text in done.stdout.splitlines() if text]
 
     return offers
 
@@ -46,13 +71,14 @@ def test_subcommands_and_their_flags(complete):
 
 def test_recipes(complete):
     assert complete("pretrain", "digits.supsi") == ["digits.supsiam"]
-    assert set(complete("alpha", "")) == set(RECIPES)
+    assert set(complete("alpha", "")) >= set(RECIPES)
+    assert complete("pretrain", "pho") == ["photos"]  # a recipe may be a file
 
 
 def test_values_of_flags(complete):
     assert set(complete("evaluate", "knn", "run", "--metric", "")) == {"cosine", "l2"}
-    assert complete("evaluate", "knn", "run", "--data", "") == []  # bash completes files
-    assert complete("evaluate", "knn", "") == []
+    assert complete("evaluate", "knn", "run", "--data", "pho") == ["photos"]
+    assert complete("evaluate", "knn", "") == ["photos"]
     assert complete("completion", "f") == ["fish"]
 
 

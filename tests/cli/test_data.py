@@ -353,7 +353,6 @@ def test_a_damaged_cache_is_said_to_be(capsys, tmp_path):
 
 
 def test_training_fills_the_cache_by_itself_and_says_how_far_it_is(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("supancl.reports.terminal.MIN_TOTAL", 40)
     monkeypatch.setattr("supancl.reports.terminal.MIN_SECONDS", 0.0)
     monkeypatch.setattr(shards, "SHARD_BYTES", 4000)
     source = class_folders(tmp_path / "data", each=20)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from experiments.audit.page import noise_part
 from experiments.evidence import findings, page, results
 from experiments.evidence.__main__ import ROOT, main
 from experiments.evidence.claims import (
@@ -70,7 +71,7 @@ def test_results_md_is_what_the_files_give() -> None:
     folder = ROOT / "experiments" / "results"
     figures = figure_names(Evidence(PLAN, results), folder / "maps")
     page = write_page(Evidence(PLAN, results), figures, imagenet_line(folder / "imagenet"))
-    page += imagenet_part(folder / "imagenet")
+    page += imagenet_part(folder / "imagenet") + noise_part()
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "run `make results`"
     (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", (ROOT / "README.md").read_text(), re.S)
     assert shown == readme_block(Evidence(PLAN, results)), "run `make results`"

@@ -32,7 +32,8 @@ from supancl.cli import main
 from supancl.config import parse_value
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_source
-from supancl.data.splits import DataSpec, prepare_data
+from supancl.data.preparing import prepare_data
+from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from supancl.paper.tables.cells import fill
 from supancl.paper.tables.formats import FORMATS

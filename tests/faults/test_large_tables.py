@@ -17,7 +17,8 @@ READ = r"""
 import pathlib, re, sys, time
 import torch
 from supancl.data import opening
-from supancl.data.splits import DataSpec, prepare_data
+from supancl.data.preparing import prepare_data
+from supancl.data.splits import DataSpec
 from supancl.data.store.memory import ArrayImages
 
 def store(items, *rest):  # decoding millions of images is not what is measured

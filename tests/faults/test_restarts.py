@@ -20,7 +20,7 @@ import torch
 from tests.distributed.worker import ROOT
 from tests.tiny import assert_same_bits, final_state
 
-KILLS = 20 if os.environ.get("SUPANCL_FAULTS") == "full" else 3
+KILLS = 20 if os.environ.get("SUPANCL_FAULTS") == "full" else 2
 SEED = int(os.environ.get("SUPANCL_FAULTS_SEED", "0"))
 RESTARTS = 3  # as many kills as one run survives
 LONGEST = 600  # seconds until a killed run must have ended, also on a machine that does much else

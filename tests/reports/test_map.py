@@ -21,9 +21,9 @@ from supancl.errors import BadInput
 from supancl.probes import Features
 from supancl.reports import maps as maps_module
 from supancl.reports import tsne
-from supancl.reports.map_page import BYTES_PER_IMAGE, class_colours, map_page
+from supancl.reports.map_page import class_colours, map_page
 from supancl.reports.pictures import Panel, draw_panels, tsne_map
-from supancl.reports.sprites import Sprites, draw_sprites, pack_array
+from supancl.reports.sprites import BYTES_PER_IMAGE, Sprites, draw_sprites, pack_array
 from tests.files import mentions, noise
 from tests.maps import NASTY, made_images, made_map, smooth_images
 
@@ -71,7 +71,7 @@ def test_arrays_are_little_endian():
 
 def test_a_page_has_at_most_so_many_bytes_per_image(monkeypatch):
     count = 400
-    monkeypatch.setattr("supancl.reports.map_page.USUAL_BYTES", 0)
+    monkeypatch.setattr("supancl.reports.sprites.USUAL_BYTES", 0)
     monkeypatch.setattr("supancl.reports.sprites.SIDES", {})
     images = made_images(count, ("a", "b"), noise(count, 3, 32, 32))
     maps = [made_map(str(seed), count, seed, exact=False)[0] for seed in range(3)]

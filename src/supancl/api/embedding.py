@@ -38,7 +38,7 @@ def embed(
     view: View = "margin",
     **options: Any,
 ) -> Features:
-    """The features of images: `.values` (N, width), and `.labels`, -1 where there is none.
+    """The features of images: `.values` (N, width), and `.labels`, -1 where there is none or several.
 
     `encoder` is a run, an encoder, or what `open_encoder` takes: a run folder, an encoder.safetensors, timm:NAME.
     `images` are an array (N, H, W[, C]) of uint8, a list of Pillow images or paths, a source as for `--data` (a folder:

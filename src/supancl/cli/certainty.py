@@ -24,6 +24,15 @@ def describe_accuracy(result: dict[str, Any], accuracy: float | None = None) -> 
     return f"{accuracy_text(accuracy, wilson_interval(accuracy, images)[1:])} of {plural(images, 'image')}"
 
 
+def describe_class_sizes(result: dict[str, Any]) -> str:
+    """`balanced accuracy 41.20%: head 60.00% (3 classes), tail 22.40% (4 classes)`: every class counts equally."""
+    groups = [
+        f"{name} {group['accuracy']:.2f}% ({plural(group['classes'], 'class', 'classes')})"
+        for name, group in result["by_class_size"].items()
+    ]
+    return f"balanced accuracy {result['balanced_accuracy']:.2f}%: {', '.join(groups)}"
+
+
 def print_certainty(result: dict[str, Any], console: Console, name: str = "") -> None:
     """Print what the accuracy is tested with, and the verdict; `name` begins the lines if there are several."""
     prefix = f"{name}: " if name else ""
@@ -32,6 +41,8 @@ def print_certainty(result: dict[str, Any], console: Console, name: str = "") ->
         console.print(f"{prefix}cross-validated, labels unused in pretraining: {describe_accuracy(tested)}")
     elif "baselines" in result and result["tested_images"] < FEW_IMAGES:
         console.print(f"{prefix}few images: more labelled ones to test on would narrow the interval (docs/evaluate.md)")
+    if "by_class_size" in result:
+        console.print(f"{prefix}{describe_class_sizes(result)}")
     if "baselines" not in result:
         return
     beside = [f"chance {tested['chance']:.1f}%"]

@@ -22,8 +22,12 @@ GROUPS: dict[str, dict[str, str]] = {
     "look": {
         "report": "one page on runs: verdict, curves, evaluations, recipe, data",
         "map": "a page with a zoomable map of your images, by their features",
+        "audit": "labels that look wrong, duplicates and outliers of your images",
     },
-    "this program": {"completion": "commands and flags for the TAB key of bash, zsh or fish"},
+    "this program": {
+        "doctor": "is the installation fine, how fast is this machine, what to change",
+        "completion": "commands and flags for the TAB key of bash, zsh or fish",
+    },
     "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},
 }
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}

@@ -20,6 +20,7 @@ class Completed:
     words: str  # 'evaluate knn'; empty for supancl itself
     names: dict[str, str] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)
+    takes_files: bool = False  # a recipe may be a file
     values: dict[str, list[str]] = field(default_factory=dict)  # of a flag that takes one; empty: a file or a number
 
     @property
@@ -49,6 +50,7 @@ def walk(parser: argparse.ArgumentParser, words: str = "") -> Iterator[Completed
             completed.names |= {name: str(subparser.description or "") for name, subparser in below.items()}
         elif not action.option_strings:
             recipes = RECIPES if action.metavar == "RECIPE" else ()
+            completed.takes_files = completed.takes_files or bool(recipes)
             completed.names |= dict.fromkeys([*map(str, action.choices or ()), *recipes], "")
         for flag in action.option_strings:
             completed.flags[flag] = str(action.help or "") if action.help != argparse.SUPPRESS else ""
@@ -98,11 +100,11 @@ def zsh_script(commands: list[Completed]) -> str:
     """For `source <(supancl completion zsh)`, after compinit."""
     return f"""#compdef supancl
 _supancl() {{
-    setopt localoptions sh_word_split
     local current="${{words[CURRENT]}}" previous="${{words[CURRENT - 1]}}"
-    local before="${{words[2,CURRENT - 1]}}" place="" word="" is_value="" names="" flags=""
+    local place="" word="" is_value="" names="" flags=""
+    local -a before=("${{(@)words[2,CURRENT - 1]}}")
 {_branches(commands)}
-    if [[ -n "$names" ]]; then compadd -- $names; else _files; fi
+    compadd -- ${{=names}} || _files
 }}
 compdef _supancl supancl
 """
@@ -116,8 +118,11 @@ def fish_script(commands: list[Completed]) -> str:
         start = f"complete -c supancl -n {_fish_quote(seen or '__fish_use_subcommand')}"
         below = " ".join(completed.names)
         condition = f"{seen}; and not __fish_seen_subcommand_from {below}" if seen and below else seen
+        no_files = "" if completed.takes_files else " -f"
         named = f"complete -c supancl -n {_fish_quote(condition or '__fish_use_subcommand')}"
-        lines += [f"{named} -f -a {_fish_quote(name)} -d {_fish_quote(text)}" for name, text in completed.names.items()]
+        lines += [
+            f"{named}{no_files} -a {_fish_quote(name)} -d {_fish_quote(text)}" for name, text in completed.names.items()
+        ]
         for flag, text in completed.flags.items():
             option = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
             values = f" -r -f -a {_fish_quote(' '.join(completed.values[flag]))}" if completed.values.get(flag) else ""

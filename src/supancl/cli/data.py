@@ -107,6 +107,9 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
         for name, counts in facts["splits"].items()
     ]
     console.print(table(facts["source"], ["split", "images", "labelled", "classes"], rows))
+    for name, counts in facts["splits"].items():
+        if labels := counts.get("labels_per_image"):
+            console.print(f"labels of {name}: {describe_labels(labels)}")
     names = list(facts["splits"])
     all_lines = sorted(facts["histogram"].items(), key=lambda item: -sum(item[1].values()))
     most = max((sum(counts.values()) for _, counts in all_lines), default=1)
@@ -139,6 +142,13 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
             f"{plural(len(empty), 'class folder')} without an image; pretrain refuses {them}: fill or remove {them}"
         )
         print_indented(empty[:20], console)
+
+
+def describe_labels(labels: dict[str, Any]) -> str:
+    """Several or soft labels in words."""
+    least, largest = labels["least_weight"], labels["largest_weight"]
+    weights = f"of weight {least:g}" if least == largest else f"with weights from {least:g} to {largest:g}"
+    return f"up to {labels['most']} per image, {labels['mean']:g} on average, {weights}"
 
 
 def print_indented(lines: Sequence[str], console: Console) -> None:

@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from io import TextIOWrapper
 from keyword import iskeyword
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from supancl.cli import commands
-from supancl.cli.console import make_console, print_error
+from supancl.cli.console import Terminal, make_console, print_error
 from supancl.cli.flags import OneLineParser, add_command
 from supancl.distributed import should_print
 from supancl.errors import (
@@ -35,6 +35,7 @@ from supancl.errors import (
 )
 from supancl.files import jsonable, reason
 from supancl.recipes.plugins import describe_plugin_error, load_plugin
+from supancl.reporter import report_to
 from supancl.version import __version__
 
 
@@ -83,7 +84,10 @@ def torch_version() -> str:
     spec = find_spec("torch")
     file = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
     match = re.search(r"__version__ = '([^']+)'", file.read_text()) if file is not None and file.exists() else None
-    return match[1] if match else version("torch")
+    try:
+        return match[1] if match else version("torch")
+    except PackageNotFoundError:  # `supancl doctor` says so
+        return "not installed"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -130,7 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for file in args.plugin:
             load_plugin(file)
         try:
-            result = args.run(args, console)
+            with report_to(Terminal(console)):
+                result = args.run(args, console)
         except CheckFailed as error:
             write_json(args.json, error.result)
             raise

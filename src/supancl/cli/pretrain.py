@@ -19,6 +19,7 @@ from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.auto import default_recipe
 from supancl.recipes.recipe import resolve_warmup
+from supancl.reporter import report_progress
 from supancl.reports.sparklines import describe_curves
 from supancl.training.extending import extend_run
 from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
@@ -28,7 +29,9 @@ from supancl.weights.run_folder import RunFolder
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.recipe is None and "data.source" in args.overrides and not args.resume and args.extend is None:
-        args.recipe = default_recipe(survey_source(recipe_from_flags("auto.supsiam", args).data))
+        args.recipe = default_recipe(
+            survey_source(recipe_from_flags("auto.supsiam", args).data, progress=report_progress)
+        )
     if args.recipe is None and args.extend is None and not (args.resume and args.out):
         raise BadInput(
             "give images with --data FOLDER (docs/own-data.md), a recipe (supancl recipes lists them), or --resume "
@@ -44,12 +47,15 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             console.print(line)
     run_folder = RunFolder(run.folder)
     # other ranks may not see the folder
-    labelled = not run_folder.has_run or run_folder.read_data()[0].get("labelled", True)
+    about = run_folder.read_data()[0] if run_folder.has_run else {}
+    has_one_label = about.get("labelled", True) and "labels_per_image" not in about  # which evaluations need
     console.print(
         f"done: encoder in {run.folder / 'encoder.safetensors'}; evaluate it with: {program_name()} evaluate knn "
-        f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}"
+        f"{shlex.quote(str(run.folder))}{'' if has_one_label else ' --data LABELLED_IMAGES'}"
         f"{''.join(f' --plugin {shlex.quote(file)}' for file in args.plugin)}"
     )
+    if "labels_per_image" in about:
+        console.print("LABELLED_IMAGES are images with one label each: several cannot be evaluated on yet")
     last = {key: value for row in run.metrics[-2:] for key, value in row.items() if key != "kind"}
     return {"run": str(run.folder), "collapsed": run.collapsed, "last": last}
 

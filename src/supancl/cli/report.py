@@ -10,6 +10,7 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal
 from supancl.files import write_text
+from supancl.reporter import track
 from supancl.reports.report import name_runs, report_page
 from supancl.reports.run_record import RunRecord, read_record
 from supancl.reports.training_images import TrainingImages, open_training_images
@@ -18,7 +19,7 @@ from supancl.reports.verdict import find_verdict
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     out, terminal = args.out, Terminal(console)
-    records = {name: read_record(path) for name, path in name_runs(args.runs).items()}
+    records = {name: read_record(path) for name, path in track(name_runs(args.runs).items(), "reading runs")}
     images = {} if args.no_data else open_images(records, terminal)
     write_text(out, report_page(records, images))
     verdicts = {name: find_verdict(record) for name, record in records.items()}

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, duration
 from supancl.errors import plural
+from supancl.reporter import track
 from supancl.reports.tables import Table, to_text_within
 from supancl.weights.run_list import ListedRun, list_runs
 
@@ -89,7 +90,7 @@ def prune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         count = f"{plural(deletion.files, 'checkpoint')}, " if deletion.kind == "checkpoints" else ""
         console.print(f"{deletion.path}: {count}{format_bytes(deletion.nbytes)} ({deletion.why})")
     deleted = [deletion for deletion in plan.deletions if args.yes]
-    for deletion in list(deleted):
+    for deletion in track(list(deleted), "deleting"):
         if why := delete(deletion):
             terminal.warn(why)
             deleted.remove(deletion)

@@ -8,18 +8,21 @@ from typing import Any
 from supancl.errors import BadInput
 from supancl.evaluate.baselines import Ask, compare_with_baselines, verdict
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.probes.certainty import Answers, accuracy_interval, chance, weighted_accuracy
+from supancl.probes.certainty import Answers, accuracy_by_size, accuracy_interval, chance, weighted_accuracy
 from supancl.probes.transfer import TransferMetric
 
 
 def interval_keys(accuracy: float, answers: Answers, metric: TransferMetric = "top-1") -> dict[str, Any]:
-    """The interval of an accuracy, the number of images behind it, and chance."""
+    """The interval of an accuracy, its number of images, chance; and the accuracy of large and small classes."""
     interval = accuracy_interval(accuracy, answers.labels, metric)
-    return {
+    keys: dict[str, Any] = {
         "tested_images": len(answers.labels),
         "accuracy_interval": [interval.low, interval.high],
         "chance": chance(answers.references, metric),
     }
+    if groups := accuracy_by_size(answers):
+        keys |= {"balanced_accuracy": weighted_accuracy(answers, "mean-per-class"), "by_class_size": groups}
+    return keys
 
 
 def certainty_keys(

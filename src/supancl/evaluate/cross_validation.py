@@ -107,8 +107,7 @@ def _train_with_all_labels(evaluated: EvaluatedEncoder, evaluation: EvaluationDa
     recipe, train = evaluated.recipe, evaluation.data.train
     if evaluation.source is not None or recipe is None or recipe.data.leave_out:
         return train
-    is_whole = recipe.data.labelled == 1.0 and recipe.data.limit is None
-    return train if is_whole else data_for(evaluated, recipe.data.source, view).train
+    return train if recipe.data.is_whole else data_for(evaluated, recipe.data.source, view).train
 
 
 def _used_labels(

@@ -12,13 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.splits import Source, prepare_data
+from supancl.data.label_pairs import label_texts, weight_matrix
+from supancl.data.preparing import prepare_data
+from supancl.data.splits import Source
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, make_visible
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.sources import is_run_source, read_source, spec_for
 from supancl.files import check_feature_file, check_writable, escape_formula, make_folder, write_atomically
 from supancl.probes import Features
+from supancl.reporter import track_task
 from supancl.training.preflight import check_same_data
 
 ROWS_AT_A_TIME = 8192
@@ -33,12 +36,13 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
     if out.exists():
         raise BadInput(f"{out} exists; remove it or choose another --out")
     check_writable(out.parent)
-    data = read_source(evaluated, spec_for(evaluated, source), view)
+    data = read_source(evaluated, spec_for(evaluated, source), view, several_labels=True)
     held_out = held_out_mask(evaluated, source, data)
     features = {name: evaluated.features(split, view) for name, split in data.splits.items()}
     embedding = Embedding(data, features, None if held_out is None else held_out.numpy())
     make_folder(out.parent)
-    write_atomically(out, lambda path: WRITERS[out.suffix.lower()](embedding, path))
+    with track_task(f"writing {out.name}"):
+        write_atomically(out, lambda path: WRITERS[out.suffix.lower()](embedding, path))
     return {
         "out": str(out),
         "encoder": evaluated.location,
@@ -64,11 +68,11 @@ class Embedding:
 
     def chunks(self) -> Iterator[tuple[dict[str, Sequence[Any]], np.ndarray]]:
         """Columns (path, label, split and, if known, held_out) and features of a part of a split at a time."""
-        for split, (values, labels) in self.features.items():
-            names, class_names = self.names(split), [*self.data.classes, ""]  # -1 is the last one
+        for split, (values, _) in self.features.items():
+            names, labels = self.names(split), self.data.splits[split].image_labels
             for start in range(0, len(names), ROWS_AT_A_TIME):
                 rows = slice(start, start + ROWS_AT_A_TIME)
-                texts = [class_names[label] for label in labels[rows].tolist()]
+                texts = label_texts(labels, torch.arange(len(names))[rows], self.data.classes, "")
                 columns: dict[str, Sequence[Any]] = {"path": names[rows], "label": texts, "split": [split] * len(texts)}
                 if self.held_out is not None:
                     columns["held_out"] = self.held_out[rows].tolist() if split == "train" else [True] * len(texts)
@@ -76,11 +80,17 @@ class Embedding:
 
 
 def write_npz(embedding: Embedding, path: Path) -> None:
-    """class_names and, per split, SPLIT_features, SPLIT_labels and SPLIT_names; plain arrays only."""
+    """class_names and, per split, SPLIT_features, SPLIT_labels and SPLIT_names; plain arrays only.
+
+    Several or soft labels are weights (N, C), as a .npz source has them.
+    """
     arrays: dict[str, Any] = {"class_names": np.array(embedding.data.classes, dtype=np.str_)}
     for name, features in embedding.features.items():
         arrays[f"{name}_features"] = features.values.numpy()
-        arrays[f"{name}_labels"] = features.labels.numpy()
+        labels = embedding.data.splits[name].image_labels
+        arrays[f"{name}_labels"] = (
+            labels.labels.numpy() if labels.pairs is None else weight_matrix(labels.pairs, len(embedding.data.classes))
+        )
         arrays[f"{name}_names"] = np.array(embedding.names(name), dtype=np.str_)
     if embedding.held_out is not None:
         arrays["train_held_out"] = embedding.held_out
@@ -135,7 +145,7 @@ WRITERS: dict[str, Callable[[Embedding, Path], None]] = {
 }
 
 
-def held_out_mask(evaluated: EvaluatedEncoder, source: str, source_data: Source) -> Tensor | None:
+def held_out_mask(evaluated: EvaluatedEncoder, source: str | None, source_data: Source) -> Tensor | None:
     """Mask of the train images that the run held out; None if the data are not the run's or have changed."""
     if evaluated.run is None or evaluated.recipe is None or not is_run_source(evaluated, source):
         return None

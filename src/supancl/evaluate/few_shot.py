@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.data.splits import DataSpec, Source, Split, fingerprint, prepare_data
+from supancl.data.preparing import prepare_data
+from supancl.data.splits import DataSpec, Source, Split, fingerprint
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, plural
 from supancl.evaluate.encoder import EvaluatedEncoder

@@ -71,9 +71,7 @@ def record_result(evaluated: EvaluatedEncoder, base: str, since: float, source: 
 def result_base_name(protocol: str, evaluated: EvaluatedEncoder, source: str | None) -> str:
     """`knn` for the data as the run used them, `knn-pets` for other data, or for more of the run's data."""
     run_data = evaluated.recipe.data if evaluated.recipe is not None and is_run_source(evaluated, source) else None
-    is_whole_source = (
-        run_data is not None and run_data.limit is None and not run_data.leave_out and run_data.labelled == 1.0
-    )
+    is_whole_source = run_data is not None and run_data.is_whole
     return protocol if source is None or is_whole_source else f"{protocol}-{data_label(source)}"
 
 

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from supancl.core.encoders import Encoder
+from supancl.data.label_pairs import check_one_label
 from supancl.data.opening import is_same_source, open_benchmark, open_source
 from supancl.data.order import derive_seed
+from supancl.data.preparing import SPLIT_SEED, draw_stratified, prepare_data
 from supancl.data.sources import benchmarks
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.sources.libraries import READERS
-from supancl.data.splits import SPLIT_SEED, Data, DataSpec, Source, Split, draw_stratified, prepare_data
+from supancl.data.splits import Data, DataSpec, Source, Split
 from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
@@ -66,15 +68,21 @@ def spec_for(evaluated: EvaluatedEncoder, source: str | None) -> DataSpec:
     if run_data is None or not is_run_source(evaluated, source):
         columns = evaluated.options.columns if source.lower().endswith(".csv") else ""
         return DataSpec(source=source, columns=columns)
-    return replace(run_data, source=source, limit=None, leave_out=(), labelled=1.0, balanced=False)
+    return replace(run_data.whole(), source=source)
 
 
 def read_source(
-    evaluated: EvaluatedEncoder, spec: DataSpec, view: View, use: Use | None = None, as_trained: bool = False
+    evaluated: EvaluatedEncoder,
+    spec: DataSpec,
+    view: View,
+    use: Use | None = None,
+    as_trained: bool = False,
+    several_labels: bool = False,
 ) -> Source:
     """Read a source, or a benchmark (NAME@ROOT) with the splits for `use`.
 
-    Photographs are decoded no larger than the view needs, or with `as_trained` as in `spec`.
+    Photographs are decoded no larger than the view needs, or with `as_trained` as in `spec`. Several labels per image
+    are refused unless the caller can use them.
     """
     encoder, options, progress = evaluated.encoder, evaluated.options, evaluated.reporter.on_progress
     if not as_trained:
@@ -91,6 +99,7 @@ def read_source(
         cache=spec.cache,
         memory_gb=spec.memory_gb,
         stream=spec.stream,
+        max_labels=spec.max_labels,
         skip_bad_images=options.skip_bad_images or spec.skip_bad_images,
         resample=spec.resample,
     )
@@ -108,7 +117,10 @@ def read_source(
         return data
 
     data = read() if options.sources is None else options.sources.get((spec, encoder.spec.channels, use), read)
-    check_input_kind(encoder, next(iter(data.splits.values())), spec.source)
+    first = next(iter(data.splits.values()))
+    check_input_kind(encoder, first, spec.source)
+    if not several_labels:
+        check_one_label(first.pairs, spec.source, "this evaluation")
     return data
 
 

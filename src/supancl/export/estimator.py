@@ -26,7 +26,8 @@ from supancl.api.progress import progress_reporter
 from supancl.config import LARGEST_COUNT, to_json
 from supancl.core.encoders import Encoder
 from supancl.core.specs import EncoderSpec
-from supancl.data.splits import Data, DataSpec, Source, full_split, prepare_data
+from supancl.data.preparing import prepare_data
+from supancl.data.splits import Data, DataSpec, Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.specs import Masks
 from supancl.errors import BadInput, Interrupted, did_you_mean

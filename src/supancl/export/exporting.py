@@ -28,7 +28,7 @@ from supancl.files import (
     temporary_path,
     write_text,
 )
-from supancl.reporter import Reporter
+from supancl.reporter import Reporter, track
 from supancl.weights.encoder_file import (
     EXPORTED_FILE,
     encoder_metadata,
@@ -114,7 +114,7 @@ def _write_formats(
     """What was written, and why other formats were left out. A format that the user chose must work."""
     written: dict[str, Written] = {}
     left_out: dict[str, str] = {}
-    for name in names:
+    for name in track(names, "writing formats and comparing them"):
         try:
             written[name] = write_and_check(exported, FORMATS[name])
         except CannotHold as error:

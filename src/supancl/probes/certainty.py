@@ -10,6 +10,9 @@ from torch import Tensor
 from supancl.probes.transfer import TransferMetric
 from supancl.stats import Interval, paired_accuracy_interval, wilson_interval
 
+UNEVEN = 2  # classes are unbalanced if the largest has more than this many times the images of the smallest
+GROUPS = {"head": 101, "middle": 20, "tail": 1}  # training images of a class, at least
+
 
 class Answers(NamedTuple):
     """Which of the tested images an encoder classified correctly, their classes, and those of the references."""
@@ -49,6 +52,32 @@ def accuracy_interval(percent: float, labels: Tensor, metric: TransferMetric = "
     """
     weights = image_weights(labels, metric)
     return wilson_interval(percent, len(labels) ** 2 / float(weights.square().sum()) if len(labels) else 0)
+
+
+def accuracy_by_size(answers: Answers) -> dict[str, dict[str, float]]:
+    """Mean accuracy over the classes with many, some and few training images (over 100, 20 to 100, under 20).
+
+    Empty if classes are about equally large. Classes without a tested image do not count.
+
+    >>> references = torch.tensor([0] * 150 + [1] * 10)
+    >>> accuracy_by_size(Answers(torch.tensor([True, True, False]), torch.tensor([0, 1, 1]), references))
+    {'head': {'classes': 1, 'accuracy': 100.0}, 'tail': {'classes': 1, 'accuracy': 50.0}}
+    """
+    classes, sizes = torch.unique(answers.references[answers.references >= 0], return_counts=True)
+    if not len(sizes) or int(sizes.max()) <= UNEVEN * int(sizes.min()):
+        return {}
+    groups: dict[str, dict[str, float]] = {}
+    above = int(sizes.max()) + 1
+    for name, least in GROUPS.items():
+        accuracies = [
+            100 * float(answers.is_correct[tested].double().mean())
+            for number in classes[(sizes >= least) & (sizes < above)].tolist()
+            if (tested := answers.labels == number).any()
+        ]
+        if accuracies:
+            groups[name] = {"classes": len(accuracies), "accuracy": sum(accuracies) / len(accuracies)}
+        above = least
+    return groups
 
 
 def difference(ours: Answers, theirs: Answers, metric: TransferMetric = "top-1") -> Interval:

@@ -102,7 +102,7 @@ def embed(
         encoder.train(training)
     if values is None:
         values = torch.empty(0, encoder.width, device=device if stay else "cpu")
-    return Features(values, split.labels.clone().to(values.device))
+    return Features(values, split.hide_several_labels().labels.clone().to(values.device))
 
 
 def _to_channels_last(images: Tensor) -> Tensor:

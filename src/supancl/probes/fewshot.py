@@ -19,6 +19,7 @@ from torch import Tensor
 
 from supancl.errors import BadInput, SupanclError, plural
 from supancl.probes.features import Features, check_features
+from supancl.reporter import track
 from supancl.stats import episode_half_width
 
 EPISODE_BLOCK = 250  # episodes; changing it would change the random numbers
@@ -241,7 +242,9 @@ def few_shot(
     values = F.normalize(values, dim=1) if normalize else values
     fractions = [
         _episode_accuracies(values, support, query, strength)
-        for support, query in _chunks(sampled, chunk, values.device)
+        for support, query in track(
+            _chunks(sampled, chunk, values.device), "episodes, in groups", len(sampled.support.split(chunk))
+        )
     ]
     accuracies = 100 * torch.cat(fractions).cpu()
     query_counts, interval = (sampled.query >= 0).sum(-1), episode_half_width(accuracies)

@@ -7,7 +7,7 @@ number of references, which may be in half precision or in a memory-mapped file.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from supancl.errors import BadInput
 from supancl.probes.features import Features, Labelled, Rows, check_finite, check_shape, read_rows
+from supancl.reporter import track
 
 Metric = Literal["cosine", "l2"]
 REFERENCE_CHUNK = 16384  # references compared at a time
@@ -108,26 +109,37 @@ def neighbours(
     has_label = reference.labels.to(device) >= 0
     k = min(k, int(has_label.sum()) - leave_one_out)
     centre = read_rows(reference.values, 0, reference_chunk, device).mean(0) if metric == "l2" else None
-    similarities, neighbour_rows = [], []
+    values = torch.full((len(queries), k), -math.inf, device=device)
+    rows = torch.zeros(len(queries), k, dtype=torch.long, device=device)
+    all_labelled = bool(has_label.all())
+    tiles = _tiles(queries, reference.values, chunk, reference_chunk, device, lambda x: _prepare(x, metric, centre))
+    count = math.ceil(len(queries) / chunk) * math.ceil(len(reference.values) / reference_chunk)
+    for start, block, begin, references in track(tiles, "comparing features", count):
+        similarity = _similarity(block, references, metric)
+        if not all_labelled:
+            similarity[:, ~has_label[begin : begin + len(references)]] = -math.inf
+        if leave_one_out:
+            _mask_self(similarity, start - begin)
+        own = slice(start, start + len(block))
+        _merge(values[own], rows[own], *grouped_topk(similarity, k), begin)
+    return Neighbours(values, rows)
+
+
+def _tiles(
+    queries: Rows,
+    references: Rows,
+    chunk: int,
+    reference_chunk: int,
+    device: torch.device,
+    prepare: Callable[[Tensor], Tensor],
+) -> Iterator[tuple[int, Tensor, int, Tensor]]:
+    """Every chunk of queries with every chunk of references, each with the number of its first row."""
     for start, block in _query_blocks(queries, 16 * chunk, device, "query"):
-        block = _prepare(block, metric, centre)
-        values = torch.full((len(block), k), -math.inf, device=device)
-        rows = torch.zeros(len(block), k, dtype=torch.long, device=device)
-        for begin, references in _query_blocks(reference.values, reference_chunk, device, "reference"):
-            is_unlabelled = ~has_label[begin : begin + len(references)]
-            references, any_unlabelled = _prepare(references, metric, centre), bool(is_unlabelled.any())
+        block = prepare(block)
+        for begin, part in _query_blocks(references, reference_chunk, device, "reference"):
+            part = prepare(part)
             for low in range(0, len(block), chunk):
-                query_slice = slice(low, low + chunk)
-                similarity = _similarity(block[query_slice], references, metric)
-                if any_unlabelled:
-                    similarity[:, is_unlabelled] = -math.inf
-                if leave_one_out:
-                    _mask_self(similarity, start + low - begin)
-                _merge(values[query_slice], rows[query_slice], *grouped_topk(similarity, k), begin)
-        similarities.append(values)
-        neighbour_rows.append(rows)
-    empty = torch.empty(0, k, device=device)
-    return Neighbours(torch.cat(similarities or [empty]), torch.cat(neighbour_rows or [empty.long()]))
+                yield start + low, block[low : low + chunk], begin, part
 
 
 def _mask_self(similarity: Tensor, shift: int) -> None:

@@ -24,6 +24,7 @@ from supancl.probes.logistic import (
     solve,
     solve_path,
 )
+from supancl.reporter import track
 
 PROBE_WEIGHTS = tuple(10.0**power for power in range(-3, 6))
 CHOOSING_TOLERANCE = 0.05  # tolerance of the solutions that compare weights
@@ -180,7 +181,8 @@ def linear_probe(
         choosing_rows, choosing_labels = test_rows.float(), truth
     fitted = Problem(single_rows[~is_held_out], labels[~is_held_out], len(classes))
     correct_by_weight, starts = {}, {}
-    for solution in solve_path(fitted, sorted(set(weights)), CHOOSING_TOLERANCE):
+    path = solve_path(fitted, sorted(set(weights)), CHOOSING_TOLERANCE)
+    for solution in track(path, "choosing the ridge of a linear classifier", len(set(weights))):
         correct_by_weight[solution.weight] = (predict(solution.parameters, choosing_rows) == choosing_labels).cpu()
         starts[solution.weight] = solution.parameters
     selected: tuple[float, ...] = (_best_weight(correct_by_weight),)
@@ -188,7 +190,10 @@ def linear_probe(
         selected = (_best_weight(correct_by_weight, ~halves), _best_weight(correct_by_weight, halves))
     exact = Problem(space.rows(values, torch.float64), labels, len(classes))
     rough = Problem(single_rows, labels, len(classes))
-    finals = {weight: polish(exact, rough, weight, starts[weight], tolerance) for weight in set(selected)}
+    finals = {
+        weight: polish(exact, rough, weight, starts[weight], tolerance)
+        for weight in track(set(selected), "fitting the linear classifier")
+    }
     correct_tests = [(predict(finals[weight].parameters, test_rows) == truth).cpu() for weight in selected]
     is_correct = correct_tests[0] if halves is None else torch.where(halves, correct_tests[0], correct_tests[1])
     ascending = sorted(correct_by_weight)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from supancl.config import to_json
 from supancl.errors import BadInput
 from supancl.probes.features import Features, check_finite, check_splits
+from supancl.reporter import track
 
 EpochOfBatches = Callable[[int], Iterable[tuple[Tensor, Tensor]]]
 
@@ -81,7 +82,7 @@ def sgd_probe(
     optimizer = torch.optim.SGD(layer.parameters(), lr=lr * batch_size / 256, momentum=momentum)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(milestones), gamma=0.1)
     losses = []
-    for epoch in range(epochs):
+    for epoch in track(range(epochs), "epochs of the linear classifier"):
         losses.append(_train_epoch(layer, optimizer, batches(epoch), epoch, torch.device(device)))
         schedule.step()
     with torch.no_grad():

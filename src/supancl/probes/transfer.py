@@ -22,6 +22,7 @@ from supancl.probes.logistic import (
     solve,
     solve_path,
 )
+from supancl.reporter import track, track_task
 
 TransferMetric = Literal["top-1", "mean-per-class"]
 WEIGHTS = tuple(10 ** (-6 + 11 * i / 44) for i in range(45))  # 1e-6 to 1e5, evenly spaced logarithms
@@ -106,18 +107,19 @@ def transfer(
         starts[solution.weight] = solution.parameters
         return solution.iterations
 
-    for solution in solve_path(problem, weights, COARSE_FACTOR * tolerance):
+    path = solve_path(problem, weights, COARSE_FACTOR * tolerance)
+    for solution in track(path, "choosing the ridge of a classifier", len(weights)):
         iterations += record(solution)
     candidates = [weight for weight, score in scores.items() if score >= max(scores.values()) - REFINE_WITHIN]
     memory = LbfgsMemory(20)
-    for weight in candidates:
+    for weight in track(candidates, "comparing the best ridges"):
         memory.move(weight)
         iterations += record(solve(problem, weight, starts[weight], memory=memory, tolerance=tolerance))
     best_weight = min(candidates, key=lambda weight: (-scores[weight], weight))
     memory.move(best_weight)  # pairs of the train split also fit train and validation
-    final = solve(
-        Problem(rows, labels, len(classes)), best_weight, starts[best_weight], memory=memory, tolerance=tolerance
-    )
+    whole = Problem(rows, labels, len(classes))
+    with track_task("fitting the classifier"):
+        final = solve(whole, best_weight, starts[best_weight], memory=memory, tolerance=tolerance)
     predictions = predict_unrotated(final.parameters, axes, splits["test"].values.to(device)).cpu()
     ascending = sorted(scores)
     return Transfer(

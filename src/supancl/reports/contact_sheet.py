@@ -9,12 +9,13 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from supancl.data.label_pairs import label_texts
 from supancl.data.order import derive_seed
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
 from supancl.recipes import Recipe
 from supancl.reports.fonts import Pen, make_drawable, shorten
-from supancl.reports.sprites import image_pixels, to_image
+from supancl.reports.sprites import to_image
 
 TILE, GAP, CAPTION = 112, 6, 16
 
@@ -22,7 +23,7 @@ TILE, GAP, CAPTION = 112, 6, 16
 def draw_image_sheet(split: Split, classes: Sequence[str], path: Path, count: int = 48, columns: int = 8) -> None:
     """Draw images of as many classes as fit, each with its class below it."""
     positions = pick_by_class(split.labels, count)
-    captions = [classes[label] if label >= 0 else "(unlabelled)" for label in split.labels[positions].tolist()]
+    captions = label_texts(split.image_labels, positions, classes, "(unlabelled)")
     tiles = [_thumbnail(split.batch(position[None])) for position in positions]
     _draw_sheet(tiles, captions, columns, path)
 
@@ -62,7 +63,7 @@ def pick_by_class(labels: Tensor, count: int) -> Tensor:
 
 
 def _thumbnail(batch: Batch) -> Image.Image:
-    return _to_tile(image_pixels(batch, 0))
+    return _to_tile(batch.image(0))
 
 
 def _unnormalized(view: Tensor, mean: Sequence[float], std: Sequence[float]) -> Image.Image:

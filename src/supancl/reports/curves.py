@@ -22,7 +22,7 @@ class Measure(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Measures that one run shows in one chart; several runs show each in a chart of its own."""
+    """Measures that one run shows in one chart; several runs show each in its own chart."""
 
     title: str
     measures: tuple[Measure, ...]

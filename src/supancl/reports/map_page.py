@@ -14,12 +14,9 @@ from supancl.errors import plural
 from supancl.reports.maps import EncoderMap, MappedImages, common_folder
 from supancl.reports.page import html_page
 from supancl.reports.pictures import COLOURS
-from supancl.reports.sprites import draw_sprites, pack_array
+from supancl.reports.sprites import draw_sprites, pack_array, thumbnail_bytes
 
-BYTES_PER_IMAGE = 490  # of the whole file: less than 25 MB for 50,000 images
-USUAL_BYTES = 6e6  # a file of few images may have these
-MIN_THUMBNAIL_BYTES = 60  # per image, however little room the rest leaves
-SCRIPTS = ("sprites.js", "scatter.js", "map.js")
+SCRIPTS = ("elements.js", "sprites.js", "scatter.js", "map.js")
 
 BODY = """<header class="map-bar"><h1>{title}</h1>
 <input id="search" type="search" placeholder="Search names and classes" aria-label="Search names and classes">
@@ -41,9 +38,7 @@ BODY = """<header class="map-bar"><h1>{title}</h1>
 def map_page(source: str, images: MappedImages, maps: Sequence[EncoderMap], progress: Progress | None = None) -> str:
     """The page; at most about 500 bytes per image, because thumbnails get the room that the rest leaves."""
     data, count = page_data(images, maps), len(images.names)
-    rest = sum(_text_bytes(value) for value in data.values())
-    room = 0.75 * (max(USUAL_BYTES, BYTES_PER_IMAGE * count) - rest) / count  # base64 makes four bytes of three
-    sprites = draw_sprites(images.splits, max(MIN_THUMBNAIL_BYTES, room), progress)
+    sprites = draw_sprites(images.splits, thumbnail_bytes(count, data), progress)
     title = f"{source}: {plural(count, 'image', number_format=',')}"
     body = BODY.format(title=html.escape(title), columns=min(3, len(maps)))
     return html_page(title, body, data={"map": data, "sprites": sprites.to_page()}, scripts=SCRIPTS, full=True)
@@ -89,12 +84,3 @@ def class_colours(count: int) -> list[str]:
         red, green, blue = colorsys.hls_to_rgb(label * 0.618034 % 1, (0.42, 0.55, 0.68)[label % 3], 0.65)
         colours.append(f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}")
     return colours
-
-
-def _text_bytes(value: Any) -> int:
-    """About how many bytes a value takes in the page."""
-    if isinstance(value, str):
-        return len(value.encode("utf-8", "surrogateescape")) + 3
-    if isinstance(value, dict):
-        return sum(_text_bytes(item) for item in value.values())
-    return sum(map(_text_bytes, value)) if isinstance(value, list) else 8

@@ -15,6 +15,7 @@ from matplotlib.patheffects import withStroke
 
 from supancl.errors import BadInput, plural
 from supancl.probes import Features
+from supancl.reporter import track_task
 from supancl.reports.fonts import families, make_drawable
 from supancl.reports.legends import MAX_NAMED, draw_legend, lay_out_legend
 from supancl.reports.tsne import MAX_IMAGES_SKLEARN, Progress, tsne_of_many
@@ -96,9 +97,9 @@ def tsne_map(features: Features, seed: int = 0, progress: Progress | None = None
         return np.zeros((count, 2))
     if count > MAX_IMAGES_SKLEARN:
         return tsne_of_many(values, perplexity(count), seed, progress)
-    mapped: np.ndarray[Any, Any] = TSNE(perplexity=perplexity(count), init="pca", random_state=seed).fit_transform(
-        values
-    )
+    mapper = TSNE(perplexity=perplexity(count), init="pca", random_state=seed)
+    with track_task(f"t-SNE of {count:,} images"):
+        mapped: np.ndarray[Any, Any] = mapper.fit_transform(values)
     return mapped
 
 

@@ -13,13 +13,16 @@ from PIL import Image
 from torch import Tensor
 
 from supancl.data.splits import Split
-from supancl.data.store.memory import Batch, Progress
+from supancl.data.store.memory import Progress
 
 SHEET_SIDE = 2048  # pixels: a browser decodes a sheet in one piece
 SIDES = {2_000: 96, 10_000: 64, 20_000: 48}  # up to so many images -> side of a thumbnail
 SMALLEST_SIDE = 32
 QUALITIES = (95, 85, 75, 60, 45, 30, 15, 5)  # of WebP, tried in turn until a sheet is small enough
 IMAGES_AT_A_TIME = 256
+BYTES_PER_IMAGE = 490  # of a whole page: less than 25 MB for 50,000 images
+USUAL_BYTES = 6e6  # a page of few images may have these
+MIN_THUMBNAIL_BYTES = 60  # per image, however little room the rest leaves
 
 
 class Sprites(NamedTuple):
@@ -55,6 +58,21 @@ def thumbnail_side(count: int) -> int:
     return next((side for most, side in SIDES.items() if count <= most), SMALLEST_SIDE)
 
 
+def thumbnail_bytes(count: int, rest: Any) -> float:
+    """Bytes for a thumbnail, so that a page with `count` images and the rest of its data is at most 500 per image."""
+    room = max(USUAL_BYTES, BYTES_PER_IMAGE * count) - _text_bytes(rest)
+    return max(MIN_THUMBNAIL_BYTES, 0.75 * room / count)  # base64 makes four bytes of three
+
+
+def _text_bytes(value: Any) -> int:
+    """About how many bytes a value takes in the page."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "surrogateescape")) + 3
+    if isinstance(value, dict):
+        return sum(_text_bytes(item) for item in value.values())
+    return sum(map(_text_bytes, value)) if isinstance(value, list) else 8
+
+
 def draw_sprites(
     splits: Sequence[Split], bytes_per_image: float, progress: Progress | None = None, side: int | None = None
 ) -> Sprites:
@@ -88,20 +106,12 @@ def iter_thumbnails(splits: Iterable[Split], side: int) -> Iterator[Image.Image]
         for start in range(0, len(split), IMAGES_AT_A_TIME):
             batch = split.batch(torch.arange(start, min(start + IMAGES_AT_A_TIME, len(split))))
             for row in range(len(batch.pixels)):
-                image = to_image(image_pixels(batch, row))
+                image = to_image(batch.image(row))
                 scale = side / max(image.size)
                 if scale < 1:
                     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
                     image = image.resize(size, Image.Resampling.LANCZOS)
                 yield image
-
-
-def image_pixels(batch: Batch, row: int) -> Tensor:
-    """One image of a batch, without its padding."""
-    if batch.sizes is None:
-        return batch.pixels[row]
-    height, width = batch.sizes[row].tolist()
-    return batch.pixels[row][:, :height, :width]
 
 
 def to_image(pixels: Tensor) -> Image.Image:

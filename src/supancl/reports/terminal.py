@@ -6,7 +6,7 @@ import atexit
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -66,8 +66,7 @@ def print_warning(text: str, console: Console | None = None) -> None:
 
 
 # without a terminal:
-MIN_TOTAL = 1000  # items to read before progress is printed
-MIN_SECONDS = 5.0  # of reading before progress is printed
+MIN_SECONDS = 5.0  # of a job before its progress is printed
 MAX_SILENCE = 30.0  # seconds within an epoch until progress is printed
 
 
@@ -75,11 +74,13 @@ class Terminal(Reporter):
     """Reports to a console: a line per epoch, and a live progress bar if it is a terminal."""
 
     shows_cost = True
+    with_bar: ClassVar[Terminal | None] = None  # of all terminals, the one that shows a bar
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.errors = SafeConsole(stderr=True)
         self.progress: Progress | None = None
+        self.task, self.is_training = "", False  # what the bar shows
         self.last: dict[str, Any] = {}
         self.count_state: tuple[str, int, float, int] = ("", 0, 0.0, 0)
         self.started, self.last_printed, self.first_step, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
@@ -93,14 +94,21 @@ class Terminal(Reporter):
         print_warning(text, self.errors)
 
     def on_progress(self, task: str, done: int, total: int) -> None:
-        """Show a bar, or without a terminal a line per tenth of a long job. With a total of 0, print `task`."""
+        """Show a bar, or without a terminal a line per tenth of a long job. With a total of 0, print `task`.
+
+        A job within training, or within a job of another terminal, is not shown.
+        """
         if total == 0:
             self.note(task)
             return
         if not self.console.is_terminal:
             self._print_count(task, done, total)
             return
-        if self.progress is None:
+        if self.is_training or Terminal.with_bar not in (None, self):
+            return
+        if self.task != task:
+            self.on_end()  # of a job that was given up, or of one that this job is part of
+        if self.progress is None and done < total:
             self._start(task, total, 0)
         if self.progress is not None:
             self.progress.update(self.progress.task_ids[0], completed=done)
@@ -108,8 +116,6 @@ class Terminal(Reporter):
             self.on_end()
 
     def _print_count(self, title: str, done: int, total: int) -> None:
-        if total < MIN_TOTAL:
-            return
         if self.count_state[0] != title or done <= self.count_state[3]:
             self.count_state = (title, 0, time.perf_counter(), 0)
         _, printed_tenths, started, _ = self.count_state
@@ -118,15 +124,16 @@ class Terminal(Reporter):
         self.count_state = (title, tenths if is_due else printed_tenths, started, done)
         if is_due:
             left = f", about {elapsed / done * (total - done):.0f} s left" if done < total else f" in {elapsed:.0f} s"
-            self.note(f"{title}: {done:,} of {total:,}{left}")
+            self.note(f"{title}: {done:,} of {total:,}{left}" if total > 1 else f"{title}: {elapsed:.0f} s")
 
     def on_start(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
         self.labelled, self.has_terms = data.train.num_labelled, recipe.loss.supervised
         labelled_note = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
+        several = "" if data.train.pairs is None else f", up to {data.train.pairs.shape[1]} per image"
         self.note(
             f"{recipe.name} on {' + '.join(recipe.data.all_sources) or 'the data'}: "
             f"{plural(len(data.train), 'training image')}{labelled_note}, {len(data.held_out)} held out, "
-            f"{plural(len(data.classes), 'class', 'classes')}; {device} -> {folder}"
+            f"{plural(len(data.classes), 'class', 'classes')}{several}; {device} -> {folder}"
         )
         if recipe.train.batch_size != recipe.optimizer.reference_batch:
             self.note(
@@ -143,7 +150,9 @@ class Terminal(Reporter):
             self.note(f"continuing at step {step} of {steps}")
         self.started = self.last_printed = time.perf_counter()
         self.first_step, self.steps, self.epochs, self.last = step, steps, recipe.train.epochs, {}
+        self.on_end()
         self._start(recipe.name, steps, step)
+        self.is_training = True
 
     def _start(self, title: str, total: int, done: int) -> None:
         if not self.console.is_terminal:
@@ -160,6 +169,7 @@ class Terminal(Reporter):
             transient=True,
         )
         self.progress.add_task(make_visible(title), total=total, completed=done, loss="")
+        self.task, Terminal.with_bar = title, self
         self.progress.start()
         atexit.register(self.on_end)  # a bar left running would hide the cursor
 
@@ -202,9 +212,10 @@ class Terminal(Reporter):
         self.last_printed = time.perf_counter()
 
     def on_end(self) -> None:
+        self.is_training = False
         if self.progress is not None:
             self.progress.stop()
-            self.progress = None
+            self.progress, self.task, Terminal.with_bar = None, "", None
             atexit.unregister(self.on_end)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import io
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from supancl.data.label_pairs import count_images, label_texts
 from supancl.data.opening import peek_data
 from supancl.data.splits import Data
 from supancl.data.store.memory import Progress
@@ -56,11 +56,11 @@ def describe_training_images(data: Data, recipe: Recipe) -> TrainingImages:
     """Those of data that are open."""
     if data.train.is_streamed:
         return TrainingImages(problem="Images that are streamed from shards are not shown.")
-    counts = Counter(data.train.labels.tolist())
-    names = dict(enumerate(data.classes)) | {-1: UNLABELLED}
-    by_class = sorted(((names[label], counts[label]) for label in names if counts[label] or label >= 0), key=_by_count)
+    counts, unlabelled = count_images(data.train.image_labels, len(data.classes))
+    counts_by_name = [*zip(data.classes, counts, strict=True), *([(UNLABELLED, unlabelled)] if unlabelled else [])]
+    by_class = sorted(counts_by_name, key=_by_count)
     try:
-        return TrainingImages(by_class, _draw(data, recipe, names))
+        return TrainingImages(by_class, _draw(data, recipe))
     except (SupanclError, OSError, ValueError, RuntimeError) as error:
         return TrainingImages(by_class, problem=f"Views are not shown: {reason(error)}.")
 
@@ -69,7 +69,7 @@ def _by_count(item: tuple[str, int]) -> int:
     return -item[1]
 
 
-def _draw(data: Data, recipe: Recipe, names: dict[int, str]) -> list[tuple[str, list[bytes]]]:
+def _draw(data: Data, recipe: Recipe) -> list[tuple[str, list[bytes]]]:
     from supancl.data.views.specs import Crops
     from supancl.reports.contact_sheet import pick_by_class, render_views
 
@@ -77,8 +77,8 @@ def _draw(data: Data, recipe: Recipe, names: dict[int, str]) -> list[tuple[str, 
         return []  # vectors
     positions = pick_by_class(data.train.labels, SHOWN_IMAGES)
     rows = render_views(data.train, recipe, positions, SHOWN_VIEWS)
-    labels = data.train.labels[positions].tolist()
-    return [(names[label], [_to_webp(tile) for tile in row]) for label, row in zip(labels, rows, strict=True)]
+    texts = label_texts(data.train.image_labels, positions, data.classes, UNLABELLED)
+    return [(text, [_to_webp(tile) for tile in row]) for text, row in zip(texts, rows, strict=True)]
 
 
 def _to_webp(image: Image) -> bytes:

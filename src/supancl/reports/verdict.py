@@ -20,6 +20,7 @@ from supancl.training.monitor import (
 LOW_STD = 0.3  # healthy runs stay above it (docs/monitor.md)
 NEAR_COLLAPSE = 2.0  # times the rank of a collapse; healthy runs of that size have three times as much
 LARGE_FALL = 3.0  # of the rank, from its highest value; healthy runs fall too while classes move together
+LOST_ACCURACY = 2 / 3  # of the best k-NN; a run that collapses loses it first, while rank and std still go up and down
 State = Literal["healthy", "collapsing", "collapsed", "not finite", "stopped", "running", "damaged", "unknown"]
 TONES: dict[State, Literal["good", "warn", "bad"]] = {
     "healthy": "good", "running": "good", "stopped": "warn", "unknown": "warn", "collapsing": "bad", "collapsed": "bad",
@@ -151,19 +152,20 @@ def _signs_of_collapse(record: RunRecord, ranks: Sequence[float], bound: float) 
         signs.append(f"relative std is {std:.3f} (healthy is {LOW_STD:g} to 1, below {COLLAPSED_STD:g} is a collapse)")
     if ranks and (ranks[-1] < bound or (ranks[-1] < NEAR_COLLAPSE * bound and ranks[-1] * LARGE_FALL < max(ranks))):
         signs.append(f"effective rank fell from {max(ranks):.1f} to {ranks[-1]:.1f} (below {bound:.1f} is a collapse)")
-    if ranks and ranks[-1] * LARGE_FALL < max(ranks) and (fall := _accuracy_fall(record.checks)):
+    has_fallen = bool(ranks) and ranks[-1] * LARGE_FALL < max(ranks)
+    if fall := _accuracy_fall(record.checks, 1.0 if has_fallen else LOST_ACCURACY):
         signs.append(fall)
     return signs
 
 
-def _accuracy_fall(checks: Sequence[Row]) -> str:
-    """`k-NN fell from 13.4% to 8.0%` if the interval of the last check is below that of the best one, else empty."""
+def _accuracy_fall(checks: Sequence[Row], least: float) -> str:
+    """`k-NN fell from 13.4% to 8.0%` if the last check is below `least` times the best one, and its interval too."""
     rows = [row for row in checks if is_number(row.get("knn")) and as_interval(row.get("knn_interval"))]
     if not rows:
         return ""
     best, last = max(rows, key=lambda row: float(row["knn"])), rows[-1]
     before, now = as_interval(best["knn_interval"]), as_interval(last["knn_interval"])
-    is_lower = before is not None and now is not None and now[1] < before[0]
+    is_lower = before is not None and now is not None and now[1] < before[0] and last["knn"] < least * best["knn"]
     return f"k-NN fell from {best['knn']:.1f}% to {last['knn']:.1f}%" if is_lower else ""
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from supancl.data.decode import available_cores
+from supancl.data.label_pairs import check_one_label
 from supancl.data.opening import open_data
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
@@ -27,7 +28,7 @@ from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import describe_plugin_error, load_plugin, loaded_plugins
 from supancl.recipes.recipe import describe_resolution, resolve_warmup
-from supancl.reporter import Reporter
+from supancl.reporter import Reporter, report_progress
 from supancl.sweeps.runs import (
     FAILURE_FILE,
     Failure,
@@ -136,6 +137,7 @@ class Sweep:
                 f"command and {extra_flags}--out {shlex.quote(str(self.out))}"
             )
 
+        self.reporter.on_progress("training runs", done, len(recipes))
         try:
             for name, failure in train_each(missing, self.out, jobs, self.run_reporter):
                 done += 1
@@ -143,6 +145,7 @@ class Sweep:
                     failed[name] = failure
                 outcome = "trained" if failure is None else f"failed ({failure.reason}):"
                 self.reporter.note(f"{outcome} {name} ({done} of {len(recipes)})")
+                self.reporter.on_progress("training runs", done, len(recipes))
         except Interrupted as stop:
             signal_name = signal.Signals(stop.signal_number).name
             raise Interrupted(f"stopped by {signal_name} {how_to_continue()}", stop.signal_number) from None
@@ -192,7 +195,9 @@ def check_monitored(recipe: Recipe) -> None:
 
 
 def open_recipe_data(recipe: Recipe) -> Data:
-    return open_data(with_short_side(recipe).data, recipe.encoder.channels)
+    data = open_data(with_short_side(recipe).data, recipe.encoder.channels, report_progress)
+    check_one_label(data.train.pairs, recipe.data.source, "a comparison of runs by their accuracy")
+    return data
 
 
 def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = "") -> tuple[Recipe, Data]:

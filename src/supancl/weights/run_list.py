@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from supancl.config import parse_json
 from supancl.errors import BadInput
 from supancl.files import is_locked, read_text, reason
+from supancl.reporter import track
 from supancl.weights.log_rows import GAP, read_last_rows
 from supancl.weights.run_end import peek_collapsed, read_end
 from supancl.weights.run_folder import RunFolder
@@ -67,7 +68,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
     """The runs below a folder; one that is damaged is listed with what is wrong."""
     if not folder.is_dir():
         raise BadInput(f"no folder {folder}; name the folder that holds your runs (default: runs)")
-    return [describe_run(path) for path in find_runs(folder)]
+    return [describe_run(path) for path in track(list(find_runs(folder)), "reading runs")]
 
 
 def describe_run(path: Path) -> ListedRun:

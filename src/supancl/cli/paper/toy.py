@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from supancl.cli.console import table
 from supancl.errors import BadInput, plural
 from supancl.paper.toy import run, summary_of, tables, write
 from supancl.paper.toy.training import ALPHAS, FULL, QUICK, READINGS
+from supancl.reporter import report_progress
 from supancl.reports.pictures import tsne_panels
 from supancl.reports.tables import LEGEND, cell_text
 from supancl.weights.run_folder import next_folder
@@ -33,10 +33,10 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
     if not os.access(folder, os.W_OK):  # checked before minutes of training
         raise BadInput(f"--out {folder}: cannot be written to; give another")
     reading, size = READINGS[args.reading], QUICK if args.quick else FULL
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"{len(ALPHAS)} alphas x {plural(args.seeds, 'seed')}", total=size.epochs)
-        seeds = list(range(args.seeds))
-        result, panels = run(reading, size, seeds, lambda epoch: progress.update(task, completed=epoch))
+    task = f"epochs of {len(ALPHAS)} alphas x {plural(args.seeds, 'seed')}"
+    result, panels = run(
+        reading, size, list(range(args.seeds)), lambda epoch: report_progress(task, epoch, size.epochs)
+    )
     print_tables(result, console)
     write(result, folder)
     tsne_panels(panels, tuple("ABC"), folder / "tsne.png")

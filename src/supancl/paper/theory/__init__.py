@@ -14,6 +14,7 @@ from supancl.paper.theory import checks as theory_checks
 from supancl.paper.theory import dynamics, predictor
 from supancl.paper.theory.checks import Check, Settings
 from supancl.paper.theory.formulas import Formulas
+from supancl.reporter import track
 
 LARGEST_SEED = 2**40 - 1  # sample_seed multiplies it by a million, and torch takes 64 bits
 MIN_SAMPLES = 2000  # with fewer, the smallest Monte-Carlo sample may miss a class
@@ -38,7 +39,7 @@ GROUPS: dict[str, Callable[[Settings, Formulas], list[Check]]] = {
 def run(settings: Settings, formulas: Formulas | None = None) -> list[Check]:
     """Run all checks; the tests pass wrong `formulas` to see that they are noticed."""
     formulas = formulas or Formulas()
-    return [check for group in GROUPS.values() for check in group(settings, formulas)]
+    return [check for group in track(GROUPS.values(), "checks of the theory") for check in group(settings, formulas)]
 
 
 def run_and_time(settings: Settings) -> tuple[list[Check], dict[str, object]]:

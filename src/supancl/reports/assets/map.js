@@ -3,20 +3,6 @@
 
 const MOST_SHOWN = 60;  // thumbnails of a selection
 
-function element(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-// A cell of a CSV file; a text that a spreadsheet would compute gets an apostrophe, as in files.py.
-function csvCell(text) {
-  const isFormula = /^\s*[=+\-@]/.test(text) && (text.trim() === "" || Number.isNaN(Number(text)));
-  const safe = isFormula ? `'${text}` : text;
-  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
-}
-
 class ImageMap {
   constructor(data, sprites) {
     this.sprites = new Sprites(sprites);
@@ -194,12 +180,7 @@ class ImageMap {
 
   save() {
     const rows = this.selection.map((i) => [this.prefix + this.names[i], this.className(i, ""), this.splits[this.splitOf[i]]]);
-    const text = [["path", "label", "split"], ...rows].map((row) => row.map(csvCell).join(",")).join("\n") + "\n";
-    const link = element("a");
-    link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-    link.download = "selection.csv";
-    link.click();
-    URL.revokeObjectURL(link.href);
+    saveCsv("selection.csv", [["path", "label", "split"], ...rows]);
   }
 
   // --- one image -----------------------------------------------------------------------------------------------------
@@ -273,6 +254,5 @@ class ImageMap {
   }
 }
 
-const readData = (name) => JSON.parse(document.getElementById(`data-${name}`).textContent);
 const imageMap = new ImageMap(readData("map"), readData("sprites"));
 imageMap.focus(-1);

@@ -1,0 +1,90 @@
+"""`supancl audit`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from supancl.cli.encoders import check_at_least, open_encoders
+from supancl.distributed import require_single_process
+from supancl.errors import plural
+from supancl.evaluate.audit import Audit, AuditSettings, audit_labels
+from supancl.evaluate.sources import spec_for
+from supancl.files import write_text
+from supancl.reports.audit_files import (
+    PAGE,
+    cautions,
+    check_corrected,
+    trust_line,
+    write_audit_tables,
+    write_corrected_copy,
+)
+from supancl.reports.audit_page import audit_page
+from supancl.reports.tables import Table, to_text
+
+SHOWN = 5  # suspects in the terminal
+
+
+def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Write the tables and the page, and print the share of wrong labels and the first suspects."""
+    require_single_process("an audit")
+    started, out = time.perf_counter(), Path(args.out)
+    check_at_least(args.seed, 0, "--seed")
+    if args.k is not None:
+        check_at_least(args.k, 1, "--k")
+    (evaluated,) = open_encoders(args, console, saves_results=False)
+    spec = spec_for(evaluated, args.data)
+    if args.corrected is not None:
+        check_corrected(Path(args.corrected), *spec.all_sources)
+    audit = audit_labels(evaluated, AuditSettings(args.data, args.k, args.seed, args.view))
+    write_audit_tables(audit, out)
+    write_text(out / PAGE, audit_page(audit, evaluated.reporter.on_progress))
+    result = {"out": str(out), **audit.summary, "seconds": round(time.perf_counter() - started, 2)}
+    console.print(trust_line(audit.wrong, audit.judged))
+    for line in cautions(audit.summary):
+        console.print(line)
+    if audit.suspects:
+        console.print(to_text(suspect_table(audit)), end="")
+    for line in describe(audit):
+        console.print(line)
+    if args.corrected is not None:
+        changed = write_corrected_copy(audit, Path(args.corrected), args.below, spec.columns)
+        result |= {"corrected": args.corrected, "changed": changed}
+        console.print(f"{args.corrected}: {plural(changed, 'label')} replaced (score below {args.below:g})")
+    console.print(f"look at {out / PAGE}")
+    return result
+
+
+def suspect_table(audit: Audit) -> Table:
+    """The most suspicious labels."""
+    images = audit.images
+    rows = [
+        (_end_of(images.names[s.row]), images.class_name(s.row), images.classes[s.suggested], f"{s.score:.3f}")
+        for s in audit.suspects[:SHOWN]
+    ]
+    return Table(("suspect", "label", "suggested", "score"), rows, align="lllr")
+
+
+def describe(audit: Audit) -> list[str]:
+    """How many suspects, duplicates and outliers there are."""
+    summary = audit.summary
+    duplicates = "no duplicates"
+    if summary["duplicates"]:
+        same, splits, labels = (
+            summary[key] for key in ("same_pixels", "across_splits", "duplicates_with_other_labels")
+        )
+        counts = f"{same} with the same pixels, {splits} across splits, {labels} with different labels"
+        duplicates = f"{plural(summary['duplicates'], 'pair', number_format=',')} of duplicates ({counts})"
+    return [
+        f"{plural(summary['suspects'], 'suspect', number_format=',')}, "
+        f"{plural(summary['outliers'], 'image', number_format=',')} unlike all others",
+        duplicates,
+    ]
+
+
+def _end_of(name: str, length: int = 40) -> str:
+    return name if len(name) <= length else f"...{name[3 - length :]}"

@@ -1,0 +1,290 @@
+"""How well each given label fits the features of its image: k-NN, class means and a linear classifier, all out of fold.
+
+An image never votes on itself: neighbours and class means leave it out, and the linear classifier that judges it was
+fitted on the other folds. The label of an image therefore cannot support itself, except through an encoder that was
+trained on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from supancl.errors import BadInput, plural
+from supancl.probes.classifiers import USUAL_DEVIATION, fit_temperature
+from supancl.probes.features import Features, check_finite, check_shape
+from supancl.probes.knn import Neighbours, count_votes, default_k, neighbours
+from supancl.probes.linear import Standardized, stratified_folds
+from supancl.stats import Interval, wilson_interval
+
+Progress = Callable[[str, int, int], None]
+
+FOLDS = 5
+KNN_TEMPERATURE = 0.1
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # per training image, on standardised features
+QUERY_BLOCK = 4096  # images whose neighbours are searched between two reports of progress
+CHUNK = 8192
+CALIBRATING = 4096  # images that set the temperature of the linear classifier
+MIN_PER_CLASS = 2  # a class with one image has no other to compare it with
+
+# The rule of `combine_scores`, chosen by experiments/audit: weights of the three parts.
+VOTE_WEIGHT, MEANS_WEIGHT, LINEAR_WEIGHT = 0.25, 0.25, 0.5
+
+# The rule of `share_of_wrong_labels`: its estimate comes from the images whose label is easiest to predict.
+CONFIDENT_FRACTION = 0.1  # of the images of a fold that are predicted to be of a class
+MIN_JUDGED = 50  # labels below which no share is estimated
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """How well labels fit; one entry per judged image. Images of a class with one labelled image are not judged.
+
+    Probabilities have one column per entry of `classes`; label numbers are those of the features.
+    """
+
+    rows: Tensor  # (M,) rows of the features
+    labels: Tensor  # (M,) given labels
+    suggested: Tensor  # (M,) the label that fits best; the given one where no other fits better
+    score: Tensor  # (M,) in [0, 1]: the evidence for the given label; that for all labels adds up to 1
+    vote: Tensor  # (M,) share of the given label in the weighted vote of the nearest neighbours
+    margin: Tensor  # (M,) cosine to the mean of the own class, without the image, minus that to the best other mean
+    linear: Tensor  # (M,) out-of-fold probability of the given label by a linear classifier
+    votes: Tensor  # (M, C) shares of the weighted vote
+    probabilities: Tensor  # (M, C) of the linear classifier
+    classes: Tensor  # (C,) label numbers
+    fold: Tensor  # (M,) of the linear classifier
+    k: int
+
+    @property
+    def is_suspect(self) -> Tensor:
+        """Whether another label fits better than the given one."""
+        return self.suggested != self.labels
+
+    def order(self) -> Tensor:
+        """Entries from the most suspicious to the least."""
+        return self.score.argsort(stable=True)
+
+
+def label_scores(
+    features: Features,
+    k: int | None = None,
+    folds: int = FOLDS,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    progress: Progress | None = None,
+    matches: Neighbours | None = None,
+) -> LabelScores:
+    """Judge every label of the features by the other images. `k` is the number of neighbours (None: `default_k`).
+
+    `matches`: the k nearest other images or more of each judged image, if they are known already.
+
+    >>> values = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.9, 0.0], [1.0, 0.2], [0.0, 1.0], [0.1, 1.0], [0.0, 0.9]])
+    >>> scores = label_scores(Features(values, torch.tensor([7, 7, 7, 9, 9, 9, 9])), k=2)
+    >>> scores.order()[0], scores.suggested[3]
+    (tensor(3), tensor(7))
+    """
+    check_shape("audited", features)
+    device = torch.device(device if device is not None else features.values.device)
+    rows = judged_rows(features.labels)
+    values, given = features.values[rows].to(device), features.labels[rows].to(device)
+    check_finite("audited", values)
+    classes, labels = torch.unique(given, return_inverse=True)
+    if len(classes) < 2:
+        raise BadInput(
+            f"{plural(len(classes), 'class', 'classes')} with two labelled images or more: "
+            "labels can only be judged against those of at least two classes"
+        )
+    k = default_k(labels.cpu(), leave_one_out=True) if k is None else min(k, len(labels) - 1)
+    if matches is None:
+        matches = other_neighbours(Features(values, labels), k, progress)
+    votes = count_votes(matches, labels, k, KNN_TEMPERATURE, len(classes))
+    votes /= votes.sum(1, keepdim=True)
+    cosines = class_mean_cosines(values, labels, len(classes))
+    probabilities = linear_probabilities(values, labels, len(classes), folds, seed)
+    score, suggested = combine_scores(votes, cosines, probabilities, labels)
+    return LabelScores(
+        rows=rows,
+        labels=given.cpu(),
+        suggested=classes[suggested].cpu(),
+        score=score.cpu(),
+        vote=at_labels(votes, labels).cpu(),
+        margin=(at_labels(cosines, labels) - best_other(cosines, labels)).cpu(),
+        linear=at_labels(probabilities, labels).cpu(),
+        votes=votes.cpu(),
+        probabilities=probabilities.cpu(),
+        classes=classes.cpu(),
+        fold=fold_numbers(labels.cpu(), folds, seed),
+        k=k,
+    )
+
+
+def judged_rows(labels: Tensor) -> Tensor:
+    """Rows whose class has at least two labelled images."""
+    _, number, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    can_be_judged: Tensor = (labels >= 0) & (sizes[number] >= MIN_PER_CLASS)
+    return can_be_judged.nonzero()[:, 0]
+
+
+def combine_scores(votes: Tensor, cosines: Tensor, probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The evidence for the given label, in [0, 1]; and the label that has most.
+
+    Each of the three parts shares evidence of 1 among the classes of an image; their weighted mean does so too.
+    """
+    evidence = VOTE_WEIGHT * votes + MEANS_WEIGHT * cosine_shares(cosines) + LINEAR_WEIGHT * probabilities
+    return at_labels(evidence, labels), evidence.argmax(1)
+
+
+def cosine_shares(cosines: Tensor) -> Tensor:
+    """Softmax of the cosines to class means, scaled so that their deviation over classes is usual for logits."""
+    deviation = cosines.std(1, correction=0).mean().clamp(min=1e-12)
+    return (cosines * (USUAL_DEVIATION / deviation)).softmax(1)
+
+
+# --- the three parts --------------------------------------------------------------------------------------------------
+
+
+def other_neighbours(
+    features: Features, k: int, progress: Progress | None = None, task: str = "comparing images"
+) -> Neighbours:
+    """The k nearest of the other labelled images for each image, by cosine, on the features' device."""
+    similarities, rows, total = [], [], len(features.values)
+    for start in range(0, total, QUERY_BLOCK):
+        block = features.values[start : start + QUERY_BLOCK]
+        matches = neighbours(features, block, k + 1)  # one more: usually the image itself
+        own = torch.arange(start, start + len(block), device=matches.rows.device)[:, None]
+        is_self = matches.rows == own
+        is_self[:, -1] |= ~is_self.any(1)  # k + 1 others are exactly as near: the last one is left out instead
+        keep = ~is_self
+        similarities.append(matches.similarity[keep].reshape(len(block), -1))
+        rows.append(matches.rows[keep].reshape(len(block), -1))
+        if progress is not None:
+            progress(task, start + len(block), total)
+    return Neighbours(torch.cat(similarities), torch.cat(rows))
+
+
+def class_mean_cosines(values: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """(N, classes): cosine of each image to the mean of each class; the image is not part of its own class's mean."""
+    units = F.normalize(values.float(), dim=1)
+    sums = units.new_zeros(classes, units.shape[1]).index_add_(0, labels, units)
+    means = F.normalize(sums, dim=1)
+    cosines = units.new_empty(len(units), classes)
+    for start in range(0, len(units), CHUNK):
+        rows, own = units[start : start + CHUNK], labels[start : start + CHUNK]
+        block = rows @ means.T
+        without = F.normalize(sums[own] - rows, dim=1)
+        block.scatter_(1, own[:, None], (rows * without).sum(1, keepdim=True))
+        cosines[start : start + CHUNK] = block
+    return cosines
+
+
+def linear_probabilities(values: Tensor, labels: Tensor, classes: int, folds: int = FOLDS, seed: int = 0) -> Tensor:
+    """(N, classes) probabilities by ridge regression on the other folds, through a softmax.
+
+    One ridge of `RIDGES` and one temperature serve all folds: those that predict the given labels best out of fold.
+    """
+    fold = fold_numbers(labels.cpu(), folds, seed).to(labels.device)
+    rows = Standardized(values.float(), torch.float32).rows(values.float(), torch.float32)
+    targets = F.one_hot(labels, classes).to(rows)
+    members = [(fold == i).nonzero()[:, 0] for i in range(int(fold.max()) + 1)]
+    gram, product = rows.T @ rows, rows.T @ targets
+    solvers = []
+    for inside in members:
+        fold_rows = rows[inside]
+        squares, axes = torch.linalg.eigh((gram - fold_rows.T @ fold_rows).double())
+        axes = axes.float()
+        along = axes.T @ (product - fold_rows.T @ targets[inside])
+        solvers.append((fold_rows @ axes, squares.clamp(min=0), along, len(rows) - len(inside)))
+
+    def logits(ridge: float) -> Tensor:
+        result = rows.new_empty(len(rows), classes)
+        for inside, (tested, squares, along, count) in zip(members, solvers, strict=True):
+            result[inside] = tested @ ((squares + ridge * count).reciprocal().float()[:, None] * along)
+        return result
+
+    correct = {ridge: int((logits(ridge).argmax(1) == labels).sum()) for ridge in RIDGES}
+    best = logits(max(RIDGES, key=lambda ridge: (correct[ridge], ridge)))
+    best *= USUAL_DEVIATION / best.std(1).mean().clamp(min=1e-12)
+    sample = spaced_rows(len(best), CALIBRATING).to(best.device)
+    return (best / fit_temperature(best[sample].cpu(), labels[sample].cpu())).softmax(1)
+
+
+def fold_numbers(labels: Tensor, folds: int, seed: int) -> Tensor:
+    """The fold of each image, at most as many folds as images."""
+    return stratified_folds(labels, min(folds, len(labels)), seed)
+
+
+def spaced_rows(count: int, most: int) -> Tensor:
+    """At most `most` of the rows 0, 1, ..., evenly spaced."""
+    return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).round().long()
+
+
+def at_labels(table: Tensor, labels: Tensor) -> Tensor:
+    return table.gather(1, labels[:, None])[:, 0]
+
+
+def best_other(table: Tensor, labels: Tensor) -> Tensor:
+    return table.scatter(1, labels[:, None], -math.inf).amax(1)
+
+
+# --- how many are wrong -----------------------------------------------------------------------------------------------
+
+
+class WrongShare(NamedTuple):
+    """Share of wrong labels in percent with its 95% interval, and the number of images that it is counted on."""
+
+    percent: Interval
+    images: int
+
+
+def share_of_wrong_labels(scores: LabelScores) -> WrongShare | None:
+    """An estimate of the share of wrong labels in percent; None if fewer than 50 labels were judged.
+
+    A classifier errs too, so the share of labels that it disagrees with is too high. Where it is most confident it
+    hardly errs: there, almost all disagreement comes from wrong labels. So the most confident tenth is counted of the
+    images that the linear classifier predicts to be of a class, and classes are weighted by how often they are
+    predicted. The tenth is taken within each fold: the labels in a fold have no part in who is confident there.
+    (Leaving single images out would not do: one wrong label among right ones has only right neighbours itself.)
+
+    The interval is Wilson's. If disagreement still falls as confidence rises, the classifier errs even there, and the
+    lower end is moved down by as much as the last halving of the fraction took away. If hard images are mislabelled
+    more often than easy ones, or if the encoder has learned the wrong labels, the true share is higher.
+    """
+    if len(scores.labels) < MIN_JUDGED:
+        return None
+    mean, effective, total = _confident_disagreement(scores, CONFIDENT_FRACTION)
+    wider, _, _ = _confident_disagreement(scores, 2 * CONFIDENT_FRACTION)
+    interval = wilson_interval(100 * mean, effective)
+    low = max(0.0, interval.low - 100 * max(0.0, wider - mean))
+    return WrongShare(Interval(interval.mean, low, interval.high), total)
+
+
+def _confident_disagreement(scores: LabelScores, fraction: float) -> tuple[float, float, int]:
+    """Share of labels that differ from a confident prediction, by how many images of equal weight, of how many."""
+    top = scores.probabilities.topk(2, dim=1)
+    predicted, confidence = top.indices[:, 0], top.values[:, 0] - top.values[:, 1]
+    differs = (scores.classes[predicted] != scores.labels).double()
+    mean, squares, total = 0.0, 0.0, 0
+    for number in torch.unique(predicted).tolist():
+        members = (predicted == number).nonzero()[:, 0]
+        confident = torch.cat(
+            [_most_confident(group, confidence, fraction) for group in _by_fold(members, scores.fold)]
+        )
+        weight = len(members) / len(predicted)
+        mean += weight * float(differs[confident].mean())
+        squares += weight**2 / len(confident)
+        total += len(confident)
+    return mean, 1 / squares, total
+
+
+def _by_fold(members: Tensor, fold: Tensor) -> list[Tensor]:
+    return [members[fold[members] == i] for i in torch.unique(fold[members]).tolist()]
+
+
+def _most_confident(members: Tensor, confidence: Tensor, fraction: float) -> Tensor:
+    return members[confidence[members].topk(math.ceil(fraction * len(members))).indices]

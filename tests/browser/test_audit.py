@@ -1,0 +1,193 @@
+"""The page of `supancl audit`: filters, search, pages, decisions by mouse and key, and their CSV; 1,000 suspects."""
+
+from __future__ import annotations
+
+import csv
+import time
+
+import numpy as np
+import pytest
+import torch
+from selenium.webdriver import Keys
+
+from supancl.evaluate.audit import Audit, AuditedImages, Outlier, Suspect
+from supancl.evaluate.duplicates import DuplicatePair
+from supancl.probes.label_scores import WrongShare
+from supancl.reports.audit_page import audit_page
+from supancl.stats import Interval
+from tests.browser.conftest import Browser
+from tests.maps import NASTY, made_images
+
+COUNT = 400
+CLASSES = ("cat", "=dog", NASTY)
+SHOWN = "return auditPage.shown.map((entry) => entry.images[0])"
+NUMBERS = "return auditPage.data.names.map((name) => Number(name.match(/(\\d{6})\\.png/)[1]))"
+
+
+def made_audit(count: int, suspects: int) -> tuple[Audit, np.ndarray]:
+    """An audit whose suspects are random labelled images, and the features that its neighbours are of."""
+    mapped, random = made_images(count, CLASSES), np.random.default_rng(0)
+    features = random.normal(size=(count, 8))
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    similarity = unit @ unit.T - 9 * np.eye(count)
+    labels = torch.from_numpy(mapped.labels)
+    images = AuditedImages(
+        "photos", {"train": mapped.splits[0]}, mapped.names, labels, CLASSES, mapped.split_names, has_files=True
+    )
+    rows = random.choice(np.flatnonzero(mapped.labels >= 0), suspects, replace=False)
+    scores = np.sort(random.uniform(0, 0.5, suspects))
+    listed = [
+        Suspect(int(row), int((mapped.labels[row] + 1) % 3), float(score), 0.1, -0.1, 0.1)
+        for row, score in zip(rows, scores, strict=True)
+    ]
+    pairs = [DuplicatePair(0, 3, "same pixels", 0.0), DuplicatePair(1, 2, "near", 4.5)]
+    pairs.append(DuplicatePair(5, count - 1, "mirrored", 7.0))
+    summary = {"trained_on_these_labels": True, "wrong_percent": 4.1, "suspects": suspects, "judged": count}
+    neighbours = torch.from_numpy(np.argsort(-similarity, axis=1)[:, :8].copy())
+    wrong = WrongShare(Interval(4.1, 3.2, 5.0), 40)
+    outliers = [Outlier(7, 3.5), Outlier(9, 2.0)]
+    return Audit(images, listed, pairs, outliers, neighbours, wrong, count, summary), features
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    audit, features = made_audit(COUNT, 60)
+    path = tmp_path_factory.mktemp("audit") / "audit.html"
+    path.write_text(audit_page(audit), encoding="utf-8")
+    return path, audit, features
+
+
+@pytest.fixture
+def page(made, browser: Browser):
+    browser.open(made[0])
+    browser.run("localStorage.clear()")
+    browser.open(made[0])
+    return made
+
+
+def shown(browser: Browser) -> list[int]:
+    """The rows of the shown entries' first images, in order."""
+    numbers = browser.run(NUMBERS)
+    return [numbers[image] for image in browser.run(SHOWN)]
+
+
+def choose(browser: Browser, menu: str, text: str) -> None:
+    next(option for option in browser.find_all(f"#{menu} option") if option.text == text).click()
+
+
+def test_suspects_are_listed_filtered_searched_and_ordered(page, browser: Browser) -> None:
+    _, audit, _ = page
+    assert shown(browser) == [suspect.row for suspect in audit.suspects]
+    assert "4.1% [3.2, 5.0] of 400 labels" in browser.find(".answer").text
+    choose(browser, "class", "cat")
+    cats = [s.row for s in audit.suspects if 0 in (int(audit.images.labels[s.row]), s.suggested)]
+    assert shown(browser) == cats
+    assert browser.find("#shown").text == f"{len(cats)} of 60 shown"
+    choose(browser, "order", "least suspicious first")
+    assert shown(browser) == cats[::-1]
+    choose(browser, "order", "most suspicious first")
+    choose(browser, "class", "all classes")
+    choose(browser, "split", "test")
+    assert shown(browser) == [s.row for s in audit.suspects if s.row >= 0.9 * COUNT]
+    choose(browser, "split", "all splits")
+    row = audit.suspects[40].row
+    browser.find("#search").send_keys(f"{row:06d}")
+    assert shown(browser) == [row]
+    browser.find("#search").send_keys(Keys.CONTROL + "a", Keys.DELETE)
+    browser.find("#search").send_keys("DOG")
+    dogs = [s.row for s in audit.suspects if 1 in (int(audit.images.labels[s.row]), s.suggested)]
+    assert shown(browser) == dogs
+    browser.find("#search").send_keys("-nothing")
+    assert shown(browser) == []
+    assert "Nothing fits" in browser.find("#list").text
+
+
+def test_a_card_shows_the_image_and_its_nearest_neighbours(page, browser: Browser) -> None:
+    _, audit, features = page
+    browser.find("#next").click()  # page 2 of 3
+    assert browser.find("#page").text == "page 2 of 3"
+    suspect = audit.suspects[25]
+    card = browser.find_all(".audit-card")[0]
+    assert f"score {suspect.score:.3f}" in card.text
+    numbers = browser.run(NUMBERS)
+    images = [
+        numbers[int(canvas.get_attribute("data-image"))] for canvas in card.find_elements("css selector", "canvas")
+    ]
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    assert images == [suspect.row, *np.argsort(-(unit @ unit[suspect.row]))[1:9].tolist()]
+    labels = audit.images.labels
+    frames = [
+        "other" in canvas.get_attribute("class") for canvas in card.find_elements("css selector", "figure canvas")
+    ]
+    assert frames == [int(labels[row]) not in (-1, int(labels[suspect.row])) for row in images[1:]]
+    browser.find("#next").click()
+    assert len(browser.find_all(".audit-card")) == 10
+    assert not browser.find("#next").is_enabled()
+
+
+def test_decisions_by_key_and_mouse_are_kept_and_saved(page, browser: Browser) -> None:
+    path, audit, _ = page
+    body = browser.find("body")
+    body.send_keys(Keys.ARROW_DOWN, "w", "r", "w", "u")  # 0 wrong, 1 right, 2 wrong, 3 nothing
+    browser.find_all(".audit-card")[5].find_element("css selector", "[data-decision=right]").click()
+    assert browser.find("#decided").text == "2 wrong, 2 right"
+    choose(browser, "show", "wrong")
+    assert shown(browser) == [audit.suspects[i].row for i in (0, 2)]
+    browser.open(path)  # decisions outlast a reload
+    assert browser.find("#decided").text == "2 wrong, 2 right"
+    browser.find("#save").click()
+    with open(browser.wait_for_download("decisions.csv"), encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = {0: "cat", 1: "'=dog", 2: NASTY}  # a spreadsheet would compute =dog
+    for row, position, decision in zip(rows, (0, 1, 2, 5), ("wrong", "right", "wrong", "right"), strict=True):
+        suspect = audit.suspects[position]
+        assert (row["path"], row["decision"]) == (audit.images.names[suspect.row], decision)
+        assert (row["label"], row["suggested"]) == (
+            names[int(audit.images.labels[suspect.row])],
+            names[suspect.suggested],
+        )
+        assert (row["score"], row["split"]) == (f"{suspect.score:.4f}", audit.images.split_names[suspect.row])
+
+
+def test_duplicates_and_outliers_have_their_lists(page, browser: Browser) -> None:
+    browser.find("#tab-duplicates").click()
+    assert len(browser.find_all(".audit-card")) == 3
+    choose(browser, "show", "across splits")
+    assert shown(browser) == [5]
+    assert "mirrored" in browser.find(".audit-card").text
+    choose(browser, "show", "with different labels")
+    assert shown(browser) == [1]
+    choose(browser, "show", "with the same pixels")
+    assert shown(browser) == [0]
+    browser.find("#tab-outliers").click()
+    assert shown(browser) == [7, 9]
+    assert "3.5 times" in browser.find(".audit-card").text
+
+
+def test_html_in_a_class_name_is_text(page, browser: Browser) -> None:
+    choose(browser, "class", NASTY)
+    assert NASTY in browser.find("#list").text
+    assert not browser.find_all("#list img")
+    assert browser.driver.title.startswith("Audit of photos")
+
+
+def test_an_audit_without_findings_says_so(tmp_path, browser: Browser) -> None:
+    audit, _ = made_audit(COUNT, 0)
+    empty = Audit(audit.images, [], [], [], audit.neighbours, None, 20, audit.summary | {"wrong_percent": None})
+    (tmp_path / "audit.html").write_text(audit_page(empty), encoding="utf-8")
+    browser.open(tmp_path / "audit.html")
+    assert "too few to say" in browser.find(".answer").text
+    assert "Nothing was found" in browser.find("#list").text
+
+
+def test_a_thousand_suspects_stay_quick(tmp_path, browser: Browser) -> None:
+    audit, _ = made_audit(3000, 1000)
+    (tmp_path / "audit.html").write_text(audit_page(audit), encoding="utf-8")
+    assert (tmp_path / "audit.html").stat().st_size < 6e6
+    browser.open(tmp_path / "audit.html")
+    since = time.perf_counter()
+    browser.find("#search").send_keys("000")
+    for _ in range(3):
+        browser.find("#next").click()
+    assert time.perf_counter() - since < 5
+    assert len(browser.find_all(".audit-card")) == 25

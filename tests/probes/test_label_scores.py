@@ -1,0 +1,142 @@
+"""Scores of labels: against naive references, and on labels that were flipped."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from supancl.errors import BadInput
+from supancl.probes.features import Features
+from supancl.probes.label_scores import (
+    KNN_TEMPERATURE,
+    class_mean_cosines,
+    judged_rows,
+    label_scores,
+    linear_probabilities,
+    other_neighbours,
+    share_of_wrong_labels,
+)
+
+
+def flip_labels(labels: Tensor, classes: int, rate: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Labels of which this share is replaced by another class, and which."""
+    generator = torch.Generator().manual_seed(seed)
+    is_flipped = torch.rand(len(labels), generator=generator) < rate
+    other = (labels + torch.randint(1, classes, (len(labels),), generator=generator)) % classes
+    return torch.where(is_flipped, other, labels), is_flipped
+
+
+def clusters(images: int = 400, classes: int = 4, deviation: float = 1.0) -> Features:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(images) % classes
+    means = 3 * torch.randn(classes, 8, generator=generator)
+    return Features(means[labels] + deviation * torch.randn(images, 8, generator=generator), labels)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Features:
+    values, labels = load_digits(return_X_y=True)
+    return Features(torch.tensor(values, dtype=torch.float32), torch.tensor(labels))
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2, 0.4])
+def test_flipped_digits_are_found_and_counted(digits: Features, rate: float) -> None:
+    """Measured: AUROC .999, .999 and .998; 95% of the suggestions are right or more."""
+    labels, is_flipped = flip_labels(digits.labels, 10, rate)
+    scores = label_scores(Features(digits.values, labels))
+    assert roc_auc_score(is_flipped, -scores.score) > 0.985
+    assert float((scores.suggested == digits.labels)[is_flipped].double().mean()) > 0.9
+    share = share_of_wrong_labels(scores)
+    assert share is not None
+    assert share.percent.low < 100 * float(is_flipped.double().mean()) < share.percent.high
+
+
+def test_correct_labels_leave_a_share_near_zero(digits: Features) -> None:
+    scores = label_scores(digits)
+    share = share_of_wrong_labels(scores)
+    assert share is not None
+    assert share.percent.mean < 1
+    assert share.percent.high < 3
+    assert float(scores.is_suspect.double().mean()) < 0.06  # more than are wrong: a score alone proves nothing
+
+
+def test_share_is_nearly_unbiased_where_classes_overlap() -> None:
+    """A classifier that errs on 15% of the images would report that many wrong labels."""
+    features = clusters(3000, 10, deviation=3.0)
+    for rate in (0.0, 0.2):
+        labels, is_flipped = flip_labels(features.labels, 10, rate)
+        scores = label_scores(Features(features.values, labels))
+        share = share_of_wrong_labels(scores)
+        assert share is not None
+        assert abs(share.percent.mean - 100 * float(is_flipped.double().mean())) < 5
+        disagreement = 100 * float((scores.suggested != labels).double().mean())
+        assert disagreement - 100 * float(is_flipped.double().mean()) > 8
+
+
+def test_votes_and_margins_equal_a_naive_computation() -> None:
+    features = clusters(60, 3)
+    scores = label_scores(features, k=5)
+    units = features.values.double().numpy()
+    units = units / np.linalg.norm(units, axis=1, keepdims=True)
+    labels = features.labels.numpy()
+    for image in range(0, 60, 7):
+        others = np.delete(np.arange(60), image)
+        similarity = units[others] @ units[image]
+        nearest = np.argsort(-similarity)[:5]
+        weights = np.exp(similarity[nearest] / KNN_TEMPERATURE)
+        share = weights[labels[others[nearest]] == labels[image]].sum() / weights.sum()
+        cosines = []
+        for label in range(3):
+            mean = units[others[labels[others] == label]].mean(0)
+            cosines.append(mean @ units[image] / np.linalg.norm(mean))
+        margin = cosines[labels[image]] - max(np.delete(cosines, labels[image]))
+        assert float(scores.vote[image]) == pytest.approx(share, abs=1e-4)
+        assert float(scores.margin[image]) == pytest.approx(margin, abs=1e-4)
+
+
+def test_an_image_cannot_support_its_own_label() -> None:
+    """Its given label changes neither its neighbours' vote nor the linear probabilities of its own fold."""
+    features = clusters(80, 2)
+    changed = features.labels.clone()
+    changed[0] = 1 - changed[0]
+    before = label_scores(features, k=5)
+    after = label_scores(Features(features.values, changed), k=5)
+    torch.testing.assert_close(before.votes[0], after.votes[0])
+    assert float(before.score[0]) > 0.5 > float(after.score[0])
+    assert int(after.suggested[0]) == int(features.labels[0])
+
+
+def test_linear_probabilities_are_calibrated_out_of_fold() -> None:
+    features = clusters(2000, 5, deviation=3.0)
+    probabilities = linear_probabilities(features.values, features.labels, 5)
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(2000))
+    best = probabilities.max(1)
+    accuracy = float((best.indices == features.labels).double().mean())
+    assert float(best.values.mean()) == pytest.approx(accuracy, abs=0.03)
+
+
+def test_duplicates_are_each_others_neighbours_and_never_their_own() -> None:
+    values = torch.cat([torch.eye(3)] * 4)
+    matches = other_neighbours(Features(values, torch.zeros(12, dtype=torch.long)), k=3)
+    assert bool((matches.rows != torch.arange(12)[:, None]).all())
+    assert bool((matches.rows % 3 == torch.arange(12)[:, None] % 3).all())
+    assert class_mean_cosines(values, torch.arange(12) % 3, 3).diagonal().tolist() == pytest.approx([1.0] * 3)
+
+
+def test_unlabelled_images_and_single_images_are_not_judged() -> None:
+    features = clusters(40, 2)
+    labels = features.labels.clone()
+    labels[:10], labels[10] = -1, 9
+    assert judged_rows(labels).tolist() == list(range(11, 40))
+    scores = label_scores(Features(features.values, labels))
+    assert scores.rows.tolist() == list(range(11, 40))
+    assert scores.classes.tolist() == [0, 1]
+    assert share_of_wrong_labels(scores) is None  # 29 labels are too few to say
+
+
+def test_one_class_is_refused() -> None:
+    features = clusters(10, 1)
+    with pytest.raises(BadInput, match="two classes"):
+        label_scores(features)
