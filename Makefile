@@ -110,8 +110,8 @@ bench-data: $(READY)  ## decoding, cache and memory compared with a DataLoader
 bench-evaluate: $(READY)  ## transfer, few-shot and k-NN compared with reference loops
 	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/evaluate.py
 
-results: $(READY)  ## RESULTS.md, its figures and the README's table from experiments/results/
-	$(BIN)/python -m experiments.evidence page --readme README.md
+results: $(READY)  ## RESULTS.md, its figures and the tables of README.md and docs/choosing.md from experiments/results/
+	$(BIN)/python -m experiments.evidence page --readme README.md --choosing docs/choosing.md
 
 dist: $(READY)  ## wheel and source archive in dist/, and a test of the wheel in a clean environment
 	VENV=$(VENV) .ci/dist

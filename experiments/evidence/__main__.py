@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.evidence.further_plans import PLANS, named_plan
 from experiments.evidence.plan import Plan, kind_of
-from experiments.evidence.plans import PLANS, named_plan
 from experiments.evidence.results import Evidence, default_lines, expected_seconds, read_results, waiting
 from supancl.errors import BadInput, SupanclError
 
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         plan = named_plan(args.plan)
-        args.results = args.results or (RESULTS / args.plan if plan.family == "imagenet100" else RESULTS)
+        args.results = args.results or (RESULTS if plan.name in ("cifar100", "digits") else RESULTS / args.plan)
         {"plan": show_plan, "run": run, "judge": judge_one, "page": page, "defaults": defaults}[args.what](plan, args)
         return 0
     except SupanclError as error:
@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--out", type=Path, default=ROOT / "RESULTS.md", help="the page")
     arguments.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures", help="folder of its figures")
     arguments.add_argument("--readme", type=Path, help="a page to put the short table in, between its markers")
+    arguments.add_argument("--choosing", type=Path, help="a page to put the table of advice in, between its markers")
     return arguments
 
 
@@ -92,20 +93,28 @@ def judge_one(plan: Plan, args: argparse.Namespace) -> None:
 
 def page(plan: Plan, args: argparse.Namespace) -> None:
     from experiments.audit.page import noise_part
+    from experiments.evidence.choosing import update_choosing
     from experiments.evidence.figures import draw
+    from experiments.evidence.further_page import further_parts
     from experiments.evidence.imagenet_page import imagenet_line, imagenet_part
     from experiments.evidence.page import update_readme, write_page
+    from experiments.evidence.plans import imagenet_plan
 
     if plan.family == "imagenet100":  # only this part, for a look; RESULTS.md has all
         print(imagenet_part(args.results, plan))
         return
+    if plan.name in ("supbyol", "cifar10", "pools"):
+        raise BadInput(f"--plan {plan.name}: is a part of RESULTS.md; leave --plan out to write the whole page")
     evidence = Evidence(plan, read_results(args.results, plan))
     figure_names = draw(evidence, args.results / "maps", args.figures)
     second = args.results / "imagenet"
-    text = write_page(evidence, figure_names, imagenet_line(second)) + imagenet_part(second) + noise_part()
+    text = write_page(evidence, figure_names, imagenet_line(second)) + imagenet_part(second)
+    text += further_parts(args.results) + noise_part()
     args.out.write_text(text, encoding="utf-8")
     if args.readme:
         update_readme(args.readme, evidence)
+    if args.choosing:
+        update_choosing(args.choosing, evidence, Evidence(imagenet_plan(), read_results(second, imagenet_plan())))
     print(f"{args.out}: {len(evidence.results)} runs; figures: {', '.join(figure_names) or 'none yet'}")
 
 

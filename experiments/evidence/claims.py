@@ -63,10 +63,13 @@ def differences(evidence: Evidence) -> list[Gap]:
 
 
 def significant_measures(evidence: Evidence, ours: str, theirs: str) -> set[str]:
-    """The measures whose interval leaves out zero even if widened for all differences of the page (Bonferroni)."""
+    """The measures whose interval leaves out zero even if widened for all differences of the page (Bonferroni).
+
+    Only with several seeds on both sides: a borrowed deviation is an assumption.
+    """
     family = max(1, len(differences(evidence)))
     gaps = evidence.gaps(ours, theirs, picked_of=family)
-    return {measure for measure, difference in gaps.items() if difference.excludes_zero}
+    return {measure for measure, difference in gaps.items() if difference.excludes_zero and not difference.borrowed}
 
 
 def count_verdicts(verdicts: Mapping[str, str]) -> str:

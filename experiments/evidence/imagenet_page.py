@@ -7,11 +7,10 @@ from pathlib import Path
 
 from experiments.evidence.plan import Plan
 from experiments.evidence.plans import DETECTED, IMAGENET_METHODS, IMAGENET_PILOTS, imagenet_plan
-from experiments.evidence.results import NAMES, Evidence, Result, Row, gap, mean_text, read_results, waiting
-from experiments.evidence.tables import COLUMNS, average_ranks, problem_lines, run_row, stated_alphas, table, unique
+from experiments.evidence.results import NAMES, Evidence, Row, mean_text, read_results, waiting
+from experiments.evidence.study_page import describe_collapse, differences, every_run, left_over, mark
+from experiments.evidence.tables import average_ranks, stated_alphas, table, unique
 from supancl.errors import plural
-from supancl.recipes import recipe
-from supancl.stats import PooledDeviation, pooled_deviation
 
 # measure -> title
 ACCURACIES: dict[str, str] = {
@@ -48,14 +47,19 @@ def imagenet_part(folder: Path, plan: Plan | None = None) -> str:
     evidence = Evidence(plan, read_results(folder, plan))
     if not evidence.results:
         return ""
-    rows = {method: evidence.row(NAMES[method], f"final-{method}-0") for method in IMAGENET_METHODS}
-    measured = {method: row for method, row in rows.items() if row.results}
+    measured = method_rows(evidence)
     sections = [
         head(evidence),
-        *([main_table(measured), differences(measured), ratio_table(measured)] if measured else []),
+        *([main_table(measured), differences(measured, PAIRS, ACCURACIES), ratio_table(measured)] if measured else []),
     ]
     sections += [pilot_table(evidence), detector_table(evidence), left_over(evidence), every_run(evidence)]
     return "\n" + "\n".join(section for section in sections if section)
+
+
+def method_rows(evidence: Evidence) -> dict[str, Row]:
+    """The methods that have a final run, each with its seeds."""
+    rows = {method: evidence.row(NAMES[method], f"final-{method}-0") for method in IMAGENET_METHODS}
+    return {method: row for method, row in rows.items() if row.results}
 
 
 def imagenet_line(folder: Path) -> str:
@@ -64,7 +68,7 @@ def imagenet_line(folder: Path) -> str:
     evidence = Evidence(plan, read_results(folder, plan))
     if not evidence.results:
         return ""
-    rows = [evidence.row(NAMES[method], f"final-{method}-0") for method in IMAGENET_METHODS]
+    rows = list(method_rows(evidence).values())
     several = [row.name for row in rows if len(row.results) > 1]
     alarmed = [row.name for row in rows if row.collapsed]
     done = len(plan.steps) - len(waiting(plan, evidence.results))
@@ -111,51 +115,6 @@ interval.
 {table(columns, lines)}"""
 
 
-def mark(row: Row) -> str:
-    """The method's name, with a dagger if the monitor reported collapse in a run of it."""
-    return f"{row.name} †" if row.collapsed else row.name
-
-
-def describe_collapse(rows: Mapping[str, Row]) -> str:
-    """What a dagger means, with how many directions the projector's features use at the end."""
-    alarmed = [row for row in rows.values() if row.collapsed]
-    ends = [f"{row.name} {mean_text(row.values('projector_effective_rank'), 1)}" for row in alarmed]
-    return (
-        f"""
-† The monitor reported collapse at some point of training: a batch's targets used fewer than 10 directions, or were
-nearly equal. Training continued to the end. An early report can pass; at the end the projector's features of training
-images have an effective rank of: {", ".join(ends)}.
-A difference to a run that ends collapsed shows that labels prevent collapse at this learning rate, not how much they
-help a network that trains well.
-"""
-        if alarmed
-        else ""
-    )
-
-
-def spread_of(rows: Mapping[str, Row], measure: str) -> PooledDeviation | None:
-    """The deviation over seeds, pooled over the methods that have several."""
-    return pooled_deviation(row.values(measure) for row in rows.values() if not row.collapsed)
-
-
-def differences(rows: Mapping[str, Row]) -> str:
-    pairs = [pair for pair in PAIRS if all(method in rows for method in pair)]
-    if not pairs:
-        return ""
-    lines = []
-    for ours, theirs in pairs:
-        gaps = {m: gap(rows[ours].values(m), rows[theirs].values(m), spread_of(rows, m)) for m in ACCURACIES}
-        cells = [difference.text() if difference else "-" for difference in gaps.values()]
-        lines.append([f"{mark(rows[ours])} - {mark(rows[theirs])}", *cells])
-    return f"""### Differences
-
-In points; "[low, high]" is a 95% interval over seeds. "*": one side has one seed, and the deviation is pooled over the
-methods that have several. "(one seed)": too few seeds for an interval. Intervals do not cover other test images or
-settings.
-
-{table(["difference", *ACCURACIES.values()], lines)}"""
-
-
 def ratio_table(rows: Mapping[str, Row]) -> str:
     lines = [
         [row.name, *(mean_text(row.values(m), 1 if m == "effective_rank" else 3) for m in RATIOS)]
@@ -177,7 +136,7 @@ def pilot_table(evidence: Evidence) -> str:
             f"{result['values'].get('knn', float('nan')):.2f}",
         ]
         for method, grid in IMAGENET_PILOTS.items()
-        for number, (lr, _) in enumerate(grid)
+        for number, (lr, *_) in enumerate(grid)
         if (result := evidence.results.get(f"pilot-{method}-{number}")) is not None
     ]
     return (
@@ -208,48 +167,3 @@ Faster R-CNN (C4) on 800 images of VOC2012, tested on 400, 720 steps; a detector
         if lines
         else ""
     )
-
-
-def left_over(evidence: Evidence) -> str:
-    unfinished = waiting(evidence.plan, evidence.results)
-    missing = (
-        f"{plural(len(unfinished), 'run')}: {', '.join(step.name for step in unfinished)}." if unfinished else "none."
-    )
-    return f"""### Failed, collapsed and not run
-
-{problem_lines(evidence)}
-
-Not run: {missing}
-"""
-
-
-def every_run(evidence: Evidence) -> str:
-    """All runs and their commands; detectors are only among the commands, as they have no epochs and rates."""
-    rows = [
-        run_row(name, with_rates(evidence.plan, result))
-        for name, result in evidence.results.items()
-        if result["stage"] != "detect"
-    ]
-    commands = "\n".join(result["commands"][0] for result in evidence.results.values())
-    longest = max(evidence.results.values(), key=lambda result: len(result["commands"]))
-    judging = "\n".join(line.replace(f"runs/{longest['name']}", "RUN") for line in longest["commands"][1:])
-    return f"""### Every run of this part
-
-{table(COLUMNS, rows)}
-```
-{commands}
-```
-
-Evaluated with (RUN is the folder of `--out`):
-
-```
-{judging}
-```
-"""
-
-
-def with_rates(plan: Plan, result: Result) -> Result:
-    """The result with the recipe's learning rate and weight decay in its settings, unless it sets others."""
-    optimizer = recipe(plan.recipe_name(str(result["method"]))).optimizer
-    rates = {"optimizer.lr": optimizer.lr, "optimizer.weight_decay": optimizer.weight_decay}
-    return {**result, "settings": {**rates, **result["settings"]}}

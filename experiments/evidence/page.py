@@ -25,6 +25,7 @@ from experiments.evidence.claims import (
     collapse_cells,
     collapse_lines,
     count_verdicts,
+    describe_verdicts,
     differences,
     missing,
     pair_lines,
@@ -61,6 +62,7 @@ from experiments.evidence.tables import (
 )
 from supancl.files import replace_section
 from supancl.paper.numbers import SIX
+from supancl.recipes import recipe
 
 PETS_TEST_IMAGES = 3_669
 
@@ -70,8 +72,8 @@ for" also over the accuracies). Another alpha inside may be as good. Learning ra
 pilots chose at alpha .5, which may favour it."""
 COLLAPSE = """One seed per cell. At the higher weight decay SimSiam collapses too ([monitor](docs/monitor.md)). So those
 cells show what survives the decay, not that a supervised target without a pool is the cause."""
-AT_ITS_ALPHA = """SupSiam and SupBYOL have the alpha of App. H. SupBYOL was not run at another alpha on CIFAR-100, so
-"ahead" and "behind" hold for SupBYOL at that alpha only."""
+AT_ITS_ALPHA = """SupSiam and SupBYOL have the alpha of App. H, which differ. "Ahead" and "behind" hold for each at its
+alpha only."""
 VIEWS = """
 - Pixels: CIFAR's images are as large as the encoder's input, so nothing is cropped. Pets, Omniglot and GTSRB use the
   view of transfer and few-shot learning (short side 32, bicubic, centre crop), which equals torchvision's pixels. No
@@ -159,9 +161,9 @@ def conditions(evidence: Evidence) -> str:
 - Intervals cover seeds only, not other test images, settings or longer training. {TEST_IMAGES:,} test images alone
   leave an accuracy uncertain by up to {image_uncertainty(TEST_IMAGES)} points, Pets' {PETS_TEST_IMAGES:,} by up to
   {image_uncertainty(PETS_TEST_IMAGES)}{episodes}; a difference on the same images by less. Each is a single
-  95% interval: one in twenty misses by chance. Bold: zero is left out even if the interval is widened for all
-  differences between methods (not for the lines on alpha, variance and collapse). A cell of the verdict table is bold
-  if all its accuracies are.
+  95% interval: one in twenty misses by chance. Bold: both methods have several seeds, and zero is left out even if the
+  interval is widened for all differences between methods (not for the lines on alpha, variance and collapse). A cell of
+  the verdict table is bold if all its accuracies are.
 - Hardware: {unique(evidence, "hardware")}. Commits: {unique(evidence, "commit")}.{several}
 - Versions: {versions or "none yet"}.
 """
@@ -179,7 +181,11 @@ def answers(evidence: Evidence) -> str:
         (ALPHA_QUESTION, [BEST, "", *best_alpha_lines(evidence)], ()),
         (VARIANCE_QUESTION, variance_lines(evidence), ()),
         (COLLAPSE_QUESTION, [COLLAPSE, "", *collapse_lines(evidence)], ()),
-        (STANDING_QUESTION, [AT_ITS_ALPHA, "", *pair_lines(evidence, STANDING, everything, AHEAD)], STANDING),
+        (
+            STANDING_QUESTION,
+            [AT_ITS_ALPHA, "", *pair_lines(evidence, STANDING, everything, AHEAD), *at_equal_alpha(evidence)],
+            STANDING,
+        ),
     ]
     lines = ["## Answers", "", papers_rows(), ""]
     for question, answer, pairs in sections:
@@ -220,6 +226,18 @@ def simsiam_of_sweep(evidence: Evidence) -> list[str]:
         f"- **{TITLES['supsiam']} - SimSiam with SupSiam's settings** (alpha 1 below, same learning rate and weight "
         f"decay): {verdicts} accuracies{linear}."
     ]
+
+
+def at_equal_alpha(evidence: Evidence) -> list[str]:
+    """SupSiam against SupBYOL at SupBYOL's alpha: the sweep has SupSiam at several."""
+    alpha = recipe(evidence.plan.recipe_name("supbyol")).fields()["loss.alpha"][0]
+    supbyol, supsiam = evidence.methods.get("supbyol"), evidence.alphas.get(alpha)
+    gaps = {} if supbyol is None or supsiam is None else evidence.row_gaps(supsiam, supbyol)
+    if not gaps:
+        return []
+    verdicts = describe_verdicts(gaps, ACCURACIES, AHEAD)
+    texts = ", ".join(f"{MEASURES[measure][0]} {difference.text()}" for measure, difference in gaps.items())
+    return [f"- **SupSiam - SupBYOL, both at alpha {alpha:g}**: {verdicts}. {texts}."]
 
 
 def pair_table(evidence: Evidence, pairs: Sequence[tuple[str, str]]) -> list[str]:
@@ -292,11 +310,12 @@ def certainty(evidence: Evidence) -> str:
         return "No two methods can be compared yet."
     bold_count = sum(len(significant_measures(evidence, *pair)) for pair in PAIRS)
     clear_count = sum(difference.excludes_zero for difference in gaps)
+    borrowed_count = sum(difference.borrowed for difference in gaps)
     return (
-        f"Of {len(gaps)} differences {clear_count} have a 95% interval that leaves out 0; {bold_count} still do if "
-        f"every interval is widened for all {len(gaps)} (Bonferroni): these are bold. "
-        f"{sum(difference.borrowed for difference in gaps)} have one seed on a side and borrow the deviation of "
-        f"{lender_names(evidence.lender_rows)}."
+        f"Of {len(gaps)} differences {clear_count} have a 95% interval that leaves out 0. "
+        f"{len(gaps) - borrowed_count} have several seeds on both sides; of these {bold_count} still leave out 0 if "
+        f"every interval is widened for all {len(gaps)} (Bonferroni): these are bold. {borrowed_count} have one seed "
+        f"on a side and borrow the deviation of {lender_names(evidence.lender_rows)}; none of them is bold."
     )
 
 

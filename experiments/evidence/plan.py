@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from supancl.core.losses import Align
 from supancl.data.sources.arrays import BUILT_IN
@@ -14,9 +14,19 @@ from supancl.data.sources.benchmarks import find_benchmark
 from supancl.errors import BadInput
 from supancl.recipes import Recipe, recipe
 
-Setting = tuple[float, float]  # learning rate at a batch of 256, weight decay
 Values = Mapping[str, float | None]  # JSON has no NaN
 RUN = "{run}"  # placeholder of the run folder
+
+
+class Setting(NamedTuple):
+    """What a pilot tries: the learning rate at a batch of 256, the weight decay, and other fields of the recipe."""
+
+    lr: float
+    weight_decay: float
+    others: tuple[tuple[str, Any], ...] = ()
+
+    def fields(self) -> dict[str, Any]:
+        return {"optimizer.lr": self.lr, "optimizer.weight_decay": self.weight_decay, **dict(self.others)}
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,7 @@ class Plan:
     suffix: str = ""  # of the recipes' names: FAMILY.METHODSUFFIX
     speeds: Speeds = field(default_factory=Speeds)
     scenes: str = "data/VOCdevkit"  # what detectors are trained and tested on
+    varied: Sequence[str] = ()  # settings that also tell runs apart, next to those of `identity`
 
     def recipe_name(self, method: str) -> str:
         return f"{self.family}.{method}{self.suffix}"
@@ -130,6 +141,8 @@ def kind_of(step: Step) -> str:
     """Steps of one kind share compiled kernels; rates, decay, seed and alpha do not matter."""
     if step.needs is not None:
         return "detector"
+    if step.stage == "pool":
+        return str(step.settings.get("pool.kind", "queue"))
     return step.name.replace("harsh-", "") if step.stage == "collapse" else step.method
 
 
@@ -148,7 +161,7 @@ def settings_of(step: Step, plan: Plan, setting: Setting | None) -> dict[str, An
     settings = {**plan.always, **step.settings}
     if step.follows is not None:
         assert setting is not None
-        settings = {"optimizer.lr": setting[0], "optimizer.weight_decay": setting[1], **settings}
+        settings = {**setting.fields(), **settings}
     if "pool.size" in settings and recipe(plan.recipe_name(step.method)).pool.kind == "none":
         settings.pop("pool.size", None)
     return settings

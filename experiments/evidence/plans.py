@@ -1,13 +1,12 @@
-"""The plans as tables of rows: CIFAR-100 with a ResNet-18, ImageNet photographs with a ResNet-50, and the digits."""
+"""The first plans as tables of rows: CIFAR-100 with a ResNet-18, ImageNet photographs with a ResNet-50, the digits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments.evidence.plan import Plan, Setting, Speeds, Step, Task, Values, rehearsal, rehearsal_task
-from supancl.errors import BadInput, did_you_mean
+from experiments.evidence.plan import Plan, Setting, Speeds, Step, Task, Values, rehearsal_task
 
 # --- evaluations ------------------------------------------------------------------------------------------------------
 
@@ -85,9 +84,15 @@ DIGITS = (
 
 # --- CIFAR-100 --------------------------------------------------------------------------------------------------------
 
+
+def grids(rates: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, tuple[Setting, ...]]:
+    """Settings from learning rates and weight decays."""
+    return {method: tuple(Setting(*pair) for pair in pairs) for method, pairs in rates.items()}
+
+
 # The first setting is what the recipe had before there were pilots. SimSiam collapses at lr .7 and weight decay 5e-4 (a
 # prototype's finding), so the asymmetric methods are tried around 1e-4; the others at 5e-4, which is usual on CIFAR.
-PILOTS: dict[str, tuple[Setting, ...]] = {
+PILOTS: dict[str, tuple[Setting, ...]] = grids({
     "supsiam": ((0.7, 1e-4), (0.7, 5e-5), (0.35, 3e-4)),
     "simsiam": ((0.7, 1e-4), (0.7, 5e-5), (0.35, 3e-4)),
     "supcon": ((0.6, 1e-4), (0.6, 5e-4), (0.3, 5e-4)),
@@ -97,7 +102,7 @@ PILOTS: dict[str, tuple[Setting, ...]] = {
     "byol": ((0.6, 1e-4), (0.6, 5e-5), (0.3, 3e-4)),
     "supmoco": ((0.2, 1e-4), (0.2, 5e-4), (0.5, 1e-4)),
     "moco2": ((0.06, 1e-4), (0.06, 5e-4), (0.3, 1e-4)),
-}
+})  # fmt: skip
 ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
 HARSH = 5e-4  # weight decay: what makes SimSiam collapse at lr .7
 CELLS = {(False, False): "neither", (True, False): "pool", (False, True): "ema", (True, True): "pool+ema"}
@@ -111,12 +116,11 @@ def pilots(method: str, settings: Sequence[Setting], epochs: int = 30, **others:
     Sorted by weight decay: pilots with the same one share a captured step (supancl.training.cuda.reuse), because only
     the learning rate is read from the device.
     """
-    rates = [{"optimizer.lr": lr, "optimizer.weight_decay": decay} for lr, decay in settings]
     steps = [
-        Step(f"pilot-{method}-{number}", "pilot", method, epochs, 0, {**rate, **HELD_OUT, **others})
-        for number, rate in enumerate(rates)
+        Step(f"pilot-{method}-{number}", "pilot", method, epochs, 0, {**setting.fields(), **HELD_OUT, **others})
+        for number, setting in enumerate(settings)
     ]
-    decays = [decay for _, decay in settings]
+    decays = [setting.weight_decay for setting in settings]
     return sorted(steps, key=lambda step: decays.index(step.settings["optimizer.weight_decay"]))
 
 
@@ -210,7 +214,7 @@ ASYMMETRIC = IMAGENET_METHODS[:4]
 DETECTED = ("simsiam", "supsiam")
 WARMED_UP = ("supsiam", "simsiam")  # 40 epochs in the recipe
 # the recipe's learning rate (at batch 128, which reference_batch scales) and weight decay, then the alternative
-IMAGENET_PILOTS: dict[str, tuple[Setting, ...]] = dict.fromkeys(WARMED_UP, ((0.2, 1e-4), (0.1, 1e-4)))
+IMAGENET_PILOTS = grids(dict.fromkeys(WARMED_UP, ((0.2, 1e-4), (0.1, 1e-4))))
 
 # On one H200 SupSiam was seen at 16,000 images a second at 84 px; 64 px have 0.53 of the pixels, and small kernels are
 # less efficient, hence 22,000; the momentum methods at 0.74 of it, as on CIFAR. A final run (5.4 million images) then
@@ -251,8 +255,7 @@ def imagenet_final(method: str, seed: int) -> Step:
 
 def imagenet_pilot(method: str, number: int) -> Step:
     """The warm-up is the same fraction of the run as in a final one."""
-    lr, decay = IMAGENET_PILOTS[method][number]
-    rates = {"optimizer.lr": lr, "optimizer.weight_decay": decay}
+    rates = IMAGENET_PILOTS[method][number].fields()
     settings = {**IMAGENET_SETTINGS, "train.monitor_every": 5, "schedule.warmup_epochs": 1, **rates}
     return Step(f"pilot-{method}-{number}", "pilot", method, 20, 0, settings)
 
@@ -320,12 +323,12 @@ def imagenet_rehearsal() -> Plan:
     return replace(plan, name="imagenet-rehearsal", images=1000, steps=steps, tasks=tasks)
 
 
-# --- the digits, and all by name --------------------------------------------------------------------------------------
+# --- the digits -------------------------------------------------------------------------------------------------------
 
 
 def digits_plan() -> Plan:
     """A plan for a minute on a CPU: two methods, two pilots each, one alpha, one cell, one epoch each."""
-    grid = dict.fromkeys(("supsiam", "simsiam"), ((0.1, 5e-4), (0.05, 1e-4)))
+    grid = grids(dict.fromkeys(("supsiam", "simsiam"), ((0.1, 5e-4), (0.05, 1e-4))))
     steps = [step for method in grid for step in pilots(method, grid[method], epochs=1)]
     steps += [final(method, 0, epochs=1) for method in grid] + sweep(0, epochs=1)[:1] + [cell(False, True, epochs=1)]
     without_holdout = [
@@ -344,16 +347,3 @@ def digits_plan() -> Plan:
         {"encoder.width": 16, "data.limit": 256},
         ("3", "5", "8"),
     )
-
-
-PLANS: dict[str, Callable[[], Plan]] = {"cifar100": cifar_plan, "digits": digits_plan, "imagenet": imagenet_plan}
-
-
-def named_plan(name: str) -> Plan:
-    """The plan of that name, which may end in -rehearsal."""
-    base = name.removesuffix("-rehearsal")
-    if base not in PLANS:
-        raise BadInput(f"--plan {name}: no such plan{did_you_mean(base, PLANS)}")
-    if base == name:
-        return PLANS[base]()
-    return imagenet_rehearsal() if base == "imagenet" else rehearsal(PLANS[base]())

@@ -41,7 +41,10 @@ SETS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "voc": (("voc2012_mini_s192.zip",), "VOCdevkit"),
 }
-TRAINED_ON = {"imagenet": "mini_imagenet", "cifar100": "cifar100"}  # plan -> its data set
+TRAINED_ON = {  # plan -> its data set
+    "imagenet": "mini_imagenet", "cifar100": "cifar100", "supbyol": "cifar100", "cifar10": "cifar10",
+    "pools": "cifar100",
+}  # fmt: skip
 KERNELS = "kernels.tar.gz"  # the compiler's kernels, sent in chunks
 PART = 14 * 2**20  # bytes per file that is sent back
 PARTS = 4

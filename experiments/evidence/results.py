@@ -146,17 +146,17 @@ def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | 
         return None
     grid = plan.pilots[method]
     if method in NOT_IN_PAPER:
-        return {"optimizer.lr": grid[best][0], "optimizer.weight_decay": grid[best][1]}
-    stated = grid[0][0]  # the first pilot has the recipe's rate
+        return {"optimizer.lr": grid[best].lr, "optimizer.weight_decay": grid[best].weight_decay}
+    stated = grid[0].lr  # the first pilot has the recipe's rate
     scores = {
         number: results[f"pilot-{method}-{number}"]["values"].get(CHOSEN_BY)
-        for number, (lr, _) in enumerate(grid)
-        if lr == stated
+        for number, setting in enumerate(grid)
+        if setting.lr == stated
     }
     measured = {number: score for number, score in scores.items() if score is not None}
     if not measured:
         return None
-    return {"optimizer.weight_decay": grid[max(measured, key=lambda number: (measured[number], -number))][1]}
+    return {"optimizer.weight_decay": grid[max(measured, key=lambda number: (measured[number], -number))].weight_decay}
 
 
 def default_lines(plan: Plan, results: Results) -> list[str]:
@@ -184,7 +184,8 @@ def identity_of(step: Step, plan: Plan, results: Results) -> str | None:
     if step.follows is not None and setting is None:
         return None
     settings = tuple(settings_of(step, plan, setting).items())
-    return _identity(plan.family, plan.suffix, step.method, step.epochs, settings)
+    varied = "".join(f" {key}={value:g}" for key, value in settings if key in plan.varied)
+    return _identity(plan.family, plan.suffix, step.method, step.epochs, settings) + varied
 
 
 @cache

@@ -76,8 +76,8 @@ def bold_by_welch(evidence: Evidence) -> tuple[int, int]:
     )
 
 
-def by_methods_alone(evidence: Evidence) -> tuple[int, int] | None:
-    """If deviations are borrowed from alphas too: how many verdicts change without them, and how many are bold."""
+def by_methods_alone(evidence: Evidence) -> int | None:
+    """If deviations are borrowed from alphas too: how many verdicts change without them."""
     methods = {row.name for row in evidence.methods.values()}
     rows = evidence.lender_rows
     lent = [row for row in rows if row.name in methods]
@@ -88,15 +88,10 @@ def by_methods_alone(evidence: Evidence) -> tuple[int, int] | None:
     without_alphas = [
         gap(difference.ours, difference.theirs, other) for difference, other in zip(differences, others, strict=True)
     ]
-    strict = [
-        gap(difference.ours, difference.theirs, other, len(differences))
-        for difference, other in zip(differences, others, strict=True)
-    ]
-    changed = sum(
-        word is None or word.verdict != difference.gap.verdict
-        for difference, word in zip(differences, without_alphas, strict=True)
+    return sum(
+        other is None or other.verdict != difference.gap.verdict
+        for difference, other in zip(differences, without_alphas, strict=True)
     )
-    return changed, sum(difference is not None and difference.excludes_zero for difference in strict)
 
 
 def by_lender(evidence: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]:
@@ -178,8 +173,7 @@ def sensitivity_lines(evidence: Evidence) -> list[str]:
         if without_alphas is not None:
             lines.append(
                 "- The pooled rows include SupSiam's other alphas, which are one method with the same seeds: without "
-                f"them the verdict changes for {without_alphas[0] or 'none'}, and {without_alphas[1]} differences are "
-                "bold."
+                f"them the verdict changes for {without_alphas or 'none'}."
             )
     near_zero = on_the_edge(evidence)
     if near_zero:
@@ -193,15 +187,14 @@ def bold_line(evidence: Evidence) -> str:
     """How wide a widened interval is, by the degrees of freedom of its deviation."""
     freedoms, differences = set[int](), all_differences(evidence)
     for difference in differences:
-        lent = (row.values(difference.measure) for row in evidence.lender_rows)
-        used = pooled_deviation(lent if difference.gap.borrowed else (difference.ours, difference.theirs))
+        used = None if difference.gap.borrowed else pooled_deviation((difference.ours, difference.theirs))
         freedoms |= {used.freedom} if used is not None and difference.gap.low is not None else set()
     reach = ", ".join(
         f"{t_quantile(many, len(differences)):.1f} deviations with {many}" for many in sorted(freedoms, reverse=True)
     )
     return (
-        f"- Bold also depends on degrees of freedom (a widened interval reaches {reach}). A borrowed deviation may "
-        "have more of them, so a difference that is not bold is not necessarily smaller or less certain."
+        f"- Bold also depends on degrees of freedom (a widened interval reaches {reach or 'nowhere yet'}), so a "
+        "difference that is not bold is not necessarily smaller."
     )
 
 

@@ -252,7 +252,7 @@ def pilot_table(evidence: Evidence) -> str:
     lines = []
     for method, grid in evidence.plan.pilots.items():
         best = best_pilot(evidence.plan, evidence.results, method)
-        for number, (lr, decay) in enumerate(grid):
+        for number, (lr, decay, _) in enumerate(grid):
             result = evidence.results.get(f"pilot-{method}-{number}")
             lines.append(
                 [

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from experiments.evidence.further_plans import PLANS
 from experiments.evidence.plan import Plan, Step, identity, recipe_of, settings_of, words_of
-from experiments.evidence.plans import PLANS, cifar_plan
+from experiments.evidence.plans import cifar_plan
 from experiments.evidence.results import ACCURACIES, choose
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from experiments.evidence.__main__ import main
 from experiments.evidence.drive import Driver
+from experiments.evidence.further_plans import PLANS
 from experiments.evidence.judge import TRAINING_FILE, called, inside, judge
-from experiments.evidence.plan import Step, Task, settings_of, words_of
-from experiments.evidence.plans import CIFAR_FINAL, PILOT, PLANS, accuracy, final, pilots
+from experiments.evidence.plan import Setting, Step, Task, settings_of, words_of
+from experiments.evidence.plans import CIFAR_FINAL, PILOT, accuracy, final, pilots
 from experiments.evidence.results import choose, read_results
 from supancl.cli import main as cli
 from supancl.errors import BadInput, Interrupted
@@ -57,7 +58,7 @@ def test_final_runs_have_what_their_pilots_chose(made) -> None:
     results = read_results(made[0] / "results")
     for name in ("final-supsiam-0", "final-simsiam-0", "alpha-0-0", "collapse-ema-0"):
         step = PLAN.step(name)
-        lr, decay = choose(PLAN, results, step.follows)
+        lr, decay, _ = choose(PLAN, results, step.follows)
         kept = RunFolder(made[0] / "work" / "runs" / name).read_recipe()[0]
         assert (kept.optimizer.lr, kept.optimizer.weight_decay) == (lr, decay)
         assert f"--set optimizer.lr={lr}" in results[name]["commands"][0]
@@ -148,14 +149,14 @@ def test_pilots_are_judged_on_what_they_held_out_and_final_runs_on_the_test_imag
     np.savez(
         tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images[:90], test_labels=labels[:90]
     )
-    first, last = pilots("supsiam", ((0.1, 5e-4),), epochs=1)[0], final("supsiam", 0, epochs=1)
+    first, last = pilots("supsiam", (Setting(0.1, 5e-4),), epochs=1)[0], final("supsiam", 0, epochs=1)
     plan = replace(
         PLAN,
         data=str(tmp_path / "own.npz"),
         steps=[first, last],
         always={"encoder.width": 16},
         tasks={"pilot": PILOT, "final": CIFAR_FINAL[:3]},
-        pilots={"supsiam": ((0.1, 5e-4),)},
+        pilots={"supsiam": (Setting(0.1, 5e-4),)},
     )
     seen: dict[str, list[tuple[str, int]]] = {}
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from experiments.evidence.drive import Driver, RunLocks
+from experiments.evidence.further_plans import PLANS
 from experiments.evidence.judge import TRAINING_FILE, inside
-from experiments.evidence.plan import Task, kind_of, rehearsal_task
-from experiments.evidence.plans import CIFAR_FINAL, PLANS, accuracy, final, pilots, sweep
+from experiments.evidence.plan import Setting, Task, kind_of, rehearsal_task
+from experiments.evidence.plans import CIFAR_FINAL, accuracy, final, pilots, sweep
 from experiments.evidence.results import read_results
 
 PLAN = PLANS["digits"]()
@@ -106,7 +107,7 @@ def test_two_drivers_share_the_plan_and_one_takes_over_when_the_other_is_killed(
 
 
 def test_a_driver_stays_with_its_kind_and_leaves_to_others_what_they_compile(tmp_path: Path) -> None:
-    grid = dict.fromkeys(("supsiam", "simsiam"), ((0.1, 5e-4), (0.05, 5e-4)))
+    grid = dict.fromkeys(("supsiam", "simsiam"), (Setting(0.1, 5e-4), Setting(0.05, 5e-4)))
     plan = replace(PLAN, steps=[step for method in grid for step in pilots(method, grid[method], epochs=1)])
     one, other = (Driver(plan, tmp_path / "results", tmp_path, tell=lambda text: None) for _ in range(2))
 
@@ -137,8 +138,8 @@ def test_a_driver_stays_with_its_kind_and_leaves_to_others_what_they_compile(tmp
 
 def test_while_a_pilot_is_judged_nothing_far_down_the_plan_is_begun(tmp_path: Path) -> None:
     """Its result may free the runs that come next, and judging it takes seconds."""
-    one, other = pilots("supsiam", ((0.1, 5e-4), (0.2, 5e-4)), epochs=1)
-    seeds, last = [final("supsiam", seed) for seed in range(4)], pilots("simsiam", ((0.1, 5e-4),), epochs=1)[0]
+    one, other = pilots("supsiam", (Setting(0.1, 5e-4), Setting(0.2, 5e-4)), epochs=1)
+    seeds, last = [final("supsiam", seed) for seed in range(4)], pilots("simsiam", (Setting(0.1, 5e-4),), epochs=1)[0]
     driver = Driver(replace(PLAN, steps=[one, *seeds, last]), tmp_path / "results", tmp_path)
     driver.tried.add(one.name)
     driver.judging = one, None

@@ -10,6 +10,7 @@ from scipy import stats
 from experiments.audit.page import noise_part
 from experiments.evidence import findings, page, results
 from experiments.evidence.__main__ import ROOT, main
+from experiments.evidence.choosing import choosing_table
 from experiments.evidence.claims import (
     best_alpha_lines,
     best_alphas,
@@ -23,9 +24,10 @@ from experiments.evidence.claims import (
 )
 from experiments.evidence.figures import draw, figure_names
 from experiments.evidence.findings import known_lines, readme_block
-from experiments.evidence.imagenet_page import imagenet_line, imagenet_part
+from experiments.evidence.further_page import further_parts
+from experiments.evidence.imagenet_page import imagenet_line, imagenet_part, method_rows
 from experiments.evidence.page import slug, update_readme, write_page
-from experiments.evidence.plans import cifar_plan
+from experiments.evidence.plans import cifar_plan, imagenet_plan
 from experiments.evidence.results import (
     ACCURACIES,
     SOURCE,
@@ -71,10 +73,13 @@ def test_results_md_is_what_the_files_give() -> None:
     folder = ROOT / "experiments" / "results"
     figures = figure_names(Evidence(PLAN, results), folder / "maps")
     page = write_page(Evidence(PLAN, results), figures, imagenet_line(folder / "imagenet"))
-    page += imagenet_part(folder / "imagenet") + noise_part()
+    page += imagenet_part(folder / "imagenet") + further_parts(folder) + noise_part()
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "run `make results`"
     (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", (ROOT / "README.md").read_text(), re.S)
     assert shown == readme_block(Evidence(PLAN, results)), "run `make results`"
+    photographs = method_rows(Evidence(imagenet_plan(), read_results(folder / "imagenet")))
+    advice = (ROOT / "docs" / "choosing.md").read_text()
+    assert choosing_table(Evidence(PLAN, results), photographs) in advice, "run `make results`"
 
 
 def test_every_figure_that_it_shows_is_there() -> None:
@@ -341,33 +346,33 @@ def test_alpha_one_is_taken_from_simsiam_where_it_is_the_same_run() -> None:
 
 
 def test_a_verdict_is_bold_where_it_stands_with_an_interval_for_all_differences_of_the_page() -> None:
-    """One seed of SimSiam, so that SupSiam's spread is borrowed: t of 2 degrees is 4.30, of 16 differences 17.9."""
+    """SupCon has one seed, so it borrows a spread and is never bold; t of 4 degrees is 2.78, of 16 differences 7.0."""
     results = {name: one for name, one in whole(LEVELS).items() if name.startswith("pilot-")}
-    for method, levels in {"supsiam": (70.0, 71.0, 72.0), "simsiam": (50.0,), "supcon": (66.0,)}.items():
+    for method, levels in {"supsiam": (70.0, 71.0, 72.0), "simsiam": (49.0, 50.0, 51.0), "supcon": (60.0,)}.items():
         for seed, level in enumerate(levels):
             step = PLAN.step(f"final-{method}-{seed}")
             results[step.name] = result(PLAN, step, PLAN.pilots[method][0], dict.fromkeys(ACCURACIES, level))
     assert len(differences(Evidence(PLAN, results))) == 16
     assert {one.text() for one in differences(Evidence(PLAN, results))} == {
-        "+21.00 [+16.03, +25.97]*",
-        "+5.00 [+0.03, +9.97]*",
-    }  # 4.303 * sqrt(1 + 1/3) = 4.97; widened 20.6
-    assert stats.t.ppf(1 - 0.025 / 16, 2) * (4 / 3) ** 0.5 == pytest.approx(20.6, abs=0.1)
+        "+21.00 [+18.73, +23.27]",
+        "+11.00 [+7.79, +14.21]*",
+    }  # 2.776 * sqrt(2/3) = 2.27 and 2.776 * sqrt(1 + 1/3) = 3.21; widened 5.6 and 7.9, which still leave out 0
+    assert stats.t.ppf(1 - 0.025 / 16, 4) * (4 / 3) ** 0.5 == pytest.approx(7.2, abs=0.9)
     assert significant_measures(Evidence(PLAN, results), "supsiam", "simsiam") == set(ACCURACIES)
     assert significant_measures(Evidence(PLAN, results), "supsiam", "supcon") == set()
     page = write_page(Evidence(PLAN, results), [])
-    assert "| SupSiam (alpha 0.5) - SimSiam | **+21.00 [+16.03, +25.97]*** |" in page
-    assert "| SupSiam (alpha 0.5) - SupCon | +5.00 [+0.03, +9.97]* |" in page
+    assert "| SupSiam (alpha 0.5) - SimSiam | **+21.00 [+18.73, +23.27]** |" in page
+    assert "| SupSiam (alpha 0.5) - SupCon | +11.00 [+7.79, +14.21]* |" in page
     assert "| SupSiam (alpha 0.5) - SimSiam | **helps: 2 of 2** | **helps: 2 of 2** | **helps: 4 of 4** |" in page
     assert "| SupSiam (alpha 0.5) - SupCon | ahead: 2 of 2 | ahead: 2 of 2 | ahead: 4 of 4 |" in page
     assert (
-        "Of 16 differences 16 have a 95% interval that leaves out 0; 8 still do if every interval is widened "
-        "for all 16 (Bonferroni): these are bold. 16 have one seed on a side and borrow the deviation of "
-        "SupSiam (2 degrees of freedom)."
+        "Of 16 differences 16 have a 95% interval that leaves out 0. 8 have several seeds on both sides; of these 8 "
+        "still leave out 0 if every interval is widened for all 16 (Bonferroni): these are bold. 8 have one seed on a "
+        "side and borrow the deviation of SimSiam and SupSiam (4 degrees of freedom); none of them is bold."
     ) in page
     assert (
         "borrow the deviation of SupCon, SimSiam, SupSiam, cross-entropy, alpha 0, alpha 0.2 and alpha 0.8 "
-        "(14 degrees of freedom)."
+        "(14 degrees of freedom);"
     ) in write_page(Evidence(PLAN, whole(LEVELS)), [])
 
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from experiments.evidence.claims import best_alpha_lines, pair_lines
+from experiments.evidence.further_plans import PLANS
 from experiments.evidence.page import answers
-from experiments.evidence.plan import identity, kind_of, recipe_of, rehearsal, settings_of, words_of
-from experiments.evidence.plans import ALPHAS, CELLS, PILOTS, PLANS, RELATED, cell, cifar_plan, final, sweep
+from experiments.evidence.plan import Setting, identity, kind_of, recipe_of, rehearsal, settings_of, words_of
+from experiments.evidence.plans import ALPHAS, CELLS, PILOTS, RELATED, cell, cifar_plan, final, sweep
 from experiments.evidence.results import Evidence, choose, expected_seconds, identity_of, judging_seconds, waiting
 from supancl.cli import build_parser
 from supancl.cli.flags import recipe_from_flags
@@ -61,9 +62,9 @@ def test_the_issues_runs_are_all_there_once() -> None:
 @pytest.mark.parametrize("method", PILOTS)
 def test_the_pilots_lie_around_the_recipe_and_the_papers_rate_comes_first(method: str) -> None:
     own = recipe(f"cifar100.{method}").optimizer
-    rates = [lr for lr, _ in PILOTS[method]]
+    rates = [setting.lr for setting in PILOTS[method]]
     assert own.lr in rates if method in NOT_IN_PAPER else own.lr == rates[0]
-    assert own.weight_decay in [decay for _, decay in PILOTS[method]]
+    assert own.weight_decay in [setting.weight_decay for setting in PILOTS[method]]
     assert own.reference_batch == recipe(f"cifar100.{method}").train.batch_size == 256
 
 
@@ -130,7 +131,7 @@ def test_nothing_follows_pilots_that_come_later() -> None:
 )
 def test_the_command_makes_the_recipe_that_is_meant(step) -> None:
     plan = next(plan for plan in (PLAN, rehearsal(PLAN), PLANS["digits"]()) if step in plan.steps)
-    settings = settings_of(step, plan, (0.123, 3e-5))
+    settings = settings_of(step, plan, Setting(0.123, 3e-5))
     words = words_of(step, plan, settings)
     args = build_parser().parse_args(shlex.split(shlex.join(words)))
     made = recipe_from_flags(args.recipe, args)
@@ -144,7 +145,7 @@ def test_the_command_makes_the_recipe_that_is_meant(step) -> None:
 
 @pytest.mark.parametrize("key", CELLS)
 def test_harsh_cells_differ_from_the_others_in_their_weight_decay_alone(key) -> None:
-    plain, harsh = (settings_of(cell(*key, harsh=harsh), PLAN, (0.7, 1e-4)) for harsh in (False, True))
+    plain, harsh = (settings_of(cell(*key, harsh=harsh), PLAN, Setting(0.7, 1e-4)) for harsh in (False, True))
     assert harsh == {**plain, "optimizer.weight_decay": 5e-4}
     assert PLAN.step(f"collapse-harsh-{CELLS[key]}-0").settings == cell(*key, harsh=True).settings
 
@@ -153,7 +154,7 @@ def test_harsh_cells_differ_from_the_others_in_their_weight_decay_alone(key) -> 
 def test_the_collapse_cells_are_those_of_the_collapse_study(key) -> None:
     base = recipe("cifar100.supsiam").with_set({"optimizer.lr": 0.5, "optimizer.weight_decay": 2e-4})
     study = collapse.cell_recipe(base, *key)
-    ours = recipe_of("cifar100", "supsiam", 50, settings_of(cell(*key), PLAN, (0.5, 2e-4)))
+    ours = recipe_of("cifar100", "supsiam", 50, settings_of(cell(*key), PLAN, Setting(0.5, 2e-4)))
     for section in ("heads", "loss", "optimizer", "views", "schedule", "encoder", "branches"):
         assert getattr(ours, section) == getattr(study, section)
     assert ours.pool.kind == study.pool.kind
@@ -170,9 +171,9 @@ def built(step, chosen):
 def test_alpha_one_is_simsiam_where_the_pilots_chose_the_same_and_only_there() -> None:
     one, siam = sweep(0)[-1], final("simsiam", 0)
     assert one.settings["loss.alpha"] == 1
-    ours, theirs = built(one, (0.7, 1e-4)), built(siam, (0.7, 1e-4))
+    ours, theirs = built(one, Setting(0.7, 1e-4)), built(siam, Setting(0.7, 1e-4))
     assert identity(ours, "supsiam") == identity(theirs, "simsiam")
-    assert identity(ours, "supsiam") != identity(built(siam, (0.35, 1e-4)), "simsiam")
+    assert identity(ours, "supsiam") != identity(built(siam, Setting(0.35, 1e-4)), "simsiam")
     # and truly: they differ in their names and in a pool that the loss never reads
     plain = {"name": "", "method": "", "paper": "", "sources": {}, "pool": PoolSpec()}
     assert replace(ours, **plain) == replace(theirs, **plain)
@@ -183,7 +184,7 @@ def test_every_other_pair_of_steps_differs_in_more_than_its_seed() -> None:
     seen: dict[tuple[str, int], str] = {}
     for step in PLAN.steps:
         if step.stage != "pilot" and step.name not in ("alpha-1-0", "alpha-1-1", "alpha-1-2"):
-            key = (identity(built(step, (0.7, 1e-4)), step.method), step.seed)
+            key = (identity(built(step, Setting(0.7, 1e-4)), step.method), step.seed)
             assert key not in seen, (step.name, seen.get(key))
             seen[key] = step.name
 

@@ -1,0 +1,65 @@
+"""The measured table of docs/choosing.md: which method is better at what, from the results of both studies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from experiments.evidence.findings import OTHER_DATA, count_words
+from experiments.evidence.imagenet_page import ACCURACIES as IMAGENET_ACCURACIES
+from experiments.evidence.imagenet_page import method_rows
+from experiments.evidence.results import KINDS, NAMES, Evidence, Gap, Row, gap
+from experiments.evidence.tables import table
+from supancl.files import replace_section
+
+# question -> the two methods it is about
+QUESTIONS = {
+    "labels or none?": ("supsiam", "simsiam"),
+    "SupSiam or SupCon?": ("supsiam", "supcon"),
+    "SupSiam or cross-entropy?": ("supsiam", "crossentropy"),
+    "SupSiam or SupBYOL?": ("supsiam", "supbyol"),
+    "without labels, SimSiam or SimCLR?": ("simsiam", "simclr"),
+}
+IMAGENET_OTHER_DATA = tuple(measure for measure in IMAGENET_ACCURACIES if measure not in KINDS["in-domain"])
+
+
+def update_choosing(document: Path, evidence: Evidence, imagenet: Evidence) -> None:
+    replace_section(document, "choosing", choosing_table(evidence, method_rows(imagenet)))
+
+
+def choosing_table(evidence: Evidence, photographs: Mapping[str, Row]) -> str:
+    """One row per question: the difference of the first method to the second, in each study."""
+    rows = []
+    for question, (ours, theirs) in QUESTIONS.items():
+        rows.append(
+            [
+                question,
+                f"{NAMES[ours]} - {NAMES[theirs]}",
+                describe(evidence.gaps(ours, theirs), OTHER_DATA),
+                describe(gaps_of(photographs, ours, theirs), IMAGENET_OTHER_DATA),
+            ]
+        )
+    columns = ["question", "difference", "CIFAR-100, ResNet-18", "ImageNet photographs of 64 px, ResNet-50"]
+    return table(columns, rows)
+
+
+def gaps_of(rows: Mapping[str, Row], ours: str, theirs: str) -> dict[str, Gap]:
+    """The differences of two rows, in every accuracy that both have."""
+    if ours not in rows or theirs not in rows:
+        return {}
+    found = {m: gap(rows[ours].values(m), rows[theirs].values(m)) for m in IMAGENET_ACCURACIES}
+    return {measure: difference for measure, difference in found.items() if difference is not None}
+
+
+def describe(gaps: Mapping[str, Gap], others: tuple[str, ...]) -> str:
+    """The linear accuracy of the classes trained on, then the accuracies on other data."""
+    if not gaps:
+        return "not measured"
+    own = f"own classes, linear: {gaps['linear'].text(1)}" if "linear" in gaps else "own classes: not measured"
+    measured = [gaps[measure] for measure in others if measure in gaps]
+    means = [difference.mean for difference in measured]
+    if any(difference.low is None for difference in measured):
+        words = f"{min(means):+.1f} to {max(means):+.1f} (one seed)"
+    else:
+        words = count_words(gaps, others)
+    return f"{own}; other data: {words}"

@@ -1,0 +1,150 @@
+"""The later parts of RESULTS.md: SupBYOL one change at a time, CIFAR-10, pools; each from its folder of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from experiments.evidence.further_plans import CHANGES, CHOSEN, EPOCHS, POOLS, cifar10_plan, pools_plan, supbyol_plan
+from experiments.evidence.plan import Plan
+from experiments.evidence.results import ACCURACIES as MEASURED
+from experiments.evidence.results import MEASURES, NAMES, Evidence, Row, best_pilot, mean_text, read_results
+from experiments.evidence.study_page import describe_collapse, differences, every_run, left_over, mark
+from experiments.evidence.tables import HELD_OUT, average_ranks, image_uncertainty, table, unique
+from supancl.paper.numbers import CIFAR, SIX
+
+TITLES = {measure: MEASURES[measure][0] for measure in MEASURED}
+CONDITIONS = """{epochs} epochs, CIFAR ResNet-18, batch 256, bf16. 10% of the training images are held out: the ridge of
+the linear probe is chosen on them. Test images are used once. "±" is half a 95% t-interval over seeds; a number without
+it is one seed. Hardware: {hardware}. Commits: {commits}."""
+
+
+def further_parts(results: Path) -> str:
+    """All parts that have a result, as Markdown; `results` has a folder for each plan."""
+    parts = {"supbyol": supbyol_part, "cifar10": cifar10_part, "pools": pools_part}
+    return "".join(write_part(results / name, part) for name, part in parts.items())
+
+
+def write_part(folder: Path, part: Callable[[Path], list[str]]) -> str:
+    sections = [section for section in part(folder) if section]
+    return "\n" + "\n".join(sections) if sections else ""
+
+
+def read_evidence(folder: Path, plan: Plan) -> Evidence:
+    return Evidence(plan, read_results(folder, plan) if folder.is_dir() else {})
+
+
+def conditions(evidence: Evidence) -> str:
+    return CONDITIONS.format(epochs=EPOCHS, hardware=unique(evidence, "hardware"), commits=unique(evidence, "commit"))
+
+
+def accuracy_table(rows: Mapping[str, Row], titles: Mapping[str, str], first: str) -> str:
+    """One row per method or setting, with its average rank."""
+    ranks = average_ranks(rows.values(), titles)
+    lines = [
+        [mark(row), row.seeds, *(mean_text(row.values(m)) for m in titles), ranks.get(row.name, "-")]
+        for row in rows.values()
+    ]
+    return describe_collapse(rows) + "\n" + table([first, "seeds", *titles.values(), "average rank"], lines)
+
+
+# --- SupBYOL ----------------------------------------------------------------------------------------------------------
+
+
+def supbyol_part(folder: Path) -> list[str]:
+    evidence = read_evidence(folder, supbyol_plan())
+    if not evidence.results:
+        return []
+    rows = {method: evidence.row(NAMES[method], f"final-{method}-0") for method in ("supbyol", "byol")}
+    measured = {method: row for method, row in rows.items() if row.results}
+    return [
+        f"## SupBYOL on CIFAR-100, one change at a time\n\n{conditions(evidence)}\n",
+        change_table(evidence),
+        f"### SupBYOL with the best change, and BYOL\n{accuracy_table(measured, TITLES, 'method')}" if measured else "",
+        differences(measured, (("supbyol", "byol"),), TITLES),
+        left_over(evidence),
+        every_run(evidence),
+    ]
+
+
+def change_table(evidence: Evidence) -> str:
+    """The pilots: held-out accuracy of each change, and its difference to the setting without one."""
+    best = best_pilot(evidence.plan, evidence.results, "supbyol")
+    values = [evidence.results.get(f"pilot-supbyol-{number}", {}).get("values", {}) for number in range(len(CHANGES))]
+    lines = []
+    for number, (title, measured) in enumerate(zip(CHANGES, values, strict=True)):
+        accuracies = [f"{measured[key]:.2f}" if key in measured else "-" for key in ("linear", "knn")]
+        is_compared = number > 0 and "linear" in measured and "linear" in values[0]
+        change = f"{measured['linear'] - values[0]['linear']:+.2f}" if is_compared else ""
+        lines.append([title, *accuracies, change, "best" if number == best else ""])
+    return f"""### What helps SupBYOL?
+
+One seed each, evaluated on the {HELD_OUT:,} held-out training images, which leave an accuracy uncertain by up to
+{image_uncertainty(HELD_OUT)} points: smaller changes say nothing. The best one by linear accuracy is trained with three
+seeds and tested below.
+
+{table(["change", "linear, held out", "k-NN, held out", "change of linear", ""], lines)}"""
+
+
+# --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
+
+CIFAR10_PAIRS = (("supsiam", "simsiam"), ("supbyol", "byol"), ("supcon", "simclr"), ("supsiam", "supcon"))
+
+
+def cifar10_part(folder: Path) -> list[str]:
+    evidence = read_evidence(folder, cifar10_plan())
+    rows = {method: evidence.row(NAMES[method], f"final-{method}-0") for method in CHOSEN}
+    measured = {method: row for method, row in rows.items() if row.results}
+    if not measured:
+        return []
+    titles = {**TITLES, "crossed": "CIFAR-100 linear"}
+    return [
+        f"## Pretrained on CIFAR-10\n\n{conditions(evidence)} Learning rate and weight decay are those that pilots "
+        "chose on CIFAR-100; nothing was tuned on CIFAR-10. SupBYOL has alpha 0.8, SupSiam alpha 0.5.\n"
+        f"{accuracy_table(measured, titles, 'method')}",
+        paper_table(measured),
+        differences(measured, CIFAR10_PAIRS, titles),
+        left_over(evidence),
+        every_run(evidence),
+    ]
+
+
+def paper_table(rows: Mapping[str, Row]) -> str:
+    """Ours beside the paper's, for the methods that it has."""
+    paper = {name: dict(zip(SIX, CIFAR[f"cifar10 {name}"], strict=True)) for name in ("cifar10", "cifar100")}
+    lines = [
+        [
+            row.name,
+            mean_text(row.values("linear")),
+            f"{paper['cifar10'][method]:.2f}",
+            mean_text(row.values("crossed")),
+            f"{paper['cifar100'][method]:.2f}",
+        ]
+        for method, row in rows.items()
+        if method in SIX
+    ]
+    return f"""### Beside the paper
+
+Its Table H.1 has 1000 epochs instead of {EPOCHS}, other rates and another probe.
+
+{table(["method", "CIFAR-10", "paper", "crossed to CIFAR-100", "paper"], lines)}"""
+
+
+# --- pools ------------------------------------------------------------------------------------------------------------
+
+
+def pools_part(folder: Path) -> list[str]:
+    evidence = read_evidence(folder, pools_plan())
+    rows = {title: evidence.row(title, name) for title, (name, _) in POOLS.items()}
+    measured = {title: row for title, row in rows.items() if row.results}
+    if not measured:
+        return []
+    base = next(iter(POOLS))
+    pairs = [(title, base) for title in measured if title != base]
+    return [
+        f"## Which pool?\n\nSupSiam on CIFAR-100, alpha 0.5; one seed each. {conditions(evidence)}\n"
+        f"{accuracy_table(measured, TITLES, 'pool')}",
+        differences(measured, pairs, TITLES),
+        left_over(evidence),
+        every_run(evidence),
+    ]
