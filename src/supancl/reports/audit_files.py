@@ -152,6 +152,8 @@ def trust_line(wrong: WrongShare | None, judged: int) -> str:
 def cautions(summary: dict[str, Any]) -> list[str]:
     """What to know before believing the share and the list."""
     lines = []
+    if summary["with_label_noise"]:
+        lines.append("these are the labels that the run was trained on, with those that data.label_noise made wrong")
     if summary["trained_on_these_labels"]:
         lines.append(
             "the encoder was trained on these labels and may have learned wrong ones: more may be wrong than this says"
