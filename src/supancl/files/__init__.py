@@ -1,0 +1,37 @@
+"""Atomic writes, files from strangers, locked folders, and cells of a spreadsheet."""
+
+from supancl.files.locks import hold_lock as hold_lock
+from supancl.files.locks import is_locked as is_locked
+from supancl.files.opening import check_fits_memory as check_fits_memory
+from supancl.files.opening import check_no_link as check_no_link
+from supancl.files.opening import check_regular as check_regular
+from supancl.files.opening import check_zip as check_zip
+from supancl.files.opening import did_you_mean_path as did_you_mean_path
+from supancl.files.opening import digest as digest
+from supancl.files.opening import make_inner_folder as make_inner_folder
+from supancl.files.opening import open_no_link as open_no_link
+from supancl.files.opening import open_regular as open_regular
+from supancl.files.opening import open_to_append as open_to_append
+from supancl.files.opening import read_text as read_text
+from supancl.files.spreadsheets import check_feature_file as check_feature_file
+from supancl.files.spreadsheets import escape_formula as escape_formula
+from supancl.files.spreadsheets import is_formula as is_formula
+from supancl.files.spreadsheets import unescape_formula as unescape_formula
+from supancl.files.writing import LEFT_OVER_AGE as LEFT_OVER_AGE
+from supancl.files.writing import check_writable as check_writable
+from supancl.files.writing import describe_write_failure as describe_write_failure
+from supancl.files.writing import is_as_written as is_as_written
+from supancl.files.writing import jsonable as jsonable
+from supancl.files.writing import left_over_files as left_over_files
+from supancl.files.writing import make_folder as make_folder
+from supancl.files.writing import reason as reason
+from supancl.files.writing import remove_left_over_files as remove_left_over_files
+from supancl.files.writing import replace_section as replace_section
+from supancl.files.writing import sync_folder as sync_folder
+from supancl.files.writing import temporary_path as temporary_path
+from supancl.files.writing import why_unwritable as why_unwritable
+from supancl.files.writing import write_atomically as write_atomically
+from supancl.files.writing import write_bytes as write_bytes
+from supancl.files.writing import write_json as write_json
+from supancl.files.writing import write_sealed_json as write_sealed_json
+from supancl.files.writing import write_text as write_text
