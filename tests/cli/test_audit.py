@@ -173,6 +173,10 @@ def test_wrong_labels_of_the_run_are_judged_as_it_saw_them(place, capsys, tmp_pa
         assert (len(made_wrong & set(suspects)) > 0.8 * len(made_wrong)) == has_noise
     said = supancl(capsys, "audit", run, "--out", tmp_path / "out", "--corrected", tmp_path / "fixed.csv")
     assert_refused(said, "--corrected", data)  # it is no .csv
+    archive(data, **arrays | {"train_labels": digits[1:301]})  # data that have changed: nobody knows its wrong labels
+    said = supancl(capsys, "audit", run, "--out", tmp_path / "out", "--json", tmp_path / "changed.json")
+    assert not json.loads((tmp_path / "changed.json").read_text())["with_label_noise"]
+    assert_mentions(said.err, "data.label_noise", "changed")
 
 
 def labelled_rows(split) -> tuple[list[int], list[int]]:

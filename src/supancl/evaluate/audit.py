@@ -149,9 +149,14 @@ def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requeste
         split_names += [HELD_OUT if flag else split_name for flag in is_held_out]
         names += split.names_at(torch.arange(len(split)))
     labels = {split_name: split.labels.cpu() for split_name, split in splits.items()}
-    with_noise = run_data is not None and has_label_noise(evaluated, requested)
-    if run_data is not None and with_noise:
+    with_noise = has_label_noise(evaluated, requested)
+    if with_noise and run_data is not None:
         labels["train"] = _labels_in_training(splits["train"], source.classes, run_data)
+    elif with_noise:
+        evaluated.reporter.warn(
+            f"{name}: which labels data.label_noise made wrong is not known; those of {name} are judged"
+        )
+        with_noise = False
     has_files = len(source.items) > 0 and isinstance(source.items[0], Path)
     all_labels = torch.cat(list(labels.values()))
     return AuditedImages(name, splits, names, all_labels, source.classes, split_names, has_files, with_noise)

@@ -160,9 +160,7 @@ def prepare_run_data(evaluated: EvaluatedEncoder, source: str | None, source_dat
         if evaluated.run.read_data()[0]:  # old runs have no description to compare
             check_same_data(evaluated.run, run_data, "restore them")
     except BadInput as error:
-        evaluated.reporter.warn(
-            f"which images {evaluated.location} held out is not known, so train_held_out is left out: {error}"
-        )
+        evaluated.reporter.warn(f"which images {evaluated.location} held out is not known: {error}")
         return None
     return run_data
 

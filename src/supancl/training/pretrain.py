@@ -58,9 +58,7 @@ def pretrain(
     that is fitted to them does not list them again. The caller's random state is restored at the end. Under torchrun
     all ranks train together: each makes the same call and gets the same run.
     """
-    if recipe is not None and data is not None and "source" in data.summary:
-        source, joined = str(data.summary["source"]), data.summary.get("joined", ())
-        recipe = replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))  # type: ignore[arg-type]
+    recipe = name_source(recipe, data)
     with join_ranks(torch.cuda.is_available()) as ranks, ExitStack() as stack:
         reporter = reporter if reporter is not None and ranks.is_rank0 else Reporter()
         stack.enter_context(report_to(reporter))
@@ -94,6 +92,14 @@ def pretrain(
                 raise
             raise BadInput(out_of_memory_message(run_recipe, device)) from None
         return Run(folder.path, encoder, ranks.on_rank0(folder.metrics), trainer.monitor.collapsed)
+
+
+def name_source(recipe: Recipe | None, data: Data | None) -> Recipe | None:
+    """The recipe with the source that opened data come from."""
+    if recipe is None or data is None or "source" not in data.summary:
+        return recipe
+    source, joined = str(data.summary["source"]), data.summary.get("joined", ())
+    return replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))  # type: ignore[arg-type]
 
 
 def read_finished_run(out: Path | str | None) -> Run | None:
