@@ -12,7 +12,7 @@ CHECKPOINT = (
     Mutant('path = folder / f"step-{step:09d}.pt"', 'path = folder / f"step-{step}.pt"'),
     Mutant('content = {"schema_version": SCHEMA_VERSION, **state}', "content = dict(state)"),
     Mutant('content = {"schema_version": SCHEMA_VERSION, **state}', 'content = {"schema_version": SCHEMA_VERSION - 1, **state}'),
-    Mutant("write_atomically(path, lambda temporary: _save(temporary, content))", "_save(path, content)"),
+    Mutant("write_atomically(path, lambda temporary: save_with_torch(temporary, content))", "save_with_torch(path, content)"),
     Mutant('content["digest"] = content_digest(content)', 'content["digest"] = ""'),
     Mutant('    path.with_suffix(".sha256").unlink(missing_ok=True)  # of the file that 0.1.0 wrote here\n', ""),
     Mutant("content_digest(content) == expected", "True"),

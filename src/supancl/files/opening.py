@@ -14,8 +14,9 @@ import stat
 import zipfile
 from difflib import get_close_matches
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from supancl.config import parse_json
 from supancl.errors import BadInput
 
 MAX_TEXT_BYTES = 32 * 2**20  # of a JSON that is read at once: a recipe with a million class names is half as long
@@ -59,6 +60,15 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict", limit
 def digest(path: Path) -> str:
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if the file is missing, damaged or holds something else."""
+    try:
+        content = parse_json(read_text(path))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def check_zip(file: IO[bytes]) -> None:

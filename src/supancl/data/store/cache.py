@@ -16,11 +16,10 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from supancl.config import parse_json
 from supancl.data.columns import TakenItems
 from supancl.data.decode import (
     DECODE_VERSION,
@@ -35,7 +34,7 @@ from supancl.data.decode import (
 from supancl.data.store.memory import PackedImages, Progress, image_checksum
 from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, read_index
 from supancl.errors import BadInput
-from supancl.files import hold_lock, make_inner_folder, open_no_link, read_text, reason, write_text
+from supancl.files import hold_lock, make_inner_folder, open_no_link, read_json, reason, write_text
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +125,7 @@ class Cache:
     def _prepare_folder(self, add_remark: AddRemark) -> None:
         """Make the folder, or empty it if it has another version."""
         about = self.folder / "about.json"
-        version = read_about(self.folder).get("version")
+        version = read_json(about).get("version")
         if version != DECODE_VERSION and any(self.folder.glob("shard-*")):
             mismatch = f"has version {version}, not {DECODE_VERSION}"
             add_remark(
@@ -328,15 +327,6 @@ def _check_room(folder: Path, needed_bytes: float) -> None:
             f"the cache {folder} needs about {needed_bytes / 1e9:.1f} GB more and its disk has "
             f"{free_bytes / 1e9:.1f} GB free; {FREE_SPACE_ADVICE}"
         )
-
-
-def read_about(folder: Path) -> dict[str, Any]:
-    """The content of about.json; empty if it is missing or damaged."""
-    try:
-        content = parse_json(read_text(folder / "about.json"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _touch(path: Path) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from supancl.data.store.cache import FEATURES_FOLDER, TAR_INDEX_FOLDER, cache_root, read_about, remove_files
+from supancl.data.store.cache import FEATURES_FOLDER, TAR_INDEX_FOLDER, cache_root, remove_files
 from supancl.data.store.shards import Shard, read_index
-from supancl.files import hold_lock
+from supancl.files import hold_lock, read_json
 
 CACHE_FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # the root may have other folders
 
@@ -40,7 +40,8 @@ def list_caches(root: Path | None = None) -> list[CacheFolder]:
 
 
 def _describe_folder(folder: Path) -> CacheFolder:
-    content, about = read_about(folder), folder / "about.json"
+    about = folder / "about.json"
+    content = read_json(about)
     nbytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     channels = content.get("channels")
     shards = [read_index(path, channels if isinstance(channels, int) else 3) for path in folder.glob("shard-*.npz")]
