@@ -29,7 +29,7 @@ demo: $(READY)  ## pretrain, evaluate and draw, in three minutes on two CPU core
 	OMP_NUM_THREADS=2 $(BIN)/python examples/demo.py $(EPOCHS)
 
 ci: COVERED := $(COVER)
-ci: lint typecheck test test-experiments test-distributed test-paper test-docs test-extras test-browser test-faults coverage  ## all that must pass, in any clone
+ci: lint typecheck test test-experiments test-distributed test-paper test-docs test-extras test-browser test-faults dist coverage  ## all that must pass, in any clone
 
 test: $(READY)  ## all tests but those of the targets below; reads nothing outside the repository
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --ignore=tests/distributed $(COVERED)

@@ -18,8 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from supancl import files
-from supancl.files import temporary_path
+from supancl.files import temporary_path, writing
 from supancl.weights import checkpoint
 from supancl.weights.digests import content_digest
 from supancl.weights.metrics_log import MetricsLog
@@ -745,16 +744,16 @@ def closed_places(root: Path, finished: Path) -> list[tuple[list[str], tuple[str
 
 def full(path: Path, monkeypatch) -> None:
     """The next time that `path` is written, its temporary file meets a disk without room."""
-    create = files.create_new
+    create = writing.create_new
 
     def create_on_full_disk(created: Path) -> None:
         create(created)
         if created.absolute() == temporary_path(path):
-            monkeypatch.setattr(files, "create_new", create)
+            monkeypatch.setattr(writing, "create_new", create)
             created.unlink()
             created.symlink_to("/dev/full")
 
-    monkeypatch.setattr(files, "create_new", create_on_full_disk)
+    monkeypatch.setattr(writing, "create_new", create_on_full_disk)
 
 
 def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, capsys):

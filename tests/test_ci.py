@@ -24,8 +24,8 @@ class Clone:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.root / name)
         subprocess.run("git init -q && git add . && touch changed.py", shell=True, cwd=self.root, check=True)
-        for name in ("python", "ruff", "mypy"):
-            tool = root / "tools" / "bin" / name
+        tools = [root / "tools" / "bin" / name for name in ("python", "ruff", "mypy")]
+        for tool in (*tools, self.root / ".ci" / "dist"):
             tool.parent.mkdir(parents=True, exist_ok=True)
             tool.write_text(TOOL)
             tool.chmod(0o755)
@@ -64,12 +64,13 @@ def test_ci_runs_every_part_on_a_copy_with_nothing_beside_it(clone: Clone) -> No
         "tests/extras" in words[5],
         "tests/browser" in words[6],
         "tests/faults" in words[7],
-        "coverage report" in words[8],
-    ] == [True] * 8
+        calls[3:][8][0] == "dist",
+        "coverage report" in words[9],
+    ] == [True] * 9
     for _, folder, beside, path, shared, _ in calls:
         assert clone.temporary in Path(folder).parents
         assert (beside, path, shared) == ("copy 755", f"{folder}/src", "")
-    assert len(words) == 9
+    assert len(words) == 10
     assert "test-real not run" in done.stdout
     assert list(clone.temporary.iterdir()) == []
 
@@ -78,7 +79,7 @@ def test_ci_runs_the_tests_on_real_data_where_these_lie_beside_the_clone(clone: 
     (clone.root.parent / "shared").mkdir()
     done, calls = clone.run(".ci/run")
     assert done.returncode == 0, done.stderr
-    assert [call[4] for call in calls] == [""] * 12 + [str(clone.root.parent / "shared")]
+    assert [call[4] for call in calls] == [""] * 13 + [str(clone.root.parent / "shared")]
     assert calls[-1][-1].endswith("tests/real")
 
 

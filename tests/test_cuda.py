@@ -20,7 +20,8 @@ from supancl.core.pools import PoolSpec
 from supancl.core.weighted_pools import WeightedPoolSpec
 from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages
-from supancl.data.views.augment import Draws, render_in_chunks
+from supancl.data.views.augment import Draws
+from supancl.data.views.chunks import render_in_chunks
 from supancl.data.views.products import render
 from supancl.data.views.specs import Crops
 from supancl.training.cuda.capture import WARM_UP_STEPS

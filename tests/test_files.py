@@ -10,11 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from supancl import files
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.files import did_you_mean_path, write_atomically, write_text
+from supancl.files import did_you_mean_path, write_atomically, write_text, writing
 from supancl.weights.importing import open_encoder
 from tests.files import mentions
 
@@ -69,7 +68,7 @@ def test_processes_of_one_number_in_two_containers_write_one_file(tmp_path: Path
 
     def other(temporary: Path) -> None:
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(files, "PROCESS_TOKEN", "another")
+            elsewhere.setattr(writing, "PROCESS_TOKEN", "another")
             write_text(path, "theirs")
         assert temporary.exists()  # theirs had another name, else it would have become the file, or gone
         temporary.write_text("ours")
@@ -83,4 +82,4 @@ def test_the_file_and_the_folder_that_names_it_are_synced(tmp_path: Path, monkey
     synced: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(Path(f"/proc/self/fd/{number}").readlink()))
     write_text(tmp_path / "file.txt", "new")
-    assert [path.name for path in synced] == [files.temporary_path(tmp_path / "file.txt").name, tmp_path.name]
+    assert [path.name for path in synced] == [writing.temporary_path(tmp_path / "file.txt").name, tmp_path.name]

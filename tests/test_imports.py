@@ -15,7 +15,8 @@ ROOT = Path(supancl.__file__).parent
 # from the bottom up: a room imports rooms of earlier lines only, modules beside the rooms count as rooms
 ROOMS = (
     {"errors", "lazy", "moved", "version"},
-    {"config", "files", "stats", "reporter"},
+    {"config", "stats", "reporter"},
+    {"files"},
     {"distributed"},
     {"data"},
     {"core"},

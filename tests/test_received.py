@@ -31,7 +31,8 @@ from supancl.data.opening import open_source
 from supancl.data.sources import tars
 from supancl.data.sources.arrays import read_npz, source_from_arrays
 from supancl.data.splits import DataSpec
-from supancl.data.store.cache import Cache, list_caches, remove_cache
+from supancl.data.store.cache import Cache
+from supancl.data.store.cache_folders import list_caches, remove_cache
 from supancl.detect.saving import DetectFolder
 from supancl.evaluate.feature_cache import FeatureCache
 from supancl.files import check_regular, hold_lock, open_regular, read_text, write_text
@@ -154,7 +155,7 @@ def test_files_may_be_read_through_links(place, finished, capsys):
 
 
 def test_a_temporary_name_that_is_taken_is_not_written_to(place, mine, monkeypatch):
-    monkeypatch.setattr("supancl.files.temporary_path", lambda path: place / "known.tmp")
+    monkeypatch.setattr("supancl.files.writing.temporary_path", lambda path: place / "known.tmp")
     (place / "known.tmp").symlink_to(mine / "new")
     with pytest.raises(BadInput, match=mentions("recipe.json", "File exists", "--out")):
         write_text(place / "recipe.json", "{}")
@@ -281,7 +282,7 @@ def test_only_regular_files_are_opened(kind, place, alarm):
 
 def test_a_fifo_that_takes_the_place_of_a_file_is_not_waited_for(place, alarm, monkeypatch):
     make_fifo(place / "x")
-    monkeypatch.setattr("supancl.files.check_regular", lambda path: None)  # as if it had been a file until now
+    monkeypatch.setattr("supancl.files.opening.check_regular", lambda path: None)  # as if it had been a file until now
     with pytest.raises(OSError, match="regular file"):
         open_regular(place / "x")
 
@@ -624,7 +625,7 @@ def test_arrays_larger_than_the_memory_are_refused(place, monkeypatch):
 
 def test_an_archive_of_very_many_members_is_refused(place, monkeypatch):
     npz(place / "x.npz", GOOD | {f"{i}.npy": b"" for i in range(100)})
-    monkeypatch.setattr("supancl.files.MAX_ZIP_LIST_BYTES", 1000)
+    monkeypatch.setattr("supancl.files.opening.MAX_ZIP_LIST_BYTES", 1000)
     with pytest.raises(BadInput, match=mentions("x.npz", "list of members", "1,000", "numpy.savez")):
         read_npz(place / "x.npz", 1)
 

@@ -25,9 +25,9 @@ MOVED_ROOMS = (
     ("importing", "weights", "formats"),
     ("", "cli", "commands console flags"),
     ("commands", "cli", "comparing data detect embed encoders evaluate import_ pretrain recipes"),
-    ("data", "data.store", "cache shards stream"),
+    ("data", "data.store", "shards stream"),
     ("data", "data.sources", "benchmark_rows cifar layouts libraries tars toy"),
-    ("data", "data.views", "augment products"),
+    ("data", "data.views", "products"),
     ("evaluate", "probes", "features fewshot knn logistic transfer variance"),
     ("judge", "evaluate", "embedding finetune naming suite"),
     ("report", "reports", "alpha_page contact_sheet detections pictures score_table suite_page"),
@@ -42,7 +42,7 @@ RENAMED_MODULES = {
     "evaluate.checks": "probes.features",
     "evaluate.fixed_ridge": "probes.linear",
     "evaluate.kept": "evaluate.feature_cache",
-    "evaluate.newton": "probes.logistic",
+    "evaluate.newton": "probes.newton",
     "evaluate.ranks": "probes.ranking",
     "judge": "evaluate",
     "judge.compared": "evaluate.comparison",
@@ -69,6 +69,8 @@ RENAMED_MODULES = {
 }
 # modules of 0.1.0 whose names are in several modules now
 DIVIDED_MODULES = {
+    "data.augment": ("data.views.augment", "data.views.chunks"),
+    "data.cache": ("data.store.cache", "data.store.cache_folders"),
     "data.benchmarks": ("data.sources.benchmarks", "data.opening"),
     "data.decoding": ("data.opening", "data.splits", "data.preparing"),
     "data.loader": ("data.splits", "data.preparing", "data.feed"),
@@ -85,7 +87,7 @@ DIVIDED_MODULES = {
     "judge.classes": ("evaluate.sources", "evaluate.few_shot", "evaluate.finetune"),
     "judge.protocols": ("evaluate.protocols", "evaluate.nearest", "evaluate.few_shot"),
     "judge.sources": ("evaluate.sources", "evaluate.few_shot"),
-    "run": ("weights.run_folder", "weights.metrics_log", "weights.provenance", "files"),
+    "run": ("weights.run_folder", "weights.metrics_log", "weights.provenance", "files.writing", "files.locks"),
     "train": ("training.pretrain", "training.loop", "reporter"),
     "trainer": ("training.trainer", "training.step", "training.inputs", "training.model", "training.cuda.capture"),
     "capture": ("training.cuda.capture", "training.compilation"),

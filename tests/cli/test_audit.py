@@ -13,6 +13,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
+from supancl.data.opening import open_data
+from supancl.weights.run_folder import RunFolder
 from tests.evaluate.made import SPEC, run_folder
 from tests.files import archive, assert_mentions, assert_refused, class_folders, contents, noise, supancl, table
 
@@ -144,3 +146,49 @@ def test_bad_flags_are_refused_before_anything_is_read(place, capsys, tmp_path) 
         assert_refused(supancl(capsys, "audit", "run", *flags, "--out", out), *nouns)
     assert_refused(supancl(capsys, "audit", "run", "--out", "digits.csv"), "digits.csv", "folder")
     assert not out.exists()
+
+
+def test_wrong_labels_of_the_run_are_judged_as_it_saw_them(place, capsys, tmp_path) -> None:
+    """With `data.label_noise` the run's own data have the run's labels, and a copy of them those of the source."""
+    images, digits = load_digits(return_X_y=True)
+    arrays = {"train_images": (images[:300] * 15).astype(np.uint8).reshape(-1, 8, 8), "train_labels": digits[:300]}
+    data, copy = archive(tmp_path / "data.npz", **arrays), archive(tmp_path / "copy.npz", **arrays)
+    settings = {"data__label_noise": 0.2, "data__leave_out": ("4",), "data__labelled": 0.9}
+    spec = replace(SPEC, width=64)
+    run = run_folder(tmp_path / "noisy", source=str(data), spec=spec, described=True, **settings)
+    trained = open_data(RunFolder(run).read_recipe()[0].data, spec.channels)
+    in_run = {row: trained.classes[label] for row, label in zip(*labelled_rows(trained.train), strict=True)}
+    made_wrong = {row for row, label in in_run.items() if label != str(digits[row])}
+    assert len(made_wrong) == round(0.2 * len(in_run))
+
+    for flags, has_noise in (([], True), (["--data", data], True), (["--data", copy], False)):
+        out = tmp_path / f"out-{len(flags)}-{has_noise}"
+        said = supancl(capsys, "audit", run, *flags, "--out", out)
+        assert said.code == 0, said.err
+        assert json.loads((out / "audit.json").read_text())["with_label_noise"] == has_noise
+        assert ("data.label_noise" in said.out) == has_noise
+        suspects = {int(row["path"].split("[")[1][:-1]): row["label"] for row in read(out / "suspects.csv")}
+        labels = in_run if has_noise else {}
+        assert suspects == {row: labels.get(row, str(digits[row])) for row in suspects}
+        assert (len(made_wrong & set(suspects)) > 0.8 * len(made_wrong)) == has_noise
+    said = supancl(capsys, "audit", run, "--out", tmp_path / "out", "--corrected", tmp_path / "fixed.csv")
+    assert_refused(said, "--corrected", data)  # it is no .csv
+    archive(data, **arrays | {"train_labels": digits[1:301]})  # data that have changed: nobody knows its wrong labels
+    said = supancl(capsys, "audit", run, "--out", tmp_path / "out", "--json", tmp_path / "changed.json")
+    assert not json.loads((tmp_path / "changed.json").read_text())["with_label_noise"]
+    assert_mentions(said.err, "data.label_noise", "changed")
+
+
+def labelled_rows(split) -> tuple[list[int], list[int]]:
+    has_label = split.labels >= 0
+    return split.index[has_label].tolist(), split.labels[has_label].tolist()
+
+
+def test_a_table_is_not_corrected_by_labels_that_it_does_not_have(place, capsys, tmp_path) -> None:
+    settings = {"data__columns": "image=file", "data__label_noise": 0.2}
+    run_folder(tmp_path / "noisy", source=str(place / "digits.csv"), spec=replace(SPEC, width=64), **settings)
+    said = supancl(
+        capsys, "audit", tmp_path / "noisy", "--out", tmp_path / "out", "--corrected", tmp_path / "fixed.csv"
+    )
+    assert_refused(said, "--corrected", "data.label_noise", "digits.csv")
+    assert not (tmp_path / "fixed.csv").exists()

@@ -16,7 +16,7 @@ import webdataset
 from PIL import Image
 
 from supancl.data.store import shards
-from supancl.data.store.cache import list_caches
+from supancl.data.store.cache_folders import list_caches
 from tests.files import (
     TINY,
     archive,

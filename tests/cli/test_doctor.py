@@ -349,23 +349,25 @@ def test_memory(monkeypatch, free, status):
 
 
 def test_a_step_is_timed_without_changing_random_numbers(monkeypatch):
-    small = speed.trial_recipe(CPU).with_set(
-        {"encoder.name": "cnn", "encoder.width": 8, "views.size": 32, "train.batch_size": 16}
-    )
-    monkeypatch.setattr(speed, "trial_recipe", lambda device: small)
-    monkeypatch.setattr("supancl.training.preflight.pick_device", lambda name: CPU)
+    few, _ = speed.TRIALS["cpu"]
+    small = speed.trial_recipe(speed.fit_auto(few, CPU), CPU).with_set({"encoder.width": 8, "train.batch_size": 16})
+    monkeypatch.setattr(speed, "trial_recipe", lambda fitted, device: small)
     before = torch.random.get_rng_state()
-    found = only(speed.check_step())
+    found = speed.time_trial(few, CPU)
     assert found.status == "ok", found.text
     assert found.values["images_per_second"] > 0
-    assert_mentions(found.text, "auto.supsiam", "images per second", "32 px", "10,000 images")
+    assert_mentions(found.text, "auto.supsiam", "images per second", "32 px", "1,000 images", "epochs")
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_the_recipe_is_that_of_auto():
-    on_cpu = speed.trial_recipe(CPU)
-    assert (on_cpu.encoder.name, on_cpu.views.size, on_cpu.train.batch_size) == ("resnet18", 64, 64)
-    assert not on_cpu.train.compile
+def test_a_cpu_is_measured_with_what_auto_chooses_for_few_and_for_many_photographs(monkeypatch):
+    """As in `supancl pretrain --data photos`: a small network below 2,000 images."""
+    monkeypatch.setattr("supancl.training.preflight.pick_device", lambda name: CPU)
+    monkeypatch.setattr(speed, "measure_training", lambda recipe, side, device: 500.0)
+    few, many = speed.check_step()
+    assert_mentions(few.text, "1,000 images", "cnn", "32 px", "about 2.0 seconds per epoch", "150 epochs")
+    assert_mentions(many.text, "20,000 images", "resnet18", "64 px", "batch 64", "about 40 seconds per epoch")
+    assert not speed.trial_recipe(speed.fit_auto(speed.TRIALS["cpu"][0], CPU), CPU).train.compile
 
 
 @pytest.mark.parametrize(
@@ -376,7 +378,7 @@ def test_the_recipe_is_that_of_auto():
 def test_a_rate_beside_the_measured_one(monkeypatch, name, rate, status, nouns):
     Gpu(monkeypatch, name)
     monkeypatch.setattr("supancl.training.preflight.pick_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(speed, "measure_training", lambda recipe, device: rate)
+    monkeypatch.setattr(speed, "measure_training", lambda recipe, side, device: rate)
     found = only(speed.check_step())
     assert found.status == status
     assert_mentions(f"{found.text} {found.advice}", "cifar-resnet18", "32 px", "batch 256", "bf16", *nouns)
@@ -391,11 +393,11 @@ def test_measured_rates_are_those_of_the_benchmark():
 
 
 def test_a_step_that_fails_is_a_problem(monkeypatch):
-    def fail(recipe, device):
+    def fail(recipe, side, device):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     monkeypatch.setattr(speed, "measure_training", fail)
-    found = only(speed.check_step())
+    found = next(speed.check_step())
     assert found.status == "problem"
     assert_mentions(found.text, "device-side assert")
 

@@ -143,7 +143,7 @@ def test_tables_hold_what_the_archive_holds(place, capsys, suffix):
 
 
 def test_a_format_that_cannot_be_written_is_refused_at_once(place, capsys, monkeypatch):
-    monkeypatch.setattr("supancl.files.find_spec", lambda name: None)
+    monkeypatch.setattr("supancl.files.spreadsheets.find_spec", lambda name: None)
     assert_refused(
         supancl(capsys, "embed", "run", "--data", "data", "--out", "f.parquet"), "f.parquet", "supancl[parquet]", ".csv"
     )

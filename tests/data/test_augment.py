@@ -15,7 +15,6 @@ from torchvision.transforms.v2 import RandomResizedCrop
 
 from supancl.data.views import products
 from supancl.data.views.augment import (
-    _blur_rows,
     blur,
     crop_and_resize,
     jitter,
@@ -27,6 +26,7 @@ from supancl.data.views.augment import (
     shift_hue,
     solarize,
 )
+from supancl.data.views.chunks import _blur_rows
 from supancl.data.views.specs import CROP_ATTEMPTS, boxes_from_draws
 from tests.helpers import property_test, seeded
 

@@ -22,7 +22,8 @@ from supancl.data.opening import open_data, open_source
 from supancl.data.splits import DataSpec
 from supancl.data.store import cache as cache_module
 from supancl.data.store import shards
-from supancl.data.store.cache import Cache, CachedImages, evict, list_caches, remove_cache
+from supancl.data.store.cache import Cache, CachedImages
+from supancl.data.store.cache_folders import evict, list_caches, remove_cache
 from supancl.errors import BadInput
 from supancl.evaluate.feature_cache import FeatureCache
 from supancl.files import hold_lock
@@ -274,7 +275,7 @@ def test_a_file_system_without_locks_is_named_and_not_waited_for(tmp_path, monke
     def flock(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("supancl.files.fcntl.flock", flock)
+    monkeypatch.setattr("supancl.files.locks.fcntl.flock", flock)
     with pytest.raises(BadInput, match=mentions("cache", "No locks available", "room")):
         Cache("here", 3, None).build(photos(tmp_path / "data", 2))
 

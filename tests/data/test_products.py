@@ -7,7 +7,7 @@ import torch
 
 from supancl.data.store.memory import Batch
 from supancl.data.views import augment, products
-from supancl.data.views.augment import render_in_chunks
+from supancl.data.views.chunks import render_in_chunks
 from supancl.data.views.products import render
 from supancl.data.views.specs import CROP_ATTEMPTS, Crops, boxes_from_draws
 from tests.helpers import seeded

@@ -28,7 +28,7 @@ from supancl.data.order import Order, WindowedOrder, derive_seed
 from supancl.data.sources import tar_index
 from supancl.data.sources.tar_index import TarIndex, index_path
 from supancl.data.splits import DataSpec
-from supancl.data.store.cache import evict, list_caches
+from supancl.data.store.cache_folders import evict, list_caches
 from supancl.data.store.stream import FullStream, StreamImages, StreamSplit
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder, EvaluationOptions

@@ -13,7 +13,8 @@ from scipy import stats
 
 from supancl.config import from_json, parse_value, replaced, to_json
 from supancl.data.store.memory import Batch, pad_images
-from supancl.data.views.augment import Draws, crop_and_resize, kernel_size, normalized, render_in_chunks
+from supancl.data.views.augment import Draws, crop_and_resize, kernel_size, normalized
+from supancl.data.views.chunks import render_in_chunks
 from supancl.data.views.evaluation import evaluation_view
 from supancl.data.views.products import render
 from supancl.data.views.specs import Crops, LocalCrops, Masks
@@ -92,7 +93,7 @@ def test_a_call_is_what_it_draws_rendered():
 @pytest.mark.parametrize("products", [True, False])
 def test_both_routes_make_the_same_views_of_the_same_draws(height, width, size, channels, products, monkeypatch):
     monkeypatch.setattr(
-        "supancl.data.views.augment.CHUNK_VALUES", 5 * channels * size * size
+        "supancl.data.views.chunks.CHUNK_VALUES", 5 * channels * size * size
     )  # several chunks, rows left over
     crops = Crops(size=size, blur=(1.0, 0.3), jitter=0.9)
     pixels = bytes_of(6, height, width, channels)

@@ -12,7 +12,7 @@ CHECKPOINT = (
     Mutant('path = folder / f"step-{step:09d}.pt"', 'path = folder / f"step-{step}.pt"'),
     Mutant('content = {"schema_version": SCHEMA_VERSION, **state}', "content = dict(state)"),
     Mutant('content = {"schema_version": SCHEMA_VERSION, **state}', 'content = {"schema_version": SCHEMA_VERSION - 1, **state}'),
-    Mutant("write_atomically(path, lambda temporary: _save(temporary, content))", "_save(path, content)"),
+    Mutant("write_atomically(path, lambda temporary: save_with_torch(temporary, content))", "save_with_torch(path, content)"),
     Mutant('content["digest"] = content_digest(content)', 'content["digest"] = ""'),
     Mutant('    path.with_suffix(".sha256").unlink(missing_ok=True)  # of the file that 0.1.0 wrote here\n', ""),
     Mutant("content_digest(content) == expected", "True"),
@@ -44,7 +44,7 @@ CHECKPOINT = (
     Mutant("if not isinstance(content, dict):\n        raise BadInput", "if content is None:\n        raise BadInput"),
 )
 
-FILES = (
+WRITING = (
     Mutant("        os.replace(temporary, path)\n", "        path.write_bytes(temporary.read_bytes())\n"),
     Mutant("        os.replace(temporary, path)\n", "        path.unlink(missing_ok=True)\n        os.replace(temporary, path)\n"),
     Mutant("            os.fsync(file.fileno())\n", ""),
@@ -53,8 +53,11 @@ FILES = (
     Mutant("    sync_folder(path.parent)\n", ""),
     Mutant("{os.getpid()}-{PROCESS_TOKEN}.tmp", "{os.getpid()}.tmp"),
     Mutant("    except (\n        OSError,\n        RuntimeError,\n", "    except (\n        OSError,\n"),
-    Mutant('hashlib.file_digest(file, "sha256")', 'hashlib.file_digest(file, "sha1")'),
     Mutant("isinstance(value, float) and not math.isfinite(value)", "isinstance(value, float) and math.isnan(value)"),
+)
+
+OPENING = (
+    Mutant('hashlib.file_digest(file, "sha256")', 'hashlib.file_digest(file, "sha1")'),
 )
 
 GROUPS = (
@@ -66,5 +69,6 @@ GROUPS = (
         ),
         CHECKPOINT,
     ),
-    Group("files.py", ("tests/test_files.py", "tests/weights/test_run_folder.py", "tests/weights/test_checkpoint.py", "-k", "test_files or write or reader or synced or null or test_checkpoint"), FILES),
+    Group("files/writing.py", ("tests/test_files.py", "tests/weights/test_run_folder.py", "tests/weights/test_checkpoint.py", "-k", "test_files or write or reader or synced or null or test_checkpoint"), WRITING),
+    Group("files/opening.py", ("tests/test_files.py", "tests/weights/test_run_folder.py", "tests/weights/test_checkpoint.py", "-k", "test_files or write or reader or synced or null or test_checkpoint"), OPENING),
 )

@@ -104,6 +104,9 @@ LOGISTIC = (
     Mutant("for weight in sorted(weights, reverse=True):", "for weight in sorted(weights):"),
     Mutant("EXTRAPOLATION_WEIGHTS = ((1.0,), (2.0, -1.0)", "EXTRAPOLATION_WEIGHTS = ((1.0,), (2.0, 1.0)", equal="a start affects only the speed, and a bad one is not taken"),
     Mutant("if penalized_loss < lowest:", "if penalized_loss > lowest or lowest == math.inf:", equal="the loss is strictly convex: the start affects only the speed"),
+)
+
+NEWTON = (
     Mutant("gradient = problem.gradient(residual).add_(parameters, alpha=2 * weight)", "gradient = problem.gradient(residual)"),
     Mutant("parameters = parameters + length * direction", "parameters = parameters + direction"),
     Mutant("(gradient / -size)", "(gradient / size)"),
@@ -216,6 +219,7 @@ GROUPS = (
         LINEAR,
     ),
     Group("probes/logistic.py", ("tests/probes/test_logistic.py", "tests/probes/test_linear_optimum.py", "-k", "not float32 or digits"), LOGISTIC),
+    Group("probes/newton.py", ("tests/probes/test_logistic.py", "tests/probes/test_linear_optimum.py", "-k", "not float32 or digits"), NEWTON),
     Group("probes/fewshot.py", ("tests/probes/test_fewshot.py", EDGES), FEWSHOT),
     Group("probes/variance.py", ("tests/probes/test_collapse.py", "tests/probes/test_evaluate.py::test_variance_is_its_definition", *RANK), VARIANCE),
     Group("probes/ranking.py", ("tests/probes/test_ranking.py",), RANKING),

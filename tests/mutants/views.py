@@ -93,7 +93,9 @@ AUGMENT = (
     Mutant("inverted = (images >= threshold).to", "inverted = (images <= threshold).to"),
     Mutant("result[:, channel].sub_(centre).div_(scale)", "result[:, channel].div_(scale).sub_(centre)"),
     Mutant("values[channel if len(values) > 1 else 0]", "values[0]"),
-    # --- a whole view
+)
+
+CHUNKS = (
     Mutant("    rows.weight.div_(255)\n", "    rows.weight.div_(256)\n"),
     Mutant("row_order[chunk] % len(pixels)).float()", "row_order[chunk] // 2).float()"),
     Mutant("draws.grey[chunk], lambda grey", "~draws.grey[chunk], lambda grey"),
@@ -150,6 +152,7 @@ GROUPS = (
         SPECS,
     ),
     Group("data/views/augment.py", ("tests/data/test_augment.py", "tests/data/test_views.py", "-k", f"{FAST} and not boxes and not sampler"), AUGMENT),
+    Group("data/views/chunks.py", ("tests/data/test_augment.py", "tests/data/test_views.py", "-k", f"{FAST} and not boxes and not sampler"), CHUNKS),
     Group("data/views/evaluation.py", ("tests/data/test_evaluation_view.py", "tests/probes/test_features.py", "tests/data/test_views.py", "-k", "evaluat or test_features.py"), EVALUATION),
     Group("data/views/products.py", ("tests/data/test_products.py", "tests/data/test_augment.py", "tests/data/test_views.py", "-k", f"{FAST} and (test_products or products or ways or route)"), PRODUCTS),
 )

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -344,6 +346,18 @@ def test_the_command_prints_and_gives_json(tmp_path: Path, capsys) -> None:
     content = json.loads(kept.read_text())
     assert content["label"] == "table:alpha"
     assert content["lines"][0]["paper"]["average"]["mean"] == 69.33
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_terminal_of_80_columns_shows_every_table_and_a_file_has_it_whole(name: str, capsys, monkeypatch) -> None:
+    assert main(["paper", "table", name]) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("supancl.cli.console.SafeConsole.is_terminal", True)
+    assert main(["paper", "table", name]) == 0
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out).splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert Counter(re.findall(r"[\d.]+", whole)) <= Counter(re.findall(r"[\d.]+", "\n".join(lines)))
 
 
 def test_a_run_that_has_no_place_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -160,7 +161,7 @@ def photos(tmp_path: Path, monkeypatch) -> Path:
                    test_labels=labels[:8])  # fmt: skip
 
 
-def test_compare_writes_a_table_a_plot_and_latex_and_goes_on(photos: Path, capsys) -> None:
+def test_compare_writes_a_table_a_plot_and_latex_and_goes_on(photos: Path, capsys, monkeypatch) -> None:
     words = ["compare", "digits.simsiam", "digits.supsiam", "--data", photos, "--seeds", 2, *SMALL, "--out", "out"]
     words += ["--set", "data.holdout=null"]
     said = supancl(capsys, *words)
@@ -193,6 +194,19 @@ def test_compare_writes_a_table_a_plot_and_latex_and_goes_on(photos: Path, capsy
     assert (again["rows"][3]["knn"], knn["k"] < 20) == (knn["accuracy"], True)
     assert [row["linear"] for row in again["rows"]] == [row["linear"] for row in result["rows"]]
     several_runs_are_evaluated_in_one_table(capsys)
+    # nothing is trained, and the table fits into the terminal
+    monkeypatch.setattr("supancl.cli.console.SafeConsole.is_terminal", True)
+    for width, titles in ((80, ["linear %", "difference"]), (44, ["k-NN %", "linear %", "S_W/S_T", "difference"])):
+        monkeypatch.setenv("COLUMNS", str(width))
+        table = shown_table(supancl(capsys, *words).out)
+        assert_mentions(table, *titles)
+        assert max(map(len, table.splitlines())) <= width
+
+
+def shown_table(printed: str) -> str:
+    """From the caption to the notes, without the bars before it."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
+    return plain[plain.rindex("compare on photos") : plain.index("runs and results.json")]
 
 
 def several_runs_are_evaluated_in_one_table(capsys) -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from supancl import BadInput, from_arrays, pretrain, recipe
+from supancl.data import survey
+from supancl.data.opening import list_source
 from supancl.training import cost
 from supancl.training.cost import check_memory, estimate_memory, in_words, measure_step
 from supancl.training.trainer import Trainer
@@ -101,8 +103,11 @@ def test_durations_in_words(seconds, text):
     assert in_words(seconds) == text
 
 
-def test_without_a_recipe_labels_decide_the_method(tmp_path, capsys):
+def test_without_a_recipe_labels_decide_the_method(tmp_path, capsys, monkeypatch):
+    """The source is listed once for both, the method and its settings."""
     class_folders(tmp_path / "labelled", each=20)
+    listed = []
+    monkeypatch.setattr(survey, "list_source", lambda *given: listed.append(given) or list_source(*given))
     small = [word for word in TINY if not word.startswith(("encoder.", "pool."))]
     small = [*small[:6], "--set", "encoder.name=cnn", "--set", "encoder.width=8"]
     for data, method in ((tmp_path / "labelled", "supsiam"), (tmp_path / "labelled" / "cat", "simsiam")):
@@ -111,7 +116,10 @@ def test_without_a_recipe_labels_decide_the_method(tmp_path, capsys):
         assert said.code == 0, said.err
         assert json.loads((run / "recipe.json").read_text())["recipe"]["name"] == f"auto.{method}"
         assert_mentions(said.out, f"auto.{method}", "views.size", "short side")
+        assert len(listed) == 1
+        listed.clear()
         again = supancl(capsys, "pretrain", f"auto.{method}", "--data", data, *small, "--resume", "--out", run)
         assert again.code == 0, again.err
+        listed.clear()
     with pytest.raises(BadInput, match=mentions("differs")):
         pretrain(recipe("auto.simsiam").with_set({"data.source": str(data), "train.epochs": 9}), out=run, resume=True)

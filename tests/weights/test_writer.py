@@ -289,21 +289,21 @@ def test_a_signal_says_saved_only_when_it_is(tmp_path: Path, monkeypatch) -> Non
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=Signalled(3))
     assert gate.steps == [4]
     monkeypatch.undo()
-    monkeypatch.setattr(supancl.weights.checkpoint, "_save", full_disk)
+    monkeypatch.setattr(supancl.weights.checkpoint, "save_with_torch", full_disk)
     with pytest.raises(BadInput, match=mentions("step-000000004.pt", "No space left on device")):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "full", reporter=Signalled(3))
     assert not checkpoints(tmp_path / "full" / "checkpoints")
 
 
 def test_a_full_disk_ends_the_run_with_its_line_and_leaves_what_was_whole(tmp_path: Path, monkeypatch) -> None:
-    plain = supancl.weights.checkpoint._save
+    plain = supancl.weights.checkpoint.save_with_torch
 
     def third_fails(path: Path, content: dict) -> None:
         if content["step"] >= 6:
             full_disk()
         plain(path, content)
 
-    monkeypatch.setattr(supancl.weights.checkpoint, "_save", third_fails)
+    monkeypatch.setattr(supancl.weights.checkpoint, "save_with_torch", third_fails)
     with pytest.raises(BadInput, match=mentions("step-000000006.pt", "No space left on device")):
         pretrain(tiny_recipe(train__checkpoint_every=2), tiny_data(), tmp_path / "run")
     kept = checkpoints(tmp_path / "run" / "checkpoints")
@@ -311,12 +311,12 @@ def test_a_full_disk_ends_the_run_with_its_line_and_leaves_what_was_whole(tmp_pa
 
 
 def test_a_full_disk_at_the_last_epoch_is_told_though_nothing_follows(tmp_path: Path, monkeypatch) -> None:
-    plain = supancl.weights.checkpoint._save
+    plain = supancl.weights.checkpoint.save_with_torch
 
     def last_fails(path: Path, content: dict) -> None:
         plain(path, content) if content["step"] < 10 else full_disk()
 
-    monkeypatch.setattr(supancl.weights.checkpoint, "_save", last_fails)
+    monkeypatch.setattr(supancl.weights.checkpoint, "save_with_torch", last_fails)
     with pytest.raises(BadInput, match=mentions("step-000000010.pt", "written")):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
 

@@ -12,7 +12,7 @@ import numpy as np
 from supancl.api.progress import progress_reporter
 from supancl.data.from_python import Images, data_from_images, is_image_file
 from supancl.data.splits import Data
-from supancl.data.survey import survey_data, survey_source
+from supancl.data.survey import Survey, survey_data, survey_source
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput
 from supancl.recipes import Recipe
@@ -72,8 +72,11 @@ def pretrain(
             "resume=True with out=FOLDER"
         )
     continues = recipe is None and resume
-    requested, opened = open_saved(out, data, settings) if continues else open_request(recipe, data, settings)
-    return training.pretrain(requested, opened, out, resume=resume, init=init, reporter=reporter)
+    if continues:
+        requested, opened, survey = *open_saved(out, data, settings), None
+    else:
+        requested, opened, survey = open_request(recipe, data, settings)
+    return training.pretrain(requested, opened, out, resume=resume, init=init, reporter=reporter, survey=survey)
 
 
 def as_sources(data: Any) -> list[str] | None:
@@ -95,14 +98,17 @@ def open_saved(out: Path | str | None, data: Any, settings: Mapping[str, Any]) -
     return with_settings(saved, settings) if settings else None, opened
 
 
-def open_request(recipe: Recipe | str | Path | None, data: Any, settings: Mapping[str, Any]) -> tuple[Recipe, Any]:
-    """The recipe that is asked for, and the data if they are not a source to be opened later."""
-    requested = find_recipe("auto.supsiam" if recipe is None else recipe, settings)
+def open_request(
+    recipe: Recipe | str | Path | None, data: Any, settings: Mapping[str, Any]
+) -> tuple[Recipe, Any, Survey | None]:
+    """The recipe that is asked for; the data, unless they are a source to be opened later; their survey, if made."""
+    survey, requested = None, find_recipe("auto.supsiam" if recipe is None else recipe, settings)
     opened = data if data is None or isinstance(data, Data) else open_images(requested, data)
     if recipe is None:
-        survey = survey_source(requested.data) if opened is None else survey_data(opened)
+        channels = requested.encoder.channels
+        survey = survey_source(requested.data, channels) if opened is None else survey_data(opened)
         requested = find_recipe(default_recipe(survey), settings)
-    return requested, opened
+    return requested, opened, survey
 
 
 def find_recipe(recipe: Recipe | str | Path, settings: Mapping[str, Any]) -> Recipe:

@@ -9,10 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
+from supancl.cli.console import line_width
 from supancl.cli.encoders import check_at_least, open_encoders
 from supancl.distributed import require_single_process
-from supancl.errors import plural
-from supancl.evaluate.audit import Audit, AuditSettings, audit_labels
+from supancl.errors import BadInput, plural
+from supancl.evaluate.audit import Audit, AuditSettings, audit_labels, has_label_noise
 from supancl.evaluate.sources import spec_for
 from supancl.files import write_text
 from supancl.reports.audit_files import (
@@ -40,6 +41,11 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     spec = spec_for(evaluated, args.data)
     if args.corrected is not None:
         check_corrected(Path(args.corrected), *spec.all_sources)
+        if has_label_noise(evaluated, args.data):
+            raise BadInput(
+                f"--corrected {args.corrected}: {evaluated.location} was trained with data.label_noise, so the labels "
+                f"that are judged are not those of {spec.source}; leave it out, or name another encoder"
+            )
     audit = audit_labels(evaluated, AuditSettings(args.data, args.k, args.seed, args.view))
     write_audit_tables(audit, out)
     write_text(out / PAGE, audit_page(audit, evaluated.reporter.on_progress))
@@ -48,7 +54,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     for line in cautions(audit.summary):
         console.print(line)
     if audit.suspects:
-        console.print(to_text(suspect_table(audit)), end="")
+        console.print(to_text(suspect_table(audit), line_width(console)), end="")
     for line in describe(audit):
         console.print(line)
     if args.corrected is not None:

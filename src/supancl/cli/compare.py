@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from supancl.cli.console import line_width
 from supancl.cli.flags import recipe_from_flags
 from supancl.cli.loggers import sweep_from_flags
 from supancl.distributed import require_single_process
@@ -57,7 +58,7 @@ def run_rows(
     result, runs = train_and_compare(rows.recipes, rows.labels, sweep, against, kind)
     table = comparison_table(result, heads, MEASURES)
     optional = [title for title, _ in (MEASURES["ratio"], MEASURES["knn"])]
-    console.print(to_text_within(table, console.width, optional, "results.md"), end="")
+    console.print(to_text_within(table, line_width(console), optional, "results.md"), end="")
     for line in result["findings"]:
         console.print(line)
     write_comparison(result, table, MEASURES, out)

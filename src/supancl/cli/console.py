@@ -10,6 +10,7 @@ from supancl.errors import make_visible
 from supancl.reports.terminal import SafeConsole as SafeConsole
 from supancl.reports.terminal import Terminal as Terminal
 from supancl.reports.terminal import duration as duration
+from supancl.reports.terminal import line_width as line_width
 from supancl.reports.terminal import make_console as make_console
 from supancl.reports.terminal import print_warning as print_warning
 from supancl.reports.wrapping import FittingTable, wrap_line

@@ -19,7 +19,8 @@ from supancl.data.show import describe_source, find_copies, image_sizes
 from supancl.data.sources import benchmarks
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import DataSpec, Source
-from supancl.data.store.cache import CachedImages, cache_root, evict, list_caches, remove_cache
+from supancl.data.store.cache import CachedImages, cache_root
+from supancl.data.store.cache_folders import evict, list_caches, remove_cache
 from supancl.data.survey import Survey
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, CheckFailed, plural

@@ -24,7 +24,7 @@ from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, format_scores, precision_of, score_stats, train_detector
 from supancl.errors import BadInput, Interrupted, plural
-from supancl.files import check_no_link, check_writable, jsonable, write_sealed_json, write_text
+from supancl.files import check_no_link, check_writable, jsonable, make_folder, write_sealed_json, write_text
 from supancl.reports.detection_table import COLUMNS, comparison_markdown, comparison_row
 from supancl.reports.detections import (
     draw_class_bars,
@@ -178,13 +178,6 @@ def compare(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     rows = [comparison_row(name, group) for name, group in result["groups"].items()]
     console.print(table(f"{plural(len(runs), 'run')} -> {out}", COLUMNS, rows))
     return result
-
-
-def make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
 
 
 # --- eval and export --------------------------------------------------------------------------------------------------

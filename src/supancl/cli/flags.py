@@ -190,12 +190,16 @@ def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
     return replace(built, sources={**built.sources, **{field: flag for field, (_, flag) in args.overrides.items()}})
 
 
-def add_sweep_flags(parser: argparse.ArgumentParser, kind: str) -> None:
-    """Add the flags of `compare`, `sweep` and `alpha`: seeds, runs, their folder, and the recipe's."""
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
+def add_sweep_flags(parser: argparse.ArgumentParser, kind: str, seeds: int = 3) -> None:
+    """Add the flags of commands that train several runs: seeds, runs, their folder, and the recipe's."""
+    add_seeds_flag(parser, seeds)
     add_run_flags(parser)
     parser.add_argument("--out", help=f"folder (default: runs/{kind}-NNN); an existing one is continued")
     add_recipe_flags(parser)
+
+
+def add_seeds_flag(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument("--seeds", type=int, default=default, metavar="N", help=f"seeds 0 to N - 1 (default {default})")
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from supancl.cli.flags import recipe_from_flags
 from supancl.cli.loggers import reporter_from_flags
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
-from supancl.data.survey import survey_source
+from supancl.data.survey import Survey, survey_source
 from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.auto import default_recipe
@@ -28,10 +28,11 @@ from supancl.weights.run_folder import RunFolder
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    survey = None
     if args.recipe is None and "data.source" in args.overrides and not args.resume and args.extend is None:
-        args.recipe = default_recipe(
-            survey_source(recipe_from_flags("auto.supsiam", args).data, progress=report_progress)
-        )
+        requested = recipe_from_flags("auto.supsiam", args)
+        survey = survey_source(requested.data, requested.encoder.channels, report_progress)
+        args.recipe = default_recipe(survey)
     if args.recipe is None and args.extend is None and not (args.resume and args.out):
         raise BadInput(
             "give images with --data FOLDER (docs/own-data.md), a recipe (supancl recipes lists them), or --resume "
@@ -41,7 +42,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise BadInput("--init starts a run and --resume continues one; give only one of them")
     folder = RunFolder(Path(args.out)) if args.out else None
     resumes = args.resume and folder is not None and folder.has_run
-    run = extend(args, console) if args.extend is not None and not resumes else train(args, folder, console)
+    run = extend(args, console) if args.extend is not None and not resumes else train(args, folder, survey, console)
     if console.encoding.startswith("utf"):
         for line in describe_curves(run.metrics):
             console.print(line)
@@ -72,7 +73,7 @@ def extend(args: argparse.Namespace, console: Console) -> Run:
     return extend_run(args.extend, epochs, args.out, changes=changes, reporter=reporter_from_flags(args, console))
 
 
-def train(args: argparse.Namespace, folder: RunFolder | None, console: Console) -> Run:
+def train(args: argparse.Namespace, folder: RunFolder | None, survey: Survey | None, console: Console) -> Run:
     """Start the run that the flags describe, or resume it."""
     if args.resume and folder is not None and folder.has_run and args.recipe_file is None:
         saved = folder.read_recipe()[0]
@@ -82,9 +83,8 @@ def train(args: argparse.Namespace, folder: RunFolder | None, console: Console) 
         to_train = saved.with_set(changes) if changes else None
     else:  # without a recipe: with several machines, the run may be on the first one's disk alone
         to_train = None if args.recipe is None else recipe_from_flags(args.recipe, args)
-    return pretrain(
-        to_train, out=args.out, resume=args.resume, init=args.init, reporter=reporter_from_flags(args, console)
-    )
+    reporter = reporter_from_flags(args, console)
+    return pretrain(to_train, out=args.out, resume=args.resume, init=args.init, reporter=reporter, survey=survey)
 
 
 def check_agrees(saved: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.console import Terminal, duration
+from supancl.cli.console import Terminal, duration, line_width
 from supancl.errors import plural
 from supancl.reporter import track
 from supancl.reports.tables import Table, to_text_within
@@ -26,7 +26,8 @@ def show_list(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     runs = list_runs(folder)
     if runs:
         optional = ("recipe", "data", "age", "size")
-        console.print(to_text_within(runs_table(runs, folder), console.width, optional, "--json FILE"), end="")
+        table = runs_table(runs, folder)
+        console.print(to_text_within(table, line_width(console), optional, "--json FILE"), end="")
     else:
         console.print(f"no run below {folder}")
     return {"folder": str(folder), "runs": [asdict(run) | {"path": str(run.path)} for run in runs]}

@@ -17,6 +17,7 @@ from supancl.detect.saving import is_detector, load_detector
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
 from supancl.files import write_atomically, write_text
+from supancl.weights.checkpoint import save_with_torch
 
 FORMATS = ("detectron2", "torchvision")
 # names within the backbone: torchvision -> Detectron2
@@ -50,7 +51,7 @@ def export_detector(path: str, format: str, out: Path | str) -> dict[str, Any]:
     content: dict[str, Any] = {"model": state, "__author__": "supancl"} if format == "detectron2" else state
     if format == "detectron2" and kind == "backbone":
         content["matching_heuristics"] = True  # Detectron2 then matches the names, in C4 and in FPN
-    write_atomically(file, lambda temporary: _save(temporary, content))
+    write_atomically(file, lambda temporary: save_with_torch(temporary, content))
     if settings is not None:
         text = detectron2_settings(encoder, len(classes), spec)
         write_text(settings, text)
@@ -211,8 +212,3 @@ def _yaml(settings: dict[str, Any], depth: int = 0) -> Iterator[str]:
             yield from _yaml(value, depth + 1)
         else:
             yield f"{'  ' * depth}{name}: {json.dumps(value)}"
-
-
-def _save(path: Path, content: dict[str, Any]) -> None:
-    with open(path, "wb") as file:  # given a path, torch hides why it could not write
-        torch.save(content, file)

@@ -26,13 +26,27 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import torch
 
-SIDES = {"cuda": 32, "cpu": 256}  # of the images that `auto` is fitted to; on a GPU those of MEASURED_RATES
-IMAGES, CLASSES = 20_000, 10
+CLASSES = 10
+DECODED_SIDE = 256  # of photographs
 TRIAL_BATCHES = 2  # of images in memory
 TRIAL_EPOCHS = 200
 SLOW_SHARE = 0.7  # of the measured rate, below which something is wrong
 JPEG_SIDE = 500
 JPEG_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The images to which `auto` is fitted."""
+
+    images: int
+    side: int
+
+
+TRIALS = {
+    "cuda": (Trial(20_000, 32),),  # those of MEASURED_RATES
+    "cpu": (Trial(1_000, DECODED_SIDE), Trial(20_000, DECODED_SIDE)),  # few photographs get a small network
+}
 
 
 @dataclass(frozen=True)
@@ -48,64 +62,75 @@ MEASURED_RATES = {"NVIDIA H200": MeasuredRate(21_808.0, "idle H200, torch 2.11, 
 
 
 def check_step() -> Iterator[Finding]:
-    """Train some steps of the recipe that `auto` chooses for labelled images on this device."""
+    """Train some steps of the recipes that `auto` chooses for labelled images on this device."""
     from supancl.training.preflight import pick_device
 
     device = pick_device("auto")
-    recipe = trial_recipe(device)
+    for trial in TRIALS[device.type]:
+        yield time_trial(trial, device)
+
+
+def time_trial(trial: Trial, device: torch.device) -> Finding:
+    """Images per second, beside the measured rate if this GPU has one."""
+    fitted = fit_auto(trial, device)
+    recipe = trial_recipe(fitted, device)
     work = f"{recipe.name}, {recipe.encoder.name}, {recipe.encoder.size} px, batch {recipe.train.batch_size}"
     work += f", {recipe.train.precision}"
     try:
-        rate = measure_training(recipe, device)
+        rate = measure_training(recipe, trial.side, device)
     except Exception as error:
         advice = "close other programs, or use a smaller --batch-size" if is_out_of_memory(error) else "see the message"
         advice = advice if not isinstance(error, BadInput) else "the message says how"
-        yield Finding("training", "problem", f"a step of {work} fails: {reason(error)}", advice)
-        return
-    values = {"images_per_second": round(rate, 1), "recipe": work, "device": device.type}
-    text = f"{rate:,.0f} images per second ({work}); 10,000 images: {describe_epoch(rate)} per epoch"
+        return Finding("training", "problem", f"a step of {work} fails: {reason(error)}", advice)
+    values = {"images_per_second": round(rate, 1), "recipe": work, "device": device.type, "images": trial.images}
+    text = f"{trial.images:,} images: {describe_epoch(trial.images / rate)} per epoch, {fitted.train.epochs} epochs; "
+    text += f"{rate:,.0f} images per second ({work})"
     if device.type != "cuda":
-        yield Finding("training", "ok", text, values=values)
-        return
+        return Finding("training", "ok", text, values=values)
     name = torch.cuda.get_device_name(device)
     measured = MEASURED_RATES.get(name)
     if measured is None:
-        yield Finding("training", "ok", f"{text}; no figure to compare with for {name}", values=values)
-        return
+        return Finding("training", "ok", f"{text}; no figure to compare with for {name}", values=values)
     ratio = rate / measured.images_per_second
     text += f"; {ratio:.2f} of {measured.images_per_second:,.0f} ({measured.conditions})"
     values["share_of_measured"] = round(ratio, 3)
     advice = "is another process on this GPU (nvidia-smi), or does it run hot or at a lower power limit?"
     is_slow = ratio < SLOW_SHARE
-    yield Finding("training", "note" if is_slow else "ok", text, advice if is_slow else "", values)
+    return Finding("training", "note" if is_slow else "ok", text, advice if is_slow else "", values)
 
 
-def describe_epoch(rate: float) -> str:
+def describe_epoch(seconds: float) -> str:
     from supancl.training.cost import in_words
 
-    return f"about {in_words(10_000 / rate)}"
+    return f"about {in_words(seconds)}"
 
 
-def trial_recipe(device: torch.device) -> Recipe:
-    """`auto.supsiam` fitted to this device; not compiled, which takes a minute."""
+def fit_auto(trial: Trial, device: torch.device) -> Recipe:
+    """What `supancl pretrain --data` chooses for these images on this device."""
     from supancl.recipes import recipe
     from supancl.recipes.auto import fit_recipe
+
+    survey = Survey(trial.images, trial.images, CLASSES, trial.side)
+    return fit_recipe(recipe("auto.supsiam"), survey, on_gpu=device.type == "cuda")
+
+
+def trial_recipe(fitted: Recipe, device: torch.device) -> Recipe:
+    """The recipe to measure: long enough to be timed, and not compiled, which takes a minute."""
     from supancl.training.preflight import with_short_side, with_speed
 
-    survey = Survey(IMAGES, IMAGES, CLASSES, SIDES[device.type])
-    fitted = fit_recipe(recipe("auto.supsiam"), survey, on_gpu=device.type == "cuda")
-    trial = fitted.with_set({"train.epochs": TRIAL_EPOCHS, "train.compile": False, "train.device": device.type})
-    return with_speed(with_short_side(trial), device, TRIAL_BATCHES * trial.train.batch_size)
+    settings = {"train.epochs": TRIAL_EPOCHS, "train.compile": False, "train.device": device.type}
+    trial = with_short_side(fitted.with_set(settings))
+    return with_speed(trial, device, TRIAL_BATCHES * trial.train.batch_size)
 
 
-def measure_training(recipe: Recipe, device: torch.device) -> float:
+def measure_training(recipe: Recipe, side: int, device: torch.device) -> float:
     """Images per second of this recipe on random pixels that are in memory."""
     from supancl.recipes.recipe import resolve_warmup
     from supancl.training.cost import check_memory, measure_step
     from supancl.training.trainer import Trainer
 
     check_memory(recipe, device)
-    side = min(SIDES[device.type], recipe.data.short_side or SIDES[device.type])
+    side = min(side, recipe.data.short_side or side)
     random, count = np.random.default_rng(0), TRIAL_BATCHES * recipe.train.batch_size
     pixels = random.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
     labels = np.arange(count) % CLASSES
@@ -128,7 +153,7 @@ def check_jpeg() -> Iterator[Finding]:
     photograph.save(buffer, "JPEG", quality=90)
     started, count = time.perf_counter(), 0
     while count < 3 or time.perf_counter() - started < JPEG_SECONDS:
-        decode_opened(Image.open(io.BytesIO(buffer.getvalue())), 3, SIDES["cpu"], "bilinear")
+        decode_opened(Image.open(io.BytesIO(buffer.getvalue())), 3, DECODED_SIDE, "bilinear")
         count += 1
     rate = count / (time.perf_counter() - started)
     text = f"{rate:,.0f} JPEGs of {JPEG_SIDE} px per second and core"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.data.splits import Source, Split
+from supancl.data.splits import Data, Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, plural
 from supancl.evaluate.duplicates import DuplicatePair, find_duplicates, read_pixels
-from supancl.evaluate.embedding import held_out_mask
+from supancl.evaluate.embedding import mask_held_out, prepare_run_data
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.sources import is_run_source, read_source, shares_images, spec_for
 from supancl.probes import Features
@@ -55,6 +56,7 @@ class AuditedImages(NamedTuple):
     classes: tuple[str, ...]
     split_names: list[str]  # one per image: train, held-out, val or test
     has_files: bool  # whether names are paths
+    with_label_noise: bool = False  # labels are those that the run was trained on, some of them made wrong
 
     def class_name(self, row: int) -> str:
         """The given label of an image; empty if it has none."""
@@ -125,6 +127,7 @@ def audit_labels(evaluated: EvaluatedEncoder, settings: AuditSettings | None = N
         "wrong_interval": None if wrong is None else [wrong.percent.low, wrong.percent.high],
         "wrong_counted_on": None if wrong is None else wrong.images,
         "trained_on_these_labels": _is_trained_on_labels(evaluated, settings.data),
+        "with_label_noise": images.with_label_noise,
         **_count_duplicates(images, duplicates),
         "outliers": len(outliers),
     }
@@ -133,17 +136,47 @@ def audit_labels(evaluated: EvaluatedEncoder, settings: AuditSettings | None = N
 
 
 def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requested: str | None) -> AuditedImages:
-    """The images of all splits; `held-out` are those of the run's train split that it was not trained on."""
+    """The images of all splits; `held-out` are those of the run's train split that it was not trained on.
+
+    Labels that the run's `data.label_noise` made wrong are listed so, not as in the source.
+    """
     splits = {split_name: split.materialize() for split_name, split in source.splits.items() if len(split)}
-    held_out = held_out_mask(evaluated, requested, source) if "train" in splits else None
+    run_data = prepare_run_data(evaluated, requested, source) if "train" in splits else None
+    held_out = None if run_data is None else mask_held_out(source, run_data)
     split_names, names = [], []
     for split_name, split in splits.items():
         is_held_out = held_out.tolist() if split_name == "train" and held_out is not None else [False] * len(split)
         split_names += [HELD_OUT if flag else split_name for flag in is_held_out]
         names += split.names_at(torch.arange(len(split)))
-    labels = torch.cat([split.labels for split in splits.values()]).cpu()
+    labels = {split_name: split.labels.cpu() for split_name, split in splits.items()}
+    with_noise = has_label_noise(evaluated, requested)
+    if with_noise and run_data is not None:
+        labels["train"] = _labels_in_training(splits["train"], source.classes, run_data)
+    elif with_noise:
+        evaluated.reporter.warn(
+            f"{name}: which labels data.label_noise made wrong is not known; those of {name} are judged"
+        )
+        with_noise = False
     has_files = len(source.items) > 0 and isinstance(source.items[0], Path)
-    return AuditedImages(name, splits, names, labels, source.classes, split_names, has_files)
+    all_labels = torch.cat(list(labels.values()))
+    return AuditedImages(name, splits, names, all_labels, source.classes, split_names, has_files, with_noise)
+
+
+def has_label_noise(evaluated: EvaluatedEncoder, source: str | None) -> bool:
+    """Whether the run was trained on this source with labels made wrong on purpose."""
+    recipe = evaluated.recipe
+    return recipe is not None and recipe.data.label_noise > 0 and is_run_source(evaluated, source)
+
+
+def _labels_in_training(train: Split, classes: Sequence[str], run_data: Data) -> Tensor:
+    """Labels of the train split, each as the run had it; those of images that it did not have stay."""
+    labels, index = train.labels.cpu().clone(), train.index.cpu()
+    rows = torch.empty(int(index.max()) + 1, dtype=torch.long)
+    rows[index] = torch.arange(len(index))
+    has_label = run_data.train.labels >= 0
+    ids = torch.tensor([classes.index(name) for name in run_data.classes])  # classes may be left out of the run
+    labels[rows[run_data.train.index[has_label].cpu()]] = ids[run_data.train.labels[has_label]]
+    return labels
 
 
 def _check_labels(images: AuditedImages) -> None:

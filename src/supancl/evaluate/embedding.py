@@ -14,7 +14,7 @@ from torch import Tensor
 
 from supancl.data.label_pairs import label_texts, weight_matrix
 from supancl.data.preparing import prepare_data
-from supancl.data.splits import Source
+from supancl.data.splits import Data, Source
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, make_visible
 from supancl.evaluate.encoder import EvaluatedEncoder
@@ -147,15 +147,24 @@ WRITERS: dict[str, Callable[[Embedding, Path], None]] = {
 
 def held_out_mask(evaluated: EvaluatedEncoder, source: str | None, source_data: Source) -> Tensor | None:
     """Mask of the train images that the run held out; None if the data are not the run's or have changed."""
+    run_data = prepare_run_data(evaluated, source, source_data)
+    return None if run_data is None else mask_held_out(source_data, run_data)
+
+
+def prepare_run_data(evaluated: EvaluatedEncoder, source: str | None, source_data: Source) -> Data | None:
+    """The source as the run was trained on it; None if it is not the run's, or, with a warning, if it has changed."""
     if evaluated.run is None or evaluated.recipe is None or not is_run_source(evaluated, source):
         return None
     try:
-        split_data = prepare_data(source_data, evaluated.recipe.data)
+        run_data = prepare_data(source_data, evaluated.recipe.data)
         if evaluated.run.read_data()[0]:  # old runs have no description to compare
-            check_same_data(evaluated.run, split_data, "restore them")
+            check_same_data(evaluated.run, run_data, "restore them")
     except BadInput as error:
-        evaluated.reporter.warn(
-            f"which images {evaluated.location} held out is not known, so train_held_out is left out: {error}"
-        )
+        evaluated.reporter.warn(f"which images {evaluated.location} held out is not known: {error}")
         return None
-    return ~torch.isin(source_data.splits["train"].index.cpu(), split_data.train.index.cpu())
+    return run_data
+
+
+def mask_held_out(source_data: Source, run_data: Data) -> Tensor:
+    """Mask of the train images of a source that are not among those of a run."""
+    return ~torch.isin(source_data.splits["train"].index.cpu(), run_data.train.index.cpu())

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from supancl.config import parse_json
 from supancl.core.encoders import PROJECTOR, Encoder
 from supancl.data.opening import is_same_source
 from supancl.data.splits import Source, Split
@@ -20,7 +19,7 @@ from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, plural
 from supancl.evaluate.feature_cache import FeatureCache, encoder_key, weights_key
 from supancl.evaluate.naming import group_of, result_name, short_digest, source_of
-from supancl.files import read_text
+from supancl.files import read_json
 from supancl.probes import Features, embed
 from supancl.probes.certainty import Answers
 from supancl.recipes import Recipe
@@ -167,11 +166,7 @@ class EvaluatedEncoder:
 
     def _saved_result(self, name: str) -> dict[str, Any]:
         assert self.run is not None
-        try:
-            content = parse_json(read_text(self.run.evaluations / f"{name}.json"))
-        except (OSError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
+        return read_json(self.run.evaluations / f"{name}.json")
 
 
 def plain_crops(evaluated: EvaluatedEncoder, scale: tuple[float, float]) -> Crops:

@@ -57,17 +57,8 @@ def evaluate_finetuning(
 ) -> dict[str, Any]:
     """Choose a learning rate on a tenth of the training images, train on all of them, test once."""
     since, settings = time.perf_counter(), settings or FineTuning()
-    check_whole_encoder(evaluated.options.layer, evaluated.options.normalize)
     location = resolve_source(evaluated, source)
-    if evaluated.encoder.spec.name == "linear":
-        raise BadInput(f"{location}: fine-tuning crops images, but these are vectors; give an encoder of images")
-    if out is not None:  # before reading data, which may take an hour
-        check_out_folder(location, out)
-        check_new(out)
-    elif evaluated.run is not None:
-        evaluated.reporter.note(
-            f"the classifier is not kept; to predict labels with it, add --out {evaluated.run.path / FINETUNED}"
-        )
+    _check_request(evaluated, location, out)
     evaluation = open_evaluation_data(evaluated, source, split)
     data, train, test = evaluation.data, labelled(evaluation.data.train), labelled(evaluation.images)
     if len(torch.unique(train.labels)) < 2 or not len(test):
@@ -109,6 +100,20 @@ def evaluate_finetuning(
         out=None if out is None else str(out),
         **certainty,
     )
+
+
+def _check_request(evaluated: EvaluatedEncoder, location: str, out: Path | None) -> None:
+    """Refuse what cannot be fine-tuned or written, before the data are read, which may take an hour."""
+    check_whole_encoder(evaluated.options.layer, evaluated.options.normalize)
+    if evaluated.encoder.spec.name == "linear":
+        raise BadInput(f"{location}: fine-tuning crops images, but these are vectors; give an encoder of images")
+    if out is not None:
+        check_out_folder(location, out)
+        check_new(out)
+    elif evaluated.run is not None:
+        evaluated.reporter.note(
+            f"the classifier is not kept; to predict labels with it, add --out {evaluated.run.path / FINETUNED}"
+        )
 
 
 def check_whole_encoder(layer: str, normalize: bool) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from supancl.config import parse_json
 from supancl.data.decode import file_stamp
 from supancl.data.sources.benchmarks import find_benchmark, find_benchmarks, official_name
 from supancl.errors import BadInput, Interrupted, SupanclError, did_you_mean, plural
@@ -24,7 +23,7 @@ from supancl.evaluate.naming import result_name
 from supancl.evaluate.nearest import evaluate_knn
 from supancl.evaluate.protocols import evaluate_transfer
 from supancl.evaluate.sources import array_file
-from supancl.files import check_writable, is_as_written, make_folder, make_inner_folder, read_text, write_sealed_json
+from supancl.files import check_writable, is_as_written, make_folder, make_inner_folder, read_json, write_sealed_json
 from supancl.reporter import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
@@ -223,11 +222,8 @@ def data_key(name: str, root: Path) -> str:
 
 
 def load_result(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        content = parse_json(read_text(path))
-    except (OSError, ValueError):
-        return None
-    is_same = isinstance(content, dict) and content.get("suite") == key and isinstance(content.get("accuracy"), float)
+    content = read_json(path)
+    is_same = content.get("suite") == key and isinstance(content.get("accuracy"), float)
     if not is_same or not is_as_written(content):
         return None
     return {name: value for name, value in content.items() if name != "digest"}

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from supancl.config import parse_json
 from supancl.errors import make_visible, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_name
@@ -15,7 +14,7 @@ from supancl.export import graphs, hugging_face, torchvision_file
 from supancl.export.exported import ExportedEncoder
 from supancl.export.formats import FORMATS, Written
 from supancl.export.images import BATCHES
-from supancl.files import is_as_written, read_text
+from supancl.files import is_as_written, read_json
 from supancl.reports.tables import Table, write_table
 from supancl.version import __version__
 from supancl.weights.timm_names import to_timm
@@ -242,11 +241,8 @@ def _results(evaluated: EvaluatedEncoder) -> Iterator[str]:
 def _saved_results(evaluated: EvaluatedEncoder) -> Iterator[dict[str, Any]]:
     """The intact accuracies in RUN/evaluate."""
     for path in sorted(evaluated.run.evaluations.glob("*.json")) if evaluated.run is not None else ():
-        try:
-            content = parse_json(read_text(path))
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, dict) and is_as_written(content) and isinstance(content.get("accuracy"), float):
+        content = read_json(path)
+        if is_as_written(content) and isinstance(content.get("accuracy"), float):
             yield content
 
 

@@ -17,7 +17,8 @@ from supancl.errors import BadInput
 from supancl.probes.features import Features, check_splits
 from supancl.probes.knn import count_votes, neighbours
 from supancl.probes.linear import CHOOSING_TOLERANCE, LIVE_RIDGE, Standardized, linear_probe
-from supancl.probes.logistic import Problem, polish, solve
+from supancl.probes.logistic import Problem, solve
+from supancl.probes.newton import polish
 from supancl.reporter import track_task
 
 USUAL_DEVIATION = 2.0  # of the logits of an image, before their temperature is fitted

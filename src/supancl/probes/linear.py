@@ -15,15 +15,14 @@ from supancl.config import to_json
 from supancl.errors import BadInput, plural
 from supancl.probes.features import Features, check_features, check_splits
 from supancl.probes.logistic import (
-    POLISH_TOLERANCE,
     Problem,
-    polish,
     predict,
     principal_axes,
     rotate,
     solve,
     solve_path,
 )
+from supancl.probes.newton import POLISH_TOLERANCE, polish
 from supancl.reporter import track
 
 PROBE_WEIGHTS = tuple(10.0**power for power in range(-3, 6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,6 @@ def write_page(
         if left_out
         else "No class was left out, so transfer was not measured."
     )
-    failed = "".join(
-        f"<li>alpha = {row['alpha']:g}, seed {row['seed']}: {html.escape(row['failed'])}</li>"
-        for row in result["rows"]
-        if row["failed"]
-    )
-    failed = f"<p>Failed runs, which are in no mean:</p><ul>{failed}</ul>" if failed else ""
     maps = (
         f'<h2>Held-out images (t-SNE, seed 0 unless another is named)</h2>\n<img class="figure" alt="t-SNE maps" '
         f'src="{inline_image(out / "tsne.png")}">'
@@ -89,7 +83,7 @@ alpha = 1 is self-supervised, alpha = 0 is only supervised. Values are means ove
 deviation. {transfer} Intervals of differences hold at 95% for all pairs of alphas together (Tukey's, seeds as
 blocks).</p>
 {to_html(table)}
-{failed}
+{_list_failed(result["rows"])}
 <img class="figure" alt="values against alpha" src="{inline_image(out / "curves.png")}">
 {maps}
 <p class="small">{result["seconds"]:.0f} s; {html.escape(versions)}; commit {html.escape(str(result["commit"]))}.
@@ -98,6 +92,16 @@ training, none on a test set. The maps show at most 2,000 images.</p>"""
     path = out / "alpha.html"
     write_text(path, html_page(f"Which alpha? {result['recipe']}", body))
     return path
+
+
+def _list_failed(rows: Sequence[dict[str, Any]]) -> str:
+    """Failed runs with their reasons; empty if there are none."""
+    items = "".join(
+        f"<li>alpha = {row['alpha']:g}, seed {row['seed']}: {html.escape(row['failed'])}</li>"
+        for row in rows
+        if row["failed"]
+    )
+    return f"<p>Failed runs, which are in no mean:</p><ul>{items}</ul>" if items else ""
 
 
 def _unbroken_flags(text: str) -> str:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from supancl.config import parse_json
 from supancl.data.sources.csv_correction import Correction, write_corrected
 from supancl.errors import BadInput, plural
-from supancl.files import check_writable, escape_formula, make_folder, read_text, write_atomically, write_json
+from supancl.files import check_writable, escape_formula, make_folder, read_json, write_atomically, write_json
 from supancl.reports.prediction_table import check_table, make_writable, path_in_table
 
 if TYPE_CHECKING:  # it needs torch, which takes seconds, and the checks below do not
@@ -39,16 +38,8 @@ OUTLIER_COLUMNS = ("path", "label", "split", "factor")
 def check_folder(out: Path) -> None:
     """Refuse a folder that holds anything but an earlier audit, before the work."""
     check_writable(out)
-    if out.exists() and any(out.iterdir()) and not _is_audit(out):
+    if out.exists() and any(out.iterdir()) and read_json(out / SUMMARY).get("made_by") != MADE_BY:
         raise BadInput(f"--out {out}: is a folder with other files; choose another, or remove it")
-
-
-def _is_audit(folder: Path) -> bool:
-    try:
-        content = parse_json(read_text(folder / SUMMARY))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("made_by") == MADE_BY
 
 
 def check_corrected(corrected: Path, *sources: str) -> None:
@@ -152,6 +143,8 @@ def trust_line(wrong: WrongShare | None, judged: int) -> str:
 def cautions(summary: dict[str, Any]) -> list[str]:
     """What to know before believing the share and the list."""
     lines = []
+    if summary["with_label_noise"]:
+        lines.append("these are the labels that the run was trained on, with those that data.label_noise made wrong")
     if summary["trained_on_these_labels"]:
         lines.append(
             "the encoder was trained on these labels and may have learned wrong ones: more may be wrong than this says"

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from supancl.config import parse_json
 from supancl.errors import plural
 from supancl.evaluate import describe_queries_used, different_images_warnings, overlap_warnings, rankings
-from supancl.files import digest, jsonable, read_text, write_text
+from supancl.files import digest, jsonable, read_json, write_text
 from supancl.reports.page import html_page
 from supancl.reports.score_table import TableFormat, ranking_table, score_table
 from supancl.reports.tables import Cell, Table, to_html
@@ -68,11 +67,8 @@ recipe, or, for a single few-shot result, the 95% interval over episodes.{ranks_
 
 def _remove_earlier(out: Path, keep: Iterable[str]) -> None:
     """Remove the tables listed in the last suite.json, unless they were edited since."""
-    try:
-        files = parse_json(read_text(out / "suite.json")).get("files", {})
-        earlier = {str(name): str(checksum) for name, checksum in files.items()}
-    except (OSError, ValueError, AttributeError):
-        return
+    files = read_json(out / "suite.json").get("files")
+    earlier = {str(name): str(checksum) for name, checksum in files.items()} if isinstance(files, dict) else {}
     for name in earlier.keys() - set(keep):
         path = out / name
         if TABLE_NAME.fullmatch(name) and path.is_file() and digest(path) == earlier[name]:

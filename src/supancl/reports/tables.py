@@ -6,17 +6,20 @@ import csv
 import html
 import io
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from supancl.errors import BadInput, did_you_mean, make_visible
 from supancl.files import escape_formula
+from supancl.reports.wrapping import wrap_line
 
 if TYPE_CHECKING:  # torch takes seconds, and a list of runs needs none
     from supancl.probes.ranking import Mark
 
 LEGEND = "* best, + second best"
+GAP = "  "  # between columns of text
 NO_REPLACEMENTS: Mapping[str, str] = {}
 LATEX_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -119,8 +122,11 @@ def cell_text(cell: Cell) -> str:
     return _format_cell(cell, cell.text, {"best": "{}*", "second": "{}+", "": "{}"})
 
 
-def to_text(table: Table) -> str:
-    """Aligned columns; a table with a caption also gets a rule below its header."""
+def to_text(table: Table, width: int = sys.maxsize) -> str:
+    """Aligned columns; a table with a caption also gets a rule below its header.
+
+    Columns that do not fit into the width are divided into blocks, one below the other.
+    """
     table = _make_table_visible(table)
     rows = [row if isinstance(row, str) else list(map(_as_cell, row)) for row in table.rows]
     marked = {i for row in rows if not isinstance(row, str) for i, cell in enumerate(row) if cell.mark}
@@ -134,43 +140,72 @@ def to_text(table: Table) -> str:
         max(map(len, column)) for column in zip(header, *(row for row in body if not isinstance(row, str)), strict=True)
     ]
 
-    def line(row: list[str] | str) -> str:
+    def line(row: list[str] | str, shown: Sequence[int]) -> str:
         if isinstance(row, str):
             return row
-        columns = zip(row, widths, table.alignment, strict=True)
-        cells = [cell.rjust(width) if side == "r" else cell.ljust(width) for cell, width, side in columns]
-        return "  ".join(cells).rstrip()
+        sides = table.alignment
+        cells = [row[i].rjust(widths[i]) if sides[i] == "r" else row[i].ljust(widths[i]) for i in shown]
+        return GAP.join(cells).rstrip()
 
-    lines = [line(header), *map(line, body)]
-    if table.caption:
-        rule = "  ".join("-" * width for width in widths)
-        lines = [table.caption, "", lines[0], rule, *lines[1:], ""]
-    return "\n".join([*lines, *([table.legend] if marked else []), *table.notes]) + "\n"
+    def block(shown: Sequence[int]) -> str:
+        rule = [GAP.join("-" * widths[i] for i in shown)] if table.caption else []
+        return "\n".join([line(header, shown), *rule, *(line(row, shown) for row in body)])
+
+    blocks = "\n\n".join(map(block, _divide_columns(widths, table.alignment, width)))
+    lines = [wrap_line(table.caption, width), "", blocks, ""] if table.caption else [blocks]
+    notes = [*([table.legend] if marked else []), *table.notes]
+    return "\n".join([*lines, *(wrap_line(note, width) for note in notes)]) + "\n"
+
+
+def _divide_columns(widths: Sequence[int], alignment: str, width: int) -> list[list[int]]:
+    """The columns of each block. All begin with the words on the left, which name a row; if long, with the first.
+
+    >>> _divide_columns([9, 5, 5, 5], "lrrr", width=24)
+    [[0, 1, 2], [0, 3]]
+    """
+
+    def total(columns: Sequence[int]) -> int:
+        return sum(widths[i] for i in columns) + len(GAP) * (len(columns) - 1)
+
+    everything = list(range(len(widths)))
+    if total(everything) <= width:
+        return [everything]
+    heads = everything[: len(alignment) - len(alignment.lstrip("lw"))]
+    heads = heads if total(heads) <= width // 2 else heads[:1]
+    blocks = [heads]
+    for column in everything[len(heads) :]:
+        if total([*blocks[-1], column]) <= width or blocks[-1] == heads:
+            blocks[-1] = [*blocks[-1], column]
+        else:
+            blocks.append([*heads, column])
+    return blocks
 
 
 def to_text_within(table: Table, width: int, optional: Sequence[str], where: str) -> str:
-    """As `to_text`, without as many of the `optional` columns, by their titles, as are too many for the width.
+    """As `to_text`, without as many of the `optional` columns, by their titles, as must go so that the others fit.
 
-    A note names them, and `where` they are.
+    A note names them, and `where` they are. If the others would not fit either, all columns are shown, in blocks.
     """
-    text = to_text(table)
-    for count in range(1, len(optional) + 1):
-        first = 2 if table.caption else 0  # the header; captions and notes are wrapped
-        if max(map(len, text.splitlines()[first : first + len(table.rows) + 1])) <= width:
-            break
+    for count in range(len(optional) + 1):
         left_out = optional[:count]
         shown = [i for i, cell in enumerate(table.columns) if _as_cell(cell).text not in left_out]
         note = f"left out in this narrow terminal: {', '.join(left_out)} ({where} has all)"
-        text = to_text(
-            replace(
-                table,
-                columns=[table.columns[i] for i in shown],
-                rows=[row if isinstance(row, str) else [row[i] for i in shown] for row in table.rows],
-                align="".join(table.alignment[i] for i in shown),
-                notes=[*table.notes, note],
-            )
+        narrower = replace(
+            table,
+            columns=[table.columns[i] for i in shown],
+            rows=[row if isinstance(row, str) else [row[i] for i in shown] for row in table.rows],
+            align="".join(table.alignment[i] for i in shown),
+            notes=[*table.notes, *([note] if left_out else [])],
         )
-    return text
+        if _width_of(narrower) <= width:
+            return to_text(narrower, width)
+    return to_text(table, width)
+
+
+def _width_of(table: Table) -> int:
+    """Columns of a terminal that the rows need; caption and notes are wrapped."""
+    lines = to_text(replace(table, caption="", notes=())).splitlines()
+    return max(map(len, lines[: len(table.rows) + 1]))
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------

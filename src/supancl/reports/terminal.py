@@ -45,7 +45,7 @@ class SafeConsole(Console):
         super().print(*objects, end=end, **options)
 
     def _fit(self, line: str) -> str:
-        return wrap_line(line, self.width) if self.is_terminal else line
+        return wrap_line(line, line_width(self))
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Every text passes here, also the cells of tables."""
@@ -58,6 +58,11 @@ def make_console(quiet: bool, json_to_stdout: bool) -> Console:
     if not console.is_terminal:
         console.width = 160  # a file has no edge to wrap at
     return console
+
+
+def line_width(console: Console) -> int:
+    """Columns of the terminal; a file has no edge to wrap at."""
+    return console.width if console.is_terminal else sys.maxsize
 
 
 def print_warning(text: str, console: Console | None = None) -> None:
@@ -206,8 +211,7 @@ class Terminal(Reporter):
         pieces = [f"epoch {row['epoch'] + 1:4d}"] + [
             f"{name} {compact(value)}{intervals.get(name, '')}" for name, value in values.items() if value is not None
         ]
-        width = self.console.width if self.console.is_terminal else sys.maxsize
-        for line in fill_lines([f"{piece}  " for piece in pieces], width).splitlines():
+        for line in fill_lines([f"{piece}  " for piece in pieces], line_width(self.console)).splitlines():
             self.note(line)
         self.last_printed = time.perf_counter()
 

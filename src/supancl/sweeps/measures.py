@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from supancl.config import parse_json
 from supancl.data.opening import is_same_source
 from supancl.errors import BadInput
 from supancl.evaluate import (
@@ -22,11 +21,11 @@ from supancl.evaluate import (
     open_evaluated_encoder,
 )
 from supancl.evaluate.naming import has_old_crop, non_default_settings, source_of
-from supancl.files import is_as_written, read_text
 from supancl.probes.knn import DEFAULT_K
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import TrainedRun
 from supancl.training.preflight import pick_device
+from supancl.training.run import read_result
 from supancl.weights.run_folder import RunFolder
 
 PROJECTOR = "projector.safetensors"  # in the run folder, if the projector was saved
@@ -141,17 +140,3 @@ def evaluations_of(run: Path) -> Iterator[dict[str, Any]]:
     for file in sorted(RunFolder(run).evaluations.glob("*.json")):
         with suppress(BadInput):
             yield read_result(file)
-
-
-def read_result(file: Path) -> dict[str, Any]:
-    """The JSON object in a file of results; BadInput if there is none."""
-    try:
-        content = parse_json(read_text(file))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not JSON"
-        raise BadInput(f"{file}: cannot be read ({reason}); evaluate the run again, or remove the file") from None
-    if not isinstance(content, dict):
-        raise BadInput(f"{file}: not an object with results; evaluate the run again, or remove the file")
-    if not is_as_written(content):
-        raise BadInput(f"{file} is damaged: it differs from its digest; evaluate the run again, or remove the file")
-    return {name: value for name, value in content.items() if name != "digest"}

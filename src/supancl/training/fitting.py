@@ -15,14 +15,17 @@ from supancl.training.preflight import pick_device
 from supancl.training.starting import follow_start
 
 
-def fit_to_data(recipe: Recipe, data: Data | None, init: Path | str | None, reporter: Reporter) -> Recipe:
+def fit_to_data(
+    recipe: Recipe, data: Data | None, init: Path | str | None, reporter: Reporter, survey: Survey | None = None
+) -> Recipe:
     """The recipe with every open setting chosen; each choice is reported with its reason."""
     requested = recipe
     if init is not None:
         recipe = follow_start(recipe, init, reporter)
     if not is_to_be_fitted(recipe):
         return recipe
-    survey = survey_recipe(recipe, reporter) if data is None else survey_data(data)
+    if survey is None:
+        survey = survey_recipe(recipe, reporter) if data is None else survey_data(data)
     fitted = choose_settings(recipe, survey)
     for line in describe_choices(requested, fitted, survey):
         reporter.note(line)

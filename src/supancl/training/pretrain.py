@@ -11,6 +11,7 @@ import torch
 
 from supancl.data.opening import check_source, open_data
 from supancl.data.splits import Data
+from supancl.data.survey import Survey
 from supancl.distributed import Ranks, join_ranks
 from supancl.errors import BadInput, is_out_of_memory
 from supancl.recipes import Recipe
@@ -48,20 +49,20 @@ def pretrain(
     resume: bool = False,
     init: Path | str | None = None,
     reporter: Reporter | None = None,
+    survey: Survey | None = None,
 ) -> Run:
     """Train an encoder with this recipe and write everything to a run folder.
 
     `data` replaces the recipe's source. `resume` continues from the newest checkpoint in `out`, with the settings
-    saved there (`recipe` may then be None). The caller's random state is restored at the end.
-    Under torchrun all ranks train together: each makes the same call and gets the same run.
+    saved there (`recipe` may then be None). `survey` is that of the data if the caller has made it, so that a recipe
+    that is fitted to them does not list them again. The caller's random state is restored at the end. Under torchrun
+    all ranks train together: each makes the same call and gets the same run.
     """
-    if recipe is not None and data is not None and "source" in data.summary:
-        source, joined = str(data.summary["source"]), data.summary.get("joined", ())
-        recipe = replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))  # type: ignore[arg-type]
+    recipe = name_source(recipe, data)
     with join_ranks(torch.cuda.is_available()) as ranks, ExitStack() as stack:
         reporter = reporter if reporter is not None and ranks.is_rank0 else Reporter()
         stack.enter_context(report_to(reporter))
-        fit = partial(fit_to_data, data=data, init=init, reporter=reporter)
+        fit = partial(fit_to_data, data=data, survey=survey, init=init, reporter=reporter)
         resolved = ranks.on_rank0(lambda: resolve_recipe(recipe, run_folder_for(recipe, out), resume, init, fit))
         if recipe is not None and not is_to_be_fitted(recipe) and (line := describe_resolution(recipe, resolved)):
             reporter.note(line)
@@ -91,6 +92,14 @@ def pretrain(
                 raise
             raise BadInput(out_of_memory_message(run_recipe, device)) from None
         return Run(folder.path, encoder, ranks.on_rank0(folder.metrics), trainer.monitor.collapsed)
+
+
+def name_source(recipe: Recipe | None, data: Data | None) -> Recipe | None:
+    """The recipe with the source that opened data come from."""
+    if recipe is None or data is None or "source" not in data.summary:
+        return recipe
+    source, joined = str(data.summary["source"]), data.summary.get("joined", ())
+    return replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))  # type: ignore[arg-type]
 
 
 def read_finished_run(out: Path | str | None) -> Run | None:

@@ -65,12 +65,13 @@ class Run:
 
 def read_result(file: Path) -> dict[str, Any]:
     """A result of an evaluation, compared with its digest."""
+    way_out = "evaluate the run again, or remove the file"
     try:
         content = parse_json(read_text(file))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{file} cannot be read ({reason(error)}); evaluate the run again") from None
+        raise BadInput(f"{file} cannot be read ({reason(error)}); {way_out}") from None
     if not isinstance(content, dict) or not is_as_written(content):
-        raise BadInput(f"{file} is damaged or was changed; evaluate the run again")
+        raise BadInput(f"{file} is damaged or was changed, by its digest; {way_out}")
     return {key: value for key, value in content.items() if key != "digest"}
 
 

@@ -39,7 +39,7 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep_all:
     content = {"schema_version": SCHEMA_VERSION, **state}
     content["digest"] = content_digest(content)
     path.with_suffix(".sha256").unlink(missing_ok=True)  # of the file that 0.1.0 wrote here
-    write_atomically(path, lambda temporary: _save(temporary, content))
+    write_atomically(path, lambda temporary: save_with_torch(temporary, content))
     if keep_all:
         return path
     for old in [checkpoint for checkpoint in checkpoints(folder) if checkpoint.name <= path.name][:-MAX_CHECKPOINTS]:
@@ -198,6 +198,6 @@ def _could_run_code(path: Path, error: Exception) -> bool:
         return "Unsupported operand" in text and file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
 
 
-def _save(path: Path, content: dict[str, Any]) -> None:
+def save_with_torch(path: Path, content: dict[str, Any]) -> None:
     with open(path, "wb") as file:  # given a path, torch hides why it could not write
         torch.save(content, file)

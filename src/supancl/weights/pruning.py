@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from supancl.data.store.cache import CacheFolder, list_caches, remove_cache
+from supancl.data.store.cache_folders import CacheFolder, list_caches, remove_cache
 from supancl.errors import BadInput, plural
 from supancl.files import LEFT_OVER_AGE, is_locked, reason
 from supancl.weights.encoder_file import is_readable

@@ -20,6 +20,7 @@ from supancl.files import (
     is_as_written,
     make_inner_folder,
     open_regular,
+    read_json,
     read_text,
     remove_left_over_files,
     why_unwritable,
@@ -212,19 +213,13 @@ class RunFolder:
 
     def read_run_name(self) -> str:
         """The name that the files of this run share, a digest of settings and data; empty for runs of 0.1.0."""
-        try:
-            name = parse_json(read_text(self.recipe_file)).get("run")
-        except (OSError, ValueError, AttributeError):
-            return ""
+        name = read_json(self.recipe_file).get("run")
         return name if isinstance(name, str) else ""
 
     def read_plugins(self) -> list[str]:
         """The plugin files that the run used; empty if it used none or there is no recipe.json."""
-        try:
-            files = parse_json(read_text(self.recipe_file)).get("plugins")
-            return [str(file) for file in files] if isinstance(files, list) else []
-        except (OSError, ValueError, AttributeError):
-            return []
+        files = read_json(self.recipe_file).get("plugins")
+        return [str(file) for file in files] if isinstance(files, list) else []
 
     def read_data(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The description of the data in recipe.json, and the class names."""
@@ -237,10 +232,7 @@ class RunFolder:
 
     def read_init(self) -> dict[str, str] | None:
         """Where the run's weights came from (`from`) and their digest; None if it started from random ones."""
-        try:
-            init = parse_json(read_text(self.recipe_file)).get("init")
-        except (OSError, ValueError, AttributeError):
-            return None
+        init = read_json(self.recipe_file).get("init")
         is_whole = isinstance(init, dict) and all(isinstance(init.get(key), str) for key in ("from", "digest"))
         return init if is_whole else None
 

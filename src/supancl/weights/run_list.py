@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from supancl.config import parse_json
 from supancl.errors import BadInput
-from supancl.files import is_locked, read_text, reason
+from supancl.files import is_locked, read_json, read_text, reason
 from supancl.reporter import track
 from supancl.weights.log_rows import GAP, read_last_rows
 from supancl.weights.run_end import peek_collapsed, read_end
@@ -148,9 +148,8 @@ def _newest_accuracy(folder: RunFolder, rows: list[dict[str, Any]], name: str) -
     checks = [(row.get(name), row.get("knn_queries")) for row in rows if row["kind"] == "monitor"][-1:]
     files = [path for path in folder.evaluations.glob(f"{name}*.json") if OWN_DATA.fullmatch(path.name)]
     for path in sorted(files, key=_mtime):
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            result = parse_json(read_text(path))
-            checks.append((result["accuracy"], result.get("tested_images")))
+        result = read_json(path)
+        checks.append((result.get("accuracy"), result.get("tested_images")))
     for percent, images in reversed(checks):
         if isinstance(percent, (int, float)) and math.isfinite(percent):
             return Accuracy(float(percent), images if isinstance(images, int) else None)

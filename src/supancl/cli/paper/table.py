@@ -8,14 +8,14 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.console import table
+from supancl.cli.console import line_width, table
 from supancl.cli.flags import recipe_from_flags
 from supancl.cli.loggers import sweep_from_flags
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, plural
 from supancl.files import why_unwritable, write_text
-from supancl.paper.tables.cells import fill
-from supancl.paper.tables.formats import FORMATS
+from supancl.paper.tables.cells import FilledTable, fill
+from supancl.paper.tables.formats import FORMATS, as_text
 from supancl.paper.tables.layouts import LAYOUTS, Layout, table_name
 from supancl.paper.tables.make import check_plan, complete
 from supancl.paper.tables.plan import FAILED, Plan, Request, make_plan
@@ -48,17 +48,22 @@ def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[
     if out is not None and (why := why_unwritable(out.parent)):
         raise BadInput(f"--out {out}: cannot be written ({why}); name another file")
     filled = fill(layout, read_entries(args.runs))
-    text = FORMATS[args.format](filled)
     if out is None:
-        console.print(text, end="")
+        print_table(filled, args.format, console)
     else:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(text, encoding="utf-8")
+            out.write_text(FORMATS[args.format](filled), encoding="utf-8")
         except OSError as error:
             raise BadInput(f"--out {out}: cannot be written ({error.strerror}); name another file") from None
         console.print(f"Table {layout.name} in {out}")
     return filled.to_json()
+
+
+def print_table(filled: FilledTable, form: str, console: Console) -> None:
+    """Print the table; text is fitted to the terminal, other formats are meant for a file."""
+    text = as_text(filled, line_width(console)) if form == "text" else FORMATS[form](filled)
+    console.print(text, end="")
 
 
 def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -72,9 +77,8 @@ def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> di
     if args.dry_run:
         return {"table": layout.name, "out": str(out), "plan": states}
     filled, failed = complete(plan, states, sweep)
-    text = FORMATS[args.format](filled)
-    console.print(text, end="")
-    write_text(out / f"table.{ENDINGS[args.format]}", text)
+    print_table(filled, args.format, console)
+    write_text(out / f"table.{ENDINGS[args.format]}", FORMATS[args.format](filled))
     console.print(f"runs and table.{ENDINGS[args.format]} in {out}")
     result = filled.to_json() | {"out": str(out), "plan": {run.name: plan.state(run) for run in plan.runs}}
     if failed:

@@ -15,13 +15,11 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from supancl.config import parse_json
 from supancl.data.columns import TakenItems
 from supancl.data.decode import (
     DECODE_VERSION,
@@ -36,7 +34,7 @@ from supancl.data.decode import (
 from supancl.data.store.memory import PackedImages, Progress, image_checksum
 from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, read_index
 from supancl.errors import BadInput
-from supancl.files import hold_lock, make_inner_folder, open_no_link, read_text, reason, write_text
+from supancl.files import hold_lock, make_inner_folder, open_no_link, read_json, reason, write_text
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +45,6 @@ else:
 MISSING_STAMP = -1  # of an item without a file
 FEATURES_FOLDER = "features"  # features cached by evaluations: one file per encoder and split
 TAR_INDEX_FOLDER = "tars"  # indexes of streamed tar shards: one file per shard
-CACHE_FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # the root may have other folders
 
 AddRemark = Callable[[str], None]
 
@@ -128,13 +125,13 @@ class Cache:
     def _prepare_folder(self, add_remark: AddRemark) -> None:
         """Make the folder, or empty it if it has another version."""
         about = self.folder / "about.json"
-        version = _read_about(self.folder).get("version")
+        version = read_json(about).get("version")
         if version != DECODE_VERSION and any(self.folder.glob("shard-*")):
             mismatch = f"has version {version}, not {DECODE_VERSION}"
             add_remark(
                 f"the cache {self.folder} {'has no version' if version is None else mismatch}; building it again"
             )
-            _remove_files(self.folder)
+            remove_files(self.folder)
         if version != DECODE_VERSION:
             content = {
                 "version": DECODE_VERSION,
@@ -276,82 +273,11 @@ class CachedImages(PackedImages):
         """Verify every checksum now; returns the number of images repaired."""
         before = self.repaired
         for index in range(len(self)):
-            image = super().image(index)
-            if image_checksum(image) != self.checksums[index]:
-                self._repair(index, image)
-            self.verified[index] = True
+            self.verified[index] = False
+            self.image(index)
             if progress is not None:
                 progress("comparing checksums", index + 1, len(self))
         return self.repaired - before
-
-
-# --- all caches -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CacheFolder:
-    """A cache on disk."""
-
-    folder: Path
-    source: str
-    images: int
-    nbytes: int
-    last_used: float
-
-
-def list_caches(root: Path | None = None) -> list[CacheFolder]:
-    """Every cache, longest unused first; includes those with a damaged about.json, so that they can be removed."""
-    caches = []
-    for folder in (root or cache_root()).glob("*"):
-        if (
-            CACHE_FOLDER_NAME.search(folder.name) or folder.name in (FEATURES_FOLDER, TAR_INDEX_FOLDER)
-        ) and folder.is_dir():
-            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
-                caches.append(_describe_folder(folder))
-    return sorted(caches, key=lambda cache: (cache.last_used, cache.folder))
-
-
-def _describe_folder(folder: Path) -> CacheFolder:
-    content, about = _read_about(folder), folder / "about.json"
-    nbytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    channels = content.get("channels")
-    shards = [read_index(path, channels if isinstance(channels, int) else 3) for path in folder.glob("shard-*.npz")]
-    images = len({name for shard in shards if isinstance(shard, Shard) for name in shard.names})
-    last_used = (about if about.exists() else folder).stat().st_mtime
-    if folder.name == TAR_INDEX_FOLDER:
-        return CacheFolder(folder, TAR_INDEX_FOLDER, 0, nbytes, last_used)
-    if folder.name == FEATURES_FOLDER:
-        files = [path.stat() for path in folder.glob("*.safetensors")]
-        last_used = max((status.st_mtime for status in files), default=last_used)
-        return CacheFolder(folder, FEATURES_FOLDER, 0, nbytes, last_used)
-    return CacheFolder(folder, str(content.get("source", "(unknown)")), images, nbytes, last_used)
-
-
-def remove_cache(folder: Path, on_wait: Callable[[str], None] = lambda owner: None) -> None:
-    """Delete a cache; a process that has mapped it can go on reading. Of a link only the link is deleted."""
-    if folder.is_symlink():
-        folder.unlink()
-        return
-    with hold_lock(folder / ".lock", on_wait):
-        _remove_files(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def evict(
-    keep_bytes: float,
-    root: Path | None = None,
-    on_wait: Callable[[str], None] = lambda owner: None,
-    keep: Path | None = None,
-) -> list[CacheFolder]:
-    """Remove the longest unused caches until the others take at most `keep_bytes`; `keep` is never removed."""
-    caches, removed = list_caches(root), []
-    total = sum(cache.nbytes for cache in caches)
-    for cache in caches:
-        if total > keep_bytes and cache.folder != keep:
-            removed.append(cache)
-            remove_cache(cache.folder, on_wait)
-            total -= cache.nbytes
-    return removed
 
 
 def _find_rows(shards: Sequence[Shard], names: Sequence[str]) -> np.ndarray:
@@ -403,21 +329,12 @@ def _check_room(folder: Path, needed_bytes: float) -> None:
         )
 
 
-def _read_about(folder: Path) -> dict[str, Any]:
-    """The content of about.json; empty if it is missing or damaged."""
-    try:
-        content = parse_json(read_text(folder / "about.json"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _touch(path: Path) -> None:
     """Set a file's time to now, not through a link."""
     os.utime(path, follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
 
-def _remove_files(folder: Path) -> None:
+def remove_files(folder: Path) -> None:
     for path in folder.iterdir():
         if (path.is_file() or path.is_symlink()) and path.name != ".lock":
             path.unlink(missing_ok=True)  # features and indexes are written without the lock

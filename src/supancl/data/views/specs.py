@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from supancl.config import Count, Fraction, Positive, Within
 from supancl.data.store.memory import Batch
-from supancl.data.views import augment, products
+from supancl.data.views import chunks, products
 from supancl.data.views.augment import Draws
 from supancl.distributed import RowRange
 from supancl.errors import BadInput
@@ -98,7 +98,7 @@ class Crops:
         pixels, sizes = batch.pixels, batch.image_sizes().repeat(views, 1)
         uniforms = self.draw_uniforms(len(sizes), pixels.device, generator)
         if pixels.device.type == "cpu":
-            rendered = augment.render_in_chunks(self, pixels, self.draws_from(uniforms, sizes, views), mean, std)
+            rendered = chunks.render_in_chunks(self, pixels, self.draws_from(uniforms, sizes, views), mean, std)
         else:
             use_products = dtype != torch.float32 or products.has_exact_products(pixels.device)
             rendered = (renderer or draw_and_render)(

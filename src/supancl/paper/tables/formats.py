@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -103,7 +104,7 @@ def _with_paper_numbers(filled: FilledTable) -> Table:
     return _table(filled, rows)
 
 
-def as_text(filled: FilledTable) -> str:
+def as_text(filled: FilledTable, width: int = sys.maxsize) -> str:
     """Ours above the paper's, in columns: a dozen data sets leave no room for both in one cell."""
 
     def rows(line: Line) -> list[Row]:
@@ -113,7 +114,7 @@ def as_text(filled: FilledTable) -> str:
             return [[*line.head, *our_cells], [*[""] * len(line.head), *paper_cells]]
         return [[*line.head, *(our_cells if line.ours else paper_cells)]]
 
-    return to_text(_table(filled, rows))
+    return to_text(_table(filled, rows), width)
 
 
 def as_markdown(filled: FilledTable) -> str:

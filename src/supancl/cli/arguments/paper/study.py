@@ -6,7 +6,7 @@ import argparse
 
 from supancl.cli.checks import check_training
 from supancl.cli.choices import STUDIES
-from supancl.cli.flags import add_recipe_flags, add_run_flags
+from supancl.cli.flags import add_sweep_flags
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,16 +17,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="; ".join(f"{name}: {text}" for name, text in STUDIES.items()),
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe; rows differ from it only in what the study varies")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
     parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all)")
-    add_run_flags(parser)
     parser.add_argument(
         "--on-test",
         action="store_true",
         help="evaluate on the test split, to report, not to choose (default: held-out images)",
     )
-    parser.add_argument("--out", help="folder (default: runs/study-WHAT-NNN); the same folder again continues")
-    add_recipe_flags(parser)
+    add_sweep_flags(parser, "study-WHAT", seeds=1)
 
 
 def check(args: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from supancl.cli.choices import PAPER_TABLES, RECIPE_FAMILIES, TABLE_FORMATS
-from supancl.cli.flags import add_recipe_flags, add_run_flags
+from supancl.cli.flags import add_recipe_flags, add_run_flags, add_seeds_flag
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--benchmarks", metavar="ROOT", help="folder with the data sets of the columns")
     parser.add_argument("--family", choices=RECIPE_FAMILIES, help="recipes to train (default: the paper's)")
     parser.add_argument("--recipe", help="recipe to vary, for tables that vary one (default: supsiam)")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
+    add_seeds_flag(parser, 1)
     parser.add_argument("--rows", metavar="A,B", help="train only these rows (default: all)")
     parser.add_argument("--dry-run", action="store_true", help="show the plan and the expected time, then stop")
     add_run_flags(parser)

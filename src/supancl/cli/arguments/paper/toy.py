@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 
 from supancl.cli.choices import TOY_READINGS
+from supancl.cli.flags import add_seeds_flag
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
+    add_seeds_flag(parser, 3)
     parser.add_argument(
         "--quick", action="store_true", help="a quarter of the dimensions, samples and batch, half the epochs"
     )
