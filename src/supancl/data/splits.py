@@ -155,9 +155,13 @@ class Split:
     def num_labelled(self) -> int:
         return int((self.labels >= 0).sum())
 
+    def class_numbers(self) -> Tensor:
+        """The class of every label of every image; -1 where there is none."""
+        return self.labels if self.pairs is None else self.pairs[..., 0].long().flatten()
+
     def class_ids(self) -> list[int]:
         """Sorted ids of the classes that have an image."""
-        labels = self.labels if self.pairs is None else self.pairs[..., 0].long()
+        labels = self.class_numbers()
         ids: list[int] = torch.unique(labels[labels >= 0]).tolist()
         return ids
 

@@ -14,14 +14,14 @@ from supancl.data.preparing import prepare_data
 from supancl.data.splits import DataSpec, Source, Split, fingerprint
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, plural
+from supancl.evaluate.class_checks import quote_classes
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_label, registered_name
-from supancl.evaluate.protocols import record_result
+from supancl.evaluate.recording import record_result
 from supancl.evaluate.sources import (
     check_unchanged,
     is_incomplete,
     is_run_source,
-    quote_classes,
     read_source,
     spec_for,
     warn_if_trained_on,

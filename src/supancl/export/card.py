@@ -9,7 +9,7 @@ from typing import Any
 from supancl.config import parse_json
 from supancl.errors import make_visible, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.evaluate.naming import data_name
+from supancl.evaluate.naming import data_name, figure_of
 from supancl.evaluate.suite import describe_result
 from supancl.export import graphs, hugging_face, torchvision_file
 from supancl.export.exported import ExportedEncoder
@@ -246,7 +246,7 @@ def _saved_results(evaluated: EvaluatedEncoder) -> Iterator[dict[str, Any]]:
             content = parse_json(read_text(path))
         except (OSError, ValueError):
             continue
-        if isinstance(content, dict) and is_as_written(content) and isinstance(content.get("accuracy"), float):
+        if isinstance(content, dict) and is_as_written(content) and figure_of(content) is not None:
             yield content
 
 
