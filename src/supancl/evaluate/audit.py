@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from supancl.data.levels import finest_source
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, plural
@@ -133,8 +134,12 @@ def audit_labels(evaluated: EvaluatedEncoder, settings: AuditSettings | None = N
 
 
 def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requested: str | None) -> AuditedImages:
-    """The images of all splits; `held-out` are those of the run's train split that it was not trained on."""
-    splits = {split_name: split.materialize() for split_name, split in source.splits.items() if len(split)}
+    """The images of all splits; `held-out` are those of the run's train split that it was not trained on.
+
+    Of a hierarchy the labels are those of its finest level.
+    """
+    finest = finest_source(source)
+    splits = {split_name: split.materialize() for split_name, split in finest.splits.items() if len(split)}
     held_out = held_out_mask(evaluated, requested, source) if "train" in splits else None
     split_names, names = [], []
     for split_name, split in splits.items():
@@ -143,7 +148,7 @@ def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requeste
         names += split.names_at(torch.arange(len(split)))
     labels = torch.cat([split.labels for split in splits.values()]).cpu()
     has_files = len(source.items) > 0 and isinstance(source.items[0], Path)
-    return AuditedImages(name, splits, names, labels, source.classes, split_names, has_files)
+    return AuditedImages(name, splits, names, labels, finest.classes, split_names, has_files)
 
 
 def _check_labels(images: AuditedImages) -> None:

@@ -57,7 +57,7 @@ def evaluate_knn(
     evaluation = open_evaluation_data(evaluated, source, split, view, several_labels=True)
     references, images = settings.references(evaluation), evaluation.images
     _check_references(evaluation.data, evaluation.location, references, images)
-    requested = {"k": ks[0] if ks else None, "temperature": temperature, "metric": metric}
+    requested: dict[str, Any] = {"k": ks[0] if ks else None, "temperature": temperature, "metric": metric}
     cross_validation = None if leave_one_out else plan_cross_validation(evaluated, evaluation, view)
     cross_validate = None if cross_validation is None else partial(cross_validation.ask_knn, **requested)
     _note_large_ks(evaluated, evaluation.location, ks or (), references.num_labelled - leave_one_out)

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from supancl.config import to_json
 from supancl.data.splits import Split
 from supancl.data.views.evaluation import View
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.sources import EvaluationData
-from supancl.probes.several_labels import ClassScores, SeveralFeatures, linear_scores, transfer_scores
+from supancl.probes.several_labels import ClassScores, SeveralFeatures, attach_labels, linear_scores, transfer_scores
 
 
 def several_features(evaluated: EvaluatedEncoder, split: Split, view: View) -> SeveralFeatures:
     """The features of the labelled images of a split, with all their labels."""
-    assert split.pairs is not None
-    has_label = split.labels >= 0
-    values = evaluated.features(split, view).values
-    return SeveralFeatures(values[has_label], split.pairs[has_label], split.labels[has_label])
+    return attach_labels(evaluated.features(split, view), split)
 
 
 def fit_linear(
@@ -33,8 +31,8 @@ def fit_linear(
     choosing = several_features(evaluated, choose, view) if isinstance(choose, Split) else choose
     train = several_features(evaluated, evaluation.data.train, view)
     scores, about = linear_scores(train, test, choosing, classes, seed, evaluated.options.device)
-    about = {key: value for key, value in about.items() if key != "weight_by_half" or value}
-    return ClassScores(scores, test.targets(classes)), about | {"classes": len(evaluation.data.train.class_ids())}
+    content = {key: value for key, value in to_json(about).items() if key != "weight_by_half" or value}
+    return ClassScores(scores, test.targets(classes)), content | {"classes": len(evaluation.data.train.class_ids())}
 
 
 def fit_transfer(
@@ -46,4 +44,4 @@ def fit_transfer(
     """
     train, validation, test = (several_features(evaluated, split, view) for split in splits)
     scores, about = transfer_scores(train, validation, test, classes, evaluated.options.device)
-    return ClassScores(scores, test.targets(classes)), about | {"classes": len(splits[0].class_ids())}
+    return ClassScores(scores, test.targets(classes)), to_json(about) | {"classes": len(splits[0].class_ids())}

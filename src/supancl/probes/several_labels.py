@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from supancl.core.label_weights import class_weights
+from supancl.data.splits import Split
 from supancl.errors import BadInput
 from supancl.probes.features import Features, check_finite
 from supancl.probes.goals import SeveralLabels
@@ -37,6 +38,14 @@ class SeveralFeatures(NamedTuple):
 
     def with_targets(self, classes: int) -> Features:
         return Features(self.values, self.targets(classes))
+
+
+def attach_labels(features: Features, split: Split) -> SeveralFeatures:
+    """The features of the labelled images of a split with several labels, which `embed` has left out."""
+    assert split.pairs is not None
+    has_label = split.labels >= 0
+    values = features.values[has_label.to(features.values.device)]
+    return SeveralFeatures(values, split.pairs[has_label], split.labels[has_label])
 
 
 @dataclass(frozen=True, eq=False)
