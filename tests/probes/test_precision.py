@@ -61,3 +61,8 @@ def test_draws_are_the_same_in_every_call_and_no_two_are_alike():
     assert torch.equal(first, second)
     assert first.shape == (50, 250)
     assert len(torch.unique(first, dim=1).T) == 250
+
+
+def test_a_class_without_a_positive_image_has_no_precision():
+    for kind in ("area", "11-point"):
+        assert math.isnan(average_precision(torch.rand(5), torch.zeros(5, dtype=torch.bool), kind))

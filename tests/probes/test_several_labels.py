@@ -223,3 +223,8 @@ def test_chance_is_what_random_scores_have():
     random = ClassScores(torch.rand(2000, CLASSES + 1, generator=torch.Generator().manual_seed(0)), targets)
     assert random.chance == pytest.approx(random.value, abs=2)
     assert random.more_keys()["untested_classes"] == 1
+
+
+def test_a_label_of_any_weight_is_a_label():
+    soft = SeveralFeatures(torch.zeros(1, 2), torch.tensor([[[0, 0.1], [2, 1.0], [-1, 0]]]), torch.tensor([0]))
+    assert soft.targets(CLASSES).tolist() == [[True, False, True, False]]
