@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from supancl.evaluate import sources
+from supancl.reports.suite_page import write_suite
 from tests.evaluate.made import bright
 from tests.files import archive, assert_mentions, assert_refused, supancl
 
@@ -111,3 +112,21 @@ def test_a_hierarchy_has_a_line_for_each_level(place, capsys, monkeypatch):
     assert supancl(capsys, "report", "run").code == 0
     page = (place / "run" / "report.html").read_text()
     assert_mentions(page, "each level of a hierarchy", f"{coarse['accuracy']:.2f}")
+
+
+def test_the_page_of_a_suite_names_the_figure(place, capsys):
+    """Of results as `evaluate suite` collects them: no benchmark of ours has several labels."""
+    train(capsys)
+    assert supancl(capsys, "evaluate", "knn", "run", "--device", "cpu", "--json", "knn.json").code == 0
+    assert (
+        supancl(
+            capsys, "evaluate", "transfer", "run", "--data", "several.npz", "--device", "cpu", "--json", "transfer.json"
+        ).code
+        == 0
+    )
+    knn = json.loads((place / "knn.json").read_text()) | {"task": "knn", "data": "several", "group": "a"}
+    results = [knn, *json.loads((place / "transfer.json").read_text())["results"]]
+    page = write_suite(results, {"differences": []}, place).read_text()
+    assert_mentions(page, "several (mAP)", "images, mAP", f"{knn['map']:.2f}")
+    assert "top-1" not in page
+    assert "several (mAP)" in (place / "transfer.csv").read_text()

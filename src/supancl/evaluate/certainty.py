@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 from supancl.errors import BadInput
 from supancl.evaluate.baselines import Ask, compare_with_baselines, verdict
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.probes.certainty import Judgement
+
+T = TypeVar("T")
 
 
 def interval_keys(judged: Judgement) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def certainty_keys(
 
 
 def level_keys(
-    evaluated: EvaluatedEncoder, finest: Judgement, coarser: int, ask: Callable[[int], Judgement]
+    evaluated: EvaluatedEncoder, finest: Judgement, coarser: Sequence[T], ask: Callable[[T], Judgement]
 ) -> dict[str, Any]:  # fmt: skip
     """`levels` of a hierarchy: the accuracy on each, the coarsest first; empty for other data.
 
@@ -57,12 +59,12 @@ def level_keys(
     if not coarser:
         return {}
     rows = []
-    for level in range(coarser):
+    for number, level in enumerate(coarser):
         try:
-            rows.append(_level_row(level, ask(level)))
+            rows.append(_level_row(number, ask(level)))
         except BadInput as error:
-            evaluated.warn_once(f"{evaluated.location}: level {level} is not measured: {error}")
-    return {"levels": [*rows, _level_row(coarser, finest)]}
+            evaluated.warn_once(f"{evaluated.location}: level {number} is not measured: {error}")
+    return {"levels": [*rows, _level_row(len(coarser), finest)]}
 
 
 def _level_row(level: int, judged: Judgement) -> dict[str, Any]:

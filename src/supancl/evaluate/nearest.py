@@ -68,13 +68,6 @@ def evaluate_knn(
     def ask(encoder: EvaluatedEncoder) -> Judgement:
         return judge_neighbours(encoder, evaluation, usable, settings)[usable[0]]
 
-    def ask_level(level: int) -> Judgement:
-        coarser = evaluation.coarser[level]
-        level_references = settings.references(coarser)
-        _check_references(coarser.data, coarser.location, level_references, coarser.images)
-        (k, *_) = _usable_ks(ks, level_references, leave_one_out)
-        return judge_neighbours(evaluated, coarser, (k,), settings)[k]
-
     judged = judge_neighbours(evaluated, evaluation, usable, settings)
     main = judged[usable[0]]
     return record_evaluation(
@@ -94,7 +87,7 @@ def evaluate_knn(
         classes=len(references.class_ids()),
         tested_on=fingerprint(images),
         **{main.key: main.value},
-        **level_keys(evaluated, main, len(evaluation.coarser), ask_level),
+        **level_keys(evaluated, main, evaluation.coarser, lambda level: _judge_level(evaluated, level, ks, settings)),
         **certainty_keys(evaluated, main, ask, cross_validate=cross_validate),
     )
 
@@ -115,6 +108,16 @@ def judge_neighbours(
     reference = queries if leave_one_out else evaluated.features(evaluation.data.train, settings.view).labelled()
     correct = knn_correct(reference, queries, ks, temperature, metric, device, leave_one_out)
     return {k: Answers(is_correct, queries.labels, reference.labels) for k, is_correct in correct.items()}
+
+
+def _judge_level(
+    evaluated: EvaluatedEncoder, level: EvaluationData, ks: Sequence[int] | None, settings: KnnSettings
+) -> Judgement:
+    """What the nearest references say on another level of a hierarchy, with the k that fits it."""
+    references = settings.references(level)
+    _check_references(level.data, level.location, references, level.images)
+    k = _usable_ks(ks, references, settings.leave_one_out)[0]
+    return judge_neighbours(evaluated, level, (k,), settings)[k]
 
 
 def _note_large_ks(evaluated: EvaluatedEncoder, location: str, ks: Sequence[int], most: int) -> None:

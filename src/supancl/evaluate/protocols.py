@@ -35,7 +35,7 @@ from supancl.evaluate.sources import (
     three_splits,
     warn_if_trained_on,
 )
-from supancl.probes import LinearProbe, SgdProbe, collapse, linear_probe, sgd_probe, transfer
+from supancl.probes import SgdProbe, collapse, linear_probe, sgd_probe, transfer
 from supancl.probes.certainty import Answers, Judgement
 from supancl.probes.sgd import EpochOfBatches
 from supancl.probes.transfer import TransferMetric
@@ -74,26 +74,21 @@ def evaluate_linear(
     cross_validation = None if sgd is not None else plan_cross_validation(evaluated, evaluation, view)
     cross_validate = None if cross_validation is None else partial(cross_validation.ask_linear, seed=seed)
 
-    def fit(encoder: EvaluatedEncoder, evaluation: EvaluationData = evaluation) -> tuple[Judgement, dict[str, Any]]:
+    def fit(encoder: EvaluatedEncoder, evaluation: EvaluationData) -> tuple[Judgement, dict[str, Any]]:
         if sgd is not None:
-            fitted: LinearProbe | SgdProbe = fit_sgd(encoder, evaluation, sgd, seed, view)
+            fitted = fit_sgd(encoder, evaluation, sgd, seed, view)
             return _linear_answers(evaluation, fitted.is_correct), fitted.to_json()
-        choose = ridge_choice(evaluated, evaluation)[0]
-        check_ridge_choice(evaluation.location, choose, evaluation.data.train, evaluation.images)
-        if evaluation.has_several_labels:
-            return fit_linear(encoder, evaluation, choose, seed, view)
-        fitted = fit_ridge(encoder, evaluation, choose, seed, view)
-        return _linear_answers(evaluation, fitted.is_correct), fitted.to_json()
+        return _fit_convex(encoder, evaluation, ridge_choice(evaluated, evaluation)[0], seed, view)
 
-    def ask_level(level: int) -> Judgement:
-        _check_linear(evaluation.coarser[level], may_lack=sgd is None)
-        return fit(evaluated, evaluation.coarser[level])[0]
+    def ask_level(level: EvaluationData) -> Judgement:
+        _check_linear(level, may_lack=sgd is None)
+        return fit(evaluated, level)[0]
 
-    judged, outcome = fit(evaluated)
+    judged, outcome = fit(evaluated, evaluation)
     if sgd is None:
         outcome = describe_fit(evaluated, evaluation, outcome)
     # new crops in every epoch would make baselines as slow as the probe itself
-    ask = None if augmented else lambda encoder: fit(encoder)[0]
+    ask = None if augmented else lambda encoder: fit(encoder, evaluation)[0]
     return record_evaluation(
         evaluated,
         evaluation,
@@ -106,7 +101,7 @@ def evaluate_linear(
         queries=judged.images,
         tested_on=fingerprint(evaluation.images),
         **{judged.key: judged.value} | outcome,
-        **level_keys(evaluated, judged, len(evaluation.coarser), ask_level),
+        **level_keys(evaluated, judged, evaluation.coarser, ask_level),
         **certainty_keys(evaluated, judged, ask, cross_validate=cross_validate),
     )
 
@@ -123,18 +118,22 @@ def _linear_answers(evaluation: EvaluationData, is_correct: Tensor | None) -> An
     return Answers(is_correct, tested[tested >= 0], train[train >= 0])
 
 
-def fit_ridge(
+def _fit_convex(
     evaluated: EvaluatedEncoder,
     evaluation: EvaluationData,
     choose: Split | Literal["halves"] | None,
     seed: int,
     view: View,
-) -> LinearProbe:
-    """Fit the convex probe; `choose` are the images that choose its ridge (`ridge_choice`)."""
+) -> tuple[Judgement, dict[str, Any]]:
+    """What the convex probe says, and how it was chosen; `choose` are the images that choose its ridge."""
+    check_ridge_choice(evaluation.location, choose, evaluation.data.train, evaluation.images)
+    if evaluation.has_several_labels:
+        return fit_linear(evaluated, evaluation, choose, seed, view)
     test = evaluated.features(evaluation.images, view)
     choosing = evaluated.features(choose, view) if isinstance(choose, Split) else choose
     train = evaluated.features(evaluation.data.train, view)
-    return linear_probe(train, test, choosing, seed=seed, device=evaluated.options.device)
+    fitted = linear_probe(train, test, choosing, seed=seed, device=evaluated.options.device)
+    return _linear_answers(evaluation, fitted.is_correct), fitted.to_json()
 
 
 def describe_fit(
@@ -242,7 +241,7 @@ def evaluate_transfer(
     outcome = rename_weights(outcome)
     key = ("transfer", kind, view, fingerprint(*splits))
     certainty = certainty_keys(evaluated, judged, lambda encoder: fit(encoder, problem)[0], key=key)
-    coarser = level_keys(evaluated, judged, len(by_level[:-1]), lambda level: fit(evaluated, by_level[level])[0])
+    coarser = level_keys(evaluated, judged, by_level[:-1], lambda level: fit(evaluated, level)[0])
     warn_cut_off(evaluated, name, outcome)
     overlaps = warn_if_trained_on(evaluated, source, "test" if "test" in data.splits else "val")
     return record_result(

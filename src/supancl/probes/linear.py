@@ -200,11 +200,8 @@ def fit_best_ridge(
     if halves is not None:
         choosing_rows, choosing_targets = test_rows.float(), test.labels.cpu()
     fitted = goal.problem(single_rows[~is_held_out], targets[~is_held_out])
-    answers, starts = {}, {}
-    path = solve_path(fitted, sorted(set(weights)), CHOOSING_TOLERANCE)
-    for solution in track(path, "choosing the ridge of a linear classifier", len(set(weights))):
-        answers[solution.weight] = goal.answers(solution.parameters @ choosing_rows.T).cpu()
-        starts[solution.weight] = solution.parameters
+    starts = _solve_all(fitted, weights)
+    answers = {weight: goal.answers(start @ choosing_rows.T).cpu() for weight, start in starts.items()}
 
     def best_weight(among: Tensor | slice) -> float:
         """The weight of the highest quality; of equal ones the strongest."""
@@ -234,6 +231,13 @@ def fit_best_ridge(
         "chosen_on_images": len(choosing_targets),
         "weight_by_half": () if halves is None else selected,
     }
+
+
+def _solve_all(problem: Problem, weights: Sequence[float]) -> dict[float, Tensor]:
+    """Rough solutions by weight."""
+    path = solve_path(problem, sorted(set(weights)), CHOOSING_TOLERANCE)
+    solutions = track(path, "choosing the ridge of a linear classifier", len(set(weights)))
+    return {solution.weight: solution.parameters for solution in solutions}
 
 
 def choose_ridge_images(
