@@ -47,12 +47,12 @@ def check_classes(
 
 
 def warn_unknown(
-    evaluated: EvaluatedEncoder, classes: Sequence[str], location: str, train: Split, test: Split
+    evaluated: EvaluatedEncoder, classes: Sequence[str], location: str, train: Sequence[Split], test: Split
 ) -> None:  # fmt: skip
     """Warn about test images whose class has no training image: they count as wrong, or are ranked by chance."""
     numbers = test.class_numbers()
     numbers = numbers[numbers >= 0]
-    unknown = numbers[~torch.isin(numbers, train.class_numbers())]
+    unknown = numbers[~torch.isin(numbers, torch.cat([split.class_numbers() for split in train]))]
     if not len(unknown):
         return
     names = quote_classes(classes, set(unknown.tolist()))

@@ -76,7 +76,7 @@ def evaluate_finetuning(
             f"{location}: fine-tuning needs labelled images of two classes to train on and some to test; "
             f"there are {len(train)} and {len(test)}"
         )
-    warn_unknown(evaluated, data.classes, location, train, test)
+    warn_unknown(evaluated, data.classes, location, (train,), test)
     if len(settings.lrs) > 1:
         check_class_sizes(data.classes, location, train.labels, 2, "comparing learning rates (or give one --lr)")
     if out is not None:

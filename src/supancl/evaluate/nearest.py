@@ -63,7 +63,7 @@ def evaluate_knn(
     _note_large_ks(evaluated, evaluation.location, ks or (), references.num_labelled - leave_one_out)
     usable = _usable_ks(ks, references, leave_one_out)
     if not leave_one_out:
-        warn_unknown(evaluated, evaluation.data.classes, evaluation.location, references, images)
+        warn_unknown(evaluated, evaluation.data.classes, evaluation.location, (references,), images)
 
     def ask(encoder: EvaluatedEncoder) -> Judgement:
         return judge_neighbours(encoder, evaluation, usable, settings)[usable[0]]

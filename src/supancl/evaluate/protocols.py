@@ -18,7 +18,7 @@ from supancl.data.splits import Split, fingerprint
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
 from supancl.evaluate.certainty import certainty_keys, level_keys
-from supancl.evaluate.class_checks import check_classes
+from supancl.evaluate.class_checks import check_classes, warn_unknown
 from supancl.evaluate.cross_validation import plan_cross_validation
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.naming import data_label, default_metric
@@ -71,6 +71,8 @@ def evaluate_linear(
     since = time.perf_counter()
     evaluation = open_evaluation_data(evaluated, source, split, view, several_labels=sgd is None)
     _check_linear(evaluation, may_lack=sgd is None)  # a class of one image has none held out
+    train = (evaluation.data.train,)
+    warn_unknown(evaluated, evaluation.data.classes, evaluation.location, train, evaluation.images)
     cross_validation = None if sgd is not None else plan_cross_validation(evaluated, evaluation, view)
     cross_validate = None if cross_validation is None else partial(cross_validation.ask_linear, seed=seed)
 
@@ -238,6 +240,7 @@ def evaluate_transfer(
     kind = metric or default_metric(source)
     fit = partial(_fit_transfer, view=view, metric=kind, location=source)
     judged, outcome = fit(evaluated, problem)
+    warn_unknown(evaluated, problem[1], source, splits[:2], splits[2])
     outcome = rename_weights(outcome)
     key = ("transfer", kind, view, fingerprint(*splits))
     certainty = certainty_keys(evaluated, judged, lambda encoder: fit(encoder, problem)[0], key=key)

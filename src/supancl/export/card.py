@@ -231,7 +231,8 @@ def _results(evaluated: EvaluatedEncoder) -> Iterator[str]:
             continue
         rows.append(_result_row(result))
     if rows:
-        columns = ("Protocol", "Data", "Accuracy in %, 95% interval", "Verdict")
+        figure = "Accuracy or mAP" if any("mAP" in row[2] for row in rows) else "Accuracy"
+        columns = ("Protocol", "Data", f"{figure} in %, 95% interval", "Verdict")
         yield write_table(Table(columns, rows), "markdown").strip()
     else:
         yield "Not evaluated. `supancl evaluate knn RUN` and export again to have results here."
