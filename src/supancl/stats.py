@@ -217,6 +217,19 @@ def paired_accuracy_interval(
     return Interval(100 * mean, 100 * max(-1.0, shrunk - half), 100 * min(1.0, shrunk + half))
 
 
+def percentile_interval(value: float, draws: np.ndarray) -> Interval:
+    """The interval between the 2.5% and 97.5% percentiles of bootstrap draws, and the value itself.
+
+    >>> [round(end, 3) for end in percentile_interval(50.0, np.arange(101.0))]
+    [50.0, 2.5, 97.5]
+    """
+    measured = draws[~np.isnan(draws)]
+    if not len(measured):
+        return Interval(value, math.nan, math.nan)
+    low, high = np.quantile(measured, (0.025, 0.975)).tolist()
+    return Interval(value, low, high)
+
+
 def episode_half_width(accuracies: Tensor) -> float:
     """Half the 95% interval over few-shot episodes as papers report it: 1.96 sigma / sqrt(n), sigma without n - 1."""
     return 1.96 * float(accuracies.double().std(correction=0)) / math.sqrt(len(accuracies))

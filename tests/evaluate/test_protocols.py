@@ -19,7 +19,8 @@ from supancl.evaluate import (
     evaluate_variance,
 )
 from supancl.evaluate.naming import default_metric
-from supancl.evaluate.protocols import augmented_epochs, result_base_name
+from supancl.evaluate.protocols import augmented_epochs
+from supancl.evaluate.recording import result_base_name
 from supancl.evaluate.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from tests.evaluate.made import bright, run_folder, source, subject

@@ -65,16 +65,16 @@ LINEAR = (
     Mutant("squares.sqrt() > 1e-6 * size, squares.sqrt(), torch.ones_like(size)", "squares.sqrt() > 1e-6 * size, squares, torch.ones_like(size)"),
     Mutant("torch.where(squares.sqrt() > 1e-6 * size, squares.sqrt(), torch.ones_like(size))", "squares.sqrt()"),
     Mutant("return (values - self.mean.to(values.dtype)) / self", "return values / self"),
-    Mutant("(_best_weight(correct_by_weight, ~halves), _best_weight(correct_by_weight, halves))", "(_best_weight(correct_by_weight, halves), _best_weight(correct_by_weight, ~halves))"),
-    Mutant("Problem(single_rows[~is_held_out], labels[~is_held_out], len(classes))", "Problem(single_rows, labels, len(classes))"),
-    Mutant("exact = Problem(space.rows(values, torch.float64), labels, len(classes))", "exact = Problem(space.rows(values, torch.float64)[~is_held_out], labels[~is_held_out], len(classes))"),
-    Mutant("torch.where(halves, correct_tests[0], correct_tests[1])", "torch.where(halves, correct_tests[1], correct_tests[0])"),
+    Mutant("(best_weight(~halves), best_weight(halves))", "(best_weight(halves), best_weight(~halves))"),
+    Mutant("fitted = goal.problem(single_rows[~is_held_out], targets[~is_held_out])", "fitted = goal.problem(single_rows, targets)"),
+    Mutant("exact = goal.problem(space.rows(values, torch.float64), targets)", "exact = goal.problem(space.rows(values, torch.float64)[~is_held_out], targets[~is_held_out])"),
+    Mutant("tested[0][~halves] = tested[1][~halves]", "tested[0][halves] = tested[1][halves]"),
     Mutant("torch.where(classes[number] == labelled.labels, number, -1)", "number"),
-    Mutant(".sum()), weight),\n", ".sum()), -weight),\n"),
+    Mutant("choosing_targets[among]), weight))", "choosing_targets[among]), -weight))"),
     Mutant(">= len(train.labels)\n", "< len(train.labels)\n"),
     Mutant("LIVE_RIDGE * len(labels)", "LIVE_RIDGE"),
     Mutant("predictions: Tensor = classes[predict(solution.parameters, space.rows(values, torch.float32))]", "predictions: Tensor = predict(solution.parameters, space.rows(values, torch.float32))"),
-    Mutant("accuracy=_percent(is_correct)", "accuracy=_percent(choosing_labels >= 0)"),
+    Mutant("accuracy=_percent(is_correct)", "accuracy=_percent(test.labels >= 0)"),
 )
 
 LOGISTIC = (
@@ -197,13 +197,39 @@ TRANSFER = (
     Mutant("10 ** (-6 + 11 * i / 44)", "10 ** (-6 + 11 * i / 45)"),
     Mutant('if metric == "top-1":', 'if metric != "top-1":'),
     Mutant("torch.bincount(row, is_correct) / torch.bincount(row)", "torch.bincount(row, is_correct) / len(row)"),
-    Mutant("problem = Problem(rows[:train_count], labels[:train_count], len(classes))", "problem = Problem(rows, labels, len(classes))"),
-    Mutant("predict(solution.parameters, rows[train_count:]), labels[train_count:]", "predict(solution.parameters, rows[:train_count]), labels[:train_count]"),
+    Mutant("problem = goal.problem(rows[:train_count], targets[:train_count])", "problem = goal.problem(rows, targets)"),
+    Mutant("rows[train_count:].T)\n        scores[solution.weight] = goal.quality(answers, targets[train_count:])", "rows[:train_count].T)\n        scores[solution.weight] = goal.quality(answers, targets[:train_count])"),
     Mutant("key=lambda weight: (-scores[weight], weight)", "key=lambda weight: (-scores[weight], -weight)"),
     Mutant("final = solve(whole, best_weight", "final = solve(problem, best_weight"),
-    Mutant('accuracy(predictions, splits["test"].labels.cpu(), metric)', 'accuracy(predictions, splits["test"].labels.cpu())'),
+    Mutant("accuracy(predictions, labels, metric), predictions", "accuracy(predictions, labels), predictions"),
     Mutant("max(scores.values()) - REFINE_WITHIN]", "max(scores.values()) + REFINE_WITHIN]"),
     Mutant("iterations + final.iterations", "final.iterations"),
+)
+
+ONE_VS_REST = (
+    Mutant("2 * targets.T.to(rows) - 1", "1 - 2 * targets.T.to(rows)"),
+    Mutant("targets.numel() * math.log(2)", "targets.numel()"),
+    Mutant("wrong = margins * -self.signs", "wrong = margins * self.signs"),
+    Mutant("probability.mul_(self.signs).neg_()", "probability.mul_(self.signs)"),
+    Mutant("(weighted * along).abs() - weighted.square()", "(weighted * along).abs()"),
+    Mutant("mul_(probability * (1 - probability))", "mul_(probability)"),
+)
+
+SEVERAL_LABELS = (
+    Mutant("class_weights(self.pairs, classes, torch.float32) > 0", "class_weights(self.pairs, classes, torch.float32) > 0.5"),
+    Mutant("prevalence[prevalence > 0].mean()", "prevalence.mean()"),
+    Mutant("(self.draws - theirs.draws)", "(self.draws - theirs.draws.flip(0))"),
+    Mutant("leave_one_out=queries is reference", "leave_one_out=False"),
+    Mutant("choose_ridge_images(train.with_targets(classes), train.labels", "choose_ridge_images(train.with_targets(classes), torch.zeros_like(train.labels)"),
+    Mutant("for split in (train, validation, test)]", "for split in (train, train, test)]"),
+)
+
+PRECISION = (
+    Mutant("if not positives:", "if False:"),
+    Mutant("last_of_equal[:-1] = ordered[1:] != ordered[:-1]", "last_of_equal[:-1] = True"),
+    Mutant(".nanmean(0)", ".mean(0)"),
+    Mutant("step = torch.searchsorted(steps, -scores)", "step = torch.searchsorted(steps, -scores, right=True)"),
+    Mutant("/ reached.clamp(min=1)).sum(0)", "/ reached.amax(0).clamp(min=1)).sum(0)"),
 )
 
 EDGES = "tests/probes/test_edges.py"
@@ -225,4 +251,7 @@ GROUPS = (
     Group("probes/ranking.py", ("tests/probes/test_ranking.py",), RANKING),
     Group("probes/sgd.py", ("tests/probes/test_linear.py", "-k", "sgd or epochs or papers"), SGD),
     Group("probes/transfer.py", ("tests/probes/test_transfer.py", EDGES), TRANSFER),
+    Group("probes/one_vs_rest.py", ("tests/probes/test_several_labels.py",), ONE_VS_REST),
+    Group("probes/several_labels.py", ("tests/probes/test_several_labels.py",), SEVERAL_LABELS),
+    Group("probes/precision.py", ("tests/probes/test_precision.py",), PRECISION),
 )

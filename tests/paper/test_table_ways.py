@@ -11,7 +11,7 @@ import pytest
 
 from supancl import recipe
 from supancl.detect.spec import detect_spec
-from supancl.evaluate.protocols import TRAINED_IMAGES
+from supancl.evaluate.ridge import TRAINED_IMAGES
 from supancl.paper.tables.entries import Entry
 from supancl.weights.run_folder import RunFolder
 from tests.paper.test_tables import IMAGENET, laid, make_run

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from supancl.probes import Features, collapse, few_shot, knn_accuracies, knn_leave_one_out, linear_probe, transfer
+from supancl.probes.precision import mean_average_precision
+from supancl.probes.several_labels import SeveralFeatures, knn_scores, linear_scores, transfer_scores
 from tests.probes.blobs import blobs
+from tests.probes.test_several_labels import CLASSES, several
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -46,3 +49,23 @@ def test_few_shot_and_variance(splits: list[Features]) -> None:
         assert found.episodes_digest == expected.episodes_digest
         assert found.mean == pytest.approx(expected.mean, abs=0.2)
     assert collapse(on_gpu(splits[0])).nc1 == pytest.approx(collapse(splits[0]).nc1)
+
+
+def test_several_labels() -> None:
+    train, validation, test = (several(200, seed=seed, soft=True) for seed in range(3))
+    near = SeveralFeatures(train.values.cuda(), train.pairs, train.labels)  # as the monitor has them
+    targets = test.targets(CLASSES)
+    for device, reference in (("cuda", train), (None, near)):
+        on_device = SeveralFeatures(test.values.to(reference.values.device), test.pairs, test.labels)
+        found = knn_scores(reference, on_device, (9,), CLASSES, device=device)[9]
+        assert mean_average_precision(found, targets) == pytest.approx(
+            mean_average_precision(knn_scores(train, test, (9,), CLASSES)[9], targets), abs=0.5
+        )
+    for choose in (None, "halves", validation):
+        scores, about = linear_scores(train, test, choose, CLASSES, device="cuda")
+        expected, cpu = linear_scores(train, test, choose, CLASSES)
+        if about["weight"] == cpu["weight"] and about["weight_by_half"] == cpu["weight_by_half"]:
+            torch.testing.assert_close(scores, expected, rtol=1e-2, atol=1e-2)
+    scores, _ = transfer_scores(train, validation, test, CLASSES, device="cuda")
+    expected, _ = transfer_scores(train, validation, test, CLASSES)
+    assert mean_average_precision(scores, targets) == pytest.approx(mean_average_precision(expected, targets), abs=1)

@@ -118,8 +118,9 @@ def test_from_a_table_to_an_encoder(tmp_path, capsys, monkeypatch):
     assert about["labels_per_image"]["most"] == 2
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["knn"] is None
+    assert 0 < rows[-1]["knn_map"] <= 100
     assert rows[-1]["pool_coverage"] == 1
-    for command in (("knn",), ("linear",)):
+    for command in (("variance",), ("finetune",), ("linear", "--probe", "sgd")):
         assert_refused(supancl(capsys, "evaluate", *command, "run"), "labels.csv", "several", "one label")
     predicted = supancl(capsys, "predict", "run", "--data", path, "--out", "labels.out.csv")
     assert_refused(predicted, "labels.csv", "several", "one label")

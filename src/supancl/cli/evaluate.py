@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.certainty import describe_accuracy, print_certainty
+from supancl.cli.certainty import describe_at_k, describe_figure, print_certainty
 from supancl.cli.comparing import measure_all, print_results, progress_console, select_sources
 from supancl.cli.console import Terminal, table
 from supancl.cli.encoders import (
@@ -82,9 +82,9 @@ def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     result = measure(*open_encoders(args, console))
     if ks is None and result["k"] < DEFAULT_K:
         console.print(f"k = {result['k']}: a quarter of the references per class (--k sets another)")
-    for k, value in result["by_k"].items():
+    for k in result["by_k"]:
         console.print(
-            f"k-NN (k = {k}): {describe_accuracy(result, value)}, "
+            f"k-NN (k = {k}): {describe_at_k(result, k)}, "
             f"{result['references']} references, {result['classes']} classes"
         )
     print_certainty(result, console)
@@ -116,7 +116,7 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         return compare_encoders(args, "linear", measure, console)
     result = measure(*open_encoders(args, console))
     method = describe_ridge(result) if args.probe == "lbfgs" else f"{plural(result['epochs'], 'epoch')} of SGD"
-    console.print(f"linear ({method}): {describe_accuracy(result)}, {result['classes']} classes")
+    console.print(f"linear ({method}): {describe_figure(result)}, {result['classes']} classes")
     print_certainty(result, console)
     return result
 
@@ -175,7 +175,7 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     result = evaluate_finetuning(evaluated, args.data, settings, Path(args.out) if args.out else None, args.split)
     console.print(
         f"fine-tuned (lr {result['lr']:g}, {plural(result['epochs'], 'epoch')}): "
-        f"{describe_accuracy(result)}, mean per class {result['mean_per_class']:.2f}%"
+        f"{describe_figure(result)}, mean per class {result['mean_per_class']:.2f}%"
     )
     print_certainty(result, console)
     return result
@@ -203,7 +203,7 @@ def _print_with_certainty(results: list[dict[str, Any]], form: TableFormat, cons
     only_one = len({result["encoder"] for result in results}) == 1
     for result in results if form == "text" else ():
         name = f"{result['label'] if only_one else result['encoder']} on {result['data']}"
-        console.print(f"{name}: {describe_accuracy(result)}")
+        console.print(f"{name}: {describe_figure(result)}")
         print_certainty(result, console, name)
     return summary
 

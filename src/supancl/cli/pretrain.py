@@ -49,14 +49,11 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     run_folder = RunFolder(run.folder)
     # other ranks may not see the folder
     about = run_folder.read_data()[0] if run_folder.has_run else {}
-    has_one_label = about.get("labelled", True) and "labels_per_image" not in about  # which evaluations need
     console.print(
         f"done: encoder in {run.folder / 'encoder.safetensors'}; evaluate it with: {program_name()} evaluate knn "
-        f"{shlex.quote(str(run.folder))}{'' if has_one_label else ' --data LABELLED_IMAGES'}"
+        f"{shlex.quote(str(run.folder))}{'' if about.get('labelled', True) else ' --data LABELLED_IMAGES'}"
         f"{''.join(f' --plugin {shlex.quote(file)}' for file in args.plugin)}"
     )
-    if "labels_per_image" in about:
-        console.print("LABELLED_IMAGES are images with one label each: several cannot be evaluated on yet")
     last = {key: value for row in run.metrics[-2:] for key, value in row.items() if key != "kind"}
     return {"run": str(run.folder), "collapsed": run.collapsed, "last": last}
 

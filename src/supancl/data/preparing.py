@@ -74,7 +74,9 @@ def prepare_data(source: Source, spec: DataSpec) -> Data:
         summary["labels_per_image"] = describe_pairs(train.pairs)
     if spec.joined:
         summary["joined"] = list(spec.joined)
-    return Data(train, held_out, classes, test, transfer, transfer_classes, remarks, source.skipped, summary)
+    return Data(
+        train, held_out, classes, test, transfer, transfer_classes, remarks, source.skipped, summary, source.levels
+    )
 
 
 def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:

@@ -141,13 +141,27 @@ class Split:
         """This split; without labels if its images have several, for measures of one label per image."""
         return self if self.pairs is None else replace(self, labels=torch.full_like(self.labels, -1), pairs=None)
 
+    def at_level(self, levels: Sequence[int], level: int) -> Split:
+        """This split with one label per image: its class on one level of a hierarchy, -1 if it has none there.
+
+        `levels` has the level of each class (`Source.levels`).
+        """
+        assert self.pairs is not None
+        classes = self.pairs[..., 0].long()
+        is_here = (classes >= 0) & (torch.tensor(levels)[classes.clamp(min=0)] == level)
+        return replace(self, labels=torch.where(is_here, classes, -1).amax(1), pairs=None)
+
     @property
     def num_labelled(self) -> int:
         return int((self.labels >= 0).sum())
 
+    def class_numbers(self) -> Tensor:
+        """The class of every label of every image; -1 where there is none."""
+        return self.labels if self.pairs is None else self.pairs[..., 0].long().flatten()
+
     def class_ids(self) -> list[int]:
         """Sorted ids of the classes that have an image."""
-        labels = self.labels if self.pairs is None else self.pairs[..., 0].long()
+        labels = self.class_numbers()
         ids: list[int] = torch.unique(labels[labels >= 0]).tolist()
         return ids
 
@@ -207,6 +221,7 @@ class Source:
     skipped: tuple[str, ...] = ()
     items: Sequence[object] = ()  # image files or rows in the order of the store; empty for arrays
     empty_folders: tuple[str, ...] = ()  # class folders without an image
+    levels: tuple[int, ...] = ()  # of a hierarchy: the level of each class, 0 for the coarsest; else empty
 
 
 @dataclass(frozen=True, repr=False)
@@ -222,6 +237,7 @@ class Data:
     remarks: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     summary: dict[str, object] = field(default_factory=dict)
+    levels: tuple[int, ...] = ()  # as in Source
 
     def __repr__(self) -> str:
         labelled = self.train.num_labelled

@@ -10,14 +10,13 @@ import torch
 from supancl.core.encoders import PROJECTOR, Encoder
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.probes.certainty import Answers, accuracy_interval, difference, weighted_accuracy
-from supancl.probes.transfer import TransferMetric
+from supancl.probes.certainty import Judgement
 from supancl.stats import TOO_FEW_IMAGES, Interval
 from supancl.weights.start import load_init
 
 RANDOM_SEED = 0
 RANDOM, START = "random weights", "its start"
-Ask = Callable[[EvaluatedEncoder], Answers]  # what an encoder answers about always the same images
+Ask = Callable[[EvaluatedEncoder], Judgement]  # what an encoder answers about always the same images
 
 
 def build_random(evaluated: EvaluatedEncoder) -> Encoder:
@@ -51,13 +50,9 @@ def open_baselines(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, Evaluated
 
 
 def compare_with_baselines(
-    evaluated: EvaluatedEncoder,
-    answers: Answers,
-    ask: Ask,
-    metric: TransferMetric = "top-1",
-    key: tuple[Hashable, ...] | None = None,
+    evaluated: EvaluatedEncoder, judged: Judgement, ask: Ask, key: tuple[Hashable, ...] | None = None
 ) -> list[dict[str, Any]]:
-    """Accuracy of each baseline on the same images, and the difference with its paired interval.
+    """The figure of each baseline on the same images, and the difference with its paired interval.
 
     `key` names the question: the same one about the same weights, as for a second run, is asked once.
     """
@@ -68,14 +63,13 @@ def compare_with_baselines(
         except (BadInput, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
             evaluated.warn_once(f"{evaluated.location}: {name} is not compared: {error}")
             continue
-        accuracy = weighted_accuracy(theirs, metric)
-        gap = difference(answers, theirs, metric)
+        gap = judged.minus(theirs)
         rows.append(
             {
                 "name": name,
                 "weights": baseline.weights,
-                "accuracy": accuracy,
-                "accuracy_interval": list(accuracy_interval(accuracy, theirs.labels, metric)[1:]),
+                theirs.key: theirs.value,
+                f"{theirs.key}_interval": list(theirs.interval[1:]),
                 "difference": gap.mean,
                 "difference_interval": [gap.low, gap.high],
             }
@@ -83,7 +77,7 @@ def compare_with_baselines(
     return rows
 
 
-def _ask_once(baseline: EvaluatedEncoder, ask: Ask, key: tuple[Hashable, ...] | None) -> Answers:
+def _ask_once(baseline: EvaluatedEncoder, ask: Ask, key: tuple[Hashable, ...] | None) -> Judgement:
     sources = baseline.options.sources
     if sources is None or key is None:
         return ask(baseline)

@@ -12,6 +12,7 @@ import torch
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.few_shot import describe_queries, span
+from supancl.evaluate.naming import data_title, figure_of
 from supancl.probes import FewShot, Ranking, Score, paired_difference, rank_encoders
 
 Results = Sequence[dict[str, Any]]  # results of protocols, with their task, data and group
@@ -40,27 +41,30 @@ def rankings(results: Results) -> dict[str, Ranking]:
     A data set on which an encoder was trained has a column, but does not count in ranks.
     """
     tables: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = {}
-    names = row_labels(results)
+    names, overlapping = row_labels(results), _overlapping_groups(results)
     for result in results:
         row = tables.setdefault(result["task"], {}).setdefault(names[result["group"]], {})
-        row.setdefault(result["data"], []).append(result)
+        row.setdefault(data_title(result["data"], result), []).append(result)
     return {
         protocol: rank_encoders(
             {
                 encoder: {data: score_seeds(seed_results) for data, seed_results in row.items()}
                 for encoder, row in rows.items()
             },
-            unranked={data for task, data in _overlapping_groups(results) if task == protocol},
+            unranked={
+                data_title(result["data"], result)
+                for result in results
+                if (result["task"], result["data"]) in overlapping and result["task"] == protocol
+            },
         )
         for protocol, rows in tables.items()
     }
 
 
 def score_seeds(seed_results: Results) -> Score | list[float]:
-    """The accuracies of several seeds, or the Score of a single run, with its interval if it has one."""
-    if len(seed_results) == 1:
-        return Score(seed_results[0]["accuracy"], seed_results[0].get("interval"))
-    return [result["accuracy"] for result in seed_results]
+    """The figures of several seeds, or the Score of a single run, with its interval over episodes if it has one."""
+    values = [figure.value for result in seed_results if (figure := figure_of(result))]
+    return Score(values[0], seed_results[0].get("interval")) if len(values) == 1 else values
 
 
 def row_labels(results: Results) -> dict[str, str]:

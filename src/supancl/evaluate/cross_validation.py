@@ -83,7 +83,7 @@ def plan_cross_validation(
 ) -> CrossValidation | None:  # fmt: skip
     """The images to cross-validate over; None if the tested ones are not few, or if no others may be tested."""
     count = evaluation.images.num_labelled
-    if not evaluated.options.cross_validate or not 0 < count < FEW_IMAGES:
+    if not evaluated.options.cross_validate or not 0 < count < FEW_IMAGES or evaluation.has_several_labels:
         return None
     train = _train_with_all_labels(evaluated, evaluation, view)
     if not train.is_materialized or not evaluation.images.is_materialized:

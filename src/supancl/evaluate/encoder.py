@@ -21,7 +21,7 @@ from supancl.evaluate.feature_cache import FeatureCache, encoder_key, weights_ke
 from supancl.evaluate.naming import group_of, result_name, short_digest, source_of
 from supancl.files import read_json
 from supancl.probes import Features, embed
-from supancl.probes.certainty import Answers
+from supancl.probes.certainty import Judgement
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 from supancl.weights.encoder_file import has_digest, load_projector
@@ -36,7 +36,7 @@ class SourceCache:
         self.key: Hashable = None
         self.source: Source | None = None
         self.warned: set[str] = set()  # warnings that are not repeated
-        self.answers: dict[Hashable, Answers] = {}  # of baselines that several encoders share
+        self.answers: dict[Hashable, Judgement] = {}  # of baselines that several encoders share
 
     def get(self, key: Hashable, read: Callable[[], Source]) -> Source:
         if self.source is None or key != self.key:

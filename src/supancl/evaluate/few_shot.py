@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from supancl.data.levels import finest_data, finest_source
 from supancl.data.preparing import prepare_data
 from supancl.data.splits import DataSpec, Source, Split, fingerprint
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, plural
+from supancl.evaluate.class_checks import quote_classes
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_label, registered_name
-from supancl.evaluate.protocols import record_result
+from supancl.evaluate.recording import record_result
 from supancl.evaluate.sources import (
     check_unchanged,
     is_incomplete,
     is_run_source,
-    quote_classes,
     read_source,
     spec_for,
     warn_if_trained_on,
@@ -66,6 +67,7 @@ def evaluate_few_shot(
     if registered_name(source) is None:  # a benchmark has one split here, with every image
         check_unchanged(evaluated, source, data)
     split_name, split = few_shot_split(evaluated, data, spec)
+    data = finest_source(data)
     for most in (shots, max(shots, most_shots)):
         check_episodes(data.classes, source, split.labels, ways, most, held_out=split_name == HELD_OUT)
     overlaps = warn_if_trained_on(evaluated, source, split_name, every=split_name == "train")
@@ -107,11 +109,14 @@ def warn_dropped(evaluated: EvaluatedEncoder, name: str, dropped: Sequence[str],
 
 
 def few_shot_split(evaluated: EvaluatedEncoder, source: Source, spec: DataSpec) -> tuple[str, Split]:
-    """The images that episodes are sampled from: images not trained on, if the source has any."""
+    """The images that episodes are sampled from: images not trained on, if the source has any.
+
+    Of a hierarchy their labels are those of the finest level.
+    """
     name = next(name for name in ("test", "val", "train") if name in source.splits)
     if name == "train" and is_run_source(evaluated, spec.source) and registered_name(spec.source) is None:
-        return HELD_OUT, prepare_data(source, spec).held_out
-    return name, source.splits[name]
+        return HELD_OUT, finest_data(prepare_data(source, spec)).held_out
+    return name, finest_source(source).splits[name]
 
 
 def check_episodes(

@@ -23,10 +23,11 @@ from supancl.data.splits import Split
 from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluate.certainty import certainty_keys
+from supancl.evaluate.class_checks import quote_classes, warn_unknown
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.feature_cache import encoder_key
-from supancl.evaluate.protocols import record_evaluation
-from supancl.evaluate.sources import is_run_source, open_evaluation_data, quote_classes, resolve_source, warn_unknown
+from supancl.evaluate.recording import record_evaluation
+from supancl.evaluate.sources import is_run_source, open_evaluation_data, resolve_source
 from supancl.files import check_writable, make_folder
 from supancl.probes.certainty import Answers
 from supancl.probes.linear import hold_out
@@ -66,7 +67,7 @@ def evaluate_finetuning(
             f"{location}: fine-tuning needs labelled images of two classes to train on and some to test; "
             f"there are {len(train)} and {len(test)}"
         )
-    warn_unknown(evaluated, data.classes, location, train.labels, test.labels)
+    warn_unknown(evaluated, data.classes, location, (train,), test)
     if len(settings.lrs) > 1:
         check_class_sizes(data.classes, location, train.labels, 2, "comparing learning rates (or give one --lr)")
     if out is not None:

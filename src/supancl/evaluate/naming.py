@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.data.opening import absolute_source
@@ -84,6 +84,42 @@ def registered_name(source: str) -> str | None:
     name, separator, _ = source.partition("@")
     name = ALIASES.get(name, name)
     return name if separator and name in BENCHMARKS else None
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+FIGURES = {"accuracy": "accuracy", "map": "mAP"}  # the main figure of a result by its key -> its name
+
+
+class Figure(NamedTuple):
+    """The main figure of a result in percent: its name, its value, and both ends of its interval if it has one."""
+
+    name: str
+    value: float
+    interval: list[float] | None
+
+
+def figure_of(result: Mapping[str, Any]) -> Figure | None:
+    """The main figure of a result, or of a baseline or a level in it; None if it has none.
+
+    >>> figure_of({"map": 61.5, "map_interval": [58.0, 64.5]})
+    Figure(name='mAP', value=61.5, interval=[58.0, 64.5])
+    """
+    for key, name in FIGURES.items():
+        value = result.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return Figure(name, float(value), result.get(f"{key}_interval"))
+    return None
+
+
+def data_title(data: str, result: Mapping[str, Any]) -> str:
+    """What tables call the column of a data set: figures other than accuracies are named.
+
+    >>> data_title("voc", {"map": 61.5}), data_title("pets", {"accuracy": 80.0})
+    ('voc (mAP)', 'pets')
+    """
+    figure = figure_of(result)
+    return data if figure is None or figure.name == "accuracy" else f"{data} ({figure.name})"
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from supancl.data.splits import Data, Split, fingerprint
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, plural
-from supancl.evaluate.certainty import certainty_keys
+from supancl.evaluate.certainty import certainty_keys, level_keys
+from supancl.evaluate.class_checks import warn_unknown
 from supancl.evaluate.cross_validation import plan_cross_validation
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.evaluate.protocols import record_evaluation
-from supancl.evaluate.sources import open_evaluation_data, warn_unknown
-from supancl.probes import Features
-from supancl.probes.certainty import Answers
+from supancl.evaluate.recording import record_evaluation
+from supancl.evaluate.several_labels import several_features
+from supancl.evaluate.sources import EvaluationData, open_evaluation_data
+from supancl.probes.certainty import Answers, Judgement
 from supancl.probes.knn import DEFAULT_K, Metric, default_k, knn_correct
+from supancl.probes.several_labels import ClassScores, knn_scores
+
+
+@dataclass(frozen=True)
+class KnnSettings:
+    """How neighbours vote; with `leave_one_out` the tested images are the references for one another."""
+
+    temperature: float = 0.1
+    metric: Metric = "cosine"
+    leave_one_out: bool = False
+    view: View = "margin"
+
+    def references(self, evaluation: EvaluationData) -> Split:
+        return evaluation.images if self.leave_one_out else evaluation.data.train
 
 
 def evaluate_knn(
@@ -36,68 +49,91 @@ def evaluate_knn(
     """k-NN accuracy of held-out or test images among training images; the first of `ks` is the result.
 
     With `ks` None, as in `supancl evaluate knn`, k follows from the references per class (`default_k`). A k larger than
-    the number of references is reduced to it, and reported so.
+    the number of references is reduced to it, and reported so. Of images with several labels it is the mean average
+    precision, and of a hierarchy the accuracy on each level.
     """
     since = time.perf_counter()
-    evaluation = open_evaluation_data(evaluated, source, split, view)
-    location, train, images = evaluation.location, evaluation.data.train, evaluation.images
-    _check_references(evaluation.data, location, images if leave_one_out else train, images)
-    reference_labels = (images if leave_one_out else train).labels
+    settings = KnnSettings(temperature, metric, leave_one_out, view)
+    evaluation = open_evaluation_data(evaluated, source, split, view, several_labels=True)
+    references, images = settings.references(evaluation), evaluation.images
+    _check_references(evaluation.data, evaluation.location, references, images)
+    requested: dict[str, Any] = {"k": ks[0] if ks else None, "temperature": temperature, "metric": metric}
     cross_validation = None if leave_one_out else plan_cross_validation(evaluated, evaluation, view)
-    settings: dict[str, Any] = {"k": ks[0] if ks else None, "temperature": temperature, "metric": metric}
-    cross_validate = None if cross_validation is None else partial(cross_validation.ask_knn, **settings)
-    ks = _usable_ks(evaluated, location, ks, reference_labels[reference_labels >= 0], leave_one_out)
+    cross_validate = None if cross_validation is None else partial(cross_validation.ask_knn, **requested)
+    _note_large_ks(evaluated, evaluation.location, ks or (), references.num_labelled - leave_one_out)
+    usable = _usable_ks(ks, references, leave_one_out)
     if not leave_one_out:
-        labels = images.labels[images.labels >= 0]
-        warn_unknown(evaluated, evaluation.data.classes, location, reference_labels, labels)
+        warn_unknown(evaluated, evaluation.data.classes, evaluation.location, (references,), images)
 
-    def classify(encoder: EvaluatedEncoder) -> tuple[dict[int, Tensor], Features, Features]:
-        queries = encoder.features(images, view).labelled()
-        reference = queries if leave_one_out else encoder.features(train, view).labelled()
-        device = encoder.options.device
-        return knn_correct(reference, queries, ks, temperature, metric, device, leave_one_out), reference, queries
+    def ask(encoder: EvaluatedEncoder) -> Judgement:
+        return judge_neighbours(encoder, evaluation, usable, settings)[usable[0]]
 
-    def ask(encoder: EvaluatedEncoder) -> Answers:
-        correct, reference, queries = classify(encoder)
-        return Answers(correct[ks[0]], queries.labels, reference.labels)
-
-    correct, reference, queries = classify(evaluated)
-    accuracies = {k: 100 * float(is_correct.double().mean()) for k, is_correct in correct.items()}
-    answers = Answers(correct[ks[0]], queries.labels, reference.labels)
+    judged = judge_neighbours(evaluated, evaluation, usable, settings)
+    main = judged[usable[0]]
     return record_evaluation(
         evaluated,
         evaluation,
         "knn",
         since,
-        k=ks[0],
-        default_k=default_k(reference_labels, leave_one_out),
-        accuracy=accuracies[ks[0]],
-        by_k={str(k): value for k, value in accuracies.items()},
+        k=usable[0],
+        default_k=default_k(references.class_numbers(), leave_one_out),
+        by_k={str(k): judgement.value for k, judgement in judged.items()},
         temperature=temperature,
         metric=metric,
         leave_one_out=leave_one_out,
         view=view,
-        references=len(reference.labels),
-        queries=len(queries.labels),
-        classes=len(torch.unique(reference.labels)),
+        references=references.num_labelled,
+        queries=main.images,
+        classes=len(references.class_ids()),
         tested_on=fingerprint(images),
-        **certainty_keys(evaluated, answers, ask, cross_validate=cross_validate),
+        **{main.key: main.value},
+        **level_keys(evaluated, main, evaluation.coarser, lambda level: _judge_level(evaluated, level, ks, settings)),
+        **certainty_keys(evaluated, main, ask, cross_validate=cross_validate),
     )
 
 
-def _usable_ks(
-    evaluated: EvaluatedEncoder, location: str, ks: Sequence[int] | None, references: Tensor, leave_one_out: bool
-) -> tuple[int, ...]:
-    """The numbers of neighbours that there are, or if none are given the one that fits the references."""
-    most = len(references) - leave_one_out
-    if ks is None:
-        return (min(default_k(references, leave_one_out), most),)
+def judge_neighbours(
+    evaluated: EvaluatedEncoder, evaluation: EvaluationData, ks: Sequence[int], settings: KnnSettings
+) -> Mapping[int, Judgement]:
+    """By k, what the nearest references say about the tested images."""
+    device, temperature, metric = evaluated.options.device, settings.temperature, settings.metric
+    if evaluation.has_several_labels:
+        classes = len(evaluation.data.classes)
+        several = several_features(evaluated, evaluation.images, settings.view)
+        train = several if settings.leave_one_out else several_features(evaluated, evaluation.data.train, settings.view)
+        scores = knn_scores(train, several, ks, classes, temperature, metric, device)
+        return {k: ClassScores(values, several.targets(classes)) for k, values in scores.items()}
+    queries = evaluated.features(evaluation.images, settings.view).labelled()
+    leave_one_out = settings.leave_one_out
+    reference = queries if leave_one_out else evaluated.features(evaluation.data.train, settings.view).labelled()
+    correct = knn_correct(reference, queries, ks, temperature, metric, device, leave_one_out)
+    return {k: Answers(is_correct, queries.labels, reference.labels) for k, is_correct in correct.items()}
+
+
+def _judge_level(
+    evaluated: EvaluatedEncoder, level: EvaluationData, ks: Sequence[int] | None, settings: KnnSettings
+) -> Judgement:
+    """What the nearest references say on another level of a hierarchy, with the k that fits it."""
+    references = settings.references(level)
+    _check_references(level.data, level.location, references, level.images)
+    k = _usable_ks(ks, references, settings.leave_one_out)[0]
+    return judge_neighbours(evaluated, level, (k,), settings)[k]
+
+
+def _note_large_ks(evaluated: EvaluatedEncoder, location: str, ks: Sequence[int], most: int) -> None:
     if too_large := [k for k in ks if k > most]:
         available = f"there {'is' if most == 1 else 'are'} {plural(most, 'image')} to compare with"
         evaluated.reporter.note(
             f"{location}: {available}, so k = {' and '.join(map(str, too_large))} "
             f"{'are' if len(too_large) > 1 else 'is'} k = {most}"
         )
+
+
+def _usable_ks(ks: Sequence[int] | None, references: Split, leave_one_out: bool) -> tuple[int, ...]:
+    """The numbers of neighbours that there are, or if none are given the one that fits the references."""
+    most = references.num_labelled - leave_one_out
+    if ks is None:
+        ks = (default_k(references.class_numbers(), leave_one_out),)
     return tuple(dict.fromkeys(min(k, most) for k in ks))
 
 

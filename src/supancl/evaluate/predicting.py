@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from supancl.data.levels import finest_source
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean, plural
@@ -105,7 +106,7 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
     """Predict the labels that the images of a source lack, or with `every_image` those of all."""
     settings = settings or PredictSettings()
     evaluated, tuned = _open_tuned(evaluated, settings.classifier)
-    images = read_source(evaluated, spec_for(evaluated, source), settings.view)
+    images = finest_source(read_source(evaluated, spec_for(evaluated, source), settings.view))
     wanted_rows = {name: _rows_to_predict(split, settings.every_image) for name, split in images.splits.items()}
     total, count = sum(map(len, images.splits.values())), sum(map(len, wanted_rows.values()))
     if not count:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.data.label_pairs import check_one_label
+from supancl.data.levels import Level, finest_data, list_levels
 from supancl.data.opening import is_same_source, open_benchmark, open_source
 from supancl.data.order import derive_seed
 from supancl.data.preparing import SPLIT_SEED, draw_stratified, prepare_data
@@ -24,7 +24,6 @@ from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_name, registered_name
-from supancl.probes.features import name_classes
 from supancl.training.preflight import check_same_data
 
 CUT_FROM = {"fc100": "cifar100"}  # data sets that consist of images of another one
@@ -82,7 +81,7 @@ def read_source(
     """Read a source, or a benchmark (NAME@ROOT) with the splits for `use`.
 
     Photographs are decoded no larger than the view needs, or with `as_trained` as in `spec`. Several labels per image
-    are refused unless the caller can use them.
+    are refused unless the caller can use them, or unless they are a hierarchy, of which each level has one.
     """
     encoder, options, progress = evaluated.encoder, evaluated.options, evaluated.reporter.on_progress
     if not as_trained:
@@ -119,7 +118,7 @@ def read_source(
     data = read() if options.sources is None else options.sources.get((spec, encoder.spec.channels, use), read)
     first = next(iter(data.splits.values()))
     check_input_kind(encoder, first, spec.source)
-    if not several_labels:
+    if not several_labels and not data.levels:
         check_one_label(first.pairs, spec.source, "this evaluation")
     return data
 
@@ -129,9 +128,18 @@ def data_for(evaluated: EvaluatedEncoder, source: str | None, view: View = "marg
 
     For the margin view, the run's own source has the same pixels as the monitor, from the same cache.
     If the run was trained on another copy of the same data set, the test split is held out: val was trained on.
+    Of a hierarchy the labels are those of its finest level.
     """
+    return finest_data(_read_data(evaluated, source, view))
+
+
+def _read_data(
+    evaluated: EvaluatedEncoder, source: str | None, view: View, several_labels: bool = False
+) -> Data:  # fmt: skip
+    """`data_for` with the labels of all levels."""
     spec = spec_for(evaluated, source)
-    source_data = read_source(evaluated, spec, view, as_trained=view == "margin" and is_run_source(evaluated, source))
+    as_trained = view == "margin" and is_run_source(evaluated, source)
+    source_data = read_source(evaluated, spec, view, as_trained=as_trained, several_labels=several_labels)
     check_unchanged(evaluated, source, source_data)
     data = prepare_data(source_data, replace(spec, balanced=False))
     is_test_separate = source is not None and has_separate_test(evaluated, source)
@@ -162,17 +170,32 @@ class EvaluationData(NamedTuple):
     images: Split  # tested images
     taken_from: str  # their split: train (they were held out of it), val or test
     split: str  # their name in results: held-out, test or train
+    coarser: tuple[EvaluationData, ...] = ()  # of a hierarchy: the same images on its other levels, the coarsest first
+
+    @property
+    def has_several_labels(self) -> bool:
+        return self.images.pairs is not None
+
+    def at_level(self, level: Level) -> EvaluationData:
+        return self._replace(data=level.take_data(self.data), images=level.take_labels(self.images))
 
 
 def open_evaluation_data(
-    evaluated: EvaluatedEncoder, source: str | None, split: str, view: View = "margin"
+    evaluated: EvaluatedEncoder, source: str | None, split: str, view: View = "margin", several_labels: bool = False
 ) -> EvaluationData:
     """Open the data of an evaluation; `split` is held-out, test or train.
 
-    If the run held nothing out, held-out becomes test, with a note.
+    Of a hierarchy the labels are those of its finest level. Other images with several labels are refused unless the
+    caller can use them.
     """
-    data, location = data_for(evaluated, source, view), source or evaluated.location
-    held_out_from = str(data.summary["held_out_from"])
+    evaluation = _select_images(evaluated, source, split, _read_data(evaluated, source, view, several_labels))
+    by_level = [evaluation.at_level(level) for level in list_levels(evaluation.data)]
+    return by_level[-1]._replace(coarser=tuple(by_level[:-1])) if by_level else evaluation
+
+
+def _select_images(evaluated: EvaluatedEncoder, source: str | None, split: str, data: Data) -> EvaluationData:
+    """The images to test. If the run held nothing out, held-out becomes test, with a note."""
+    location, held_out_from = source or evaluated.location, str(data.summary["held_out_from"])
     if split == "held-out" and not len(data.held_out) and data.test is not None:
         evaluated.reporter.note(f"{location}: nothing is held out (data.holdout = 0), so the test split is used")
         split = "test"
@@ -216,55 +239,6 @@ def split_off(train: Split, fraction: float, name: str, location: str) -> tuple[
     remaining = torch.ones(len(labelled), dtype=torch.bool)
     remaining[selected] = False
     return labelled.take(remaining.nonzero()[:, 0]), labelled.take(selected)
-
-
-# --- the classes of a source ------------------------------------------------------------------------------------------
-
-
-def check_same_classes(
-    classes: Sequence[str], location: str, splits: Mapping[str, Tensor], may_lack: bool = False
-) -> None:
-    """Check that all splits have the classes of the first one, at least two; with `may_lack` some may be missing."""
-    sets = {name: set(labels[labels >= 0].tolist()) for name, labels in splits.items()}
-    first, expected = next(iter(sets.items()))
-    for name, present in sets.items():
-        if not present:
-            raise BadInput(
-                f"{location}: no labelled image in {name}; label some of them, or name labelled ones with --data"
-            )
-    if len(expected) < 2:
-        raise BadInput(
-            f"{location}: only class {classes[next(iter(expected))]!r} in {first}; "
-            "a classifier needs at least two classes"
-        )
-    for name, present in sets.items():
-        if expected - present and not may_lack:
-            raise BadInput(
-                f"{location}: no image of {quote_classes(classes, expected - present)} in {name}, which {first} has; "
-                "add images of it, or leave the class out of every split"
-            )
-        if present - expected:
-            raise BadInput(
-                f"{location}: {quote_classes(classes, present - expected)} in {name} has no image in {first}; "
-                "all splits must have the same classes"
-            )
-
-
-def warn_unknown(
-    evaluated: EvaluatedEncoder, classes: Sequence[str], location: str, train_labels: Tensor, test_labels: Tensor
-) -> None:
-    """Warn about test images whose class has no training image: they count as wrong."""
-    unknown = test_labels[~torch.isin(test_labels, train_labels)]
-    if len(unknown):
-        evaluated.reporter.warn(
-            f"{location}: {quote_classes(classes, set(unknown.tolist()))} has no training image; its "
-            f"{plural(len(unknown), 'test image counts', 'test images count')} as wrong"
-        )
-
-
-def quote_classes(classes: Sequence[str], labels: set[int]) -> str:
-    """'class 'cat'', or 'classes 'cat', 'dog' and 3 more'."""
-    return name_classes([repr(classes[label]) for label in sorted(labels)])
 
 
 # --- images that were trained on --------------------------------------------------------------------------------------

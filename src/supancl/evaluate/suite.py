@@ -19,7 +19,7 @@ from supancl.errors import BadInput, Interrupted, SupanclError, did_you_mean, pl
 from supancl.evaluate.comparison import check_seeds
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
-from supancl.evaluate.naming import result_name
+from supancl.evaluate.naming import figure_of, result_name
 from supancl.evaluate.nearest import evaluate_knn
 from supancl.evaluate.protocols import evaluate_transfer
 from supancl.evaluate.sources import array_file
@@ -154,13 +154,15 @@ def run_suite(encoders: Sequence[EvaluatedEncoder], plan: Plan, out: Path, repor
 
 
 def describe_result(result: dict[str, Any]) -> str:
-    """`9.21 [8.3, 10.2] of 3,669 images`, or of episodes `36.05 ± 0.39`."""
-    text = f"{result['accuracy']:.2f}"
+    """`9.21 [8.3, 10.2] of 3,669 images`, with `mAP ` before it if it is one; or of episodes `36.05 ± 0.39`."""
+    figure = figure_of(result)
+    assert figure is not None
+    text = f"{figure.value:.2f}" if figure.name == "accuracy" else f"{figure.name} {figure.value:.2f}"
     if "interval" in result:
         return f"{text} ± {result['interval']:.2f}"
-    if "accuracy_interval" not in result:  # measured by an older version
+    if figure.interval is None:  # measured by an older version
         return text
-    low, high = result["accuracy_interval"]
+    low, high = figure.interval
     return f"{text} [{low:.1f}, {high:.1f}] of {plural(result['tested_images'], 'image')}"
 
 
@@ -223,7 +225,7 @@ def data_key(name: str, root: Path) -> str:
 
 def load_result(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     content = read_json(path)
-    is_same = content.get("suite") == key and isinstance(content.get("accuracy"), float)
+    is_same = content.get("suite") == key and figure_of(content) is not None
     if not is_same or not is_as_written(content):
         return None
     return {name: value for name, value in content.items() if name != "digest"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from supancl.errors import make_visible, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.evaluate.naming import data_name
+from supancl.evaluate.naming import data_name, figure_of
 from supancl.evaluate.suite import describe_result
 from supancl.export import graphs, hugging_face, torchvision_file
 from supancl.export.exported import ExportedEncoder
@@ -230,7 +230,8 @@ def _results(evaluated: EvaluatedEncoder) -> Iterator[str]:
             continue
         rows.append(_result_row(result))
     if rows:
-        columns = ("Protocol", "Data", "Accuracy in %, 95% interval", "Verdict")
+        figure = "Accuracy or mAP" if any("mAP" in row[2] for row in rows) else "Accuracy"
+        columns = ("Protocol", "Data", f"{figure} in %, 95% interval", "Verdict")
         yield write_table(Table(columns, rows), "markdown").strip()
     else:
         yield "Not evaluated. `supancl evaluate knn RUN` and export again to have results here."
@@ -242,7 +243,7 @@ def _saved_results(evaluated: EvaluatedEncoder) -> Iterator[dict[str, Any]]:
     """The intact accuracies in RUN/evaluate."""
     for path in sorted(evaluated.run.evaluations.glob("*.json")) if evaluated.run is not None else ():
         content = read_json(path)
-        if is_as_written(content) and isinstance(content.get("accuracy"), float):
+        if is_as_written(content) and figure_of(content) is not None:
             yield content
 
 

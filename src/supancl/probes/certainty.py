@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,16 +14,81 @@ UNEVEN = 2  # classes are unbalanced if the largest has more than this many time
 GROUPS = {"head": 101, "middle": 20, "tail": 1}  # training images of a class, at least
 
 
+class Judgement(Protocol):
+    """What an encoder answered about the tested images, judged by one figure in percent: accuracy, or mAP."""
+
+    @property
+    def key(self) -> str:
+        """The figure's name in a result."""
+
+    @property
+    def images(self) -> int: ...
+
+    @property
+    def classes(self) -> int: ...
+
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def interval(self) -> Interval: ...
+
+    @property
+    def chance(self) -> float: ...
+
+    def minus(self, theirs: Any) -> Interval:
+        """The difference in points from a judgement of the same images, with its paired interval."""
+
+    def more_keys(self) -> dict[str, Any]:
+        """Further keys of the result."""
+
+
 class Answers(NamedTuple):
     """Which of the tested images an encoder classified correctly, their classes, and those of the references."""
 
     is_correct: Tensor
     labels: Tensor
     references: Tensor
+    metric: TransferMetric = "top-1"
 
     @property
     def accuracy(self) -> float:
         return 100 * float(self.is_correct.double().mean())
+
+    @property
+    def key(self) -> str:
+        return "accuracy"
+
+    @property
+    def images(self) -> int:
+        return len(self.labels)
+
+    @property
+    def classes(self) -> int:
+        """How many classes the references have."""
+        return len(torch.unique(self.references[self.references >= 0]))
+
+    @property
+    def value(self) -> float:
+        return weighted_accuracy(self, self.metric)
+
+    @property
+    def interval(self) -> Interval:
+        return accuracy_interval(self.value, self.labels, self.metric)
+
+    @property
+    def chance(self) -> float:
+        return chance(self.references, self.metric)
+
+    def minus(self, theirs: Answers) -> Interval:
+        return difference(self, theirs, self.metric)
+
+    def more_keys(self) -> dict[str, Any]:
+        """The accuracy of large and small classes, if their sizes differ."""
+        groups = accuracy_by_size(self)
+        if not groups:
+            return {}
+        return {"balanced_accuracy": weighted_accuracy(self, "mean-per-class"), "by_class_size": groups}
 
 
 def image_weights(labels: Tensor, metric: TransferMetric = "top-1") -> Tensor:

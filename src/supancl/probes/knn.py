@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from supancl.core.label_weights import has_pairs, split_pairs
 from supancl.errors import BadInput
 from supancl.probes.features import Features, Labelled, Rows, check_finite, check_shape, read_rows
 from supancl.reporter import track
@@ -164,7 +165,8 @@ def vote(matches: Neighbours, labels: Tensor, k: int, temperature: float, classe
 def count_votes(matches: Neighbours, labels: Tensor, k: int, temperature: float, classes: int) -> Tensor:
     """(queries, classes): the sum of exp(similarity / temperature) over the k nearest of each class.
 
-    The nearest one counts 1. A temperature of inf is a majority vote.
+    The nearest one counts 1. A temperature of inf is a majority vote. With pairs (N, L, 2) as labels, a neighbour
+    divides its vote among its classes by their weights.
     """
     if not temperature > 0:
         raise BadInput(f"temperature = {temperature:g}: must be above 0")
@@ -172,7 +174,12 @@ def count_votes(matches: Neighbours, labels: Tensor, k: int, temperature: float,
     # relative to the nearest one, because exp(1 / 0.01) would overflow
     weight = ((similarity - similarity[:, :1]) / temperature).exp()
     votes = weight.new_zeros(len(weight), classes)
-    return votes.scatter_add_(1, labels.to(weight.device)[matches.rows[:, :k]], weight)
+    neighbour_labels = labels.to(weight.device)[matches.rows[:, :k]]
+    if has_pairs(labels):
+        numbers, weights = split_pairs(neighbour_labels)  # padding has weight 0, whatever its class
+        divided = weight[..., None] * weights.to(weight) / weights.sum(-1, keepdim=True)
+        return votes.scatter_add_(1, numbers.clamp(min=0).flatten(1), divided.flatten(1))
+    return votes.scatter_add_(1, neighbour_labels, weight)
 
 
 def _class_count(labels: Tensor) -> int:

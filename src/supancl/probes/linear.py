@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from supancl.config import to_json
 from supancl.errors import BadInput, plural
 from supancl.probes.features import Features, check_features, check_splits
+from supancl.probes.goals import Goal, OneLabel
 from supancl.probes.logistic import (
     Problem,
     predict,
@@ -165,77 +166,103 @@ def linear_probe(
     `tolerance` of the optimum, relative to their norm.
     """
     splits, classes = check_splits(train=train)
+    test = _renumbered("test", test, classes, train.values.shape[1])
+    if isinstance(choose, Features):
+        choose = _renumbered("choose", choose, classes, train.values.shape[1]).labelled()
+    choice = choose_ridge_images(splits["train"], splits["train"].labels, test.labels, choose, share, seed)
+    predictions, about = fit_best_ridge(choice, test, OneLabel(len(classes), _accuracy), weights, tolerance, device)
+    is_correct = predictions == test.labels.cpu()
+    return LinearProbe(accuracy=_percent(is_correct), classes=len(classes), is_correct=is_correct, **about)
+
+
+def fit_best_ridge(
+    choice: RidgeChoice,
+    test: Features,
+    goal: Goal,
+    weights: Sequence[float] = PROBE_WEIGHTS,
+    tolerance: float = POLISH_TOLERANCE,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, dict[str, Any]]:
+    """Answers about the test images of the classifier with the best ridge, and how that was chosen: see `LinearProbe`.
+
+    Labels of the features are the goal's targets.
+    """
     if not weights or min(weights) <= 0:
         raise BadInput("weights: at least one is needed, and all above 0")
-    test = _renumbered("test", test, classes, train.values.shape[1])
-    choice = _choose_ridge_images(splits["train"], test.labels.cpu(), classes, choose, share, seed)
     halves = choice.in_first_half
-    values, labels = choice.fit.values.to(device), choice.fit.labels.to(device)
+    values, targets = choice.fit.values.to(device), choice.fit.labels.to(device)
     is_held_out = choice.is_held_out.to(device)
     space = Standardized(values)
     single_rows = space.rows(values, torch.float32)
-    test_rows, truth = space.rows(test.values.to(device), torch.float64), test.labels.to(device)
-    choosing_rows, choosing_labels = single_rows[is_held_out], labels[is_held_out]
+    test_rows = space.rows(test.values.to(device), torch.float64)
+    choosing_rows, choosing_targets = single_rows[is_held_out], targets[is_held_out].cpu()
     if halves is not None:
-        choosing_rows, choosing_labels = test_rows.float(), truth
-    fitted = Problem(single_rows[~is_held_out], labels[~is_held_out], len(classes))
-    correct_by_weight, starts = {}, {}
-    path = solve_path(fitted, sorted(set(weights)), CHOOSING_TOLERANCE)
-    for solution in track(path, "choosing the ridge of a linear classifier", len(set(weights))):
-        correct_by_weight[solution.weight] = (predict(solution.parameters, choosing_rows) == choosing_labels).cpu()
-        starts[solution.weight] = solution.parameters
-    selected: tuple[float, ...] = (_best_weight(correct_by_weight),)
+        choosing_rows, choosing_targets = test_rows.float(), test.labels.cpu()
+    fitted = goal.problem(single_rows[~is_held_out], targets[~is_held_out])
+    starts = _solve_all(fitted, weights)
+    answers = {weight: goal.answers(start @ choosing_rows.T).cpu() for weight, start in starts.items()}
+
+    def best_weight(among: Tensor | slice) -> float:
+        """The weight of the highest quality; of equal ones the strongest."""
+        return max(answers, key=lambda weight: (goal.quality(answers[weight][among], choosing_targets[among]), weight))
+
+    selected: tuple[float, ...] = (best_weight(slice(None)),)
     if halves is not None:
-        selected = (_best_weight(correct_by_weight, ~halves), _best_weight(correct_by_weight, halves))
-    exact = Problem(space.rows(values, torch.float64), labels, len(classes))
-    rough = Problem(single_rows, labels, len(classes))
+        selected = (best_weight(~halves), best_weight(halves))
+    exact = goal.problem(space.rows(values, torch.float64), targets)
+    rough = goal.problem(single_rows, targets)
     finals = {
         weight: polish(exact, rough, weight, starts[weight], tolerance)
         for weight in track(set(selected), "fitting the linear classifier")
     }
-    correct_tests = [(predict(finals[weight].parameters, test_rows) == truth).cpu() for weight in selected]
-    is_correct = correct_tests[0] if halves is None else torch.where(halves, correct_tests[0], correct_tests[1])
-    ascending = sorted(correct_by_weight)
-    return LinearProbe(
-        accuracy=_percent(is_correct),
-        weight=_best_weight(correct_by_weight),
-        weights=tuple(ascending),
-        held_out=tuple(_percent(correct_by_weight[weight]) for weight in ascending),
-        classes=len(classes),
-        images=(int((~is_held_out).sum()), len(choosing_labels), len(truth)),
-        residual=max(final.residual for final in finals.values()),
-        cut_off=any(final.cut_off for final in finals.values()),
-        chosen_on=choice.chosen_on,
-        chosen_on_images=len(choosing_labels),
-        weight_by_half=() if halves is None else selected,
-        is_correct=is_correct,
-    )
+    tested = [goal.answers(finals[weight].parameters @ test_rows.T).cpu() for weight in selected]
+    if halves is not None:
+        tested[0][~halves] = tested[1][~halves]
+    ascending = sorted(answers)
+    return tested[0], {
+        "weight": best_weight(slice(None)),
+        "weights": tuple(ascending),
+        "held_out": tuple(goal.quality(answers[weight], choosing_targets) for weight in ascending),
+        "images": (int((~is_held_out).sum()), len(choosing_targets), len(test.labels)),
+        "residual": max(final.residual for final in finals.values()),
+        "cut_off": any(final.cut_off for final in finals.values()),
+        "chosen_on": choice.chosen_on,
+        "chosen_on_images": len(choosing_targets),
+        "weight_by_half": () if halves is None else selected,
+    }
 
 
-def _choose_ridge_images(
+def _solve_all(problem: Problem, weights: Sequence[float]) -> dict[float, Tensor]:
+    """Rough solutions by weight."""
+    path = solve_path(problem, sorted(set(weights)), CHOOSING_TOLERANCE)
+    solutions = track(path, "choosing the ridge of a linear classifier", len(set(weights)))
+    return {solution.weight: solution.parameters for solution in solutions}
+
+
+def choose_ridge_images(
     train: Features,
-    test_labels: Tensor,
-    classes: Tensor,
+    strata: Tensor,
+    test_strata: Tensor,
     choose: Features | Literal["halves"] | None,
-    fraction: float,
-    seed: int,
+    fraction: float = 0.1,
+    seed: int = 0,
 ) -> RidgeChoice:
-    """`train` and `test_labels` number the `classes` 0, 1, ..."""
+    """Which images choose the ridge (see `linear_probe`); images are drawn by `strata`, a class of each."""
     if choose is None:
-        return RidgeChoice(train, hold_out(train.labels.cpu(), fraction, seed), None, f"{fraction:.0%} of training")
+        return RidgeChoice(train, hold_out(strata.cpu(), fraction, seed), None, f"{fraction:.0%} of training")
     if isinstance(choose, Features):
-        choosing = _renumbered("choose", choose, classes, train.values.shape[1]).labelled()
-        if not len(choosing.labels):
+        if not len(choose.labels):
             raise BadInput("choose features: no image of the training classes; choosing a ridge needs some")
-        is_held_out = torch.arange(len(train.labels) + len(choosing.labels)) >= len(train.labels)
-        both = (torch.cat([ours, other.to(ours)]) for ours, other in zip(train, choosing, strict=True))
+        is_held_out = torch.arange(len(train.labels) + len(choose.labels)) >= len(train.labels)
+        both = (torch.cat([ours, other.to(ours)]) for ours, other in zip(train, choose, strict=True))
         return RidgeChoice(Features(*both), is_held_out, None, "held-out")
-    if choose != "halves" or len(test_labels) < 2:
+    if choose != "halves" or len(test_strata) < 2:
         raise BadInput(
-            f"choose = {choose!r} with {plural(len(test_labels), 'test image')}: give features, None, or "
+            f"choose = {choose!r} with {plural(len(test_strata), 'test image')}: give features, None, or "
             "'halves' of two test images or more"
         )
-    return RidgeChoice(train, torch.zeros(len(train.labels), dtype=torch.bool), halve(test_labels, seed), "other half")
+    nothing = torch.zeros(len(train.labels), dtype=torch.bool)
+    return RidgeChoice(train, nothing, halve(test_strata.cpu(), seed), "other half")
 
 
 def _renumbered(name: str, features: Features, classes: Tensor, width: int) -> Features:
@@ -251,12 +278,8 @@ def _renumbered(name: str, features: Features, classes: Tensor, width: int) -> F
     return Features(labelled.values, torch.where(classes[number] == labelled.labels, number, -1))
 
 
-def _best_weight(correct_by_weight: Mapping[float, Tensor], among: Tensor | None = None) -> float:
-    """The weight with the most correct answers; of equal ones the strongest."""
-    return max(
-        correct_by_weight,
-        key=lambda weight: (int(correct_by_weight[weight][slice(None) if among is None else among].sum()), weight),
-    )
+def _accuracy(predictions: Tensor, labels: Tensor) -> float:
+    return _percent(predictions == labels)
 
 
 def _percent(is_correct: Tensor) -> float:

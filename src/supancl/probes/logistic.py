@@ -85,11 +85,12 @@ def predict(parameters: Tensor, rows: Tensor) -> Tensor:
     return (parameters @ rows.T).argmax(0)
 
 
-def predict_unrotated(parameters: Tensor, axes: Tensor, values: Tensor, chunk: int = 8192) -> Tensor:
-    """The class of each unrotated row: rotating the parameters back is cheaper than rotating the rows."""
+def unrotated_logits(parameters: Tensor, axes: Tensor, values: Tensor, chunk: int = 8192) -> Iterator[Tensor]:
+    """(rows, classes) for chunks of unrotated rows: rotating the parameters back is cheaper than rotating the rows."""
     turned = parameters @ axes.T
-    chunks = [values[start : start + chunk].to(axes.dtype) for start in range(0, len(values), chunk)]
-    return torch.cat([torch.addmm(turned[:, -1], chunk_rows, turned[:, :-1].T).argmax(1) for chunk_rows in chunks])
+    for start in range(0, len(values), chunk):
+        chunk_rows = values[start : start + chunk].to(axes.dtype)
+        yield torch.addmm(turned[:, -1], chunk_rows, turned[:, :-1].T)
 
 
 class Slope(NamedTuple):
@@ -137,6 +138,10 @@ class Problem:
         for start in range(0, len(self.rows), chunk):
             diagonal.addmm_(probability[:, start : start + chunk], self.rows[start : start + chunk].square())
         return diagonal
+
+    def curvature_along(self, weighted: Tensor, along: Tensor) -> float:
+        """The second derivative of the cross-entropy along margins; `weighted` is residual * along."""
+        return float(((weighted * along).sum(0) - weighted.sum(0).square()).sum(dtype=torch.float64))
 
     def hessian_product(self, residual: Tensor, direction: Tensor) -> Tensor:
         """The Hessian of the cross-entropy times a direction."""
@@ -233,7 +238,7 @@ def find_step_length(
         first = float(weighted.sum(dtype=torch.float64)) + ridge[0] + length * ridge[1]
         if abs(first) <= 0.3 * abs(slope):
             break
-        second = float(((weighted * along).sum(0) - weighted.sum(0).square()).sum(dtype=torch.float64)) + ridge[1]
+        second = problem.curvature_along(weighted, along) + ridge[1]
         low, high = (length, high) if first < 0 else (low, length)
         guess = length - first / second if second > 0 else float("inf")
         if not low < guess < high:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,16 +13,15 @@ from torch import Tensor
 from supancl.config import to_json
 from supancl.errors import BadInput
 from supancl.probes.features import Features, check_splits
+from supancl.probes.goals import Goal, OneLabel
 from supancl.probes.logistic import (
     LbfgsMemory,
-    Problem,
     Solution,
-    predict,
-    predict_unrotated,
     principal_axes,
     rotate,
     solve,
     solve_path,
+    unrotated_logits,
 )
 from supancl.reporter import track, track_task
 
@@ -89,21 +90,40 @@ def transfer(
     in an ascending loop that keeps the first best. The problem is convex, so a descending path finds the same optima.
     Memory: a copy of the features in `dtype`, on their principal axes, and some arrays of images x classes.
     """
+    splits, classes = check_splits(train=train, validation=validation, test=test)
+    goal = OneLabel(len(classes), partial(accuracy, metric=metric))
+    predictions, about = fit_on_validation(list(splits.values()), goal, weights, tolerance, dtype, device)
+    labels = splits["test"].labels.cpu()
+    percent, is_correct = accuracy(predictions, labels, metric), predictions == labels
+    return Transfer(percent, metric, classes=len(classes), is_correct=is_correct, **about)
+
+
+def fit_on_validation(
+    splits: Sequence[Features],
+    goal: Goal,
+    weights: tuple[float, ...] = WEIGHTS,
+    tolerance: float = TOLERANCE,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, dict[str, Any]]:
+    """Answers about the test images of the classifier that `transfer` describes, and how it was chosen.
+
+    `splits` are train, validation and test; their labels are the goal's targets.
+    """
+    train, validation, test = splits
     if not weights or min(weights) <= 0:
         raise BadInput(f"weights = {weights!r}: at least one, and all above 0")
-    splits, classes = check_splits(train=train, validation=validation, test=test)
-    both = torch.cat([splits["train"].values, splits["validation"].values]).to(device)
-    labels = torch.cat([splits["train"].labels, splits["validation"].labels]).to(device)
+    both = torch.cat([train.values, validation.values]).to(device)
+    targets = torch.cat([train.labels, validation.labels]).to(device)
     axes = principal_axes(both, dtype)
-    rows, train_count = rotate(both, axes), len(splits["train"].labels)
+    rows, train_count = rotate(both, axes), len(train.labels)
     del both
-    problem = Problem(rows[:train_count], labels[:train_count], len(classes))
+    problem = goal.problem(rows[:train_count], targets[:train_count])
     scores, starts, iterations = {}, {}, 0
 
     def record(solution: Solution) -> int:
-        scores[solution.weight] = accuracy(
-            predict(solution.parameters, rows[train_count:]), labels[train_count:], metric
-        )
+        answers = goal.answers(solution.parameters @ rows[train_count:].T)
+        scores[solution.weight] = goal.quality(answers, targets[train_count:])
         starts[solution.weight] = solution.parameters
         return solution.iterations
 
@@ -117,21 +137,17 @@ def transfer(
         iterations += record(solve(problem, weight, starts[weight], memory=memory, tolerance=tolerance))
     best_weight = min(candidates, key=lambda weight: (-scores[weight], weight))
     memory.move(best_weight)  # pairs of the train split also fit train and validation
-    whole = Problem(rows, labels, len(classes))
+    whole = goal.problem(rows, targets)
     with track_task("fitting the classifier"):
         final = solve(whole, best_weight, starts[best_weight], memory=memory, tolerance=tolerance)
-    predictions = predict_unrotated(final.parameters, axes, splits["test"].values.to(device)).cpu()
+    chunks = unrotated_logits(final.parameters, axes, test.values.to(device))
     ascending = sorted(scores)
-    return Transfer(
-        accuracy(predictions, splits["test"].labels.cpu(), metric),
-        metric,
-        best_weight,
-        tuple(ascending),
-        tuple(scores[weight] for weight in ascending),
-        len(classes),
-        (train_count, len(labels) - train_count, len(predictions)),
-        final.residual,
-        iterations + final.iterations,
-        final.cut_off,
-        predictions == splits["test"].labels.cpu(),
-    )
+    return torch.cat([goal.answers(logits.T) for logits in chunks]).cpu(), {
+        "weight": best_weight,
+        "weights": tuple(ascending),
+        "validation": tuple(scores[weight] for weight in ascending),
+        "images": (train_count, len(targets) - train_count, len(test.labels)),
+        "residual": final.residual,
+        "iterations": iterations + final.iterations,
+        "cut_off": final.cut_off,
+    }

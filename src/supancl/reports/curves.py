@@ -31,6 +31,7 @@ class Group(NamedTuple):
 GROUPS = (
     Group("Loss", (Measure("loss", "loss"), Measure("ssl", "self-supervised"), Measure("sup", "supervised"))),
     Group("Held-out accuracy (%)", (Measure("knn", "k-NN"), Measure("linear", "linear"))),
+    Group("Held-out mAP (%)", (Measure("knn_map", "k-NN"),)),
     Group("Effective rank of the targets", (Measure("effective_rank", "effective rank"),)),
     Group("Relative std of the targets", (Measure("std", "relative std"),)),
     Group("S_W/S_T of held-out images", (Measure("s_w/s_t", "S_W/S_T"),)),

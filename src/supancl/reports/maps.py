@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from supancl.data.levels import finest_source
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluate import EvaluatedEncoder
@@ -91,13 +92,15 @@ def choose_images(
 ) -> tuple[MappedImages, Tensor | None]:
     """The images of the requested classes in all splits; beyond the limit, a random choice by the seed.
 
-    Also a mask of those that the run held out of its train split; None if they are not the run's images.
+    Also a mask of those that the run held out of its train split; None if they are not the run's images. Of a hierarchy
+    the labels are those of its finest level.
     """
-    splits = {name: split.materialize() for name, split in source.splits.items()}
+    finest = finest_source(source)
+    splits = {name: split.materialize() for name, split in finest.splits.items()}
     labels = torch.cat([split.labels for split in splits.values()])
     rows = torch.arange(len(labels))
     if request.classes:
-        rows = rows[torch.isin(labels, torch.tensor(find_classes(request, source.classes)))]
+        rows = rows[torch.isin(labels, torch.tensor(find_classes(request, finest.classes)))]
     if len(rows) > request.limit:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(request.seed))
         evaluated.warn_once(f"{request.data}: the map shows {request.limit:,} of {len(rows):,} images (--limit)")
@@ -116,7 +119,7 @@ def choose_images(
             nonempty_splits.append(split.take(positions.to(split.index.device)))
         names += split.names_at(positions)
         split_names += [name] * len(positions)
-    images = MappedImages(nonempty_splits, names, labels[rows].numpy(), source.classes, split_names)
+    images = MappedImages(nonempty_splits, names, labels[rows].numpy(), finest.classes, split_names)
     return images, None if in_train is None else held_out[rows]
 
 

@@ -102,8 +102,10 @@ def _overview(records: Mapping[str, RunRecord], verdicts: Mapping[str, Verdict])
 
 
 def _accuracy(record: RunRecord, key: str) -> Cell:
-    """The last check's accuracy with its interval."""
+    """The last check's accuracy with its interval, or for several labels k-NN's mAP."""
     value = record.last(key)
+    if value is None and key == "knn" and (precision := record.last("knn_map")) is not None:
+        return Cell(f"mAP {_number(precision, 1)}")
     ends = record.checks[-1].get(f"{key}_interval") if record.checks else None
     return Cell(_number(value, 1), suffix=format_interval(ends))
 

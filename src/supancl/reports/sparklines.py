@@ -10,7 +10,10 @@ from typing import Any
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 32  # characters of a curve
 MIN_POINTS = 3  # of fewer, the lines of the epochs say as much
-CURVES = {"loss": "loss", "effective_rank": "rank", "s_w/s_t": "S_W/S_T", "knn": "k-NN", "linear": "linear"}
+CURVES = {
+    "loss": "loss", "effective_rank": "rank", "s_w/s_t": "S_W/S_T", "knn": "k-NN", "knn_map": "k-NN mAP",
+    "linear": "linear",
+}  # fmt: skip
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
@@ -38,5 +41,5 @@ def describe_curves(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             if row["kind"] == kind and isinstance(row.get(key), (int, float)) and math.isfinite(row[key])
         ]
         if len(values) >= MIN_POINTS:
-            lines.append(f"{title:<8}{sparkline(values):<{WIDTH}}  {values[0]:.3g} -> {values[-1]:.3g}")
+            lines.append(f"{title:<9}{sparkline(values):<{WIDTH}}  {values[0]:.3g} -> {values[-1]:.3g}")
     return lines

@@ -45,6 +45,7 @@ def write_suite(results: Sequence[dict[str, Any]], summary: dict[str, Any], out:
         f"{to_html(ranking_table(ranking))}"
         for protocol, ranking in tables.items()
     )
+    figures = "Accuracy, or mAP where the column says so," if any("map" in result for result in results) else "Accuracy"
     has_comparison = any(ranking.compares for ranking in tables.values())
     marks_note = "; best in bold, second best underlined" if has_comparison else ""
     ranks_note = " Average ranks run over the data sets that every encoder has." if has_comparison else ""
@@ -53,7 +54,7 @@ def write_suite(results: Sequence[dict[str, Any]], summary: dict[str, Any], out:
     )
     warnings = f"<p>Columns that cannot be compared:</p><ul>{warnings}</ul>" if warnings else ""
     body = f"""<h1>Evaluation suite</h1>
-<p>Accuracy in percent{marks_note}. &plusmn; is the standard deviation over seeds of one
+<p>{figures} in percent{marks_note}. &plusmn; is the standard deviation over seeds of one
 recipe, or, for a single few-shot result, the 95% interval over episodes.{ranks_note}</p>
 {warnings}
 {sections}
@@ -89,7 +90,7 @@ def _describe(protocol: str, results: Sequence[dict[str, Any]]) -> str:
     if result["protocol"] == "knn":
         return (
             f"k = {result['k']}, {result['metric']}, temperature {result['temperature']:g}; test images among training "
-            "images, top-1."
+            f"images, {'mAP' if 'map' in result else 'top-1'}."
         )
     if result["protocol"] == "transfer":
         candidates = result.get("tried") or result["weights"]  # the older name
@@ -137,7 +138,8 @@ def _data_sets(results: Sequence[dict[str, Any]]) -> str:
             f"{', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}"
         ]
         remarks = (remarks if dropped else []) + list(result.get("remarks", ()))
-        metric = result["metric"] if result["protocol"] == "transfer" else "top-1"
+        metric = result["metric"] if result["protocol"] == "transfer" and "map" not in result else "top-1"
+        metric = "mAP" if "map" in result else metric
         rows[result["task"], result["data"]] = [
             result["data"],
             _title(result["task"]),

@@ -204,7 +204,10 @@ class Terminal(Reporter):
         values |= {"std": row.get("std"), "rank": row.get("effective_rank"), "S_W/S_T": row.get("s_w/s_t")}
         references = row.get("knn_references", self.labelled)
         sample_note = f" (of {references})" if references < self.labelled else ""  # training images compared with
-        values |= {f"k-NN{sample_note}": row.get("knn"), "linear": row.get("linear")}
+        if "knn_map" in row:
+            values |= {f"k-NN mAP{sample_note}": row["knn_map"]}
+        else:
+            values |= {f"k-NN{sample_note}": row.get("knn"), "linear": row.get("linear")}
         values |= {"pool": row.get("pool_coverage"), "age": row.get("pool_staleness")}
         values |= {"img/s": self.last.get("images_per_second")}
         intervals = {f"k-NN{sample_note}": describe_interval(row, "knn"), "linear": describe_interval(row, "linear")}

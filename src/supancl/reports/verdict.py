@@ -175,12 +175,13 @@ def _describe_health(record: RunRecord, ranks: Sequence[float], bound: float) ->
         pieces.append(f"relative std {std:.2f} (below {COLLAPSED_STD:g} is a collapse)")
     if ranks:
         pieces.append(f"effective rank {ranks[-1]:.1f} (below {bound:.1f})")
-    accuracies = _values(record.checks, "knn")
-    if len(accuracies) > 1:
-        verb = "rose" if accuracies[-1] > accuracies[0] else "has not risen, it went"
-        pieces.append(f"k-NN {verb} from {accuracies[0]:.1f}% to {accuracies[-1]:.1f}%")
-    elif accuracies:
-        pieces.append(f"k-NN {accuracies[0]:.1f}%")
+    for key, title in (("knn", "k-NN"), ("knn_map", "k-NN mAP")):
+        figures = _values(record.checks, key)
+        if len(figures) > 1:
+            verb = "rose" if figures[-1] > figures[0] else "has not risen, it went"
+            pieces.append(f"{title} {verb} from {figures[0]:.1f}% to {figures[-1]:.1f}%")
+        elif figures:
+            pieces.append(f"{title} {figures[0]:.1f}%")
     return ", ".join(pieces) or "no sign of collapse, but neither std nor rank was measured"
 
 

@@ -2,6 +2,7 @@
 
 std and effective rank: targets of the training step (train mode). S_W, S_T, k-NN and the linear classifier: encoder
 features of held-out images in eval mode. The last check of a run gives the value of `supancl evaluate knn RUN`.
+Of a hierarchy labels are those of the finest level. Several labels have k-NN's mean average precision instead.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.core.pools import Pool
+from supancl.data.levels import finest_data
 from supancl.data.splits import Data, Split
 from supancl.errors import Collapsed, NonFinite, program_name
 from supancl.probes import Features, effective_rank, embed, knn_accuracy, variance
 from supancl.probes.knn import default_k
 from supancl.probes.linear import fixed_ridge_accuracy
+from supancl.probes.precision import mean_average_precision
+from supancl.probes.several_labels import attach_labels, knn_scores
 from supancl.stats import wilson_interval
 
 if TYPE_CHECKING:
@@ -78,7 +82,8 @@ class Monitor:
     """Measures signs of collapse; `collapse_message` explains them."""
 
     def __init__(self, data: Data, supervised: bool) -> None:
-        self.splits = tuple(split.hide_several_labels() for split in (data.train, data.held_out))
+        judged = data if data.train.pairs is None else finest_data(data)  # without pairs, only one level is left
+        self.splits = (judged.train, judged.held_out)
         self.present = data.train.class_ids()
         self.reference, self.held_out = (sample_labelled(split, MAX_IMAGES) for split in self.splits)
         self.classes, self.supervised = len(data.classes), supervised
@@ -144,7 +149,9 @@ class Monitor:
             )
         within, total = variance(queries)
         row: dict[str, Any] = {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
-        if not reference.num_labelled or not held_out.num_labelled:  # there are no classes to predict
+        if held_out.pairs is not None:
+            row |= self._several_labels(encoder, queries, (reference, held_out), device, half)
+        if not reference.num_labelled or not len(queries.labelled().labels):  # there are no classes to predict
             return row | {"knn": float("nan"), "linear": float("nan")}
         references = self._features(encoder, reference, device, half)
         fitted = sample_rows(references.labelled(), MAX_IMAGES)
@@ -158,6 +165,23 @@ class Monitor:
             "linear_references": len(fitted.labels),
         }
         return row | {f"{name}_interval": list(wilson_interval(row[name], tested)[1:]) for name in ("knn", "linear")}
+
+    def _several_labels(
+        self, encoder: Encoder, queries: Features, splits: tuple[Split, Split], device: torch.device, half: bool
+    ) -> dict[str, Any]:
+        """k-NN's mean average precision; `splits` are references and held-out images, whose features `queries` has."""
+        reference, held_out = splits
+        if reference.pairs is None or not reference.num_labelled or not held_out.num_labelled:
+            return {}
+        references = attach_labels(self._features(encoder, reference, device, half), reference)
+        tested, k = attach_labels(queries, held_out), default_k(reference.class_numbers())
+        scores = knn_scores(references, tested, (k,), self.classes)[k]
+        return {
+            "knn_map": mean_average_precision(scores, tested.targets(self.classes)),
+            "knn_k": k,
+            "knn_references": len(references.labels),
+            "knn_queries": len(tested.labels),
+        }
 
     @staticmethod
     def _features(encoder: Encoder, split: Split, device: torch.device, half: bool) -> Features:

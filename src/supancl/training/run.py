@@ -60,6 +60,8 @@ class Run:
             pieces.append(plural(last["epoch"] + 1, "epoch"))
         if "knn" in last:
             pieces.append(f"k-NN {last['knn']:.1f}%")
+        elif "knn_map" in last:
+            pieces.append(f"k-NN mAP {last['knn_map']:.1f}%")
         return ", ".join([*pieces, *["collapsed"] * self.collapsed])
 
 

@@ -1,0 +1,132 @@
+"""Several labels per image, from pretraining to the printed mAP, the files, the table of several runs and the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from supancl.evaluate import sources
+from supancl.reports.suite_page import write_suite
+from tests.evaluate.made import bright
+from tests.files import archive, assert_mentions, assert_refused, supancl
+
+TINY = [
+    "--epochs", "2", "--batch-size", "16", "--device", "cpu", "--quiet", "--set", "encoder.width=8",
+    "--set", "pool.size=16", "--set", "schedule.warmup_epochs=0", "--set", "data.holdout=null",
+]  # fmt: skip
+MAP = r"mAP (\d+\.\d\d)% \[(\d+\.\d), (\d+\.\d)\] of 120 images"
+
+
+def matrix(labels: np.ndarray) -> np.ndarray:
+    """Four brightnesses, and dark or light."""
+    return np.eye(6)[labels] + np.eye(6)[4 + (labels >= 2)]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The folder that commands run in, with several.npz."""
+    monkeypatch.chdir(tmp_path)
+    arrays = {"class_names": ["a", "b", "c", "d", "dark", "light"]}
+    for seed, (name, size) in enumerate((("train", 160), ("test", 120))):
+        images, labels = bright(size, 4, seed)
+        arrays |= {f"{name}_images": images, f"{name}_labels": matrix(labels)}
+    archive(tmp_path / "several.npz", **arrays)
+    return tmp_path
+
+
+def train(capsys, *more: object, out: str = "run") -> None:
+    trained = supancl(capsys, "pretrain", "digits.supsiam", "--data", "several.npz", *TINY, "--out", out, *more)
+    assert trained.code == 0, trained.err
+
+
+def test_from_an_archive_to_the_map_and_the_page(place, capsys):
+    train(capsys)
+    for command, first in ((("knn",), "k-NN"), (("linear",), "linear")):
+        said = supancl(capsys, "evaluate", *command, "run", "--device", "cpu", "--json", "result.json")
+        assert said.code == 0, said.err
+        line = next(line for line in said.out.splitlines() if line.startswith(first))
+        value, low, high = map(float, re.search(MAP, line).groups())
+        result = json.loads((place / "result.json").read_text())
+        assert (value, low, high) == (round(result["map"], 2), *(round(end, 1) for end in result["map_interval"]))
+        assert "accuracy" not in result
+        (saved,) = (place / "run" / "evaluate").glob(f"{command[0]}*.json")
+        assert result["map"] == json.loads(saved.read_text())["map"]
+        assert_mentions(said.out, "11-point mAP", "chance 33.3%", "random weights mAP")
+        assert said.out.splitlines()[-1] == result["verdict"]
+    transfer = supancl(capsys, "evaluate", "transfer", "run", "--data", "several.npz", "--device", "cpu")
+    assert_mentions(transfer.out, "several (mAP)", "mAP", "random weights mAP")
+    assert supancl(capsys, "report", "run").code == 0
+    page = (place / "run" / "report.html").read_text()
+    assert_mentions(page, "Mean average precision", "mAP", "Held-out mAP", f"{result['map']:.2f}")
+    listed = supancl(capsys, "runs", "list", ".")
+    assert listed.code == 0, listed.err
+
+
+def test_two_runs_are_one_table_with_their_maps(place, capsys):
+    train(capsys)
+    train(capsys, "--seed", "1", out="other")
+    train(capsys, "--set", "loss.alpha=1.0", out="third")
+    said = supancl(capsys, "evaluate", "knn", "run", "third", "--k", "5,1", "--device", "cpu", "--json", "result.json")
+    assert said.code == 0, said.err
+    assert_mentions(said.out, "several (mAP)", "k-NN (k = 5)")
+    results = json.loads((place / "result.json").read_text())
+    assert [round(result["map"], 2) for result in results["results"]] == [
+        round(row["scores"]["several (mAP)"]["mean"], 2) for row in next(iter(results["tables"].values()))["rows"]
+    ]
+    assert len(re.findall(MAP, said.out)) == 2
+    seeds = supancl(capsys, "evaluate", "knn", "run", "other", "--device", "cpu", "--format", "csv", "--no-baselines")
+    assert "several (mAP)" in seeds.out
+    assert supancl(capsys, "report", "run", "third", "--out", "page.html").code == 0
+    assert "(mAP)" in (place / "page.html").read_text()
+
+
+def test_what_cannot_be_done_with_several_labels_is_refused(place, capsys):
+    train(capsys)
+    refused = supancl(capsys, "evaluate", "linear", "run", "--probe", "sgd", "--device", "cpu")
+    assert_refused(refused, "several.npz", "several", "one label")
+    refused = supancl(
+        capsys, "evaluate", "transfer", "run", "--data", "several.npz", "--metric", "top-1", "--device", "cpu"
+    )
+    assert_refused(refused, "--metric", "several.npz", "mAP")
+
+
+def test_a_hierarchy_has_a_line_for_each_level(place, capsys, monkeypatch):
+    opened = sources.open_source
+    monkeypatch.setattr(sources, "open_source", lambda *args: replace(opened(*args), levels=(1, 1, 1, 1, 0, 0)))
+    train(capsys)
+    for command in (("knn", "run"), ("linear", "run"), ("transfer", "run", "--data", "several.npz")):
+        said = supancl(capsys, "evaluate", *command, "--device", "cpu", "--json", "result.json")
+        assert said.code == 0, said.err
+        content = json.loads((place / "result.json").read_text())
+        result = content["results"][0] if command[0] == "transfer" else content
+        coarse, fine = result["levels"]
+        for level, classes in ((coarse, 2), (fine, 4)):
+            line = next(line for line in said.out.splitlines() if f"level {level['level']}, {classes} classes" in line)
+            assert f"{level['accuracy']:.2f}% [" in line
+        assert result["accuracy"] == fine["accuracy"]
+        assert "verdict" in result
+    assert supancl(capsys, "report", "run").code == 0
+    page = (place / "run" / "report.html").read_text()
+    assert_mentions(page, "each level of a hierarchy", f"{coarse['accuracy']:.2f}")
+
+
+def test_the_page_of_a_suite_names_the_figure(place, capsys):
+    """Of results as `evaluate suite` collects them: no benchmark of ours has several labels."""
+    train(capsys)
+    assert supancl(capsys, "evaluate", "knn", "run", "--device", "cpu", "--json", "knn.json").code == 0
+    assert (
+        supancl(
+            capsys, "evaluate", "transfer", "run", "--data", "several.npz", "--device", "cpu", "--json", "transfer.json"
+        ).code
+        == 0
+    )
+    knn = json.loads((place / "knn.json").read_text()) | {"task": "knn", "data": "several", "group": "a"}
+    results = [knn, *json.loads((place / "transfer.json").read_text())["results"]]
+    page = write_suite(results, {"differences": []}, place).read_text()
+    assert_mentions(page, "several (mAP)", "images, mAP", f"{knn['map']:.2f}")
+    assert "top-1" not in page
+    assert "several (mAP)" in (place / "transfer.csv").read_text()

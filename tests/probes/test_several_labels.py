@@ -1,0 +1,230 @@
+"""Scores of several labels per image against scikit-learn and plain loops: one-vs-rest regression, k-NN, transfer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
+from sklearn.multiclass import OneVsRestClassifier
+
+from supancl.data.label_pairs import pairs_from_matrix
+from supancl.errors import BadInput
+from supancl.probes.features import Features
+from supancl.probes.knn import knn_predict
+from supancl.probes.linear import PROBE_WEIGHTS, hold_out
+from supancl.probes.logistic import append_ones, polish, solve
+from supancl.probes.one_vs_rest import OneVsRest
+from supancl.probes.precision import mean_average_precision
+from supancl.probes.several_labels import ClassScores, SeveralFeatures, knn_scores, linear_scores, transfer_scores
+from tests.files import mentions
+
+CLASSES = 4
+
+
+def several(images: int, seed: int = 0, width: int = 5, soft: bool = False) -> SeveralFeatures:
+    """Features in which every class has a direction, and images of one to three classes."""
+    random = np.random.default_rng(seed)
+    has_class = random.random((images, CLASSES)) < (0.5, 0.3, 0.3, 0.15)
+    has_class[np.arange(images), random.integers(0, CLASSES, images)] = True
+    directions = np.random.default_rng(100).normal(size=(CLASSES, width))
+    values = has_class @ directions + 1.5 * random.normal(size=(images, width))
+    weights = has_class * (random.uniform(0.2, 2, has_class.shape) if soft else 1.0)
+    pairs = pairs_from_matrix(weights, 16, "made")
+    rarest = np.where(has_class, has_class.sum(0), images + 1).argmin(1)
+    return SeveralFeatures(torch.from_numpy(values).float(), pairs, torch.from_numpy(rarest))
+
+
+def scikit_logits(values: np.ndarray, targets: np.ndarray, weight: float, test: np.ndarray) -> np.ndarray:
+    """One regression per class; the ridge covers the bias, so the ones are a feature."""
+    ones = [np.concatenate([block, np.ones((len(block), 1))], 1) for block in (values, test)]
+    model = LogisticRegression(C=1 / (2 * weight), fit_intercept=False, tol=1e-12, max_iter=10_000)
+    return OneVsRestClassifier(model).fit(ones[0], targets.astype(int)).decision_function(ones[1])
+
+
+def standardized(train: SeveralFeatures, *others: SeveralFeatures) -> list[np.ndarray]:
+    values = train.values.double().numpy()
+    mean, scale = values.mean(0), values.std(0)
+    return [(block.values.double().numpy() - mean) / scale for block in (train, *others)]
+
+
+@pytest.mark.parametrize("weight", [1e-2, 1.0, 100.0])
+def test_the_optimum_is_that_of_scikit_learn_per_class(weight):
+    train = several(80)
+    rows = append_ones(train.values.double())
+    problem, single = OneVsRest(rows, train.targets(CLASSES)), OneVsRest(rows.float(), train.targets(CLASSES))
+    found = polish(problem, single, weight, solve(single, weight).parameters, tolerance=1e-9)
+    expected = scikit_logits(
+        train.values.double().numpy(), train.targets(CLASSES).numpy(), weight, rows[:, :-1].numpy()
+    )
+    np.testing.assert_allclose((rows @ found.parameters.T).numpy(), expected, atol=1e-5)
+    assert not found.cut_off
+
+
+def test_slope_and_curvature_are_those_of_autograd():
+    train = several(30)
+    rows, targets = append_ones(train.values.double()), train.targets(CLASSES)
+    problem = OneVsRest(rows, targets)
+    parameters = torch.randn(CLASSES, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def loss(flat: torch.Tensor) -> torch.Tensor:
+        logits = rows @ flat.view(CLASSES, 6).T
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, targets.double(), reduction="sum")
+
+    value, residual = problem.slope(problem.margins(parameters))
+    assert value == pytest.approx(float(loss(parameters.flatten())))
+    assert problem.loss_at_zero == pytest.approx(float(loss(torch.zeros(CLASSES * 6, dtype=torch.float64))))
+    gradient = torch.autograd.functional.jacobian(loss, parameters.flatten()).view(CLASSES, 6)
+    torch.testing.assert_close(problem.gradient(residual), gradient)
+    hessian = torch.autograd.functional.hessian(loss, parameters.flatten())
+    torch.testing.assert_close(problem.curvature(residual).flatten(), hessian.diagonal())
+    direction = torch.ones_like(parameters)
+    product = (hessian @ direction.flatten()).view_as(direction)
+    torch.testing.assert_close(problem.hessian_product(residual, direction), product)
+    along = problem.margins(direction)
+    assert problem.curvature_along(residual * along, along) == pytest.approx(float((direction * product).sum()))
+
+
+def test_a_separable_class_keeps_its_digits_in_single_precision():
+    rows = append_ones(torch.tensor([[-40.0], [40.0]]))
+    problem = OneVsRest(rows, torch.tensor([[False], [True]]))
+    residual = problem.slope(problem.margins(torch.tensor([[1.0, 0.0]]))).residual
+    assert residual[0].tolist() == pytest.approx([math.exp(-40), -math.exp(-40)])
+
+
+def mean_precision(scores: np.ndarray, targets: np.ndarray) -> float:
+    return 100 * float(np.mean([average_precision_score(targets[:, i], scores[:, i]) for i in range(CLASSES)]))
+
+
+def test_the_linear_scores_are_those_of_the_best_ridge_on_the_images_that_choose():
+    train, test, choose = several(90), several(60, seed=1), several(50, seed=2)
+    joined = SeveralFeatures(*(torch.cat([a, _fit(b, a)]) for a, b in zip(train, choose, strict=True)))
+    for choosing, fitted in ((choose, joined), (None, train)):
+        scores, about = linear_scores(train, test, choosing, CLASSES)
+        held_out = torch.arange(len(joined.labels)) >= 90 if choosing is not None else hold_out(train.labels)
+        values, targets = standardized(fitted)[0], fitted.targets(CLASSES).numpy()
+        held = held_out.numpy()
+        by_weight = {
+            weight: mean_precision(scikit_logits(values[~held], targets[~held], weight, values[held]), targets[held])
+            for weight in PROBE_WEIGHTS
+        }
+        assert about["weight"] == max(by_weight, key=lambda weight: (round(by_weight[weight], 6), weight))
+        assert about["held_out"] == pytest.approx([by_weight[weight] for weight in about["weights"]], abs=0.5)
+        expected = scikit_logits(values, targets, about["weight"], standardized(fitted, test)[1])
+        np.testing.assert_allclose(scores.numpy(), expected, atol=1e-3)
+        assert about["images"] == (int((~held).sum()), int(held.sum()), 60)
+
+
+def _fit(pairs: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Pairs with as many columns as others; other tensors as they are."""
+    if pairs.ndim < 3:
+        return pairs
+    padding = torch.tensor([-1.0, 0.0]).expand(len(pairs), max(0, like.shape[1] - pairs.shape[1]), 2)
+    return torch.cat([pairs, padding], 1)[:, : like.shape[1]]
+
+
+def test_each_half_is_scored_with_the_ridge_that_is_best_on_the_other_half():
+    train, test = several(90), several(60, seed=1)
+    scores, about = linear_scores(train, test, "halves", CLASSES)
+    first, second = about["weight_by_half"]
+    values, test_values = standardized(train, test)
+    by_weight = {
+        weight: scikit_logits(values, train.targets(CLASSES).numpy(), weight, test_values) for weight in {first, second}
+    }
+    nearest = [np.abs(by_weight[weight] - scores.numpy()).max(1) < 1e-3 for weight in (first, second)]
+    assert (nearest[0] | nearest[1]).all()
+    assert nearest[0].sum() in (30, 60)
+    assert about["chosen_on"] == "other half"
+
+
+def test_transfer_chooses_on_validation_and_refits_on_both():
+    train, validation, test = several(90), several(50, seed=1), several(60, seed=2)
+    scores, about = transfer_scores(train, validation, test, CLASSES)
+    blocks = [block.values.double().numpy() for block in (train, validation, test)]
+    targets = [block.targets(CLASSES).numpy() for block in (train, validation, test)]
+    by_weight = {
+        weight: mean_precision(scikit_logits(blocks[0], targets[0], weight, blocks[1]), targets[1])
+        for weight in about["weights"][20::4]
+    }
+    found = dict(zip(about["weights"], about["validation"], strict=True))
+    for weight, value in by_weight.items():
+        assert found[weight] == pytest.approx(value, abs=1.0)
+    assert found[about["weight"]] == max(about["validation"])
+    both = np.concatenate(blocks[:2]), np.concatenate(targets[:2])
+    expected = scikit_logits(*both, about["weight"], blocks[2])
+    assert mean_precision(scores.numpy(), targets[2]) == pytest.approx(mean_precision(expected, targets[2]), abs=0.3)
+    assert about["images"] == (90, 50, 60)
+
+
+def test_neighbours_divide_their_votes_among_their_classes():
+    reference, queries = several(40, soft=True), several(15, seed=1, soft=True)
+    found = knn_scores(reference, queries, (3, 7), CLASSES, temperature=0.2)
+    unit = torch.nn.functional.normalize
+    similarity = unit(queries.values, dim=1) @ unit(reference.values, dim=1).T
+    for k in (3, 7):
+        for row in range(15):
+            votes = np.zeros(CLASSES)
+            for column in similarity[row].argsort(descending=True)[:k].tolist():
+                labels = {int(number): float(weight) for number, weight in reference.pairs[column] if number >= 0}
+                for number, weight in labels.items():
+                    votes[number] += math.exp(float(similarity[row, column]) / 0.2) * weight / sum(labels.values())
+            np.testing.assert_allclose(found[k][row].numpy(), votes / votes.sum(), rtol=1e-4, atol=1e-7)
+
+
+def test_with_one_label_the_highest_score_is_the_vote_of_one_label():
+    labels = torch.arange(60) % CLASSES
+    values = several(60).values
+    one = SeveralFeatures(values, pairs_from_matrix(np.eye(CLASSES)[labels.numpy()], 16, "made"), labels)
+    queries = several(30, seed=1)
+    scores = knn_scores(one, queries, (5,), CLASSES)[5]
+    assert torch.equal(scores.argmax(1), knn_predict(Features(values, labels), queries.values, k=5))
+
+
+def test_an_image_is_not_its_own_neighbour():
+    features = several(30)
+    found = knn_scores(features, features, (1,), CLASSES)[1]
+    similarity = torch.nn.functional.normalize(features.values, dim=1)
+    similarity = similarity @ similarity.T
+    similarity.fill_diagonal_(-2)
+    nearest = features.targets(CLASSES)[similarity.argmax(1)].float()
+    torch.testing.assert_close(found, nearest / nearest.sum(1, keepdim=True))
+
+
+def test_features_of_another_encoder_are_refused():
+    with pytest.raises(BadInput, match=mentions("5", "7", "same encoder")):
+        linear_scores(several(20), several(20, width=7), None, CLASSES)
+
+
+# --- the figure -------------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_and_the_difference_are_percentiles_over_the_same_draws():
+    test = several(40)
+    targets = test.targets(CLASSES)
+    random = torch.Generator().manual_seed(0)
+    ours = ClassScores(0.6 * targets + torch.rand(40, CLASSES, generator=random), targets)
+    theirs = ClassScores(torch.rand(40, CLASSES, generator=random), targets)
+    assert ours.value == mean_average_precision(ours.scores, targets)
+    assert ours.interval.low == pytest.approx(np.percentile(ours.draws, 2.5))
+    assert ours.interval.low < ours.value <= ours.interval.high
+    gap = ours.minus(theirs)
+    assert gap.mean == ours.value - theirs.value
+    assert gap.high == pytest.approx(np.percentile(ours.draws - theirs.draws, 97.5))
+    assert gap.low > 0
+    assert ours.minus(ours) == (0, 0, 0)
+
+
+def test_chance_is_what_random_scores_have():
+    targets = several(2000).targets(CLASSES)
+    targets = torch.cat([targets, torch.zeros(2000, 1, dtype=torch.bool)], 1)
+    random = ClassScores(torch.rand(2000, CLASSES + 1, generator=torch.Generator().manual_seed(0)), targets)
+    assert random.chance == pytest.approx(random.value, abs=2)
+    assert random.more_keys()["untested_classes"] == 1
+
+
+def test_a_label_of_any_weight_is_a_label():
+    soft = SeveralFeatures(torch.zeros(1, 2), torch.tensor([[[0, 0.1], [2, 1.0], [-1, 0]]]), torch.tensor([0]))
+    assert soft.targets(CLASSES).tolist() == [[True, False, True, False]]
