@@ -1,6 +1,6 @@
 """Few labels of handwritten digits on a CPU: which settings of `semi`, with PAWS's mean-entropy term, what gain?
 
-    python -m experiments.labels.digits --out DIR [--stage choose test] [--threads 1]
+    python -m experiments.labels.digits --out DIR [--stage choose test] [--only METHOD ...]
 
 400 of the 1,797 digits are for the test, 280 held out, 1,117 trained on. Of these 20, 40 or 100 have a label, as many
 of each class; another seed draws other labels and other weights. CANDIDATES are compared on the held-out digits
@@ -153,13 +153,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--stage", nargs="*", default=["choose", "test"], choices=["choose", "test"])
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=list(METHODS), choices=METHODS)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     for stage in args.stage:
         for name, row in plan(stage).items():
-            if not (args.out / f"{name}.json").exists():
+            if row.method in args.only and not (args.out / f"{name}.json").exists():
                 found = run(row, stage == "test", args.epochs)
                 write_json(args.out / f"{name}.json", found)
                 print(name, found["cpu_seconds"], json.dumps(found["accuracy"]), flush=True)
