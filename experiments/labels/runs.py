@@ -74,7 +74,10 @@ class Row:
 
 def pool_size(images: int) -> int:
     """Two epochs of labelled images, so that targets stay fresh; a power of two: the rule of `auto.METHOD`."""
-    return max(64, min(LARGEST_POOL, 2 ** math.ceil(math.log2(max(2 * images, 2)))))
+    size = 64
+    while size < min(2 * images, LARGEST_POOL):
+        size *= 2
+    return size
 
 
 def _rows() -> list[Row]:
