@@ -134,7 +134,7 @@ def plan(stage: str) -> dict[str, Row]:
     if stage == "choose":
         return {
             f"choose-{name}-{seed}": Row(method, CHOSEN_ON, seed, settings)
-            for seed in SEEDS
+            for seed in SEEDS[:2]
             for name, (method, settings) in CANDIDATES.items()
         }
     return {

@@ -138,6 +138,20 @@ def test_likely_targets_have_no_gradient():
     assert torch.autograd.grad(z_sup.square().sum(), targets)[0].abs().max() == 0
 
 
+@every_pool
+def test_traced_as_one_graph_it_is_what_it_is_as_written(kind):
+    """No value is asked for on the host, so a captured step sees the warm-up end."""
+    pool, _ = filled(kind)
+    anchors, targets, labels = batch()
+    loss = SemiAlign(alpha=0.5, **{**EAGER, "warmup": 4})
+    traced = torch.compile(lambda: loss(anchors, targets, labels, pool).total, backend="aot_eager", fullgraph=True)
+    before = traced()
+    torch.testing.assert_close(before, loss(anchors, targets, labels, pool).total, **close)
+    pool.push(units(2, WIDTH, seed=9), torch.tensor([-1, -1]))  # moves the clock alone
+    torch.testing.assert_close(traced(), loss(anchors, targets, labels, pool).total, **close)
+    assert traced() != before
+
+
 def test_drawn_positives_are_those_of_supsiam():
     assert_same(SemiAlign(alpha=0.5, samples=2, confidence=2.0), some_labels(BATCH, CLASSES, seed=3), "queue")
 

@@ -6,7 +6,7 @@
 
 from tests.mutants.mutant import Group, Mutant
 
-TESTS = ("tests/core/test_semi.py",)
+TESTS = ("tests/core/test_semi.py", "-k", "not traced")
 
 LOSS = (
     Mutant("def needs_pool(self) -> bool:\n        return True", "def needs_pool(self) -> bool:\n        return False"),
