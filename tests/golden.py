@@ -17,7 +17,7 @@ def ten_losses(method: str) -> list[float]:
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            rows = pretrain(recipe, tiny_data(48), Path(folder) / "run").metrics
+            rows = pretrain(recipe, tiny_data(48, unlabelled=0.5 * (method == "semi")), Path(folder) / "run").metrics
     finally:
         torch.set_num_threads(threads)
     return [row["loss"] for row in rows if row["kind"] == "train"]

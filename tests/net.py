@@ -317,7 +317,9 @@ def outcomes(base: str, only: str) -> tuple[dict[str, Outcome], dict[str, Outcom
 def compare(base: str, only: str) -> int:
     before, now = outcomes(base, only)
     names, bad = sorted(before.keys() | now.keys()), set()
-    for name in names:
+    new = [name for name in names if name not in before and "failed" not in now[name]]
+    print(*(f"NEW      {name}" for name in new), sep="\n", end="\n" * bool(new))
+    for name in sorted({*names} - {*new}):
         sides = (before.get(name, {}), now.get(name, {}))
         for line in differences(*sides)[:3]:
             bad.add(name)
@@ -326,7 +328,7 @@ def compare(base: str, only: str) -> int:
             if "failed" in outcome_of:
                 bad.add(name)
                 print(f"FAILED   {name}, {side}: {outcome_of['failed']}")
-    print(f"{len(names) - len(bad)} of {len(names)} cases are equal to {base}")
+    print(f"{len(names) - len(new) - len(bad)} of {len(names) - len(new)} cases are equal to {base}")
     return 1 if bad or not names else 0
 
 

@@ -113,6 +113,7 @@ def digits_trainer(method: str = "supsiam", **settings: object) -> Trainer:
             "train.replay": False,
             "views.size": 16,
             "data.source": "digits",
+            "data.labelled": 0.3 if method == "semi" else 1.0,
             **settings,
         }
     )
@@ -128,7 +129,7 @@ FAST = {
     "compiled": {"train.compile": True},
     "compiled and replayed": {"train.compile": True, "train.replay": True},
 }
-METHODS_REPLAYED = ("supsiam", "supbyol", "supcon", "supmoco", "moco2", "crossentropy")
+METHODS_REPLAYED = ("supsiam", "semi", "supbyol", "supcon", "supmoco", "moco2", "crossentropy")
 WAYS = [(method, "replayed", precision) for method in METHODS_REPLAYED for precision in ("fp32", "bf16")]
 WAYS += [("supsiam", "compiled", "bf16"), ("supsiam", "compiled and replayed", "bf16")]  # half a minute each
 

@@ -63,6 +63,17 @@ def test_resume_in_the_middle_of_an_epoch_gives_the_same_bits(method: str, pool:
     assert timeless == [{k: v for k, v in row.items() if k != "images_per_second"} for row in resumed.metrics]
 
 
+def test_a_warm_up_that_outlasts_a_crash_ends_at_the_same_step(tmp_path: Path) -> None:
+    recipe = tiny_recipe("semi", train__checkpoint_every=2, loss__warmup=5, loss__confidence=0.1)
+    data = tiny_data(30, unlabelled=0.5)
+    pretrain(recipe, data, tmp_path / "whole")
+    crash_and_resume(recipe, data, tmp_path / "stopped", at=5)
+    assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
+    pretrain(recipe.with_set({"loss.warmup": 6}), data, tmp_path / "later")
+    with pytest.raises(AssertionError):
+        assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "later"))
+
+
 def test_sampled_positives_and_accumulation_resume_with_the_same_bits(tmp_path: Path) -> None:
     recipe = tiny_recipe("supbyol", train__checkpoint_every=3, loss__samples=2, train__accumulate=2)
     data = tiny_data()

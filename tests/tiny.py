@@ -67,6 +67,8 @@ def tiny_recipe(method: str = "supsiam", pool: str | None = None, **overrides: o
         "optimizer.lr": 0.05,
         "schedule.warmup_epochs": 0,
     }
+    if method == "semi":  # in so short a run its samples must be sure early
+        settings |= {"loss.warmup": 3, "loss.confidence": 0.4}
     settings |= {name.replace("__", "."): value for name, value in overrides.items()}
     return built.with_set(settings)
 

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from supancl.core.losses import Align as Align
     from supancl.core.losses import Contrast as Contrast
     from supancl.core.losses import CrossEntropy as CrossEntropy
+    from supancl.core.losses import SemiAlign as SemiAlign
     from supancl.core.losses import Terms as Terms
     from supancl.core.methods import METHODS as METHODS
     from supancl.core.methods import Method as Method
@@ -142,7 +143,7 @@ _NAMES = {
     "supancl.core.branches": "Branches BranchSpec HeadSpec",
     "supancl.core.encoders": "Encoder EncoderSpec",
     "supancl.core.heads": "MLP",
-    "supancl.core.losses": "Align Contrast CrossEntropy Terms",
+    "supancl.core.losses": "Align Contrast CrossEntropy SemiAlign Terms",
     "supancl.core.methods": "METHODS Method",
     "supancl.core.pools": "ClassQueues Pool PoolSpec Prototypes Queue",
     "supancl.core.schedules": "ema_momentum learning_rate",

@@ -72,6 +72,8 @@ CASES |= {
     "balanced": Case("supsiam", settings={"data__balanced": True}, data=HALF),
     "adamw": Case("moco3", settings={"optimizer__name": "adamw", "optimizer__lr": 0.001}),
     "fed": Case("supcon", settings={**ODD, **TWICE, "train__batch_size": 14}, data=HALF, fed=True),
+    "semi, half labelled": Case("semi", settings=ODD, data=HALF),
+    "semi, sharded prototypes": Case("semi", "prototypes", {"pool__sharded": True, **ODD}, HALF),
     "toy": Case("toy"),
 }
 THREE = {"classes": 5, "several": True, "unlabelled": 0.3}  # up to three labels per image
@@ -80,6 +82,7 @@ CASES |= {
     "three labels, some of the positives": Case("supbyol", "class-queues", {"loss__samples": 3, **ODD}, THREE),
     "three labels, sharded prototypes": Case("supsiam", "prototypes", {"pool__sharded": True, **ODD}, THREE),
     "three labels, no pool": Case("supbyol-nopool", settings={**UNEVEN, **TWICE}, data=THREE),
+    "three labels, semi": Case("semi", settings={**UNEVEN, **TWICE}, data=THREE),
     "three labels, contrast": Case("supmoco", settings=ODD, data=THREE),
     "three labels, cross-entropy": Case("crossentropy", settings=UNEVEN, data=THREE),
 }

@@ -419,6 +419,13 @@ def test_shards_together_know_what_one_pool_of_prototypes_knows(
         monkeypatch.setattr(Ranks, "gather", lambda self, labels, total: asked)
         found = shard.class_mean(rows.select(asked), rows.select(fallback, 1), row_range=rows)
         torch.testing.assert_close(found, rows.select(expected, 1))
+    brought.clear()
+    monkeypatch.setattr(Ranks, "all_reduce", lambda self, rows: brought.append(rows) or rows)
+    for shard in shards:
+        shard.all_means()
+    monkeypatch.setattr(Ranks, "all_reduce", lambda self, rows: torch.stack(brought).sum(0))
+    for shard in shards:
+        torch.testing.assert_close(shard.all_means(), whole.all_means())
     possible = range(classes - 1)
     for rank, shard in enumerate(shards):
         mine = [int(whole.counts[label] > 0) for label in possible if label % size == rank]

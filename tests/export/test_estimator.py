@@ -122,7 +122,7 @@ def test_vectors_use_the_linear_encoder_and_masks_of_the_toy_study():
 
 
 @pytest.mark.parametrize(
-    "method", ["simsiam", "byol", "supbyol", "simclr", "supcon", "moco2", "supmoco", "crossentropy"]
+    "method", ["simsiam", "byol", "supbyol", "simclr", "supcon", "moco2", "supmoco", "crossentropy", "semi"]
 )
 def test_every_method_of_auto_trains(method):
     rows = np.random.default_rng(0).normal(size=(24, 4))
@@ -134,6 +134,7 @@ def test_every_method_of_auto_trains(method):
     [
         ("supsiam", None, "simsiam"),
         ("supbyol", [-1] * 24, "byol"),
+        ("semi", [-1] * 24, "simsiam"),
         ("supcon", ["cat"] * 20 + [""] * 4, "simclr"),
         ("supmoco", [None] * 24, "moco2"),
         ("supsiam", [0, 1] * 12, "supsiam"),

@@ -46,4 +46,12 @@ POOLS = (
     Mutant("torch.where(is_here & ~held, normalized, 0.0)", "torch.where(~held, normalized, 0.0)"),
 )
 
-GROUPS = (Group("core/label_weights.py", TESTS, WEIGHTS), Group("core/weighted_pools.py", TESTS, POOLS))
+SAME_CLASS = (
+    Mutant("(labels[:, None] == others[None, :]) & (labels >= 0)[:, None]", "labels[:, None] == others[None, :]"),
+    Mutant("(labels[:, None] == others[None, :]) & (labels >= 0)[:, None]", "(labels[:, None] == others[None, :]) & (labels > 0)[:, None]"),
+)
+
+GROUPS = (
+    Group("core/label_weights.py", TESTS, WEIGHTS), Group("core/weighted_pools.py", TESTS, POOLS),
+    Group("core/label_weights.py", ("tests/core/test_losses.py",), SAME_CLASS),
+)

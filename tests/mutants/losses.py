@@ -19,7 +19,7 @@ MUTANTS = (
     Mutant("return self.alpha < 1.0", "return self.alpha > 0.0"),
     Mutant("return self.supervised and pool is None", "return self.supervised"),
     Mutant("return self.supervised and pool is None", "return pool is None"),
-    Mutant("return type(self) is Align  #", "return True  #"),
+    Mutant("return type(self) in (Align, SemiAlign)  #", "return True  #"),
     Mutant("torch.cat([anchors[:2], anchors[2:].repeat_interleave(2, dim=0)])", "torch.cat([anchors[:2], anchors[2:].repeat(2, 1, 1)])"),
     Mutant("if len(anchors) > 2:", "if len(anchors) > 3:"),
     Mutant("cross_view = _cross_view(targets, anchors)\n", "cross_view = targets.to(anchors.dtype)\n"),
@@ -92,8 +92,6 @@ MUTANTS = (
     # --- helpers
     Mutant("flipped.repeat(len(anchors) // 2, 1, 1)", "flipped.repeat_interleave(len(anchors) // 2, 0)"),
     Mutant("flipped = targets.flip(0).to(anchors.dtype)", "flipped = targets.to(anchors.dtype)"),
-    Mutant("(labels[:, None] == others[None, :]) & (labels >= 0)[:, None]", "labels[:, None] == others[None, :]"),
-    Mutant("(labels[:, None] == others[None, :]) & (labels >= 0)[:, None]", "(labels[:, None] == others[None, :]) & (labels > 0)[:, None]"),
 )
 
 GROUPS = (

@@ -96,6 +96,8 @@ MUTANTS = (
     Mutant("all_rows[rank : self.classes : size] = shard", "all_rows[rank * len(shard) : rank * len(shard) + len(shard)] = shard"),
     Mutant("shard = slice(self.ranks.rank, self.classes, self.ranks.size)", "shard = slice(0, self.local_classes)"),
     Mutant("for label in classes if label % self.ranks.size == self.ranks.rank]", "for label in classes]"),
+    Mutant("all_rows[self.ranks.rank :: self.ranks.size] = local_rows", "all_rows[: len(local_rows)] = local_rows"),
+    Mutant("all_rows = self.ranks.all_reduce(all_rows)\n", "pass\n"),
     # --- the check of labels
     Mutant("int(labels.max()) >= classes:", "int(labels.max()) > classes:"),
 )

@@ -64,4 +64,4 @@ def test_short_epochs_are_checked_and_saved_less_often():
 def test_other_recipes_are_not_touched():
     assert fit_recipe(recipe("cifar100.supsiam"), PHOTOS, on_gpu=True) == recipe("cifar100.supsiam")
     assert open_settings(recipe("cifar100.supsiam")) == []
-    assert set(RULES) <= set(recipe("auto.supsiam").fields())
+    assert set(RULES) <= set(recipe("auto.semi").fields())

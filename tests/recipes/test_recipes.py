@@ -22,11 +22,13 @@ EXPECTED = {
     "imagenet100.supcon-pool-256",
     "imagenet100.crossentropy",
     "imagenet100.crossentropy-256",
+    "imagenet100.semi",
+    "imagenet100.semi-256",
     *(f"vit.{method}" for method in ("moco3", "supmoco", "byol", "supbyol", "supcon", "crossentropy")),
     *(f"{data}.{method}" for data in ("cifar10", "cifar100") for method in METHODS),
     "toy.supsiam",
     *(f"digits.{method}" for method in METHODS if not method.endswith("-nopool")),
-    *(f"auto.{method}" for method in (*EIGHT, "crossentropy")),
+    *(f"auto.{method}" for method in (*EIGHT, "crossentropy", "semi")),
 }
 
 

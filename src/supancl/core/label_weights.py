@@ -85,3 +85,18 @@ def class_weights(pairs: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     # one extra column, for padding
     dense = torch.zeros(len(pairs), classes + 1, dtype=dtype, device=pairs.device)
     return dense.scatter_(1, torch.where(numbers >= 0, numbers, classes), weights.to(dtype))[:, :classes]
+
+
+def same_class(labels: Tensor, others: Tensor) -> Tensor:
+    """(len(labels), len(others)): True for equal labels; -1 (no label) equals nothing, not even another -1."""
+    return (labels[:, None] == others[None, :]) & (labels >= 0)[:, None]
+
+
+def positive_weights(labels: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
+    """(len(labels), len(others)): which of the others are positives; for pairs, how much each counts."""
+    return overlap(labels, others, dtype) if has_pairs(labels) else same_class(labels, others)
+
+
+def join_positives(self_mask: Tensor, positive: Tensor) -> Tensor:
+    """The positives with each sample's own other view among them."""
+    return self_mask | positive if positive.dtype == torch.bool else positive.masked_fill(self_mask, 1.0)

@@ -15,8 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, ParamSpec
 
-from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Positive, marked
-from supancl.core.label_weights import class_weights, has_label, has_pairs, mean_weights, overlap
+from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Natural, Positive, marked
+from supancl.core.label_weights import (
+    class_weights,
+    has_label,
+    has_pairs,
+    join_positives,
+    mean_weights,
+    positive_weights,
+    same_class,
+)
 from supancl.distributed import RowRange
 
 if TYPE_CHECKING:
@@ -124,11 +132,11 @@ class Align(LossTraits):
 
     @property
     def takes_alpha(self) -> bool:
-        return type(self) is Align  # a subclass may override the call, or read self.alpha
+        return type(self) in (Align, SemiAlign)  # a plugin's may override the call, or read self.alpha
 
     @property
     def takes_pairs(self) -> bool:
-        return type(self) is Align
+        return self.takes_alpha
 
     def sees_batch(self, pool: Pool | None) -> bool:
         """Whether one sample's loss depends on the others of its (micro-)batch."""
@@ -178,6 +186,41 @@ class Align(LossTraits):
             return mean_weights(labels, global_batch.labels, global_batch.self_mask(), cross_view.dtype) @ candidates
         weight = (same_class(labels, global_batch.labels) | global_batch.self_mask()).to(cross_view.dtype)
         return (weight / weight.sum(1, keepdim=True)) @ candidates
+
+
+@dataclass(frozen=True)
+class SemiAlign(Align):
+    """`Align` that also gives samples without a label a supervised target: that of the classes they look like.
+
+        z_sup = sum_c w_c mean_c,    w = softmax_c(z . mean_c / (|mean_c| temperature)) over the classes in the pool
+
+    for the own cross-view target z, without gradient. Sharpening as in PAWS, w^(1/T) / sum w^(1/T), is the same as a
+    temperature T times as high. Where the largest weight is below `confidence`, and until `warmup` batches were pushed,
+    z_sup is z, as in `Align`. `samples` is for samples with a label.
+    """
+
+    kind: Literal["semi"] = "semi"  # type: ignore[assignment]
+    temperature: Positive = 0.025
+    confidence: Positive = 0.5
+    warmup: Natural = 1000  # pushes to the pool, one per step
+
+    @property
+    def needs_pool(self) -> bool:
+        return True
+
+    def supervised_target(
+        self, cross_view: Tensor, labels: Tensor, pool: Pool | None, global_batch: GlobalBatch | None = None
+    ) -> Tensor:
+        if pool is None:
+            raise ValueError("SemiAlign needs a pool")
+        target = super().supervised_target(cross_view, labels, pool, global_batch)
+        means, is_held = pool.all_means()
+        own = cross_view.detach().to(means.dtype)
+        logits = own @ F.normalize(means, dim=1).mT / self.temperature
+        # the weights of absent classes are zero, of all classes if the pool is empty
+        weights = logits.masked_fill(~is_held, torch.finfo(logits.dtype).min).softmax(-1) * is_held
+        is_sure = (weights.amax(-1) >= self.confidence) & (pool.clock >= self.warmup) & ~has_label(labels)
+        return torch.where(is_sure[..., None], (weights @ means).to(target.dtype), target)
 
 
 @dataclass(frozen=True)
@@ -344,25 +387,10 @@ class CrossEntropy(LossTraits):
         return has_label(labels).sum() / has_label(batch_labels).sum().clamp(min=1)  # the mean is over labelled samples
 
 
-Loss = Align | Contrast | CrossEntropy
+Loss = Align | Contrast | CrossEntropy | SemiAlign
 
 
 def _cross_view(targets: Tensor, anchors: Tensor) -> Tensor:
     """Targets (2, N, D) -> (A, N, D) for A anchors per sample: z2 for anchors of view 1, z1 for view 2, and so on."""
     flipped = targets.flip(0).to(anchors.dtype)
     return flipped if len(anchors) == 2 else flipped.repeat(len(anchors) // 2, 1, 1)
-
-
-def same_class(labels: Tensor, others: Tensor) -> Tensor:
-    """(len(labels), len(others)): True for equal labels; -1 (no label) equals nothing, not even another -1."""
-    return (labels[:, None] == others[None, :]) & (labels >= 0)[:, None]
-
-
-def positive_weights(labels: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
-    """(len(labels), len(others)): which of the others are positives; for pairs, how much each counts."""
-    return overlap(labels, others, dtype) if has_pairs(labels) else same_class(labels, others)
-
-
-def join_positives(self_mask: Tensor, positive: Tensor) -> Tensor:
-    """The positives with each sample's own other view among them."""
-    return self_mask | positive if positive.dtype == torch.bool else positive.masked_fill(self_mask, 1.0)

@@ -1,4 +1,4 @@
-"""Every method of the paper as a row: source of the targets, pool, loss, predictor.
+"""Every method of the paper, and `semi`, as a row: source of the targets, pool, loss, predictor.
 
 A method is a row, not a class. To make another one, replace what differs:
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from supancl.core.losses import Align, Contrast, CrossEntropy, Loss
+from supancl.core.losses import Align, Contrast, CrossEntropy, Loss, SemiAlign
 from supancl.core.specs import BranchSpec, EncoderSpec, HeadSpec, PoolSpec
 from supancl.distributed import SINGLE_PROCESS, Ranks
 
@@ -48,6 +48,7 @@ SIMSIAM = Method(_STOPPED, Align(alpha=1.0), predictor=True)
 SUPSIAM = replace(SIMSIAM, loss=Align(alpha=0.5), pool=_QUEUE)
 BYOL = Method(BranchSpec(target="momentum", momentum=0.996), Align(alpha=1.0), predictor=True)
 SUPBYOL = replace(BYOL, loss=Align(alpha=0.5), pool=_QUEUE)
+SEMI = replace(SUPSIAM, loss=SemiAlign(alpha=0.5))
 CROSSENTROPY = Method(_SHARED, CrossEntropy())
 
 METHODS: dict[str, Method] = {
@@ -61,6 +62,8 @@ METHODS: dict[str, Method] = {
     "byol": BYOL,
     "supbyol": SUPBYOL,
     "crossentropy": CROSSENTROPY,
+    # not in the paper: SupSiam for few labels
+    "semi": SEMI,
     # Table 8: without a pool the class mean is taken over the batch
     "supsiam-nopool": replace(SUPSIAM, pool=PoolSpec()),
     "supbyol-nopool": replace(SUPBYOL, pool=PoolSpec()),

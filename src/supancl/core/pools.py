@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from supancl.core.specs import PoolSpec as PoolSpec  # its place before 0.2
 from supancl.distributed import Ranks, RowRange
+from supancl.errors import BadInput
 
 EMPTY = -2  # label of an empty slot
 UNLABELLED = -1  # label of a target without a label
@@ -57,6 +58,13 @@ class Pool(nn.Module, ABC):
         With `samples`, that many are drawn with replacement for each anchor, instead of using all. They are drawn for
         the whole batch, of which these labels are `row_range`, so that the draws do not depend on the ranks.
         """
+
+    def all_means(self) -> tuple[Tensor, Tensor]:
+        """(classes, D): the mean of each class, at least in float32; and (classes,): which classes are in the pool."""
+        raise BadInput(
+            f"{type(self).__name__} has no all_means, the means of all classes, which the loss 'semi' asks for; "
+            "define it, or set pool.kind=queue"
+        )
 
     @abstractmethod
     def stored(self) -> Stored:
@@ -152,6 +160,10 @@ class _Rings(Pool):
         else:
             mean = self._sample_mean(row, count, samples, fallback.shape[:-1], row_range)
         return torch.where((count > 0)[:, None], mean.to(fallback.dtype), fallback)
+
+    def all_means(self) -> tuple[Tensor, Tensor]:
+        count = self.tally[:-1]
+        return (self.sums[:-1] / count.clamp(min=1)[:, None]).to(self.targets.dtype), count > 0
 
     def _sample_mean(
         self, row: Tensor, count: Tensor, samples: int, shape: torch.Size, row_range: RowRange | None
@@ -262,6 +274,9 @@ class Prototypes(Pool):
         row = self._row_of(labels)
         return torch.where(self.seen[row][:, None], self.prototypes[row].to(fallback.dtype), fallback)
 
+    def all_means(self) -> tuple[Tensor, Tensor]:
+        return self.prototypes[:-1], self.seen[:-1]
+
     def _row_of(self, labels: Tensor) -> Tensor:
         """The row of a label's prototype; the last row for no label."""
         return torch.where(labels >= 0, labels, self.classes)
@@ -296,6 +311,13 @@ class ShardedPrototypes(Prototypes):
         all_rows = self.ranks.all_reduce(torch.where(row[:, None] < self.local_classes, local_rows, 0.0))
         rows = row_range.select(all_rows)
         return torch.where(rows[:, -1:] > 0, rows[:, :-1].to(fallback.dtype), fallback)
+
+    def all_means(self) -> tuple[Tensor, Tensor]:
+        local_rows = torch.cat([self.prototypes, self.seen[:, None].to(self.prototypes.dtype)], dim=1)[:-1]
+        all_rows = local_rows.new_zeros(self.classes, local_rows.shape[1])
+        all_rows[self.ranks.rank :: self.ranks.size] = local_rows
+        all_rows = self.ranks.all_reduce(all_rows)
+        return all_rows[:, :-1], all_rows[:, -1] > 0
 
     def stored(self) -> Stored:
         labels = torch.arange(self.ranks.rank, self.classes, self.ranks.size, device=self.seen.device)

@@ -122,6 +122,11 @@ class _WeightedRings(_Rings):
         own = torch.where(held, 0.0, normalized).sum(1) + (~has_label(labels))
         return pooled.to(fallback.dtype) + own[:, None].to(fallback.dtype) * fallback
 
+    def all_means(self) -> tuple[Tensor, Tensor]:
+        is_held = self.tally[:-1] > 0
+        mass = torch.where(is_held, self.mass[:-1], 1.0)
+        return (self.sums[:-1] / mass[:, None]).to(self.targets.dtype), is_held
+
     def _mean_of_samples(
         self, row: Tensor, weights: Tensor, samples: int, fallback: Tensor, row_range: RowRange | None
     ) -> Tensor:

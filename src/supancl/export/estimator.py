@@ -38,8 +38,9 @@ from supancl.recipes.shorthands import with_settings
 from supancl.training.pretrain import pretrain
 
 # what trains where there are no labels, or only one class
-WITHOUT_LABELS = {"supsiam": "simsiam", "supbyol": "byol", "supcon": "simclr", "supmoco": "moco2"}
-FIT_TO_VECTORS = ("train.batch_size", "train.epochs", "schedule.warmup_epochs", "pool.size")  # chosen as for images
+WITHOUT_LABELS = {"supsiam": "simsiam", "semi": "simsiam", "supbyol": "byol", "supcon": "simclr", "supmoco": "moco2"}
+# chosen as for images
+FIT_TO_VECTORS = ("train.batch_size", "train.epochs", "schedule.warmup_epochs", "pool.size", "loss.warmup")
 MAX_WIDTH = 128  # of the features of vectors, as in the toy study
 # nothing is held out of what `fit` gets; its run folder is temporary, so it needs no checkpoints
 ALWAYS = {"data.holdout": 0.0, "train.keep": "none", "train.checkpoint_epochs": LARGEST_COUNT}
@@ -299,7 +300,9 @@ def number_classes(y: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
 def vector_recipe(method: str, size: int) -> Recipe:
     """The recipe for vectors: the toy study's encoder and masks (App. B), with the heads and rates for the digits."""
     base = recipe(f"digits.{method}")
-    unused = {"pool.size"} if base.pool.kind == "none" else set()
+    unused = {name for name in FIT_TO_VECTORS if name not in base.fields()}
+    if base.pool.kind == "none":
+        unused.add("pool.size")
     return replace(
         base,
         name=f"vectors.{method}",

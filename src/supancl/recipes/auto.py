@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from supancl.config import flattened
-from supancl.core.losses import Align
+from supancl.core.losses import Align, SemiAlign
 from supancl.core.specs import EncoderSpec
 from supancl.data.splits import DataSpec
 from supancl.data.survey import Survey
@@ -25,7 +25,7 @@ from supancl.recipes.recipe import Recipe, TrainSpec
 
 TO_BE_CHOSEN = "chosen from the data and the device"
 AS_FOR_IMAGENET = "our choice: as for ImageNet"
-METHODS = ("simsiam", "supsiam", "byol", "supbyol", "simclr", "supcon", "moco2", "supmoco", "crossentropy")
+METHODS = ("simsiam", "supsiam", "byol", "supbyol", "simclr", "supcon", "moco2", "supmoco", "crossentropy", "semi")
 VIEW_SIZES = (32, 64, 96, 128, 160, 224)
 MANY_CLASSES = 1000
 STEPS_PER_EPOCH = 16  # at least, so that a small data set is not one batch
@@ -123,9 +123,14 @@ def choose_alpha(facts: Facts) -> Choice:
     return facts.settings["loss.alpha"], "the paper's; `supancl alpha` compares others"
 
 
+def choose_label_warmup(facts: Facts) -> Choice:
+    steps = max(facts.data.images // facts.batch, 1) * int(facts.settings["train.epochs"])
+    return steps // 10, "a tenth of the steps"
+
+
 def choose_pool_kind(facts: Facts) -> Choice:
     kind = facts.settings["pool.kind"]
-    if kind == "queue" and facts.settings["loss.kind"] == "align" and facts.data.classes > MANY_CLASSES:
+    if kind == "queue" and facts.settings["loss.kind"] in ("align", "semi") and facts.data.classes > MANY_CLASSES:
         return "prototypes", f"a queue holds few of each of {facts.data.classes:,} classes"
     return kind, "as in the paper"
 
@@ -151,6 +156,7 @@ RULES: dict[str, Callable[[Facts], Choice]] = {
     "optimizer.lr": choose_rate,
     "schedule.warmup_epochs": choose_warmup,
     "loss.alpha": choose_alpha,
+    "loss.warmup": choose_label_warmup,
     "pool.kind": choose_pool_kind,
     "pool.size": choose_pool_size,
 }
@@ -187,6 +193,8 @@ def build(method: str) -> Recipe:
     unused = {"pool.kind", "pool.size"} if base.pool.kind == "none" else set()
     if not (isinstance(base.loss, Align) and base.loss.supervised):
         unused.add("loss.alpha")
+    if not isinstance(base.loss, SemiAlign):
+        unused.add("loss.warmup")
     fitted = [name for name in RULES if name not in unused]
     return replace(
         base,

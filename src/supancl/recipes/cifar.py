@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from supancl.core.heads import MLP
-from supancl.core.losses import Align
+from supancl.core.losses import Align, Loss, SemiAlign
 from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import EncoderSpec, HeadSpec
 from supancl.data.splits import DataSpec
@@ -31,7 +31,7 @@ CLASSIFIER = HeadSpec(MLP((), None, norm="none"))
 
 HEADS = {
     **dict.fromkeys(("simclr", "supcon", "moco2", "supmoco"), CONTRAST_HEADS),
-    **dict.fromkeys(("simsiam", "supsiam"), SIAM_HEADS),
+    **dict.fromkeys(("simsiam", "supsiam", "semi"), SIAM_HEADS),
     **dict.fromkeys(("byol", "supbyol"), BYOL_HEADS),
     "moco3": MOCO3_HEADS,
     "crossentropy": CLASSIFIER,
@@ -41,6 +41,7 @@ LEARNING_RATE = {
     "supcon": 0.6,
     "simsiam": 0.7,
     "supsiam": 0.7,
+    "semi": 0.7,
     "byol": 0.6,
     "supbyol": 0.5,  # App. H
     "moco2": 0.06,
@@ -101,18 +102,23 @@ NOT_IN_PAPER = {
               "schedule.predictor": "App. G", "optimizer.lr": "our choice: as MoCo-v2's; not tuned",
               "optimizer.weight_decay": "our choice: not tuned"},
     "crossentropy": dict.fromkeys(("heads", "branches", "loss", "optimizer.lr"), "our choice: a plain classifier"),
+    "semi": {"pool": "as SupSiam's: App. H", "loss": "our choice: docs/labels.md", "loss.alpha": "as SupSiam's: App. H",
+             "loss.warmup": "our choice: about ten epochs", "optimizer.lr": "as SupSiam's: App. H"},
 }  # fmt: skip
+
+
+def fit_loss(method: str) -> Loss:
+    """The method's loss with the values of this setting."""
+    loss = get_method(method).loss
+    if method == "supbyol" and isinstance(loss, Align):
+        return replace(loss, alpha=0.8)
+    return replace(loss, warmup=2000) if isinstance(loss, SemiAlign) else loss
 
 
 def build(data: str, method: str) -> Recipe:
     components, base = get_method(method), method.removesuffix("-nopool")
     mean, std = STATISTICS[data]
     pool = replace(components.pool, size=4096) if components.pool.kind == "queue" else components.pool
-    loss = (
-        replace(components.loss, alpha=0.8)
-        if method == "supbyol" and isinstance(components.loss, Align)
-        else components.loss
-    )
     tuned = TUNED.get(base, {}) if data == "cifar100" or base in NOT_IN_PAPER else {}
     optimizer = OptimizerSpec(
         "sgd",
@@ -136,7 +142,7 @@ def build(data: str, method: str) -> Recipe:
         heads=HEADS[base],
         branches=components.branches,
         pool=pool,
-        loss=loss,
+        loss=fit_loss(method),
         optimizer=optimizer,
         schedule=ScheduleSpec(warmup_epochs=10, predictor="follows" if method == "moco3" else "constant"),
         train=TrainSpec(epochs=1000, batch_size=256, log_every=50, monitor_every=5),

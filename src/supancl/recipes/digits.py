@@ -1,7 +1,8 @@
 """Handwritten digits (8 x 8, scikit-learn): the demo, and the small form of every study and table.
 
 Not a setting of the paper. All values are our choice: those of SimSiam, SupSiam, BYOL and SupBYOL are the best of four
-settings on held-out images (docs/log.md). The other methods use the same values and are not tuned.
+settings on held-out images (docs/log.md). The other methods use the same values and are not tuned; those of `semi`
+alone (temperature, confidence, warm-up) are chosen in docs/labels.md.
 
     supancl pretrain digits.supsiam
 
@@ -15,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from supancl.core.heads import MLP
+from supancl.core.losses import SemiAlign
 from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import EncoderSpec, HeadSpec
 from supancl.data.splits import DataSpec
@@ -27,7 +29,7 @@ CONTRAST_HEADS = HeadSpec(MLP((64,), 64, norm="none"))
 MOCO3_HEADS = HeadSpec(MLP((256,), 64, last_norm="batch-no-affine"), MLP((256,), 64, last_norm="batch-no-affine"))
 CLASSIFIER = HeadSpec(MLP((), None, norm="none"))
 HEADS = {
-    "simsiam": SIAM_HEADS, "supsiam": SIAM_HEADS, "byol": BYOL_HEADS, "supbyol": BYOL_HEADS,
+    "simsiam": SIAM_HEADS, "supsiam": SIAM_HEADS, "semi": SIAM_HEADS, "byol": BYOL_HEADS, "supbyol": BYOL_HEADS,
     "simclr": CONTRAST_HEADS, "supcon": CONTRAST_HEADS, "moco2": CONTRAST_HEADS, "supmoco": CONTRAST_HEADS,
     "moco3": MOCO3_HEADS, "crossentropy": CLASSIFIER,
 }  # fmt: skip
@@ -42,7 +44,9 @@ MOMENTUM = {
 
 def build(method: str) -> Recipe:
     components, momentum = get_method(method), MOMENTUM.get(method)
-    branches = components.branches
+    branches, loss = components.branches, components.loss
+    if isinstance(loss, SemiAlign):
+        loss = replace(loss, warmup=200)  # about ten epochs
     if momentum is not None:
         branches = replace(branches, momentum=momentum[0], momentum_end=momentum[1])
     return Recipe(
@@ -56,7 +60,7 @@ def build(method: str) -> Recipe:
         heads=HEADS[method],
         branches=branches,
         pool=replace(components.pool, size=1024),
-        loss=components.loss,
+        loss=loss,
         optimizer=OptimizerSpec("sgd", lr=0.1, reference_batch=64, weight_decay=5e-4),
         schedule=ScheduleSpec(warmup_epochs=5, predictor="follows" if method == "moco3" else "constant"),
         train=TrainSpec(epochs=80, batch_size=64),

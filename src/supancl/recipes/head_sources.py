@@ -23,5 +23,5 @@ CLASSIFIER = norm_and_bias("our choice: a plain classifier")
 
 HEAD_SOURCES: dict[str, dict[str, str]] = {
     "simclr": CONTRAST, "supcon": CONTRAST, "moco2": CONTRAST, "supmoco": CONTRAST, "moco3": MOCO3,
-    "simsiam": SIAM, "supsiam": SIAM, "byol": BYOL, "supbyol": BYOL, "crossentropy": CLASSIFIER,
+    "simsiam": SIAM, "supsiam": SIAM, "semi": SIAM, "byol": BYOL, "supbyol": BYOL, "crossentropy": CLASSIFIER,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from supancl.core.heads import MLP
-from supancl.core.losses import Contrast
+from supancl.core.losses import Contrast, SemiAlign
 from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import EncoderSpec, HeadSpec, PoolSpec
 from supancl.data.splits import DataSpec
@@ -29,7 +29,7 @@ CLASSIFIER = HeadSpec(MLP((), None, norm="none"))
 
 HEADS = {
     **dict.fromkeys(("simclr", "supcon", "moco2", "supmoco"), CONTRAST_HEADS),
-    **dict.fromkeys(("simsiam", "supsiam"), SIAM_HEADS),
+    **dict.fromkeys(("simsiam", "supsiam", "semi"), SIAM_HEADS),
     **dict.fromkeys(("byol", "supbyol"), BYOL_HEADS),
     "crossentropy": CLASSIFIER,
 }
@@ -40,6 +40,7 @@ LEARNING_RATE = {
     "supmoco": 0.1,
     "simsiam": 0.2,
     "supsiam": 0.2,
+    "semi": 0.2,
     "byol": 0.2,
     "supbyol": 0.2,
     "crossentropy": 0.05,
@@ -71,12 +72,22 @@ NOT_IN_PAPER = {
         **dict.fromkeys(("heads", "branches", "loss"), "our choice: a plain classifier"),
         "optimizer.lr": "our choice: the usual 0.1 at batch 256",
     },
+    "semi": {
+        "pool": "as SupSiam's: Sec. 5.1",
+        "loss": "our choice: docs/labels.md",
+        "loss.alpha": "as SupSiam's: Sec. 5.1",
+        "loss.warmup": "our choice: about ten epochs at batch 128",
+        "optimizer.lr": "as SupSiam's: App. C",
+    },
 }
 
 
 def build(method: str) -> Recipe:
     components = get_method(method)
-    is_siam = method in ("simsiam", "supsiam")
+    loss = components.loss
+    if isinstance(loss, SemiAlign):
+        loss = replace(loss, warmup=10_000)
+    is_siam = method in ("simsiam", "supsiam", "semi")
     return Recipe(
         name=f"imagenet100.{method}",
         method=method,
@@ -87,7 +98,7 @@ def build(method: str) -> Recipe:
         heads=HEADS[method],
         branches=components.branches,
         pool=components.pool,
-        loss=components.loss,
+        loss=loss,
         optimizer=OptimizerSpec("sgd", lr=LEARNING_RATE[method], reference_batch=128, weight_decay=1e-4),
         schedule=ScheduleSpec(warmup_epochs=40 if is_siam else 0),
         train=TrainSpec(epochs=200, batch_size=128),

@@ -28,7 +28,7 @@ from supancl.config import (
     to_json,
     validated,
 )
-from supancl.core.losses import Align, Loss
+from supancl.core.losses import Align, Loss, SemiAlign
 from supancl.core.methods import METHODS, Method
 from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import BranchSpec, EncoderSpec, HeadSpec, PoolSpec, check_size
@@ -120,7 +120,7 @@ class Recipe:
         if self.pool.sharded and (self.pool.kind != "prototypes" or stores_unlabelled):
             raise BadInput(
                 f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs the whole pool on "
-                "every rank; set pool.sharded=false, or pool.kind=prototypes with supsiam or supbyol"
+                "every rank; set pool.sharded=false, or pool.kind=prototypes with supsiam, semi or supbyol"
             )
         if self.pool.start == "random" and not (self.pool.kind == "queue" and stores_unlabelled):
             raise BadInput(
@@ -133,7 +133,7 @@ class Recipe:
             if not getattr(self.loss, "takes_local_views", True):
                 raise BadInput(
                     f"views.local: {self.method} uses two views and no local crops; "
-                    "set views.local=null, or choose simsiam, supsiam, byol or supbyol"
+                    "set views.local=null, or choose simsiam, supsiam, semi, byol or supbyol"
                 )
             if self.views.local.size != self.encoder.size and has_fixed_size(self.encoder.name):
                 raise BadInput(
@@ -316,7 +316,8 @@ def _has_fields(key: str, settings: Mapping[str, Any]) -> bool:
 def _has_unused_samples(recipe: Recipe) -> bool:
     """Whether loss.samples is set although the pool cannot sample: prototypes hold one target per class."""
     can_sample = type(recipe.pool) is not PoolSpec or recipe.pool.kind in ("queue", "class-queues")
-    return type(recipe.loss) is Align and recipe.loss.samples is not None and not can_sample
+    is_ours = type(recipe.loss) in (Align, SemiAlign)
+    return is_ours and getattr(recipe.loss, "samples", None) is not None and not can_sample
 
 
 def with_matching_widths(heads: HeadSpec) -> HeadSpec:

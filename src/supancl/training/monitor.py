@@ -229,7 +229,10 @@ def advice_to_continue(run: Path) -> str:
 
 def likely_cause(recipe: Recipe) -> str:
     """The setting that most likely made this recipe collapse, and what to try."""
-    is_align, decays_fast = recipe.loss.kind == "align", recipe.optimizer.weight_decay * recipe.learning_rate >= 1e-4
+    is_align, decays_fast = (
+        recipe.loss.kind in ("align", "semi"),
+        recipe.optimizer.weight_decay * recipe.learning_rate >= 1e-4,
+    )
     lower = f"--set optimizer.weight_decay={recipe.optimizer.weight_decay / 5:g}"
     if is_align and recipe.loss.supervised and recipe.pool.kind == "none" and recipe.branches.target != "momentum":
         also = f", at weight decay {recipe.optimizer.weight_decay:g}" * decays_fast  # both matter: docs/alpha.md

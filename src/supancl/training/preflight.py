@@ -126,7 +126,8 @@ def fit_labels(recipe: Recipe, data: Data) -> Data:
         if recipe.loss.supervised:
             check_one_label(pairs, source, f"loss.kind = {recipe.loss.kind} with pool.kind = {recipe.pool.kind}")
         return replace(data, train=replace(data.train, pairs=None))
-    if recipe.loss.needs_pool and recipe.pool.kind == "class-queues" and pairs.shape[1] > 1:
+    compares_targets = recipe.loss.needs_pool and recipe.loss.stores_unlabelled  # not means of classes
+    if compares_targets and recipe.pool.kind == "class-queues" and pairs.shape[1] > 1:
         raise BadInput(
             f"{source}: its images have up to {pairs.shape[1]} labels, so class queues hold copies of a target, which "
             f"{recipe.method} would compare with each; --set pool.kind=queue"

@@ -144,9 +144,7 @@ def by_method(recipe: Recipe, vit: bool = False) -> str:
 
 def is_siam(recipe: Recipe) -> bool:
     """SupSiam and SimSiam, whatever their alpha and their pool."""
-    return (
-        isinstance(recipe.loss, Align) and recipe.branches.target == "stop-gradient" and not has_plugin_section(recipe)
-    )
+    return type(recipe.loss) is Align and recipe.branches.target == "stop-gradient" and not has_plugin_section(recipe)
 
 
 def has_usual_alpha(recipe: Recipe) -> bool:
@@ -190,7 +188,7 @@ def by_batch(recipe: Recipe) -> str:
 def by_collapse_cell(recipe: Recipe) -> str | None:
     if not isinstance(recipe.loss, Align) or not recipe.loss.supervised:
         return None
-    return NO_PAPER_ROW if has_plugin_section(recipe) else collapse_cell(recipe)
+    return collapse_cell(recipe) if type(recipe.loss) is Align and not has_plugin_section(recipe) else NO_PAPER_ROW
 
 
 def collapse_cell(recipe: Recipe) -> str:

@@ -1,0 +1,62 @@
+"""A long tail from the documented command to an evaluated encoder: balanced order, class queues, balanced accuracy."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from supancl import open_data, recipe
+from supancl.training.trainer import Trainer
+from tests.files import archive, supancl
+
+CLASSES, EACH, RATIO = 4, 150, 20
+TINY = ["--epochs", "2", "--batch-size", "16", "--device", "cpu", "--quiet", "--set", "encoder.width=16",
+        "--set", "schedule.warmup_epochs=0"]  # fmt: skip
+TAIL = ["--set", f"data.imbalance={RATIO}"]
+BALANCED = ["--set", "data.balanced=true"]
+CLASS_QUEUES = ["--set", "pool.kind=class-queues", "--set", "pool.size=5"]
+
+
+@pytest.fixture
+def shades(tmp_path, monkeypatch):
+    """Images of four shades with noise: easy, and equally many of each."""
+    monkeypatch.chdir(tmp_path)
+    chance, labels = np.random.default_rng(0), np.arange(CLASSES * EACH) % CLASSES
+    images = (60 * labels[:, None, None] + chance.integers(0, 60, (len(labels), 8, 8))).astype(np.uint8)
+    return archive(tmp_path / "shades.npz", train_images=images, train_labels=labels)
+
+
+@pytest.mark.parametrize("settings", [BALANCED, CLASS_QUEUES, BALANCED + CLASS_QUEUES], ids=["order", "pool", "both"])
+def test_a_tail_is_trained_and_evaluated_class_by_class(shades, settings, capsys):
+    done = supancl(capsys, "pretrain", "digits.supsiam", "--data", shades, *TINY, *TAIL, *settings, "--out", "run")
+    assert done.code == 0, done.err
+    trained = json.loads((shades.parent / "run" / "recipe.json").read_text())["data"]["train"]
+    assert trained < CLASSES * EACH / 2
+    for protocol in ("knn", "linear"):
+        said = supancl(capsys, "evaluate", protocol, "run", "--no-baselines", "--json", f"{protocol}.json")
+        assert said.code == 0, said.err
+        result = json.loads((shades.parent / f"{protocol}.json").read_text())
+        assert set(result["by_class_size"]) == {"head", "middle", "tail"}
+        assert sum(group["classes"] for group in result["by_class_size"].values()) == CLASSES
+        assert 25 < result["balanced_accuracy"] <= 100
+        assert re.search(r"balanced accuracy \d+\.\d\d%: head .*middle .*tail ", " ".join(said.out.split()))
+
+
+def test_an_epoch_has_every_class_equally_often_and_a_queue_of_each(shades):
+    asked = {"data.source": str(shades), "data.imbalance": RATIO, "data.balanced": True, "encoder.width": 16,
+             "pool.kind": "class-queues", "pool.size": 5, "train.batch_size": 16, "train.device": "cpu"}  # fmt: skip
+    chosen = recipe("digits.supsiam").with_set(asked)
+    data = open_data(chosen.data, 1)
+    sizes = torch.bincount(data.train.labels)
+    assert int(sizes.max()) >= RATIO * int(sizes.min()) * 0.8
+    trainer = Trainer(chosen, data, torch.device("cpu"))
+    drawn = torch.bincount(data.train.labels[trainer.inputs.schedule.order.epoch(0)])
+    assert int(drawn.max() - drawn.min()) <= 1
+    for _ in range(len(data.train) // 16):
+        trainer.advance()
+    trainer.feed.close()
+    assert trainer.model.pool.counts.tolist() == [5] * CLASSES

@@ -1,0 +1,206 @@
+"""The method `semi`: targets of samples without a label against a loop, and the limits in which it is SupSiam."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from supancl import METHODS, BadInput, recipe
+from supancl.core.label_weights import has_label
+from supancl.core.losses import Align, GlobalBatch, SemiAlign
+from supancl.core.pools import Pool, PoolSpec
+from supancl.core.weighted_pools import WeightedPoolSpec
+from supancl.distributed import RowRange
+from tests.core.test_label_weights import CLASSES as PAIR_CLASSES
+from tests.core.test_label_weights import pushed, some_pairs
+from tests.helpers import POOLS, mean_of_class, pool_and_reference, some_labels, units
+
+CLASSES, WIDTH, BATCH = 5, 6, 9
+close = {"rtol": 1e-10, "atol": 1e-10}
+every_pool = pytest.mark.parametrize("kind", POOLS)
+EAGER = {"warmup": 0, "temperature": 0.2, "confidence": 0.5}
+
+
+def filled(kind: str, size: int = 8):
+    """A pool, and the same as lists; the last class was never seen."""
+    pool, reference = pool_and_reference(kind, size, WIDTH, CLASSES)
+    for n in range(3):
+        targets, labels = units(6, WIDTH, seed=20 + n), some_labels(6, CLASSES - 1, seed=20 + n)
+        pool.push(targets, labels)
+        reference.push(targets, labels)
+    return pool, reference
+
+
+def batch(labels: torch.Tensor | None = None):
+    labels = some_labels(BATCH, CLASSES, seed=3) if labels is None else labels
+    return units(2, BATCH, WIDTH, seed=1), units(2, BATCH, WIDTH, seed=2), labels
+
+
+def likely_target(loss: SemiAlign, own: torch.Tensor, means: dict[int, torch.Tensor]) -> torch.Tensor:
+    """z_sup of one sample without a label: a softmax, sharpened, over the classes with a mean."""
+    sharpening = 0.25  # as PAWS writes it: a temperature, then a power
+    shares = {
+        label: math.exp(float(own @ mean / mean.norm()) / (loss.temperature / sharpening)) ** (1 / sharpening)
+        for label, mean in means.items()
+    }
+    weights = {label: share / sum(shares.values()) for label, share in shares.items()}
+    if not weights or max(weights.values()) < loss.confidence:
+        return own
+    return sum(weights[label] * mean for label, mean in means.items())
+
+
+@every_pool
+@pytest.mark.parametrize("confidence", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("local", [0, 2])
+def test_targets_are_those_of_a_loop_over_samples_and_classes(kind, confidence, local):
+    loss = SemiAlign(alpha=0.3, **{**EAGER, "confidence": confidence})
+    anchors, targets, labels = units(2 + local, BATCH, WIDTH, seed=1), *batch()[1:]
+    pool, reference = filled(kind)
+    means = {label: mean for label in range(CLASSES) if (mean := mean_of_class(reference.held(), label)) is not None}
+    assert len(means) < CLASSES
+    total, unsure = [], 0
+    for view in range(2 + local):
+        for other in [1 - view] if view < 2 else [0, 1]:
+            for i, label in enumerate(labels.tolist()):
+                own = targets[other, i]
+                z_sup = likely_target(loss, own, means) if label < 0 else means.get(label, own)
+                unsure += label < 0 and z_sup is own
+                total.append(-(anchors[view, i] * (0.3 * own + 0.7 * z_sup)).sum())
+    assert unsure > 0 or confidence < 0.9
+    torch.testing.assert_close(loss(anchors, targets, labels, pool).total, torch.stack(total).mean(), **close)
+
+
+@every_pool
+def test_with_several_labels_the_means_are_the_weighted_ones(kind):
+    pool, reference = pushed(kind)
+    means = {c: mean for c in range(PAIR_CLASSES) if (mean := reference.mean(c)) is not None}
+    pairs = some_pairs(BATCH, seed=5)
+    is_labelled = has_label(pairs)
+    loss, own = SemiAlign(alpha=0.5, **EAGER), units(2, BATCH, 5, seed=7)
+    found = loss.supervised_target(own, pairs, pool)
+    assert torch.equal(found[:, is_labelled], Align().supervised_target(own, pairs, pool)[:, is_labelled])
+    for view in range(2):
+        for i in (~is_labelled).nonzero()[:, 0].tolist():
+            torch.testing.assert_close(found[view, i], likely_target(loss, own[view, i], means), **close)
+
+
+def assert_same(semi: SemiAlign, labels: torch.Tensor, kind: str) -> None:
+    """The same terms and gradients as SupSiam's, to the last bit."""
+    results = []
+    for loss in (semi, Align(alpha=semi.alpha, form=semi.form, samples=semi.samples)):
+        anchors, targets, _ = batch()
+        anchors.requires_grad_()
+        torch.manual_seed(0)
+        terms = loss(anchors, targets, labels, filled(kind)[0])
+        results.append((*terms, *torch.autograd.grad(terms.total, anchors)))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@every_pool
+@pytest.mark.parametrize("form", ["cosine", "squared"])
+def test_with_all_labels_it_is_supsiam(kind, form):
+    assert_same(SemiAlign(alpha=0.5, form=form, **EAGER), some_labels(BATCH, CLASSES, unlabelled=False), kind)
+
+
+@every_pool
+@pytest.mark.parametrize("setting", [{"confidence": 1.01}, {"warmup": 4}])
+def test_if_no_sample_is_sure_or_the_warm_up_lasts_it_is_supsiam(kind, setting):
+    labels = some_labels(BATCH, CLASSES, seed=3)
+    assert_same(SemiAlign(alpha=0.5, **{**EAGER, **setting}), labels, kind)
+    with pytest.raises(AssertionError):
+        assert_same(SemiAlign(alpha=0.5, **EAGER), labels, kind)
+
+
+def test_the_warm_up_ends_with_the_push_of_that_number():
+    pool, _ = filled("queue")  # three pushes
+    _, targets, labels = batch(torch.full((BATCH,), -1))
+    before, after = (SemiAlign(**{**EAGER, "confidence": 0.01, "warmup": n}) for n in (4, 3))
+    assert torch.equal(before.supervised_target(targets, labels, pool), targets)
+    assert not torch.equal(after.supervised_target(targets, labels, pool), targets)
+
+
+@every_pool
+def test_an_empty_pool_gives_the_own_target(kind):
+    pool, _ = pool_and_reference(kind, 8, WIDTH, CLASSES)
+    _, targets, labels = batch()
+    eager = SemiAlign(**{**EAGER, "confidence": 1e-9})
+    assert torch.equal(eager.supervised_target(targets, labels, pool), targets)
+
+
+def test_likely_targets_have_no_gradient():
+    pool, _ = filled("queue")
+    _, targets, labels = batch(torch.full((BATCH,), -1))
+    targets.requires_grad_()
+    z_sup = SemiAlign(**{**EAGER, "confidence": 0.01}).supervised_target(targets, labels, pool)
+    assert torch.autograd.grad(z_sup.square().sum(), targets)[0].abs().max() == 0
+
+
+@every_pool
+def test_traced_as_one_graph_it_is_what_it_is_as_written(kind):
+    """No value is asked for on the host, so a captured step sees the warm-up end."""
+    pool, _ = filled(kind)
+    anchors, targets, labels = batch()
+    loss = SemiAlign(alpha=0.5, **{**EAGER, "warmup": 4})
+    traced = torch.compile(lambda: loss(anchors, targets, labels, pool).total, backend="aot_eager", fullgraph=True)
+    before = traced()
+    torch.testing.assert_close(before, loss(anchors, targets, labels, pool).total, **close)
+    pool.push(units(2, WIDTH, seed=9), torch.tensor([-1, -1]))  # moves the clock alone
+    torch.testing.assert_close(traced(), loss(anchors, targets, labels, pool).total, **close)
+    assert traced() != before
+
+
+def test_drawn_positives_are_those_of_supsiam():
+    assert_same(SemiAlign(alpha=0.5, samples=2, confidence=2.0), some_labels(BATCH, CLASSES, seed=3), "queue")
+
+
+def test_a_rank_gets_its_rows_of_the_batch():
+    pool, _ = filled("queue")
+    _, targets, labels = batch()
+    loss, rows = SemiAlign(**EAGER), RowRange(2, 6, BATCH)
+    whole = loss.supervised_target(targets.flip(0), labels, pool)
+    part = loss.supervised_target(
+        rows.select(targets.flip(0), -2), rows.select(labels), pool, GlobalBatch(targets, labels, rows)
+    )
+    torch.testing.assert_close(part, rows.select(whole, -2), **close)
+
+
+def test_it_needs_a_pool_that_knows_all_means():
+    with pytest.raises(BadInput, match=r"semi.*pool\.kind"):
+        recipe("digits.semi").with_set({"pool.kind": "none"})
+    with pytest.raises(ValueError, match="pool"):
+        METHODS["semi"].loss(*batch())
+
+
+def test_pools_without_all_means_are_refused_by_name():
+    pool, _ = filled("queue")
+    lacking = type("Lacking", (type(pool),), {"all_means": Pool.all_means})(4, WIDTH, CLASSES).double()
+    with pytest.raises(BadInput, match=r"Lacking.*all_means"):
+        METHODS["semi"].loss(*batch(), lacking)
+
+
+@every_pool
+@pytest.mark.parametrize("pairs", [None, 2])
+def test_all_means_are_the_class_means(kind, pairs):
+    spec = PoolSpec(kind, 8) if pairs is None else WeightedPoolSpec.of(PoolSpec(kind, 8), pairs)
+    pool = spec.build(WIDTH, CLASSES).double()
+    for n in range(3):
+        labels = some_labels(6, CLASSES - 1, seed=20 + n) if pairs is None else some_pairs(6, 20 + n, CLASSES - 1, 2)
+        pool.push(units(6, WIDTH, seed=20 + n), labels)
+    means, is_held = pool.all_means()
+    asked = torch.arange(CLASSES) if pairs is None else torch.stack([torch.arange(5.0), torch.ones(5)], 1)[:, None]
+    fallback = torch.full((CLASSES, WIDTH), 7.0, dtype=torch.float64)
+    expected = pool.class_mean(asked, fallback)
+    assert is_held.tolist() == (pool.counts > 0).tolist() == (expected != 7).all(1).tolist()
+    torch.testing.assert_close(means[is_held], expected[is_held], **close)
+
+
+def test_traits_are_those_of_supsiam_but_a_pool_is_needed():
+    semi, supsiam, pool = METHODS["semi"].loss, METHODS["supsiam"].loss, filled("queue")[0]
+    for trait in ("supervised", "takes_alpha", "takes_pairs", "stores_unlabelled", "has_two_terms", "normalizes"):
+        assert getattr(semi, trait) == getattr(supsiam, trait), trait
+    assert (semi.needs_pool, supsiam.needs_pool) == (True, False)
+    assert not semi.sees_batch(pool)
+    assert replace(METHODS["semi"], loss=supsiam) == METHODS["supsiam"]
