@@ -12,8 +12,8 @@ import numpy as np
 
 from supancl.data.decode import image_problem, map_in_order, shrunk_size, upright_size
 from supancl.data.label_pairs import count_images, describe_pairs, label_texts
-from supancl.data.opening import AUTO_CACHE_BYTES
 from supancl.data.splits import DataSpec, Source, Split
+from supancl.data.store.building import AUTO_CACHE_BYTES
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
 from supancl.files import digest

@@ -11,9 +11,10 @@ from supancl.data.columns import Columns
 from supancl.data.decode import upright_size
 from supancl.data.imbalance import draw_long_tail
 from supancl.data.label_pairs import ImageLabels, count_images
-from supancl.data.opening import evenly_spaced_positions, list_source, number_classes
+from supancl.data.opening import list_source, number_classes
 from supancl.data.preparing import USUAL_HOLDOUT, draw_held_out, draw_limited, keep_labels
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split
+from supancl.data.store.building import evenly_spaced_positions
 from supancl.data.store.memory import Progress
 
 if TYPE_CHECKING:
