@@ -16,9 +16,9 @@ import numpy as np
 
 from supancl.data.columns import SPLITS, Columns, ItemNames
 from supancl.data.joining import join_sources
-from supancl.data.label_pairs import ImageLabels, labels_from_pairs, pairs_from_sets
+from supancl.data.label_pairs import ImageLabels, check_count, labels_from_pairs, pairs_from_sets
 from supancl.data.preparing import prepare_data
-from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars
+from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars, voc
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_split, sorted_names
 from supancl.data.store import stream
@@ -132,9 +132,11 @@ def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, leni
         return tars.list_tars(name, progress)
     with track_task(f"listing {name}"):
         if kind in libraries.READERS:
-            return libraries.READERS[kind](library_name, channels)
+            return _check_counts(libraries.READERS[kind](library_name, channels), spec)
         path = _existing_path(name)
         if path.is_dir():
+            if voc_folder := voc.find_voc(path):
+                return _check_counts(voc.list_voc(voc_folder), spec)
             return folder.list_folder(path, lenient)
         if path.suffix.lower() == ".npz":
             return arrays.read_npz(path, channels, spec.max_labels)
@@ -144,6 +146,14 @@ def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, leni
         f"{name}: not a source; give a folder of images, a .npz, a .csv (path,label[,split]), .tar shards, "
         "torchvision:NAME@ROOT or hf:NAME"
     )
+
+
+def _check_counts(listing: Source | Listing, spec: DataSpec) -> Source | Listing:
+    """The listing, if none of its images has too many labels."""
+    if isinstance(listing, Listing) and listing.label_sets:
+        largest = max(listing.label_sets.values(), key=len)
+        check_count(len(largest), spec.max_labels, f"{spec.source}: an image with {', '.join(sorted(largest))[:80]}")
+    return listing
 
 
 def open_benchmark(
@@ -296,7 +306,9 @@ def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...],
     if listing.label_sets is None:
         classes = sorted_names(used, listing.by_number) if listing.classes is None else listing.classes
         return classes, ImageLabels(torch.from_numpy(entries.class_numbers(classes)))
-    classes = sorted_names({name for text in used for name in listing.label_sets[text]}, listing.by_number)
+    classes = listing.classes
+    if classes is None:
+        classes = sorted_names({name for text in used for name in listing.label_sets[text]}, listing.by_number)
     sets = [listing.label_sets[text] if text in used else {} for text in entries.label_names]
     pairs = pairs_from_sets(sets, classes)[torch.from_numpy(entries.labels).long()]
     return classes, labels_from_pairs({"all": pairs}, str(listing.location))["all"]
