@@ -2,7 +2,8 @@
 
 SOURCE is `digits`, `toy`, an image folder, a folder in VOC's layout, a `.npz`, a `.csv`, tar shards,
 `torchvision:NAME@ROOT`, `hf:NAME`, or `NAME@ROOT` for a benchmark; `from_arrays` takes arrays from Python. A reader of
-`sources/` lists the images, `load_images` decodes them into a store, `prepare_data` holds some of them out.
+`sources/` lists the images, `load_images` decodes them into a store, `apply_hierarchy` gives classes their levels,
+`prepare_data` holds some images out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from supancl.data.columns import SPLITS, Columns, ItemNames
+from supancl.data.hierarchy import apply_hierarchy
 from supancl.data.joining import join_sources
 from supancl.data.label_pairs import ImageLabels, check_count, labels_from_pairs, pairs_from_sets
 from supancl.data.preparing import prepare_data
@@ -71,7 +73,7 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
     listing = (
         _list_joined(spec, channels, progress) if spec.joined else _read_or_list(spec, channels, progress, lenient)
     )
-    return load_images(listing, channels, spec, progress)
+    return apply_hierarchy(load_images(listing, channels, spec, progress), spec)
 
 
 def peek_data(spec: DataSpec, channels: int, progress: Progress | None = None) -> Data:
@@ -137,7 +139,7 @@ def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, leni
         if path.is_dir():
             if voc_folder := voc.find_voc(path):
                 return _check_counts(voc.list_voc(voc_folder), spec)
-            return folder.list_folder(path, lenient)
+            return folder.list_folder(path, lenient, nested=spec.hierarchy == "paths")
         if path.suffix.lower() == ".npz":
             return arrays.read_npz(path, channels, spec.max_labels)
         if path.suffix.lower() == ".csv":
@@ -171,7 +173,8 @@ def open_benchmark(
     benchmark's first use. Incomplete data are refused, or with `partial` used with a remark.
     """
     listing, spec = benchmarks.list_benchmark(name, root, channels, use, partial), spec or DataSpec()
-    return benchmarks.apply_class_order(load_images(listing, channels, spec, progress), name)
+    source = benchmarks.apply_class_order(load_images(listing, channels, spec, progress), name)
+    return apply_hierarchy(source, spec)
 
 
 def from_arrays(

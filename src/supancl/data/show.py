@@ -36,11 +36,13 @@ def describe_source(source: Source, spec: DataSpec, channels: int, sizes: np.nda
     # unreadable images have their own entry
     remarks = [remark for remark in source.remarks if not re.match(r"\d+ unreadable image", remark)]
     in_memory = sum(split.store.nbytes for split in source.splits.values())
+    levels = {"levels": np.bincount(source.levels).tolist()} if source.levels else {}
     nbytes = channels * int(decoded.prod(1).sum()) if source.items else in_memory
     return {
         "source": spec.source,
         "splits": splits,
         "classes": len(source.classes),
+        **levels,
         "histogram": histogram(source),
         "sizes": summarize_sizes(sizes),
         "short_side": short_side,

@@ -53,6 +53,8 @@ class DataSpec:
     imbalance: Annotated[float, Within(1, 1e6)] = 1.0  # times fewer images in the last class than in the first
     labelled: Fraction = 1.0  # fraction of the training labels that are kept
     max_labels: Count = 16  # of an image; 1: a ; in a .csv is part of a class name
+    hierarchy: Literal["none", "paths", "cifar100"] = "none"  # paths: animal/cat is a cat and an animal
+    level_weights: tuple[Positive, ...] = ()  # of the labels on each level, the coarsest first; (): all 1
     label_noise: Annotated[float, Within(0, 0.9)] = 0.0  # fraction of them that is made wrong
     label_noise_kind: NoiseKind = "symmetric"  # pair: every class is mistaken for the next one
     label_noise_seed: Natural = 0  # which labels
