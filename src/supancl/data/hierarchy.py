@@ -88,13 +88,13 @@ def level_of(name: str) -> int:
 
 
 def _split_path(name: str, location: str) -> list[str]:
-    parts = name.split(SEPARATOR)
-    if any(not part or part != part.strip() for part in parts):
+    path = name.split(SEPARATOR)
+    if any(not folder or folder != folder.strip() for folder in path):
         raise BadInput(
             f"{location}: class {name[:80]!r} is no path: a part of it is empty or has spaces around it; write names "
             "such as animal/cat"
         )
-    return parts
+    return path
 
 
 def _level_weights(levels: int, spec: DataSpec) -> tuple[float, ...]:

@@ -309,9 +309,8 @@ def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...],
     if listing.label_sets is None:
         classes = sorted_names(used, listing.by_number) if listing.classes is None else listing.classes
         return classes, ImageLabels(torch.from_numpy(entries.class_numbers(classes)))
-    classes = listing.classes
-    if classes is None:
-        classes = sorted_names({name for text in used for name in listing.label_sets[text]}, listing.by_number)
+    used_classes = {name for text in used for name in listing.label_sets[text]}
+    classes = sorted_names(used_classes, listing.by_number) if listing.classes is None else listing.classes
     sets = [listing.label_sets[text] if text in used else {} for text in entries.label_names]
     pairs = pairs_from_sets(sets, classes)[torch.from_numpy(entries.labels).long()]
     return classes, labels_from_pairs({"all": pairs}, str(listing.location))["all"]

@@ -41,7 +41,8 @@ def find_voc(root: Path) -> Path | None:
 def list_voc(folder: Path) -> Listing:
     """List the images of train.txt, val.txt and test.txt; without train.txt, those of trainval.txt are trained on.
 
-    A class whose objects are all difficult is left out of an image's labels: VOC does not count it either way.
+    A class whose objects in an image are all difficult is left out there. (VOC counts such an image neither as one of
+    the class nor as none; labels here have no third value.)
     """
     entries: list[Entry] = []
     remarks: list[str] = []
@@ -56,7 +57,7 @@ def list_voc(folder: Path) -> Listing:
             entries.append((split, folder / "JPEGImages" / f"{name}.jpg", join_names(clear)))
     if only_difficult:
         have = plural(only_difficult, "image has a class", "images have a class")
-        remarks.append(f"{folder}: {have} whose objects are all difficult; it is left out there, as VOC does")
+        remarks.append(f"{folder}: {have} whose objects are all difficult; it is left out there")
     label_sets: dict[str, LabelSet] = {text: set_of_names(text) for _, _, text in entries}
     return Listing(entries, folder, tuple(remarks), label_sets=label_sets)
 
@@ -94,7 +95,7 @@ def read_annotation(folder: Path, name: str) -> Annotation:
     from torchvision.datasets import VOCDetection
 
     file = folder / "Annotations" / f"{name}.xml"
-    found = Annotation((0, 0), [], [], [])
+    names, boxes, difficult = [], [], []
     try:
         with open_regular(file) as opened:
             tree = ElementTree.parse(opened).getroot()
@@ -106,16 +107,16 @@ def read_annotation(folder: Path, name: str) -> Annotation:
         for entry in objects:
             box = [float(_text_at(entry, "bndbox", side)) for side in ("xmin", "ymin", "xmax", "ymax")]
             # VOC counts pixels from 1 and includes both ends: 1..W is the full width, which is 0..W here
-            found.boxes.append([box[0] - 1, box[1] - 1, box[2], box[3]])
-            found.difficult.append(isinstance(entry, dict) and entry.get("difficult") == "1")
-            found.names.append(_text_at(entry, "name"))
+            boxes.append([box[0] - 1, box[1] - 1, box[2], box[3]])
+            difficult.append(isinstance(entry, dict) and entry.get("difficult") == "1")
+            names.append(_text_at(entry, "name"))
     except OSError:
         raise BadInput(
             f"no annotation {file}, but {name} is in the list of images; add it, or remove {name} from the list"
         ) from None
     except (ElementTree.ParseError, ValueError, RecursionError) as error:
         raise BadInput(f"{file}: not a VOC annotation ({error}); fix it, or remove {name} from the list") from None
-    return found._replace(size=size)
+    return Annotation(size, names, boxes, difficult)
 
 
 def _text_at(value: Any, *path: str) -> str:
