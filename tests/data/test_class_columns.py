@@ -115,16 +115,22 @@ def test_a_single_other_column_is_more_likely_class_numbers(tmp_path):
         opened(weight_table(tmp_path, "1", "2", header="path,species"))
 
 
-@pytest.mark.parametrize("weight", ["1e300", "1e-300"])
-def test_weights_beyond_float32_are_refused(tmp_path, weight):
-    with pytest.raises(BadInput, match=mentions("weights", "float32")):
+@pytest.mark.parametrize(
+    ("weight", "nouns"), [("1e300", ("weights.csv line 2", "'cat'", "1e+300")), ("1e-300", ("weights", "float32"))]
+)
+def test_weights_beyond_float32_are_refused(tmp_path, weight, nouns):
+    with pytest.raises(BadInput, match=mentions(*nouns)):
         opened(weight_table(tmp_path, f"{weight},0,0", f"0,{weight},0"))
+    names = (f"cat:{weight}", f"cat:{weight};dog:{weight}")
+    with pytest.raises(BadInput, match=mentions("weights")):
+        opened(weight_table(tmp_path / "names", *names, header="path,label"))
 
 
 def test_equal_rows_are_kept_once(tmp_path):
     listing = list_csv(weight_table(tmp_path, *["1,0,1", "1.0,0.0,1"] * 50))
     assert len(listing.entries) == 100
-    assert len(listing.label_sets) == 2, "one of the weights, and the unlabelled one"
+    assert listing.label_table.pairs.shape == (2, 2, 2), "one for each way to write them"
+    assert listing.entries.labels.tolist() == [0, 1] * 50
 
 
 def test_a_table_of_columns_is_not_corrected(tmp_path):

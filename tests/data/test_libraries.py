@@ -281,7 +281,7 @@ def several(split, classes) -> list[str]:
          ["owl;dog", "cat", "", "cat", "", "owl;cat;dog"]),
         ([["b;c", "a"], ["a"], [], ["b;c"], [""], ["a"]], datasets.Value("string"), ("a", "b;c"),
          ["a;b;c", "a", "", "b;c", "", "a"]),
-        ([[10, 2], [9], [], [2], [-1], [2]], datasets.Value("int64"), ("2", "9", "10"),
+        ([[10, 2], [9], [], [2], [-1, -1], [2]], datasets.Value("int64"), ("2", "9", "10"),
          ["2;10", "9", "", "2", "", "2"]),
         ([[0], [1], [], [1], [2], [2]], NAMES, ("owl", "cat", "dog"), ["owl", "cat", "", "cat", "dog", "dog"]),
     ],
@@ -300,6 +300,12 @@ def test_a_column_of_one_class_is_preferred_to_lists(tmp_path):
     data = data.add_column("labels", [[0, 1], [1], [2]], feature=datasets.Sequence(NAMES))
     data.save_to_disk(tmp_path / "both")
     assert named(opened(f"hf:{tmp_path / 'both'}"), "train") == ["owl", "cat", "dog"]
+
+
+@pytest.mark.parametrize(("labels", "kind"), [([[0, 1, 0], [1, 0, 0]], "int64"), ([[0.5], [1.0]], "float32")])
+def test_lists_of_weights_are_no_classes(tmp_path, labels, kind):
+    rows(2, 0, labels, datasets.Sequence(datasets.Value(kind))).save_to_disk(tmp_path / "lists")
+    refused(f"hf:{tmp_path / 'lists'}", mentions("train", "label", labels[0], "classes", ".npz"))
 
 
 def test_lists_with_too_many_classes_are_refused(tmp_path):

@@ -40,6 +40,7 @@ def apply_hierarchy(source: Source, spec: DataSpec) -> Source:
     """The source with one label per level; the same source without `data.hierarchy`, or if it has levels already."""
     if source.levels or not has_hierarchy(spec):
         return source
+    spec = replace(spec, source=spec.source or "the data")  # for messages
     for split in source.splits.values():
         if split.pairs is not None:
             raise BadInput(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from supancl.data.columns import Columns
 from supancl.data.label_pairs import LabelSet
 from supancl.data.splits import Entry, Listing, Source, Split
 from supancl.errors import BadInput
@@ -78,7 +79,7 @@ def join_sources(sources: Mapping[str, Source | Listing], uses_splits: bool, cac
 
 def _has_several_labels(source: Source | Listing) -> bool:
     if isinstance(source, Listing):
-        return source.label_sets is not None
+        return source.label_sets is not None or source.label_table is not None
     return any(split.pairs is not None for split in source.splits.values())
 
 
@@ -96,6 +97,10 @@ def _entries_with_sets(name: str, source: Source | Listing, label_sets: dict[str
 def _iter_sets(source: Source | Listing) -> Iterator[LabelSet]:
     """The classes and weights of each image, in the order of `_entries`."""
     if isinstance(source, Listing):
+        if source.label_table is not None:
+            sets = source.label_table.sets()
+            yield from (sets[number] for number in Columns.from_entries(source.entries).labels)
+            return
         for _, _, label in source.entries:
             yield source.label_sets[label] if source.label_sets is not None else {label: 1.0} if label else {}
         return

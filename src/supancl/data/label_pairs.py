@@ -7,7 +7,6 @@ are no pairs: such data are labels (N,), as if they had been written that way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,8 +23,22 @@ else:
 SEPARATOR = ";"  # between the names of one image in a .csv
 # of the largest weight of a source to its smallest: sums of weights in a pool have 16 digits, and pools many entries
 MAX_RATIO = 1e6
+MAX_WEIGHT = 1e30  # float32 has room for sums of them
 
 LabelSet = Mapping[str, float]  # class name -> weight
+
+
+class LabelTable(NamedTuple):
+    """Labels of a list of images that differ too much for a `LabelSet` each: class names, and pairs (labels, L, 2).
+
+    `pairs` has a row for each name of a label in the list's columns (`Columns.label_names`).
+    """
+
+    classes: tuple[str, ...]
+    pairs: Tensor
+
+    def sets(self) -> list[LabelSet]:
+        return [{self.classes[int(c)]: weight for c, weight in row if c >= 0} for row in self.pairs.tolist()]
 
 
 class ImageLabels(NamedTuple):
@@ -66,8 +79,11 @@ def as_number(text: str) -> float | None:
 
 
 def _check_weight(weight: float, location: str) -> None:
-    if not math.isfinite(weight) or weight <= 0:
-        raise BadInput(f"{location} has weight {weight:g}; weights are above 0, leave out classes that do not apply")
+    if not 0 < weight <= MAX_WEIGHT:  # NaN is neither
+        raise BadInput(
+            f"{location} has weight {weight:g}; weights are above 0, up to {MAX_WEIGHT:g}; leave out classes that do "
+            "not apply"
+        )
 
 
 def check_count(count: int, max_labels: int, location: str) -> None:
@@ -104,38 +120,36 @@ def pairs_from_sets(label_sets: Sequence[LabelSet], classes: Sequence[str]) -> T
     return pairs
 
 
-def pairs_from_matrix(weights: np.ndarray, max_labels: int, location: str) -> Tensor:
-    """The pairs of weights (N, C), one column per class: 0 and 1, or any weights. A row of -1 is unlabelled."""
-    check_weights(weights, max_labels, lambda row: f"{location}: row {row}", range(weights.shape[1]))
-    rows, columns = np.nonzero(weights > 0)
-    counts = np.bincount(rows, minlength=len(weights))
-    pairs = np.zeros((len(weights), int(counts.max(initial=1)), 2), np.float32)
-    pairs[..., 0] = -1
-    position = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
-    pairs[rows, position, 0], pairs[rows, position, 1] = columns, weights[rows, columns]
-    return torch.from_numpy(pairs)
-
-
-def check_weights(
+def pairs_from_matrix(
     weights: np.ndarray, max_labels: int, name_row: Callable[[int], str], column_names: Sequence[object]
-) -> None:
-    """Refuse weights (N, C) that are no labels; the names of rows and columns are for messages."""
+) -> Tensor:
+    """The pairs of weights (N, C), one column per class: 0 and 1, or any weights. A row of -1 is unlabelled.
+
+    The names of rows and columns are for messages.
+    """
     is_labelled = ~(weights == -1).all(1)
-    is_wrong = ~(np.isfinite(weights) & (weights >= 0)) & is_labelled[:, None]
+    is_wrong = ~((weights >= 0) & (weights <= MAX_WEIGHT)) & is_labelled[:, None]  # NaN is neither
     if is_wrong.any():
         row, column = np.argwhere(is_wrong)[0].tolist()
         raise BadInput(
             f"{name_row(row)}, column {column_names[column]!r} has weight {weights[row, column]:g}; weights are 0 or "
-            "above, and -1 in the whole row of an unlabelled image"
+            f"above, up to {MAX_WEIGHT:g}, and -1 in the whole row of an unlabelled image"
         )
-    counts = ((weights > 0) & is_labelled[:, None]).sum(1)
+    rows, columns = np.nonzero((weights > 0) & is_labelled[:, None])
+    counts = np.bincount(rows, minlength=len(weights))
     if (is_empty := (counts == 0) & is_labelled).any():
         raise BadInput(
             f"{name_row(int(np.argmax(is_empty)))} has only zeros; give the image a class, or write -1 in its whole "
             "row if it is unlabelled"
         )
-    if len(counts):
-        check_count(int(counts.max()), max_labels, name_row(int(np.argmax(counts))))
+    most = int(counts.max(initial=1))
+    if most > 1:
+        check_count(most, max_labels, name_row(int(np.argmax(counts))))
+    pairs = np.zeros((len(weights), most, 2), np.float32)
+    pairs[..., 0] = -1
+    position = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+    pairs[rows, position, 0], pairs[rows, position, 1] = columns, weights[rows, columns]
+    return torch.from_numpy(pairs)
 
 
 def weight_matrix(pairs: Tensor, classes: int) -> np.ndarray:
@@ -150,10 +164,10 @@ def weight_matrix(pairs: Tensor, classes: int) -> np.ndarray:
 def labels_from_pairs(splits: Mapping[str, Tensor], location: str) -> dict[str, ImageLabels]:
     """The labels of each split, from its pairs. If no image of any split needs pairs, none has them."""
     weights = torch.cat([pairs[..., 1][pairs[..., 0] >= 0] for pairs in splits.values()])
-    if len(weights) and not 0 < float(weights.max()) <= MAX_RATIO * float(weights.min()) < math.inf:
+    if len(weights) and not 0 < float(weights.max()) <= min(MAX_RATIO * float(weights.min()), MAX_WEIGHT):
         raise BadInput(
-            f"{location}: weights from {float(weights.min()):.3g} to {float(weights.max()):.3g} (in float32) differ by "
-            f"more than {MAX_RATIO:,.0f} times, or are no numbers there; leave out the smallest, or scale them"
+            f"{location}: weights from {float(weights.min()):.3g} to {float(weights.max()):.3g} in float32 differ by "
+            f"more than {MAX_RATIO:,.0f} times, or are 0 or above {MAX_WEIGHT:g}; leave out the smallest, or scale all"
         )
     most = max(pairs.shape[1] for pairs in splits.values())
     if most == 1 and bool((weights == 1).all()):

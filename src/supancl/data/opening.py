@@ -305,6 +305,9 @@ def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) 
 
 def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...], ImageLabels]:
     """The class names in label order, and the labels of these entries."""
+    if listing.label_table is not None:
+        pairs = listing.label_table.pairs[torch.from_numpy(entries.labels).long()]
+        return listing.label_table.classes, labels_from_pairs({"all": pairs}, str(listing.location))["all"]
     used = entries.used_names()
     if listing.label_sets is None:
         classes = sorted_names(used, listing.by_number) if listing.classes is None else listing.classes

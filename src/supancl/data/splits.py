@@ -16,7 +16,7 @@ from supancl.config import INCIDENTAL, Count, Fraction, Natural, Positive, Withi
 from supancl.data.content import Content, join_content
 from supancl.data.decode import Item
 from supancl.data.label_noise import NoiseKind
-from supancl.data.label_pairs import ImageLabels, LabelSet
+from supancl.data.label_pairs import ImageLabels, LabelSet, LabelTable
 from supancl.data.order import Order, WindowedOrder
 from supancl.data.store.memory import Batch, ImageStore, Progress
 from supancl.errors import BadInput, plural
@@ -207,6 +207,7 @@ class Listing:
     empty_folders: tuple[str, ...] = ()  # class folders without an image
     cache_name: str = ""  # name of its packed cache; '': the source's name
     label_sets: Mapping[str, LabelSet] | None = None  # of class names that stand for several labels, or for soft ones
+    label_table: LabelTable | None = None  # the same for as many labels as images; entries are columns
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from supancl.data.columns import SPLITS, Columns, PathColumn
-from supancl.data.label_pairs import SEPARATOR, LabelSet, as_number, check_count, check_weights, parse_label_set
+from supancl.data.label_pairs import (
+    SEPARATOR,
+    LabelSet,
+    LabelTable,
+    as_number,
+    check_count,
+    pairs_from_matrix,
+    parse_label_set,
+)
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, DataSpec, Listing, check_label
 from supancl.errors import BadInput, plural
 from supancl.files import open_regular, unescape_formula
@@ -42,7 +49,9 @@ def list_csv(
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
             layout = find_columns(next(rows, []), path, parse_columns(column_names))
-            for text, label, split in _parse_rows(rows, path, columns, layout, label_lines):
+            weights = WeightRows(layout.classes)
+            check = weights.add if layout.classes else _checked_label
+            for text, label, split in _parse_rows(rows, path, columns, layout, label_lines, check):
                 is_plain = "/." not in text and "//" not in text and text[0] not in "./"
                 if not skip_bad and not isfile(folder + text if is_plain else os.path.join(folder, text)):
                     raise BadInput(  # with skip_bad it is listed as unreadable
@@ -60,8 +69,9 @@ def list_csv(
         raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
     remarks = _duplicate_remarks(path, paths, np.asarray(hashes), prefix)
     if layout.classes:
-        weight_sets = _weight_sets(label_lines, layout.classes, path, max_labels)
-        return Listing(entries, path.parent, remarks, tuple(sorted(layout.classes)), label_sets=weight_sets)
+        lines = list(label_lines.values())
+        label_table = weights.label_table(max_labels, lambda row: f"{path} line {lines[row]}")
+        return Listing(entries, path.parent, remarks, label_table=label_table)
     label_sets = None
     if max_labels > 1 and any(SEPARATOR in label for label in label_lines):
         label_sets = {label: _label_set(label, path, line, max_labels) for label, line in label_lines.items()}
@@ -79,15 +89,19 @@ class TableLayout(NamedTuple):
 
 
 def _parse_rows(
-    rows: Reader, table: Path, columns: Columns.Builder, layout: TableLayout, label_lines: dict[str, int]
+    rows: Reader,
+    table: Path,
+    columns: Columns.Builder,
+    layout: TableLayout,
+    label_lines: dict[str, int],
+    check: Callable[[str, Path, int], str],
 ) -> Iterator[tuple[str, int, int]]:
     """(path, number of the label, number of the split) of every row; each label and split is checked once.
 
-    `label_lines` gets each label with its first line; that of several columns is a text of their weights.
+    `label_lines` gets each label with its first line.
     """
-    width, path_column, label_columns, split_column, classes = layout
-    labels, splits, read_label = dict[Any, int](), {"": 0}, itemgetter(*label_columns)
-    check: Callable[[Any, Path, int], str] = partial(_checked_weights, classes) if classes else _checked_label
+    width, path_column, label_columns, split_column, _ = layout
+    labels, splits, read_label = dict[str, int](), {"": 0}, _label_reader(label_columns)
     for row in rows:
         if not row:
             continue
@@ -103,6 +117,12 @@ def _parse_rows(
         if split not in splits:
             splits[split] = SPLITS.index(_checked_split(split, table, rows.line_num))
         yield path, labels[label], splits[split]
+
+
+def _label_reader(columns: Sequence[int]) -> Callable[[list[str]], str]:
+    """From a row to its label; that of several columns is a text with a line for each."""
+    read: Callable[[list[str]], Any] = itemgetter(*columns)
+    return read if len(columns) == 1 else lambda row: "\n".join(read(row))
 
 
 def _path_fault(path: str, table: Path, line: int) -> str:
@@ -122,33 +142,34 @@ def _checked_label(text: str, table: Path, line: int) -> str:
     return "" if label in NO_LABEL else label
 
 
-def _checked_weights(classes: Sequence[str], cells: Sequence[str], table: Path, line: int) -> str:
-    """The weights of one image with ',' between them; '' if it is unlabelled."""
-    texts = [cell.strip() for cell in cells]
-    weights = [as_number(text) for text in texts]
-    if not any(texts) or all(weight == -1 for weight in weights):
-        return ""
-    if None in weights:
-        column = weights.index(None)
-        raise BadInput(
-            f"{table} line {line}: column {classes[column]!r} holds {texts[column][:80]!r}, which is no weight; "
-            "without a column 'label', all columns but path and split are classes: write 0, 1 or a weight, or name the "
-            "columns with --columns image=NAME,label=NAME (label=cat+dog: one column per class)"
-        )
-    return ",".join(map(repr, weights))
+class WeightRows:
+    """The weights in the rows of a table with one column per class, each combination once."""
 
+    def __init__(self, classes: Sequence[str]) -> None:
+        self.classes, self.values = classes, array("d")
 
-def _weight_sets(
-    label_lines: Mapping[str, int], classes: Sequence[str], table: Path, max_labels: int
-) -> dict[str, LabelSet]:
-    """The classes and weights of each text of `_checked_weights`."""
-    texts = [text for text in label_lines if text]
-    weights = np.array([text.split(",") for text in texts], np.float64).reshape(len(texts), len(classes))
-    check_weights(weights, max_labels, lambda row: f"{table} line {label_lines[texts[row]]}", classes)
-    sets: dict[str, LabelSet] = {"": {}}
-    for text, row in zip(texts, weights, strict=True):
-        sets[text] = {classes[column]: float(row[column]) for column in np.flatnonzero(row).tolist()}
-    return sets
+    def add(self, text: str, table: Path, line: int) -> str:
+        """Add the cells that stand in the lines of a text, and return it."""
+        cells = text.split("\n")
+        if len(cells) != len(self.classes):
+            raise BadInput(_path_fault(text, table, line))
+        try:
+            self.values.extend(map(float, cells) if any(map(str.strip, cells)) else [-1.0] * len(cells))
+        except ValueError:
+            column = next(column for column, cell in enumerate(cells) if as_number(cell) is None)
+            raise BadInput(
+                f"{table} line {line}: column {self.classes[column]!r} holds {cells[column].strip()[:80]!r}, which is "
+                "no weight; without a column 'label', all columns but path and split are classes: write 0, 1 or a "
+                "weight, or name the columns with --columns image=NAME,label=NAME (label=cat+dog: one column per class)"
+            ) from None
+        return text
+
+    def label_table(self, max_labels: int, name_row: Callable[[int], str]) -> LabelTable:
+        """The classes in sorted order, and the pairs of the rows in the order in which they were added."""
+        order = sorted(range(len(self.classes)), key=self.classes.__getitem__)
+        classes = tuple(self.classes[column] for column in order)
+        weights = np.frombuffer(self.values).reshape(-1, len(classes))[:, order]
+        return LabelTable(classes, pairs_from_matrix(weights, max_labels, name_row, classes))
 
 
 def _label_set(text: str, table: Path, line: int, max_labels: int) -> LabelSet:

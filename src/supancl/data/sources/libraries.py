@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -215,7 +215,9 @@ def list_hugging_face(text: str, channels: int) -> Listing:
                 f"{location}: its classes differ from those of the other splits; cast them to one ClassLabel"
             )
         classes = tuple(names) if names else classes
-        labels = _label_names(data[label] if label else [None] * len(data), names)
+        values = data[label] if label else [None] * len(data)
+        _check_lists(values, names, f"{location}: column {label}")
+        labels = _label_names(values, names)
         items = _list_rows(datasets, data, image, f"hf:{_cache_name(text)}.{name}")
         entries += [(split, item, label) for item, label in zip(items, labels, strict=True)]
     label_sets: dict[str, LabelSet] = {label: set_of_names(label) for label in {label for _, _, label in entries}}
@@ -291,6 +293,20 @@ def _element(kind: Any) -> Any:
     if isinstance(kind, list):  # how early versions write Sequence
         return kind[0] if kind else None
     return getattr(kind, "feature", kind)
+
+
+def _check_lists(values: Iterable[Any], names: Sequence[str] | None, location: str) -> None:
+    """Refuse lists of numbers without names that are weights of all classes, not the classes of an image."""
+    if names:
+        return
+    for value in values:
+        items = value if isinstance(value, (list, tuple)) else ()
+        numbers = [item for item in items if isinstance(item, (bool, int, float)) and item != -1]
+        if any(isinstance(number, (bool, float)) for number in numbers) or len(set(numbers)) < len(numbers):
+            raise BadInput(
+                f"{location} holds {str(value)[:80]}, which are no classes of an image; give lists of class numbers or "
+                "names, or save weights as a .npz with train_labels (N, C)"
+            )
 
 
 def _label_names(values: Sequence[Any], names: Sequence[str] | None) -> list[str]:
