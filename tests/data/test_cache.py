@@ -140,7 +140,7 @@ def test_images_beyond_memory_go_into_the_cache_by_themselves(tmp_path, monkeypa
     photos(tmp_path / "data" / "dog", 6, first=6)
     spec = DataSpec(source=str(tmp_path / "data"))
     assert not isinstance(open_data(spec, 3).train.store, CachedImages)
-    monkeypatch.setattr("supancl.data.opening.AUTO_CACHE_BYTES", 1000)
+    monkeypatch.setattr("supancl.data.store.building.AUTO_CACHE_BYTES", 1000)
     data = open_data(spec, 3)
     assert isinstance(data.train.store, CachedImages)
     for position, name in enumerate(data.train.names_at(torch.arange(len(data.train)))):

@@ -171,11 +171,41 @@ def test_settings_that_need_one_label_refuse_several(settings):
         from_arrays(noise(20, 8, 8), WEIGHTS, spec=DataSpec("arrays", **settings))
 
 
-def test_several_labels_are_not_joined(tmp_path):
-    one, other = label_table(tmp_path / "a", "cat;dog", "dog"), label_table(tmp_path / "b", "cat", "dog")
-    for first, second in ((one, other), (other, one)):
-        with pytest.raises(BadInput, match=mentions("a/labels.csv", "several", "alone")):
-            opened(first, joined=(str(second),))
+def test_several_labels_are_joined_by_the_names_of_their_classes(tmp_path):
+    several = label_table(tmp_path / "a", "cat;dog:0.7", "dog", "")
+    weights = table(tmp_path / "a" / "weights.csv", "path,dog,fox", "0.png,1,0.5", "1.png,0.7,0")
+    one = label_table(tmp_path / "b", "cat", "bird:1.0", "")
+    packed = archive(
+        tmp_path / "c.npz", train_images=noise(2, 8, 8), train_labels=[[1, 1], [0, 0.5]], class_names=["dog", "eel"]
+    )
+    numbers = archive(tmp_path / "d.npz", train_labels=np.arange(20) % 2, class_names=["dog", "eel"])
+    expected = {
+        several: ["cat;dog:0.7", "dog", ""],
+        weights: ["dog;fox:0.5", "dog:0.7"],
+        one: ["cat", "bird:1.0", ""],
+        packed: ["dog;eel", "eel:0.5"],
+        numbers: ["dog", "eel"] * 10,
+    }
+    for order in (list(expected), list(expected)[::-1]):
+        data = opened(order[0], joined=tuple(map(str, order[1:])), holdout=0)
+        assert data.classes == ("bird:1.0", "cat", "dog", "eel", "fox")
+        assert texts_of(data.train, data.classes) == [text for path in order for text in expected[path]]
+
+
+def test_joined_labels_without_several_are_as_before(tmp_path):
+    first, second = label_table(tmp_path / "a", "cat", "dog", "cat"), label_table(tmp_path / "b", "cat", "")
+    data = opened(first, joined=(str(second),), holdout=0)
+    assert (data.train.pairs, data.train.labels.tolist()) == (None, [0, 1, 0, 0, -1])
+
+
+def test_rare_classes_are_held_out_too_and_trained_on(tmp_path):
+    """Each of 40 images has a frequent class, 4 a rare one, 3 another, and one the rarest."""
+    labels = ["often"] * 32 + ["often;rare"] * 4 + ["often;rarer"] * 3 + ["often;once"]
+    data = opened(label_table(tmp_path, *labels), holdout=0.1)
+    held_out, train = (texts_of(split, data.classes) for split in (data.held_out, data.train))
+    assert sorted(held_out) == ["often"] * 3 + ["often;rare", "often;rarer"], "a tenth of each, at least one of several"
+    assert train.count("often;once") == 1, "a single image of a class is trained on"
+    assert sorted(held_out + train) == sorted(";".join(sorted(label.split(";"))) for label in labels)
 
 
 def test_other_weights_are_other_data(tmp_path):

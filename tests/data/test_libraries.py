@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,12 +17,13 @@ from PIL import Image
 from scipy.io import savemat
 
 from supancl.data.decode import upright_size
+from supancl.data.label_pairs import label_texts
 from supancl.data.opening import absolute_source, open_source
 from supancl.data.sources.libraries import RowItem, _class_names, _list_rows
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import CachedImages
 from supancl.errors import BadInput
-from tests.files import assert_mentions, assert_one_line, class_folders, mentions, noise, picture
+from tests.files import TINY, assert_mentions, assert_one_line, class_folders, mentions, noise, picture, supancl
 
 
 def opened(source: str, channels: int = 3, **options):
@@ -266,6 +268,62 @@ def test_labels_of_every_kind(tmp_path, labels, kind, classes, wanted):
 def test_a_label_column_of_another_name_is_found(tmp_path):
     rows(3, 0, [0, 1, 2], NAMES, column="species").save_to_disk(tmp_path / "one")
     assert named(opened(f"hf:{tmp_path / 'one'}"), "train") == ["owl", "cat", "dog"]
+
+
+def several(split, classes) -> list[str]:
+    return label_texts(split.image_labels, torch.arange(len(split)), classes, "")
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "classes", "wanted"),
+    [
+        ([[0, 2], [1], [], [1, 1], None, [2, 1, 0]], NAMES, ("owl", "cat", "dog"),
+         ["owl;dog", "cat", "", "cat", "", "owl;cat;dog"]),
+        ([["b;c", "a"], ["a"], [], ["b;c"], [""], ["a"]], datasets.Value("string"), ("a", "b;c"),
+         ["a;b;c", "a", "", "b;c", "", "a"]),
+        ([[10, 2], [9], [], [2], [-1, -1], [2]], datasets.Value("int64"), ("2", "9", "10"),
+         ["2;10", "9", "", "2", "", "2"]),
+        ([[0], [1], [], [1], [2], [2]], NAMES, ("owl", "cat", "dog"), ["owl", "cat", "", "cat", "dog", "dog"]),
+    ],
+)  # fmt: skip
+def test_lists_of_classes_are_several_labels(tmp_path, labels, kind, classes, wanted):
+    rows(6, 0, labels, datasets.Sequence(kind), column="labels").save_to_disk(tmp_path / "lists")
+    found = opened(f"hf:{tmp_path / 'lists'}")
+    train = found.splits["train"]
+    assert found.classes == classes
+    assert several(train, classes) == wanted
+    assert (train.pairs is None) == all(len(row or []) < 2 for row in labels)
+
+
+def test_a_column_of_one_class_is_preferred_to_lists(tmp_path):
+    data = rows(3, 0, [0, 1, 2], NAMES, column="species")
+    data = data.add_column("labels", [[0, 1], [1], [2]], feature=datasets.Sequence(NAMES))
+    data.save_to_disk(tmp_path / "both")
+    assert named(opened(f"hf:{tmp_path / 'both'}"), "train") == ["owl", "cat", "dog"]
+
+
+@pytest.mark.parametrize(("labels", "kind"), [([[0, 1, 0], [1, 0, 0]], "int64"), ([[0.5], [1.0]], "float32")])
+def test_lists_of_weights_are_no_classes(tmp_path, labels, kind):
+    rows(2, 0, labels, datasets.Sequence(datasets.Value(kind))).save_to_disk(tmp_path / "lists")
+    refused(f"hf:{tmp_path / 'lists'}", mentions("train", "label", labels[0], "classes", ".npz"))
+
+
+def test_lists_with_too_many_classes_are_refused(tmp_path):
+    rows(3, 0, [[0, 1, 2], [1], [2]], datasets.Sequence(NAMES)).save_to_disk(tmp_path / "lists")
+    with pytest.raises(BadInput, match=mentions("lists", "3 labels", "data.max_labels = 2")):
+        opened(f"hf:{tmp_path / 'lists'}", max_labels=2)
+
+
+def test_from_lists_of_classes_to_an_encoder(tmp_path, capsys):
+    labels = [[0, 1], [1], [2, 0], []] * 5
+    rows(20, 0, labels, datasets.Sequence(NAMES)).save_to_disk(tmp_path / "lists")
+    source = f"hf:{tmp_path / 'lists'}"
+    shown = supancl(capsys, "data", "show", source, "--out", tmp_path / "sheets")
+    assert_mentions(shown.out, "up to 2 per image", "1.67 on average")
+    trained = supancl(capsys, "pretrain", "digits.supsiam", "--data", source, *TINY, "--out", tmp_path / "run")
+    assert trained.code == 0, trained.err
+    about = json.loads((tmp_path / "run" / "recipe.json").read_text())["data"]
+    assert (about["classes"], about["labels_per_image"]["most"]) == (3, 2)
 
 
 def test_another_data_set_in_the_same_place_gives_its_own_pixels(tmp_path):

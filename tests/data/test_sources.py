@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image, features
 
 from supancl.data.decode import IMAGE_SUFFIXES, decode
-from supancl.data.opening import dark_image_remarks, from_arrays, open_data, open_source
+from supancl.data.opening import from_arrays, open_data, open_source
 from supancl.data.preparing import draw_stratified
 from supancl.data.splits import DataSpec
+from supancl.data.store.building import dark_image_remarks
 from supancl.data.store.memory import ArrayImages, FileImages, PackedImages
 from supancl.errors import BadInput
 from tests.files import (

@@ -250,14 +250,22 @@ def change_foreign(state: dict[str, torch.Tensor], random_state: random.Random) 
 TABLE = [["path", "label", "split"], *([f"{i}.png", str(i % 2), "train" if i < 5 else "test"] for i in range(6))]
 
 
-def changed_csv(random_state: random.Random) -> bytes:
+WEIGHTS = [["path", "cat", "dog"], *([f"{i}.png", str(i % 2), "0.5"] for i in range(6))]
+PATHS = [TABLE[0], *([path, ("animal/cat", "plant")[int(label)], split] for path, label, split in TABLE[1:])]
+
+
+def changed_csv(random_state: random.Random, table: list[list[str]] = TABLE) -> bytes:
     """A table of 0.png to 5.png with changed cells."""
-    cells = copy.deepcopy(TABLE)
+    cells = copy.deepcopy(table)
     for _ in range(random_state.choice((1, 1, 2))):
         row = random_state.choice(cells[random_state.random() < 0.9 :])
         column, kind = random_state.choice((1, 1, 1, 2, 0)), random_state.random()
         if kind < 0.35:
-            row[column] = str(random_state.choice((*NUMBERS, "", "cat", "9" * 5000, "é", "-1", "-1.0", "a b")))
+            row[column] = str(
+                random_state.choice(
+                    (*NUMBERS, "", "cat", "9" * 5000, "é", "-1", "-1.0", "a b", "a/b", "a;b:2", "0", "0.5", "3")
+                )
+            )
         elif kind < 0.7:
             row[column] = change_text(row[column], random_state)
         elif kind < 0.8:

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -47,10 +48,13 @@ from supancl.weights.encoder_file import load_encoder, load_projector
 from supancl.weights.importing import open_encoder
 from supancl.weights.log_rows import seal_row
 from supancl.weights.run_folder import RunFolder
+from tests.detect.drawn import annotation
 from tests.faults.changes import (
     NESTED,
     NUMBERS,
     ODD,
+    PATHS,
+    WEIGHTS,
     change_bytes,
     change_foreign,
     change_safetensors,
@@ -374,21 +378,55 @@ def image_bytes() -> bytes:
 # name of a file -> its changed content
 SOURCES: dict[str, Callable[[random.Random], bytes]] = {
     "table.csv": changed_csv,
+    "weights.csv": partial(changed_csv, table=WEIGHTS),
+    "paths.csv": partial(changed_csv, table=PATHS),
     "data.npz": changed_npz,
     "shard.tar": lambda random_state: changed_tar(image_bytes(), random_state),
 }
 
 
-def try_source(name: str, seed: int, count: int) -> Tally:
+def try_source(name: str, seed: int, count: int, **settings: Any) -> Tally:
     """A source of this name, opened as `pretrain` does."""
     random_state, path = random.Random(seed), pictures() / name
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        spec = DataSpec(source=str(path), cache="never")
+        spec = DataSpec(source=str(path), cache="never", **settings)
         prepare_data(open_source(spec, 1), spec)
 
     return try_each(count, lambda: SOURCES[name](random_state), read)
+
+
+def try_annotations(seed: int, count: int) -> Tally:
+    """A folder in VOC's layout with a changed annotation, or a changed list of images."""
+    random_state, folder = random.Random(seed), new_folder("voc")
+    (folder / "ImageSets" / "Main").mkdir(parents=True, exist_ok=True)
+    (folder / "Annotations").mkdir(exist_ok=True)
+    text = annotation([("disc", 1.0, 1.0, 5.0, 5.0), ("square", 2.0, 1.0, 5.0, 5.0)], (8, 8), [1])
+    for i in range(6):
+        picture(folder / "JPEGImages" / f"{i}.jpg", seed=i)
+        (folder / "Annotations" / f"{i}.xml").write_text(text)
+    names = "".join(f"{i}\n" for i in range(6))
+
+    def make() -> tuple[bytes, bytes]:
+        """The list of images, and the annotation of the first."""
+        kind = random_state.random()
+        if kind < 0.15:
+            return change_text(names, random_state).encode(), text.encode()
+        if kind < 0.4:
+            return names.encode(), change_bytes(text.encode(), random_state)
+        pieces = re.split("(>[^<]+<)", text)  # what is between tags has odd numbers
+        number = random_state.randrange(1, len(pieces), 2)
+        pieces[number] = f">{random_state.choice((*NUMBERS, '', 'cat', 'a/b', '-1', '1', '1', 'é'))}<"
+        return names.encode(), "".join(pieces).encode()
+
+    def read(content: tuple[bytes, bytes]) -> None:
+        (folder / "ImageSets" / "Main" / "train.txt").write_bytes(content[0])
+        (folder / "Annotations" / "0.xml").write_bytes(content[1])
+        spec = DataSpec(source=str(folder), cache="never")
+        prepare_data(open_source(spec, 1), spec)
+
+    return try_each(count, make, read)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -460,7 +498,10 @@ KINDS: dict[str, tuple[Callable[[int, int], Tally], float]] = {
     "encoder files": (try_encoder_files, 0.1),
     "checkpoints": (try_checkpoints, 0.03),
     "imports": (try_imports, 0.002),
-    "csv": (partial(try_source, "table.csv"), 0.1),
+    "csv": (partial(try_source, "table.csv"), 0.04),
+    "csv of weights": (partial(try_source, "weights.csv"), 0.02),
+    "csv of paths": (partial(try_source, "paths.csv", hierarchy="paths"), 0.02),
+    "voc": (try_annotations, 0.02),
     "npz": (partial(try_source, "data.npz"), 0.1),
     "tar": (partial(try_source, "shard.tar"), 0.076),
     "commands": (try_commands, 0.002),

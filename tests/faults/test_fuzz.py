@@ -11,7 +11,8 @@ from tests.faults.fuzz import KINDS, run_kind
 # SUPANCL_FAULTS=full: 200,000 inputs, in parts that two processes can share
 TOTAL, PARTS = (200_000, 8) if os.environ.get("SUPANCL_FAULTS") == "full" else (1_500, 1)
 SEED = int(os.environ.get("SUPANCL_FAULTS_SEED", "0"))
-MOSTLY_VALID = ("csv", "npz", "tar")  # of these more than 30% must be accepted, or nothing behind the reader is tried
+# of these more than 30% must be accepted, or nothing behind the reader is tried
+MOSTLY_VALID = ("csv", "csv of paths", "voc", "npz", "tar")
 
 
 @pytest.mark.filterwarnings("ignore")

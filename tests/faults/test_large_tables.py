@@ -24,7 +24,7 @@ from supancl.data.store.memory import ArrayImages
 def store(items, *rest):  # decoding millions of images is not what is measured
     return ArrayImages(torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(len(items), 1, 1, 1)), []
 
-opening._store_images, opening.dark_image_remarks = store, lambda *rest: []
+opening.store_images, opening.dark_image_remarks = store, lambda *rest: []
 spec = DataSpec(source=sys.argv[1])
 data = prepare_data(opening.open_source(spec, 1), spec)
 # not ru_maxrss: a process inherits it from the one that started it

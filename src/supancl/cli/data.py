@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
+from supancl.config import replaced
 from supancl.data.file_digests import compare_digests, digest_files, write_digests
 from supancl.data.opening import absolute_source, open_source
 from supancl.data.show import describe_source, find_copies, image_sizes
@@ -53,6 +54,7 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     side = shown_recipe.data.short_side if shown_recipe else 256
     # writes no cache: every image is decoded once, and kept in memory only if there are few
     spec = DataSpec(source=args.source, skip_bad_images=True, short_side=side, cache="never", memory_gb=0.25)
+    spec = with_data_fields(spec, args.overrides)
     source = open_source(spec, channels, terminal.on_progress, lenient=True)
     sizes = image_sizes(source, terminal.on_progress)
     if shown_recipe is None:
@@ -63,6 +65,16 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     print_copies(facts["copies"], console)
     facts["pictures"] = draw_sheets(source, shown_recipe, out, console)
     return facts
+
+
+def with_data_fields(spec: DataSpec, overrides: Mapping[str, tuple[Any, str]]) -> DataSpec:
+    """The settings with these fields of data, by their dotted names."""
+    for field, (value, argument) in overrides.items():
+        section, _, name = field.partition(".")
+        if section != "data" or not name:
+            raise BadInput(f"{argument}: only fields of data say how a source is read; leave it out")
+        spec = replaced(spec, name, value, "data")
+    return spec
 
 
 def check_sheets(out: Path) -> None:
@@ -111,6 +123,9 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
     for name, counts in facts["splits"].items():
         if labels := counts.get("labels_per_image"):
             console.print(f"labels of {name}: {describe_labels(labels)}")
+    if "levels" in facts:
+        counts = ", ".join(plural(count, "class", "classes") for count in facts["levels"])
+        console.print(f"{len(facts['levels'])} levels, the coarsest first: {counts}")
     names = list(facts["splits"])
     all_lines = sorted(facts["histogram"].items(), key=lambda item: -sum(item[1].values()))
     most = max((sum(counts.values()) for _, counts in all_lines), default=1)

@@ -143,7 +143,10 @@ class Override(argparse.Action):
         namespace.overrides = overrides
 
 
-COLUMNS_HELP = "columns of a .csv, if they have other names: image=file,label=species[,split=part]"
+COLUMNS_HELP = (
+    "columns of a .csv, if they have other names: image=file,label=species[,split=part]; "
+    "label=cat+dog: one column of weights per class"
+)
 DATA_HELP = "digits, toy, a folder, .npz, .csv, .tar shards, torchvision:NAME@ROOT, hf:NAME; several are joined"
 SHORTHANDS: dict[str, tuple[str, str]] = {
     # flag -> (field, help)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from supancl.data.columns import Columns
+from supancl.data.label_pairs import LabelSet
 from supancl.data.splits import Entry, Listing, Source, Split
 from supancl.errors import BadInput
 
@@ -48,16 +50,12 @@ def join_sources(sources: Mapping[str, Source | Listing], uses_splits: bool, cac
 
     `uses_splits`: val or test is held out, where there is one, and not a part of train.
     """
+    label_sets: dict[str, LabelSet] | None = {"": {}} if any(map(_has_several_labels, sources.values())) else None
     entries: list[Entry] = []
     remarks: list[str] = []
     has_held_out = {}
     for name, source in sources.items():
-        has_sets = isinstance(source, Listing) and source.label_sets is not None
-        if has_sets or (
-            isinstance(source, Source) and any(split.pairs is not None for split in source.splits.values())
-        ):
-            raise BadInput(f"{name} has several or soft labels per image, which cannot be joined; name it alone")
-        new = list(_entries(name, source))
+        new = list(_entries(name, source) if label_sets is None else _entries_with_sets(name, source, label_sets))
         has_held_out[name] = any(split != "train" for split, _, _ in new)
         entries += new
         remarks += source.remarks
@@ -75,7 +73,41 @@ def join_sources(sources: Mapping[str, Source | Listing], uses_splits: bool, cac
         by_number=all(source.by_number for source in listings),
         empty_folders=tuple(folder for source in sources.values() for folder in source.empty_folders),
         cache_name=cache_name,
+        label_sets=label_sets,
     )
+
+
+def _has_several_labels(source: Source | Listing) -> bool:
+    if isinstance(source, Listing):
+        return source.label_sets is not None or source.label_table is not None
+    return any(split.pairs is not None for split in source.splits.values())
+
+
+def _entries_with_sets(name: str, source: Source | Listing, label_sets: dict[str, LabelSet]) -> Iterator[Entry]:
+    """The entries of a source, each with a text for its labels, whose classes and weights go into `label_sets`."""
+    texts: dict[str, str] = {"": ""}  # of each label of a listing
+    for (split, item, label), labels in zip(_entries(name, source), _iter_sets(source), strict=True):
+        text = texts.get(label) if isinstance(source, Listing) else None
+        if text is None:
+            text = texts[label] = repr(sorted(labels.items())) if labels else ""
+            label_sets[text] = labels
+        yield split, item, text
+
+
+def _iter_sets(source: Source | Listing) -> Iterator[LabelSet]:
+    """The classes and weights of each image, in the order of `_entries`."""
+    if isinstance(source, Listing):
+        if source.label_table is not None:
+            sets = source.label_table.sets()
+            yield from (sets[number] for number in Columns.from_entries(source.entries).labels)
+            return
+        for _, _, label in source.entries:
+            yield source.label_sets[label] if source.label_sets is not None else {label: 1.0} if label else {}
+        return
+    for split in source.splits.values():
+        pairs = [[(label, 1.0)] for label in split.labels.tolist()] if split.pairs is None else split.pairs.tolist()
+        for row in pairs:
+            yield {source.classes[int(number)]: weight for number, weight in row if number >= 0}
 
 
 def _entries(name: str, source: Source | Listing) -> Iterator[Entry]:

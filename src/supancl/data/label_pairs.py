@@ -7,8 +7,7 @@ are no pairs: such data are labels (N,), as if they had been written that way.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,8 +23,22 @@ else:
 SEPARATOR = ";"  # between the names of one image in a .csv
 # of the largest weight of a source to its smallest: sums of weights in a pool have 16 digits, and pools many entries
 MAX_RATIO = 1e6
+MAX_WEIGHT = 1e30  # float32 has room for sums of them
 
 LabelSet = Mapping[str, float]  # class name -> weight
+
+
+class LabelTable(NamedTuple):
+    """Labels of a list of images that differ too much for a `LabelSet` each: class names, and pairs (labels, L, 2).
+
+    `pairs` has a row for each name of a label in the list's columns (`Columns.label_names`).
+    """
+
+    classes: tuple[str, ...]
+    pairs: Tensor
+
+    def sets(self) -> list[LabelSet]:
+        return [{self.classes[int(c)]: weight for c, weight in row if c >= 0} for row in self.pairs.tolist()]
 
 
 class ImageLabels(NamedTuple):
@@ -47,7 +60,7 @@ def parse_label_set(text: str, location: str) -> dict[str, float]:
     labels: dict[str, float] = {}
     for part in filter(None, map(str.strip, text.split(SEPARATOR))):
         name, colon, number = part.rpartition(":")
-        weight = _as_number(number) if colon else None
+        weight = as_number(number) if colon else None
         if weight is None:
             name, weight = part, 1.0
         if not name.strip():
@@ -57,7 +70,8 @@ def parse_label_set(text: str, location: str) -> dict[str, float]:
     return labels
 
 
-def _as_number(text: str) -> float | None:
+def as_number(text: str) -> float | None:
+    """The number that a text is; None if it is none."""
     try:
         return float(text)
     except ValueError:
@@ -65,8 +79,11 @@ def _as_number(text: str) -> float | None:
 
 
 def _check_weight(weight: float, location: str) -> None:
-    if not math.isfinite(weight) or weight <= 0:
-        raise BadInput(f"{location} has weight {weight:g}; weights are above 0, leave out classes that do not apply")
+    if not 0 < weight <= MAX_WEIGHT:  # NaN is neither
+        raise BadInput(
+            f"{location} has weight {weight:g}; weights are above 0, up to {MAX_WEIGHT:g}; leave out classes that do "
+            "not apply"
+        )
 
 
 def check_count(count: int, max_labels: int, location: str) -> None:
@@ -75,6 +92,20 @@ def check_count(count: int, max_labels: int, location: str) -> None:
             f"{location}: {count} labels, more than data.max_labels = {max_labels}; keep those of the largest weights, "
             f"or use --set data.max_labels={count} (a step takes time and memory for each)"
         )
+
+
+def join_names(names: Iterable[str]) -> str:
+    """One text for several class names: what an image is listed with, and the key of its `LabelSet`.
+
+    >>> join_names(["cat"]), join_names([]), join_names(["cat", "dog", "cat"]) == join_names(["dog", "cat"])
+    ('cat', '', True)
+    """
+    return "\0".join(sorted(set(names)))
+
+
+def set_of_names(text: str) -> LabelSet:
+    """The names in a text of `join_names`, each with weight 1."""
+    return dict.fromkeys(text.split("\0"), 1.0) if text else {}
 
 
 def pairs_from_sets(label_sets: Sequence[LabelSet], classes: Sequence[str]) -> Tensor:
@@ -89,25 +120,31 @@ def pairs_from_sets(label_sets: Sequence[LabelSet], classes: Sequence[str]) -> T
     return pairs
 
 
-def pairs_from_matrix(weights: np.ndarray, max_labels: int, location: str) -> Tensor:
-    """The pairs of weights (N, C), one column per class: 0 and 1, or any weights. A row of -1 is unlabelled."""
+def pairs_from_matrix(
+    weights: np.ndarray, max_labels: int, name_row: Callable[[int], str], column_names: Sequence[object]
+) -> Tensor:
+    """The pairs of weights (N, C), one column per class: 0 and 1, or any weights. A row of -1 is unlabelled.
+
+    The names of rows and columns are for messages.
+    """
     is_labelled = ~(weights == -1).all(1)
-    is_wrong = ~(np.isfinite(weights) & (weights >= 0)) & is_labelled[:, None]
+    is_wrong = ~((weights >= 0) & (weights <= MAX_WEIGHT)) & is_labelled[:, None]  # NaN is neither
     if is_wrong.any():
-        row, column = np.argwhere(is_wrong)[0]
+        row, column = np.argwhere(is_wrong)[0].tolist()
         raise BadInput(
-            f"{location}: row {row}, column {column} has weight {weights[row, column]:g}; weights are 0 or above, and "
-            "-1 in the whole row of an unlabelled image"
+            f"{name_row(row)}, column {column_names[column]!r} has weight {weights[row, column]:g}; weights are 0 or "
+            f"above, up to {MAX_WEIGHT:g}, and -1 in the whole row of an unlabelled image"
         )
     rows, columns = np.nonzero((weights > 0) & is_labelled[:, None])
     counts = np.bincount(rows, minlength=len(weights))
     if (is_empty := (counts == 0) & is_labelled).any():
         raise BadInput(
-            f"{location}: row {np.argmax(is_empty)} has only zeros; give the image a class, or write -1 in its whole "
+            f"{name_row(int(np.argmax(is_empty)))} has only zeros; give the image a class, or write -1 in its whole "
             "row if it is unlabelled"
         )
     most = int(counts.max(initial=1))
-    check_count(most, max_labels, f"{location}: row {np.argmax(counts)}")
+    if most > 1:
+        check_count(most, max_labels, name_row(int(np.argmax(counts))))
     pairs = np.zeros((len(weights), most, 2), np.float32)
     pairs[..., 0] = -1
     position = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
@@ -127,10 +164,10 @@ def weight_matrix(pairs: Tensor, classes: int) -> np.ndarray:
 def labels_from_pairs(splits: Mapping[str, Tensor], location: str) -> dict[str, ImageLabels]:
     """The labels of each split, from its pairs. If no image of any split needs pairs, none has them."""
     weights = torch.cat([pairs[..., 1][pairs[..., 0] >= 0] for pairs in splits.values()])
-    if len(weights) and not float(weights.max()) <= MAX_RATIO * float(weights.min()):
+    if len(weights) and not 0 < float(weights.max()) <= min(MAX_RATIO * float(weights.min()), MAX_WEIGHT):
         raise BadInput(
-            f"{location}: weights from {float(weights.min()):.3g} to {float(weights.max()):.3g} differ by more than "
-            f"{MAX_RATIO:,.0f} times; leave out the smallest"
+            f"{location}: weights from {float(weights.min()):.3g} to {float(weights.max()):.3g} in float32 differ by "
+            f"more than {MAX_RATIO:,.0f} times, or are 0 or above {MAX_WEIGHT:g}; leave out the smallest, or scale all"
         )
     most = max(pairs.shape[1] for pairs in splits.values())
     if most == 1 and bool((weights == 1).all()):

@@ -1,53 +1,41 @@
 """Open a data source: training images, held-out images, labels and class names.
 
-SOURCE is `digits`, `toy`, an image folder, a `.npz`, a `.csv`, tar shards, `torchvision:NAME@ROOT`, `hf:NAME`, or
-`NAME@ROOT` for a benchmark; `from_arrays` takes arrays from Python. A reader of `sources/` lists the
-images, `load_images` decodes them into a store, `prepare_data` holds some of them out.
+SOURCE is `digits`, `toy`, an image folder, a folder in VOC's layout, a `.npz`, a `.csv`, tar shards,
+`torchvision:NAME@ROOT`, `hf:NAME`, or `NAME@ROOT` for a benchmark; `from_arrays` takes arrays from Python. A reader of
+`sources/` lists the images, `load_images` decodes them into a store, `apply_hierarchy` gives classes their levels,
+`prepare_data` holds some images out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from supancl.data.columns import SPLITS, Columns, ItemNames, TakenItems
-from supancl.data.decode import (
-    Item,
-    large_image_remarks,
-    map_in_order,
-    open_image,
-    shrunk_size,
-    try_decode,
-    upright_size,
-)
+from supancl.data.columns import SPLITS, Columns, ItemNames
+from supancl.data.hierarchy import apply_hierarchy
 from supancl.data.joining import join_sources
-from supancl.data.label_pairs import ImageLabels, labels_from_pairs, pairs_from_sets
+from supancl.data.label_pairs import ImageLabels, check_count, labels_from_pairs, pairs_from_sets
 from supancl.data.preparing import prepare_data
-from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars
+from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars, voc
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_split, sorted_names
 from supancl.data.store import stream
-from supancl.data.store.cache import Cache
-from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, Progress, image_checksum
+from supancl.data.store.building import dark_image_remarks, other_positions, store_images
+from supancl.data.store.memory import FileImages, ImageStore, Progress
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.files import did_you_mean_path
 from supancl.reporter import track_task
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 else:
     from supancl.lazy import torch
 
-AUTO_CACHE_BYTES = 256 * 2**20  # smaller data are decoded again in seconds
 NO_SOURCE = "this recipe has no data; give some with --data FOLDER, --data FILE.npz or --data FILE.csv"
-SAMPLED_IMAGES = 64  # checked in place of all images, which would take too long
-DARK_LEVEL = 16  # of 255: the brightest 12-bit value in a 16-bit file, 4095 of 65535
 
 
 def open_data(spec: DataSpec | str | Path, channels: int = 3, progress: Progress | None = None) -> Data:
@@ -82,9 +70,10 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
     if _is_benchmark(name) and not spec.joined:
         benchmark_name, _, root = name.partition("@")
         return open_benchmark(benchmark_name, root, channels, spec, progress)
-    if spec.joined:
-        return load_images(_list_joined(spec, channels, progress), channels, spec, progress)
-    return load_images(_read_or_list(spec, channels, progress, lenient), channels, spec, progress)
+    listing = (
+        _list_joined(spec, channels, progress) if spec.joined else _read_or_list(spec, channels, progress, lenient)
+    )
+    return apply_hierarchy(load_images(listing, channels, spec, progress), spec)
 
 
 def peek_data(spec: DataSpec, channels: int, progress: Progress | None = None) -> Data:
@@ -145,10 +134,12 @@ def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, leni
         return tars.list_tars(name, progress)
     with track_task(f"listing {name}"):
         if kind in libraries.READERS:
-            return libraries.READERS[kind](library_name, channels)
+            return _check_counts(libraries.READERS[kind](library_name, channels), spec)
         path = _existing_path(name)
         if path.is_dir():
-            return folder.list_folder(path, lenient)
+            if voc_folder := voc.find_voc(path):
+                return _check_counts(voc.list_voc(voc_folder), spec)
+            return folder.list_folder(path, lenient, nested=spec.hierarchy == "paths")
         if path.suffix.lower() == ".npz":
             return arrays.read_npz(path, channels, spec.max_labels)
         if path.suffix.lower() == ".csv":
@@ -157,6 +148,14 @@ def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, leni
         f"{name}: not a source; give a folder of images, a .npz, a .csv (path,label[,split]), .tar shards, "
         "torchvision:NAME@ROOT or hf:NAME"
     )
+
+
+def _check_counts(listing: Source | Listing, spec: DataSpec) -> Source | Listing:
+    """The listing, if none of its images has too many labels."""
+    if isinstance(listing, Listing) and listing.label_sets:
+        largest = max(listing.label_sets.values(), key=len)
+        check_count(len(largest), spec.max_labels, f"{spec.source}: an image with {', '.join(sorted(largest))[:80]}")
+    return listing
 
 
 def open_benchmark(
@@ -173,8 +172,9 @@ def open_benchmark(
     For transfer: train, val and test. For few-shot: one split, train, with every image. `use` defaults to the
     benchmark's first use. Incomplete data are refused, or with `partial` used with a remark.
     """
-    listing = benchmarks.list_benchmark(name, root, channels, use, partial)
-    return benchmarks.apply_class_order(load_images(listing, channels, spec or DataSpec(), progress), name)
+    listing, spec = benchmarks.list_benchmark(name, root, channels, use, partial), spec or DataSpec()
+    source = benchmarks.apply_class_order(load_images(listing, channels, spec, progress), name)
+    return apply_hierarchy(source, spec)
 
 
 def from_arrays(
@@ -267,7 +267,7 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
     remarks, entries = list(listing.remarks), Columns.from_entries(listing.entries)
     items = entries.items
     cache_name = listing.cache_name or absolute_source(spec.source) or str(listing.location)
-    store, unreadable = _store_images(items, cache_name, channels, spec, progress, remarks)
+    store, unreadable = store_images(items, cache_name, channels, spec, progress, remarks)
     if unreadable and not spec.skip_bad_images:
         position, reason = unreadable[0]
         others, them = (f" and {len(unreadable) - 1} more", "them") if len(unreadable) > 1 else ("", "it")
@@ -277,7 +277,7 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
         )
     skipped = sorted(str(items[position]) for position, _ in unreadable)
     if unreadable:
-        entries = entries.take(_other_positions(len(items), unreadable))
+        entries = entries.take(other_positions(len(items), unreadable))
     remarks += dark_image_remarks(store, entries.items)
     if unreadable:
         remarks.append(
@@ -305,125 +305,15 @@ def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) 
 
 def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...], ImageLabels]:
     """The class names in label order, and the labels of these entries."""
+    if listing.label_table is not None:
+        pairs = listing.label_table.pairs[torch.from_numpy(entries.labels).long()]
+        return listing.label_table.classes, labels_from_pairs({"all": pairs}, str(listing.location))["all"]
     used = entries.used_names()
     if listing.label_sets is None:
         classes = sorted_names(used, listing.by_number) if listing.classes is None else listing.classes
         return classes, ImageLabels(torch.from_numpy(entries.class_numbers(classes)))
-    classes = sorted_names({name for text in used for name in listing.label_sets[text]}, listing.by_number)
+    used_classes = {name for text in used for name in listing.label_sets[text]}
+    classes = sorted_names(used_classes, listing.by_number) if listing.classes is None else listing.classes
     sets = [listing.label_sets[text] if text in used else {} for text in entries.label_names]
     pairs = pairs_from_sets(sets, classes)[torch.from_numpy(entries.labels).long()]
     return classes, labels_from_pairs({"all": pairs}, str(listing.location))["all"]
-
-
-def _other_positions(count: int, unreadable: Sequence[tuple[int, str]]) -> np.ndarray:
-    """The positions of the readable images."""
-    readable = np.ones(count, bool)
-    readable[[position for position, _ in unreadable]] = False
-    return np.flatnonzero(readable)
-
-
-def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
-    """A remark if images are nearly black, as unscaled 12-bit camera values in 16-bit files are.
-
-    `items` are those of the store. 8-bit files get no remark: masks of 0 and 1 are meant to be dark.
-    """
-    sampled = evenly_spaced_positions(len(items))
-    if not any(_has_over_8_bits(items[i]) for i in sampled):
-        return []
-    if any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK_LEVEL for i in sampled):
-        return []
-    return [
-        f"none of {plural(len(sampled), 'image')} checked has a pixel above {DARK_LEVEL} of 255: 12-bit "
-        "camera values in 16-bit files? Then scale them up first, by 16 for example"
-    ]
-
-
-def evenly_spaced_positions(count: int) -> list[int]:
-    """Positions of at most SAMPLED_IMAGES images, from the first to the last."""
-    positions: list[int] = np.linspace(0, count - 1, min(SAMPLED_IMAGES, count)).round().astype(int).tolist()
-    return positions
-
-
-def _has_over_8_bits(item: Path | Item) -> bool:
-    """Whether the image's header says more than 8 bits per sample."""
-    try:
-        with open_image(item) as image:
-            tile_modes = [tile[3] for tile in getattr(image, "tile", ())]  # 16-bit colour also has mode RGB
-            return str(image.mode).startswith("I") or ";16" in str(tile_modes)
-    except (OSError, ValueError):  # deleted since it was decoded
-        return False
-
-
-def _store_images(
-    items: Sequence[Path | Item],
-    cache_name: str,
-    channels: int,
-    spec: DataSpec,
-    progress: Progress | None,
-    remarks: list[str],
-) -> tuple[ImageStore, list[tuple[int, str]]]:
-    """A store with the readable items in order, and (position, reason) of the unreadable ones.
-
-    Small data are held in memory, large data in the packed cache; without a cache, large data are decoded each time.
-    """
-    estimate = estimate_bytes(items, channels, spec.short_side)
-    if spec.cache == "always" or (spec.cache == "auto" and estimate > AUTO_CACHE_BYTES):
-        cache = Cache(cache_name, channels, spec.short_side, spec.resample)
-        cached, unreadable, cache_remarks = cache.build(items, progress)
-        remarks += cache_remarks
-        return cached, unreadable
-    in_memory = estimate <= 2 * spec.memory_gb * 1e9  # if the estimate is far above, do not even try
-    images, unreadable, checksums_of_readable = _decode_all(items, channels, spec, progress, in_memory, remarks)
-    readable_items = TakenItems(items, _other_positions(len(items), unreadable)) if unreadable else items
-    if images is None:
-        checksums = np.array(checksums_of_readable, np.uint32)
-        return FileImages(readable_items, channels, spec.short_side, spec.resample, checksums), unreadable
-    if len({tuple(image.shape) for image in images}) == 1:
-        with track_task("gathering the images"):
-            return ArrayImages(torch.stack(images)), unreadable
-    return PackedImages.from_images(images) if images else FileImages([], channels, None), unreadable
-
-
-def estimate_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
-    """Estimated bytes of decoded pixels, from the headers of some images."""
-    sizes = []
-    for i in evenly_spaced_positions(len(items)):
-        try:
-            height, width = shrunk_size(upright_size(items[i]), short_side)
-            sizes.append(height * width)
-        except Exception:  # decoding reports unreadable images later
-            continue
-    return channels * float(np.mean(sizes)) * len(items) if sizes else 0.0
-
-
-def _decode_all(
-    items: Sequence[Path | Item],
-    channels: int,
-    spec: DataSpec,
-    progress: Progress | None,
-    in_memory: bool,
-    remarks: list[str],
-) -> tuple[list[Tensor] | None, list[tuple[int, str]], list[int]]:
-    """Pixels of the readable items (None if beyond data.memory_gb), (position, reason) of the unreadable ones, and the
-    checksums of the readable ones."""
-    images: list[Tensor] | None = [] if in_memory else None
-    checksums: list[int] = []
-    unreadable: list[tuple[int, str]] = []
-    large: list[str] = []
-    total_bytes = 0
-
-    decode_one = partial(try_decode, channels=channels, short_side=spec.short_side, resample=spec.resample, large=large)
-    for done, image in enumerate(map_in_order(decode_one, items), start=1):
-        if isinstance(image, str):
-            unreadable.append((done - 1, image))
-        else:
-            total_bytes += image.numel()
-            checksums.append(image_checksum(image))
-            if images is not None:
-                images.append(image)
-            if total_bytes > spec.memory_gb * 1e9:
-                images = None
-        if progress is not None:
-            progress("reading images", done, len(items))
-    remarks += large_image_remarks(large)
-    return images, unreadable, checksums

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from supancl.data.hierarchy import apply_hierarchy
 from supancl.data.imbalance import draw_long_tail
 from supancl.data.label_noise import flip_labels
 from supancl.data.label_pairs import check_one_label, describe_pairs
@@ -26,8 +27,9 @@ USUAL_HOLDOUT = 0.1  # of the labelled training images, where a source has no he
 def prepare_data(source: Source, spec: DataSpec) -> Data:
     """Hold out images, leave out classes, thin classes out, hide labels, make labels wrong, limit; in this order.
 
-    Each has its own fixed seed.
+    Each has its own fixed seed. Before it, classes get their levels, if the source has not given them.
     """
+    source = apply_hierarchy(source, spec)
     for setting in ("leave_out", "imbalance", "label_noise"):
         if getattr(spec, setting) != getattr(DataSpec, setting):
             check_one_label(source.splits["train"].pairs, spec.source, f"data.{setting}")

@@ -12,8 +12,8 @@ import numpy as np
 
 from supancl.data.decode import image_problem, map_in_order, shrunk_size, upright_size
 from supancl.data.label_pairs import count_images, describe_pairs, label_texts
-from supancl.data.opening import AUTO_CACHE_BYTES
 from supancl.data.splits import DataSpec, Source, Split
+from supancl.data.store.building import AUTO_CACHE_BYTES
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
 from supancl.files import digest
@@ -36,11 +36,13 @@ def describe_source(source: Source, spec: DataSpec, channels: int, sizes: np.nda
     # unreadable images have their own entry
     remarks = [remark for remark in source.remarks if not re.match(r"\d+ unreadable image", remark)]
     in_memory = sum(split.store.nbytes for split in source.splits.values())
+    levels = {"levels": np.bincount(source.levels).tolist()} if source.levels else {}
     nbytes = channels * int(decoded.prod(1).sum()) if source.items else in_memory
     return {
         "source": spec.source,
         "splits": splits,
         "classes": len(source.classes),
+        **levels,
         "histogram": histogram(source),
         "sizes": summarize_sizes(sizes),
         "short_side": short_side,

@@ -16,7 +16,7 @@ from supancl.config import INCIDENTAL, Count, Fraction, Natural, Positive, Withi
 from supancl.data.content import Content, join_content
 from supancl.data.decode import Item
 from supancl.data.label_noise import NoiseKind
-from supancl.data.label_pairs import ImageLabels, LabelSet
+from supancl.data.label_pairs import ImageLabels, LabelSet, LabelTable
 from supancl.data.order import Order, WindowedOrder
 from supancl.data.store.memory import Batch, ImageStore, Progress
 from supancl.errors import BadInput, plural
@@ -53,6 +53,8 @@ class DataSpec:
     imbalance: Annotated[float, Within(1, 1e6)] = 1.0  # times fewer images in the last class than in the first
     labelled: Fraction = 1.0  # fraction of the training labels that are kept
     max_labels: Count = 16  # of an image; 1: a ; in a .csv is part of a class name
+    hierarchy: Literal["none", "paths", "cifar100"] = "none"  # paths: animal/cat is a cat and an animal
+    level_weights: tuple[Positive, ...] = ()  # of the labels on each level, the coarsest first; (): all 1
     label_noise: Annotated[float, Within(0, 0.9)] = 0.0  # fraction of them that is made wrong
     label_noise_kind: NoiseKind = "symmetric"  # pair: every class is mistaken for the next one
     label_noise_seed: Natural = 0  # which labels
@@ -209,6 +211,7 @@ class Listing:
     empty_folders: tuple[str, ...] = ()  # class folders without an image
     cache_name: str = ""  # name of its packed cache; '': the source's name
     label_sets: Mapping[str, LabelSet] | None = None  # of class names that stand for several labels, or for soft ones
+    label_table: LabelTable | None = None  # the same for as many labels as images; entries are columns
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from supancl.data.columns import Columns
 from supancl.data.decode import upright_size
+from supancl.data.hierarchy import apply_hierarchy, build_hierarchy, has_hierarchy
 from supancl.data.imbalance import draw_long_tail
 from supancl.data.label_pairs import ImageLabels, count_images
-from supancl.data.opening import evenly_spaced_positions, list_source, number_classes
+from supancl.data.opening import list_source, number_classes
 from supancl.data.preparing import USUAL_HOLDOUT, draw_held_out, draw_limited, keep_labels
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split
+from supancl.data.store.building import evenly_spaced_positions
 from supancl.data.store.memory import Progress
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def survey_source(spec: DataSpec, channels: int = 3, progress: Progress | None =
     source = list_source(spec, channels, progress)
     if isinstance(source, Listing):
         return _survey_listing(source, spec)
-    return _survey_splits(source, spec)
+    return _survey_splits(apply_hierarchy(source, spec), spec)
 
 
 def survey_data(data: Data) -> Survey:
@@ -53,6 +55,13 @@ def _survey_listing(listing: Listing, spec: DataSpec) -> Survey:
     columns = Columns.from_entries(listing.entries)
     train = columns.take(columns.positions_of("train"))
     classes, labels = number_classes(replace(listing, classes=None, by_number=False), train)
+    if has_hierarchy(spec) and labels.pairs is None:  # pairs are refused when the images are read
+        all_classes, all_labels = number_classes(listing, columns)  # levels are counted over all splits
+        hierarchy, positions = build_hierarchy(all_classes, spec), torch.from_numpy(columns.positions_of("train"))
+        classes, labels = (
+            hierarchy.classes,
+            hierarchy.relabel({"train": all_labels.labels[positions]}, spec.source)["train"],
+        )
     has_held_out = columns.has_split("val") or columns.has_split("test")
     return _as_trained(spec, labels, classes, usual_side(train.items), has_held_out)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchvision.datasets import VOCDetection
-
+from supancl.data.sources.voc import read_annotation, read_list
 from supancl.detect.scenes import Scene, Scenes, check_images, make_scene, relabelled, remark_on_cut_boxes
 from supancl.errors import BadInput, plural
-from supancl.files import open_regular, read_text
+from supancl.files import read_text
 
 MAX_ANNOTATION_BYTES = 2**31  # of a COCO JSON: those of large data sets have about a gigabyte
 
@@ -108,20 +106,19 @@ def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
     entries: list[tuple[Path, str]] = []
     for year, name in lists:
         folder = _year_folder(root, year)
-        file = folder / "ImageSets" / "Main" / f"{name}.txt"
         try:
-            lines = [line.split() for line in read_text(file).splitlines() if line.strip()]
+            entries += [(folder, image) for image in read_list(folder, name)]
         except (OSError, UnicodeDecodeError):
+            file = folder / "ImageSets" / "Main" / f"{name}.txt"
             raise BadInput(f"cannot read the list {file}; choose the lists with --year {' or '.join(YEARS)}") from None
-        entries += [(folder, line[0]) for line in lines]
-    parsed = [_voc_scene(folder, name) for folder, name in entries]
-    classes = tuple(sorted({name for _, names, _ in parsed for name in names}))
+    annotations = [read_annotation(folder, name) for folder, name in entries]
+    classes = tuple(sorted({name for annotation in annotations for name in annotation.names}))
     location = ", ".join(f"VOC{year} {name}" for year, name in lists) + f" in {root}"
     scenes, total_cut = [], 0
-    for (folder, name), (size, names, objects) in zip(entries, parsed, strict=True):
+    for (folder, name), annotation in zip(entries, annotations, strict=True):
         scene, number_cut = make_scene(
-            folder / "JPEGImages" / f"{name}.jpg", size, [entry[0] for entry in objects],
-            [classes.index(name) for name in names], [entry[1] for entry in objects],
+            folder / "JPEGImages" / f"{name}.jpg", annotation.size, annotation.boxes,
+            [classes.index(kind) for kind in annotation.names], annotation.difficult,
             location=str(folder / "Annotations" / f"{name}.xml"),
         )  # fmt: skip
         scenes.append(scene)
@@ -142,42 +139,6 @@ def _year_folder(root: Path, year: str) -> Path:
         f"{root} holds no VOC{year} (VOCdevkit/VOC{year}/Annotations); unpack it there, or choose another "
         f"--year ({', '.join(YEARS)})"
     )
-
-
-def _voc_scene(folder: Path, name: str) -> tuple[tuple[int, int], list[str], list[tuple[list[float], bool]]]:
-    """(height, width), the class of each object, and its box with VOC's `difficult` flag."""
-    file = folder / "Annotations" / f"{name}.xml"
-    try:
-        with open_regular(file) as opened:
-            tree = ElementTree.parse(opened).getroot()
-        annotation = VOCDetection.parse_voc_xml(tree).get("annotation")
-        size = (int(_text_at(annotation, "size", "height")), int(_text_at(annotation, "size", "width")))
-        annotated = annotation["object"]
-        if len(annotated) < len(tree.findall("object")):  # torchvision drops them silently
-            raise ValueError("an <object> without content")
-        class_names, objects = [], []
-        for entry in annotated:
-            box = [float(_text_at(entry, "bndbox", side)) for side in ("xmin", "ymin", "xmax", "ymax")]
-            difficult = isinstance(entry, dict) and entry.get("difficult") == "1"
-            # VOC counts pixels from 1 and includes both ends: 1..W is the full width, which is 0..W here
-            objects.append(([box[0] - 1, box[1] - 1, box[2], box[3]], difficult))
-            class_names.append(_text_at(entry, "name"))
-    except OSError:
-        raise BadInput(
-            f"no annotation {file}, but {name} is in the list of images; add it, or remove {name} from the list"
-        ) from None
-    except (ElementTree.ParseError, ValueError) as error:
-        raise BadInput(f"{file}: not a VOC annotation ({error}); fix it, or remove {name} from the list") from None
-    return size, class_names, objects
-
-
-def _text_at(value: Any, *path: str) -> str:
-    """The text at a path of torchvision's nested dictionaries; ValueError if there is none."""
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    if not isinstance(value, str):
-        raise ValueError(f"no <{'><'.join(path)}>")
-    return value
 
 
 # --- COCO -------------------------------------------------------------------------------------------------------------

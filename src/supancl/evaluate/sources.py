@@ -99,6 +99,8 @@ def read_source(
         memory_gb=spec.memory_gb,
         stream=spec.stream,
         max_labels=spec.max_labels,
+        hierarchy=spec.hierarchy,
+        level_weights=spec.level_weights,
         skip_bad_images=options.skip_bad_images or spec.skip_bad_images,
         resample=spec.resample,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from supancl.cli.checks import check_data
-from supancl.cli.flags import common_flags
+from supancl.cli.flags import COLUMNS_HELP, Override, common_flags
 from supancl.data.sources.benchmark_rows import BENCHMARKS
 
 
@@ -14,6 +14,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     show = subparsers.add_parser("show", parents=[common_flags()], help="summary and contact sheets of a source")
     show.add_argument("source", metavar="SOURCE", help="anything that --data takes")
     show.add_argument("--recipe", help="recipe whose views are drawn (default: the one that pretrain would choose)")
+    show.add_argument("--columns", dest="data.columns", action=Override, metavar="COLUMNS", help=COLUMNS_HELP)
+    show.add_argument("--set", dest="set", action=Override, metavar="data.FIELD=VALUE", help="any field of data")
+    show.set_defaults(overrides={})
     show.add_argument("--out", help="folder for the contact sheets (default: runs/show-NNN)")
     cache = subparsers.add_parser("cache", parents=[common_flags()], help="decode images once and cache them on disk")
     cache.add_argument("source", metavar="SOURCE", nargs="?", help="what --data takes and is read from files")

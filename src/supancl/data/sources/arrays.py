@@ -152,7 +152,8 @@ def read_labels(
             f"{location}: {first}_labels has {count} columns, class_names {len(classes)} names; give one per column"
         )
     pairs = {
-        name: pairs_from_matrix(labels, max_labels, f"{location}: {name}_labels") for name, labels in arrays.items()
+        name: pairs_from_matrix(labels, max_labels, f"{location}: {name}_labels: row {{}}".format, range(count))
+        for name, labels in arrays.items()
     }
     return labels_from_pairs(pairs, location), classes or tuple(map(str, range(count)))
 

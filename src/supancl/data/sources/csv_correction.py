@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from supancl.data.sources.csv_table import _checked_split, _find_columns, _fit_row, parse_columns
+from supancl.data.sources.csv_table import _checked_split, _fit_row, find_columns, parse_columns
 from supancl.errors import BadInput
 from supancl.files import escape_formula, open_regular
 
@@ -47,7 +47,10 @@ def write_corrected(
     ):
         rows, writer = csv.reader(source), csv.writer(file, lineterminator="\n")
         header: list[str] = next(rows, [])
-        path_at, label_at, split_at = _find_columns(header, table, parse_columns(column_names))
+        layout = find_columns(header, table, parse_columns(column_names))
+        if layout.classes:
+            raise BadInput(f"{table}: has one column per class; give a table with one column of labels to correct")
+        path_at, label_at, split_at = layout.path, layout.labels[0], layout.split
         if CHANGED_FROM in header:
             raise BadInput(f"{table}: has a column {CHANGED_FROM} already; rename it, or correct the original table")
         writer.writerow([*header, CHANGED_FROM])

@@ -1,4 +1,4 @@
-"""Source: a `.csv` with the columns path, label and, optionally, split."""
+"""Source: a `.csv` with the columns path, label (or one column of weights per class) and, optionally, split."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ import io
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from supancl.data.columns import SPLITS, Columns, PathColumn
-from supancl.data.label_pairs import SEPARATOR, LabelSet, check_count, parse_label_set
+from supancl.data.label_pairs import (
+    SEPARATOR,
+    LabelSet,
+    LabelTable,
+    as_number,
+    check_count,
+    pairs_from_matrix,
+    parse_label_set,
+)
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, DataSpec, Listing, check_label
 from supancl.errors import BadInput, plural
 from supancl.files import open_regular, unescape_formula
@@ -29,16 +38,20 @@ def list_csv(
     """List the images of a table; relative paths start at its folder. `column_names`: image=file,label=species.
 
     If a label has a ';', every label is one or more names with ';' between them and, where it is not 1, a weight:
-    'cat;dog:0.7'. With `max_labels` = 1 every label is one name.
+    'cat;dog:0.7'. With `max_labels` = 1 every label is one name. Without a column for labels, all others hold the
+    weights of a class each.
     """
-    names, label_lines = parse_columns(column_names), dict[str, int]()
+    label_lines = dict[str, int]()
     columns, hashes = Columns.Builder(path.parent), array("q")
     folder, prefix = os.path.join(path.parent, ""), os.path.join(os.path.abspath(path.parent), "")
     isfile = os.path.isfile
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
-            for text, label, split in _parse_rows(rows, path, columns, names, label_lines):
+            layout = find_columns(next(rows, []), path, parse_columns(column_names))
+            weights = WeightRows(layout.classes)
+            check = weights.add if layout.classes else _checked_label
+            for text, label, split in _parse_rows(rows, path, columns, layout, label_lines, check):
                 is_plain = "/." not in text and "//" not in text and text[0] not in "./"
                 if not skip_bad and not isfile(folder + text if is_plain else os.path.join(folder, text)):
                     raise BadInput(  # with skip_bad it is listed as unreadable
@@ -55,37 +68,61 @@ def list_csv(
     if not entries.has_split("train"):
         raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
     remarks = _duplicate_remarks(path, paths, np.asarray(hashes), prefix)
+    if layout.classes:
+        lines = list(label_lines.values())
+        label_table = weights.label_table(max_labels, lambda row: f"{path} line {lines[row]}")
+        return Listing(entries, path.parent, remarks, label_table=label_table)
     label_sets = None
     if max_labels > 1 and any(SEPARATOR in label for label in label_lines):
         label_sets = {label: _label_set(label, path, line, max_labels) for label, line in label_lines.items()}
     return Listing(entries, path.parent, remarks, label_sets=label_sets)
 
 
+class TableLayout(NamedTuple):
+    """Where a table has its values. `classes` is empty, or the label is in one column for each of these classes."""
+
+    width: int
+    path: int
+    labels: tuple[int, ...]
+    split: int | None
+    classes: tuple[str, ...] = ()
+
+
 def _parse_rows(
-    rows: Reader, table: Path, columns: Columns.Builder, names: Mapping[str, str], label_lines: dict[str, int]
+    rows: Reader,
+    table: Path,
+    columns: Columns.Builder,
+    layout: TableLayout,
+    label_lines: dict[str, int],
+    check: Callable[[str, Path, int], str],
 ) -> Iterator[tuple[str, int, int]]:
     """(path, number of the label, number of the split) of every row; each label and split is checked once.
 
     `label_lines` gets each label with its first line.
     """
-    header: list[str] = next(rows, [])
-    path_column, label_column, split_column = _find_columns(header, table, names)
-    width, labels, splits = len(header), dict[str, int](), {"": 0}
+    width, path_column, label_columns, split_column, _ = layout
+    labels, splits, read_label = dict[str, int](), {"": 0}, _label_reader(label_columns)
     for row in rows:
         if not row:
             continue
         if len(row) != width:
             row = _fit_row(row, width, table, rows.line_num)
-        path, label, split = row[path_column], row[label_column], "" if split_column is None else row[split_column]
+        path, label, split = row[path_column], read_label(row), "" if split_column is None else row[split_column]
         if not path or "\n" in path:
             raise BadInput(_path_fault(path, table, rows.line_num))
         if label not in labels:
-            checked = _checked_label(label, table, rows.line_num)
+            checked = check(label, table, rows.line_num)
             labels[label] = columns.number_label(checked)
             label_lines.setdefault(checked, rows.line_num)
         if split not in splits:
             splits[split] = SPLITS.index(_checked_split(split, table, rows.line_num))
         yield path, labels[label], splits[split]
+
+
+def _label_reader(columns: Sequence[int]) -> Callable[[list[str]], str]:
+    """From a row to its label; that of several columns is a text with a line for each."""
+    read: Callable[[list[str]], Any] = itemgetter(*columns)
+    return read if len(columns) == 1 else lambda row: "\n".join(read(row))
 
 
 def _path_fault(path: str, table: Path, line: int) -> str:
@@ -103,6 +140,36 @@ def _checked_label(text: str, table: Path, line: int) -> str:
     label = unescape_formula(text.strip())
     check_label(label, f"{table} line {line}")
     return "" if label in NO_LABEL else label
+
+
+class WeightRows:
+    """The weights in the rows of a table with one column per class, each combination once."""
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self.classes, self.values = classes, array("d")
+
+    def add(self, text: str, table: Path, line: int) -> str:
+        """Add the cells that stand in the lines of a text, and return it."""
+        cells = text.split("\n")
+        if len(cells) != len(self.classes):
+            raise BadInput(_path_fault(text, table, line))
+        try:
+            self.values.extend(map(float, cells) if any(map(str.strip, cells)) else [-1.0] * len(cells))
+        except ValueError:
+            column = next(column for column, cell in enumerate(cells) if as_number(cell) is None)
+            raise BadInput(
+                f"{table} line {line}: column {self.classes[column]!r} holds {cells[column].strip()[:80]!r}, which is "
+                "no weight; without a column 'label', all columns but path and split are classes: write 0, 1 or a "
+                "weight, or name the columns with --columns image=NAME,label=NAME (label=cat+dog: one column per class)"
+            ) from None
+        return text
+
+    def label_table(self, max_labels: int, name_row: Callable[[int], str]) -> LabelTable:
+        """The classes in sorted order, and the pairs of the rows in the order in which they were added."""
+        order = sorted(range(len(self.classes)), key=self.classes.__getitem__)
+        classes = tuple(self.classes[column] for column in order)
+        weights = np.frombuffer(self.values).reshape(-1, len(classes))[:, order]
+        return LabelTable(classes, pairs_from_matrix(weights, max_labels, name_row, classes))
 
 
 def _label_set(text: str, table: Path, line: int, max_labels: int) -> LabelSet:
@@ -127,6 +194,8 @@ def _checked_split(text: str, table: Path, line: int) -> str:
 def parse_columns(text: str) -> dict[str, str]:
     """The name in the table of each column that `text` names; `image` and `path` mean the same.
 
+    label=cat+dog names one column per class.
+
     >>> parse_columns("image=file,label=species")
     {'path': 'file', 'label': 'species'}
     """
@@ -140,22 +209,53 @@ def parse_columns(text: str) -> dict[str, str]:
     return names
 
 
-def _find_columns(header: list[str], table: Path, names: Mapping[str, str]) -> tuple[int, int, int | None]:
-    """The positions of path, label and split. Only a split that `names` does not name may be missing."""
-    path, label, split = (names.get(column, column) for column in ("path", "label", "split"))
-    required = [path, label, *([split] if "split" in names else [])]
+def find_columns(header: list[str], table: Path, names: Mapping[str, str]) -> TableLayout:
+    """Where path, label and split are. Only a split that `names` does not name may be missing.
+
+    The label may be in one column per class: label=cat+dog, or all other columns if there is none for labels.
+    """
+    path, split = names.get("path", "path"), names.get("split", "split")
+    labels = _label_columns(header, path, split, names)
+    required = [path, *labels, *([split] if "split" in names else [])]
     missing = [name for name in required if name not in header]
     if missing:
         columns = ", ".join(header) or "nothing"
         raise BadInput(
-            f"{table}: no column {min(missing)!r}; the first line has {columns}; write path,label[,split], or name the "
-            "columns with --columns image=NAME,label=NAME"
+            f"{table}: no column {min(missing)!r}; the first line has {columns}; write path,label[,split], name the "
+            "columns with --columns image=NAME,label=NAME, or write one column of weights for each of several classes"
         )
     count = Counter(header)
-    repeated = next((name for name in (path, label, split) if count[name] > 1), None)
+    repeated = next((name for name in (path, *labels, split) if count[name] > 1), None)
     if repeated is not None:
         raise BadInput(f"{table}: {count[repeated]} columns are called {repeated!r}; keep one of them")
-    return header.index(path), header.index(label), header.index(split) if split in header else None
+    split_column = header.index(split) if split in header else None
+    classes = _class_names(labels, table) if len(labels) > 1 else ()
+    return TableLayout(len(header), header.index(path), tuple(map(header.index, labels)), split_column, classes)
+
+
+def _class_names(columns: Sequence[str], table: Path) -> tuple[str, ...]:
+    """The classes that these columns hold the weights of."""
+    names = tuple(name.strip() for name in columns)
+    count = Counter(names)
+    for name in names:
+        check_label(name, str(table))
+        if not name or "\n" in name or count[name] > 1:
+            raise BadInput(
+                f"{table}: a column called {name[:80]!r} cannot be a class; give every class another name, or name the "
+                "columns of the classes with --columns label=cat+dog"
+            )
+    return names
+
+
+def _label_columns(header: list[str], path: str, split: str, names: Mapping[str, str]) -> list[str]:
+    """The column of labels, or those of the classes; a single other column is more likely class numbers."""
+    label = names.get("label", "label")
+    if label in header or path not in header:
+        return [label]
+    if "label" in names:
+        return [name.strip() for name in label.split("+")]
+    others = [name for name in header if name not in (path, split)]
+    return others if len(others) > 1 else [label]
 
 
 def _fit_row(row: list[str], width: int, table: Path, line: int) -> list[str]:

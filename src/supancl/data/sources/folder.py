@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 
 from supancl.data.decode import LISTED_SUFFIXES
@@ -16,10 +17,11 @@ ONLY_CLASS = "the only class is"  # in a remark, which an error about it repeats
 UNLABELLED_FOLDERS = ("unlabelled", "unlabeled", "_unlabelled", "_unlabeled")
 
 
-def list_folder(root: Path, lenient: bool = False) -> Listing:
+def list_folder(root: Path, lenient: bool = False, nested: bool = False) -> Listing:
     """List a folder with train/ and val/ or test/, or with class folders. Images outside class folders are unlabelled.
 
-    An empty class folder is refused, or listed if `lenient`.
+    An empty class folder is refused, or listed if `lenient`. With `nested`, folders in class folders are classes too,
+    with names such as animal/cat.
     """
     remarks: list[str] = []
     empty: list[Path] = []
@@ -27,7 +29,7 @@ def list_folder(root: Path, lenient: bool = False) -> Listing:
     entries = [
         (split, path, label)
         for split, folder in folders.items()
-        for path, label in _class_files(folder, remarks, empty)
+        for path, label in _class_files(folder, remarks, empty, nested)
     ]
     if empty and not lenient:
         raise BadInput(f"class folder {empty[0]} has no image; fill it or remove it")
@@ -108,8 +110,11 @@ def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
     return folders or {"train": root}
 
 
-def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterable[tuple[Path, str]]:
-    """(file, class) for each image of a split; the class is the first folder below it, '' if none."""
+def _class_files(folder: Path, remarks: list[str], empty: list[Path], nested: bool) -> Iterable[tuple[Path, str]]:
+    """(file, class) for each image of a split; the class is the first folder below it, '' if none.
+
+    With `nested` it is the whole path of folders below the split.
+    """
     ignored: list[Path] = []
     for child in sorted(folder.iterdir()):
         if is_hidden(child.name):
@@ -120,15 +125,19 @@ def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterabl
             else:
                 ignored.append(child)
             continue
-        has_image = False
+        names: dict[Path, str] = {}  # of folders with an image in them
         for path in sorted(_iter_files(child)):
             if path.suffix.lower() in LISTED_SUFFIXES:
-                has_image = True
-                yield path, "" if is_unlabelled(child) else child.name
+                class_folder = path.parent if nested else child
+                if class_folder not in names:
+                    names[class_folder] = _class_name(class_folder, folder)
+                yield path, names[class_folder]
             else:
                 ignored.append(path)
-        if not has_image:
-            empty.append(child)
+        with_images = {path for class_folder in names for path in (class_folder, *class_folder.parents)}
+        empty += [
+            path for path in ([path for path, _ in _walk(child)] if nested else [child]) if path not in with_images
+        ]
     if ignored:
         kinds = Counter(path.suffix.lower() or "without a suffix" for path in ignored).most_common(5)
         was_or_were = "was" if len(ignored) == 1 else "were"
@@ -137,6 +146,12 @@ def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterabl
             f"and {was_or_were} ignored ({', '.join(f'{count} {kind}' for kind, count in kinds)}), such as "
             f"{ignored[0].name}"
         )
+
+
+def _class_name(class_folder: Path, split_folder: Path) -> str:
+    """The folders from the split to the class, down to one that says unlabelled: '' if that is the first."""
+    parts = class_folder.relative_to(split_folder).parts
+    return "/".join(takewhile(lambda part: part.lower() not in UNLABELLED_FOLDERS, parts))
 
 
 def _remark_on_single_class(classes: set[str], folder: Path, remarks: list[str]) -> None:
@@ -166,7 +181,14 @@ def _remark_on_links(folders: set[Path], remarks: list[str]) -> None:
             return
 
 
-def _iter_files(folder: Path) -> Iterable[Path]:
+def _iter_files(folder: Path) -> Iterator[Path]:
+    for directory, files in _walk(folder):
+        yield from (directory / name for name in files)
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Every folder from this one down, with its files; none that are hidden."""
+
     def refuse(error: OSError) -> None:
         raise error  # os.walk would skip unreadable folders silently
 
@@ -181,6 +203,4 @@ def _iter_files(folder: Path) -> Iterable[Path]:
         visited.add(target)
         # no hidden ones (.ipynb_checkpoints); sorted, so that of two links to a folder every machine takes the same
         subfolders[:] = sorted(name for name in subfolders if not is_hidden(name))
-        for name in files:
-            if not is_hidden(name):
-                yield Path(directory) / name
+        yield Path(directory), [name for name in files if not is_hidden(name)]

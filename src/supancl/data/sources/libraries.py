@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from supancl.data.decode import file_stamp, open_image_bytes, open_image_file
+from supancl.data.label_pairs import LabelSet, join_names, set_of_names
 from supancl.data.sources import arrays
 from supancl.data.splits import SPLIT_NAMES, Entry, Listing, Source
 from supancl.errors import BadInput, did_you_mean, plural
@@ -208,18 +209,23 @@ def list_hugging_face(text: str, channels: int) -> Listing:
     for split, name in name_by_split.items():
         data, location = splits[name], f"hf:{text} ({name})"
         image, label = _find_columns(datasets, data, location)
-        names = getattr(data.features[label], "names", None) if label else None
+        names = getattr(_element(data.features[label]), "names", None) if label else None
         if names and classes not in (None, tuple(names)):
             raise BadInput(
                 f"{location}: its classes differ from those of the other splits; cast them to one ClassLabel"
             )
         classes = tuple(names) if names else classes
-        labels = _label_names(data[label] if label else [None] * len(data), names)
+        values = data[label] if label else [None] * len(data)
+        _check_lists(values, names, f"{location}: column {label}")
+        labels = _label_names(values, names)
         items = _list_rows(datasets, data, image, f"hf:{_cache_name(text)}.{name}")
         entries += [(split, item, label) for item, label in zip(items, labels, strict=True)]
-    if classes is not None and not {label for _, _, label in entries} <= {"", *classes}:
+    label_sets: dict[str, LabelSet] = {label: set_of_names(label) for label in {label for _, _, label in entries}}
+    if classes is not None and not {name for labels in label_sets.values() for name in labels} <= set(classes):
         raise BadInput(f"hf:{text}: only some splits name their classes; cast them to one ClassLabel")
-    return Listing(entries, Path(text), tuple(remarks), classes, by_number=True)
+    has_several = any(len(labels) > 1 for labels in label_sets.values())
+    sets = label_sets if has_several else None
+    return Listing(entries, Path(text), tuple(remarks), classes, by_number=True, label_sets=sets)
 
 
 def _hugging_face_splits(splits: dict[str, Any], text: str) -> tuple[dict[str, str], list[str]]:
@@ -275,13 +281,40 @@ def _find_columns(datasets: Any, data: Any, location: str) -> tuple[str, str | N
     images = [name for name, kind in data.features.items() if isinstance(kind, datasets.Image)]
     if not images:
         raise BadInput(f"{location}: no column of images; it has {', '.join(data.features)}")
-    labels = [name for name, kind in data.features.items() if isinstance(kind, datasets.ClassLabel)]
     usual = [name for name in ("label", "labels", "fine_label", "class") if name in data.features]
+    labels = [name for name, kind in data.features.items() if isinstance(kind, datasets.ClassLabel)]
+    if not labels:
+        labels = [name for name, kind in data.features.items() if isinstance(_element(kind), datasets.ClassLabel)]
     return images[0], next((name for name in usual if name in labels), (labels or usual or [None])[0])
 
 
+def _element(kind: Any) -> Any:
+    """What a column's lists hold, or the kind itself if it holds no lists."""
+    if isinstance(kind, list):  # how early versions write Sequence
+        return kind[0] if kind else None
+    return getattr(kind, "feature", kind)
+
+
+def _check_lists(values: Iterable[Any], names: Sequence[str] | None, location: str) -> None:
+    """Refuse lists of numbers without names that are weights of all classes, not the classes of an image."""
+    if names:
+        return
+    for value in values:
+        items = value if isinstance(value, (list, tuple)) else ()
+        numbers = [item for item in items if isinstance(item, (bool, int, float)) and item != -1]
+        if any(isinstance(number, (bool, float)) for number in numbers) or len(set(numbers)) < len(numbers):
+            raise BadInput(
+                f"{location} holds {str(value)[:80]}, which are no classes of an image; give lists of class numbers or "
+                "names, or save weights as a .npz with train_labels (N, C)"
+            )
+
+
 def _label_names(values: Sequence[Any], names: Sequence[str] | None) -> list[str]:
+    """The label of each row: a class, or as `join_names` the classes in a list."""
+
     def to_name(value: Any) -> str:
+        if isinstance(value, (list, tuple)):
+            return join_names(name for name in map(to_name, value) if name)
         if value is None or value == -1:
             return ""
         return str(names[value]) if names else str(value)

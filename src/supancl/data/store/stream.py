@@ -327,6 +327,11 @@ def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | N
             "data.balanced needs the labels of all images, which data.stream does not hold; "
             "use --set data.balanced=false or --set data.stream=false"
         )
+    if spec.hierarchy != "none":
+        raise BadInput(
+            f"data.hierarchy = {spec.hierarchy} gives images several labels, and data.stream reads one of each; use "
+            "--set data.hierarchy=none or --set data.stream=false"
+        )
     files = find_tars(name)
     shards: dict[str, list[TarIndex]] = {split: [] for split in SPLIT_ORDER}
     class_names: dict[str, set[str]] = {split: set() for split in SPLIT_ORDER}

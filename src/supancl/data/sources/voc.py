@@ -1,0 +1,128 @@
+"""Source: a folder in the layout of Pascal VOC. The labels of an image are the classes of its objects."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from supancl.data.label_pairs import LabelSet, join_names, set_of_names
+from supancl.data.splits import Entry, Listing, check_label
+from supancl.errors import BadInput, plural
+from supancl.files import open_regular, read_text
+
+FOLDERS = ("Annotations", "ImageSets/Main", "JPEGImages")
+
+
+class Annotation(NamedTuple):
+    """Height and width of an image, and of each object the class, the box and whether VOC calls it difficult."""
+
+    size: tuple[int, int]
+    names: list[str]
+    boxes: list[list[float]]
+    difficult: list[bool]
+
+
+def find_voc(root: Path) -> Path | None:
+    """The folder of a year: this one, or the one below it (VOC2012/, VOCdevkit/VOC2012/); None if there is none."""
+    years = [
+        folder
+        for folder in (root, *sorted(root.glob("VOC*")), *sorted(root.glob("VOCdevkit/VOC*")))
+        if all((folder / name).is_dir() for name in FOLDERS)
+    ]
+    if len(years) > 1:
+        raise BadInput(
+            f"{root} holds {years[0].name} and {years[1].name}; name one of them, or both with --data {years[0]} "
+            f"--data {years[1]}"
+        )
+    return years[0] if years else None
+
+
+def list_voc(folder: Path) -> Listing:
+    """List the images of train.txt, val.txt and test.txt; without train.txt, those of trainval.txt are trained on.
+
+    A class whose objects in an image are all difficult is left out there. (VOC counts such an image neither as one of
+    the class nor as none; labels here have no third value.)
+    """
+    entries: list[Entry] = []
+    remarks: list[str] = []
+    only_difficult = 0
+    for split, names in _read_lists(folder, remarks).items():
+        for name in names:
+            annotation = read_annotation(folder, name)
+            clear = {kind for kind, hard in zip(annotation.names, annotation.difficult, strict=True) if not hard}
+            only_difficult += bool(set(annotation.names) - clear)
+            for kind in clear:
+                check_label(kind, f"{folder / 'Annotations' / name}.xml")
+            entries.append((split, folder / "JPEGImages" / f"{name}.jpg", join_names(clear)))
+    if only_difficult:
+        have = plural(only_difficult, "image has a class", "images have a class")
+        remarks.append(f"{folder}: {have} whose objects are all difficult; it is left out there")
+    label_sets: dict[str, LabelSet] = {text: set_of_names(text) for _, _, text in entries}
+    return Listing(entries, folder, tuple(remarks), label_sets=label_sets)
+
+
+def _read_lists(folder: Path, remarks: list[str]) -> dict[str, list[str]]:
+    """The names of the images of each split."""
+    lists = folder / "ImageSets" / "Main"
+    has_train = (lists / "train.txt").is_file()
+    files = {"train": "train.txt" if has_train else "trainval.txt", "val": "val.txt", "test": "test.txt"}
+    names: dict[str, list[str]] = {}
+    for split, file in files.items():
+        if split != "train" and (not (lists / file).is_file() or (split == "val" and not has_train)):
+            continue  # without train.txt, the images of val.txt are in trainval.txt
+        try:
+            names[split] = read_list(folder, file.removesuffix(".txt"))
+        except (OSError, UnicodeDecodeError):
+            raise BadInput(f"cannot read the list {lists / file}; unpack all of ImageSets/Main") from None
+    if not names["train"]:
+        raise BadInput(f"{lists / files['train']} lists no image; unpack it again")
+    missing = [name for name in names.get("test", ()) if not (folder / "Annotations" / f"{name}.xml").exists()]
+    if missing:  # those of VOC2012 were never published
+        remarks.append(f"{lists / 'test.txt'} is left out: there is no annotation of {missing[0]}")
+        del names["test"]
+    return {split: images for split, images in names.items() if images}
+
+
+def read_list(folder: Path, name: str) -> list[str]:
+    """The images that ImageSets/Main/NAME.txt lists."""
+    lines = read_text(folder / "ImageSets" / "Main" / f"{name}.txt").splitlines()
+    return [line.split()[0] for line in lines if line.strip()]
+
+
+def read_annotation(folder: Path, name: str) -> Annotation:
+    """Annotations/NAME.xml; boxes count from 0, and their right and lower ends are outside."""
+    from torchvision.datasets import VOCDetection
+
+    file = folder / "Annotations" / f"{name}.xml"
+    names, boxes, difficult = [], [], []
+    try:
+        with open_regular(file) as opened:
+            tree = ElementTree.parse(opened).getroot()
+        annotation = VOCDetection.parse_voc_xml(tree).get("annotation")
+        size = (int(_text_at(annotation, "size", "height")), int(_text_at(annotation, "size", "width")))
+        objects = annotation["object"]
+        if len(objects) < len(tree.findall("object")):  # torchvision drops them silently
+            raise ValueError("an <object> without content")
+        for entry in objects:
+            box = [float(_text_at(entry, "bndbox", side)) for side in ("xmin", "ymin", "xmax", "ymax")]
+            # VOC counts pixels from 1 and includes both ends: 1..W is the full width, which is 0..W here
+            boxes.append([box[0] - 1, box[1] - 1, box[2], box[3]])
+            difficult.append(isinstance(entry, dict) and entry.get("difficult") == "1")
+            names.append(_text_at(entry, "name"))
+    except OSError:
+        raise BadInput(
+            f"no annotation {file}, but {name} is in the list of images; add it, or remove {name} from the list"
+        ) from None
+    except (ElementTree.ParseError, ValueError, RecursionError) as error:
+        raise BadInput(f"{file}: not a VOC annotation ({error}); fix it, or remove {name} from the list") from None
+    return Annotation(size, names, boxes, difficult)
+
+
+def _text_at(value: Any, *path: str) -> str:
+    """The text at a path of torchvision's nested dictionaries; ValueError if there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"no <{'><'.join(path)}>")
+    return value

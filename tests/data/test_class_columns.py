@@ -1,0 +1,139 @@
+"""A .csv with one column of weights per class: what is read, what is refused, which columns are classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from supancl.data.label_pairs import weight_matrix
+from supancl.data.opening import open_data
+from supancl.data.sources.csv_correction import write_corrected
+from supancl.data.sources.csv_table import list_csv
+from supancl.data.splits import DataSpec
+from supancl.errors import BadInput
+from tests.files import archive, mentions, picture, table
+
+
+def weight_table(folder: Path, *lines: str, header: str = "path,cat,dog,bird") -> Path:
+    for i, _ in enumerate(lines):
+        picture(folder / f"{i}.png", seed=i)
+    return table(folder / "weights.csv", header, *(f"{i}.png,{line}" for i, line in enumerate(lines)))
+
+
+def opened(path: Path, **settings: object):
+    return open_data(DataSpec(source=str(path), holdout=0, **settings), channels=1)
+
+
+def test_the_columns_are_the_classes_in_sorted_order(tmp_path):
+    data = opened(weight_table(tmp_path, "1,0,0", "1, 1 ,0.0", ",,", "-1,-1.0,-1", "0,0.25,0", "1.0,0,0"))
+    assert data.classes == ("bird", "cat", "dog"), "no image is a bird, but the table says there may be"
+    assert weight_matrix(data.train.pairs, 3).tolist() == [
+        [0, 1, 0], [0, 1, 1], [-1, -1, -1], [-1, -1, -1], [0, 0, 0.25], [0, 1, 0],
+    ]  # fmt: skip
+    assert data.train.num_labelled == 4
+    assert data.summary["labels_per_image"]["most"] == 2
+
+
+def test_a_table_and_an_archive_of_the_same_weights_are_the_same_labels(tmp_path):
+    """The naive reference: each cell of the table, as a matrix."""
+    random = np.random.default_rng(0)
+    weights = random.integers(0, 3, (20, 4)) * random.random((20, 4)).round(2)
+    weights[weights.sum(1) == 0] = 1
+    lines = [",".join(map(str, row)) for row in weights.tolist()]
+    listed = opened(weight_table(tmp_path, *lines, header="path,a,b,c,d"))
+    packed = opened(archive(tmp_path / "some.npz", train_labels=weights, class_names=list("abcd")))
+    assert listed.classes == packed.classes
+    assert np.array_equal(weight_matrix(listed.train.pairs, 4), weights.astype(np.float32))
+    assert np.array_equal(listed.train.pairs, packed.train.pairs)
+    assert np.array_equal(listed.train.labels, packed.train.labels)
+
+
+def test_a_single_1_in_every_row_is_the_same_as_a_column_of_labels(tmp_path):
+    rows = ["1,0,0", "0,1,0", "0,0,1", ",,"] * 3
+    columns = opened(weight_table(tmp_path / "a", *rows))
+    names = opened(weight_table(tmp_path / "b", *(["cat", "dog", "bird", ""] * 3), header="path,label"))
+    assert columns.train.pairs is None
+    assert columns.classes == names.classes
+    assert columns.summary["fingerprint"] == names.summary["fingerprint"]
+
+
+def test_columns_can_be_named(tmp_path):
+    header = "file,id,cat,dog,part"
+    path = weight_table(tmp_path, "7,1,0,train", "8,1,1,train", "9,0,1,test", header=header)
+    data = open_data(DataSpec(source=str(path), columns="image=file,label=cat+dog,split=part"), channels=1)
+    assert data.classes == ("cat", "dog")
+    assert len(data.train) == 2
+    assert data.test is not None
+    plus = weight_table(tmp_path / "plus", "x", "y", header="path,cat+dog")
+    assert opened(plus, columns="label=cat+dog").classes == ("x", "y"), "a column of that name is the column"
+
+
+def test_split_is_no_class_and_a_label_column_is_the_label(tmp_path):
+    data = opened(weight_table(tmp_path / "a", "1,0,train", "1,1,train", header="path,cat,dog,split"))
+    assert data.classes == ("cat", "dog")
+    assert opened(weight_table(tmp_path / "b", "x,1,0", "y,1,1", header="path,label,cat,dog")).classes == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("line", "nouns"),
+    [
+        ("1,-0.5,0", ("weights.csv line 3", "'dog'", "-0.5", "-1")),
+        ("1,nan,0", ("weights.csv line 3", "'dog'", "nan")),
+        ("1,1e999,0", ("weights.csv line 3", "'dog'", "inf")),
+        ("0,0,0", ("weights.csv line 3", "zeros", "-1")),
+        ("1,red,0", ("weights.csv line 3", "'dog'", "'red'", "label", "--columns")),
+        ("1,,0", ("weights.csv line 3", "'dog'", "''", "0")),
+        ("1,0.5,0.5", ("weights.csv line 3", "3 labels", "data.max_labels = 2")),
+        ("1,1e-9,0", ("1e-09", "leave out")),
+    ],
+)
+def test_weights_that_make_no_sense_are_refused_with_their_line(tmp_path, line, nouns):
+    with pytest.raises(BadInput, match=mentions(*nouns)):
+        opened(weight_table(tmp_path, "1,0,0", line, "0,1,0"), max_labels=2)
+
+
+@pytest.mark.parametrize(
+    ("header", "columns", "nouns"),
+    [
+        ("path,cat,cat", "", ("weights.csv", "2 columns", "'cat'")),
+        ("path,cat, cat", "", ("weights.csv", "'cat'", "another name")),
+        ("path,,cat", "", ("weights.csv", "''", "--columns")),
+        ("file,cat,dog", "", ("weights.csv", "no column", "path,label")),
+        ("path,cat,dog", "label=cat+fox", ("weights.csv", "no column 'fox'")),
+        ("path,cat,dog", "label=species", ("weights.csv", "no column 'species'")),
+    ],
+)
+def test_columns_that_cannot_be_classes_are_named(tmp_path, header, columns, nouns):
+    with pytest.raises(BadInput, match=mentions(*nouns)):
+        opened(weight_table(tmp_path, "1,0", header=header), columns=columns)
+
+
+def test_a_single_other_column_is_more_likely_class_numbers(tmp_path):
+    with pytest.raises(BadInput, match=mentions("weights.csv", "no column 'label'", "species", "--columns")):
+        opened(weight_table(tmp_path, "1", "2", header="path,species"))
+
+
+@pytest.mark.parametrize(
+    ("weight", "nouns"), [("1e300", ("weights.csv line 2", "'cat'", "1e+300")), ("1e-300", ("weights", "float32"))]
+)
+def test_weights_beyond_float32_are_refused(tmp_path, weight, nouns):
+    with pytest.raises(BadInput, match=mentions(*nouns)):
+        opened(weight_table(tmp_path, f"{weight},0,0", f"0,{weight},0"))
+    names = (f"cat:{weight}", f"cat:{weight};dog:{weight}")
+    with pytest.raises(BadInput, match=mentions("weights")):
+        opened(weight_table(tmp_path / "names", *names, header="path,label"))
+
+
+def test_equal_rows_are_kept_once(tmp_path):
+    listing = list_csv(weight_table(tmp_path, *["1,0,1", "1.0,0.0,1"] * 50))
+    assert len(listing.entries) == 100
+    assert listing.label_table.pairs.shape == (2, 2, 2), "one for each way to write them"
+    assert listing.entries.labels.tolist() == [0, 1] * 50
+
+
+def test_a_table_of_columns_is_not_corrected(tmp_path):
+    path = weight_table(tmp_path, "1,0,0", "0,1,0")
+    with pytest.raises(BadInput, match=mentions("weights.csv", "one column per class", "one column of labels")):
+        write_corrected(path, tmp_path / "out.csv", [])

@@ -1,0 +1,229 @@
+"""Labels on several levels: classes that are paths, from every source; and what is refused."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from supancl import from_arrays
+from supancl.data.hierarchy import build_hierarchy
+from supancl.data.label_pairs import label_texts
+from supancl.data.opening import open_data, open_source, peek_data
+from supancl.data.sources.cifar import FC100_TEST_CLASSES
+from supancl.data.sources.cifar100_superclasses import CLASSES, SUPERCLASSES
+from supancl.data.splits import DataSpec
+from supancl.data.survey import survey_data, survey_source
+from supancl.errors import BadInput
+from tests.files import archive, class_folders, mentions, noise, picture, table
+
+PATHS = ("animal/cat", "animal/dog", "animal", "plant/rose", "")
+CLASSES_OF_PATHS = ("animal", "animal/cat", "animal/dog", "plant", "plant/rose")
+
+
+def opened(path: object, **settings: object):
+    settings = {"hierarchy": "paths", "holdout": 0, **settings}
+    return open_data(DataSpec(source=str(path), **settings), channels=1)
+
+
+def texts_of(split, classes) -> list[str]:
+    return label_texts(split.image_labels, torch.arange(len(split)), classes, "")
+
+
+def nested_folder(root: Path, each: int = 3) -> Path:
+    for number, name in enumerate(PATHS[:4]):
+        class_folders(root, (name,), each)
+        picture(root / name / "one.png", seed=1000 + number)
+    picture(root / "unlabelled" / "a.png", seed=7)
+    return root
+
+
+def naive_labels(path: str, weights: tuple[float, ...]) -> dict[str, float]:
+    """The reference: every prefix of a path, one after the other."""
+    labels, parts = {}, path.split("/") if path else []
+    for level in range(len(parts)):
+        labels["/".join(parts[: level + 1])] = weights[level]
+    return labels
+
+
+@pytest.mark.parametrize("weights", [(), (2.0, 0.5)])
+def test_a_folder_of_folders_has_a_class_per_folder(tmp_path, weights):
+    data = opened(nested_folder(tmp_path / "photos"), level_weights=weights)
+    assert data.classes == CLASSES_OF_PATHS
+    assert data.levels == (0, 1, 1, 0, 1)
+    for name, row in zip(data.train.names_at(torch.arange(len(data.train))), data.train.pairs.tolist(), strict=True):
+        folder = Path(name).parent.relative_to(tmp_path / "photos").as_posix()
+        wanted = naive_labels("" if folder == "unlabelled" else folder, weights or (1.0, 1.0))
+        assert {data.classes[int(number)]: weight for number, weight in row if number >= 0} == wanted
+    assert data.train.num_labelled == len(data.train) - 1
+
+
+def test_what_is_known_less_exactly_has_only_the_coarse_label(tmp_path):
+    data = opened(nested_folder(tmp_path))
+    coarse, fine = (data.train.at_level(data.levels, level) for level in (0, 1))
+    is_animal = torch.tensor([Path(name).parent.name == "animal" for name in data.train.names_at(torch.arange(17))])
+    assert coarse.labels[is_animal].tolist() == [0] * 4
+    assert fine.labels[is_animal].tolist() == [-1] * 4
+    assert coarse.num_labelled == 16
+    assert fine.num_labelled == 12
+
+
+def test_splits_and_unlabelled_folders_within(tmp_path):
+    for split in ("train", "val"):
+        class_folders(tmp_path / split, ("animal/cat", "plant/rose", "animal/Unlabelled"), 2)
+    data = open_data(DataSpec(source=str(tmp_path), hierarchy="paths"), channels=1)
+    assert data.classes == ("animal", "animal/cat", "plant", "plant/rose")
+    assert (
+        sorted(texts_of(data.held_out, data.classes))
+        == ["animal"] * 2 + ["animal;animal/cat"] * 2 + ["plant;plant/rose"] * 2
+    )
+
+
+def test_without_the_setting_a_folder_is_read_as_before(tmp_path):
+    data = opened(nested_folder(tmp_path), hierarchy="none")
+    assert (data.classes, data.levels, data.train.pairs) == (("animal", "plant"), (), None)
+
+
+def label_table(folder: Path, labels: tuple[str, ...]) -> Path:
+    for i, _ in enumerate(labels):
+        picture(folder / f"{i}.png", seed=i)
+    return table(folder / "list.csv", "path,label", *(f"{i}.png,{label}" for i, label in enumerate(labels)))
+
+
+def shard(path: Path, labels: tuple[str, ...]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for i, label in enumerate(labels):
+            image = picture(path.parent / "pictures" / f"{i}.png", seed=i).read_bytes()
+            for name, content in ((f"{i}.png", image), (f"{i}.cls", label.encode())):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_names_with_a_slash_are_paths_in_tables_archives_shards_and_arrays(tmp_path):
+    wanted = [";".join(naive_labels(path, (1.0, 1.0))) for path in PATHS]
+    names, numbers = sorted(set(PATHS) - {""}), np.array([0, 1, 2, 3, -1])
+    numbers[:4] = [names.index(path) for path in PATHS[:4]]
+    images = noise(5, 8, 8)
+    for data in (
+        opened(label_table(tmp_path / "table", PATHS)),
+        opened(shard(tmp_path / "shard.tar", PATHS)),
+        opened(archive(tmp_path / "a.npz", train_images=images, train_labels=numbers, class_names=names)),
+        opened(archive(tmp_path / "b.npz", train_images=images, train_labels=np.array(PATHS))),
+        from_arrays(images, numbers, classes=names, spec=DataSpec("arrays", holdout=0, hierarchy="paths")),
+    ):
+        assert (data.classes, data.levels) == (CLASSES_OF_PATHS, (0, 1, 1, 0, 1))
+        assert texts_of(data.train, data.classes) == wanted
+
+
+def test_joined_sources_share_their_levels(tmp_path):
+    first, second = class_folders(tmp_path / "a", ("animal/cat",), 3), class_folders(tmp_path / "b", ("animal/dog",), 3)
+    data = opened(first, joined=(str(second),))
+    assert data.classes == ("animal", "animal/cat", "animal/dog")
+    assert data.train.pairs[:, 0, 0].tolist() == [0] * 6
+
+
+def test_images_are_held_out_by_their_finest_class(tmp_path):
+    labels = np.repeat([0, 1, 2], [40, 10, 10])
+    names = ("animal/cat", "animal/dog", "plant/rose")
+    data = from_arrays(noise(60, 8, 8), labels, classes=names, spec=DataSpec("arrays", holdout=0.2, hierarchy="paths"))
+    assert texts_of(data.held_out, data.classes) == (
+        ["animal;animal/cat"] * 8 + ["animal;animal/dog"] * 2 + ["plant;plant/rose"] * 2
+    )
+
+
+def test_levels_and_their_weights_are_part_of_the_data(tmp_path):
+    path = nested_folder(tmp_path)
+    prints = {opened(path, level_weights=w).summary["fingerprint"] for w in ((), (1.0, 0.5), (1.0, 0.25))}
+    assert len(prints | {opened(path, hierarchy="none").summary["fingerprint"]}) == 4
+
+
+def test_a_survey_a_look_and_an_opened_source_agree(tmp_path):
+    for split, each in (("train", 6), ("val", 3)):
+        class_folders(tmp_path / split, ("animal/cat", "animal/dog", "plant/rose"), each)
+    class_folders(tmp_path / "val", ("plant/rose/red",), 2)  # three levels, of which train has two
+    for spec in (
+        DataSpec(source=str(tmp_path), hierarchy="paths", level_weights=(1.0, 1.0, 0.5)),
+        DataSpec(source=str(tmp_path / "train"), hierarchy="paths"),
+    ):
+        data = open_data(spec, channels=1)
+        assert survey_source(spec, 1) == survey_data(data)
+        assert torch.equal(peek_data(spec, 1).train.pairs, data.train.pairs)
+        assert open_source(spec, 1).levels == data.levels == peek_data(spec, 1).levels
+    memory = DataSpec(source=str(archive(tmp_path / "a.npz", class_names=["a/b", "a/c"])), hierarchy="paths")
+    assert survey_source(memory, 1) == survey_data(open_data(memory, channels=1))
+
+
+@pytest.mark.parametrize(
+    ("classes", "settings", "nouns"),
+    [
+        (("cat", "animal/cat"), {}, ("list.csv", "'cat'", "two levels", "'animal/cat'", "rename")),
+        (("animal/animal", "plant/rose"), {}, ("list.csv", "'animal'", "two levels")),
+        (("cat", "dog"), {}, ("list.csv", "'/'", "data.hierarchy = paths", "leave it out")),
+        (("a//b", "c"), {}, ("list.csv", "'a//b'", "empty")),
+        (("/a", "c/d"), {}, ("list.csv", "'/a'", "empty")),
+        (("a / b", "c"), {}, ("list.csv", "'a / b'", "spaces")),
+        (("a/b", "c/d"), {"level_weights": (1.0,)}, ("data.level_weights", "2 levels", "coarsest")),
+        (("a/b", "c/d"), {"level_weights": (1.0, 1.0, 1.0)}, ("data.level_weights", "2 levels")),
+        (("a/b", "c/d"), {"level_weights": (1.0, 1e-9)}, ("weights", "1e-09")),
+        (("a/b/c", "c/d"), {"max_labels": 2}, ("list.csv", "3 levels", "data.max_labels = 2", "--set")),
+        (("a;b", "c/d"), {}, ("list.csv", "several", "data.hierarchy", "leave it out")),
+        (("a/b", "c/d"), {"hierarchy": "none", "level_weights": (1.0, 2.0)}, ("data.level_weights", "data.hierarchy")),
+        (("a/b", "c/d"), {"leave_out": ("a/b",)}, ("several", "data.leave_out")),
+        (("apple", "cat"), {"hierarchy": "cifar100"}, ("list.csv", "'cat'", "CIFAR-100", "by name")),
+        (("0", "1"), {"hierarchy": "cifar100"}, ("list.csv", "'0'", "CIFAR-100", "100 by number")),
+    ],
+)
+def test_levels_that_make_no_sense_are_refused(tmp_path, classes, settings, nouns):
+    with pytest.raises(BadInput, match=mentions(*nouns)):
+        opened(label_table(tmp_path, classes * 3), **settings)
+
+
+def test_an_empty_folder_of_a_class_is_named(tmp_path):
+    (nested_folder(tmp_path) / "plant" / "tulip" / "red").mkdir(parents=True)
+    with pytest.raises(BadInput, match=mentions("plant/tulip", "no image")):
+        opened(tmp_path)
+    assert opened(tmp_path, hierarchy="none").classes == ("animal", "plant")
+
+
+def test_streamed_shards_have_one_label(tmp_path):
+    with pytest.raises(BadInput, match=mentions("data.hierarchy", "data.stream")):
+        opened(shard(tmp_path / "shard.tar", PATHS), stream=True)
+
+
+# --- CIFAR-100 --------------------------------------------------------------------------------------------------------
+
+
+def test_the_superclasses_are_those_of_cifar100():
+    assert len(SUPERCLASSES) == 20
+    assert all(len(names) == 5 and list(names) == sorted(names) for names in SUPERCLASSES.values())
+    assert len(CLASSES) == 100
+    assert (CLASSES[0], CLASSES[23], CLASSES[57], CLASSES[99]) == ("apple", "cloud", "pear", "worm")
+    four = ("aquatic_mammals", "insects", "medium_mammals", "people")  # those of FC100's test classes
+    assert sorted(name for superclass in four for name in SUPERCLASSES[superclass]) == list(FC100_TEST_CLASSES)
+
+
+def test_names_and_numbers_give_the_same_levels(tmp_path):
+    images, labels = noise(200, 4, 4), np.arange(200) % 100
+    spec = DataSpec("arrays", holdout=0, hierarchy="cifar100", level_weights=(0.5, 1.0))
+    numbered, named = (from_arrays(images, labels, classes=names, spec=spec) for names in (None, CLASSES))
+    assert numbered.classes == named.classes
+    assert len(named.classes) == 120
+    assert torch.equal(numbered.train.pairs, named.train.pairs)
+    assert texts_of(named.train, named.classes)[:2] == [
+        "fruit_and_vegetables:0.5;fruit_and_vegetables/apple", "fish:0.5;fish/aquarium_fish",
+    ]  # fmt: skip
+    assert named.levels.count(0) == 20
+
+
+def test_some_classes_of_cifar100_are_enough_by_name():
+    built = build_hierarchy(("apple", "orange", "train"), DataSpec("some", hierarchy="cifar100"))
+    assert built.classes == (
+        "fruit_and_vegetables", "fruit_and_vegetables/apple", "fruit_and_vegetables/orange", "vehicles_1",
+        "vehicles_1/train",
+    )  # fmt: skip

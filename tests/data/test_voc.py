@@ -1,0 +1,139 @@
+"""A folder in VOC's layout as a source: its splits, the classes of its objects, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from supancl.data.label_pairs import label_texts
+from supancl.data.opening import open_data
+from supancl.data.splits import DataSpec
+from supancl.errors import BadInput
+from tests.detect.drawn import annotation
+from tests.files import assert_mentions, assert_refused, mentions, picture, supancl
+
+Objects = list[tuple[str, bool]]  # class, and whether it is difficult
+
+
+def write_year(folder: Path, **lists: dict[str, Objects]) -> Path:
+    """A year of VOC: list -> image -> its objects."""
+    (folder / "ImageSets" / "Main").mkdir(parents=True)
+    (folder / "Annotations").mkdir()
+    for name, images in lists.items():
+        (folder / "ImageSets" / "Main" / f"{name}.txt").write_text("".join(f"{image}\n" for image in images))
+        for image, objects in images.items():
+            picture(folder / "JPEGImages" / f"{image}.jpg", seed=len(image) + ord(image[-1]))
+            boxes = [(kind, 1.0, 1.0, 5.0, 5.0) for kind, _ in objects]
+            difficult = [number for number, (_, is_difficult) in enumerate(objects) if is_difficult]
+            (folder / "Annotations" / f"{image}.xml").write_text(annotation(boxes, (8, 8), difficult))
+    return folder
+
+
+def opened(path: Path, **settings: object):
+    return open_data(DataSpec(source=str(path), **settings), channels=1)
+
+
+def texts_of(split, classes) -> list[str]:
+    return label_texts(split.image_labels, torch.arange(len(split)), classes, "")
+
+
+TRAIN: dict[str, Objects] = {
+    "a": [("dog", False), ("cat", False), ("dog", False)],
+    "b": [("cat", False), ("sofa", True)],
+    "c": [("dog", True), ("dog", False)],
+    "d": [("sofa", True)],
+    "e": [],
+}
+
+
+def test_the_labels_are_the_classes_of_the_objects(tmp_path):
+    data = opened(write_year(tmp_path, train=TRAIN, val={"f": [("cat", False)]}, test={"g": [("sofa", False)]}))
+    assert data.classes == ("cat", "dog", "sofa")
+    assert texts_of(data.train, data.classes) == ["cat;dog", "cat", "dog", "", ""], (
+        "each once, difficult ones alone never"
+    )
+    assert (data.summary["held_out_from"], texts_of(data.held_out, data.classes)) == ("val", ["cat"])
+    assert texts_of(data.test, data.classes) == ["sofa"]
+    assert_mentions("\n".join(data.remarks), "2 images", "difficult", "left out")
+
+
+@pytest.mark.parametrize("below", ["", "VOC2012", "VOCdevkit/VOC2012"])
+def test_the_year_is_found_below_the_folder(tmp_path, below):
+    write_year(tmp_path / below, train=TRAIN)
+    assert len(opened(tmp_path, holdout=0).train) == 5
+
+
+def test_two_years_are_named_or_joined(tmp_path):
+    first = write_year(tmp_path / "VOC2007", trainval={"a": [("cat", False)]}, test={"b": [("dog", False)]})
+    second = write_year(tmp_path / "VOC2012", train=TRAIN)
+    with pytest.raises(BadInput, match=mentions("VOC2007", "VOC2012", "--data")):
+        opened(tmp_path)
+    data = opened(first, joined=(str(second),))
+    assert texts_of(data.train, data.classes) == ["cat", "cat;dog", "cat", "dog", "", ""]
+    assert texts_of(data.held_out, data.classes) == ["dog"]
+
+
+def test_trainval_is_used_where_there_is_no_train_list(tmp_path):
+    data = opened(write_year(tmp_path, val={"b": [("cat", False)]}, trainval=TRAIN), holdout=0)
+    assert len(data.train) == 5
+
+
+def test_a_test_list_without_annotations_is_left_out(tmp_path):
+    folder = write_year(tmp_path, train=TRAIN, test={"z": [("cat", False)]})
+    (folder / "Annotations" / "z.xml").unlink()
+    data = opened(folder, holdout=0)
+    assert data.test is None
+    assert_mentions("\n".join(data.remarks), "test.txt", "no annotation", "z")
+
+
+def test_what_is_missing_or_damaged_is_named(tmp_path):
+    folder = write_year(tmp_path, train=TRAIN)
+    annotations, lists = folder / "Annotations", folder / "ImageSets" / "Main"
+    for text, noun in (
+        ("<annotation>", "not a VOC annotation"),
+        (annotation([("", 1.0, 1.0, 5.0, 5.0)], (8, 8)), "<name>"),
+        ("<a>" * 100_000 + "</a>" * 100_000, "not a VOC annotation"),
+        ('<!DOCTYPE a [<!ENTITY x SYSTEM "/etc/passwd">]><annotation>&x;</annotation>', "not a VOC annotation"),
+    ):
+        (annotations / "c.xml").write_text(text)
+        with pytest.raises(BadInput, match=mentions("c.xml", noun)):
+            opened(folder)
+    (annotations / "c.xml").unlink()
+    with pytest.raises(BadInput, match=mentions("no annotation", "c.xml", "list")):
+        opened(folder)
+    (lists / "train.txt").write_text("")
+    with pytest.raises(BadInput, match=mentions("train.txt", "no image")):
+        opened(folder)
+    (lists / "train.txt").unlink()
+    with pytest.raises(BadInput, match=mentions("trainval.txt", "ImageSets/Main")):
+        opened(folder)
+
+
+def test_too_many_classes_in_an_image_are_refused(tmp_path):
+    with pytest.raises(BadInput, match=mentions("cat, dog", "2 labels", "data.max_labels = 1")):
+        opened(write_year(tmp_path, train=TRAIN), max_labels=1)
+
+
+def test_from_the_layout_to_an_encoder(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images = {f"{kind}{i}": objects for kind, objects in TRAIN.items() for i in range(4)}
+    write_year(tmp_path / "VOCdevkit" / "VOC2012", train=images, val=TRAIN)
+    shown = supancl(capsys, "data", "show", "VOCdevkit", "--out", "sheets", "--json", "facts.json")
+    assert_mentions(shown.out, "up to 2 per image", "of weight 1", "difficult")
+    facts = json.loads((tmp_path / "facts.json").read_text())
+    assert facts["splits"]["train"] == {
+        "images": 20, "labelled": 12, "classes": 2,
+        "labels_per_image": {"most": 2, "mean": 1.33, "least_weight": 1, "largest_weight": 1},
+    }  # fmt: skip
+    assert facts["histogram"]["cat"] == {"train": 8, "val": 2}
+    trained = supancl(
+        capsys, "pretrain", "digits.supsiam", "--data", "VOCdevkit", "--epochs", "1", "--batch-size", "8", "--device",
+        "cpu", "--set", "encoder.width=8", "--set", "pool.size=16", "--out", "run", "--quiet",
+    )  # fmt: skip
+    assert trained.code == 0, trained.err
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["data"]["labels_per_image"]["most"] == 2
+    (tmp_path / "VOCdevkit" / "VOC2012" / "Annotations" / "a0.xml").write_text("<")
+    assert_refused(supancl(capsys, "data", "show", "VOCdevkit", "--out", "again"), "a0.xml", "annotation", "fix it")
