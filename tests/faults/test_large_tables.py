@@ -62,6 +62,20 @@ def test_memory_per_row(tmp_path):
     assert peak / rows < BYTES_PER_ROW
 
 
+def test_memory_per_row_of_weights(tmp_path):
+    rows = 50_000
+    lines = make_table(tmp_path, rows).read_text().splitlines()[1:]
+    table = tmp_path / "weights.csv"
+    cells = [f"{line.partition(',')[0]},{i % 2},1,{i % 7 / 7:.3f}" for i, line in enumerate(lines)]
+    table.write_text("\n".join(["path,cat,dog,fox", *cells]))
+    tracemalloc.start()
+    listing = list_csv(table)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert listing.label_table.pairs.shape == (14, 3, 2), "rows of the same weights share them"
+    assert peak / rows < BYTES_PER_ROW
+
+
 def test_rows_without_their_images(tmp_path):
     table = make_table(tmp_path, ROWS)
     done = subprocess.run([sys.executable, "-c", READ, str(table)], capture_output=True, text=True, check=True)

@@ -57,11 +57,9 @@ def _survey_listing(listing: Listing, spec: DataSpec) -> Survey:
     classes, labels = number_classes(replace(listing, classes=None, by_number=False), train)
     if has_hierarchy(spec) and labels.pairs is None:  # pairs are refused when the images are read
         all_classes, all_labels = number_classes(listing, columns)  # levels are counted over all splits
-        hierarchy, positions = build_hierarchy(all_classes, spec), torch.from_numpy(columns.positions_of("train"))
-        classes, labels = (
-            hierarchy.classes,
-            hierarchy.relabel({"train": all_labels.labels[positions]}, spec.source)["train"],
-        )
+        hierarchy = build_hierarchy(all_classes, spec)
+        train_labels = all_labels.labels[torch.from_numpy(columns.positions_of("train"))]
+        classes, labels = hierarchy.classes, hierarchy.relabel({"train": train_labels}, spec.source)["train"]
     has_held_out = columns.has_split("val") or columns.has_split("test")
     return _as_trained(spec, labels, classes, usual_side(train.items), has_held_out)
 

@@ -134,10 +134,9 @@ def _class_files(folder: Path, remarks: list[str], empty: list[Path], nested: bo
                 yield path, names[class_folder]
             else:
                 ignored.append(path)
-        with_images = {path for class_folder in names for path in (class_folder, *class_folder.parents)}
-        empty += [
-            path for path in ([path for path, _ in _walk(child)] if nested else [child]) if path not in with_images
-        ]
+        filled = {path for class_folder in names for path in (class_folder, *class_folder.parents)}
+        class_folders = [path for path, _ in _walk(child)] if nested else [child]
+        empty += [path for path in class_folders if path not in filled]
     if ignored:
         kinds = Counter(path.suffix.lower() or "without a suffix" for path in ignored).most_common(5)
         was_or_were = "was" if len(ignored) == 1 else "were"
