@@ -30,6 +30,8 @@ from supancl.evaluate.audit import audit_labels
 from supancl.evaluate.predicting import PredictSettings, predict_labels
 from supancl.evaluate.suite import describe_result
 from supancl.probes.precision import mean_average_precision
+from supancl.reports.maps import MapRequest, choose_images
+from supancl.sweeps import runner
 from tests.evaluate.made import bright, run_folder, subject
 from tests.files import archive, mentions, saved_result
 from tests.tiny import tiny_recipe
@@ -285,3 +287,30 @@ def test_levels_of_a_source_number_their_own_classes():
     assert coarse.train.labels.tolist() == (labels[rows] >= 2).astype(int).tolist()
     assert fine.train.labels.tolist() == labels[rows].tolist()
     assert list_levels(fine) == []
+
+
+def test_maps_and_audits_know_the_images_that_the_run_held_out(tmp_path, monkeypatch):
+    images, labels = bright(100, 4)
+    matrix = np.eye(6)[labels] + np.eye(6)[4 + (labels >= 2)]
+    path = str(archive(tmp_path / "data.npz", train_images=images, train_labels=matrix))
+    opened = sources.open_source
+    monkeypatch.setattr(sources, "open_source", lambda *args: replace(opened(*args), levels=LEVELS))
+    run = subject(run_folder(tmp_path / "run", source=path, described=True))
+    held_out = sources.data_for(run, None).held_out
+    audited = audit_labels(run).images
+    source = sources.read_source(run, sources.spec_for(run, path), "margin")
+    shown, is_held_out = choose_images(run, source, MapRequest(path))
+    assert audited.classes == shown.classes == ("0", "1", "2", "3")
+    assert sorted(held_out.index.tolist()) == is_held_out.nonzero()[:, 0].tolist()
+    assert audited.split_names.count("held-out") == len(held_out) > 0
+
+
+def test_runs_on_a_hierarchy_may_be_compared_and_others_of_several_labels_not(monkeypatch):
+    images, labels = bright(20, 4)
+    data = from_arrays(images, np.eye(6)[labels] + np.eye(6)[4 + (labels >= 2)])
+    recipe = tiny_recipe("supsiam", data__source="photos")
+    monkeypatch.setattr(runner, "open_data", lambda *args: data)
+    with pytest.raises(BadInput, match=mentions("photos", "several", "one label")):
+        runner.open_recipe_data(recipe)
+    monkeypatch.setattr(runner, "open_data", lambda *args: replace(data, levels=LEVELS))
+    assert runner.open_recipe_data(recipe).levels == LEVELS
