@@ -42,7 +42,13 @@ def made_audit(count: int, suspects: int) -> tuple[Audit, np.ndarray]:
     ]
     pairs = [DuplicatePair(0, 3, "same pixels", 0.0), DuplicatePair(1, 2, "near", 4.5)]
     pairs.append(DuplicatePair(5, count - 1, "mirrored", 7.0))
-    summary = {"trained_on_these_labels": True, "wrong_percent": 4.1, "suspects": suspects, "judged": count}
+    summary = {
+        "trained_on_these_labels": True,
+        "with_label_noise": False,
+        "wrong_percent": 4.1,
+        "suspects": suspects,
+        "judged": count,
+    }
     neighbours = torch.from_numpy(np.argsort(-similarity, axis=1)[:, :8].copy())
     wrong = WrongShare(Interval(4.1, 3.2, 5.0), 40)
     outliers = [Outlier(7, 3.5), Outlier(9, 2.0)]

@@ -75,6 +75,21 @@ def test_share_is_nearly_unbiased_where_classes_overlap() -> None:
         assert disagreement - 100 * float(is_flipped.double().mean()) > 8
 
 
+@pytest.mark.parametrize(("deviation", "is_reliable"), [(3.0, True), (12.0, False)])
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_no_share_is_told_from_features_that_do_not_separate_the_classes(
+    deviation: float, is_reliable: bool, rate: float
+) -> None:
+    """Wrong labels hardly lower the agreement of k-NN with the linear classifier; poor features do."""
+    features = clusters(3000, 10, deviation)
+    labels, is_flipped = flip_labels(features.labels, 10, rate)
+    share = share_of_wrong_labels(label_scores(Features(features.values, labels)))
+    assert share is not None
+    assert share.is_reliable == is_reliable
+    error = share.percent.mean - 100 * float(is_flipped.double().mean())
+    assert (error < 5) == is_reliable
+
+
 def test_votes_and_margins_equal_a_naive_computation() -> None:
     features = clusters(60, 3)
     scores = label_scores(features, k=5)

@@ -39,6 +39,9 @@ VOTE_WEIGHT, MEANS_WEIGHT, LINEAR_WEIGHT = 0.25, 0.25, 0.5
 # The rule of `share_of_wrong_labels`: its estimate comes from the images whose label is easiest to predict.
 CONFIDENT_FRACTION = 0.1  # of the images of a fold that are predicted to be of a class
 MIN_JUDGED = 50  # labels below which no share is estimated
+# Of k-NN with the linear classifier where that is most certain; below it, estimates were off by 8 points and more
+# (docs/audit.md). Wrong labels hardly lower it, features that do not separate the classes do.
+MIN_AGREEMENT = 0.85
 
 
 @dataclass(frozen=True)
@@ -236,10 +239,19 @@ def best_other(table: Tensor, labels: Tensor) -> Tensor:
 
 
 class WrongShare(NamedTuple):
-    """Share of wrong labels in percent with its 95% interval, and the number of images that it is counted on."""
+    """Share of wrong labels in percent with its 95% interval, and the number of images that it is counted on.
+
+    `agreement` is how often k-NN predicts what the linear classifier does, on these images.
+    """
 
     percent: Interval
     images: int
+    agreement: float = 1.0
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether the features separate the classes well enough to count wrong labels."""
+        return self.agreement >= MIN_AGREEMENT
 
 
 def share_of_wrong_labels(scores: LabelScores) -> WrongShare | None:
@@ -253,23 +265,33 @@ def share_of_wrong_labels(scores: LabelScores) -> WrongShare | None:
 
     The interval is Wilson's. If disagreement still falls as confidence rises, the classifier errs even there, and the
     lower end is moved down by as much as the last halving of the fraction took away. If hard images are mislabelled
-    more often than easy ones, or if the encoder has learned the wrong labels, the true share is higher.
+    more often than easy ones, or if the encoder has learned the wrong labels, the true share is higher. If the features
+    do not separate the classes, the share means nothing (`is_reliable`).
     """
     if len(scores.labels) < MIN_JUDGED:
         return None
-    mean, effective, total = _confident_disagreement(scores, CONFIDENT_FRACTION)
-    wider, _, _ = _confident_disagreement(scores, 2 * CONFIDENT_FRACTION)
-    interval = wilson_interval(100 * mean, effective)
-    low = max(0.0, interval.low - 100 * max(0.0, wider - mean))
-    return WrongShare(Interval(interval.mean, low, interval.high), total)
+    confident = _count_confident(scores, CONFIDENT_FRACTION)
+    wider = _count_confident(scores, 2 * CONFIDENT_FRACTION)
+    interval = wilson_interval(100 * confident.disagreement, confident.effective)
+    low = max(0.0, interval.low - 100 * max(0.0, wider.disagreement - confident.disagreement))
+    return WrongShare(Interval(interval.mean, low, interval.high), confident.images, confident.agreement)
 
 
-def _confident_disagreement(scores: LabelScores, fraction: float) -> tuple[float, float, int]:
-    """Share of labels that differ from a confident prediction, by how many images of equal weight, of how many."""
+class Confident(NamedTuple):
+    """What was counted on confident predictions."""
+
+    disagreement: float  # share of labels that differ from the prediction
+    agreement: float  # share of images for which k-NN predicts the same
+    effective: float  # number of images of equal weight that would say as much
+    images: int
+
+
+def _count_confident(scores: LabelScores, fraction: float) -> Confident:
     top = scores.probabilities.topk(2, dim=1)
     predicted, confidence = top.indices[:, 0], top.values[:, 0] - top.values[:, 1]
     differs = (scores.classes[predicted] != scores.labels).double()
-    mean, squares, total = 0.0, 0.0, 0
+    agrees = (scores.votes.argmax(1) == predicted).double()
+    mean, agreement, squares, total = 0.0, 0.0, 0.0, 0
     for number in torch.unique(predicted).tolist():
         members = (predicted == number).nonzero()[:, 0]
         confident = torch.cat(
@@ -277,9 +299,10 @@ def _confident_disagreement(scores: LabelScores, fraction: float) -> tuple[float
         )
         weight = len(members) / len(predicted)
         mean += weight * float(differs[confident].mean())
+        agreement += weight * float(agrees[confident].mean())
         squares += weight**2 / len(confident)
         total += len(confident)
-    return mean, 1 / squares, total
+    return Confident(mean, agreement, 1 / squares, total)
 
 
 def _by_fold(members: Tensor, fold: Tensor) -> list[Tensor]:

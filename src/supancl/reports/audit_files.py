@@ -136,6 +136,8 @@ def trust_line(wrong: WrongShare | None, judged: int) -> str:
     labels = plural(judged, "label", number_format=",")
     if wrong is None:
         return f"{labels}: too few to say what share is wrong"
+    if not wrong.is_reliable:
+        return f"{labels}: the encoder does not separate their classes well enough to say what share is wrong"
     mean, low, high = wrong.percent
     return f"about {mean:.1f}% [{low:.1f}, {high:.1f}] of {labels} look wrong"
 
