@@ -47,6 +47,8 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "entropy-1": (ENTROPY, {"loss.weight": 1.0}),
     "temperature-0.1": ("semi", {"loss.temperature": 0.1}),
     "confidence-0.9": ("semi", {"loss.confidence": 0.9}),
+    "temperature-0.1-confidence-0.9": ("semi", {"loss.temperature": 0.1, "loss.confidence": 0.9}),
+    "temperature-0.05-confidence-0.9": ("semi", {"loss.temperature": 0.05, "loss.confidence": 0.9}),
     "warmup-0": ("semi", {"loss.warmup": 0}),
     "warmup-400": ("semi", {"loss.warmup": 400}),
 }
