@@ -40,6 +40,7 @@ RATES = {  # learning rate and weight decay: those of the runs with 100 epochs i
     "simsiam": (0.35, 3e-4), "supsiam": (0.7, 1e-4), "semi": (0.7, 1e-4), "crossentropy": (0.2, 5e-4),
 }  # fmt: skip
 LARGEST_POOL = 4096
+MOST_EPOCHS = 2000  # an epoch of 450 images is one step, and has costs of its own
 CLASS_QUEUES: dict[str, Any] = {"pool.kind": "class-queues", "pool.size": 20}  # Table 7's best
 
 
@@ -110,7 +111,7 @@ def with_labelled_alone(data: Data) -> Data:
 
 
 def prepare(row: Row, root: Path, epochs: int) -> tuple[Recipe, Data]:
-    """The recipe and the data of a row. Cross-entropy takes as many steps on fewer images."""
+    """The recipe and the data of a row. Cross-entropy takes as many steps on fewer images, up to MOST_EPOCHS epochs."""
     source = str(root / "cifar100.npz")
     spec = row.recipe(epochs, 1).data
     data = open_data(replace(spec, source=source), CHANNELS)
@@ -118,7 +119,7 @@ def prepare(row: Row, root: Path, epochs: int) -> tuple[Recipe, Data]:
     if row.method == "crossentropy" and data.train.num_labelled < len(data.train):
         steps = epochs * (len(data.train) // chosen.train.batch_size)
         data = with_labelled_alone(data)
-        longer = math.ceil(steps / max(len(data.train) // chosen.train.batch_size, 1))
+        longer = min(math.ceil(steps / max(len(data.train) // chosen.train.batch_size, 1)), MOST_EPOCHS)
         warmup = round(chosen.schedule.warmup_epochs * longer / epochs)
         chosen = chosen.with_set(
             {"train.epochs": longer, "train.checkpoint_epochs": longer, "schedule.warmup_epochs": warmup}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -96,3 +97,13 @@ def test_ema_momentum_goes_between_any_two_values():
 def test_equal_ends_give_a_constant_momentum():
     momentum = ema_momentum(0.999, 0.999, 10)
     assert {momentum(t) for t in range(20)} == {0.999}
+
+
+def test_an_extended_run_decays_from_its_restart_without_a_second_warm_up() -> None:
+    spec = ScheduleSpec(warmup_epochs=2, restart_epoch=10, restart_rate=0.25)
+    rate = learning_rate(spec, peak=0.8, epochs=20, steps_per_epoch=4)
+    for step in range(40, 80):
+        progress = (step / 4 - 10) / 10
+        assert rate(step) == pytest.approx(0.8 * 0.25 * 0.5 * (1 + math.cos(math.pi * progress)))
+    constant = learning_rate(replace(spec, decay="constant"), peak=0.8, epochs=20, steps_per_epoch=4)
+    assert [constant(step) for step in (40, 79)] == [0.2, 0.2]
