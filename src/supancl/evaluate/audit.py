@@ -114,7 +114,7 @@ def audit_labels(evaluated: EvaluatedEncoder, settings: AuditSettings | None = N
     duplicates = find_duplicates(read_pixels(splits, progress), matches.rows, progress)
     suspects, outliers = list_suspects(scores), find_outliers(matches)
     wrong = share_of_wrong_labels(scores)
-    known = wrong if wrong is not None and wrong.is_reliable else None
+    reliable = wrong if wrong is not None and wrong.is_reliable else None
     summary = {
         "encoder": evaluated.location,
         "data": images.source,
@@ -125,9 +125,9 @@ def audit_labels(evaluated: EvaluatedEncoder, settings: AuditSettings | None = N
         "k": scores.k,
         "seed": settings.seed,
         "suspects": len(suspects),
-        "wrong_percent": None if known is None else known.percent.mean,
-        "wrong_interval": None if known is None else [known.percent.low, known.percent.high],
-        "wrong_counted_on": None if known is None else known.images,
+        "wrong_percent": None if reliable is None else reliable.percent.mean,
+        "wrong_interval": None if reliable is None else [reliable.percent.low, reliable.percent.high],
+        "wrong_counted_on": None if reliable is None else reliable.images,
         "agreement": None if wrong is None else wrong.agreement,
         "trained_on_these_labels": _is_trained_on_labels(evaluated, settings.data),
         "with_label_noise": images.with_label_noise,
