@@ -30,7 +30,7 @@ def matrix(labels: np.ndarray) -> np.ndarray:
 def place(tmp_path, monkeypatch):
     """The folder that commands run in, with several.npz."""
     monkeypatch.chdir(tmp_path)
-    arrays = {"class_names": ["a", "b", "c", "d", "dark", "light"]}
+    arrays = {"class_names": ["dark/a", "dark/b", "light/c", "light/d", "dark", "light"]}
     for seed, (name, size) in enumerate((("train", 160), ("test", 120))):
         images, labels = bright(size, 4, seed)
         arrays |= {f"{name}_images": images, f"{name}_labels": matrix(labels)}
@@ -109,6 +109,12 @@ def test_a_hierarchy_has_a_line_for_each_level(place, capsys, monkeypatch):
             assert f"{level['accuracy']:.2f}% [" in line
         assert result["accuracy"] == fine["accuracy"]
         assert "verdict" in result
+        if command[0] == "knn":
+            assert (coarse["k"], fine["k"]) == (20, result["k"])
+            assert_mentions(said.out, "level 0, 2 classes, k = 20:", "level 1, 4 classes:")
+        else:
+            assert coarse["weight"] > 0
+            assert coarse["cut_off"] is False
     assert supancl(capsys, "report", "run").code == 0
     page = (place / "run" / "report.html").read_text()
     assert_mentions(page, "each level of a hierarchy", f"{coarse['accuracy']:.2f}")

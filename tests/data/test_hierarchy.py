@@ -13,6 +13,7 @@ import torch
 from supancl import from_arrays
 from supancl.data.hierarchy import build_hierarchy
 from supancl.data.label_pairs import label_texts
+from supancl.data.levels import find_leaves, list_levels, with_given_labels, with_leaf_labels
 from supancl.data.opening import open_data, open_source, peek_data
 from supancl.data.sources.cifar import FC100_TEST_CLASSES
 from supancl.data.sources.cifar100_superclasses import CLASSES, SUPERCLASSES
@@ -64,7 +65,7 @@ def test_a_folder_of_folders_has_a_class_per_folder(tmp_path, weights):
 
 def test_what_is_known_less_exactly_has_only_the_coarse_label(tmp_path):
     data = opened(nested_folder(tmp_path))
-    coarse, fine = (data.train.at_level(data.levels, level) for level in (0, 1))
+    coarse, fine = (level.take(data).train for level in list_levels(data))
     is_animal = torch.tensor([Path(name).parent.name == "animal" for name in data.train.names_at(torch.arange(17))])
     assert coarse.labels[is_animal].tolist() == [0] * 4
     assert fine.labels[is_animal].tolist() == [-1] * 4

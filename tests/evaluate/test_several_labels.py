@@ -181,12 +181,13 @@ def test_the_last_check_of_a_run_is_evaluate_knn(tmp_path):
 
 # --- hierarchies ------------------------------------------------------------------------------------------------------
 
-LEVELS = (1, 1, 1, 1, 0, 0)  # four brightnesses, dark and bright
+LEVELS = (1, 1, 1, 1, 0, 0)  # four brightnesses, dark and light
+PATHS = ["dark/0", "dark/1", "light/2", "light/3", "dark", "light"]
 
 
 @pytest.fixture
 def hierarchy(tmp_path, monkeypatch):
-    """A run and its data: four brightnesses on level 1, dark and bright on level 0, and one image without a level 1."""
+    """A run and its data: four brightnesses on level 1, dark and light on level 0, and one image without a level 1."""
     opened = sources.open_source
 
     def open_with_levels(*arguments, **named) -> Source:
@@ -194,7 +195,7 @@ def hierarchy(tmp_path, monkeypatch):
         return replace(source, levels=LEVELS) if len(source.classes) == 6 else source
 
     monkeypatch.setattr(sources, "open_source", open_with_levels)
-    arrays = {"class_names": ["d0", "d1", "b2", "b3", "dark", "light"]}
+    arrays = {"class_names": PATHS}
     for seed, (name, size) in enumerate((("train", 120), ("val", 60), ("test", 60))):
         images, labels = bright(size, 4, seed)
         matrix = np.zeros((size, 6))
@@ -245,18 +246,18 @@ def test_a_level_of_one_class_is_left_out_with_a_reason(hierarchy, monkeypatch):
     assert any("level 0" in warning and "'dark'" in warning for warning in run.reporter.warnings)
 
 
-def test_what_needs_one_label_takes_the_finest_level(hierarchy):
+def test_what_needs_one_label_takes_the_leaves(hierarchy):
     run, path = hierarchy
-    assert evaluate_variance(run)["spread"].keys() == {"d0", "d1", "b2", "b3"}
+    assert evaluate_variance(run)["spread"].keys() == set(PATHS[:4])
     tuned = evaluate_finetuning(run, settings=FineTuning(epochs=1, lrs=(0.01,)))
     assert (tuned["classes"], tuned["queries"]) == (4, 59)
     shots = evaluate_few_shot(run, str(path), EpisodeSettings(ways=4, shots=1, queries=2, episodes=5))
     assert shots["classes"] == 4
     predicted = predict_labels(run, str(path), PredictSettings(every_image=True))
-    assert set(predicted.classes) == {"d0", "d1", "b2", "b3"}
+    assert set(predicted.classes) == set(PATHS[:4])
     assert predicted.summary["compared"] == 238
     audit = audit_labels(run)
-    assert audit.images.classes == ("d0", "d1", "b2", "b3")
+    assert audit.images.classes == tuple(PATHS[:4])
     assert audit.summary["labelled"] == 238
 
 
@@ -264,10 +265,10 @@ def test_the_images_held_out_are_those_of_the_run(tmp_path, monkeypatch):
     """They are drawn by all levels together, not by the labels that are judged."""
     images, labels = bright(100, 4)
     matrix = np.eye(6)[labels] + np.eye(6)[4 + (labels >= 2)]
-    data = replace(from_arrays(images, matrix), levels=LEVELS)
+    data = replace(from_arrays(images, matrix, classes=PATHS), levels=LEVELS)
     trained = pretrain(tiny_recipe("supsiam"), data, tmp_path / "run")
     assert trained.metrics[-1]["knn_queries"] == len(data.held_out)
-    path = archive(tmp_path / "data.npz", train_images=images, train_labels=matrix)
+    path = archive(tmp_path / "data.npz", train_images=images, train_labels=matrix, class_names=PATHS)
     opened = sources.open_source
     monkeypatch.setattr(sources, "open_source", lambda *args: replace(opened(*args), levels=LEVELS))
     evaluation = sources.open_evaluation_data(subject(trained.folder), str(path), "held-out")
@@ -280,9 +281,9 @@ def test_the_images_held_out_are_those_of_the_run(tmp_path, monkeypatch):
 def test_levels_of_a_source_number_their_own_classes():
     images, labels = bright(20, 4)
     matrix = np.eye(6)[labels] + np.eye(6)[4 + (labels >= 2)]
-    data = replace(from_arrays(images, matrix, classes=["a", "b", "c", "d", "x", "y"]), levels=LEVELS)
-    coarse, fine = (level.take_data(data) for level in list_levels(data))
-    assert (coarse.classes, fine.classes) == (("x", "y"), ("a", "b", "c", "d"))
+    data = replace(from_arrays(images, matrix, classes=PATHS), levels=LEVELS)
+    coarse, fine = (level.take(data) for level in list_levels(data))
+    assert (coarse.classes, fine.classes) == (("dark", "light"), tuple(PATHS[:4]))
     rows = data.train.index
     assert coarse.train.labels.tolist() == (labels[rows] >= 2).astype(int).tolist()
     assert fine.train.labels.tolist() == labels[rows].tolist()
@@ -292,7 +293,7 @@ def test_levels_of_a_source_number_their_own_classes():
 def test_maps_and_audits_know_the_images_that_the_run_held_out(tmp_path, monkeypatch):
     images, labels = bright(100, 4)
     matrix = np.eye(6)[labels] + np.eye(6)[4 + (labels >= 2)]
-    path = str(archive(tmp_path / "data.npz", train_images=images, train_labels=matrix))
+    path = str(archive(tmp_path / "data.npz", train_images=images, train_labels=matrix, class_names=PATHS))
     opened = sources.open_source
     monkeypatch.setattr(sources, "open_source", lambda *args: replace(opened(*args), levels=LEVELS))
     run = subject(run_folder(tmp_path / "run", source=path, described=True))
@@ -300,7 +301,7 @@ def test_maps_and_audits_know_the_images_that_the_run_held_out(tmp_path, monkeyp
     audited = audit_labels(run).images
     source = sources.read_source(run, sources.spec_for(run, path), "margin")
     shown, is_held_out = choose_images(run, source, MapRequest(path))
-    assert audited.classes == shown.classes == ("0", "1", "2", "3")
+    assert audited.classes == shown.classes == tuple(PATHS[:4])
     assert sorted(held_out.index.tolist()) == is_held_out.nonzero()[:, 0].tolist()
     assert audited.split_names.count("held-out") == len(held_out) > 0
 

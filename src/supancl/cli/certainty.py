@@ -47,12 +47,16 @@ def describe_class_sizes(result: Mapping[str, Any]) -> str:
 
 
 def describe_levels(result: Mapping[str, Any]) -> list[str]:
-    """`level 0, 2 classes: 91.33% [88.4, 93.6] of 450 images` for each level of a hierarchy."""
-    return [
-        f"level {level['level']}, {plural(level['classes'], 'class', 'classes')}: {figure_text(level)} of "
-        f"{plural(level['images'], 'image')}"
-        for level in result.get("levels", ())
-    ]
+    """`level 0, 2 classes, k = 20: 91.33% [88.4, 93.6] of 450 images` for each level of a hierarchy.
+
+    k is there if it is not that of the main figure.
+    """
+    lines = []
+    for level in result.get("levels", ()):
+        k = "" if level.get("k") == result.get("k") else f", k = {level['k']}"
+        name = f"level {level['level']}, {plural(level['classes'], 'class', 'classes')}{k}"
+        lines.append(f"{name}: {figure_text(level)} of {plural(level['images'], 'image')}")
+    return lines
 
 
 def describe_several_labels(result: Mapping[str, Any]) -> str:

@@ -69,14 +69,23 @@ def has_hierarchy(spec: DataSpec) -> bool:
 def build_hierarchy(classes: Sequence[str], spec: DataSpec) -> Hierarchy:
     """The levels of these class names, by `data.hierarchy`."""
     names = cifar100_paths(classes, spec.source) if spec.hierarchy == "cifar100" else classes
-    paths = [_split_path(name, spec.source) for name in names]
-    weights = _level_weights(max(map(len, paths), default=0), spec)
-    sets: list[LabelSet] = [
-        {SEPARATOR.join(path[: level + 1]): weights[level] for level in range(len(path))} for path in paths
-    ]
+    for name in names:
+        _check_path(name, spec.source)
+    weights = _level_weights(max((level_of(name) + 1 for name in names), default=0), spec)
+    sets: list[LabelSet] = [dict(zip(list_prefixes(name), weights, strict=False)) for name in names]
     nodes = tuple(sorted({node for labels in sets for node in labels}))
     _check_names(nodes, spec.source)
     return Hierarchy(nodes, tuple(map(level_of, nodes)), pairs_from_sets([*sets, {}], nodes))
+
+
+def list_prefixes(name: str) -> list[str]:
+    """The classes that a path names, the coarsest first.
+
+    >>> list_prefixes("animal/cat")
+    ['animal', 'animal/cat']
+    """
+    path = name.split(SEPARATOR)
+    return [SEPARATOR.join(path[: level + 1]) for level in range(len(path))]
 
 
 def level_of(name: str) -> int:
@@ -88,14 +97,12 @@ def level_of(name: str) -> int:
     return name.count(SEPARATOR)
 
 
-def _split_path(name: str, location: str) -> list[str]:
-    path = name.split(SEPARATOR)
-    if any(not folder or folder != folder.strip() for folder in path):
+def _check_path(name: str, location: str) -> None:
+    if any(not folder or folder != folder.strip() for folder in name.split(SEPARATOR)):
         raise BadInput(
             f"{location}: class {name[:80]!r} is no path: a part of it is empty or has spaces around it; write names "
             "such as animal/cat"
         )
-    return path
 
 
 def _level_weights(levels: int, spec: DataSpec) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -143,16 +143,6 @@ class Split:
         """This split; without labels if its images have several, for measures of one label per image."""
         return self if self.pairs is None else replace(self, labels=torch.full_like(self.labels, -1), pairs=None)
 
-    def at_level(self, levels: Sequence[int], level: int) -> Split:
-        """This split with one label per image: its class on one level of a hierarchy, -1 if it has none there.
-
-        `levels` has the level of each class (`Source.levels`).
-        """
-        assert self.pairs is not None
-        classes = self.pairs[..., 0].long()
-        is_here = (classes >= 0) & (torch.tensor(levels)[classes.clamp(min=0)] == level)
-        return replace(self, labels=torch.where(is_here, classes, -1).amax(1), pairs=None)
-
     @property
     def num_labelled(self) -> int:
         return int((self.labels >= 0).sum())
@@ -224,7 +214,11 @@ class Source:
     skipped: tuple[str, ...] = ()
     items: Sequence[object] = ()  # image files or rows in the order of the store; empty for arrays
     empty_folders: tuple[str, ...] = ()  # class folders without an image
-    levels: tuple[int, ...] = ()  # of a hierarchy: the level of each class, 0 for the coarsest; else empty
+    levels: tuple[int, ...] = ()  # of a hierarchy, whose names are paths: the level of each class, 0 for the coarsest
+
+    def map_splits(self, change: Callable[[Split], Split]) -> Source:
+        """The source with every split changed."""
+        return replace(self, splits={name: change(split) for name, split in self.splits.items()})
 
 
 @dataclass(frozen=True, repr=False)
@@ -249,6 +243,11 @@ class Data:
             f"Data({self.summary.get('source') or 'arrays'}: {plural(len(self.train), 'training image')}, {labels}, "
             f"{len(self.held_out)} held out, {plural(len(self.classes), 'class', 'classes')})"
         )
+
+    def map_splits(self, change: Callable[[Split], Split]) -> Data:
+        """The data with train, held-out and test images changed."""
+        test = None if self.test is None else change(self.test)
+        return replace(self, train=change(self.train), held_out=change(self.held_out), test=test)
 
     @cached_property
     def content(self) -> Content | None:

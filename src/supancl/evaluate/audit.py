@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.data.levels import finest_source
+from supancl.data.levels import with_leaf_labels
 from supancl.data.splits import Data, Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, plural
@@ -142,10 +142,10 @@ def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requeste
     """The images of all splits; `held-out` are those of the run's train split that it was not trained on.
 
     Labels that the run's `data.label_noise` made wrong are listed so, not as in the source. Of a hierarchy the labels
-    are those of its finest level.
+    are the leaves.
     """
-    finest = finest_source(source)
-    splits = {split_name: split.materialize() for split_name, split in finest.splits.items() if len(split)}
+    by_leaf = with_leaf_labels(source)
+    splits = {split_name: split.materialize() for split_name, split in by_leaf.splits.items() if len(split)}
     run_data = prepare_run_data(evaluated, requested, source) if "train" in splits else None
     held_out = None if run_data is None else mask_held_out(source, run_data)
     split_names, names = [], []
@@ -164,7 +164,7 @@ def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requeste
         with_noise = False
     has_files = len(source.items) > 0 and isinstance(source.items[0], Path)
     all_labels = torch.cat(list(labels.values()))
-    return AuditedImages(name, splits, names, all_labels, finest.classes, split_names, has_files, with_noise)
+    return AuditedImages(name, splits, names, all_labels, by_leaf.classes, split_names, has_files, with_noise)
 
 
 def has_label_noise(evaluated: EvaluatedEncoder, source: str | None) -> bool:

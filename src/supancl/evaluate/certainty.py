@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from supancl.errors import BadInput
 from supancl.evaluate.baselines import Ask, compare_with_baselines, verdict
 from supancl.evaluate.encoder import EvaluatedEncoder
+from supancl.evaluate.ridge import warn_cut_off
 from supancl.probes.certainty import Judgement
 
 T = TypeVar("T")
+Fitted = tuple[Judgement, Mapping[str, Any]]  # what a protocol says about the tested images, and how it was chosen
+CONDITIONS = ("k", "weight", "weight_by_half", "chosen_on", "cut_off")  # of a level, where the protocol has them
 
 
 def interval_keys(judged: Judgement) -> dict[str, Any]:
@@ -50,24 +53,26 @@ def certainty_keys(
 
 
 def level_keys(
-    evaluated: EvaluatedEncoder, finest: Judgement, coarser: Sequence[T], ask: Callable[[T], Judgement]
+    evaluated: EvaluatedEncoder, main: Fitted, levels: Sequence[T | None], ask: Callable[[T], Fitted]
 ) -> dict[str, Any]:  # fmt: skip
     """`levels` of a hierarchy: the accuracy on each, the coarsest first; empty for other data.
 
-    `ask` answers about one of the `coarser` levels.
+    `ask` answers about one of them; for a level that is None the answer is `main`, which has warned already.
     """
-    if not coarser:
-        return {}
     rows = []
-    for number, level in enumerate(coarser):
+    for number, level in enumerate(levels):
         try:
-            rows.append(_level_row(number, ask(level)))
+            judged, outcome = main if level is None else ask(level)
         except BadInput as error:
             evaluated.warn_once(f"{evaluated.location}: level {number} is not measured: {error}")
-    return {"levels": [*rows, _level_row(len(coarser), finest)]}
+            continue
+        if level is not None and "cut_off" in outcome:
+            warn_cut_off(evaluated, f"{evaluated.location}, level {number}", outcome)
+        rows.append(_level_row(number, judged, outcome))
+    return {"levels": rows} if levels else {}
 
 
-def _level_row(level: int, judged: Judgement) -> dict[str, Any]:
+def _level_row(level: int, judged: Judgement, outcome: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "level": level,
         "classes": judged.classes,
@@ -75,4 +80,5 @@ def _level_row(level: int, judged: Judgement) -> dict[str, Any]:
         judged.key: judged.value,
         f"{judged.key}_interval": list(judged.interval[1:]),
         "chance": judged.chance,
+        **{key: outcome[key] for key in CONDITIONS if key in outcome},
     }

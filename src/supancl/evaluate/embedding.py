@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from supancl.data.label_pairs import label_texts, weight_matrix
+from supancl.data.levels import with_given_labels
 from supancl.data.preparing import prepare_data
 from supancl.data.splits import Data, Source
 from supancl.data.views.evaluation import View
@@ -39,7 +40,7 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
     data = read_source(evaluated, spec_for(evaluated, source), view, several_labels=True)
     held_out = held_out_mask(evaluated, source, data)
     features = {name: evaluated.features(split, view) for name, split in data.splits.items()}
-    embedding = Embedding(data, features, None if held_out is None else held_out.numpy())
+    embedding = Embedding(with_given_labels(data), features, None if held_out is None else held_out.numpy())
     make_folder(out.parent)
     with track_task(f"writing {out.name}"):
         write_atomically(out, lambda path: WRITERS[out.suffix.lower()](embedding, path))
@@ -82,7 +83,7 @@ class Embedding:
 def write_npz(embedding: Embedding, path: Path) -> None:
     """class_names and, per split, SPLIT_features, SPLIT_labels and SPLIT_names; plain arrays only.
 
-    Several or soft labels are weights (N, C), as a .npz source has them.
+    Several or soft labels are weights (N, C), as a .npz source has them. Of a hierarchy there is one label, a path.
     """
     arrays: dict[str, Any] = {"class_names": np.array(embedding.data.classes, dtype=np.str_)}
     for name, features in embedding.features.items():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.data.levels import finest_data, finest_source
+from supancl.data.levels import with_leaf_labels
 from supancl.data.preparing import prepare_data
 from supancl.data.splits import DataSpec, Source, Split, fingerprint
 from supancl.data.views.evaluation import View
@@ -67,7 +67,7 @@ def evaluate_few_shot(
     if registered_name(source) is None:  # a benchmark has one split here, with every image
         check_unchanged(evaluated, source, data)
     split_name, split = few_shot_split(evaluated, data, spec)
-    data = finest_source(data)
+    data = with_leaf_labels(data)
     for most in (shots, max(shots, most_shots)):
         check_episodes(data.classes, source, split.labels, ways, most, held_out=split_name == HELD_OUT)
     overlaps = warn_if_trained_on(evaluated, source, split_name, every=split_name == "train")
@@ -111,12 +111,12 @@ def warn_dropped(evaluated: EvaluatedEncoder, name: str, dropped: Sequence[str],
 def few_shot_split(evaluated: EvaluatedEncoder, source: Source, spec: DataSpec) -> tuple[str, Split]:
     """The images that episodes are sampled from: images not trained on, if the source has any.
 
-    Of a hierarchy their labels are those of the finest level.
+    Of a hierarchy their labels are the leaves.
     """
     name = next(name for name in ("test", "val", "train") if name in source.splits)
     if name == "train" and is_run_source(evaluated, spec.source) and registered_name(spec.source) is None:
-        return HELD_OUT, finest_data(prepare_data(source, spec)).held_out
-    return name, finest_source(source).splits[name]
+        return HELD_OUT, with_leaf_labels(prepare_data(source, spec)).held_out
+    return name, with_leaf_labels(source).splits[name]
 
 
 def check_episodes(

@@ -11,7 +11,7 @@ from typing import Any
 from supancl.data.splits import Data, Split, fingerprint
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, plural
-from supancl.evaluate.certainty import certainty_keys, level_keys
+from supancl.evaluate.certainty import Fitted, certainty_keys, level_keys
 from supancl.evaluate.class_checks import warn_unknown
 from supancl.evaluate.cross_validation import plan_cross_validation
 from supancl.evaluate.encoder import EvaluatedEncoder
@@ -68,6 +68,9 @@ def evaluate_knn(
     def ask(encoder: EvaluatedEncoder) -> Judgement:
         return judge_neighbours(encoder, evaluation, usable, settings)[usable[0]]
 
+    def ask_level(level: EvaluationData) -> Fitted:
+        return _judge_level(evaluated, level, ks, settings)
+
     judged = judge_neighbours(evaluated, evaluation, usable, settings)
     main = judged[usable[0]]
     return record_evaluation(
@@ -87,7 +90,7 @@ def evaluate_knn(
         classes=len(references.class_ids()),
         tested_on=fingerprint(images),
         **{main.key: main.value},
-        **level_keys(evaluated, main, evaluation.coarser, lambda level: _judge_level(evaluated, level, ks, settings)),
+        **level_keys(evaluated, (main, {"k": usable[0]}), evaluation.levels, ask_level),
         **certainty_keys(evaluated, main, ask, cross_validate=cross_validate),
     )
 
@@ -112,12 +115,12 @@ def judge_neighbours(
 
 def _judge_level(
     evaluated: EvaluatedEncoder, level: EvaluationData, ks: Sequence[int] | None, settings: KnnSettings
-) -> Judgement:
-    """What the nearest references say on another level of a hierarchy, with the k that fits it."""
+) -> Fitted:
+    """What the nearest references say on a level of a hierarchy, with the k that fits it."""
     references = settings.references(level)
     _check_references(level.data, level.location, references, level.images)
     k = _usable_ks(ks, references, settings.leave_one_out)[0]
-    return judge_neighbours(evaluated, level, (k,), settings)[k]
+    return judge_neighbours(evaluated, level, (k,), settings)[k], {"k": k}
 
 
 def _note_large_ks(evaluated: EvaluatedEncoder, location: str, ks: Sequence[int], most: int) -> None:

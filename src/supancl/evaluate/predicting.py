@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.data.levels import finest_source
+from supancl.data.hierarchy import list_prefixes
+from supancl.data.levels import with_given_labels, with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean, plural
@@ -106,7 +107,8 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
     """Predict the labels that the images of a source lack, or with `every_image` those of all."""
     settings = settings or PredictSettings()
     evaluated, tuned = _open_tuned(evaluated, settings.classifier)
-    images = finest_source(read_source(evaluated, spec_for(evaluated, source), settings.view))
+    all_labels = read_source(evaluated, spec_for(evaluated, source), settings.view)
+    images = with_given_labels(all_labels)
     wanted_rows = {name: _rows_to_predict(split, settings.every_image) for name, split in images.splits.items()}
     total, count = sum(map(len, images.splits.values())), sum(map(len, wanted_rows.values()))
     if not count:
@@ -139,7 +141,7 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         **fitted.summary,
         **check,
         "skipped": len(images.skipped),
-        **_agreement(splits, images.classes, fitted.classes),
+        **_agreement(splits, with_leaf_labels(all_labels), fitted.classes),
     }
     has_files = len(images.items) > 0 and isinstance(images.items[0], Path)
     return Predictions(splits, fitted.classes, images.classes, threshold, has_files, summary)
@@ -152,9 +154,10 @@ def _rows_to_predict(split: Split, every_image: bool) -> Tensor:
 def _warn_other_classes(
     evaluated: EvaluatedEncoder, source: str, images: Source, classes: Sequence[str], every_image: bool
 ) -> None:
-    """Warn if no given label is a class of the references: folders of dates are no labels."""
+    """Warn if no given label is a class of the references, or one above it: folders of dates are no labels."""
     given = {images.classes[label] for split in images.splits.values() for label in split.class_ids()}
-    if given and not given & set(classes) and not every_image:
+    known = {prefix for name in classes for prefix in list_prefixes(name)}
+    if given and not given & known and not every_image:
         evaluated.reporter.warn(
             f"{source}: {plural(len(given), 'label is', 'labels are')} kept, such as {min(given)!r}, but none is a "
             "class of the references; if folders are no labels here, add --all"
@@ -246,13 +249,11 @@ def _calibrate(fitted: FittedClassifier) -> tuple[float, dict[str, Any]]:
     }
 
 
-def _agreement(
-    splits: dict[str, PredictedSplit], given_classes: Sequence[str], classes: Sequence[str]
-) -> dict[str, Any]:
-    """How many predicted labels equal given ones, if images with a label were predicted too."""
+def _agreement(splits: dict[str, PredictedSplit], given: Source, classes: Sequence[str]) -> dict[str, Any]:
+    """How many predicted labels equal those of `given`, if images with a label were predicted too."""
     count = agreeing = 0
-    for split in splits.values():
-        given = split.images.labels[split.predicted].tolist()
-        pairs = [(given_classes[a], classes[b]) for a, b in zip(given, split.labels.tolist(), strict=True) if a >= 0]
+    for name, split in splits.items():
+        labels = given.splits[name].labels[split.predicted].tolist()
+        pairs = [(given.classes[a], classes[b]) for a, b in zip(labels, split.labels.tolist(), strict=True) if a >= 0]
         count, agreeing = count + len(pairs), agreeing + sum(a == b for a, b in pairs)
     return {"compared": count, "agreeing": agreeing} if count else {}

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.data.levels import list_levels
+from supancl.data.levels import Level, take_each_level
 from supancl.data.order import derive_seed, epoch_order
 from supancl.data.splits import Split, fingerprint
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
-from supancl.evaluate.certainty import certainty_keys, level_keys
+from supancl.evaluate.certainty import Fitted, certainty_keys, level_keys
 from supancl.evaluate.class_checks import check_classes, warn_unknown
 from supancl.evaluate.cross_validation import plan_cross_validation
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
@@ -41,6 +41,7 @@ from supancl.probes.sgd import EpochOfBatches
 from supancl.probes.transfer import TransferMetric
 
 SPLITS = ("train", "val", "test")
+TransferProblem = tuple[Sequence[Split], tuple[str, ...]]  # the three splits and their classes
 
 
 @dataclass(frozen=True)
@@ -76,19 +77,21 @@ def evaluate_linear(
     cross_validation = None if sgd is not None else plan_cross_validation(evaluated, evaluation, view)
     cross_validate = None if cross_validation is None else partial(cross_validation.ask_linear, seed=seed)
 
-    def fit(encoder: EvaluatedEncoder, evaluation: EvaluationData) -> tuple[Judgement, dict[str, Any]]:
+    def fit(encoder: EvaluatedEncoder, evaluation: EvaluationData) -> Fitted:
         if sgd is not None:
             fitted = fit_sgd(encoder, evaluation, sgd, seed, view)
             return _linear_answers(evaluation, fitted.is_correct), fitted.to_json()
-        return _fit_convex(encoder, evaluation, ridge_choice(evaluated, evaluation)[0], seed, view)
+        choose, chosen_on = ridge_choice(evaluated, evaluation)
+        judged, outcome = _fit_convex(encoder, evaluation, choose, seed, view)
+        return judged, outcome | chosen_on
 
-    def ask_level(level: EvaluationData) -> Judgement:
+    def ask_level(level: EvaluationData) -> Fitted:
         _check_linear(level, may_lack=sgd is None)
-        return fit(evaluated, level)[0]
+        return fit(evaluated, level)
 
     judged, outcome = fit(evaluated, evaluation)
     if sgd is None:
-        outcome = describe_fit(evaluated, evaluation, outcome)
+        outcome = describe_fit(evaluated, evaluation.location, outcome)
     # new crops in every epoch would make baselines as slow as the probe itself
     ask = None if augmented else lambda encoder: fit(encoder, evaluation)[0]
     return record_evaluation(
@@ -102,8 +105,8 @@ def evaluate_linear(
         view=view,
         queries=judged.images,
         tested_on=fingerprint(evaluation.images),
-        **{judged.key: judged.value} | outcome,
-        **level_keys(evaluated, judged, evaluation.coarser, ask_level),
+        **{judged.key: judged.value, **outcome},
+        **level_keys(evaluated, (judged, outcome), evaluation.levels, ask_level),
         **certainty_keys(evaluated, judged, ask, cross_validate=cross_validate),
     )
 
@@ -138,14 +141,11 @@ def _fit_convex(
     return _linear_answers(evaluation, fitted.is_correct), fitted.to_json()
 
 
-def describe_fit(
-    evaluated: EvaluatedEncoder, evaluation: EvaluationData, outcome: Mapping[str, Any]
-) -> dict[str, Any]:  # fmt: skip
+def describe_fit(evaluated: EvaluatedEncoder, location: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
     """The outcome of the convex probe, with warnings on how it was chosen and solved."""
-    outcome = rename_weights({**outcome, **ridge_choice(evaluated, evaluation)[1]})
-    warn_chosen_on(evaluated, evaluation.location, outcome)
-    warn_cut_off(evaluated, evaluation.location, outcome)
-    return outcome
+    warn_chosen_on(evaluated, location, outcome)
+    warn_cut_off(evaluated, location, outcome)
+    return rename_weights(outcome)
 
 
 def fit_sgd(
@@ -231,9 +231,12 @@ def evaluate_transfer(
     spec = spec_for(evaluated, source)
     data = read_source(evaluated, spec, view, "transfer", several_labels=True)
     check_unchanged(evaluated, source, data)
-    all_labels, levels = three_splits(data, spec), list_levels(data)
-    by_level = [(tuple(map(level.take_labels, all_labels)), level.classes) for level in levels]
-    problem = by_level[-1] if by_level else (all_labels, data.classes)
+    all_labels = three_splits(data, spec)
+
+    def take_level(level: Level) -> TransferProblem:
+        return tuple(map(level.take_labels, all_labels)), level.classes
+
+    problem, by_level = take_each_level(data, take_level) if data.levels else ((all_labels, data.classes), ())
     splits, _ = problem
     if metric is not None and splits[2].pairs is not None:
         raise BadInput(f"--metric {metric}: {source} has several labels per image, which mAP judges; leave it out")
@@ -244,7 +247,7 @@ def evaluate_transfer(
     outcome = rename_weights(outcome)
     key = ("transfer", kind, view, fingerprint(*splits))
     certainty = certainty_keys(evaluated, judged, lambda encoder: fit(encoder, problem)[0], key=key)
-    coarser = level_keys(evaluated, judged, by_level[:-1], lambda level: fit(evaluated, level)[0])
+    levels = level_keys(evaluated, (judged, outcome), by_level, lambda level: fit(evaluated, level))
     warn_cut_off(evaluated, name, outcome)
     overlaps = warn_if_trained_on(evaluated, source, "test" if "test" in data.splits else "val")
     return record_result(
@@ -260,19 +263,19 @@ def evaluate_transfer(
         overlaps_training=overlaps,
         tested_on=fingerprint(splits[2]),
         **{judged.key: judged.value} | outcome,
-        **coarser,
+        **levels,
         **certainty,
     )
 
 
 def _fit_transfer(
     evaluated: EvaluatedEncoder,
-    problem: tuple[Sequence[Split], tuple[str, ...]],
+    problem: TransferProblem,
     view: View,
     metric: TransferMetric,
     location: str,
 ) -> tuple[Judgement, dict[str, Any]]:
-    """What the classifier says about the test images, and how it was chosen; `problem` has three splits and classes."""
+    """What the classifier says about the test images, and how it was chosen."""
     splits, classes = problem
     check_classes(classes, location, dict(zip(SPLITS, splits, strict=True)))
     if splits[2].pairs is not None:

@@ -31,8 +31,8 @@ def fit_linear(
     choosing = several_features(evaluated, choose, view) if isinstance(choose, Split) else choose
     train = several_features(evaluated, evaluation.data.train, view)
     scores, about = linear_scores(train, test, choosing, classes, seed, evaluated.options.device)
-    content = {key: value for key, value in to_json(about).items() if key != "weight_by_half" or value}
-    return ClassScores(scores, test.targets(classes)), content | {"classes": len(evaluation.data.train.class_ids())}
+    trained_classes = len(evaluation.data.train.class_ids())
+    return ClassScores(scores, test.targets(classes)), to_json(about) | {"classes": trained_classes}
 
 
 def fit_transfer(

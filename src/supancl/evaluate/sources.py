@@ -12,7 +12,7 @@ import torch
 
 from supancl.core.encoders import Encoder
 from supancl.data.label_pairs import check_one_label
-from supancl.data.levels import Level, finest_data, list_levels
+from supancl.data.levels import Level, take_each_level, with_leaf_labels
 from supancl.data.opening import is_same_source, open_benchmark, open_source
 from supancl.data.order import derive_seed
 from supancl.data.preparing import SPLIT_SEED, draw_stratified, prepare_data
@@ -130,9 +130,9 @@ def data_for(evaluated: EvaluatedEncoder, source: str | None, view: View = "marg
 
     For the margin view, the run's own source has the same pixels as the monitor, from the same cache.
     If the run was trained on another copy of the same data set, the test split is held out: val was trained on.
-    Of a hierarchy the labels are those of its finest level.
+    Of a hierarchy the labels are the leaves.
     """
-    return finest_data(_read_data(evaluated, source, view))
+    return with_leaf_labels(_read_data(evaluated, source, view))
 
 
 def _read_data(
@@ -172,14 +172,15 @@ class EvaluationData(NamedTuple):
     images: Split  # tested images
     taken_from: str  # their split: train (they were held out of it), val or test
     split: str  # their name in results: held-out, test or train
-    coarser: tuple[EvaluationData, ...] = ()  # of a hierarchy: the same images on its other levels, the coarsest first
+    # of a hierarchy: the same images on each level, the coarsest first; None for a level that has these labels
+    levels: tuple[EvaluationData | None, ...] = ()
 
     @property
     def has_several_labels(self) -> bool:
         return self.images.pairs is not None
 
     def at_level(self, level: Level) -> EvaluationData:
-        return self._replace(data=level.take_data(self.data), images=level.take_labels(self.images))
+        return self._replace(data=level.take(self.data), images=level.take_labels(self.images))
 
 
 def open_evaluation_data(
@@ -187,12 +188,14 @@ def open_evaluation_data(
 ) -> EvaluationData:
     """Open the data of an evaluation; `split` is held-out, test or train.
 
-    Of a hierarchy the labels are those of its finest level. Other images with several labels are refused unless the
-    caller can use them.
+    Of a hierarchy the labels are the leaves. Other images with several labels are refused unless the caller can use
+    them.
     """
     evaluation = _select_images(evaluated, source, split, _read_data(evaluated, source, view, several_labels))
-    by_level = [evaluation.at_level(level) for level in list_levels(evaluation.data)]
-    return by_level[-1]._replace(coarser=tuple(by_level[:-1])) if by_level else evaluation
+    if not evaluation.data.levels:
+        return evaluation
+    by_leaf, by_level = take_each_level(evaluation.data, evaluation.at_level)
+    return by_leaf._replace(levels=by_level)
 
 
 def _select_images(evaluated: EvaluatedEncoder, source: str | None, split: str, data: Data) -> EvaluationData:

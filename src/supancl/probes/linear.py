@@ -228,7 +228,7 @@ def fit_best_ridge(
         "cut_off": any(final.cut_off for final in finals.values()),
         "chosen_on": choice.chosen_on,
         "chosen_on_images": len(choosing_targets),
-        "weight_by_half": () if halves is None else selected,
+        **({} if halves is None else {"weight_by_half": selected}),
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.levels import finest_source
+from supancl.data.levels import with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluate import EvaluatedEncoder
@@ -93,14 +93,14 @@ def choose_images(
     """The images of the requested classes in all splits; beyond the limit, a random choice by the seed.
 
     Also a mask of those that the run held out of its train split; None if they are not the run's images. Of a hierarchy
-    the labels are those of its finest level.
+    the labels are the leaves.
     """
-    finest = finest_source(source)
-    splits = {name: split.materialize() for name, split in finest.splits.items()}
+    by_leaf = with_leaf_labels(source)
+    splits = {name: split.materialize() for name, split in by_leaf.splits.items()}
     labels = torch.cat([split.labels for split in splits.values()])
     rows = torch.arange(len(labels))
     if request.classes:
-        rows = rows[torch.isin(labels, torch.tensor(find_classes(request, finest.classes)))]
+        rows = rows[torch.isin(labels, torch.tensor(find_classes(request, by_leaf.classes)))]
     if len(rows) > request.limit:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(request.seed))
         evaluated.warn_once(f"{request.data}: the map shows {request.limit:,} of {len(rows):,} images (--limit)")
@@ -119,7 +119,7 @@ def choose_images(
             nonempty_splits.append(split.take(positions.to(split.index.device)))
         names += split.names_at(positions)
         split_names += [name] * len(positions)
-    images = MappedImages(nonempty_splits, names, labels[rows].numpy(), finest.classes, split_names)
+    images = MappedImages(nonempty_splits, names, labels[rows].numpy(), by_leaf.classes, split_names)
     return images, None if in_train is None else held_out[rows]
 
 

@@ -196,7 +196,7 @@ def check_monitored(recipe: Recipe) -> None:
 
 def open_recipe_data(recipe: Recipe) -> Data:
     data = open_data(with_short_side(recipe).data, recipe.encoder.channels, report_progress)
-    if not data.levels:  # a hierarchy has one label on its finest level
+    if not data.levels:  # a hierarchy has one leaf per image
         check_one_label(data.train.pairs, recipe.data.source, "a comparison of runs by their accuracy")
     return data
 

@@ -2,7 +2,7 @@
 
 std and effective rank: targets of the training step (train mode). S_W, S_T, k-NN and the linear classifier: encoder
 features of held-out images in eval mode. The last check of a run gives the value of `supancl evaluate knn RUN`.
-Of a hierarchy labels are those of the finest level. Several labels have k-NN's mean average precision instead.
+Of a hierarchy labels are the leaves. Several labels have k-NN's mean average precision instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.core.pools import Pool
-from supancl.data.levels import finest_data
+from supancl.data.levels import with_leaf_labels
 from supancl.data.splits import Data, Split
 from supancl.errors import Collapsed, NonFinite, program_name
 from supancl.probes import Features, effective_rank, embed, knn_accuracy, variance
@@ -82,7 +82,7 @@ class Monitor:
     """Measures signs of collapse; `collapse_message` explains them."""
 
     def __init__(self, data: Data, supervised: bool) -> None:
-        judged = data if data.train.pairs is None else finest_data(data)  # without pairs, only one level is left
+        judged = data if data.train.pairs is None else with_leaf_labels(data)  # without pairs, only one level is left
         self.splits = (judged.train, judged.held_out)
         self.present = data.train.class_ids()
         self.reference, self.held_out = (sample_labelled(split, MAX_IMAGES) for split in self.splits)
