@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from supancl import from_arrays
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from tests.evaluate.made import run_folder
-from tests.files import TINY, assert_mentions, assert_refused, class_folders, picture, supancl
+from tests.files import TINY, assert_mentions, assert_refused, class_folders, noise, picture, supancl, table
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
 
@@ -148,3 +149,39 @@ def test_a_format_that_cannot_be_written_is_refused_at_once(place, capsys, monke
         supancl(capsys, "embed", "run", "--data", "data", "--out", "f.parquet"), "f.parquet", "supancl[parquet]", ".csv"
     )
     assert_refused(supancl(capsys, "embed", "run", "--data", "data", "--out", "f.txt"), "f.txt", ".npz", ".parquet")
+
+
+# --- nested labels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet"])
+def test_nested_labels_are_written_as_they_came_and_read_back(place, capsys, suffix):
+    class_folders(place / "nested", ("animal/cat", "animal", "plant", "unlabelled"), 6)
+    settings = {"hierarchy": "paths", "level_weights": (2.0, 1.0)}
+    run = run_folder(place / "run", source="nested", **{f"data__{name}": value for name, value in settings.items()})
+    said = supancl(capsys, "embed", run, "--data", "nested", "--out", f"f{suffix}", "--device", "cpu")
+    assert said.code == 0, said.err
+    if suffix == ".npz":
+        with np.load("f.npz") as arrays:
+            assert arrays["class_names"].tolist() == ["animal", "animal/cat", "plant"]
+            paths, numbers = arrays["train_names"].tolist(), arrays["train_labels"]
+        assert numbers.shape == (24,)
+        labels = [["animal", "animal/cat", "plant", ""][number] for number in numbers]
+    elif suffix == ".csv":
+        with open("f.csv", newline="") as file:
+            paths, labels = zip(*((row["path"], row["label"]) for row in csv.DictReader(file)), strict=True)
+    else:
+        from pyarrow import parquet
+
+        paths, labels = (parquet.read_table("f.parquet")[name].to_pylist() for name in ("path", "label"))
+    folders = [Path(path).parent.relative_to("nested").as_posix() for path in paths]
+    assert list(labels) == ["" if folder == "unlabelled" else folder for folder in folders]
+    original = open_data(DataSpec(source="nested", holdout=0, **settings), 1)
+    if suffix == ".npz":
+        spec = DataSpec("again", holdout=0, **settings)
+        again = from_arrays(noise(24, 8, 8), numbers, classes=["animal", "animal/cat", "plant"], spec=spec)
+    else:
+        table(place / "again.csv", "path,label", *map(",".join, zip(paths, labels, strict=True)))
+        again = open_data(DataSpec(source="again.csv", holdout=0, **settings), 1)
+    assert (again.classes, again.levels) == (original.classes, original.levels)
+    assert torch.equal(again.train.pairs, original.train.pairs)

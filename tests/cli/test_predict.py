@@ -107,6 +107,47 @@ def test_given_labels_stay_and_missing_ones_are_filled_in_and_the_table_is_a_sou
     assert "'=odd" not in json.dumps(shown)
 
 
+def nested(folder: Path, count: int, seed: int = 0) -> Path:
+    """Three textures on two levels, their coarse class alone for every fifth image, and some without a label."""
+    random = np.random.default_rng(seed)
+    paths = ("stripes/upright/columns", "halves", "stripes/rows")
+    for i in range(count):
+        name = paths[i % 3] if i % 5 else paths[i % 3].split("/")[0]
+        path = folder / ("unlabelled" if i % 7 == 3 else name) / f"{CLASSES[i % 3]}-{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(texture(i % 3, random)).save(path)
+    return folder
+
+
+def test_an_image_that_is_labelled_coarsely_keeps_that_label(place, capsys):
+    nested(Path("nested"), 90)
+    run_folder(Path("levels"), source="nested", described=True, data__hierarchy="paths", data__holdout=0.3)
+    rows = predict(capsys, "levels", "--data", "nested", "--json", "summary.json")
+    leaves = {"stripes/upright/columns", "halves", "stripes/rows"}
+    for row in rows:
+        folder = Path(row["path"]).parent.relative_to("nested").as_posix()
+        assert row["source"] == ("predicted" if folder == "unlabelled" else "given")
+        assert row["label"] in leaves if folder == "unlabelled" else row["label"] == folder
+    coarse = sum(row["label"] == "stripes" for row in rows)
+    assert coarse > 5
+    assert len({row["label"] for row in rows if row["source"] == "predicted"}) == 3
+    summary = json.loads(Path("summary.json").read_text())
+    assert (summary["given"], summary["classes"]) == (sum(row["source"] == "given" for row in rows), 3)
+    assert {row["label"] for row in predict(capsys, "levels", "--data", "nested", "--all", out="all.csv")} <= leaves
+    predict(capsys, "levels", "--data", "nested", "--all", "--json", "all.json", out="again.csv")
+    assert json.loads(Path("all.json").read_text())["compared"] == summary["given"] - coarse  # those that have a leaf
+
+
+def test_a_class_above_those_of_the_references_is_no_strange_label(place, capsys):
+    run_folder(Path("levels"), source=str(nested(Path("nested"), 60)), described=True, data__hierarchy="paths")
+    for folder, is_strange in (("stripes", False), ("2024", True)):
+        draw(Path(folder) / folder, 3, seed=2, labelled=False)
+        draw(Path(folder) / "unlabelled", 3, seed=3, labelled=False)
+        said = supancl(capsys, "predict", "levels", "--data", folder, "--out", f"{folder}.csv", "--device", "cpu")
+        assert said.code == 0, said.err
+        assert ("class of the references" in said.err) == is_strange
+
+
 def test_held_out_splits_stay_what_they_are_in_the_table(place, capsys):
     draw(Path("parted/train/unlabelled"), 6, seed=4, labelled=False)
     draw(Path("parted/train"), 6, seed=5)

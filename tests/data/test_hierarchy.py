@@ -73,6 +73,35 @@ def test_what_is_known_less_exactly_has_only_the_coarse_label(tmp_path):
     assert fine.num_labelled == 12
 
 
+def naive_leaf(path: str, names: list[str]) -> str:
+    """The reference: the path, if no other one goes on from it."""
+    return "" if any(other.startswith(f"{path}/") for other in names) else path
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_leaves_are_the_classes_without_another_below_them(seed):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 5, 8).tolist()
+    drawn = {"/".join(f"{depth}{random.choice(['a', 'b'])}" for depth in range(length)) for length in lengths}
+    names = sorted({*drawn, "0a/1a"})
+    numbers = random.integers(-1, len(names), 60)
+    spec = DataSpec("arrays", holdout=0.3, hierarchy="paths")
+    data = from_arrays(noise(60, 4, 4), numbers, classes=names, spec=spec)
+    for changed, wanted in (
+        (with_leaf_labels(data), lambda path: naive_leaf(path, names)),
+        (with_given_labels(data), lambda path: path),
+    ):
+        assert (changed.levels, changed.train.pairs) == ((), None)
+        for split in (changed.train, changed.held_out):
+            expected = [wanted(names[label]) if label >= 0 else "" for label in numbers[split.index]]
+            assert texts_of(split, changed.classes) == expected
+
+
+def test_leaves_of_equal_depth_are_the_last_level(tmp_path):
+    data = opened(nested_folder(tmp_path))
+    assert find_leaves(data) == list_levels(data)[-1] != list_levels(data)[0]
+
+
 def test_splits_and_unlabelled_folders_within(tmp_path):
     for split in ("train", "val"):
         class_folders(tmp_path / split, ("animal/cat", "plant/rose", "animal/Unlabelled"), 2)

@@ -62,6 +62,10 @@ def test_from_nested_folders_to_an_encoder(here, capsys):
     assert recipe["recipe"]["data"]["hierarchy"] == "paths"
     assert recipe["recipe"]["data"]["level_weights"] == [2, 1]
     assert (recipe["data"]["classes"], recipe["data"]["labels_per_image"]["largest_weight"]) == (5, 2)
+    assert supancl(capsys, "embed", "run", "--data", "photos", "--out", "features.npz").code == 0
+    with np.load(here / "features.npz") as features:
+        assert features["class_names"].tolist() == ["animal", "animal/cat", "animal/dog", "plant", "plant/rose"]
+        assert np.bincount(features["train_labels"]).tolist() == [0, 6, 6, 6, 6]
 
 
 def test_levels_may_not_change_on_resume(here, capsys):
