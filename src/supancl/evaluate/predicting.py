@@ -156,8 +156,8 @@ def _warn_other_classes(
 ) -> None:
     """Warn if no given label is a class of the references, or one above it: folders of dates are no labels."""
     given = {images.classes[label] for split in images.splits.values() for label in split.class_ids()}
-    known = {prefix for name in classes for prefix in list_prefixes(name)}
-    if given and not given & known and not every_image:
+    expected = {prefix for name in classes for prefix in list_prefixes(name)}
+    if given and not given & expected and not every_image:
         evaluated.reporter.warn(
             f"{source}: {plural(len(given), 'label is', 'labels are')} kept, such as {min(given)!r}, but none is a "
             "class of the references; if folders are no labels here, add --all"
