@@ -68,11 +68,9 @@ def evaluate_knn(
     def ask(encoder: EvaluatedEncoder) -> Judgement:
         return judge_neighbours(encoder, evaluation, usable, settings)[usable[0]]
 
-    def ask_level(level: EvaluationData) -> Fitted:
-        return _judge_level(evaluated, level, ks, settings)
-
     judged = judge_neighbours(evaluated, evaluation, usable, settings)
     main = judged[usable[0]]
+    ask_level = partial(_judge_level, evaluated, ks=ks, settings=settings)
     return record_evaluation(
         evaluated,
         evaluation,

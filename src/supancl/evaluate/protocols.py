@@ -81,9 +81,7 @@ def evaluate_linear(
         if sgd is not None:
             fitted = fit_sgd(encoder, evaluation, sgd, seed, view)
             return _linear_answers(evaluation, fitted.is_correct), fitted.to_json()
-        choose, chosen_on = ridge_choice(evaluated, evaluation)
-        judged, outcome = _fit_convex(encoder, evaluation, choose, seed, view)
-        return judged, outcome | chosen_on
+        return _fit_convex(encoder, evaluation, ridge_choice(evaluated, evaluation), seed, view)
 
     def ask_level(level: EvaluationData) -> Fitted:
         _check_linear(level, may_lack=sgd is None)
@@ -126,19 +124,21 @@ def _linear_answers(evaluation: EvaluationData, is_correct: Tensor | None) -> An
 def _fit_convex(
     evaluated: EvaluatedEncoder,
     evaluation: EvaluationData,
-    choose: Split | Literal["halves"] | None,
+    ridge: tuple[Split | Literal["halves"] | None, Mapping[str, str]],
     seed: int,
     view: View,
-) -> tuple[Judgement, dict[str, Any]]:
-    """What the convex probe says, and how it was chosen; `choose` are the images that choose its ridge."""
+) -> Fitted:
+    """What the convex probe says, and how it was chosen; `ridge` is the `ridge_choice`."""
+    choose, chosen_on = ridge
     check_ridge_choice(evaluation.location, choose, evaluation.data.train, evaluation.images)
     if evaluation.has_several_labels:
-        return fit_linear(evaluated, evaluation, choose, seed, view)
+        judged, outcome = fit_linear(evaluated, evaluation, choose, seed, view)
+        return judged, {**outcome, **chosen_on}
     test = evaluated.features(evaluation.images, view)
     choosing = evaluated.features(choose, view) if isinstance(choose, Split) else choose
     train = evaluated.features(evaluation.data.train, view)
     fitted = linear_probe(train, test, choosing, seed=seed, device=evaluated.options.device)
-    return _linear_answers(evaluation, fitted.is_correct), fitted.to_json()
+    return _linear_answers(evaluation, fitted.is_correct), {**fitted.to_json(), **chosen_on}
 
 
 def describe_fit(evaluated: EvaluatedEncoder, location: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,12 +231,10 @@ def evaluate_transfer(
     spec = spec_for(evaluated, source)
     data = read_source(evaluated, spec, view, "transfer", several_labels=True)
     check_unchanged(evaluated, source, data)
-    all_labels = three_splits(data, spec)
-
-    def take_level(level: Level) -> TransferProblem:
-        return tuple(map(level.take_labels, all_labels)), level.classes
-
-    problem, by_level = take_each_level(data, take_level) if data.levels else ((all_labels, data.classes), ())
+    problem: TransferProblem = (three_splits(data, spec), data.classes)
+    by_level: Sequence[TransferProblem | None] = ()
+    if data.levels:
+        problem, by_level = take_each_level(data, partial(_at_level, problem[0]))
     splits, _ = problem
     if metric is not None and splits[2].pairs is not None:
         raise BadInput(f"--metric {metric}: {source} has several labels per image, which mAP judges; leave it out")
@@ -266,6 +264,10 @@ def evaluate_transfer(
         **levels,
         **certainty,
     )
+
+
+def _at_level(splits: Sequence[Split], level: Level) -> TransferProblem:
+    return tuple(map(level.take_labels, splits)), level.classes
 
 
 def _fit_transfer(
