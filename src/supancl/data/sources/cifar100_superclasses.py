@@ -38,7 +38,8 @@ def cifar100_paths(classes: Sequence[str], location: str) -> list[str]:
     >>> cifar100_paths(["apple", "wolf"], "data")
     ['fruit_and_vegetables/apple', 'large_carnivores/wolf']
     """
-    names = CLASSES if list(classes) == list(map(str, range(len(CLASSES)))) else classes
+    by_number = {str(number): name for number, name in enumerate(CLASSES)}
+    names = [by_number[name] for name in classes] if set(classes) == set(by_number) else classes
     unknown = next((name for name in names if name not in SUPERCLASS_OF), None)
     if unknown is not None:
         raise BadInput(
