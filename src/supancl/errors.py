@@ -19,6 +19,10 @@ class BadInput(SupanclError):
     exit_code = 2
 
 
+class NoLevels(BadInput):
+    """`data.hierarchy` finds no levels in the class names of a source."""
+
+
 class Stopped(SupanclError):
     """Training stopped automatically; `cause` is the message without the advice."""
 

@@ -64,6 +64,7 @@ def test_from_an_archive_to_the_map_and_the_page(place, capsys):
     assert_mentions(page, "Mean average precision", "mAP", "Held-out mAP", f"{result['map']:.2f}")
     listed = supancl(capsys, "runs", "list", ".")
     assert listed.code == 0, listed.err
+    assert f"mAP {result['map']:.1f}" in listed.out
 
 
 def test_two_runs_are_one_table_with_their_maps(place, capsys):
@@ -118,6 +119,34 @@ def test_a_hierarchy_has_a_line_for_each_level(place, capsys, monkeypatch):
     assert supancl(capsys, "report", "run").code == 0
     page = (place / "run" / "report.html").read_text()
     assert_mentions(page, "each level of a hierarchy", f"{coarse['accuracy']:.2f}")
+
+
+NAMES = {"run": ["x/a", "x/b", "y/c", "y/d"], "other": ["v/a", "v/b", "w/c", "w/d"], "flat": [*"abcd"]}
+
+
+def test_other_data_are_read_as_the_runs_own(place, capsys):
+    """With the run's hierarchy if their names are paths, without one if they are not."""
+    for name, class_names in NAMES.items():
+        arrays = {"class_names": class_names}
+        for seed, (split, size) in enumerate((("train", 160), ("test", 120))):
+            images, labels = bright(size, 4, seed)
+            arrays |= {f"{split}_images": images, f"{split}_labels": labels}
+        archive(place / f"{name}.npz", **arrays)
+    paths = ("--set", "data.hierarchy=paths")
+    trained = supancl(capsys, "pretrain", "digits.supsiam", "--data", "run.npz", *TINY, *paths, "--out", "run")
+    assert trained.code == 0, trained.err
+    more = ("--device", "cpu", "--json", "result.json")
+    for data, levels in (("other.npz", 2), ("flat.npz", 0)):
+        for protocol in ("knn", "linear"):
+            said = supancl(capsys, "evaluate", protocol, "run", "--data", data, *more)
+            assert said.code == 0, said.err
+            result = json.loads((place / "result.json").read_text())
+            assert len(result.get("levels", [])) == levels
+            assert result["classes"] == 4
+        assert ("no levels" in said.out + said.err) == (levels == 0)
+    episodes = ("--ways", "2", "--shots", "1", "--queries", "2", "--episodes", "2")
+    fewshot = supancl(capsys, "evaluate", "fewshot", "run", "--data", "flat.npz", *episodes, *more)
+    assert fewshot.code == 0, fewshot.err
 
 
 def test_the_page_of_a_suite_names_the_figure(place, capsys):

@@ -42,7 +42,7 @@ def test_a_table_and_an_archive_of_the_same_weights_are_the_same_labels(tmp_path
     weights = random.integers(0, 3, (20, 4)) * random.random((20, 4)).round(2)
     weights[weights.sum(1) == 0] = 1
     lines = [",".join(map(str, row)) for row in weights.tolist()]
-    listed = opened(weight_table(tmp_path, *lines, header="path,a,b,c,d"))
+    listed = opened(weight_table(tmp_path, *lines, header="path,a,b,c,d"), columns="label=a+b+c+d")  # some are above 1
     packed = opened(archive(tmp_path / "some.npz", train_labels=weights, class_names=list("abcd")))
     assert listed.classes == packed.classes
     assert np.array_equal(weight_matrix(listed.train.pairs, 4), weights.astype(np.float32))
@@ -120,7 +120,7 @@ def test_a_single_other_column_is_more_likely_class_numbers(tmp_path):
 )
 def test_weights_beyond_float32_are_refused(tmp_path, weight, nouns):
     with pytest.raises(BadInput, match=mentions(*nouns)):
-        opened(weight_table(tmp_path, f"{weight},0,0", f"0,{weight},0"))
+        opened(weight_table(tmp_path, f"{weight},0,0", f"0,{weight},0"), columns="label=cat+dog+bird")
     names = (f"cat:{weight}", f"cat:{weight};dog:{weight}")
     with pytest.raises(BadInput, match=mentions("weights")):
         opened(weight_table(tmp_path / "names", *names, header="path,label"))
@@ -137,3 +137,11 @@ def test_a_table_of_columns_is_not_corrected(tmp_path):
     path = weight_table(tmp_path, "1,0,0", "0,1,0")
     with pytest.raises(BadInput, match=mentions("weights.csv", "one column per class", "one column of labels")):
         write_corrected(path, tmp_path / "out.csv", [])
+
+
+def test_numbers_that_are_no_weights_are_no_classes_unless_they_are_named(tmp_path):
+    """Without a column 'label', a width of 640 is more likely forgotten --columns than a class."""
+    path = weight_table(tmp_path, *["640,480"] * 4, header="path,width,height")
+    with pytest.raises(BadInput, match=mentions("line 2", "width", "640", "--columns")):
+        opened(path)
+    assert opened(path, columns="label=width+height").classes == ("height", "width")

@@ -20,7 +20,10 @@ from supancl.data.sources.cifar100_superclasses import CLASSES, SUPERCLASSES
 from supancl.data.splits import DataSpec
 from supancl.data.survey import survey_data, survey_source
 from supancl.errors import BadInput
+from supancl.training.monitor import Monitor
+from supancl.training.preflight import check_data
 from tests.files import archive, class_folders, mentions, noise, picture, table
+from tests.tiny import tiny_recipe
 
 PATHS = ("animal/cat", "animal/dog", "animal", "plant/rose", "")
 CLASSES_OF_PATHS = ("animal", "animal/cat", "animal/dog", "plant", "plant/rose")
@@ -257,3 +260,29 @@ def test_some_classes_of_cifar100_are_enough_by_name():
         "fruit_and_vegetables", "fruit_and_vegetables/apple", "fruit_and_vegetables/orange", "vehicles_1",
         "vehicles_1/train",
     )  # fmt: skip
+
+
+def test_numbers_of_cifar100_may_be_sorted_as_texts():
+    """A .csv and numbered folders sort 10 before 2."""
+    numbers = tuple(sorted(map(str, range(100))))
+    built = build_hierarchy(numbers, DataSpec("list.csv", hierarchy="cifar100"))
+    shark = CLASSES.index("shark")
+    row = built.pairs[numbers.index(str(shark))]
+    assert [built.classes[int(number)] for number, _ in row] == ["fish", "fish/shark"]
+
+
+def test_the_levels_of_one_path_are_one_class(tmp_path):
+    data = opened(class_folders(tmp_path / "photos", ("animal/cat",), 12))
+    assert data.train.num_distinct_labels == 1
+    assert data.summary["distinct_labels"] == 1
+    assert not survey_source(DataSpec(str(tmp_path / "photos"), hierarchy="paths", holdout=0), 1).is_labelled
+    with pytest.raises(BadInput, match=mentions("only one class", "animal/cat")):
+        check_data(tiny_recipe("supsiam"), data)
+
+
+def test_coarse_classes_do_not_raise_the_bound_of_a_collapse(tmp_path):
+    """Five levels above eight species have no further directions."""
+    names = [f"a/b/c/d/genus{number // 2}/species{number}" for number in range(8)]
+    data = opened(class_folders(tmp_path / "photos", names, 3))
+    assert len(data.classes) == 4 + 4 + 8
+    assert Monitor(data, supervised=True).directions == 8

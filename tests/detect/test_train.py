@@ -41,10 +41,10 @@ def scenes_of(root, count, keep_empty=False):
 
 def test_it_learns_eight_pictures_by_heart(tmp_path):
     scenes = scenes_of(tmp_path, 8)
-    training = training_of(scenes, {"iters": 50, "lr": 0.04, "warmup": 10, "steps": [37]})
+    training = training_of(scenes, {"iters": 60, "lr": 0.04, "warmup": 10, "steps": [45]})
     untrained = coco_scores(scenes, detect(training.detector, scenes, CPU))
-    with Batches(scenes, training.spec, CPU, 50) as batches:
-        for _ in range(50):
+    with Batches(scenes, training.spec, CPU, 60) as batches:
+        for _ in range(60):
             training.advance(batches)
         recompute_norm_statistics(training.detector, batches, 4, "fp32")
     scores = coco_scores(scenes, detect(training.detector, scenes, CPU))

@@ -16,7 +16,8 @@ from supancl.errors import BadInput
 from supancl.probes.features import Features
 from supancl.probes.knn import knn_predict
 from supancl.probes.linear import PROBE_WEIGHTS, hold_out
-from supancl.probes.logistic import append_ones, polish, solve
+from supancl.probes.logistic import append_ones, solve
+from supancl.probes.newton import polish
 from supancl.probes.one_vs_rest import OneVsRest
 from supancl.probes.precision import mean_average_precision
 from supancl.probes.several_labels import ClassScores, SeveralFeatures, knn_scores, linear_scores, transfer_scores
@@ -33,7 +34,7 @@ def several(images: int, seed: int = 0, width: int = 5, soft: bool = False) -> S
     directions = np.random.default_rng(100).normal(size=(CLASSES, width))
     values = has_class @ directions + 1.5 * random.normal(size=(images, width))
     weights = has_class * (random.uniform(0.2, 2, has_class.shape) if soft else 1.0)
-    pairs = pairs_from_matrix(weights, 16, "made")
+    pairs = pairs_from_matrix(weights, 16, str, range(weights.shape[1]))
     rarest = np.where(has_class, has_class.sum(0), images + 1).argmin(1)
     return SeveralFeatures(torch.from_numpy(values).float(), pairs, torch.from_numpy(rarest))
 
@@ -177,7 +178,7 @@ def test_neighbours_divide_their_votes_among_their_classes():
 def test_with_one_label_the_highest_score_is_the_vote_of_one_label():
     labels = torch.arange(60) % CLASSES
     values = several(60).values
-    one = SeveralFeatures(values, pairs_from_matrix(np.eye(CLASSES)[labels.numpy()], 16, "made"), labels)
+    one = SeveralFeatures(values, pairs_from_matrix(np.eye(CLASSES)[labels.numpy()], 16, str, range(CLASSES)), labels)
     queries = several(30, seed=1)
     scores = knn_scores(one, queries, (5,), CLASSES)[5]
     assert torch.equal(scores.argmax(1), knn_predict(Features(values, labels), queries.values, k=5))

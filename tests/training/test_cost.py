@@ -94,7 +94,7 @@ def test_time_and_memory_are_said_and_recorded(tmp_path, capsys):
     assert said.code == 0, said.err
     assert_mentions(said.out, "memory", "time", "14 epochs")
     recorded = json.loads((run / "recipe.json").read_text())["cost"]
-    assert recorded["seconds"] == pytest.approx(14 * 15 * recorded["seconds_per_step"], rel=0.02)
+    assert recorded["seconds"] == pytest.approx(14 * 15 * recorded["seconds_per_step"], abs=0.06)  # rounded to 0.1
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(1.23, "1.2 seconds"), (59, "59 seconds"), (125, "2 minutes"),

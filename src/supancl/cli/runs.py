@@ -45,7 +45,10 @@ def runs_table(runs: list[ListedRun], folder: Path) -> Table:
             format_epochs(run),
             format_bytes(run.nbytes),
             format_age(run.last_written),
-            *("" if value is None else f"{value:.1f}" for value in (run.knn, run.linear)),
+            *(
+                "" if value is None else f"{'mAP ' * run.has_several_labels}{value:.1f}"
+                for value in (run.knn, run.linear)
+            ),
             "" if run.tested_images is None else f"{run.tested_images:,}",
         ]
         for run in runs

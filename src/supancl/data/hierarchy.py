@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from supancl.data.label_pairs import ImageLabels, LabelSet, labels_from_pairs, pairs_from_sets
 from supancl.data.sources.cifar100_superclasses import cifar100_paths
 from supancl.data.splits import DataSpec, Source
-from supancl.errors import BadInput
+from supancl.errors import BadInput, NoLevels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,7 @@ def _check_path(name: str, location: str) -> None:
 def _level_weights(levels: int, spec: DataSpec) -> tuple[float, ...]:
     """The weight of each level, after checking how many there are."""
     if levels < 2:
-        raise BadInput(
+        raise NoLevels(
             f"{spec.source}: no class name has a '/', so data.hierarchy = {spec.hierarchy} finds no levels; name "
             "classes such as animal/cat, put their folders into animal/, or leave it out"
         )

@@ -74,6 +74,7 @@ def prepare_data(source: Source, spec: DataSpec) -> Data:
     }
     if train.pairs is not None:
         summary["labels_per_image"] = describe_pairs(train.pairs)
+        summary["distinct_labels"] = train.num_distinct_labels
     if spec.joined:
         summary["joined"] = list(spec.joined)
     return Data(

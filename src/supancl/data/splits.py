@@ -151,6 +151,14 @@ class Split:
         """The class of every label of every image; -1 where there is none."""
         return self.labels if self.pairs is None else self.pairs[..., 0].long().flatten()
 
+    @property
+    def num_distinct_labels(self) -> int:
+        """How many labels images can be told apart by: of several per image, the rarest of each counts.
+
+        Classes that always come together, such as the levels of one path, count once.
+        """
+        return len(torch.unique(self.labels[self.labels >= 0]))
+
     def class_ids(self) -> list[int]:
         """Sorted ids of the classes that have an image."""
         labels = self.class_numbers()

@@ -85,7 +85,9 @@ def _as_trained(
     labelled = labels[labels >= 0]
     # of several labels the rarest is drawn by; how many classes there are, all of them say
     counts, _ = count_images(image_labels, len(classes))
-    num_classes = len(torch.unique(labelled)) if image_labels.pairs is None else sum(count > 0 for count in counts)
+    distinct = len(torch.unique(labelled))
+    has_several = image_labels.pairs is not None and distinct > 1  # levels of a single path are one class
+    num_classes = sum(count > 0 for count in counts) if has_several else distinct
     return Survey(len(labels), len(labelled), num_classes, side)
 
 

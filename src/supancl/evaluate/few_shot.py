@@ -26,6 +26,7 @@ from supancl.evaluate.sources import (
     read_source,
     spec_for,
     warn_if_trained_on,
+    without_hierarchy,
 )
 from supancl.probes import FewShot, few_shot
 from supancl.probes.features import Features
@@ -115,7 +116,7 @@ def few_shot_split(evaluated: EvaluatedEncoder, source: Source, spec: DataSpec) 
     """
     name = next(name for name in ("test", "val", "train") if name in source.splits)
     if name == "train" and is_run_source(evaluated, spec.source) and registered_name(spec.source) is None:
-        return HELD_OUT, with_leaf_labels(prepare_data(source, spec)).held_out
+        return HELD_OUT, with_leaf_labels(prepare_data(source, without_hierarchy(spec))).held_out
     return name, with_leaf_labels(source).splits[name]
 
 

@@ -21,7 +21,7 @@ from supancl.data.sources.benchmark_rows import Use
 from supancl.data.sources.libraries import READERS
 from supancl.data.splits import Data, DataSpec, Source, Split
 from supancl.data.views.evaluation import View, evaluation_short_side
-from supancl.errors import BadInput, plural
+from supancl.errors import BadInput, NoLevels, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_name, registered_name
 from supancl.training.preflight import check_same_data
@@ -66,7 +66,8 @@ def spec_for(evaluated: EvaluatedEncoder, source: str | None) -> DataSpec:
         return run_data
     if run_data is None or not is_run_source(evaluated, source):
         columns = evaluated.options.columns if source.lower().endswith(".csv") else ""
-        return DataSpec(source=source, columns=columns)
+        written = run_data or DataSpec()  # labels are probably written as in the run's own data
+        return DataSpec(source=source, columns=columns, max_labels=written.max_labels, hierarchy=written.hierarchy)
     return replace(run_data.whole(), source=source)
 
 
@@ -107,12 +108,19 @@ def read_source(
     name, root = None if spec.joined else registered_name(spec.source), spec.source.partition("@")[2]
     use = None if name is None else use or benchmarks.BENCHMARKS[name].uses[0]
 
+    def open_with(spec: DataSpec) -> Source:
+        if name is None:
+            return open_source(spec, encoder.spec.channels, progress)
+        return open_benchmark(name, root, encoder.spec.channels, spec, progress, use, options.partial)
+
     def read() -> Source:
-        data = (
-            open_source(spec, encoder.spec.channels, progress)
-            if name is None
-            else open_benchmark(name, root, encoder.spec.channels, spec, progress, use, options.partial)
-        )
+        try:
+            data = open_with(spec)
+        except NoLevels:
+            if is_run_source(evaluated, spec.source):
+                raise
+            evaluated.reporter.note(f"{spec.source}: its classes have no levels, unlike those of the run")
+            data = open_with(without_hierarchy(spec))
         for remark in data.remarks:
             evaluated.warn_once(remark)
         return data
@@ -123,6 +131,11 @@ def read_source(
     if not several_labels and not data.levels:
         check_one_label(first.pairs, spec.source, "this evaluation")
     return data
+
+
+def without_hierarchy(spec: DataSpec) -> DataSpec:
+    """The settings for a source that has its levels already, or has none."""
+    return replace(spec, hierarchy="none", level_weights=())
 
 
 def data_for(evaluated: EvaluatedEncoder, source: str | None, view: View = "margin") -> Data:
@@ -143,7 +156,7 @@ def _read_data(
     as_trained = view == "margin" and is_run_source(evaluated, source)
     source_data = read_source(evaluated, spec, view, as_trained=as_trained, several_labels=several_labels)
     check_unchanged(evaluated, source, source_data)
-    data = prepare_data(source_data, replace(spec, balanced=False))
+    data = prepare_data(source_data, replace(without_hierarchy(spec), balanced=False))
     is_test_separate = source is not None and has_separate_test(evaluated, source)
     if data.test is not None and data.summary["held_out_from"] != "test" and is_test_separate:
         summary = data.summary | {"held_out": len(data.test), "held_out_from": "test"}
@@ -220,7 +233,7 @@ def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
     if "test" not in splits and "val" in splits:
         splits["test"] = splits.pop("val")
     if "test" not in splits:
-        data = prepare_data(source, spec)
+        data = prepare_data(source, without_hierarchy(spec))
         if not len(data.held_out):
             raise BadInput(
                 f"{location}: the run was trained on all of it (data.holdout = 0), so nothing is left to test "

@@ -117,7 +117,8 @@ def rank_bound(record: RunRecord) -> float:
     """The effective rank below which this run counts as collapsed."""
     batch = record.setting("train.batch_size", int)
     supervised = record.recipe.loss.supervised if record.recipe is not None else True  # the lower bound
-    classes = len(record.classes)
+    distinct = record.about("data").get("distinct_labels")  # only if images have several labels
+    classes = distinct if isinstance(distinct, int) else len(record.classes)
     return least_healthy_rank(classes, supervised and classes > 1, batch or 10**9)
 
 

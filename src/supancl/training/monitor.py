@@ -87,6 +87,8 @@ class Monitor:
         self.present = data.train.class_ids()
         self.reference, self.held_out = (sample_labelled(split, MAX_IMAGES) for split in self.splits)
         self.classes, self.supervised = len(data.classes), supervised
+        # class means of levels that come together span no further direction
+        self.directions = self.classes if data.train.pairs is None else data.train.num_distinct_labels
         self.low_readings = self.low_ranks = 0
         self.last_std = self.last_rank = self.least_rank = float("nan")
         self.collapsed = False
@@ -116,7 +118,7 @@ class Monitor:
         if len(targets):
             self.last_rank = effective_rank(normalize(targets))
             row |= {"std": float(relative_std(targets)), "effective_rank": self.last_rank}
-            self.least_rank = least_healthy_rank(self.classes, self.supervised, len(targets))
+            self.least_rank = least_healthy_rank(self.directions, self.supervised, len(targets))
             low = self.last_rank < self.least_rank
             self.low_ranks = self.low_ranks + 1 if low else 0
             self.collapsed = self.collapsed or self.low_ranks >= LOW_RANK_IN_A_ROW

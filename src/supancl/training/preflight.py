@@ -108,11 +108,11 @@ def check_data(recipe: Recipe, data: Data) -> None:
                 f"{source}: no training image has a label, which {recipe.method} needs; put images into "
                 "class folders, or use simsiam or byol"
             )
-        if len(present) == 1:
+        if len(present) == 1 or (data.train.pairs is not None and data.train.num_distinct_labels == 1):
             # remarks are not shown when the data are refused, so this one is part of the message
             hints = "".join(f" ({remark})" for remark in data.remarks if ONLY_CLASS in remark)
             raise BadInput(
-                f"{source}: only one class, {data.classes[present[0]]!r}, has training images; "
+                f"{source}: only one class, {data.classes[present[-1]]!r}, has training images; "
                 f"{recipe.method} needs two, or use simsiam or byol" + hints
             )
 

@@ -24,10 +24,11 @@ OWN_DATA = re.compile(r"(?:knn(?:-k\d+)?|linear)\.json")  # results on the run's
 
 
 class Accuracy(NamedTuple):
-    """In percent, and of how many images; None if that is not known."""
+    """In percent, and of how many images; None if that is not known. Of several labels it is mean average precision."""
 
     percent: float | None
     images: int | None
+    is_map: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class ListedRun:
     knn: float | None = None  # in percent of held-out images
     linear: float | None = None
     tested_images: int | None = None
+    has_several_labels: bool = False  # then `knn` and `linear` are mean average precision
     finished: bool = False
     end_step: int | None = None
     problem: str = ""  # of a damaged one
@@ -103,6 +105,7 @@ def describe_run(path: Path) -> ListedRun:
         knn.percent,
         linear.percent,
         linear.images or knn.images,
+        knn.is_map or linear.is_map,
         end_step is not None,
         end_step,
     )
@@ -145,14 +148,20 @@ def _last_rows(folder: RunFolder) -> list[dict[str, Any]]:
 
 def _newest_accuracy(folder: RunFolder, rows: list[dict[str, Any]], name: str) -> Accuracy:
     """That of the last `supancl evaluate NAME` on the run's own data, or else of the last check while training."""
-    checks = [(row.get(name), row.get("knn_queries")) for row in rows if row["kind"] == "monitor"][-1:]
+    checks = [
+        (row.get(key), row.get("knn_queries"), key != name)
+        for row in [row for row in rows if row["kind"] == "monitor"][-1:]
+        for key in (f"{name}_map", name)
+        if key in row
+    ]
     files = [path for path in folder.evaluations.glob(f"{name}*.json") if OWN_DATA.fullmatch(path.name)]
     for path in sorted(files, key=_mtime):
         result = read_json(path)
-        checks.append((result.get("accuracy"), result.get("tested_images")))
-    for percent, images in reversed(checks):
+        is_map = "map" in result
+        checks.append((result.get("map" if is_map else "accuracy"), result.get("tested_images"), is_map))
+    for percent, images, is_map in reversed(checks):
         if isinstance(percent, (int, float)) and math.isfinite(percent):
-            return Accuracy(float(percent), images if isinstance(images, int) else None)
+            return Accuracy(float(percent), images if isinstance(images, int) else None, is_map)
     return Accuracy(None, None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from supancl.errors import BadInput, did_you_mean
+from supancl.errors import NoLevels, did_you_mean
 
 SUPERCLASSES: dict[str, tuple[str, ...]] = {
     "aquatic_mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
@@ -38,10 +38,11 @@ def cifar100_paths(classes: Sequence[str], location: str) -> list[str]:
     >>> cifar100_paths(["apple", "wolf"], "data")
     ['fruit_and_vegetables/apple', 'large_carnivores/wolf']
     """
-    names = CLASSES if list(classes) == list(map(str, range(len(CLASSES)))) else classes
+    by_number = {str(number): name for number, name in enumerate(CLASSES)}
+    names = [by_number[name] for name in classes] if set(classes) == set(by_number) else classes
     unknown = next((name for name in names if name not in SUPERCLASS_OF), None)
     if unknown is not None:
-        raise BadInput(
+        raise NoLevels(
             f"{location}: {unknown[:80]!r} is no class of CIFAR-100{did_you_mean(unknown, CLASSES)}; data.hierarchy = "
             "cifar100 is for its classes by name, or for all 100 by number"
         )

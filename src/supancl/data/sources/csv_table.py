@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from array import array
 from collections import Counter
@@ -49,7 +50,7 @@ def list_csv(
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
             layout = find_columns(next(rows, []), path, parse_columns(column_names))
-            weights = WeightRows(layout.classes)
+            weights = WeightRows(layout.classes, layout.is_guessed)
             check = weights.add if layout.classes else _checked_label
             for text, label, split in _parse_rows(rows, path, columns, layout, label_lines, check):
                 is_plain = "/." not in text and "//" not in text and text[0] not in "./"
@@ -79,13 +80,17 @@ def list_csv(
 
 
 class TableLayout(NamedTuple):
-    """Where a table has its values. `classes` is empty, or the label is in one column for each of these classes."""
+    """Where a table has its values. `classes` is empty, or the label is in one column for each of these classes.
+
+    `is_guessed` if nobody named these columns.
+    """
 
     width: int
     path: int
     labels: tuple[int, ...]
     split: int | None
     classes: tuple[str, ...] = ()
+    is_guessed: bool = False
 
 
 def _parse_rows(
@@ -100,7 +105,7 @@ def _parse_rows(
 
     `label_lines` gets each label with its first line.
     """
-    width, path_column, label_columns, split_column, _ = layout
+    width, path_column, label_columns, split_column = layout[:4]
     labels, splits, read_label = dict[str, int](), {"": 0}, _label_reader(label_columns)
     for row in rows:
         if not row:
@@ -143,10 +148,13 @@ def _checked_label(text: str, table: Path, line: int) -> str:
 
 
 class WeightRows:
-    """The weights in the rows of a table with one column per class, each combination once."""
+    """The weights in the rows of a table with one column per class, each combination once.
 
-    def __init__(self, classes: Sequence[str]) -> None:
-        self.classes, self.values = classes, array("d")
+    Columns that nobody named are classes only if no value is above 1: a width of 640 is no weight.
+    """
+
+    def __init__(self, classes: Sequence[str], is_guessed: bool = False) -> None:
+        self.classes, self.is_guessed, self.values = classes, is_guessed, array("d")
 
     def add(self, text: str, table: Path, line: int) -> str:
         """Add the cells that stand in the lines of a text, and return it."""
@@ -154,15 +162,22 @@ class WeightRows:
         if len(cells) != len(self.classes):
             raise BadInput(_path_fault(text, table, line))
         try:
-            self.values.extend(map(float, cells) if any(map(str.strip, cells)) else [-1.0] * len(cells))
+            weights = list(map(float, cells)) if any(map(str.strip, cells)) else [-1.0] * len(cells)
         except ValueError:
-            column = next(column for column, cell in enumerate(cells) if as_number(cell) is None)
-            raise BadInput(
-                f"{table} line {line}: column {self.classes[column]!r} holds {cells[column].strip()[:80]!r}, which is "
-                "no weight; without a column 'label', all columns but path and split are classes: write 0, 1 or a "
-                "weight, or name the columns with --columns image=NAME,label=NAME (label=cat+dog: one column per class)"
-            ) from None
+            raise self._no_weight(cells, lambda cell: as_number(cell) is None, table, line) from None
+        if self.is_guessed and any(1 < weight < math.inf for weight in weights):
+            raise self._no_weight(cells, lambda cell: 1 < float(cell) < math.inf, table, line)
+        self.values.extend(weights)
         return text
+
+    def _no_weight(self, cells: list[str], is_wrong: Callable[[str], bool], table: Path, line: int) -> BadInput:
+        """The error about the first cell that is wrong."""
+        column = next(column for column, cell in enumerate(cells) if is_wrong(cell))
+        return BadInput(
+            f"{table} line {line}: column {self.classes[column]!r} holds {cells[column].strip()[:80]!r}, which is "
+            "no weight from 0 to 1; without a column 'label', all columns but path and split are classes: write 0, 1 "
+            "or a weight, or name the columns with --columns image=NAME,label=NAME (label=cat+dog: one per class)"
+        )
 
     def label_table(self, max_labels: int, name_row: Callable[[int], str]) -> LabelTable:
         """The classes in sorted order, and the pairs of the rows in the order in which they were added."""
@@ -230,7 +245,8 @@ def find_columns(header: list[str], table: Path, names: Mapping[str, str]) -> Ta
         raise BadInput(f"{table}: {count[repeated]} columns are called {repeated!r}; keep one of them")
     split_column = header.index(split) if split in header else None
     classes = _class_names(labels, table) if len(labels) > 1 else ()
-    return TableLayout(len(header), header.index(path), tuple(map(header.index, labels)), split_column, classes)
+    label_columns, is_guessed = tuple(map(header.index, labels)), "label" not in names
+    return TableLayout(len(header), header.index(path), label_columns, split_column, classes, is_guessed)
 
 
 def _class_names(columns: Sequence[str], table: Path) -> tuple[str, ...]:
