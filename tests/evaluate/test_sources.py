@@ -24,15 +24,8 @@ from supancl.evaluate import (
 from supancl.evaluate.encoder import plain_crops
 from supancl.evaluate.few_shot import few_shot_split
 from supancl.evaluate.naming import data_name, data_names
-from supancl.evaluate.sources import (
-    data_for,
-    identify_source,
-    open_evaluation_data,
-    read_source,
-    spec_for,
-    three_splits,
-    warn_if_trained_on,
-)
+from supancl.evaluate.overlap import identify_source, warn_if_trained_on
+from supancl.evaluate.sources import data_for, open_evaluation_data, read_source, spec_for, three_splits
 from supancl.paper.tables.runs import group_entries, read_entries
 from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS

@@ -17,7 +17,8 @@ from supancl.errors import BadInput, plural
 from supancl.evaluate.duplicates import DuplicatePair, find_duplicates, read_pixels
 from supancl.evaluate.embedding import mask_held_out, prepare_run_data
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.evaluate.sources import is_run_source, read_source, shares_images, spec_for
+from supancl.evaluate.overlap import is_run_source, shares_images
+from supancl.evaluate.sources import read_source, spec_for
 from supancl.probes import Features
 from supancl.probes.classifiers import UNLIKE_QUANTILE
 from supancl.probes.knn import DEFAULT_K, Neighbours, default_k

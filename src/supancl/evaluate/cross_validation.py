@@ -13,7 +13,8 @@ from supancl.data.splits import Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.evaluate.sources import EvaluationData, data_for, is_run_source, shares_images
+from supancl.evaluate.overlap import is_run_source, shares_images
+from supancl.evaluate.sources import EvaluationData, data_for
 from supancl.probes import Features, linear_probe
 from supancl.probes.certainty import Answers
 from supancl.probes.knn import Metric, default_k, knn_correct

@@ -19,7 +19,8 @@ from supancl.data.splits import Data, Source
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, make_visible
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.evaluate.sources import is_run_source, read_source, spec_for
+from supancl.evaluate.overlap import is_run_source
+from supancl.evaluate.sources import read_source, spec_for
 from supancl.files import check_feature_file, check_writable, escape_formula, make_folder, write_atomically
 from supancl.probes import Features
 from supancl.reporter import track_task

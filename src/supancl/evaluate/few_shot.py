@@ -18,16 +18,9 @@ from supancl.errors import BadInput, plural
 from supancl.evaluate.class_checks import quote_classes
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_label, registered_name
+from supancl.evaluate.overlap import is_incomplete, is_run_source, warn_if_trained_on
 from supancl.evaluate.recording import record_result
-from supancl.evaluate.sources import (
-    check_unchanged,
-    is_incomplete,
-    is_run_source,
-    read_source,
-    spec_for,
-    warn_if_trained_on,
-    without_hierarchy,
-)
+from supancl.evaluate.sources import check_unchanged, read_source, spec_for, without_hierarchy
 from supancl.probes import FewShot, few_shot
 from supancl.probes.features import Features
 

@@ -26,8 +26,9 @@ from supancl.evaluate.certainty import certainty_keys
 from supancl.evaluate.class_checks import quote_classes, warn_unknown
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.feature_cache import encoder_key
+from supancl.evaluate.overlap import is_run_source
 from supancl.evaluate.recording import record_evaluation
-from supancl.evaluate.sources import is_run_source, open_evaluation_data, resolve_source
+from supancl.evaluate.sources import open_evaluation_data, resolve_source
 from supancl.files import check_writable, make_folder
 from supancl.probes.certainty import Answers
 from supancl.probes.linear import hold_out

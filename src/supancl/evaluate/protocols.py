@@ -22,18 +22,17 @@ from supancl.evaluate.class_checks import check_classes, warn_unknown
 from supancl.evaluate.cross_validation import plan_cross_validation
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.naming import data_label, default_metric
+from supancl.evaluate.overlap import is_incomplete, warn_if_trained_on
 from supancl.evaluate.recording import record_evaluation, record_result
 from supancl.evaluate.ridge import check_ridge_choice, rename_weights, ridge_choice, warn_chosen_on, warn_cut_off
 from supancl.evaluate.several_labels import fit_linear, fit_transfer
 from supancl.evaluate.sources import (
     EvaluationData,
     check_unchanged,
-    is_incomplete,
     open_evaluation_data,
     read_source,
     spec_for,
     three_splits,
-    warn_if_trained_on,
 )
 from supancl.probes import SgdProbe, collapse, linear_probe, sgd_probe, transfer
 from supancl.probes.certainty import Answers, Judgement

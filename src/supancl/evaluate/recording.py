@@ -9,13 +9,8 @@ from supancl.data.opening import absolute_source
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.feature_cache import VERSION
 from supancl.evaluate.naming import data_label
-from supancl.evaluate.sources import (
-    EvaluationData,
-    is_incomplete,
-    is_run_source,
-    resolve_source,
-    warn_if_trained_on,
-)
+from supancl.evaluate.overlap import is_incomplete, is_run_source, warn_if_trained_on
+from supancl.evaluate.sources import EvaluationData, resolve_source
 from supancl.weights.provenance import commit, hardware, versions
 
 

@@ -10,7 +10,8 @@ import torch
 from supancl.data.splits import Split
 from supancl.errors import BadInput, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.evaluate.sources import EvaluationData, is_run_source, shares_images
+from supancl.evaluate.overlap import is_run_source, shares_images
+from supancl.evaluate.sources import EvaluationData
 
 TRAINED_IMAGES = "trained images"
 

@@ -21,8 +21,8 @@ from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluate.naming import figure_of, result_name
 from supancl.evaluate.nearest import evaluate_knn
+from supancl.evaluate.overlap import array_file
 from supancl.evaluate.protocols import evaluate_transfer
-from supancl.evaluate.sources import array_file
 from supancl.files import check_writable, is_as_written, make_folder, make_inner_folder, read_json, write_sealed_json
 from supancl.reporter import Reporter
 

@@ -19,7 +19,8 @@ from supancl.data.opening import absolute_source
 from supancl.data.splits import Split
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluate import EvaluatedEncoder
-from supancl.evaluate.sources import EvaluationData, open_evaluation_data, resolve_source, warn_if_trained_on
+from supancl.evaluate.overlap import warn_if_trained_on
+from supancl.evaluate.sources import EvaluationData, open_evaluation_data, resolve_source
 from supancl.files import jsonable, write_text
 from supancl.paper.tables.layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
