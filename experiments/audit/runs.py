@@ -115,6 +115,7 @@ def run(row: Row, root: Path, folder: Path, epochs: int) -> tuple[dict[str, Any]
         "name": row.name, "method": row.method, "alpha": row.alpha, "noise": row.noise, "kind": row.kind,
         "epochs": epochs, "seconds": round(took, 1), "wrong": int(is_wrong.sum()), "images": len(noisy),
         "share": None if share is None else list(share.percent),
+        "agreement": None if share is None else share.agreement,
         "accuracy": {
             "linear": fixed_ridge_accuracy(train, test),
             "linear on wrong labels": fixed_ridge_accuracy(Features(train.values, noisy), test),
