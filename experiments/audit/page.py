@@ -13,10 +13,12 @@ from typing import Any
 
 from experiments.audit.runs import ROWS
 from supancl.files import replace_section
+from supancl.probes.label_scores import MIN_AGREEMENT
 
 RESULTS = Path(__file__).parents[1] / "results" / "audit"
 NAMES = {"simsiam": "SimSiam", "supsiam": "SupSiam", "supcon": "SupCon", "crossentropy": "cross-entropy"}
-OURS = "ridge, k 20, weights (1, 1, 2), own"  # that of `supancl.probes.label_scores`
+OURS = "logistic, k 20, weights (1, 2, 2), log"  # that of `supancl.probes.label_scores`
+EARLIER = "ridge, k 20, weights (1, 1, 2), own"  # ours when three of the encoders were trained; marked in the table
 VOTES = "votes as in SimiFeat, k 10"
 SECOND = 1  # the half of the images that no rule was chosen on
 
@@ -41,16 +43,25 @@ def found_table(results: Sequence[dict[str, Any]]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for result in sorted(results, key=lambda found: (found["kind"] != "symmetric", found["noise"])):
-        ours, votes = (result["ranks"][rule][SECOND] for rule in (OURS, VOTES))
+        is_earlier = OURS not in result["ranks"]
+        ours, votes = (result["ranks"][rule][SECOND] for rule in (EARLIER if is_earlier else OURS, VOTES))
         theirs = [result["cleanlab"]["roc_area"], result["cleanlab"]["average_precision"]]
         best = [max(pair) for pair in zip(ours, theirs, votes, strict=True)]
         cells = [
             " / ".join(_marked(v, top) for v, top in zip(pair, best, strict=True)) for pair in (ours, theirs, votes)
         ]
-        percent, low, high = result["share"]
-        share = f"{percent:.1f}% [{low:.1f}, {high:.1f}]"
-        rows.append(f"| {noise_name(result)} | {encoder_name(result)} | {' | '.join(cells)} | {share} |")
+        mark = " †" if is_earlier else ""
+        cells[0] += mark
+        rows.append(
+            f"| {noise_name(result)} | {encoder_name(result)} | {' | '.join(cells)} | {share_text(result)}{mark} |"
+        )
     return "\n".join(rows)
+
+
+def share_text(result: dict[str, Any]) -> str:
+    percent, low, high = result["share"]
+    text = f"{percent:.1f}% [{low:.1f}, {high:.1f}]"
+    return text if result.get("agreement", 1.0) >= MIN_AGREEMENT else f"none is given ({text})"
 
 
 def _marked(value: float, best: float) -> str:

@@ -10,7 +10,6 @@ out-of-fold probabilities of a linear classifier in float16, for cleanlab (`expe
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import time
 from dataclasses import dataclass, replace
@@ -38,8 +37,7 @@ from supancl.probes.label_scores import (
     other_neighbours,
     share_of_wrong_labels,
 )
-from supancl.probes.linear import Standardized, fixed_ridge_accuracy, stratified_folds
-from supancl.probes.logistic import Problem, solve
+from supancl.probes.linear import fixed_ridge_accuracy
 from supancl.probes.precision import average_precision
 from supancl.recipes import Recipe, recipe
 from supancl.training.cuda.reuse import share_step
@@ -56,7 +54,6 @@ WEIGHTS = (  # of votes, class means and a linear classifier
     (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1),
     (0, 1, 2), (1, 0, 2), (1, 2, 2), (1, 0, 3), (1, 1, 4),
 )  # fmt: skip
-LOGISTIC_RIDGES = (10.0, 100.0, 1000.0)
 
 
 @dataclass(frozen=True)
@@ -137,33 +134,34 @@ def crossed(encoder: Encoder, root: Path, device: torch.device) -> dict[str, flo
 
 
 def ranked(features: Features, is_wrong: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """How well each rule ranks wrong labels: area under the ROC curve and average precision, on each half."""
+    """How well each rule ranks wrong labels: area under the ROC curve and average precision, on each half.
+
+    Files of earlier runs also have rules with ridge regression ("ridge, ...") in place of logistic regression.
+    """
     values, labels = features
     matches = other_neighbours(features, max(NEIGHBOURS))
     cosines = class_mean_cosines(values, labels, CLASSES)
-    ridge = linear_probabilities(values, labels, CLASSES)
-    logistic = logistic_probabilities(values, labels)
+    logistic = linear_probabilities(values, labels, CLASSES)
     rules: dict[str, Tensor] = {
-        "ridge self-confidence": at_labels(ridge, labels),
         "logistic self-confidence": at_labels(logistic, labels),
         "class means": at_labels(cosines, labels) - best_other(cosines, labels),
     }
     for k in NEIGHBOURS:
-        ones = torch.ones(len(labels), k).to(ridge)
-        plain = torch.zeros_like(ridge).scatter_add_(1, labels[matches.rows[:, :k]], ones)
+        ones = torch.ones(len(labels), k).to(logistic)
+        plain = torch.zeros_like(logistic).scatter_add_(1, labels[matches.rows[:, :k]], ones)
         rules[f"votes as in SimiFeat, k {k}"] = at_labels(plain, labels) / plain.norm(dim=1)
     means = cosine_shares(cosines)
-    for (name, linear), weights in itertools.product({"ridge": ridge, "logistic": logistic}.items(), WEIGHTS):
+    for weights in WEIGHTS:
         for k in NEIGHBOURS if weights[0] else NEIGHBOURS[:1]:
             votes = count_votes(matches, labels, k, 0.1, CLASSES)
             votes = votes / votes.sum(1, keepdim=True)
-            rule = f"{name}, k {k}, weights {weights}"
-            evidence = (weights[0] * votes + weights[1] * means + weights[2] * linear) / sum(weights)
+            rule = f"logistic, k {k}, weights {weights}"
+            evidence = (weights[0] * votes + weights[1] * means + weights[2] * logistic) / sum(weights)
             own, other = at_labels(evidence, labels), best_other(evidence, labels)
             rules[f"{rule}, ratio"] = own / (own + other).clamp(min=1e-12)
             rules[f"{rule}, own"] = own
             logs = weights[0] * (votes + 0.01).log() + weights[1] * (means + 0.01).log()
-            rules[f"{rule}, log"] = at_labels(logs + weights[2] * (linear + 0.01).log(), labels)
+            rules[f"{rule}, log"] = at_labels(logs + weights[2] * (logistic + 0.01).log(), labels)
     first = torch.arange(len(labels), device=labels.device) % 2 == 0
     measured = {
         name: [
@@ -172,25 +170,7 @@ def ranked(features: Features, is_wrong: Tensor) -> tuple[dict[str, Any], dict[s
         ]
         for name, score in rules.items()
     }
-    return measured, {"logistic": logistic.half().cpu(), "ridge_self": at_labels(ridge, labels).half().cpu()}
-
-
-def logistic_probabilities(values: Tensor, labels: Tensor, folds: int = 5) -> Tensor:
-    """Out-of-fold probabilities of the linear probe; the ridge is the one that is right most often, out of fold."""
-    rows = Standardized(values.float(), torch.float32).rows(values.float(), torch.float32)
-    fold = stratified_folds(labels.cpu(), folds).to(rows.device)
-
-    def fitted(ridge: float, tested: Tensor) -> Tensor:
-        problem = Problem(rows[~tested], labels[~tested], CLASSES)
-        return rows[tested] @ solve(problem, ridge, tolerance=1e-3).parameters.T
-
-    first = fold == 0
-    right = {ridge: int((fitted(ridge, first).argmax(1) == labels[first]).sum()) for ridge in LOGISTIC_RIDGES}
-    best = max(right, key=lambda ridge: right[ridge])
-    logits = rows.new_empty(len(rows), CLASSES)
-    for number in range(folds):
-        logits[fold == number] = fitted(best, fold == number)
-    return logits.softmax(1)
+    return measured, {"logistic": logistic.half().cpu()}
 
 
 def main() -> None:

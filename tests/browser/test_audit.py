@@ -37,7 +37,7 @@ def made_audit(count: int, suspects: int) -> tuple[Audit, np.ndarray]:
     rows = random.choice(np.flatnonzero(mapped.labels >= 0), suspects, replace=False)
     scores = np.sort(random.uniform(0, 0.5, suspects))
     listed = [
-        Suspect(int(row), int((mapped.labels[row] + 1) % 3), float(score), 0.1, -0.1, 0.1)
+        Suspect(int(row), int((mapped.labels[row] + 1) % 3), float(score), 0.9, 0.1, -0.1, 0.1)
         for row, score in zip(rows, scores, strict=True)
     ]
     pairs = [DuplicatePair(0, 3, "same pixels", 0.0), DuplicatePair(1, 2, "near", 4.5)]

@@ -60,7 +60,7 @@ def here(place, monkeypatch):
 def test_flipped_labels_are_found_and_corrected(place, capsys, tmp_path) -> None:
     """Measured with these random weights: AUROC .999, and 57 of the 59 first suspects are flipped."""
     out, before = tmp_path / "out", (place / "digits.csv").read_bytes()
-    flags = ["--out", out, "--corrected", tmp_path / "fixed.csv", "--below", "0.2", "--json", tmp_path / "r.json"]
+    flags = ["--out", out, "--corrected", tmp_path / "fixed.csv", "--lead", "0.3", "--json", tmp_path / "r.json"]
     said = supancl(capsys, "audit", "run", *flags)
     assert said.code == 0, said.err
     flipped, true = np.load("flipped.npy"), np.load("true.npy")
@@ -88,7 +88,7 @@ def test_flipped_labels_are_found_and_corrected(place, capsys, tmp_path) -> None
 
     fixed, given = read(tmp_path / "fixed.csv"), read(place / "digits.csv")
     changed = [row for row in fixed if row["changed_from"]]
-    assert len(changed) == result["changed"] == sum(float(row["score"]) < 0.2 for row in suspects)
+    assert len(changed) == result["changed"] == sum(float(row["suggested_score"]) - float(row["score"]) >= 0.3 for row in suspects)
     assert [row["changed_from"] or row["label"] for row in fixed] == [row["label"] for row in given]
     assert [row["note"] for row in fixed] == [row["note"] for row in given]
     assert all(Path(row["file"]).is_absolute() and Path(row["file"]).is_file() for row in fixed)  # another folder
@@ -139,8 +139,8 @@ def test_bad_flags_are_refused_before_anything_is_read(place, capsys, tmp_path) 
         (["--data", data, "--corrected", "x.csv"], ("--corrected", "photos")),
         (["--corrected", "digits.csv"], ("--corrected", "digits.csv", "exists")),
         (["--corrected", "x.txt"], ("--corrected", ".csv")),
-        (["--below", "0.1"], ("--below", "--corrected")),
-        (["--corrected", "x.csv", "--below", "0.9"], ("--below", "0.5")),
+        (["--lead", "0.1"], ("--lead", "--corrected")),
+        (["--corrected", "x.csv", "--lead", "1.9"], ("--lead", "to 1")),
         (["--k", "0"], ("--k", "1")),
     ):
         assert_refused(supancl(capsys, "audit", "run", *flags, "--out", out), *nouns)

@@ -58,9 +58,9 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     for line in describe(audit):
         console.print(line)
     if args.corrected is not None:
-        changed = write_corrected_copy(audit, Path(args.corrected), args.below, spec.columns)
+        changed = write_corrected_copy(audit, Path(args.corrected), args.lead, spec.columns)
         result |= {"corrected": args.corrected, "changed": changed}
-        console.print(f"{args.corrected}: {plural(changed, 'label')} replaced (score below {args.below:g})")
+        console.print(f"{args.corrected}: {plural(changed, 'label')} replaced (scores differ by {args.lead:g} or more)")
     console.print(f"look at {out / PAGE}")
     return result
 

@@ -72,6 +72,7 @@ class Suspect(NamedTuple):
     row: int
     suggested: int
     score: float
+    suggested_score: float
     vote: float
     margin: float
     linear: float
@@ -223,7 +224,8 @@ def list_suspects(scores: LabelScores) -> list[Suspect]:
     """Labels that fit worse than another one, the worst first."""
     order = scores.order()
     order = order[scores.is_suspect[order]]
-    columns = (scores.rows, scores.suggested, scores.score, scores.vote, scores.margin, scores.linear)
+    evidence = (scores.score, scores.suggested_score, scores.vote, scores.margin, scores.linear)
+    columns = (scores.rows, scores.suggested, *evidence)
     return [Suspect(*row) for row in zip(*(column[order].tolist() for column in columns), strict=True)]
 
 

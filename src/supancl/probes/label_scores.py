@@ -17,24 +17,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.errors import BadInput, plural
-from supancl.probes.classifiers import USUAL_DEVIATION, fit_temperature
+from supancl.probes.classifiers import USUAL_DEVIATION
 from supancl.probes.features import Features, check_finite, check_shape
 from supancl.probes.knn import Neighbours, count_votes, default_k, neighbours
 from supancl.probes.linear import Standardized, stratified_folds
+from supancl.probes.logistic import Problem, solve, solve_path
 from supancl.stats import Interval, wilson_interval
 
 Progress = Callable[[str, int, int], None]
 
 FOLDS = 5
 KNN_TEMPERATURE = 0.1
-RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # per training image, on standardised features
+RIDGES = (2.5e-4, 2.5e-3, 2.5e-2, 2.5e-1)  # per training image, on standardised features
+MIN_CHOOSING = 2000  # images that choose the ridge, if there are as many
 QUERY_BLOCK = 4096  # images whose neighbours are searched between two reports of progress
 CHUNK = 8192
-CALIBRATING = 4096  # images that set the temperature of the linear classifier
 MIN_PER_CLASS = 2  # a class with one image has no other to compare it with
 
-# The rule of `combine_scores`, chosen by experiments/audit: weights of the three parts.
-VOTE_WEIGHT, MEANS_WEIGHT, LINEAR_WEIGHT = 0.25, 0.25, 0.5
+# The rule of `combine_evidence`, chosen by experiments/audit: weights of the three parts, and what is added to a share,
+# so that no part alone can condemn a label.
+VOTE_WEIGHT, MEANS_WEIGHT, LINEAR_WEIGHT = 0.2, 0.4, 0.4
+LEAST_SHARE = 0.01
 
 # The rule of `share_of_wrong_labels`: its estimate comes from the images whose label is easiest to predict.
 CONFIDENT_FRACTION = 0.1  # of the images of a fold that are predicted to be of a class
@@ -54,7 +57,8 @@ class LabelScores:
     rows: Tensor  # (M,) rows of the features
     labels: Tensor  # (M,) given labels
     suggested: Tensor  # (M,) the label that fits best; the given one where no other fits better
-    score: Tensor  # (M,) in [0, 1]: the evidence for the given label; that for all labels adds up to 1
+    score: Tensor  # (M,) from 0 to 1: the evidence for the given label
+    suggested_score: Tensor  # (M,) the evidence for the suggested one
     vote: Tensor  # (M,) share of the given label in the weighted vote of the nearest neighbours
     margin: Tensor  # (M,) cosine to the mean of the own class, without the image, minus that to the best other mean
     linear: Tensor  # (M,) out-of-fold probability of the given label by a linear classifier
@@ -109,13 +113,15 @@ def label_scores(
     votes = count_votes(matches, labels, k, KNN_TEMPERATURE, len(classes))
     votes /= votes.sum(1, keepdim=True)
     cosines = class_mean_cosines(values, labels, len(classes))
-    probabilities = linear_probabilities(values, labels, len(classes), folds, seed)
-    score, suggested = combine_scores(votes, cosines, probabilities, labels)
+    probabilities = linear_probabilities(values, labels, len(classes), folds, seed, progress)
+    evidence = combine_evidence(votes, cosines, probabilities)
+    best = evidence.max(1)
     return LabelScores(
         rows=rows,
         labels=given.cpu(),
-        suggested=classes[suggested].cpu(),
-        score=score.cpu(),
+        suggested=classes[best.indices].cpu(),
+        score=at_labels(evidence, labels).cpu(),
+        suggested_score=best.values.cpu(),
         vote=at_labels(votes, labels).cpu(),
         margin=(at_labels(cosines, labels) - best_other(cosines, labels)).cpu(),
         linear=at_labels(probabilities, labels).cpu(),
@@ -134,13 +140,18 @@ def judged_rows(labels: Tensor) -> Tensor:
     return can_be_judged.nonzero()[:, 0]
 
 
-def combine_scores(votes: Tensor, cosines: Tensor, probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The evidence for the given label, in [0, 1]; and the label that has most.
+def combine_evidence(votes: Tensor, cosines: Tensor, probabilities: Tensor) -> Tensor:
+    """(N, classes): the evidence for each class, from 0 to 1.
 
-    Each of the three parts shares evidence of 1 among the classes of an image; their weighted mean does so too.
+    Each of the three parts divides 1 among the classes of an image. The evidence for a class is the weighted mean of
+    the logarithms of its shares, from 0 (none of any part) to 1 (all of each): a part that is sure that a class is
+    wrong outweighs one that is in doubt, as in a product of probabilities.
     """
-    evidence = VOTE_WEIGHT * votes + MEANS_WEIGHT * cosine_shares(cosines) + LINEAR_WEIGHT * probabilities
-    return at_labels(evidence, labels), evidence.argmax(1)
+    parts = ((VOTE_WEIGHT, votes), (MEANS_WEIGHT, cosine_shares(cosines)), (LINEAR_WEIGHT, probabilities))
+    evidence = torch.zeros_like(votes)
+    for weight, share in parts:
+        evidence += weight * (share / LEAST_SHARE).log1p() / math.log1p(1 / LEAST_SHARE)
+    return evidence
 
 
 def cosine_shares(cosines: Tensor) -> Tensor:
@@ -186,45 +197,51 @@ def class_mean_cosines(values: Tensor, labels: Tensor, classes: int) -> Tensor:
     return cosines
 
 
-def linear_probabilities(values: Tensor, labels: Tensor, classes: int, folds: int = FOLDS, seed: int = 0) -> Tensor:
-    """(N, classes) probabilities by ridge regression on the other folds, through a softmax.
+def linear_probabilities(
+    values: Tensor,
+    labels: Tensor,
+    classes: int,
+    folds: int = FOLDS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Tensor:
+    """(N, classes) probabilities by logistic regression on the other folds.
 
-    One ridge of `RIDGES` and one temperature serve all folds: those that predict the given labels best out of fold.
+    One ridge of `RIDGES` serves all folds: the one that predicts the given labels best out of fold.
     """
     fold = fold_numbers(labels.cpu(), folds, seed).to(labels.device)
     rows = Standardized(values.float(), torch.float32).rows(values.float(), torch.float32)
-    targets = F.one_hot(labels, classes).to(rows)
-    members = [(fold == i).nonzero()[:, 0] for i in range(int(fold.max()) + 1)]
-    gram, product = rows.T @ rows, rows.T @ targets
-    solvers = []
-    for inside in members:
-        fold_rows = rows[inside]
-        squares, axes = torch.linalg.eigh((gram - fold_rows.T @ fold_rows).double())
-        axes = axes.float()
-        along = axes.T @ (product - fold_rows.T @ targets[inside])
-        solvers.append((fold_rows @ axes, squares.clamp(min=0), along, len(rows) - len(inside)))
+    tested = [fold == number for number in range(int(fold.max()) + 1)]
+    choosing = tested[: math.ceil(MIN_CHOOSING * len(tested) / len(rows))]
+    right, fits = dict.fromkeys(RIDGES, 0), 0
 
-    def logits(ridge: float) -> Tensor:
-        result = rows.new_empty(len(rows), classes)
-        for inside, (tested, squares, along, count) in zip(members, solvers, strict=True):
-            result[inside] = tested @ ((squares + ridge * count).reciprocal().float()[:, None] * along)
-        return result
+    def problem(is_tested: Tensor) -> Problem:
+        nonlocal fits
+        if progress is not None:
+            progress("fitting a linear classifier", fits, len(choosing) + len(tested))
+        fits += 1
+        return Problem(rows[~is_tested], labels[~is_tested], classes)
 
-    correct = {ridge: int((logits(ridge).argmax(1) == labels).sum()) for ridge in RIDGES}
-    best = logits(max(RIDGES, key=lambda ridge: (correct[ridge], ridge)))
-    best *= USUAL_DEVIATION / best.std(1).mean().clamp(min=1e-12)
-    sample = spaced_rows(len(best), CALIBRATING).to(best.device)
-    return (best / fit_temperature(best[sample].cpu(), labels[sample].cpu())).softmax(1)
+    for is_tested in choosing:
+        fit = problem(is_tested)
+        weights = [ridge * len(fit.rows) for ridge in reversed(RIDGES)]
+        for ridge, solution in zip(reversed(RIDGES), solve_path(fit, weights), strict=True):
+            predicted = (rows[is_tested] @ solution.parameters.T).argmax(1)
+            right[ridge] += int((predicted == labels[is_tested]).sum())
+    best = max(RIDGES, key=lambda ridge: (right[ridge], ridge))
+    probabilities = rows.new_empty(len(rows), classes)
+    for is_tested in tested:
+        fit = problem(is_tested)
+        parameters = solve(fit, best * len(fit.rows)).parameters
+        probabilities[is_tested] = (rows[is_tested] @ parameters.T).softmax(1)
+    if progress is not None:
+        progress("fitting a linear classifier", fits, fits)
+    return probabilities
 
 
 def fold_numbers(labels: Tensor, folds: int, seed: int) -> Tensor:
     """The fold of each image, at most as many folds as images."""
     return stratified_folds(labels, min(folds, len(labels)), seed)
-
-
-def spaced_rows(count: int, most: int) -> Tensor:
-    """At most `most` of the rows 0, 1, ..., evenly spaced."""
-    return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).round().long()
 
 
 def at_labels(table: Tensor, labels: Tensor) -> Tensor:
@@ -263,18 +280,21 @@ def share_of_wrong_labels(scores: LabelScores) -> WrongShare | None:
     predicted. The tenth is taken within each fold: the labels in a fold have no part in who is confident there.
     (Leaving single images out would not do: one wrong label among right ones has only right neighbours itself.)
 
-    The interval is Wilson's. If disagreement still falls as confidence rises, the classifier errs even there, and the
-    lower end is moved down by as much as the last halving of the fraction took away. If hard images are mislabelled
-    more often than easy ones, or if the encoder has learned the wrong labels, the true share is higher. If the features
-    do not separate the classes, the share means nothing (`is_reliable`).
+    The interval is Wilson's, and its lower end allows for a classifier that errs even there, in two ways: it is moved
+    down by as much as the last halving of the fraction took away, and it covers the most confident tenth of all
+    images, to which hard classes hardly belong. If hard images are mislabelled more often than easy ones, or if the
+    encoder has learned the wrong labels, the true share is higher. If the features do not separate the classes, the
+    share means nothing (`is_reliable`).
     """
     if len(scores.labels) < MIN_JUDGED:
         return None
     confident = _count_confident(scores, CONFIDENT_FRACTION)
     wider = _count_confident(scores, 2 * CONFIDENT_FRACTION)
+    easiest = _count_confident(scores, CONFIDENT_FRACTION, by_class=False)
     interval = wilson_interval(100 * confident.disagreement, confident.effective)
-    low = max(0.0, interval.low - 100 * max(0.0, wider.disagreement - confident.disagreement))
-    return WrongShare(Interval(interval.mean, low, interval.high), confident.images, confident.agreement)
+    low = interval.low - 100 * max(0.0, wider.disagreement - confident.disagreement)
+    low = min(low, wilson_interval(100 * easiest.disagreement, easiest.effective).low)
+    return WrongShare(Interval(interval.mean, max(0.0, low), interval.high), confident.images, confident.agreement)
 
 
 class Confident(NamedTuple):
@@ -286,16 +306,17 @@ class Confident(NamedTuple):
     images: int
 
 
-def _count_confident(scores: LabelScores, fraction: float) -> Confident:
+def _count_confident(scores: LabelScores, fraction: float, by_class: bool = True) -> Confident:
     top = scores.probabilities.topk(2, dim=1)
     predicted, confidence = top.indices[:, 0], top.values[:, 0] - top.values[:, 1]
     differs = (scores.classes[predicted] != scores.labels).double()
     agrees = (scores.votes.argmax(1) == predicted).double()
     mean, agreement, squares, total = 0.0, 0.0, 0.0, 0
-    for number in torch.unique(predicted).tolist():
-        members = (predicted == number).nonzero()[:, 0]
+    group = predicted if by_class else torch.zeros_like(predicted)
+    for number in torch.unique(group).tolist():
+        members = (group == number).nonzero()[:, 0]
         confident = torch.cat(
-            [_most_confident(group, confidence, fraction) for group in _by_fold(members, scores.fold)]
+            [_most_confident(within, confidence, fraction) for within in _by_fold(members, scores.fold)]
         )
         weight = len(members) / len(predicted)
         mean += weight * float(differs[confident].mean())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # it needs torch, which takes seconds, and the checks below d
 SUMMARY = "audit.json"
 PAGE = "audit.html"
 MADE_BY = "supancl audit"
-SUSPECT_COLUMNS = ("path", "label", "split", "suggested", "score", "vote", "margin", "linear")
+SUSPECT_COLUMNS = ("path", "label", "split", "suggested", "score", "suggested_score", "vote", "margin", "linear")
 DUPLICATE_COLUMNS = (
     "path",
     "label",
@@ -106,11 +106,11 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
     write_atomically(path, write)
 
 
-def write_corrected_copy(audit: Audit, out: Path, below: float, columns: str = "") -> int:
-    """Copy the .csv source with the suggested labels of suspects whose score is below this; returns how many."""
+def write_corrected_copy(audit: Audit, out: Path, lead: float, columns: str = "") -> int:
+    """Copy the .csv source with the labels of suspects replaced whose suggestion leads by this; returns how many."""
     images, table = audit.images, Path(audit.images.source)
     check_corrected(out, images.source)
-    new_labels = {s.row: images.classes[s.suggested] for s in audit.suspects if s.score < below}
+    new_labels = {s.row: images.classes[s.suggested] for s in audit.suspects if s.suggested_score - s.score >= lead}
     raw_splits = [name for name, split in images.splits.items() for _ in range(len(split))]
     rows = enumerate(zip(images.names, raw_splits, strict=True))
     corrections = [Correction(name, split, new_labels.get(row)) for row, (name, split) in rows]

@@ -45,9 +45,9 @@ by the encoder's features, the nearest first; a red frame marks another label th
 <div id="list"></div>"""
 
 ABOUT = (
-    "A score is the evidence for the given label; that for all labels together is 1. Near 0, all speaks against the "
-    "label. The share above is counted where the classifiers are most certain. It assumes that easy images are "
-    "mislabelled as often as hard ones. Nothing here replaces a look at the image."
+    "A score is the evidence for the given label, from 0 (nothing speaks for it) to 1. The share above is counted "
+    "where the classifiers are most certain. It assumes that easy images are mislabelled as often as hard ones. "
+    "Nothing here replaces a look at the image."
 )
 
 
