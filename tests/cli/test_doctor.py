@@ -173,6 +173,17 @@ def test_oldest_versions_come_from_the_installed_package():
     assert {"torch", "timm", "pillow"} <= set(installation.oldest_versions())
 
 
+def test_sources_without_an_installation_are_a_note(monkeypatch):
+    def not_installed(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(installation, "requires", not_installed)
+    monkeypatch.setattr(installation, "version", not_installed)
+    for (found,) in (installation.check_supancl(), installation.check_extras()):
+        assert found.status == "note"
+        assert_mentions(found.advice, "pip install -e .")
+
+
 def test_an_extra_whose_package_is_missing(monkeypatch):
     required = ["torch>=2", 'openTSNE>=1 ; extra == "map"', 'onnx>=1; extra == "onnx"']
     monkeypatch.setattr(installation, "requires", lambda name: required)

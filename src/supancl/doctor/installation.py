@@ -134,7 +134,12 @@ def why_not_imported(module: str) -> str:
 
 
 def check_extras() -> Iterator[Finding]:
-    missing = [extra for extra in EXTRAS if packages_missing(extra)]
+    try:
+        missing = [extra for extra in EXTRAS if packages_missing(extra)]
+    except PackageNotFoundError:
+        advice = "pip install -e . in the sources, to know what each needs"
+        yield Finding("extras", "note", "not known: supancl runs without an installation", advice)
+        return
     present = [extra for extra in EXTRAS if extra not in missing]
     text = f"installed: {', '.join(present) or 'none'}"
     text += "; not installed: " + ", ".join(f"{extra} ({EXTRAS[extra]})" for extra in missing) if missing else ""
