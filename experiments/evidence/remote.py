@@ -3,7 +3,9 @@
     python -m experiments.evidence.remote runs/gpu1 --start 2 --until 1500 --commit 1234567   # data, then drivers
     python -m experiments.evidence.remote runs/gpu2                                           # further data
     python -m experiments.evidence.remote --wait 500 --collect OUT                            # what came out so far
+    python -m experiments.evidence.remote runs/gpu1 --start 2 --commands FILE                 # not a plan: any commands
 
+With --commands, drivers take the lines of FILE in turn (`experiments.evidence.commands`); a later FILE adds to them.
 Each folder that is named holds files as they were sent (images of one data set in one or more files, and once the
 unpack.py that knows them). A data set is unpacked when all its files are there, and appears in the work folder at once
 or not at all, because drivers that are running look for it. Drivers run in sessions of their own and outlive the
@@ -26,6 +28,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from experiments.evidence.commands import QUEUE
 
 ROOT = Path(__file__).resolve().parents[2]
 # data set of unpack.py -> its files, and the unpacked result
@@ -57,14 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for folder in args.folders:
         remote.take(folder)
     first = TRAINED_ON.get(args.plan.removesuffix("-rehearsal"), "")
-    remote.unpack([first] if args.start else [])
+    remote.unpack(SETS if args.commands else [first] if args.start else [])
+    if args.commands:
+        remote.add_commands(args.commands)
     if args.start:
         remote.start(args)
     remote.unpack(SETS)
     remote.wait(args.wait)
     remote.tell()
     if args.collect:
-        remote.collect(args.collect, args.kernels)
+        remote.collect(args.collect, args.kernels, args.also)
     return 0
 
 
@@ -84,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
         help="folder in memory for run folders, if it has room: a ResNet-50 writes a checkpoint of 300 MB a second",
     )
     arguments.add_argument("--plan", default="imagenet")
+    arguments.add_argument("--commands", type=Path, metavar="FILE", help="run its lines instead of a plan")
     arguments.add_argument(
         "--until", type=float, default=1500.0, metavar="SECONDS", help="--until-seconds of the drivers"
     )
@@ -91,6 +98,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--commit", default="", help="of the code")
     arguments.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="or until every driver has ended")
     arguments.add_argument("--collect", type=Path, metavar="DIR", help="gets results.tar.gz and logs.tar.gz")
+    arguments.add_argument(
+        "--also", nargs="*", default=[], metavar="GLOB", help="files of results/ to collect as they are"
+    )
     arguments.add_argument(
         "--kernels", action="store_true", help="collect the compiler's kernels too, for the next machine"
     )
@@ -162,33 +172,14 @@ class Remote:
         left_out = shutil.ignore_patterns("__pycache__", "*.egg-info", "results", "benchmarks")
         shutil.copytree(ROOT / "src", self.code / "src", ignore=left_out)
         shutil.copytree(ROOT / "experiments", self.code / "experiments", ignore=left_out)
-        for path in sorted((ROOT / "experiments" / "results" / args.plan).glob("*.json")):  # what earlier machines made
-            if not (self.results / path.name).exists():
-                shutil.copyfile(path, self.results / path.name)
+        if not args.commands:
+            self.take_results(args.plan)
         environment = self.environment(args.start)
         for number in range(args.start):
             name = f"driver-{time.strftime('%H%M%S')}-{number}"
-            words = [
-                sys.executable,
-                "-m",
-                "experiments.evidence",
-                "run",
-                "--plan",
-                args.plan,
-                "--results",
-                str(self.results),
-                "--work",
-                str(self.work),
-                "--until-seconds",
-                str(args.until),
-                "--beside",
-                *["--shared"] * (args.start > 1),
-                *(word for only in args.only for word in ("--only", only)),
-                *(["--commit", args.commit] if args.commit else []),
-            ]
             with open(self.logs / f"{name}.log", "ab") as log:
                 process = subprocess.Popen(
-                    words,
+                    self.driver_words(args),
                     cwd=self.code,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -199,6 +190,33 @@ class Remote:
             (self.work / f"{name}.pid").write_text(str(process.pid))
             process.returncode = 0  # Python would warn that it still runs, which is what it is meant to do
             say(f"{name}: started with {args.until:.0f} s")
+
+    def take_results(self, plan: str) -> None:
+        """What earlier machines made of this plan."""
+        for path in sorted((ROOT / "experiments" / "results" / plan).glob("*.json")):
+            if not (self.results / path.name).exists():
+                shutil.copyfile(path, self.results / path.name)
+
+    def driver_words(self, args: argparse.Namespace) -> list[str]:
+        if args.commands:
+            return [sys.executable, "-m", "experiments.evidence.commands", str(self.work), str(args.until)]
+        return [
+            *(sys.executable, "-m", "experiments.evidence", "run", "--plan", args.plan),
+            *("--results", str(self.results), "--work", str(self.work), "--until-seconds", str(args.until), "--beside"),
+            *["--shared"] * (args.start > 1),
+            *(word for only in args.only for word in ("--only", only)),
+            *(["--commit", args.commit] if args.commit else []),
+        ]
+
+    def add_commands(self, file: Path) -> None:
+        """Put each line of the file into the queue that drivers take from; those of an earlier file come first."""
+        queue = self.work / QUEUE
+        queue.mkdir(exist_ok=True)
+        lines = [line for line in file.read_text().splitlines() if line.strip() and not line.startswith("#")]
+        taken = len(list(queue.iterdir()))
+        for number, line in enumerate(lines, taken):
+            (queue / f"{number:03d}.command").write_text(line)
+        say(f"{len(lines)} commands added, {taken} before them")
 
     def place_runs(self, memory: Path) -> None:
         """Keep run folders in memory if there is room, because every epoch syncs a checkpoint to the disk."""
@@ -265,7 +283,7 @@ class Remote:
             f"{', '.join(self.running()) or 'no driver'}"
         )
         for path in sorted(self.results.glob("*.json")):
-            with contextlib.suppress(ValueError, KeyError):
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # not of a plan
                 result = json.loads(path.read_text())
                 values_text = ", ".join(
                     f"{key} {result['values'][key]:.2f}" for key in ("knn", "linear", "AP50") if key in result["values"]
@@ -283,9 +301,11 @@ class Remote:
             if not (self.results / f"{path.parent.name}.json").exists():
                 say(f"{path.parent.name}: {last_row(path)}")
 
-    def collect(self, out: Path, kernels: bool) -> None:
+    def collect(self, out: Path, kernels: bool, also: Sequence[str] = ()) -> None:
         """Pack results and logs into few files of limited size, as the machine requires."""
         out.mkdir(parents=True, exist_ok=True)
+        for path in (path for pattern in also for path in self.results.rglob(pattern)):
+            shutil.copyfile(path, out / path.name)
         pack(out / "results.tar.gz", self.results, (self.results.rglob("*.json")))
         runs = self.work / "runs"
         files = [

@@ -128,3 +128,25 @@ def test_runs_lie_in_memory_where_there_is_room(tmp_path: Path, monkeypatch) -> 
     assert len(list(memory.glob("*/one"))) == 1
     large.place_runs(memory)  # a second start finds them where they are
     assert (large.work / "runs" / "one").is_dir()
+
+
+def test_drivers_share_a_queue_of_commands_that_can_be_added_to(sent: Path, capsys) -> None:
+    work, out, file = sent / "work", sent / "out", sent / "commands.txt"
+    say = "python -c 'import sys, time; time.sleep({}); open(sys.argv[1], \"x\").write(sys.argv[2])'"
+    quick = say.replace("{}", "0")
+    file.write_text(
+        f"# a remark\n{say.replace('{}', '2')} {{results}}/slow.json {{data}}\n"
+        f"python -c 'raise SystemExit(3)'\n{quick} {{results}}/after.npz 1\n"
+    )
+    flags = ["--work", str(work), "--memory", str(sent / "none")]
+    assert main([str(sent / "gpu1"), *flags, "--start", "2", "--until", "60", "--commands", str(file)]) == 0
+    assert (work / "data" / "one").exists()  # before the first command, which may need it
+    file.write_text(f"{quick} {{results}}/added.json 2\n")
+    assert main([*flags, "--commands", str(file), "--wait", "60", "--collect", str(out), "--also", "*.npz"]) == 0
+    said = capsys.readouterr().out
+    assert "001: exit 3" in said
+    assert sorted(path.name for path in (work / "results").iterdir()) == ["added.json", "after.npz", "slow.json"]
+    assert (work / "results" / "slow.json").read_text() == str(work / "data")
+    assert (out / "after.npz").read_text() == "1"
+    with tarfile.open(out / "results.tar.gz") as packed:
+        assert sorted(packed.getnames()) == ["added.json", "slow.json"]
