@@ -114,7 +114,7 @@ def test_a_card_shows_the_image_and_its_nearest_neighbours(page, browser: Browse
     assert browser.find("#page").text == "page 2 of 3"
     suspect = audit.suspects[25]
     card = browser.find_all(".audit-card")[0]
-    assert f"score {suspect.score:.3f}" in card.text
+    assert f"score {suspect.score:.2f}, suggested {suspect.suggested_score:.2f}" in card.text
     numbers = browser.run(NUMBERS)
     images = [
         numbers[int(canvas.get_attribute("data-image"))] for canvas in card.find_elements("css selector", "canvas")

@@ -128,6 +128,7 @@ def page_data(audit: Audit, rows: list[int]) -> dict[str, Any]:
             "neighbours": neighbours([suspect.row for suspect in suspects]),
             "suggested": pack_array(np.array([suspect.suggested for suspect in suspects], np.int32)),
             "score": pack_array(np.array([suspect.score for suspect in suspects], np.float32)),
+            "suggestedScore": pack_array(np.array([suspect.suggested_score for suspect in suspects], np.float32)),
         },
         "duplicates": {
             "total": len(audit.duplicates),

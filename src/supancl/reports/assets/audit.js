@@ -26,8 +26,10 @@ class AuditPage {
   }
 
   readSuspects(table) {
-    const suggested = unpackArray(table.suggested), score = unpackArray(table.score);
-    const entries = this.withNeighbours(table).map((entry, i) => ({ ...entry, suggested: suggested[i], value: score[i] }));
+    const [suggested, score, suggestedScore] = [table.suggested, table.score, table.suggestedScore].map(unpackArray);
+    const entries = this.withNeighbours(table).map((entry, i) => (
+      { ...entry, suggested: suggested[i], value: score[i], scores: `${score[i].toFixed(2)}, suggested ${suggestedScore[i].toFixed(2)}` }
+    ));
     return {
       title: "Suspects", total: table.total, entries, card: (entry) => this.suspectCard(entry),
       shows: { "": "all suspects", undecided: "undecided", wrong: "wrong", right: "right" },
@@ -199,7 +201,7 @@ class AuditPage {
       });
       buttons.append(button);
     }
-    about.append(given, suggested, element("div", "small", `score ${entry.value.toFixed(3)}`), this.describe(image), buttons);
+    about.append(given, suggested, element("div", "small", `score ${entry.scores}`), this.describe(image), buttons);
     const card = this.card(entry, this.thumbnail(image), about);
     card.dataset.image = image;
     this.markDecision(card, image);
