@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from experiments.audit.ranking import roc_area
+from supancl.cli.arguments.audit import LEAST_LEAD
 from supancl.core.encoders import Encoder
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
@@ -28,6 +29,7 @@ from supancl.files import write_json
 from supancl.probes.features import Features, embed
 from supancl.probes.knn import count_votes, knn_accuracy
 from supancl.probes.label_scores import (
+    LabelScores,
     at_labels,
     best_other,
     class_mean_cosines,
@@ -112,7 +114,7 @@ def run(row: Row, root: Path, folder: Path, epochs: int) -> tuple[dict[str, Any]
         "name": row.name, "method": row.method, "alpha": row.alpha, "noise": row.noise, "kind": row.kind,
         "epochs": epochs, "seconds": round(took, 1), "wrong": int(is_wrong.sum()), "images": len(noisy),
         "share": None if share is None else list(share.percent),
-        "agreement": None if share is None else share.agreement,
+        "agreement": None if share is None else share.agreement.mean, "replaced": replaced(scores, is_wrong),
         "accuracy": {
             "linear": fixed_ridge_accuracy(train, test),
             "linear on wrong labels": fixed_ridge_accuracy(Features(train.values, noisy), test),
@@ -122,6 +124,12 @@ def run(row: Row, root: Path, folder: Path, epochs: int) -> tuple[dict[str, Any]
         "ranks": ranks, "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "versions": versions(),
     }, {**kept, "labels": noisy.cpu(), "is_wrong": is_wrong.cpu()}  # fmt: skip
+
+
+def replaced(scores: LabelScores, is_wrong: Tensor) -> list[int]:
+    """How many labels `--corrected` would replace, and how many of these are wrong."""
+    chosen = scores.suggested_score - scores.score >= LEAST_LEAD
+    return [int(chosen.sum()), int(is_wrong.cpu()[scores.rows[chosen]].sum())]
 
 
 def crossed(encoder: Encoder, root: Path, device: torch.device) -> dict[str, float]:

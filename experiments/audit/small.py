@@ -47,6 +47,13 @@ CLUSTERS = {  # classes, and the deviation of a point from the centre of its cla
 }  # fmt: skip
 
 
+POOR_DRAWINGS = 40
+POOR = {  # classes, points, deviation
+    "4 clusters of 100 points": (4, 400, 6.0), "2 clusters of 150 points": (2, 300, 6.0),
+    "2 clusters of 500 points": (2, 1000, 6.0), "10 clusters of 100 points": (10, 1000, 4.0),
+}  # fmt: skip
+
+
 def digit_images() -> tuple[np.ndarray, np.ndarray]:
     digits = load_digits()
     return (digits.images * 15.9375).astype(np.uint8), digits.target
@@ -77,8 +84,9 @@ def judge(values: Tensor, noisy: Tensor, truth: Tensor) -> dict[str, Any]:
     assert share is not None
     corrected = scores.suggested_score - scores.score >= LEAST_LEAD
     found: dict[str, Any] = {
-        "wrong": 100 * float(is_wrong.double().mean()), "share": list(share.percent), "agreement": share.agreement,
-        "suspects": int(scores.is_suspect.sum()), "corrected": int(corrected.sum()),
+        "wrong": 100 * float(is_wrong.double().mean()), "share": list(share.percent), "agreement": share.agreement.mean,
+        "is_given": share.is_reliable,
+        "suspects": int(scores.is_suspect.sum()), "judged": len(noisy), "corrected": int(corrected.sum()),
         "corrected_were_wrong": int((corrected & is_wrong).sum()),
     }  # fmt: skip
     if bool(is_wrong.any()):
@@ -98,11 +106,11 @@ def judge_digits(work: Path) -> Iterator[dict[str, Any]]:
         yield {"method": method, "noise": fraction, "kind": kind, "seed": seed, **judge(values, noisy, truth)}
 
 
-def cluster_points(classes: int, deviation: float) -> Features:
-    chance = torch.Generator().manual_seed(0)
-    labels = torch.arange(POINTS) % classes
+def cluster_points(classes: int, deviation: float, points: int = POINTS, seed: int = 0) -> Features:
+    chance = torch.Generator().manual_seed(seed)
+    labels = torch.arange(points) % classes
     centres = torch.randn(classes, DIMENSIONS, generator=chance)
-    return Features(centres[labels] + deviation * torch.randn(POINTS, DIMENSIONS, generator=chance), labels)
+    return Features(centres[labels] + deviation * torch.randn(points, DIMENSIONS, generator=chance), labels)
 
 
 def judge_clusters() -> Iterator[dict[str, Any]]:
@@ -120,6 +128,23 @@ def judge_clusters() -> Iterator[dict[str, Any]]:
                 Features(values[~tested], truth[~tested]), Features(values[tested], truth[tested])
             ),
         }  # fmt: skip
+
+
+def judge_poor() -> Iterator[dict[str, Any]]:
+    """Labels that are all right, of features that hardly separate the classes: no share should be told."""
+    images, target = digit_images()
+    pixels = torch.from_numpy(images).flatten(1).float()
+    for name, (classes, points, deviation) in POOR.items():
+        drawings = []
+        for seed in range(POOR_DRAWINGS):
+            values, truth = cluster_points(classes, deviation, points, seed)
+            drawings.append(judge(values, truth, truth))
+        yield {"features": name, "drawings": drawings}
+    coins = []
+    for seed in range(POOR_DRAWINGS):
+        labels = (torch.rand(len(target), generator=torch.Generator().manual_seed(seed)) < 0.2).long()
+        coins.append(judge(pixels, labels, labels))
+    yield {"features": "pixels of the digits, labels by lot, 4 to 1", "drawings": coins}
 
 
 def digits_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -164,7 +189,21 @@ def clusters_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"digits": digits_table, "clusters": clusters_table}
+def poor_table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "| Features | Suspects | Share is given | Its lower end is above 3% |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        found = row["drawings"]
+        given = [drawing for drawing in found if drawing["is_given"]]
+        suspects = np.mean([drawing["suspects"] / drawing["judged"] for drawing in found])
+        above = sum(drawing["share"][1] > 3 for drawing in given)
+        lines.append(f"| {row['features']} | {100 * suspects:.0f}% | {len(given)} of {len(found)} | {above} |")
+    return "\n".join(lines)
+
+
+TABLES = {"digits": digits_table, "clusters": clusters_table, "poor": poor_table}
 
 
 def read_rows(name: str) -> list[dict[str, Any]]:
@@ -180,7 +219,8 @@ def main() -> None:
     args = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in args.only:
-        rows = list(judge_digits(args.work) if name == "digits" else judge_clusters())
+        judged = {"digits": lambda: judge_digits(args.work), "clusters": judge_clusters, "poor": judge_poor}
+        rows = list(judged[name]())
         write_json(RESULTS / f"{name}.json", {"rows": rows, "versions": versions()})
         print(TABLES[name](rows), flush=True)
         if args.update:

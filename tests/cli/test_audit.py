@@ -57,6 +57,22 @@ def here(place, monkeypatch):
     monkeypatch.chdir(place)
 
 
+def test_the_images_of_the_run_are_known_under_another_name(place, capsys, tmp_path) -> None:
+    recipe = RunFolder(Path("run")).read_recipe()[0]
+    content = open_data(recipe.data, recipe.encoder.channels).content
+    assert content is not None
+    (place / "run" / "content.npz").write_bytes(content.to_bytes())
+    lines = (place / "digits.csv").read_text().splitlines()
+    part = table(place / "half.csv", lines[0].replace("file", "path"), *lines[1:300])
+    said = supancl(capsys, "audit", "run", "--data", part, "--out", tmp_path / "out")
+    assert said.code == 0, said.err
+    assert_mentions(said.out, "trained on these labels")
+    blank = [np.full((8, 8), level, np.uint8) for level in range(40)]
+    archive(tmp_path / "other.npz", train_images=np.stack(blank), train_labels=np.arange(40) % 2)
+    said = supancl(capsys, "audit", "run", "--data", tmp_path / "other.npz", "--out", tmp_path / "other")
+    assert "trained on these labels" not in said.out
+
+
 def test_flipped_labels_are_found_and_corrected(place, capsys, tmp_path) -> None:
     """Measured with these random weights: AUROC .999, and 57 of the 59 first suspects are flipped."""
     out, before = tmp_path / "out", (place / "digits.csv").read_bytes()
@@ -88,7 +104,8 @@ def test_flipped_labels_are_found_and_corrected(place, capsys, tmp_path) -> None
 
     fixed, given = read(tmp_path / "fixed.csv"), read(place / "digits.csv")
     changed = [row for row in fixed if row["changed_from"]]
-    assert len(changed) == result["changed"] == sum(float(row["suggested_score"]) - float(row["score"]) >= 0.3 for row in suspects)
+    leads = [float(row["suggested_score"]) - float(row["score"]) for row in suspects]
+    assert len(changed) == result["changed"] == sum(lead >= 0.3 for lead in leads)
     assert [row["changed_from"] or row["label"] for row in fixed] == [row["label"] for row in given]
     assert [row["note"] for row in fixed] == [row["note"] for row in given]
     assert all(Path(row["file"]).is_absolute() and Path(row["file"]).is_file() for row in fixed)  # another folder

@@ -155,3 +155,34 @@ def test_one_class_is_refused() -> None:
     features = clusters(10, 1)
     with pytest.raises(BadInput, match="two classes"):
         label_scores(features)
+
+
+def test_no_share_is_told_where_both_classifiers_only_know_the_majority() -> None:
+    """They agree on nearly every image, and say nothing about it."""
+    generator = torch.Generator().manual_seed(0)
+    values, labels = torch.randn(1500, 16, generator=generator), (torch.rand(1500, generator=generator) < 0.2).long()
+    share = share_of_wrong_labels(label_scores(Features(values, labels)))
+    assert share is not None
+    assert not share.is_reliable
+
+
+def test_a_tenth_is_counted_also_of_small_classes() -> None:
+    features = clusters(600, 100, deviation=0.2)
+    share = share_of_wrong_labels(label_scores(features))
+    assert share is not None
+    assert share.images == 60
+
+
+def test_few_labels_are_too_few_to_count_on() -> None:
+    assert share_of_wrong_labels(label_scores(clusters(240))) is None
+    share = share_of_wrong_labels(label_scores(clusters(400)))
+    assert share is not None
+    assert share.is_reliable
+
+
+def test_a_suspect_has_a_label_that_fits_better_and_a_vote_needs_a_neighbour() -> None:
+    for features in (clusters(80, 2, deviation=4.0), Features(torch.ones(40, 3), torch.arange(40) % 2)):
+        scores = label_scores(features)
+        assert torch.equal(scores.is_suspect, scores.suggested_score > scores.score)
+    with pytest.raises(BadInput, match="k = 0"):
+        label_scores(features, k=0)

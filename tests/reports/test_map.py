@@ -147,6 +147,17 @@ def test_opentsne_gets_exact_neighbours(monkeypatch):
     assert calls[-1] == ("t-SNE, iterations", 750, 750)
 
 
+def test_few_images_report_their_iterations_and_are_mapped_as_without(capsys):
+    values = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    features, calls = Features(values, torch.zeros(40, dtype=torch.long)), []
+    points = tsne_map(features, 3, lambda *call: calls.append(call))
+    assert np.array_equal(points, tsne_map(features, 3))
+    assert [call[1] for call in calls] == sorted(call[1] for call in calls)
+    assert len(calls) > 3
+    assert calls[-1][1] == calls[-1][2]
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize("suffix", [".svg", ".pdf"])
 def test_a_drawing_of_many_points_is_small(tmp_path, suffix):
     path = Path(tmp_path / f"map{suffix}")

@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from supancl.data.content import read_content
 from supancl.data.opening import is_same_source
 from supancl.data.sources import benchmarks
 from supancl.data.sources.libraries import READERS
+from supancl.data.splits import Split
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_name, registered_name
 
 CUT_FROM = {"fc100": "cifar100"}  # data sets that consist of images of another one
+EQUAL_BY_CHANCE = 0.01  # fraction of images whose checksums of 32 bits may be equal though their pixels are not
 LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # names in libraries -> names of benchmarks, where they differ
 
 
@@ -132,6 +137,15 @@ def shares_images(evaluated: EvaluatedEncoder, source: str | None) -> bool:
         (own.data_set is not None and own.data_set == identity.data_set) or _paths_overlap(own.path, identity.path)
         for own in run_identities
     )
+
+
+def shares_pixels(evaluated: EvaluatedEncoder, splits: Sequence[Split]) -> bool:
+    """Whether some of these images have the pixels of images of the run, under whatever name."""
+    saved = None if evaluated.run is None else read_content(evaluated.run.content_file)
+    contents = [content.values for split in splits if (content := split.content()) is not None]
+    if saved is None or not contents:
+        return False
+    return bool(np.isin(np.concatenate(contents), saved.values).mean() > EQUAL_BY_CHANCE)
 
 
 def warn_if_trained_on(evaluated: EvaluatedEncoder, source: str | None, taken_from: str, every: bool = False) -> bool:

@@ -41,9 +41,10 @@ LEAST_SHARE = 0.01
 
 # The rule of `share_of_wrong_labels`: its estimate comes from the images whose label is easiest to predict.
 CONFIDENT_FRACTION = 0.1  # of the images of a fold that are predicted to be of a class
-MIN_JUDGED = 50  # labels below which no share is estimated
-# Of k-NN with the linear classifier where that is most certain; below it, estimates were off by 8 points and more
-# (docs/audit.md). Wrong labels hardly lower it, features that do not separate the classes do.
+MIN_JUDGED = 250  # labels below which no share is estimated: a tenth of them would be too few to count on
+MIN_PER_GROUP = 10  # images per class and fold, from which on classes are counted separately
+# Of k-NN with the linear classifier where that is most certain, beyond chance: docs/audit.md. Wrong labels hardly lower
+# it, features that do not separate the classes do.
 MIN_AGREEMENT = 0.85
 
 
@@ -108,6 +109,8 @@ def label_scores(
             "labels can only be judged against those of at least two classes"
         )
     k = default_k(labels.cpu(), leave_one_out=True) if k is None else min(k, len(labels) - 1)
+    if k < 1:
+        raise BadInput(f"k = {k}: at least one neighbour must vote")
     if matches is None:
         matches = other_neighbours(Features(values, labels), k, progress)
     votes = count_votes(matches, labels, k, KNN_TEMPERATURE, len(classes))
@@ -115,12 +118,13 @@ def label_scores(
     cosines = class_mean_cosines(values, labels, len(classes))
     probabilities = linear_probabilities(values, labels, len(classes), folds, seed, progress)
     evidence = combine_evidence(votes, cosines, probabilities)
-    best = evidence.max(1)
+    best, score = evidence.max(1), at_labels(evidence, labels)
+    is_better = best.values > score
     return LabelScores(
         rows=rows,
         labels=given.cpu(),
-        suggested=classes[best.indices].cpu(),
-        score=at_labels(evidence, labels).cpu(),
+        suggested=torch.where(is_better, classes[best.indices], given).cpu(),
+        score=score.cpu(),
         suggested_score=best.values.cpu(),
         vote=at_labels(votes, labels).cpu(),
         margin=(at_labels(cosines, labels) - best_other(cosines, labels)).cpu(),
@@ -156,7 +160,7 @@ def combine_evidence(votes: Tensor, cosines: Tensor, probabilities: Tensor) -> T
 
 def cosine_shares(cosines: Tensor) -> Tensor:
     """Softmax of the cosines to class means, scaled so that their deviation over classes is usual for logits."""
-    deviation = cosines.std(1, correction=0).mean().clamp(min=1e-12)
+    deviation = cosines.std(1, correction=0).mean().clamp(min=1e-6)  # less is rounding
     return (cosines * (USUAL_DEVIATION / deviation)).softmax(1)
 
 
@@ -258,27 +262,29 @@ def best_other(table: Tensor, labels: Tensor) -> Tensor:
 class WrongShare(NamedTuple):
     """Share of wrong labels in percent with its 95% interval, and the number of images that it is counted on.
 
-    `agreement` is how often k-NN predicts what the linear classifier does, on these images.
+    `agreement` is how often k-NN predicts what the linear classifier does, on these images and beyond chance: 1 always,
+    0 as often as if each only knew how frequent the classes are.
     """
 
     percent: Interval
     images: int
-    agreement: float = 1.0
+    agreement: Interval = Interval(1.0, 1.0, 1.0)
 
     @property
     def is_reliable(self) -> bool:
-        """Whether the features separate the classes well enough to count wrong labels."""
-        return self.agreement >= MIN_AGREEMENT
+        """Whether the features surely separate the classes well enough to count wrong labels."""
+        return self.agreement.low >= MIN_AGREEMENT
 
 
 def share_of_wrong_labels(scores: LabelScores) -> WrongShare | None:
-    """An estimate of the share of wrong labels in percent; None if fewer than 50 labels were judged.
+    """An estimate of the share of wrong labels in percent; None if fewer than 250 labels were judged.
 
     A classifier errs too, so the share of labels that it disagrees with is too high. Where it is most confident it
     hardly errs: there, almost all disagreement comes from wrong labels. So the most confident tenth is counted of the
     images that the linear classifier predicts to be of a class, and classes are weighted by how often they are
-    predicted. The tenth is taken within each fold: the labels in a fold have no part in who is confident there.
-    (Leaving single images out would not do: one wrong label among right ones has only right neighbours itself.)
+    predicted; if classes are small, the most confident tenth of all images. The tenth is taken within each fold: the
+    labels in a fold have no part in who is confident there. (Leaving single images out would not do: one wrong label
+    among right ones has only right neighbours itself.)
 
     The interval is Wilson's, and its lower end allows for a classifier that errs even there, in two ways: it is moved
     down by as much as the last halving of the fraction took away, and it covers the most confident tenth of all
@@ -288,13 +294,15 @@ def share_of_wrong_labels(scores: LabelScores) -> WrongShare | None:
     """
     if len(scores.labels) < MIN_JUDGED:
         return None
-    confident = _count_confident(scores, CONFIDENT_FRACTION)
-    wider = _count_confident(scores, 2 * CONFIDENT_FRACTION)
+    groups = len(scores.classes) * len(torch.unique(scores.fold))
+    by_class = len(scores.labels) >= MIN_PER_GROUP * groups
+    confident = _count_confident(scores, CONFIDENT_FRACTION, by_class)
+    wider = _count_confident(scores, 2 * CONFIDENT_FRACTION, by_class)
     easiest = _count_confident(scores, CONFIDENT_FRACTION, by_class=False)
-    interval = wilson_interval(100 * confident.disagreement, confident.effective)
-    low = interval.low - 100 * max(0.0, wider.disagreement - confident.disagreement)
-    low = min(low, wilson_interval(100 * easiest.disagreement, easiest.effective).low)
-    return WrongShare(Interval(interval.mean, max(0.0, low), interval.high), confident.images, confident.agreement)
+    mean, low, high = wilson_interval(100 * confident.disagreement, confident.effective)
+    low -= 100 * max(0.0, wider.disagreement - confident.disagreement)
+    low = max(0.0, min(low, wilson_interval(100 * easiest.disagreement, easiest.effective).low))
+    return WrongShare(Interval(mean, low, high), confident.images, _agreement_beyond_chance(scores, confident))
 
 
 class Confident(NamedTuple):
@@ -306,7 +314,18 @@ class Confident(NamedTuple):
     images: int
 
 
-def _count_confident(scores: LabelScores, fraction: float, by_class: bool = True) -> Confident:
+def _agreement_beyond_chance(scores: LabelScores, confident: Confident) -> Interval:
+    """Cohen's kappa of the two classifiers, its chance from how often each predicts a class; with Wilson's interval."""
+    frequencies = [
+        torch.bincount(answers.argmax(1), minlength=len(scores.classes)).double() / len(answers)
+        for answers in (scores.votes, scores.probabilities)
+    ]
+    chance = min(float((frequencies[0] * frequencies[1]).sum()), 1 - 1e-9)
+    agreement = wilson_interval(100 * confident.agreement, confident.effective)
+    return Interval(*((value / 100 - chance) / (1 - chance) for value in agreement))
+
+
+def _count_confident(scores: LabelScores, fraction: float, by_class: bool) -> Confident:
     top = scores.probabilities.topk(2, dim=1)
     predicted, confidence = top.indices[:, 0], top.values[:, 0] - top.values[:, 1]
     differs = (scores.classes[predicted] != scores.labels).double()

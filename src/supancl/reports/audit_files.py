@@ -137,7 +137,10 @@ def trust_line(wrong: WrongShare | None, judged: int) -> str:
     if wrong is None:
         return f"{labels}: too few to say what share is wrong"
     if not wrong.is_reliable:
-        return f"{labels}: the encoder does not separate their classes well enough to say what share is wrong"
+        return (
+            f"{labels}: the encoder does not separate their classes well enough to say what share is wrong, and the "
+            "order of the suspects means little"
+        )
     mean, low, high = wrong.percent
     return f"about {mean:.1f}% [{low:.1f}, {high:.1f}] of {labels} look wrong"
 
@@ -147,11 +150,10 @@ def cautions(summary: dict[str, Any]) -> list[str]:
     lines = []
     if summary["with_label_noise"]:
         lines.append("these are the labels that the run was trained on, with those that data.label_noise made wrong")
-    if summary["trained_on_these_labels"]:
-        lines.append(
-            "the encoder was trained on these labels and may have learned wrong ones: more may be wrong than this says"
-        )
     wrong = summary["wrong_percent"]
+    if summary["trained_on_these_labels"]:
+        learned = "the encoder was trained on these labels and may have learned wrong ones"
+        lines.append(learned if wrong is None else f"{learned}: more may be wrong than this says")
     if wrong is not None and summary["suspects"] > 2 * wrong / 100 * summary["judged"] + 5:
         lines.append("more labels are suspects than look wrong: hard images are among them, the worst come first")
     return lines

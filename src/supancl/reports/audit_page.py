@@ -44,11 +44,12 @@ right, <kbd>u</kbd> undecided, <kbd>n</kbd> <kbd>p</kbd> next and previous page.
 by the encoder's features, the nearest first; a red frame marks another label than the given one.</p>
 <div id="list"></div>"""
 
-ABOUT = (
-    "A score is the evidence for the given label, from 0 (nothing speaks for it) to 1. The share above is counted "
-    "where the classifiers are most certain. It assumes that easy images are mislabelled as often as hard ones. "
-    "Nothing here replaces a look at the image."
+ABOUT = "A score is the evidence for the given label, from 0 (nothing speaks for it) to 1. "
+ABOUT_SHARE = (
+    "The share above is counted where the classifiers are most certain. It assumes that easy images are mislabelled as "
+    "often as hard ones. "
 )
+ABOUT_ALL = "Nothing here replaces a look at the image."
 
 
 def audit_page(audit: Audit, progress: Progress | None = None) -> str:
@@ -65,7 +66,7 @@ def audit_page(audit: Audit, progress: Progress | None = None) -> str:
         cautions="".join(
             f"<p>{html.escape(f'{line[0].upper()}{line[1:]}.')}</p>\n" for line in cautions(audit.summary)
         ),
-        about=html.escape(ABOUT),
+        about=html.escape(ABOUT + ABOUT_SHARE * (audit.summary["wrong_percent"] is not None) + ABOUT_ALL),
     )
     return html_page(title, body, data={"audit": data, "sprites": sprites.to_page()}, scripts=SCRIPTS)
 

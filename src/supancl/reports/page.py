@@ -11,9 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from supancl.errors import make_visible
-from supancl.files import jsonable
+from supancl.errors import BadInput, make_visible
+from supancl.files import jsonable, open_regular
 
+GENERATOR = '<meta name="generator" content="supancl">'
 # nothing is fetched, whatever a name in the data contains; blob: is for files that the reader saves
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -33,6 +34,7 @@ def html_page(
     code = "\n".join(f"<script>\n{read_asset(name)}</script>" for name in ("theme.js", *scripts))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+{GENERATOR}
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <title>{html.escape(title)}</title><style>
 {read_asset("page.css")}</style></head><body{' class="full"' if full else ""}>
@@ -42,6 +44,15 @@ def html_page(
 {code}
 </body></html>
 """
+
+
+def check_page_place(path: Path, flag: str) -> None:
+    """Refuse to replace a file that is not a page of supancl's."""
+    if path.is_file():
+        with open_regular(path) as file:
+            beginning = file.read(1000)
+        if GENERATOR.encode() not in beginning:
+            raise BadInput(f"{flag} {path}: this file is not a page that supancl wrote; name another one")
 
 
 def charts(specs: Mapping[str, Mapping[str, Any]]) -> str:

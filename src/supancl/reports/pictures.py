@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from supancl.probes import Features
 from supancl.reporter import track_task
 from supancl.reports.fonts import families, make_drawable
 from supancl.reports.legends import MAX_NAMED, draw_legend, lay_out_legend
-from supancl.reports.tsne import MAX_IMAGES_SKLEARN, Progress, tsne_of_many
+from supancl.reports.tsne import MAX_IMAGES_SKLEARN, Progress, tsne_of_few, tsne_of_many
 
 # ten colours that most colour-blind readers can distinguish; after ten classes they repeat with another marker
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000", "#ee7733", "#009988")
@@ -88,8 +89,6 @@ def tsne_map(features: Features, seed: int = 0, progress: Progress | None = None
 
     Zeros for fewer than three images, or if all features are equal (a collapsed encoder).
     """
-    from sklearn.manifold import TSNE
-
     count = len(features.values)
     values = features.values.double().numpy()
     values = values / np.linalg.norm(values, axis=1, keepdims=True).clip(1e-12)
@@ -97,10 +96,8 @@ def tsne_map(features: Features, seed: int = 0, progress: Progress | None = None
         return np.zeros((count, 2))
     if count > MAX_IMAGES_SKLEARN:
         return tsne_of_many(values, perplexity(count), seed, progress)
-    mapper = TSNE(perplexity=perplexity(count), init="pca", random_state=seed)
-    with track_task(f"t-SNE of {count:,} images"):
-        mapped: np.ndarray[Any, Any] = mapper.fit_transform(values)
-    return mapped
+    with track_task(f"t-SNE of {count:,} images") if progress is None else nullcontext():
+        return tsne_of_few(values, perplexity(count), seed, progress)
 
 
 def perplexity(count: int) -> float:

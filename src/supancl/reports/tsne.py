@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +20,9 @@ from supancl.probes.knn import Neighbours, neighbours
 MAX_IMAGES_SKLEARN = 5_000  # above, scikit-learn's t-SNE takes several times as long as openTSNE
 PHASES = {"early exaggeration": 250, "optimisation": 500}  # openTSNE's iterations
 CALL_EVERY = 25
+SKLEARN_ITERATIONS = 1000  # its default
 
+ITERATIONS = "t-SNE, iterations"
 Progress = Callable[[str, int, int], None]  # (activity, done, total)
 
 
@@ -34,6 +39,35 @@ def nearest_images(values: Tensor, k: int, device: torch.device | str | None = N
     """The k images with the most similar features (cosine) of each image, labelled or not, without itself."""
     everyone = Features(values, torch.zeros(len(values), dtype=torch.long))
     return neighbours(everyone, values, k, leave_one_out=True, device=device)
+
+
+def tsne_of_few(
+    values: np.ndarray[Any, Any], perplexity: float, seed: int, progress: Progress | None = None
+) -> np.ndarray[Any, Any]:
+    """Two coordinates per row of `values` by scikit-learn."""
+    from sklearn.manifold import TSNE
+
+    verbose = 0 if progress is None else 2
+    mapper = TSNE(perplexity=perplexity, init="pca", random_state=seed, max_iter=SKLEARN_ITERATIONS, verbose=verbose)
+    if progress is None:
+        return np.asarray(mapper.fit_transform(values))
+    with redirect_stdout(PrintedIterations(SKLEARN_ITERATIONS, progress)):
+        mapped = np.asarray(mapper.fit_transform(values))
+    progress(ITERATIONS, SKLEARN_ITERATIONS, SKLEARN_ITERATIONS)
+    return mapped
+
+
+class PrintedIterations(io.TextIOBase):
+    """Reports the iterations that scikit-learn's t-SNE prints; it has no other way to say how far it is."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self.total, self.progress = total, progress
+
+    def write(self, text: str) -> int:
+        for number in re.findall(r"Iteration (\d+)", text):
+            if int(number) < self.total:
+                self.progress(ITERATIONS, int(number), self.total)
+        return len(text)
 
 
 def tsne_of_many(
@@ -57,7 +91,7 @@ def tsne_of_many(
         calls += 1
         if progress is not None:
             total = sum(PHASES.values())
-            progress("t-SNE, iterations", min(total, calls * CALL_EVERY), total)
+            progress(ITERATIONS, min(total, calls * CALL_EVERY), total)
 
     mapped = TSNE(random_state=seed, n_jobs=threads, callbacks=report, callbacks_every_iters=CALL_EVERY).fit(
         affinities=affinities, initialization=initialization.pca(values, random_state=seed)

@@ -8,6 +8,7 @@ from pathlib import Path
 from supancl.cli.checks import check_data, check_encoders, split_title
 from supancl.cli.flags import ENCODER, add_feature_flags
 from supancl.errors import BadInput
+from supancl.reports.page import check_page_place
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -33,5 +34,7 @@ def check(args: argparse.Namespace) -> None:
             raise BadInput(f"{flag} {path}: must end in {', '.join(suffixes)}")
         if path is not None and Path(path).is_dir():
             raise BadInput(f"{flag} {path}: is a folder; give a file")
+    if args.static is None:
+        check_page_place(Path(args.out), "--out")
     check_encoders(*(split_title(text)[1] for text in args.runs))
     check_data(args.data)
