@@ -26,7 +26,7 @@ LONG = {
     "evaluate finetune run --epochs 1 --lr 0.1": {"fine-tuning, lr 0.1"},
     "embed run --data photos --out features.csv --no-cache": {"taking features", "writing features.csv"},
     "predict run --data photos --all --with linear --out labels.csv": {"fitting the linear classifier"},
-    "map run --data photos --out map.html": {"t-SNE of 36 images", "comparing features"},
+    "map run --data photos --out map.html": {"t-SNE, iterations", "comparing features"},
     "report run --out report.html": {"reading runs"},
     "runs list .": {"reading runs"},
     "runs prune . --yes": {"reading runs", "deleting"},

@@ -450,6 +450,27 @@ def test_a_value_too_many_in_a_table_is_refused_not_dropped(tmp_path):
     assert source(listing).classes == ("cat, grey", "dog")
 
 
+def test_a_table_of_paths_alone_lists_unlabelled_images(tmp_path):
+    picture(tmp_path / "0.png"), picture(tmp_path / "1.png")
+    listing = tmp_path / "list.csv"
+    listing.write_text("path\n0.png\n1.png\n")
+    assert source(listing).splits["train"].labels.tolist() == [-1, -1]
+    listing.write_text("path,split\n0.png,train\n1.png,val\n")
+    assert {name: split.labels.tolist() for name, split in source(listing).splits.items()} == {
+        "train": [-1],
+        "val": [-1],
+    }
+
+
+def test_predicted_labels_in_a_table_are_said(tmp_path):
+    picture(tmp_path / "0.png"), picture(tmp_path / "1.png")
+    listing, header = tmp_path / "labels.csv", "path,label,confidence,unlike,source,split\n0.png,cat,,,given,\n"
+    listing.write_text(f"{header}1.png,dog,0.9,no,predicted,\n")
+    assert_one_line("\n".join(source(listing).remarks), listing, "1 label", "predicted", "evaluate --data")
+    listing.write_text(header)
+    assert source(listing).remarks == ()
+
+
 def test_files_listed_twice_in_a_table_are_said(tmp_path):
     picture(tmp_path / "0.png"), picture(tmp_path / "1.png")
     listing = tmp_path / "list.csv"

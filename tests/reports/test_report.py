@@ -16,7 +16,7 @@ from supancl.reports.curves import MAX_POINTS, curve_points, make_charts, thin_o
 from supancl.reports.report import name_runs, report_page
 from supancl.reports.run_record import read_record
 from supancl.reports.training_images import MAX_CLASSES, TrainingImages, images_html, open_training_images
-from supancl.reports.verdict import find_verdict
+from supancl.reports.verdict import _describe_change, find_verdict
 from supancl.weights.run_end import read_stop, record_stop
 from tests.files import archive, class_folders, noise
 from tests.reports.made import STEPS, log_lines, logged_run
@@ -45,6 +45,14 @@ def test_an_accuracy_that_fell_is_not_called_a_rise(tmp_path):
     assert found.state == "healthy"
     assert "rose" not in found.sentence
     assert "41.0%" in found.sentence
+
+
+def test_a_rise_within_the_interval_is_not_called_a_rise(tmp_path):
+    """Four of six images are not more than three of six."""
+    checks = [{"knn": 50.0, "knn_interval": [18.8, 81.2]}, {"knn": 66.7, "knn_interval": [30.0, 90.3]}]
+    assert "no clear change" in _describe_change(checks, "knn", (50.0, 66.7))
+    clear = [{"knn": 50.0, "knn_interval": [48.0, 52.0]}, {"knn": 66.7, "knn_interval": [64.0, 69.0]}]
+    assert _describe_change(clear, "knn", (50.0, 66.7)) == "rose"
 
 
 @pytest.mark.parametrize(

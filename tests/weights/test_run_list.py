@@ -59,6 +59,8 @@ def test_every_run_is_listed_with_its_state(runs: Path) -> None:
     assert run.nbytes == sum(path.stat().st_size for path in (runs / "finished").rglob("*") if path.is_file())
     assert run.knn == RunFolder(runs / "finished").metrics()[-1]["knn"]
     assert describe_run(runs / "deep" / "stopped").epochs_done == 1
+    (runs / "deep" / "stopped" / "metrics.jsonl").write_text("")
+    assert describe_run(runs / "deep" / "stopped").epochs_done == 0
     with RunFolder(runs / "deep" / "stopped").lock():
         assert states(runs)["deep/stopped"] == "running"
 

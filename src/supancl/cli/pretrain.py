@@ -49,9 +49,10 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     run_folder = RunFolder(run.folder)
     # other ranks may not see the folder
     about = run_folder.read_data()[0] if run_folder.has_run else {}
+    can_test_itself = about.get("labelled", 1) and about.get("held_out", 1) and about.get("classes", 2) > 1
     console.print(
         f"done: encoder in {run.folder / 'encoder.safetensors'}; evaluate it with: {program_name()} evaluate knn "
-        f"{shlex.quote(str(run.folder))}{'' if about.get('labelled', True) else ' --data LABELLED_IMAGES'}"
+        f"{shlex.quote(str(run.folder))}{'' if can_test_itself else ' --data LABELLED_IMAGES'}"
         f"{''.join(f' --plugin {shlex.quote(file)}' for file in args.plugin)}"
     )
     last = {key: value for row in run.metrics[-2:] for key, value in row.items() if key != "kind"}

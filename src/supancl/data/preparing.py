@@ -95,7 +95,7 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     if not is_held_out.any():
         raise BadInput(
             f"{spec.source}: {plural(len(train), 'image is', 'images are')} too few to hold out "
-            f"{fraction:.0%} of each class; add images or a val/ folder (or train on all: --set data.holdout=0)"
+            f"{fraction:.0%} of each class; add images or a val/ folder (pretrain on all: --set data.holdout=0)"
         )
     return train.take((~is_held_out).nonzero()[:, 0]), train.take(is_held_out.nonzero()[:, 0]), "train"
 

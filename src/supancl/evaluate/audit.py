@@ -17,7 +17,7 @@ from supancl.errors import BadInput, plural
 from supancl.evaluate.duplicates import DuplicatePair, find_duplicates, read_pixels
 from supancl.evaluate.embedding import mask_held_out, prepare_run_data
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.evaluate.overlap import is_run_source, shares_images, shares_pixels
+from supancl.evaluate.overlap import is_run_source, shares_files, shares_images, shares_pixels
 from supancl.evaluate.sources import read_source, spec_for
 from supancl.probes import Features
 from supancl.probes.classifiers import UNLIKE_QUANTILE
@@ -132,7 +132,7 @@ def audit_labels(evaluated: EvaluatedEncoder, settings: AuditSettings | None = N
         "wrong_counted_on": None if reliable is None else reliable.images,
         "agreement": None if wrong is None else wrong.agreement.mean,
         "agreement_interval": None if wrong is None else [wrong.agreement.low, wrong.agreement.high],
-        "trained_on_these_labels": _is_trained_on_labels(evaluated, settings.data, splits),
+        "trained_on_these_labels": _is_trained_on_labels(evaluated, settings.data, images),
         "with_label_noise": images.with_label_noise,
         **_count_duplicates(images, duplicates),
         "outliers": len(outliers),
@@ -263,9 +263,11 @@ def has_other_label(images: AuditedImages, pair: DuplicatePair) -> bool:
     return first != second and min(first, second) >= 0
 
 
-def _is_trained_on_labels(evaluated: EvaluatedEncoder, source: str | None, splits: Sequence[Split]) -> bool:
+def _is_trained_on_labels(evaluated: EvaluatedEncoder, source: str | None, images: AuditedImages) -> bool:
     """Whether the encoder has seen these labels in training, so that its features may agree with wrong ones."""
     recipe = evaluated.recipe
     if recipe is None or not recipe.loss.supervised:
         return False
-    return shares_images(evaluated, source) or shares_pixels(evaluated, splits)
+    if shares_images(evaluated, source) or shares_pixels(evaluated, list(images.splits.values())):
+        return True
+    return images.has_files and shares_files(evaluated, images.names)

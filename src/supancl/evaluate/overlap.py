@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from supancl.data.content import read_content
-from supancl.data.opening import is_same_source
+from supancl.data.opening import is_same_source, peek_data
 from supancl.data.sources import benchmarks
 from supancl.data.sources.libraries import READERS
 from supancl.data.splits import Split
@@ -146,6 +148,18 @@ def shares_pixels(evaluated: EvaluatedEncoder, splits: Sequence[Split]) -> bool:
     if saved is None or not contents:
         return False
     return bool(np.isin(np.concatenate(contents), saved.values).mean() > EQUAL_BY_CHANCE)
+
+
+def shares_files(evaluated: EvaluatedEncoder, names: Sequence[str]) -> bool:
+    """Whether some of these files are training images of the run, as its source lists them now."""
+    if evaluated.recipe is None:
+        return False
+    try:
+        train = peek_data(evaluated.recipe.data, evaluated.encoder.spec.channels).train
+    except (BadInput, OSError):  # the source is gone
+        return False
+    trained = {os.path.abspath(name) for name in train.names_at(torch.arange(len(train)))}
+    return any(os.path.abspath(name) in trained for name in names)
 
 
 def warn_if_trained_on(evaluated: EvaluatedEncoder, source: str | None, taken_from: str, every: bool = False) -> bool:

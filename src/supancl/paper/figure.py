@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -140,6 +141,8 @@ def draw_figure(
 
 
 def panel_note(row: Mapping[str, Any]) -> str:
+    if math.isnan(row["ratio"]):
+        return "one image per class: k-NN and S_W/S_T are not measurable"
     return f"{row['k']}-NN {row['knn']:.1f}%, S_W/S_T {row['ratio']:.2f}"
 
 

@@ -179,11 +179,20 @@ def _describe_health(record: RunRecord, ranks: Sequence[float], bound: float) ->
     for key, title in (("knn", "k-NN"), ("knn_map", "k-NN mAP")):
         figures = _values(record.checks, key)
         if len(figures) > 1:
-            verb = "rose" if figures[-1] > figures[0] else "has not risen, it went"
+            verb = _describe_change(record.checks, key, figures)
             pieces.append(f"{title} {verb} from {figures[0]:.1f}% to {figures[-1]:.1f}%")
         elif figures:
             pieces.append(f"{title} {figures[0]:.1f}%")
     return ", ".join(pieces) or "no sign of collapse, but neither std nor rank was measured"
+
+
+def _describe_change(checks: Sequence[Row], key: str, figures: Sequence[float]) -> str:
+    """How the figure went from the first check to the last; with intervals that overlap nothing is said of it."""
+    intervals = [as_interval(row.get(f"{key}_interval")) for row in checks if is_number(row.get(key))]
+    first, last = intervals[0], intervals[-1]
+    if first is not None and last is not None and first[0] <= last[1] and last[0] <= first[1]:
+        return "shows no clear change: it went"
+    return "rose" if figures[-1] > figures[0] else "has not risen, it went"
 
 
 def _values(rows: Sequence[Row], name: str) -> list[float]:

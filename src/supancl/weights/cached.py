@@ -99,10 +99,12 @@ def read_model_folder(path: Path) -> DescribedWeights:
     config = config if isinstance(config, dict) else {}
     architecture, images = config.get("architecture"), config.get("pretrained_cfg")
     if not isinstance(architecture, str):
-        kind = f" (it is for transformers: {config['model_type']})" if "model_type" in config else ""
-        raise BadInput(
-            f"{path / 'config.json'} names no architecture of timm{kind}; name it yourself: timm:NAME@{file}"
-        )
+        if "model_type" in config:
+            raise BadInput(
+                f"{path / 'config.json'} is a model of transformers ({config['model_type']}), whose weights have other "
+                "names than timm's; take the same model from timm, such as timm:resnet50"
+            )
+        raise BadInput(f"{path / 'config.json'} names no architecture of timm; name it yourself: timm:NAME@{file}")
     images, arguments = (value if isinstance(value, dict) else {} for value in (images, config.get("model_args")))
     try:
         name, width = from_timm(architecture, arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +98,7 @@ def describe_run(path: Path) -> ListedRun:
         _state(folder, rows, end_step),
         recipe,
         data,
-        int(last.get("epoch", -1)) + (1 if last.get("kind") == "monitor" or end_step is not None else 0),
+        _epochs_done(last, end_step is not None),
         epochs,
         nbytes,
         _mtime(folder.metrics_file if folder.metrics_file.exists() else folder.recipe_file),
@@ -132,6 +132,13 @@ def _state(folder: RunFolder, rows: list[dict[str, Any]], end_step: int | None) 
     newest = folder.checkpoint_files()[-1:]
     step = newest[0].stem.removeprefix("step-").lstrip("0") if newest else ""
     return f"stopped at {step or 0}"
+
+
+def _epochs_done(last: Mapping[str, Any], is_finished: bool) -> int:
+    """Epochs that the last row tells of; a monitor's row ends one."""
+    if "epoch" not in last:
+        return 0
+    return int(last["epoch"]) + (1 if last.get("kind") == "monitor" or is_finished else 0)
 
 
 def _last_rows(folder: RunFolder) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,7 +81,7 @@ def check_out(out: Path) -> None:
 def requested_classes(classes: str | None, groups: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
     """The names in --classes, or its file, and those of each --groups."""
     listed: list[str] = []
-    if classes is not None and Path(classes).is_file():
+    if classes is not None and os.path.isfile(classes):  # False for names that are too long for a path
         listed = [line.strip() for line in Path(classes).read_text(encoding="utf-8").splitlines() if line.strip()]
     elif classes is not None:
         listed = parse_names(classes)

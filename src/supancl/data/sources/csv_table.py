@@ -32,6 +32,9 @@ from supancl.files import open_regular, unescape_formula
 if TYPE_CHECKING:
     from _csv import Reader
 
+SEPARATORS = (";", "\t", "|")  # of tables that are saved without commas
+PREDICTED_COLUMNS = {"label", "confidence", "source"}  # of a table that `supancl predict` wrote
+
 
 def list_csv(
     path: Path, skip_bad: bool = False, column_names: str = "", max_labels: int = DataSpec.max_labels
@@ -68,7 +71,7 @@ def list_csv(
         raise BadInput(f"{path}: no image is listed; write a line path,label[,split] for each, below the first")
     if not entries.has_split("train"):
         raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
-    remarks = _duplicate_remarks(path, paths, np.asarray(hashes), prefix)
+    remarks = (*_duplicate_remarks(path, paths, np.asarray(hashes), prefix), *_prediction_remarks(path))
     if layout.classes:
         lines = list(label_lines.values())
         label_table = weights.label_table(max_labels, lambda row: f"{path} line {lines[row]}")
@@ -125,7 +128,9 @@ def _parse_rows(
 
 
 def _label_reader(columns: Sequence[int]) -> Callable[[list[str]], str]:
-    """From a row to its label; that of several columns is a text with a line for each."""
+    """From a row to its label; that of several columns is a text with a line for each, that of none is empty."""
+    if not columns:
+        return lambda row: ""
     read: Callable[[list[str]], Any] = itemgetter(*columns)
     return read if len(columns) == 1 else lambda row: "\n".join(read(row))
 
@@ -219,7 +224,8 @@ def parse_columns(text: str) -> dict[str, str]:
         column, equals, name = (word.strip() for word in pair.partition("="))
         column = "path" if column == "image" else column
         if not equals or not name or column not in ("path", "label", "split") or column in names:
-            raise BadInput(f"data.columns = {text}: must name each once, as in image=file,label=species,split=part")
+            fault = f"{pair.strip()!r} is not one of image=NAME, label=NAME and split=NAME, each once"
+            raise BadInput(f"data.columns = {text}: {fault}; write it as in image=file,label=species,split=part")
         names[column] = name
     return names
 
@@ -227,7 +233,8 @@ def parse_columns(text: str) -> dict[str, str]:
 def find_columns(header: list[str], table: Path, names: Mapping[str, str]) -> TableLayout:
     """Where path, label and split are. Only a split that `names` does not name may be missing.
 
-    The label may be in one column per class: label=cat+dog, or all other columns if there is none for labels.
+    The label may be in one column per class: label=cat+dog, or all other columns if there is none for labels. Images
+    of a table with nothing but paths and splits have no label.
     """
     path, split = names.get("path", "path"), names.get("split", "split")
     labels = _label_columns(header, path, split, names)
@@ -235,6 +242,9 @@ def find_columns(header: list[str], table: Path, names: Mapping[str, str]) -> Ta
     missing = [name for name in required if name not in header]
     if missing:
         columns = ", ".join(header) or "nothing"
+        separator = next((mark for mark in SEPARATORS if len(header) == 1 and mark in columns), None)
+        if separator is not None:
+            raise BadInput(f"{table}: the columns are separated by {separator!r}; save it with commas between them")
         raise BadInput(
             f"{table}: no column {min(missing)!r}; the first line has {columns}; write path,label[,split], name the "
             "columns with --columns image=NAME,label=NAME, or write one column of weights for each of several classes"
@@ -264,14 +274,14 @@ def _class_names(columns: Sequence[str], table: Path) -> tuple[str, ...]:
 
 
 def _label_columns(header: list[str], path: str, split: str, names: Mapping[str, str]) -> list[str]:
-    """The column of labels, or those of the classes; a single other column is more likely class numbers."""
+    """The column of labels, or those of the classes, or none; a single other column is more likely class numbers."""
     label = names.get("label", "label")
     if label in header or path not in header:
         return [label]
     if "label" in names:
         return [name.strip() for name in label.split("+")]
     others = [name for name in header if name not in (path, split)]
-    return others if len(others) > 1 else [label]
+    return [label] if len(others) == 1 else others
 
 
 def _fit_row(row: list[str], width: int, table: Path, line: int) -> list[str]:
@@ -287,6 +297,21 @@ def _fit_row(row: list[str], width: int, table: Path, line: int) -> list[str]:
 def _absolute(prefix: str, text: str) -> str:
     """The absolute path of a file; `prefix` is that of the table's folder."""
     return os.path.abspath(os.path.join(prefix, text))
+
+
+def _prediction_remarks(table: Path) -> tuple[str, ...]:
+    """A remark on labels that `supancl predict` filled in: held-out images may be among them."""
+    with io.TextIOWrapper(open_regular(table), encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file)
+        if rows.fieldnames is None or not PREDICTED_COLUMNS.issubset(rows.fieldnames):
+            return ()
+        predicted = sum(row["source"] == "predicted" for row in rows)
+    if not predicted:
+        return ()
+    return (
+        f"{table}: {plural(predicted, 'label was', 'labels were')} predicted (column source), and held-out images may "
+        "be among them, so accuracies are not about true labels; name true ones with evaluate --data",
+    )
 
 
 def _duplicate_remarks(table: Path, paths: PathColumn, hashes: np.ndarray, prefix: str) -> tuple[str, ...]:

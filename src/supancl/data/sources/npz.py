@@ -34,7 +34,9 @@ class NpzArchive:
             shape, dtype = read_npy_header(file)
             header_bytes = file.tell()
         if dtype.hasobject:
-            raise ValueError("it holds pickled objects, which are never executed")
+            raise ValueError(
+                f"{member.filename} holds pickled objects, which are never executed; save names as labels.astype(str)"
+            )
         if math.prod(shape) * dtype.itemsize + header_bytes != member.file_size:
             raise ValueError(f"{member.filename} has {member.file_size:,} bytes, which do not fit its shape {shape}")
         return shape, dtype
