@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,6 +41,8 @@ LADDER: tuple[dict[str, Any], ...] = (
     {"encoder.name": "resnet18", "views.size": 128, "train.batch_size": 32},
     {"encoder.name": "resnet18", "views.size": 64, "train.batch_size": 32},
     {"encoder.name": "resnet18", "views.size": 64, "train.batch_size": 16},
+    {"train.batch_size": 16},  # for a run that keeps its encoder
+    {"train.batch_size": 8},
 )  # settings that need less and less memory
 
 
@@ -82,7 +85,8 @@ class TensorSizes(NamedTuple):
 def _tensor_sizes(
     encoder: EncoderSpec, heads: HeadSpec, branches_spec: BranchSpec, pool_spec: PoolSpec, loss: Loss
 ) -> TensorSizes:
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some of timm's models initialise a classifier without classes
         branches, pool = assemble(encoder, heads, branches_spec, pool_spec, loss, 2, SINGLE_PROCESS)
         images = torch.zeros(2, MEASURED_IMAGES, encoder.channels, encoder.size, encoder.size)
         saved = _bytes_saved_for_backward(branches, images)
@@ -135,10 +139,10 @@ def _control_group_room() -> Iterator[float]:
             continue
 
 
-def check_memory(recipe: Recipe, device: torch.device) -> str:
+def check_memory(recipe: Recipe, device: torch.device, keeps_encoder: bool = False) -> str:
     """Refuse a run that does not fit the memory of its device, with settings that do; else how much it needs.
 
-    The text is empty if that is unknown.
+    The text is empty if that is unknown. `keeps_encoder`: the run starts from weights, so no other encoder is proposed.
     """
     available, needed = available_memory(device), estimate_memory(recipe, device)
     if needed is None:
@@ -149,6 +153,8 @@ def check_memory(recipe: Recipe, device: torch.device) -> str:
     owner = "the GPU has" if device.type == "cuda" else "this machine has"
     message = f"the run needs about {in_gigabytes(needed.total)} of memory, {owner} {in_gigabytes(available)} left"
     for settings in LADDER:
+        if keeps_encoder and "encoder.name" in settings:
+            continue
         smaller = _with_smaller(recipe, settings)
         memory = None if smaller is None else estimate_memory(smaller, device)
         if memory is not None and memory.total <= available:
