@@ -25,7 +25,7 @@ else:
     from supancl.lazy import torch
 
 
-FEW_ITEMS = 256  # decoded in seconds; of more, enough are readable for 16 batches of 16, and unreadable ones matter less
+FEW_ITEMS = 256  # decoded in seconds; of more images a few unreadable ones change no choice
 
 
 @dataclass(frozen=True)
