@@ -8,7 +8,8 @@ import pytest
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.data.survey import Survey, survey_data, survey_source
-from tests.files import archive, class_folders, noise, picture, table
+from supancl.errors import BadInput
+from tests.files import archive, class_folders, mentions, noise, picture, table
 
 
 def survey(source, **settings) -> Survey:
@@ -32,6 +33,26 @@ def test_the_numbers_are_those_of_the_opened_data(each, settings, tmp_path):
         picture(tmp_path / "photos" / "unlabelled" / f"{i}.png", size=(8, 8))
     spec = DataSpec(source=str(tmp_path / "photos"), **settings)
     assert survey_source(spec) == survey_data(open_data(spec, 1))
+
+
+@pytest.mark.parametrize("labels", [("",), ("cat", "dog")])
+def test_images_that_will_be_skipped_do_not_count(labels, tmp_path):
+    for label in labels:
+        for i in range(16):
+            picture(tmp_path / "photos" / label / f"{i}.jpg", seed=i, size=(40, 40))
+        content = (tmp_path / "photos" / label / "0.jpg").read_bytes()
+        (tmp_path / "photos" / label / "cut.jpg").write_bytes(content[: len(content) // 2])  # its header is readable
+        (tmp_path / "photos" / label / "text.jpg").write_text("not an image")
+    spec = DataSpec(source=str(tmp_path / "photos"), skip_bad_images=True)
+    assert survey_source(spec) == survey_data(open_data(spec, 3))
+
+
+def test_a_source_without_a_readable_image_is_refused_when_it_is_read(tmp_path):
+    table(tmp_path / "photos.csv", "path,label", "a.jpg,cat", "b.jpg,dog")
+    spec = DataSpec(source=str(tmp_path / "photos.csv"), skip_bad_images=True)
+    assert survey_source(spec).side == 0
+    with pytest.raises(BadInput, match=mentions("a.jpg", "no training image", "repair")):
+        open_data(spec)
 
 
 def test_sources_of_every_kind(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from supancl import BadInput, from_arrays, pretrain, recipe
+from supancl.core.encoders import BUILDERS, width_of
 from supancl.data import survey
 from supancl.data.opening import list_source
 from supancl.training import cost
@@ -51,18 +52,64 @@ def test_activations_are_those_of_a_real_step(name):
     assert estimate_memory(accumulated, CPU).activations == pytest.approx(memory.activations)
 
 
+def proposed_settings(error: BadInput) -> dict[str, object]:
+    words = [word.partition("=") for word in str(error).split() if "=" in word]
+    return {name: int(value) if value.isdigit() else value for name, _, value in words}
+
+
 def test_a_run_that_does_not_fit_is_refused_with_settings_that_do(monkeypatch):
     monkeypatch.setattr(cost, "available_memory", lambda device: 4e9)
     large = recipe("imagenet100.supsiam")
     with pytest.raises(BadInput, match=mentions("memory", "4.0 GB", "--set")) as raised:
         check_memory(large, CPU)
-    words = str(raised.value).partition("enough with ")[2].split()
-    settings = dict(word.split("=") for word in words if word != "--set")
-    smaller = large.with_set({k: int(v) if v.isdigit() else v for k, v in settings.items()})
-    assert estimate_memory(smaller, CPU).total <= 4e9
+    assert estimate_memory(large.with_set(proposed_settings(raised.value)), CPU).total <= 4e9
     monkeypatch.setattr(cost, "available_memory", lambda device: 1e8)
     with pytest.raises(BadInput, match=mentions("memory", "views.size")):
         check_memory(large, CPU)
+
+
+TIMM = ["resnet18", "resnet50", "vit_tiny_patch16_224", "convnext_tiny", "efficientnet_b0", "mobilenetv3_small_100"]
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_the_encoders_of_timm_have_an_estimate_and_can_be_too_large(name, monkeypatch):
+    """Warnings are errors here, so none of torch's reaches the user."""
+    chosen = recipe("imagenet100.supsiam").with_set({"encoder.name": f"timm:{name}", "train.batch_size": 256})
+    memory = estimate_memory(chosen, CPU)
+    assert memory is not None
+    assert memory.weights > 3 * 4 * 2e6  # weights, gradients and momentum; the smallest of them has 2.5 million weights
+    monkeypatch.setattr(cost, "available_memory", lambda device: memory.total / 2)
+    with pytest.raises(BadInput, match=mentions("memory", "--set")) as raised:
+        check_memory(chosen, CPU)
+    assert estimate_memory(chosen.with_set(proposed_settings(raised.value)), CPU).total <= memory.total / 2
+
+
+def test_the_activations_of_an_encoder_of_timm_are_those_of_a_real_step():
+    chosen = recipe("auto.supsiam").with_set(
+        {"encoder.name": "timm:mobilenetv3_small_050", "views.size": 32, "train.batch_size": 8}
+    )
+    saved = bytes_saved_in_a_real_step(chosen)
+    assert estimate_memory(chosen, CPU).activations == pytest.approx(cost.WORKSPACE * saved, rel=0.1)
+
+
+def test_a_run_that_starts_from_weights_keeps_its_encoder(monkeypatch):
+    chosen = recipe("imagenet100.supsiam").with_set({"encoder.name": "timm:resnet50"})
+    smaller = estimate_memory(chosen.with_set({"train.batch_size": 16}), CPU)
+    monkeypatch.setattr(cost, "available_memory", lambda device: smaller.total)
+    for keeps_encoder, proposed in ((False, "encoder.name"), (True, "train.batch_size=16")):
+        with pytest.raises(BadInput, match=mentions("memory", proposed)):
+            check_memory(chosen, CPU, keeps_encoder)
+
+
+def test_an_encoder_that_needs_real_numbers_is_trained_without_an_estimate(monkeypatch):
+    class Thresholded(torch.nn.Linear):
+        def forward(self, images):
+            return super().forward(images.flatten(1) * (images.sum().item() > 0))
+
+    monkeypatch.setitem(BUILDERS, "thresholded", lambda spec: (body := Thresholded(192, 4), width_of(body, spec)))
+    chosen = recipe("auto.supsiam").with_set({"encoder.name": "thresholded", "views.size": 8})
+    assert chosen.encoder.build().width == 4
+    assert estimate_memory(chosen, CPU) is None
 
 
 def test_a_refused_run_reads_no_image_and_leaves_no_folder(tmp_path, monkeypatch, capsys):
@@ -78,15 +125,47 @@ def test_a_refused_run_reads_no_image_and_leaves_no_folder(tmp_path, monkeypatch
 def test_trial_steps_leave_no_trace():
     settings = tiny_recipe("supbyol", train__epochs=50)
     trainer, other = (Trainer(settings, tiny_data(), CPU) for _ in range(2))
-    assert measure_step(trainer) > 0
+    assert measure_step(trainer, short_run=0.0) > 0
     assert trainer.step == 0
     for each in (trainer, other):
         each.advance()
     assert_same_bits(flat(trainer.state()), flat(other.state()))
-    assert measure_step(Trainer(tiny_recipe(), tiny_data(), CPU)) is None  # a run of seconds
 
 
-def test_time_and_memory_are_said_and_recorded(tmp_path, capsys):
+class SlowTrainer(Trainer):
+    """Each step takes the same number of seconds, by a clock that stands still otherwise."""
+
+    def __init__(self, seconds: float, steps: int, monkeypatch) -> None:
+        super().__init__(tiny_recipe(train__epochs=steps // 5), tiny_data(), CPU)
+        assert self.steps == steps
+        self.now, self.seconds, self.taken = 0.0, seconds, 0
+        monkeypatch.setattr(cost.time, "perf_counter", lambda: self.now)
+
+    def advance(self):
+        self.now, self.taken = self.now + self.seconds, self.taken + 1
+        return super().advance()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "taken"),
+    [
+        (70.0, 180, 1),  # three hours and a half; one step tells
+        (70.0, 5, 1),
+        (0.1, 6000, 11),
+        (0.01, 60, None),  # a run of seconds
+        (0.05, 1080, None),
+    ],
+)
+def test_the_time_of_the_first_step_decides_whether_a_run_is_measured(seconds, steps, taken, monkeypatch):
+    trainer = SlowTrainer(seconds, steps, monkeypatch)
+    measured = measure_step(trainer)
+    assert measured == (None if taken is None else pytest.approx(seconds))
+    assert trainer.taken == (taken or 1)
+    assert trainer.step == 0
+
+
+def test_time_and_memory_are_said_and_recorded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("supancl.training.begin.measure_step", lambda trainer: measure_step(trainer, short_run=0.0))
     class_folders(tmp_path / "data", each=40)
     run = tmp_path / "run"
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", tmp_path / "data", "--epochs", "14",

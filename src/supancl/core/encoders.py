@@ -286,9 +286,11 @@ def _explain_size_errors(spec: EncoderSpec, model: str) -> Iterator[None]:
 
 
 def _features_of_blank_image(body: nn.Module, spec: EncoderSpec) -> Tensor:
-    """The features of a blank image; also checks that its size is a multiple of the stem's patch size."""
-    if any(value.is_meta for value in body.parameters()):  # only names and shapes are wanted
-        return torch.empty(1, 0)
+    """The features of a blank image; also checks that its size is a multiple of the stem's patch size.
+
+    On the meta device their number is 0 if the module needs real numbers.
+    """
+    is_meta = any(value.is_meta for value in body.parameters())
     patches: list[int] = []
 
     def record_patch_size(module: nn.Conv2d, args: tuple[Tensor, ...]) -> None:
@@ -301,7 +303,12 @@ def _features_of_blank_image(body: nn.Module, spec: EncoderSpec) -> Tensor:
     training = body.training
     try:
         with torch.no_grad():
-            features: Tensor = body.eval()(torch.zeros(1, spec.channels, spec.size, spec.size))
+            image = torch.zeros(1, spec.channels, spec.size, spec.size, device="meta" if is_meta else None)
+            features: Tensor = body.eval()(image)
+    except Exception:
+        if not is_meta:
+            raise
+        return torch.empty(1, 0)  # such as timm's gemma4_vit; a size that does not fit is refused with real tensors
     finally:
         body.train(training)
         for hook in hooks:

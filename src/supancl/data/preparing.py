@@ -93,9 +93,12 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
         return train, train.take(torch.empty(0, dtype=torch.long)), "train"
     is_held_out = draw_held_out(train.labels, fraction)
     if not is_held_out.any():
+        advice = "add images"
+        if len(train) > 1:  # a batch needs two
+            advice += " or a val/ folder (pretrain on all: --set data.holdout=0)"
         raise BadInput(
             f"{spec.source}: {plural(len(train), 'image is', 'images are')} too few to hold out "
-            f"{fraction:.0%} of each class; add images or a val/ folder (pretrain on all: --set data.holdout=0)"
+            f"{fraction:.0%} of each class; {advice}"
         )
     return train.take((~is_held_out).nonzero()[:, 0]), train.take(is_held_out.nonzero()[:, 0]), "train"
 

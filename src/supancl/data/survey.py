@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from supancl.data.columns import Columns
-from supancl.data.decode import upright_size
+from supancl.data.decode import map_in_order, try_decode, upright_size
 from supancl.data.hierarchy import apply_hierarchy, build_hierarchy, has_hierarchy
 from supancl.data.imbalance import draw_long_tail
 from supancl.data.label_pairs import ImageLabels, count_images
 from supancl.data.opening import list_source, number_classes
 from supancl.data.preparing import USUAL_HOLDOUT, draw_held_out, draw_limited, keep_labels
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split
-from supancl.data.store.building import evenly_spaced_positions
+from supancl.data.store.building import evenly_spaced_positions, other_positions
 from supancl.data.store.memory import Progress
 
 if TYPE_CHECKING:
     import torch
 else:
     from supancl.lazy import torch
+
+
+FEW_ITEMS = 256  # decoded in seconds; of more images a few unreadable ones change no choice
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def survey_source(spec: DataSpec, channels: int = 3, progress: Progress | None =
     """List `spec.source` and read the sizes of some images from their headers."""
     source = list_source(spec, channels, progress)
     if isinstance(source, Listing):
-        return _survey_listing(source, spec)
+        return _survey_listing(source, spec, channels)
     return _survey_splits(apply_hierarchy(source, spec), spec)
 
 
@@ -51,8 +55,10 @@ def survey_data(data: Data) -> Survey:
     return Survey(len(data.train), data.train.num_labelled, len(data.train.class_ids()), _usual_side(data.train))
 
 
-def _survey_listing(listing: Listing, spec: DataSpec) -> Survey:
+def _survey_listing(listing: Listing, spec: DataSpec, channels: int) -> Survey:
     columns = Columns.from_entries(listing.entries)
+    if spec.skip_bad_images and len(columns) <= FEW_ITEMS:
+        columns = _take_readable(columns, spec, channels)
     train = columns.take(columns.positions_of("train"))
     classes, labels = number_classes(replace(listing, classes=None, by_number=False), train)
     if has_hierarchy(spec) and labels.pairs is None:  # pairs are refused when the images are read
@@ -62,6 +68,15 @@ def _survey_listing(listing: Listing, spec: DataSpec) -> Survey:
         classes, labels = hierarchy.classes, hierarchy.relabel({"train": train_labels}, spec.source)["train"]
     has_held_out = columns.has_split("val") or columns.has_split("test")
     return _as_trained(spec, labels, classes, usual_side(train.items), has_held_out)
+
+
+def _take_readable(columns: Columns, spec: DataSpec, channels: int) -> Columns:
+    """The images that will not be skipped; all of them if no training image is readable, which is refused later."""
+    decode_one = partial(try_decode, channels=channels, short_side=spec.short_side, resample=spec.resample)
+    decoded = enumerate(map_in_order(decode_one, columns.items))
+    unreadable = [(position, image) for position, image in decoded if isinstance(image, str)]
+    readable = columns.take(other_positions(len(columns), unreadable))
+    return readable if readable.has_split("train") else columns
 
 
 def _survey_splits(source: Source, spec: DataSpec) -> Survey:

@@ -138,7 +138,7 @@ def measure_training(recipe: Recipe, side: int, device: torch.device) -> float:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         trainer = Trainer(resolve_warmup(recipe), data, device)
         try:
-            seconds = measure_step(trainer)
+            seconds = measure_step(trainer, short_run=0.0)
         finally:
             trainer.feed.close()
     assert seconds is not None

@@ -69,12 +69,13 @@ def choose_size(facts: Facts) -> Choice:
 
 def choose_encoder(facts: Facts) -> Choice:
     if facts.needs_small_network:
-        return "cnn", f"small: {facts.data.images:,} images on a CPU teach a large one little"
+        images = plural(facts.data.images, "image on a CPU teaches", "images on a CPU teach", ",")
+        return "cnn", f"small: {images} a large one little"
     if facts.size <= (64 if facts.on_gpu else 32):  # its layers at full resolution are slow on a CPU
         return "cifar-resnet18", f"its first layers suit views of {facts.size} px"
     if facts.on_gpu and facts.size >= 160 and facts.data.images >= 50_000:
         return "resnet50", f"enough images for it: {facts.data.images:,}"
-    return "resnet18", f"views of {facts.size} px, {facts.data.images:,} images"
+    return "resnet18", f"views of {facts.size} px, {plural(facts.data.images, 'image', number_format=',')}"
 
 
 def choose_width(facts: Facts) -> Choice:
@@ -141,7 +142,8 @@ def choose_pool_size(facts: Facts) -> Choice:
     size = 64
     while size < min(slots, 4096):
         size *= 2
-    return size, f"{facts.data.labelled:,} labelled images in {facts.data.classes:,} classes"
+    images = plural(facts.data.labelled, "labelled image", number_format=",")
+    return size, f"{images} in {plural(facts.data.classes, 'class', 'classes', ',')}"
 
 
 RULES: dict[str, Callable[[Facts], Choice]] = {

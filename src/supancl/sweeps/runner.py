@@ -5,9 +5,11 @@ A sweep that is started again in the same folder continues where it stopped.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import shlex
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -40,7 +42,7 @@ from supancl.sweeps.runs import (
     record_failure,
     retry_flags,
 )
-from supancl.training.cost import available_memory, estimate_memory
+from supancl.training.cost import SHORT_RUN, available_memory, check_memory, estimate_memory, in_words
 from supancl.training.cuda.reuse import share_step
 from supancl.training.fitting import fit_to_data
 from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
@@ -130,6 +132,9 @@ class Sweep:
         if failed:
             self.reporter.note(f"failed before: {', '.join(failed)}; continue them with {retry_flags(failed)}")
         jobs = self.jobs_for(next(iter(recipes.values())))
+        if missing and (line := describe_memory(missing, jobs)):
+            self.reporter.note(line)
+        started, is_first = time.perf_counter(), True
 
         def how_to_continue(extra_flags: str = "") -> str:
             return (
@@ -145,6 +150,9 @@ class Sweep:
                     failed[name] = failure
                 outcome = "trained" if failure is None else f"failed ({failure.reason}):"
                 self.reporter.note(f"{outcome} {name} ({done} of {len(recipes)})")
+                if is_first and (line := describe_remaining(time.perf_counter() - started, len(missing), jobs)):
+                    self.reporter.note(line)
+                is_first = False
                 self.reporter.on_progress("training runs", done, len(recipes))
         except Interrupted as stop:
             signal_name = signal.Signals(stop.signal_number).name
@@ -234,6 +242,30 @@ def default_jobs(recipe: Recipe) -> int:
     bytes_per_run = max(BYTES_PER_RUN, needed.total if needed is not None else 0)
     fitting = available_cores() if available is None else int(available // bytes_per_run)
     return max(1, min(available_cores(), fitting))
+
+
+def describe_memory(recipes: Mapping[str, Recipe], jobs: int) -> str:
+    """How much memory the largest of these runs needs, empty if that is unknown; it is refused if it does not fit."""
+    device = pick_device(next(iter(recipes.values())).train.device)
+    needed = {name: memory.total for name, recipe in recipes.items() if (memory := estimate_memory(recipe, device))}
+    if not needed:
+        return ""
+    largest = max(needed, key=needed.__getitem__)
+    try:
+        text = check_memory(recipes[largest], device)
+    except BadInput as error:
+        raise BadInput(f"{largest}: {error}") from None
+    at_once = min(jobs, len(recipes))
+    side_by_side = f"; {at_once} runs train at once" if at_once > 1 else ""
+    return f"memory: {text} for the largest run, besides the images{side_by_side}"
+
+
+def describe_remaining(seconds: float, runs: int, jobs: int) -> str:
+    """How long the other runs take if each takes as long as the first, which took `seconds`; empty for a short time."""
+    rounds = math.ceil(runs / jobs) - 1
+    if rounds * seconds < SHORT_RUN:
+        return ""
+    return f"time: about {in_words(rounds * seconds)} for the other {plural(runs - 1, 'run')}, if each takes as long"
 
 
 def train_each(

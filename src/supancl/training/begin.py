@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,10 @@ def begin_run(
 
 
 def estimate_time(trainer: Trainer) -> dict[str, Any]:
-    with track_task("trying some steps, to tell how long the run takes"):
+    """What `describe_time` returns; nothing if a trial step fails: the run will fail in the same way, and report it."""
+    with track_task("trying some steps, to tell how long the run takes"), suppress(Exception):
         return describe_time(trainer, measure_step(trainer))
+    return {}
 
 
 def note_kept_settings(requested: Recipe | None, resolved: Recipe, reporter: Reporter) -> None:

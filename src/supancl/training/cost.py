@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,9 +29,10 @@ PROCESS_BYTES = 0.8e9  # Python with torch, before anything is loaded
 WORKSPACE = 1.3  # gradients of activations and the libraries' buffers, as a part of what backward needs
 MEASURED_IMAGES = 4  # whose activations are added up
 DAY = 86_400.0  # seconds
-LEAST_STEPS = 200  # of a run whose time is measured; a shorter one tells soon enough
-WARM_UP = {"cpu": 1, "cuda": 12}  # steps that allocate, choose kernels, compile and capture
-TRIAL_SECONDS = 3.0
+SHORT_RUN = 60.0  # seconds; a shorter run tells soon enough how long it takes
+SLOW_STEP = 1.0  # seconds; of slower steps one is enough, because they vary little and more would take long
+WARM_UP_STEPS = 12  # on a GPU: they allocate, choose kernels, compile and capture
+TIMED_STEPS = 50
 LADDER: tuple[dict[str, Any], ...] = (
     {"pool.size": 8192},
     {"train.batch_size": 64},
@@ -40,6 +42,8 @@ LADDER: tuple[dict[str, Any], ...] = (
     {"encoder.name": "resnet18", "views.size": 128, "train.batch_size": 32},
     {"encoder.name": "resnet18", "views.size": 64, "train.batch_size": 32},
     {"encoder.name": "resnet18", "views.size": 64, "train.batch_size": 16},
+    {"train.batch_size": 16},  # for a run that keeps its encoder
+    {"train.batch_size": 8},
 )  # settings that need less and less memory
 
 
@@ -82,7 +86,8 @@ class TensorSizes(NamedTuple):
 def _tensor_sizes(
     encoder: EncoderSpec, heads: HeadSpec, branches_spec: BranchSpec, pool_spec: PoolSpec, loss: Loss
 ) -> TensorSizes:
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some of timm's models initialise a classifier without classes
         branches, pool = assemble(encoder, heads, branches_spec, pool_spec, loss, 2, SINGLE_PROCESS)
         images = torch.zeros(2, MEASURED_IMAGES, encoder.channels, encoder.size, encoder.size)
         saved = _bytes_saved_for_backward(branches, images)
@@ -135,10 +140,10 @@ def _control_group_room() -> Iterator[float]:
             continue
 
 
-def check_memory(recipe: Recipe, device: torch.device) -> str:
+def check_memory(recipe: Recipe, device: torch.device, keeps_encoder: bool = False) -> str:
     """Refuse a run that does not fit the memory of its device, with settings that do; else how much it needs.
 
-    The text is empty if that is unknown.
+    The text is empty if that is unknown. `keeps_encoder`: the run starts from weights, so no other encoder is proposed.
     """
     available, needed = available_memory(device), estimate_memory(recipe, device)
     if needed is None:
@@ -149,6 +154,8 @@ def check_memory(recipe: Recipe, device: torch.device) -> str:
     owner = "the GPU has" if device.type == "cuda" else "this machine has"
     message = f"the run needs about {in_gigabytes(needed.total)} of memory, {owner} {in_gigabytes(available)} left"
     for settings in LADDER:
+        if keeps_encoder and "encoder.name" in settings:
+            continue
         smaller = _with_smaller(recipe, settings)
         memory = None if smaller is None else estimate_memory(smaller, device)
         if memory is not None and memory.total <= available:
@@ -168,26 +175,45 @@ def _with_smaller(recipe: Recipe, settings: dict[str, Any]) -> Recipe | None:
         return None
 
 
-def measure_step(trainer: Trainer, least: int = 3) -> float | None:
-    """Seconds per step, by trial steps after which the trainer is as it was; None for a short run."""
-    if trainer.steps - trainer.step < LEAST_STEPS or trainer.ranks.size > 1:
+def measure_step(trainer: Trainer, short_run: float = SHORT_RUN) -> float | None:
+    """Seconds per step, by trial steps after which the trainer is as it was.
+
+    None for several ranks, and if the first step says that the run takes less than `short_run` seconds.
+    """
+    remaining = trainer.steps - trainer.step
+    if remaining == 0 or trainer.ranks.size > 1:
         return None
     before = copy.deepcopy(trainer.state())
     try:
-        for _ in range(WARM_UP[trainer.device.type]):
-            trainer.advance()
-            if trainer.captured.is_due:
-                with contextlib.suppress(Exception):  # the run will report it
-                    trainer.capture()
-        _wait_for(trainer.device)
-        started, steps = time.perf_counter(), 0
-        while steps < least or (steps < 50 and time.perf_counter() - started < TRIAL_SECONDS / 3):
-            trainer.advance()
-            steps += 1
-        _wait_for(trainer.device)
-        return (time.perf_counter() - started) / steps
+        seconds = _take_steps(trainer, 1)
+        return None if seconds * remaining < short_run else _measure_settled_step(trainer, seconds)
     finally:
         trainer.load(before)
+
+
+def _measure_settled_step(trainer: Trainer, seconds: float) -> float:
+    """Seconds per step at its final speed; `seconds` is the time of the first step."""
+    warms_up = trainer.device.type == "cuda" or trainer.compilation.enabled
+    if warms_up and trainer.step < trainer.steps:
+        seconds = _take_steps(trainer, 1)
+    if seconds > SLOW_STEP or trainer.steps - trainer.step < WARM_UP_STEPS + TIMED_STEPS:
+        return seconds
+    if warms_up:
+        _take_steps(trainer, WARM_UP_STEPS)
+    return _take_steps(trainer, max(3, min(TIMED_STEPS, int(SLOW_STEP / seconds))))
+
+
+def _take_steps(trainer: Trainer, count: int) -> float:
+    """Take steps, and return the seconds per step."""
+    _wait_for(trainer.device)
+    started = time.perf_counter()
+    for _ in range(count):
+        trainer.advance()
+        if trainer.captured.is_due:
+            with contextlib.suppress(Exception):  # the run will report it
+                trainer.capture()
+    _wait_for(trainer.device)
+    return (time.perf_counter() - started) / count
 
 
 def describe_time(trainer: Trainer, seconds_per_step: float | None) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from supancl.data.splits import Data, DataSpec
 from supancl.data.survey import Survey, survey_data, survey_source
-from supancl.errors import plural
+from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
 from supancl.recipes.auto import RULES, fit_recipe, is_to_be_fitted
 from supancl.reporter import Reporter
 from supancl.training.preflight import pick_device
 from supancl.training.starting import follow_start
+
+LEAST_IMAGES = 2  # to train on: batch norm needs two
 
 
 def fit_to_data(
@@ -54,7 +56,20 @@ def survey_recipe(recipe: Recipe, reporter: Reporter) -> Survey:
 
 
 def choose_settings(recipe: Recipe, survey: Survey) -> Recipe:
+    check_enough_images(recipe.data, survey)
     return fit_recipe(recipe, survey, _is_on_gpu(recipe))
+
+
+def check_enough_images(spec: DataSpec, survey: Survey) -> None:
+    """Refuse data that no batch size fits, before settings are chosen and reported."""
+    if survey.images < LEAST_IMAGES:
+        changed = [f"data.{name}" for name in ("leave_out", "limit") if getattr(spec, name) != getattr(DataSpec, name)]
+        advice = f"change {' or '.join(changed)}" if changed else "add images"
+        raise BadInput(
+            f"{' + '.join(spec.all_sources) or 'the data'}: "
+            f"{plural(survey.images, 'training image is', 'training images are')} too few, {LEAST_IMAGES} are needed "
+            f"besides those held out; {advice}"
+        )
 
 
 def _is_on_gpu(recipe: Recipe) -> bool:

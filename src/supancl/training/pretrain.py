@@ -72,7 +72,7 @@ def pretrain(
                 "again, remove its finished.json"
             )
             return finished
-        device, run_data = ranks.on_every_rank(lambda: open_device_and_data(resolved, data, reporter, ranks))
+        device, run_data = ranks.on_every_rank(lambda: open_device_and_data(resolved, data, reporter, ranks, init))
         run_recipe = with_speed(resolved, device, len(run_data.train), ranks.size)
         note_kept_settings(recipe, run_recipe, reporter)
         for remark in run_data.remarks:
@@ -116,14 +116,15 @@ def read_finished_run(out: Path | str | None) -> Run | None:
 
 
 def open_device_and_data(
-    recipe: Recipe, data: Data | None, reporter: Reporter, ranks: Ranks
+    recipe: Recipe, data: Data | None, reporter: Reporter, ranks: Ranks, init: Path | str | None = None
 ) -> tuple[torch.device, Data]:
     """The device and the data of this process, checked against the recipe."""
     device = pick_device(recipe.train.device, None if ranks.size == 1 else ranks.local_rank)
     if data is None:
         for name in recipe.data.all_sources:
             check_source(name)
-    memory = check_memory(recipe, device)  # before the data are read, which may take an hour
+    # before the data are read, which may take an hour
+    memory = check_memory(recipe, device, keeps_encoder=init is not None)
     if memory and reporter.shows_cost:
         reporter.note(f"memory: {memory}, besides the images")
     if data is None:

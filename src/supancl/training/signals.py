@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -11,7 +13,8 @@ from typing import Any
 
 from supancl.data.threads import WaitStopped, is_waiting_for_images
 
-SAME_SIGNAL_SECONDS = 2.0  # torchrun forwards a signal that its ranks have also received directly
+SAME_SIGNAL_SECONDS = 0.3  # some terminals and shells deliver one Ctrl-C twice
+SAME_FORWARDED_SECONDS = 2.0  # a parent process forwards a signal that this process has also received directly
 
 
 def signals_that_stop() -> list[signal.Signals]:
@@ -21,9 +24,15 @@ def signals_that_stop() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM, *([signal.Signals.SIGHUP] if heeds_hangup else [])]
 
 
+def same_signal_seconds() -> float:
+    """How long after a signal another one counts as the same: longer if torchrun or a sweep started this process."""
+    has_forwarding_parent = "LOCAL_RANK" in os.environ or multiprocessing.parent_process() is not None
+    return SAME_FORWARDED_SECONDS if has_forwarding_parent else SAME_SIGNAL_SECONDS
+
+
 @contextmanager
 def record_signals(acknowledge: Callable[[str], None], stops_waits: bool = True) -> Iterator[list[int]]:
-    """A list that stopping signals are added to. A second signal, unless it follows at once, ends the process.
+    """A list that stopping signals are added to. A second one ends the process, unless it is the same one again.
 
     The first one is acknowledged with a line at once, because the step may take long. If the step still waits for its
     images, which may come from a disk that hangs, `WaitStopped` is raised there (if `stops_waits`).
@@ -33,12 +42,12 @@ def record_signals(acknowledge: Callable[[str], None], stops_waits: bool = True)
         yield received  # signals reach the main thread only
         return
     handlers = {number: signal.getsignal(number) for number in signals_that_stop()}
-    first_time = 0.0
+    first_time, same_seconds = 0.0, same_signal_seconds()
 
     def record(number: int, frame: Any) -> None:
         nonlocal first_time
         now = time.monotonic()
-        if received and now - first_time > SAME_SIGNAL_SECONDS:
+        if received and now - first_time > same_seconds:
             for handled, handler in handlers.items():
                 signal.signal(handled, handler)
             signal.raise_signal(number)
