@@ -151,10 +151,10 @@ def combine_evidence(votes: Tensor, cosines: Tensor, probabilities: Tensor) -> T
     the logarithms of its shares, from 0 (none of any part) to 1 (all of each): a part that is sure that a class is
     wrong outweighs one that is in doubt, as in a product of probabilities.
     """
-    parts = ((VOTE_WEIGHT, votes), (MEANS_WEIGHT, cosine_shares(cosines)), (LINEAR_WEIGHT, probabilities))
+    weighted = ((VOTE_WEIGHT, votes), (MEANS_WEIGHT, cosine_shares(cosines)), (LINEAR_WEIGHT, probabilities))
     evidence = torch.zeros_like(votes)
-    for weight, share in parts:
-        evidence += weight * (share / LEAST_SHARE).log1p() / math.log1p(1 / LEAST_SHARE)
+    for weight, fractions in weighted:
+        evidence += weight * (fractions / LEAST_SHARE).log1p() / math.log1p(1 / LEAST_SHARE)
     return evidence
 
 
