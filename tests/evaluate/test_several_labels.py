@@ -148,7 +148,6 @@ def test_what_needs_one_label_says_so(run, tmp_path):
         lambda: evaluate_variance(run),
         lambda: evaluate_finetuning(run),
         lambda: evaluate_few_shot(run, path),
-        lambda: predict_labels(run, path),
         lambda: audit_labels(run),
     ):
         with pytest.raises(BadInput, match=mentions("several.npz", "several", "one label")):
