@@ -192,6 +192,13 @@ def rarest_labels(pairs: Tensor, counts: Tensor) -> Tensor:
     return torch.where(has_class.any(1), rarest, -1)
 
 
+def heaviest_labels(pairs: Tensor, counts: Tensor) -> Tensor:
+    """(N,): of each image's classes the one with the largest weight, of equals the rarest; -1 without a label."""
+    weights = pairs[..., 1]
+    is_heaviest = weights == weights.amax(1, keepdim=True)
+    return rarest_labels(torch.where(is_heaviest[..., None], pairs, -1.0), counts)
+
+
 def count_images(labels: ImageLabels, classes: int) -> tuple[list[int], int]:
     """How many images have each class, and how many have none."""
     entries = labels.labels if labels.pairs is None else labels.pairs[..., 0].long().flatten()
