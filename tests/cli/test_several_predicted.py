@@ -240,3 +240,29 @@ def test_a_class_with_a_separator_gets_a_warning(place, capsys):
     said = supancl(capsys, "predict", "odd", "--data", "new", "--out", "labels.csv", "--device", "cpu")
     assert said.code == 0, said.err
     assert_mentions(said.err, "labels.csv", "a;b", "rename")
+
+
+def test_without_held_out_labels_the_usual_threshold_is_used_and_nothing_is_judged(place, capsys):
+    run_folder(Path("whole"), source="photos.csv", described=True, data__holdout=0.0)
+    draw(Path("new"), 6, seed=3)
+    for words in ((), ("--with", "knn")):
+        _, summary, printed = predict(capsys, "whole", "--data", "new", *words, out=f"{len(words)}.csv")
+        assert (summary["label_threshold"], summary["checked_on"], summary["map"], summary["f1"]) == (
+            0.5,
+            0,
+            None,
+            None,
+        )
+        assert_mentions(printed, "probability 0.5", "not fitted")
+
+
+def test_a_test_split_does_not_choose_the_threshold(place, capsys):
+    drawn = draw(Path("more"), 300, seed=6)
+    lines = [
+        f"{path},{';'.join(sorted(labels))},{'train' if i % 2 else 'test'}" for i, (path, labels) in enumerate(drawn)
+    ]
+    Path("tested.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
+    run_folder(Path("tested"), source="tested.csv", described=True)
+    _, summary, _ = predict(capsys, "tested", "--data", "photos")
+    assert (summary["checked_on"], summary["is_threshold_chosen"], summary["label_threshold"]) == (150, False, 0.5)
+    assert summary["ridge_chosen_on"] == "none"

@@ -82,19 +82,19 @@ def _calibrate_several(fitted: FittedClassifier, most_labels: int) -> tuple[Labe
         has_reference = references.targets(classes).any(0)
         temperature = fit_several_temperature(logits[:, has_reference], targets[:, has_reference])
         ranked = rank_classes(classifier, held_out.values, classes, most_labels, temperature)
-        found = check_threshold(ranked, targets, held_out.labels, fitted.references.may_choose)
-        threshold, judged = found.threshold, ClassScores(logits, targets)
+        f1_check = check_threshold(ranked, targets, held_out.labels, fitted.references.may_choose)
+        threshold, judged = f1_check.threshold, ClassScores(logits, targets)
         last = ranked.is_listed(threshold).sum(1, keepdim=True) - 1
         least_sure = ranked.numbers.gather(1, last)
         check = {
             "checked_on": judged.images,
             "map": judged.value,
             "map_interval": list(judged.interval[1:]),
-            "f1": found.f1,
-            "f1_interval": list(found.interval[1:]),
+            "f1": f1_check.f1,
+            "f1_interval": list(f1_check.interval[1:]),
             "least_sure_right": 100 * float(targets.gather(1, least_sure).double().mean()),
             "mean_confidence": 100 * float(ranked.confidence(threshold).double().mean()),
-            "is_threshold_chosen": found.is_chosen,
+            "is_threshold_chosen": f1_check.is_chosen,
         }
 
     def label(values: Tensor) -> PredictedLabels:

@@ -91,8 +91,8 @@ def choose_ridge(train: Features, held_out: Features, device: torch.device | str
     train = train.labelled()
 
     def probe(test: Features, choose: Literal["halves"] | None) -> Ridge:
-        found = linear_probe(train, test, choose, device=device)
-        return Ridge(found.weight, found.chosen_on)
+        probed = linear_probe(train, test, choose, device=device)
+        return Ridge(probed.weight, probed.chosen_on)
 
     return choose_ridge_with(probe, train, held_out.labelled())
 

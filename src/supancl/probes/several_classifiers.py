@@ -59,8 +59,8 @@ class SeveralKnnClassifier:
         whole = (votes[..., None] * (numbers >= 0)).flatten(1)
         having = votes.new_zeros(len(votes), self.classes).scatter_add_(1, numbers.clamp(min=0).flatten(1), whole)
         frequency = self.references.targets(self.classes).to(votes).mean(0)
-        parts = equalize((having + frequency) / (votes.sum(1, keepdim=True) + 1))
-        return parts.logit().clamp(-MAX_LOGIT, MAX_LOGIT).cpu()
+        probability = equalize((having + frequency) / (votes.sum(1, keepdim=True) + 1))
+        return probability.logit().clamp(-MAX_LOGIT, MAX_LOGIT).cpu()
 
 
 def fit_several_linear(

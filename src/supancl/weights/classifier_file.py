@@ -80,16 +80,16 @@ def save_features(path: Path, content: FeatureFile) -> None:
 def load_features(path: Path) -> FeatureFile:
     """Read kept features; refuse a damaged file and one whose parts do not fit."""
     tensors, classes, metadata = _load(path)
-    parts = []
+    kept_features = []
     for name, label_name in (("references", "reference_labels"), ("held_out", "held_out_labels")):
         values, labels = tensors.get(name), tensors.get(label_name)
         if values is None or labels is None or not _are_features(values, labels, len(classes)):
             raise BadInput(f"{path}: its features, labels and {len(classes)} classes do not fit; remove it")
-        parts.append((values, labels))
-    pairs = _load_pairs(tensors, [len(labels) for _, labels in parts], len(classes))
+        kept_features.append((values, labels))
+    pairs = _load_pairs(tensors, [len(labels) for _, labels in kept_features], len(classes))
     if pairs is None and any(name in tensors for name in PAIR_NAMES):
         raise BadInput(f"{path}: its several labels and {len(classes)} classes do not fit; remove it")
-    return FeatureFile(parts[0], parts[1], classes, metadata.get("made_from", ""), pairs)
+    return FeatureFile(kept_features[0], kept_features[1], classes, metadata.get("made_from", ""), pairs)
 
 
 def _load_pairs(tensors: Mapping[str, Tensor], counts: Sequence[int], classes: int) -> tuple[Tensor, Tensor] | None:
