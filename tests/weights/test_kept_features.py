@@ -13,8 +13,8 @@ PAIRS = torch.tensor([[[0.0, 1.0], [2.0, 0.5]], [[1.0, 1.0], [-1.0, 0.0]]])
 
 
 def content(pairs: torch.Tensor) -> FeatureFile:
-    part = torch.ones(2, 3), torch.tensor([0, 1])
-    return FeatureFile(part, part, ("a", "b", "c"), "x", (pairs, PAIRS))
+    references, held_out = ((torch.ones(2, 3), torch.tensor([0, 1])) for _ in range(2))
+    return FeatureFile(references, held_out, ("a", "b", "c"), "x", (pairs.clone(), PAIRS.clone()))
 
 
 def test_pairs_are_read_as_they_were_written(tmp_path):

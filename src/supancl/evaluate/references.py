@@ -84,7 +84,7 @@ def _all_pairs(splits: Sequence[Split]) -> tuple[Tensor, Tensor] | None:
     references, held_out = (split.pairs for split in splits)
     if references is None:
         return None
-    return references, references[:0] if held_out is None else held_out
+    return references, references[:0].clone() if held_out is None else held_out
 
 
 def _features(evaluated: EvaluatedEncoder, split: Split, view: View) -> Features:
