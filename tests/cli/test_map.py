@@ -99,3 +99,24 @@ def test_bad_input_is_refused_in_a_line(capsys, flags, nouns):
 
 def test_a_run_named_twice_is_refused(capsys):
     assert_refused(supancl(capsys, "map", "run0", "run0", "--data", "photos"), "run0", "twice")
+
+
+def test_images_with_several_labels_are_chosen_by_any_of_them(place, capsys, tmp_path):
+    cats, owls = (sorted((place / "photos" / name).iterdir()) for name in ("cat", "owl"))
+    lines = ["path,label", *(f"{path},{'cat;pet:0.5' if i % 2 else 'cat;wild'}" for i, path in enumerate(cats))]
+    lines += [f"{path},owl:0.5;wild:2" for path in owls]
+    (tmp_path / "several.csv").write_text("\n".join(lines) + "\n")
+    words = ["map", "run0", "--data", tmp_path / "several.csv", "--json", tmp_path / "r.json"]
+    said = supancl(capsys, *words, "--classes", "wild", "--out", tmp_path / "map.html")
+    assert said.code == 0, said.err
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert (result["images"], result["classes"]) == (18, 3)
+    data = page_data(tmp_path / "map.html")
+    sets, names = data["label_sets"], data["classes"]
+    assert sorted((sorted(names[n] for n in labels), cell) for labels, cell in sets) == [
+        (["cat", "wild"], "cat;wild"),
+        (["owl", "wild"], "owl:0.5;wild:2"),
+    ]
+    coloured = [names[label] for label in unpack(data["labels"])]
+    assert coloured == ["cat"] * 6 + ["wild"] * 12  # equal weights: the rarer class; else the larger weight
+    assert supancl(capsys, *words, "--static", tmp_path / "map.png").code == 0

@@ -148,7 +148,6 @@ def test_what_needs_one_label_says_so(run, tmp_path):
         lambda: evaluate_variance(run),
         lambda: evaluate_finetuning(run),
         lambda: evaluate_few_shot(run, path),
-        lambda: predict_labels(run, path),
         lambda: audit_labels(run),
     ):
         with pytest.raises(BadInput, match=mentions("several.npz", "several", "one label")):
@@ -306,12 +305,13 @@ def test_maps_and_audits_know_the_images_that_the_run_held_out(tmp_path, monkeyp
     assert audited.split_names.count("held-out") == len(held_out) > 0
 
 
-def test_runs_on_a_hierarchy_may_be_compared_and_others_of_several_labels_not(monkeypatch):
+def test_data_with_several_labels_are_refused_unless_the_caller_can_use_them(monkeypatch):
     images, labels = bright(20, 4)
     data = from_arrays(images, np.eye(6)[labels] + np.eye(6)[4 + (labels >= 2)])
     recipe = tiny_recipe("supsiam", data__source="photos")
     monkeypatch.setattr(runner, "open_data", lambda *args: data)
     with pytest.raises(BadInput, match=mentions("photos", "several", "one label")):
         runner.open_recipe_data(recipe)
+    assert runner.open_recipe_data(recipe, several_labels=True) is data
     monkeypatch.setattr(runner, "open_data", lambda *args: replace(data, levels=LEVELS))
     assert runner.open_recipe_data(recipe).levels == LEVELS

@@ -168,7 +168,7 @@ def test_a_drawing_of_many_points_is_small(tmp_path, suffix):
 
 def test_vectors_have_no_images(monkeypatch):
     monkeypatch.setattr(maps_module, "spec_for", lambda *_: None)
-    monkeypatch.setattr(maps_module, "read_source", lambda *_: None)
+    monkeypatch.setattr(maps_module, "read_source", lambda *_, **__: None)
     linear = SimpleNamespace(encoder=SimpleNamespace(spec=SimpleNamespace(name="linear")))
     with pytest.raises(BadInput, match=mentions("toy", "vectors", "--data")):
         maps_module.build_maps([linear], ["a"], maps_module.MapRequest("toy"))

@@ -15,7 +15,7 @@ from supancl.distributed import require_single_process
 from supancl.errors import BadInput, plural
 from supancl.reports.comparison import comparison_table, write_comparison
 from supancl.reports.tables import to_text_within
-from supancl.sweeps.compare import MEASURES, Against, train_and_compare
+from supancl.sweeps.compare import Against, measures_in, train_and_compare
 from supancl.sweeps.grid import RowSet, recipe_rows
 from supancl.sweeps.runner import check_monitored, check_overrides
 from supancl.sweeps.runs import RunsFailed
@@ -56,12 +56,13 @@ def run_rows(
         f"{plural(len(rows.recipes) * args.seeds, 'run')} in {out}"
     )
     result, runs = train_and_compare(rows.recipes, rows.labels, sweep, against, kind)
-    table = comparison_table(result, heads, MEASURES)
-    optional = [title for title, _ in (MEASURES["ratio"], MEASURES["knn"])]
+    measures = measures_in(result)
+    table = comparison_table(result, heads, measures)
+    optional = [title for key, (title, _) in reversed(list(measures.items())) if not key.startswith("linear")]
     console.print(to_text_within(table, line_width(console), optional, "results.md"), end="")
     for line in result["findings"]:
         console.print(line)
-    write_comparison(result, table, MEASURES, out)
+    write_comparison(result, table, measures, out)
     console.print(f"runs and results.json, .md, .tex, .png in {out}; {result['seconds']:.0f} s")
     if runs.failed:
         raise RunsFailed(runs.failed, result, out)

@@ -49,7 +49,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "encoders": [evaluated.location for evaluated in encoders],
         "titles": [encoder_map.title for encoder_map in maps],
         "images": len(images.names),
-        "classes": len(set(images.labels[images.labels >= 0].tolist())),
+        "classes": len(set(images.class_numbers().flatten().tolist()) - {-1}),
         "seed": args.seed,
         "bytes": size,
         "seconds": round(time.perf_counter() - started, 2),

@@ -34,6 +34,11 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             f"{out}: {plural(changed, 'name has', 'names have')} characters that a table cannot hold and "
             f"{'is' if changed == 1 else 'are'} written with escapes; rename the files to use it as --data"
         )
+    if predictions.unreadable_classes:
+        evaluated.reporter.warn(
+            f"{out}: the class {predictions.unreadable_classes[0]!r} has a ';', which separates labels; rename it to "
+            "use the table as --data"
+        )
     if not predictions.has_files:
         console.print(f"the images of {args.data} are no files, so {out} cannot be used as --data")
     return result
@@ -44,10 +49,17 @@ def describe(result: dict[str, Any]) -> list[str]:
     name = {"knn": f"k-NN, k = {result.get('k')}"}.get(result["classifier"], result["classifier"])
     given = f", {result['given']} had a label" if result["given"] else ""
     lines = [f"{result['out']}: labels of {plural(result['predicted'], 'image')} predicted ({name}){given}"]
+    if "label_threshold" in result:
+        lines += describe_several(result)
     if result["checked_on"]:
+        right = (
+            f"{result['accuracy']:.1f}%"
+            if "accuracy" in result
+            else f"least sure label {result['least_sure_right']:.1f}%"
+        )
         lines.append(
             f"confidence: fitted on {plural(result['checked_on'], 'held-out image')}; "
-            f"{result['accuracy']:.1f}% right, mean confidence {result['mean_confidence']:.1f}%"
+            f"{right} right, mean confidence {result['mean_confidence']:.1f}%"
         )
     else:
         lines.append("confidence: not fitted, because no labelled image was held out; do not take it for a probability")
@@ -55,4 +67,18 @@ def describe(result: dict[str, Any]) -> list[str]:
     lines.append(f"unlike anything seen: {plural(result['unlike'], 'image')} ({limit})")
     if "compared" in result:
         lines.append(f"{result['agreeing']} of {plural(result['compared'], 'given label')} predicted as given")
+    return lines
+
+
+def describe_several(result: dict[str, Any]) -> list[str]:
+    """From which probability on a class is a label, why, and how good the labels of held-out images are."""
+    images = plural(result["checked_on"], "held-out image")
+    reason = f"the best F1 on {images}" if result["is_threshold_chosen"] else "the usual one; no images chose it"
+    lines = [f"labels: classes of probability {result['label_threshold']:g} or more ({reason}), at least one"]
+    if result["checked_on"]:
+        values = [
+            f"{name} {result[key]:.1f}% [{result[f'{key}_interval'][0]:.1f}, {result[f'{key}_interval'][1]:.1f}]"
+            for name, key in (("mAP", "map"), ("F1", "f1"))
+        ]
+        lines.append(f"{', '.join(values)} of {images}")
     return lines

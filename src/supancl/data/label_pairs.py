@@ -192,6 +192,13 @@ def rarest_labels(pairs: Tensor, counts: Tensor) -> Tensor:
     return torch.where(has_class.any(1), rarest, -1)
 
 
+def heaviest_labels(pairs: Tensor, counts: Tensor) -> Tensor:
+    """(N,): of each image's classes the one with the largest weight, of equals the rarest; -1 without a label."""
+    weights = pairs[..., 1]
+    is_heaviest = weights == weights.amax(1, keepdim=True)
+    return rarest_labels(torch.where(is_heaviest[..., None], pairs, -1.0), counts)
+
+
 def count_images(labels: ImageLabels, classes: int) -> tuple[list[int], int]:
     """How many images have each class, and how many have none."""
     entries = labels.labels if labels.pairs is None else labels.pairs[..., 0].long().flatten()
@@ -204,12 +211,36 @@ def label_texts(labels: ImageLabels, positions: Tensor, classes: Sequence[str], 
     if labels.pairs is None:
         names = [*classes, unlabelled]  # -1 is the last one
         return [names[label] for label in labels.labels[positions].tolist()]
-    texts = []
-    for row in labels.pairs[positions].tolist():
-        entries = [(classes[int(number)], weight) for number, weight in row if number >= 0]
-        pieces = [name if weight == 1 else f"{name}:{_shortest_text(weight)}" for name, weight in entries]
-        texts.append(SEPARATOR.join(pieces) or unlabelled)
-    return texts
+    return [
+        SEPARATOR.join(f"{classes[number]}{weight_suffix(weight)}" for number, weight in entries) or unlabelled
+        for entries in list_labels(labels.pairs[positions])
+    ]
+
+
+def list_labels(pairs: Tensor) -> list[list[tuple[int, float]]]:
+    """The class and the weight of every label of every image."""
+    return [[(int(number), weight) for number, weight in row if number >= 0] for row in pairs.tolist()]
+
+
+def weight_suffix(weight: float) -> str:
+    """What follows a name in a .csv: nothing for weight 1, else ':0.7'."""
+    return "" if weight == 1 else f":{_shortest_text(weight)}"
+
+
+def label_cell(labels: Sequence[tuple[str, float]]) -> str:
+    """The cell of a .csv that `parse_label_set` reads as these names and weights; no name has a ';'.
+
+    A name that ends like a weight gets its own behind it. One label with a weight ends in ';', because weights are
+    read only in a table in which some label has one.
+
+    >>> label_cell([("cat", 1.0), ("dog", 0.5)]), label_cell([("disk:1", 1.0)])
+    ('cat;dog:0.5', 'disk:1:1;')
+    """
+    suffixes = [
+        weight_suffix(weight) or (":1" if parse_label_set(name, "") != {name: 1} else "") for name, weight in labels
+    ]
+    text = SEPARATOR.join(f"{name}{suffix}" for (name, _), suffix in zip(labels, suffixes, strict=True))
+    return f"{text}{SEPARATOR}" if len(labels) == 1 and suffixes[0] else text
 
 
 def _shortest_text(weight: float) -> str:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from supancl.data.hierarchy import list_prefixes
+from supancl.data.label_pairs import SEPARATOR, label_cell, list_labels
 from supancl.data.levels import with_given_labels, with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean, plural
+from supancl.evaluate.calibration import FittedClassifier, calibrate
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.finetune import FINETUNED
@@ -22,17 +24,16 @@ from supancl.evaluate.references import References, keep, kept_path, load_refere
 from supancl.evaluate.sources import read_source, spec_for
 from supancl.probes import Features
 from supancl.probes.classifiers import (
-    Classifier,
     KnnClassifier,
     LinearClassifier,
-    classify,
+    Ridge,
     fit_linear_classifier,
-    fit_temperature,
-    mean_confidence,
     nearest_similarity,
     unlike_threshold,
 )
 from supancl.probes.knn import default_k
+from supancl.probes.several_classifiers import SeveralKnnClassifier, fit_several_linear
+from supancl.probes.several_labels import SeveralFeatures
 from supancl.weights.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
 from supancl.weights.encoder_file import load_encoder
 
@@ -55,7 +56,7 @@ class PredictedSplit(NamedTuple):
 
     images: Split
     predicted: Tensor  # positions
-    labels: Tensor  # of these positions, in Predictions.classes
+    labels: Tensor  # (predicted, L) of these positions, in Predictions.classes; -1 where there are fewer than L
     confidence: Tensor
     similarity: Tensor
 
@@ -79,35 +80,51 @@ class Predictions:
     given_classes: tuple[str, ...]
     threshold: float  # a similarity to the nearest reference below it is unlike anything seen
     has_files: bool  # whether images are files, so that a table of them is a source
+    has_several_labels: bool = False  # whether labels, given or predicted, are written as in a .csv with several
     summary: dict[str, Any] = field(default_factory=dict)
 
     def rows(self) -> Iterator[PredictedRow]:
         for name, split in self.splits.items():
             answers = dict(zip(split.predicted.tolist(), range(len(split.predicted)), strict=True))
-            given = split.images.labels.tolist()
+            given, predicted = given_labels(split.images), split.labels.tolist()
             for position, path in enumerate(split.images.names_at(torch.arange(len(split.images)))):
                 if (row := answers.get(position)) is None:
-                    yield PredictedRow(path, self.given_classes[given[position]], None, None, name)
+                    label = self._text(self.given_classes, given[position])
+                    yield PredictedRow(path, label, None, None, name)
                     continue
                 unlike = bool(split.similarity[row] < self.threshold)
-                label = self.classes[int(split.labels[row])]
+                label = self._text(self.classes, listed_labels(predicted[row]))
                 yield PredictedRow(path, label, float(split.confidence[row]), unlike, name)
 
+    @property
+    def unreadable_classes(self) -> list[str]:
+        """Classes whose name a table with several labels would be read as two."""
+        names = dict.fromkeys((*self.classes, *self.given_classes)) if self.has_several_labels else ()
+        return [name for name in names if SEPARATOR in name]
 
-class FittedClassifier(NamedTuple):
-    """A classifier of features, its class names, the references to compare with, and words and numbers about it."""
+    def _text(self, classes: Sequence[str], labels: Sequence[tuple[int, float]]) -> str:
+        named = [(classes[number], weight) for number, weight in labels]
+        return label_cell(named) if self.has_several_labels else named[0][0]
 
-    classifier: Classifier
-    classes: tuple[str, ...]
-    references: References
-    summary: dict[str, Any]
+
+def given_labels(split: Split) -> list[list[tuple[int, float]]]:
+    """The class and weight of every label of every image; one label has weight 1."""
+    if split.pairs is not None:
+        return list_labels(split.pairs)
+    return [[(label, 1.0)] * (label >= 0) for label in split.labels.tolist()]
+
+
+def listed_labels(labels: Sequence[int]) -> list[tuple[int, float]]:
+    """The predicted classes of an image, each with weight 1."""
+    return [(number, 1.0) for number in labels if number >= 0]
 
 
 def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSettings | None = None) -> Predictions:
     """Predict the labels that the images of a source lack, or with `every_image` those of all."""
     settings = settings or PredictSettings()
     evaluated, tuned = _open_tuned(evaluated, settings.classifier)
-    all_labels = read_source(evaluated, spec_for(evaluated, source), settings.view)
+    spec = spec_for(evaluated, source)
+    all_labels = read_source(evaluated, spec, settings.view, several_labels=True)
     images = with_given_labels(all_labels)
     wanted_rows = {name: _rows_to_predict(split, settings.every_image) for name, split in images.splits.items()}
     total, count = sum(map(len, images.splits.values())), sum(map(len, wanted_rows.values()))
@@ -119,14 +136,13 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
     fitted = _fit(evaluated, tuned, settings)
     _warn_other_classes(evaluated, source, images, fitted.classes, settings.every_image)
     device, references = evaluated.options.device, fitted.references
-    temperature, check = _calibrate(fitted)
+    label, check = calibrate(fitted, spec.max_labels)
     threshold, threshold_from = unlike_threshold(references.features, references.held_out.values, device)
     splits = {}
     for name, split in images.splits.items():
         values = evaluated.features(split.take(wanted_rows[name]), settings.view).values
-        answers = classify(fitted.classifier, values, temperature)
         similarity = nearest_similarity(references.features, values, device)
-        splits[name] = PredictedSplit(split, wanted_rows[name], *answers, similarity)
+        splits[name] = PredictedSplit(split, wanted_rows[name], *label(values), similarity)
     summary = {
         "encoder": evaluated.location,
         "data": source,
@@ -144,7 +160,8 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         **_agreement(splits, with_leaf_labels(all_labels), fitted.classes),
     }
     has_files = len(images.items) > 0 and isinstance(images.items[0], Path)
-    return Predictions(splits, fitted.classes, images.classes, threshold, has_files, summary)
+    several = references.pairs is not None or any(split.pairs is not None for split in images.splits.values())
+    return Predictions(splits, fitted.classes, images.classes, threshold, has_files, several, summary)
 
 
 def _rows_to_predict(split: Split, every_image: bool) -> Tensor:
@@ -203,15 +220,22 @@ def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: Pr
         references = load_references(evaluated, source, settings.view, "references-finetuned")
         classifier = LinearClassifier(tuned.weight, tuned.bias)
         return FittedClassifier(classifier, tuned.classes, references, {"classifier": FINETUNED})
-    references = load_references(evaluated, settings.references, settings.view, "references")
-    has_classes = len(torch.unique(references.features.labels)) > 1
+    references = load_references(evaluated, settings.references, settings.view, "references", several_labels=True)
+    has_classes = references.pairs is not None or len(torch.unique(references.features.labels)) > 1
     if settings.classifier == "linear" or (settings.classifier is None and has_classes):
         classifier, about = _linear(evaluated, references)
         return FittedClassifier(classifier, references.classes, references, {"classifier": "linear", **about})
-    most = len(references.features.labels)
-    k = min(default_k(references.features.labels) if settings.k is None else settings.k, most)
-    knn = KnnClassifier(references.features, len(references.classes), k, device=evaluated.options.device)
-    return FittedClassifier(knn, references.classes, references, {"classifier": "knn", "k": k})
+    knn = _knn(references, settings.k, evaluated.options.device)
+    return FittedClassifier(knn, references.classes, references, {"classifier": "knn", "k": knn.k})
+
+
+def _knn(references: References, k: int | None, device: torch.device) -> KnnClassifier | SeveralKnnClassifier:
+    most, classes = len(references.features.labels), len(references.classes)
+    if references.pairs is None:
+        k = min(default_k(references.features.labels) if k is None else k, most)
+        return KnnClassifier(references.features, classes, k, device=device)
+    k = min(default_k(references.pairs[0][..., 0].long().flatten()) if k is None else k, most)
+    return SeveralKnnClassifier(references.several[0], classes, k, device=device)
 
 
 def _linear(evaluated: EvaluatedEncoder, references: References) -> tuple[LinearClassifier, dict[str, Any]]:
@@ -222,38 +246,31 @@ def _linear(evaluated: EvaluatedEncoder, references: References) -> tuple[Linear
     width = references.features.values.shape[1]
     if stored is not None and stored.classes == references.classes and stored.weight.shape[1] == width:
         return LinearClassifier(stored.weight, stored.bias), {"kept": True}
-    choosing = references.held_out if references.may_choose else Features(torch.empty(0, width), torch.empty(0).long())
-    device = evaluated.options.device
-    classifier, ridge = fit_linear_classifier(references.features, choosing, len(references.classes), device)
+    classifier, ridge = _fit_linear(references, evaluated.options.device)
     if path is not None:
         content = ClassifierFile(classifier.weight, classifier.bias, references.classes, "", made_from)
         keep(evaluated, path, lambda file: save_classifier(file, content))
     return classifier, {"kept": False, "ridge": ridge.weight, "ridge_chosen_on": ridge.chosen_on}
 
 
-def _calibrate(fitted: FittedClassifier) -> tuple[float, dict[str, Any]]:
-    """The temperature of the confidence, fitted on held-out images, and how often those are predicted right."""
-    held_out = fitted.references.held_out
-    number = {name: i for i, name in enumerate(fitted.classes)}
-    numbers = torch.tensor([number.get(name, -1) for name in fitted.references.classes], dtype=torch.long)
-    if not len(held_out.labels):
-        return 1.0, {"checked_on": 0, "accuracy": None, "mean_confidence": None, "temperature": 1.0}
-    labels = numbers[held_out.labels]
-    temperature = fit_temperature(fitted.classifier.logits(held_out.values), labels)
-    answers = classify(fitted.classifier, held_out.values, temperature)
-    return temperature, {
-        "checked_on": len(labels),
-        "accuracy": 100 * float((answers.labels == labels).double().mean()),
-        "mean_confidence": 100 * mean_confidence(answers),
-        "temperature": temperature,
-    }
+def _fit_linear(references: References, device: torch.device) -> tuple[LinearClassifier, Ridge]:
+    """The classifier with a ridge that held-out images choose if they may."""
+    choosing = slice(None) if references.may_choose else slice(0)
+    if references.pairs is None:
+        held_out = Features(*(part[choosing] for part in references.held_out))
+        return fit_linear_classifier(references.features, held_out, len(references.classes), device)
+    train, several_held_out = references.several
+    several_held_out = SeveralFeatures(*(part[choosing] for part in several_held_out))
+    return fit_several_linear(train, several_held_out, len(references.classes), device)
 
 
 def _agreement(splits: dict[str, PredictedSplit], given: Source, classes: Sequence[str]) -> dict[str, Any]:
-    """How many predicted labels equal those of `given`, if images with a label were predicted too."""
+    """How many images have exactly the labels of `given` predicted, if images with a label were predicted too."""
     count = agreeing = 0
     for name, split in splits.items():
-        labels = given.splits[name].labels[split.predicted].tolist()
-        pairs = [(given.classes[a], classes[b]) for a, b in zip(labels, split.labels.tolist(), strict=True) if a >= 0]
-        count, agreeing = count + len(pairs), agreeing + sum(a == b for a, b in pairs)
+        all_given = given_labels(given.splits[name])
+        for position, row in zip(split.predicted.tolist(), split.labels.tolist(), strict=True):
+            names = {given.classes[number] for number, _ in all_given[position]}
+            count += bool(names)
+            agreeing += names == {classes[number] for number, _ in listed_labels(row)}
     return {"compared": count, "agreeing": agreeing} if count else {}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from supancl.data.splits import Data, Split
 from supancl.data.views.evaluation import View
@@ -19,6 +20,7 @@ from supancl.evaluate.finetune import labelled
 from supancl.evaluate.sources import data_for
 from supancl.files import make_inner_folder, reason, why_unwritable
 from supancl.probes import Features
+from supancl.probes.several_labels import SeveralFeatures
 from supancl.weights.classifier_file import ClassifierFile, FeatureFile, load_features, save_features
 
 KEPT_FOLDER = "predict"  # inside a run folder
@@ -34,13 +36,26 @@ class References(NamedTuple):
     classes: tuple[str, ...]
     may_choose: bool  # whether held-out images may choose a setting: those of a test split may not
     made_from: str  # a digest of weights, data and view
+    pairs: tuple[Tensor, Tensor] | None = None  # all labels of both, if images have several; others are the rarest
+
+    @property
+    def several(self) -> tuple[SeveralFeatures, SeveralFeatures]:
+        """Both with all their labels; only if `pairs` has these."""
+        assert self.pairs is not None
+        references, held_out = self.pairs
+        return (
+            SeveralFeatures(self.features.values, references, self.features.labels),
+            SeveralFeatures(self.held_out.values, held_out, self.held_out.labels),
+        )
 
 
-def load_references(evaluated: EvaluatedEncoder, source: str | None, view: View, name: str) -> References:
+def load_references(
+    evaluated: EvaluatedEncoder, source: str | None, view: View, name: str, several_labels: bool = False
+) -> References:  # fmt: skip
     """The labelled training images of `source`, or if None of the run, and those that it held out.
 
     Those of a run are kept in its folder as `name`, so that its data are read only once. They are the images and labels
-    that the run was trained with.
+    that the run was trained with. Several labels per image are refused unless the caller can use them.
     """
     if source is None and evaluated.run is None:
         raise BadInput(
@@ -53,20 +68,28 @@ def load_references(evaluated: EvaluatedEncoder, source: str | None, view: View,
     if content is not None and evaluated.run is not None:
         held_out_from = evaluated.run.read_data()[0].get("held_out_from")
     else:
-        data = data_for(evaluated, source, view)
+        data = data_for(evaluated, source, view, several_labels)
         _check_labels(data, source or evaluated.location)
         held_out_from = data.summary["held_out_from"]
-        references, held_out = (_labelled_features(evaluated, split, view) for split in (data.train, data.held_out))
-        content = made = FeatureFile(references, held_out, data.classes, made_from)
+        splits = [labelled(split.materialize()) for split in (data.train, data.held_out)]
+        references, held_out = (_features(evaluated, split, view) for split in splits)
+        content = made = FeatureFile(references, held_out, data.classes, made_from, _all_pairs(splits))
         if path is not None and references.values.nbytes + held_out.values.nbytes <= MOST_KEPT_BYTES:
             keep(evaluated, path, lambda file: save_features(file, made))
     features, held_out = Features(*content.references), Features(*content.held_out)
-    return References(features, held_out, content.classes, held_out_from != "test", made_from)
+    return References(features, held_out, content.classes, held_out_from != "test", made_from, content.pairs)
 
 
-def _labelled_features(evaluated: EvaluatedEncoder, split: Split, view: View) -> Features:
-    split = labelled(split.materialize())
-    return evaluated.features(split, view) if len(split) else Features(torch.empty(0, 0), split.labels)
+def _all_pairs(splits: Sequence[Split]) -> tuple[Tensor, Tensor] | None:
+    references, held_out = (split.pairs for split in splits)
+    if references is None:
+        return None
+    return references, references[:0].clone() if held_out is None else held_out
+
+
+def _features(evaluated: EvaluatedEncoder, split: Split, view: View) -> Features:
+    values = evaluated.features(split, view).values if len(split) else torch.empty(0, 0)
+    return Features(values, split.labels)  # of several labels the rarest, which `features` leaves out
 
 
 def _check_labels(data: Data, location: str) -> None:

@@ -125,14 +125,17 @@ def without_hierarchy(spec: DataSpec) -> DataSpec:
     return replace(spec, hierarchy="none", level_weights=())
 
 
-def data_for(evaluated: EvaluatedEncoder, source: str | None, view: View = "margin") -> Data:
+def data_for(
+    evaluated: EvaluatedEncoder, source: str | None, view: View = "margin", several_labels: bool = False
+) -> Data:  # fmt: skip
     """The data of a source, or if None the run's own, with the images it held out and left out.
 
     For the margin view, the run's own source has the same pixels as the monitor, from the same cache.
     If the run was trained on another copy of the same data set, the test split is held out: val was trained on.
-    Of a hierarchy the labels are the leaves.
+    Of a hierarchy the labels are the leaves. Other images with several labels are refused unless the caller can use
+    them.
     """
-    return with_leaf_labels(_read_data(evaluated, source, view))
+    return with_leaf_labels(_read_data(evaluated, source, view, several_labels))
 
 
 def _read_data(

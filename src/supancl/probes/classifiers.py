@@ -7,14 +7,15 @@ the predicted class is about the fraction of predictions that are right.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from supancl.errors import BadInput
-from supancl.probes.features import Features, check_splits
+from supancl.probes.features import Features, Labelled, check_splits
 from supancl.probes.knn import count_votes, neighbours
 from supancl.probes.linear import CHOOSING_TOLERANCE, LIVE_RIDGE, Standardized, linear_probe
 from supancl.probes.logistic import Problem, solve
@@ -27,7 +28,11 @@ TEMPERATURES = 2.0 ** torch.linspace(-5, 5, 161)
 UNLIKE_QUANTILE = 0.01  # of the images that set the threshold, this fraction is below it
 MIN_TO_CHOOSE = 100  # images that choose a ridge
 MIN_HELD_OUT = 20  # fewer do not show how similar new images are
+ABSENT_LOGIT = -1e4  # of a class without a reference
 MOST_COMPARED = 4096  # images that set the threshold
+
+
+F = TypeVar("F", bound=Labelled)
 
 
 class Classifier(Protocol):
@@ -83,15 +88,22 @@ def choose_ridge(train: Features, held_out: Features, device: torch.device | str
     Choosing on 12 images is worse than not choosing: of eight draws of 108 labelled photographs, 46.2% of the other
     labels were predicted correctly with a ridge chosen on 12 held-out ones, and 48.4% with the usual one.
     """
-    held_out = held_out.labelled()
-    labelled = train.labelled().labels
+    train = train.labelled()
+
+    def probe(test: Features, choose: Literal["halves"] | None) -> Ridge:
+        probed = linear_probe(train, test, choose, device=device)
+        return Ridge(probed.weight, probed.chosen_on)
+
+    return choose_ridge_with(probe, train, held_out.labelled())
+
+
+def choose_ridge_with(probe: Callable[[F, Literal["halves"] | None], Ridge], train: F, held_out: F) -> Ridge:
+    """The rule of `choose_ridge` for any classifier; `probe` chooses on the images it gets, all of them labelled."""
     if len(held_out.labels) >= MIN_TO_CHOOSE:
-        probe = linear_probe(train, held_out, "halves", device=device)
-    elif len(labelled) // 10 >= MIN_TO_CHOOSE:
-        probe = linear_probe(train, train, None, device=device)
-    else:
-        return Ridge(LIVE_RIDGE * len(labelled), "none")
-    return Ridge(probe.weight, probe.chosen_on)
+        return probe(held_out, "halves")
+    if len(train.labels) // 10 >= MIN_TO_CHOOSE:
+        return probe(train, None)
+    return Ridge(LIVE_RIDGE * len(train.labels), "none")
 
 
 def fit_linear_classifier(
@@ -104,20 +116,30 @@ def fit_linear_classifier(
     ridge = choose_ridge(train, held_out, device)
     splits, present = check_splits(train=train)
     values, labels = splits["train"].values.to(device), splits["train"].labels.to(device)
+    weight, bias = solve_linear(values, ridge, lambda rows: Problem(rows, labels, len(present)))
+    # the ridge is chosen by accuracy, so the size of the logits means nothing: a strong one leaves them all near 0
+    deviation = float(torch.addmm(bias, values.double(), weight.T).std(1).mean())
+    weight, bias = (value * USUAL_DEVIATION / max(deviation, 1e-12) for value in (weight, bias))
+    return with_absent_classes(weight, bias, present, classes), ridge
+
+
+def solve_linear(values: Tensor, ridge: Ridge, make_problem: Callable[[Tensor], Problem]) -> tuple[Tensor, Tensor]:
+    """Weight and bias on features as they are, in double precision; the problem is made of standardised ones."""
     space = Standardized(values)
-    rough = Problem(space.rows(values, torch.float32), labels, len(present))
-    exact = Problem(space.rows(values, torch.float64), labels, len(present))
+    rough = make_problem(space.rows(values, torch.float32))
+    exact = make_problem(space.rows(values, torch.float64))
     with track_task("fitting the linear classifier"):
         start = solve(rough, ridge.weight, tolerance=CHOOSING_TOLERANCE).parameters
         turned = polish(exact, rough, ridge.weight, start).parameters @ space.axes.to(torch.float64).T
     weight = turned[:, :-1] / space.scale
-    bias = turned[:, -1] - weight @ space.mean
-    # the ridge is chosen by accuracy, so the size of the logits means nothing: a strong one leaves them all near 0
-    deviation = float(torch.addmm(bias, values.double(), weight.T).std(1).mean())
-    weight, bias = (value * USUAL_DEVIATION / max(deviation, 1e-12) for value in (weight, bias))
-    whole = LinearClassifier(torch.zeros(classes, weight.shape[1]), torch.full((classes,), -1e4))
+    return weight, turned[:, -1] - weight @ space.mean
+
+
+def with_absent_classes(weight: Tensor, bias: Tensor, present: Tensor, classes: int) -> LinearClassifier:
+    """The classifier of the classes 0, 1, ... of which only those of `present` are ever predicted."""
+    whole = LinearClassifier(torch.zeros(classes, weight.shape[1]), torch.full((classes,), ABSENT_LOGIT))
     whole.weight[present], whole.bias[present] = weight.float().cpu(), bias.float().cpu()
-    return whole, ridge
+    return whole
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -127,8 +149,12 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     little, and none leaves it at 1. Images labelled -1 do not count.
     """
     logits, labels = logits[labels >= 0].double(), labels[labels >= 0]
-    picked = torch.stack([(logits / t).log_softmax(1).gather(1, labels[:, None]).sum() for t in TEMPERATURES])
-    cost = 0.5 * TEMPERATURES.log2().square() - picked
+    return best_temperature(lambda t: (logits / t).log_softmax(1).gather(1, labels[:, None]).sum())
+
+
+def best_temperature(log_likelihood: Callable[[Tensor], Tensor]) -> float:
+    """The likeliest temperature; halving or doubling it costs half a nat."""
+    cost = 0.5 * TEMPERATURES.log2().square() - torch.stack([log_likelihood(t) for t in TEMPERATURES])
     return float(TEMPERATURES[int(cost.argmin())])
 
 
@@ -152,17 +178,17 @@ def unlike_threshold(references: Features, held_out: Tensor, device: torch.devic
     is that of each reference to its nearest other one, which is higher if training has pulled them together.
     """
     if len(held_out) >= MIN_HELD_OUT:
-        similarity = nearest_similarity(references, _sample(held_out), device)
+        similarity = nearest_similarity(references, evenly_spaced(held_out), device)
         return float(similarity.double().quantile(UNLIKE_QUANTILE)), "held-out"
     if len(references.values) < 2:
         raise BadInput("one labelled image: comparing images needs at least two; label more")
-    rows = _sample(torch.arange(len(references.values)))
+    rows = evenly_spaced(torch.arange(len(references.values)))
     # two neighbours: the nearest one is the image itself
     similarity = neighbours(references, references.values[rows], 2, device=device).similarity[:, 1].cpu()
     return float(similarity.double().quantile(UNLIKE_QUANTILE)), "references"
 
 
-def _sample(values: Tensor) -> Tensor:
+def evenly_spaced(values: Tensor) -> Tensor:
     """At most MOST_COMPARED rows, evenly spaced."""
     if len(values) <= MOST_COMPARED:
         return values

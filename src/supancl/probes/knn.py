@@ -168,11 +168,7 @@ def count_votes(matches: Neighbours, labels: Tensor, k: int, temperature: float,
     The nearest one counts 1. A temperature of inf is a majority vote. With pairs (N, L, 2) as labels, a neighbour
     divides its vote among its classes by their weights.
     """
-    if not temperature > 0:
-        raise BadInput(f"temperature = {temperature:g}: must be above 0")
-    similarity = matches.similarity[:, :k]
-    # relative to the nearest one, because exp(1 / 0.01) would overflow
-    weight = ((similarity - similarity[:, :1]) / temperature).exp()
+    weight = vote_weights(matches, k, temperature)
     votes = weight.new_zeros(len(weight), classes)
     neighbour_labels = labels.to(weight.device)[matches.rows[:, :k]]
     if has_pairs(labels):
@@ -180,6 +176,15 @@ def count_votes(matches: Neighbours, labels: Tensor, k: int, temperature: float,
         divided = weight[..., None] * weights.to(weight) / weights.sum(-1, keepdim=True)
         return votes.scatter_add_(1, numbers.clamp(min=0).flatten(1), divided.flatten(1))
     return votes.scatter_add_(1, neighbour_labels, weight)
+
+
+def vote_weights(matches: Neighbours, k: int, temperature: float) -> Tensor:
+    """(queries, k): exp(similarity / temperature) of each neighbour, relative to the nearest one's."""
+    if not temperature > 0:
+        raise BadInput(f"temperature = {temperature:g}: must be above 0")
+    similarity = matches.similarity[:, :k]
+    # relative to the nearest one, because exp(1 / 0.01) would overflow
+    return ((similarity - similarity[:, :1]) / temperature).exp()
 
 
 def _class_count(labels: Tensor) -> int:

@@ -113,10 +113,10 @@ def knn_scores(
     alone = Features(reference.values, reference.labels)
     matches = neighbours(alone, queries.values, max(ks), metric, device=device, leave_one_out=queries is reference)
     votes = {k: count_votes(matches, reference.pairs, k, temperature, classes) for k in ks}
-    return {k: _equalize(vote / vote.sum(1, keepdim=True)).cpu() for k, vote in votes.items()}
+    return {k: equalize(vote / vote.sum(1, keepdim=True)).cpu() for k, vote in votes.items()}
 
 
-def _equalize(values: Tensor) -> Tensor:
+def equalize(values: Tensor) -> Tensor:
     """Values rounded to 18 bits: parts of a vote that differ only by rounding must not rank images."""
     mantissa, exponent = torch.frexp(values)
     return torch.ldexp((mantissa * 2**18).round() / 2**18, exponent)

@@ -16,6 +16,8 @@ LATEX_TITLES = {
     "alpha": r"$\alpha$",
     "k-NN %": r"$k$-NN (\%)",
     "linear %": r"linear (\%)",
+    "k-NN mAP %": r"$k$-NN mAP (\%)",
+    "linear mAP %": r"linear mAP (\%)",
     "S_W/S_T": r"$S_W / S_T$",
 }
 Result = Mapping[str, Any]
@@ -30,7 +32,7 @@ def comparison_table(result: Result, heads: Mapping[str, str], measures: Measure
     entries = result["summary"]
     ends = [end for end in ("collapsed", "failed") if any(entry[end] for entry in entries)]
     titles = [*heads.values(), *(title for title, _ in measures.values()), "difference", *ends]
-    marks = {key: _marks([entry[key] for entry in entries], measures[key][1]) for key in ("knn", "linear")}
+    marks = {key: _marks([entry[key] for entry in entries], measures[key][1]) for key in scores_among(measures)}
     differences = {entry["row"]: entry for entry in result["differences"]}
     rows: list[Row] = []
     for number, entry in enumerate(entries):
@@ -51,6 +53,11 @@ def comparison_table(result: Result, heads: Mapping[str, str], measures: Measure
     notes += [f"± half a 95% interval over seeds; of differences {result['intervals']}"] * (len(seeds) > 1)
     columns = [Cell(title, latex=LATEX_TITLES.get(title, "")) for title in titles]
     return Table(columns, rows, "l" * len(heads) + "r" * (len(titles) - len(heads)), caption, notes)
+
+
+def scores_among(measures: Measures) -> list[str]:
+    """The measures in percent: k-NN and linear, as accuracy or mAP."""
+    return [key for key in measures if key != "ratio"]
 
 
 def show(value: Any) -> str:
@@ -93,7 +100,7 @@ def write_comparison(result: Result, table: Table, measures: Measures, out: Path
 
 
 def draw_comparison(result: Result, measures: Measures, path: Path) -> None:
-    """Plot the accuracies: a dot per seed, the mean over seeds and its 95% interval."""
+    """Plot the scores: a dot per seed, the mean over seeds and its 95% interval."""
     from matplotlib.figure import Figure  # here, because tables need no matplotlib
 
     from supancl.reports.pictures import COLOURS, escape_label
@@ -101,7 +108,7 @@ def draw_comparison(result: Result, measures: Measures, path: Path) -> None:
     entries = result["summary"]
     figure = Figure(figsize=(9, 1.4 + 0.32 * len(entries)), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
-    for axis, key in zip(axes, ("knn", "linear"), strict=True):
+    for axis, key in zip(axes, scores_among(measures), strict=True):
         for position, entry in enumerate(entries):
             seeds = [row[key] for row in result["rows"] if row["row"] == entry["row"] and row[key] is not None]
             is_reference = entry["row"] == result["reference"]
@@ -116,6 +123,6 @@ def draw_comparison(result: Result, measures: Measures, path: Path) -> None:
         axis.set_yticks(range(len(entries)), [escape_label(entry["row"]) for entry in entries])
         axis.set_ylim(len(entries) - 0.5, -0.5)
         low, high = axis.get_xlim()
-        axis.set_xlim(max(low, -2), min(high, 102))  # few seeds give intervals that no accuracy can have
+        axis.set_xlim(max(low, -2), min(high, 102))  # few seeds give intervals that no score can have
     figure.supxlabel("grey: seeds; diamond and bar: their mean and its 95% interval", fontsize="small")
     figure.savefig(path, dpi=130)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from supancl.data.label_pairs import label_cell, list_labels
 from supancl.data.store.memory import Progress
 from supancl.errors import plural
 from supancl.reports.maps import EncoderMap, MappedImages, common_folder
@@ -56,6 +57,7 @@ def page_data(images: MappedImages, maps: Sequence[EncoderMap]) -> dict[str, Any
         "classes": list(images.classes),
         "colours": class_colours(len(images.classes)),
         "labels": pack_array(images.labels.astype(np.int32)),
+        **label_sets(images),
         "splits": splits,
         "split_of": pack_array(np.array([splits.index(name) for name in images.split_names], np.uint8)),
         # a fixed shuffle: drawn class by class, the last class would hide the others
@@ -68,6 +70,21 @@ def page_data(images: MappedImages, maps: Sequence[EncoderMap]) -> dict[str, Any
             }
             for encoder_map in maps
         ],
+    }
+
+
+def label_sets(images: MappedImages) -> dict[str, Any]:
+    """If images have several labels: each combination once, as its classes and the cell of a .csv, and whose it is."""
+    if images.pairs is None:
+        return {}
+    sets = [tuple(labels) for labels in list_labels(images.pairs)]
+    number = {labels: i for i, labels in enumerate(dict.fromkeys(sets))}
+    return {
+        "label_sets": [
+            [[label for label, _ in labels], label_cell([(images.classes[label], weight) for label, weight in labels])]
+            for labels in number
+        ],
+        "set_of": pack_array(np.array([number[labels] for labels in sets], np.int32)),
     }
 
 

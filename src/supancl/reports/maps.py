@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from supancl.data.label_pairs import ImageLabels, heaviest_labels
 from supancl.data.levels import with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean, plural
@@ -44,13 +45,21 @@ class EncoderMap(NamedTuple):
 
 
 class MappedImages(NamedTuple):
-    """The images of a map: their pixels in `splits`, one after the other, names, labels, and where each is from."""
+    """The images of a map: their pixels in `splits`, one after the other, names, labels, and where each is from.
+
+    With several labels per image, `pairs` has them all and `labels` the one that colours a point.
+    """
 
     splits: list[Split]
     names: list[str]
     labels: np.ndarray[Any, Any]
     classes: tuple[str, ...]
     split_names: list[str]  # one per image: train, held-out, val or test
+    pairs: Tensor | None = None
+
+    def class_numbers(self) -> Tensor:
+        """The class of every label of every image, (images, L); -1 where there is none."""
+        return label_numbers(ImageLabels(torch.from_numpy(self.labels), self.pairs))
 
 
 def build_maps(
@@ -61,7 +70,7 @@ def build_maps(
     features: list[Tensor] = []
     held_out: Tensor | None = None  # by every run that was trained on these images
     for evaluated in encoders:
-        source = read_source(evaluated, spec_for(evaluated, request.data), "margin")
+        source = read_source(evaluated, spec_for(evaluated, request.data), "margin", several_labels=True)
         if evaluated.encoder.spec.name == "linear":
             raise BadInput(f"{request.data} holds vectors, and a map shows images; choose other --data")
         chosen_images, run_held_out = choose_images(evaluated, source, request)
@@ -97,10 +106,11 @@ def choose_images(
     """
     by_leaf = with_leaf_labels(source)
     splits = {name: split.materialize() for name, split in by_leaf.splits.items()}
-    labels = torch.cat([split.labels for split in splits.values()])
+    labels, pairs = labels_to_show(list(splits.values()))
     rows = torch.arange(len(labels))
     if request.classes:
-        rows = rows[torch.isin(labels, torch.tensor(find_classes(request, by_leaf.classes)))]
+        numbers = torch.tensor(find_classes(request, by_leaf.classes))
+        rows = rows[torch.isin(label_numbers(ImageLabels(labels, pairs)), numbers).any(1)]
     if len(rows) > request.limit:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(request.seed))
         evaluated.warn_once(f"{request.data}: the map shows {request.limit:,} of {len(rows):,} images (--limit)")
@@ -119,8 +129,27 @@ def choose_images(
             nonempty_splits.append(split.take(positions.to(split.index.device)))
         names += split.names_at(positions)
         split_names += [name] * len(positions)
-    images = MappedImages(nonempty_splits, names, labels[rows].numpy(), by_leaf.classes, split_names)
+    shown_pairs = None if pairs is None else pairs[rows]
+    images = MappedImages(nonempty_splits, names, labels[rows].numpy(), by_leaf.classes, split_names, shown_pairs)
     return images, None if in_train is None else held_out[rows]
+
+
+def labels_to_show(splits: Sequence[Split]) -> ImageLabels:
+    """The label that colours each image of the splits, one after the other, and all labels if there are several.
+
+    Of several the one with the largest weight colours it, of equals the rarest.
+    """
+    all_pairs = [split.pairs for split in splits if split.pairs is not None]
+    if not all_pairs:
+        return ImageLabels(torch.cat([split.labels for split in splits]))
+    pairs = torch.cat(all_pairs)
+    numbers = pairs[..., 0].long()
+    return ImageLabels(heaviest_labels(pairs, torch.bincount(numbers[numbers >= 0], minlength=1)), pairs)
+
+
+def label_numbers(labels: ImageLabels) -> Tensor:
+    """The class of every label of every image, (images, L); -1 where there is none."""
+    return labels.labels[:, None] if labels.pairs is None else labels.pairs[..., 0].long()
 
 
 def find_classes(request: MapRequest, classes: Sequence[str]) -> list[int]:
@@ -132,7 +161,7 @@ def find_classes(request: MapRequest, classes: Sequence[str]) -> list[int]:
 
 
 def check_same_names(first: MappedImages, other: MappedImages, source: str) -> None:
-    if first.names != other.names or first.labels.tolist() != other.labels.tolist():
+    if first.names != other.names or not torch.equal(first.class_numbers(), other.class_numbers()):
         raise BadInput(f"{source}: its images changed while they were read; run the command again")
 
 

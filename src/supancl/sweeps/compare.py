@@ -15,13 +15,14 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from supancl.data.label_pairs import ImageLabels
 from supancl.data.opening import is_same_source
 from supancl.data.splits import Data
 from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
 from supancl.stats import FEW_IMAGES, TOO_FEW_IMAGES, mean_interval, t_half_width, tukey_half_width
 from supancl.sweeps.measures import RunEvaluator, measure_run
-from supancl.sweeps.results import Labels, Result, collect_results, summarize
+from supancl.sweeps.results import Labels, Measures, Result, collect_results, summarize
 from supancl.sweeps.runner import Sweep, open_held_out, open_recipe_data
 from supancl.sweeps.runs import Runs, TrainedRun
 from supancl.training.fitting import fit_rows
@@ -34,6 +35,11 @@ MEASURES = {
     "linear": ("linear %", 2),
     "ratio": ("S_W/S_T", 3),
 }
+MEASURES_OF_SEVERAL = {  # labels per image
+    "knn_map": ("k-NN mAP %", 2),
+    "linear_map": ("linear mAP %", 2),
+}
+NAMES = {"knn_map": "k-NN mAP", "linear_map": "linear mAP"}  # in sentences; others are called by their key
 Rows = Mapping[str, Recipe]
 Against = Literal["first", "best"]
 
@@ -42,7 +48,7 @@ class RowGroup(NamedTuple):
     """Rows that are trained on the same data, read in the same way."""
 
     rows: dict[str, Recipe]
-    held_out_labels: torch.Tensor
+    held_out: ImageLabels  # with all labels of the images if they are measured by these
     data: Data | None  # None if several groups would not fit into memory together
 
 
@@ -53,24 +59,27 @@ def train_and_compare(rows: Rows, labels: Labels, sweep: Sweep, against: Against
     groups, summary = open_groups(rows, sweep, because)
     runs = Runs({}, {})
     for group in groups:
-        data = group.data or open_recipe_data(next(iter(group.rows.values())))
+        data = group.data or open_recipe_data(next(iter(group.rows.values())), several_labels=True)
         trained = sweep.train(sweep.with_seeds(group.rows, because), data)
         runs.trained.update(trained.trained)
         runs.failed.update(trained.failed)
     first = next(iter(rows.values()))
     evaluator = RunEvaluator(first.train.device, sweep.reporter)
+    held_out = groups[0].held_out
+    measures = MEASURES if held_out.pairs is None else MEASURES_OF_SEVERAL
 
     def measure(run: TrainedRun, folder: Path) -> dict[str, float | None]:
-        measured = measure_run(run, folder, evaluator)
-        return {key: measured[key] for key in MEASURES}
+        measured = measure_run(run, folder, evaluator, measures=measures)
+        return {key: measured[key] for key in measures}
 
-    results = collect_results(sweep, runs, labels, MEASURES, measure)
-    entries = [summarize(results, label, MEASURES, ("collapsed", "failed")) for label in labels.values()]
+    results = collect_results(sweep, runs, labels, measures, measure)
+    entries = [summarize(results, label, measures, ("collapsed", "failed")) for label in labels.values()]
     for entry in entries:
-        for key in MEASURES:
+        for key in measures:
             half = t_half_width(entry[f"{key}_sd"], entry["n"] - entry["failed"])
             entry[f"{key}_interval"] = half if math.isfinite(half) else math.nan
-    by = "linear" if any(result["linear"] is not None for result in results) else "knn"
+    knn, linear = list(measures)[:2]
+    by = linear if any(result[linear] is not None for result in results) else knn
     result: Result = {
         "command": because,
         "data": summary,
@@ -78,12 +87,17 @@ def train_and_compare(rows: Rows, labels: Labels, sweep: Sweep, against: Against
         "epochs": sorted({recipe.train.epochs for recipe in rows.values()}),
         "rows": results,
         "summary": entries,
-        **compare_rows(results, list(labels), by, against, held_out=int((groups[0].held_out_labels >= 0).sum())),
+        **compare_rows(results, list(labels), by, against, held_out=int((held_out.labels >= 0).sum())),
         "seconds": time.perf_counter() - started,
         "versions": versions(),
         "commit": commit(),
     }
     return result, runs
+
+
+def measures_in(result: Result) -> Measures:
+    """The measures that the rows of a result have."""
+    return MEASURES if "knn" in result["summary"][0] else MEASURES_OF_SEVERAL
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -100,13 +114,13 @@ def open_groups(rows: Rows, sweep: Sweep, because: str) -> tuple[list[RowGroup],
         sweep.check_folder(recipe)
         key = with_short_side(recipe).data, recipe.encoder.channels
         if key not in groups:
-            with_holdout, data = open_held_out(recipe, because, sweep.reporter)
+            with_holdout, data = open_held_out(recipe, because, sweep.reporter, several_labels=True)
             if not data.held_out.class_ids():
                 raise BadInput(
                     f"{recipe.data.source}: no held-out image has a label to compare runs on; add labels to some images"
                 )
             summary = summary or data.summary
-            groups[key] = RowGroup({}, data.held_out.labels, data)
+            groups[key] = RowGroup({}, _measured_labels(data), data)
             holdout = with_holdout.data.holdout
         else:
             holdout = next(iter(groups[key].rows.values())).data.holdout
@@ -118,17 +132,28 @@ def open_groups(rows: Rows, sweep: Sweep, because: str) -> tuple[list[RowGroup],
     return list(groups.values()), summary
 
 
+def _measured_labels(data: Data) -> ImageLabels:
+    """The labels of the held-out images; of a hierarchy only one each, because runs are compared by its leaves."""
+    return ImageLabels(data.held_out.labels) if data.levels else data.held_out.image_labels
+
+
 def check_same_images(groups: Sequence[RowGroup]) -> None:
     """Refuse rows that would be compared on different images."""
     first, reference = next(iter(groups[0].rows.items()))
     for group in groups[1:]:
         name, recipe = next(iter(group.rows.items()))
         is_same = is_same_source(recipe.data.source, reference.data.source)
-        if not is_same or not torch.equal(group.held_out_labels, groups[0].held_out_labels):
+        if not is_same or not _are_equal(group.held_out, groups[0].held_out):
             raise BadInput(
                 f"{first} and {name} hold out different images ({reference.data.source} and {recipe.data.source}), so "
                 "they cannot be compared; give one --data, data.holdout and data.leave_out to both"
             )
+
+
+def _are_equal(ours: ImageLabels, theirs: ImageLabels) -> bool:
+    if ours.pairs is None or theirs.pairs is None:
+        return ours.pairs is theirs.pairs and torch.equal(ours.labels, theirs.labels)
+    return torch.equal(ours.pairs, theirs.pairs)
 
 
 # --- differences ------------------------------------------------------------------------------------------------------
@@ -147,7 +172,7 @@ def compare_rows(
             values[entry["row"]][entry["seed"]] = entry[by]
     seeds = {entry["seed"] for entry in results}
     complete = [row for row in rows if values[row].keys() == seeds]
-    comparison: dict[str, Any] = {"compared_by": by, "reference": rows[0], "differences": []}
+    comparison: dict[str, Any] = {"compared_by": NAMES.get(by, by), "reference": rows[0], "differences": []}
     comparison["intervals"] = "for all pairs together" if against == "best" else "for each pair by itself"
     if against == "best":
         if not complete:
@@ -222,7 +247,8 @@ def describe_choice(comparison: Result, values: Mapping[str, Mapping[int, float]
     mean = statistics.fmean(seeds.values())
     tied = [row for row in others if values[row] and statistics.fmean(values[row].values()) == mean]
     shared = f" and {', '.join(tied)} share" if tied else " has"
-    text = f"{best}{shared} the best {by} accuracy ({mean:.2f}%, {plural(len(seeds), 'seed')})"
+    figure = "mAP" if by.endswith(" mAP") else "accuracy"
+    text = f"{best}{shared} the best {by.removesuffix(' mAP')} {figure} ({mean:.2f}%, {plural(len(seeds), 'seed')})"
     if len(seeds) < 2:
         return [f"{text}, but one seed shows no clear difference; run with --seeds 3 or more"]
     verdicts = [entry["verdict"] for entry in comparison["differences"]]
@@ -230,7 +256,7 @@ def describe_choice(comparison: Result, values: Mapping[str, Mapping[int, float]
     lines = [f"{text}; {verdicts.count('worse')} of {plural(len(others), 'other')} clearly worse"]
     if close:
         lines.append(f"no clear difference to {', '.join(close)}")
-    return [*lines, "its accuracy was used to choose it, so it is a little too high; a test split has not been used"]
+    return [*lines, f"its {figure} was used to choose it, so it is a little too high; a test split has not been used"]
 
 
 def describe_ends(results: Sequence[Result]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,14 @@ from supancl.weights.run_folder import RunFolder
 
 PROJECTOR = "projector.safetensors"  # in the run folder, if the projector was saved
 # measure -> the protocol and the field of its result
-PROTOCOLS = {"knn": ("knn", "accuracy"), "linear": ("linear", "accuracy"), "ratio": ("variance", "ratio")}
+PROTOCOLS = {
+    "knn": ("knn", "accuracy"),
+    "linear": ("linear", "accuracy"),
+    "ratio": ("variance", "ratio"),
+    "knn_map": ("knn", "map"),  # of images with several labels
+    "linear_map": ("linear", "map"),
+}
+ONE_LABEL_MEASURES = ("knn", "linear", "ratio")
 MEASUREMENT_FIELDS = ("split", "probe", "layer", "k")  # settings that a Measurement may vary
 
 
@@ -115,9 +122,14 @@ class RunEvaluator:
 
 
 def measure_run(
-    run: TrainedRun, folder: Path, evaluator: RunEvaluator, split: str = "held-out", k: int | None = None
+    run: TrainedRun,
+    folder: Path,
+    evaluator: RunEvaluator,
+    split: str = "held-out",
+    k: int | None = None,
+    measures: Iterable[str] = ONE_LABEL_MEASURES,
 ) -> dict[str, float | None]:
-    """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T as in `supancl evaluate`.
+    """Losses of the last epoch, and the measures as in `supancl evaluate`: k-NN, linear accuracy and S_W/S_T.
 
     A value that cannot be measured on these data is None.
     """
@@ -126,7 +138,7 @@ def measure_run(
         "sup": run.last_epoch("sup"),
         **{
             key: evaluator.measure_value(folder, Measurement(protocol, split, k=k), field)
-            for key, (protocol, field) in PROTOCOLS.items()
+            for key, (protocol, field) in ((key, PROTOCOLS[key]) for key in measures)
         },
     }
 

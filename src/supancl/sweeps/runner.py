@@ -202,26 +202,29 @@ def check_monitored(recipe: Recipe) -> None:
         raise BadInput("train.monitor_every = 0: a study needs the last check of each run; leave it at 1")
 
 
-def open_recipe_data(recipe: Recipe) -> Data:
+def open_recipe_data(recipe: Recipe, several_labels: bool = False) -> Data:
+    """The data of a recipe; several labels per image are refused unless the caller can use them."""
     data = open_data(with_short_side(recipe).data, recipe.encoder.channels, report_progress)
-    if not data.levels:  # a hierarchy has one leaf per image
+    if not several_labels and not data.levels:  # a hierarchy has one leaf per image
         check_one_label(data.train.pairs, recipe.data.source, "a comparison of runs by their accuracy")
     return data
 
 
-def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = "") -> tuple[Recipe, Data]:
+def open_held_out(
+    base: Recipe, because: str, reporter: Reporter, hint: str = "", several_labels: bool = False
+) -> tuple[Recipe, Data]:
     """The recipe, fitted if it is an `auto` one, and its data with held-out images to compare runs on.
 
     Nothing is chosen on a test set: without a validation split, a tenth of the training images is held out.
     """
     base = fit_to_data(base, None, None, reporter)  # once: a run that fits itself could not be continued
-    data = open_recipe_data(base)
+    data = open_recipe_data(base, several_labels)
     if data.summary["held_out_from"] == "test":
         base = base.with_set({"data.holdout": 0.1}, because=because)
         reporter.note(
             f"the data have a test split but no val split: 10% of the training images are held out instead{hint}"
         )
-        data = open_recipe_data(base)
+        data = open_recipe_data(base, several_labels)
     if data.train.class_ids() and not data.held_out.class_ids():
         raise BadInput(
             f"{base.data.source}: no held-out image has a label to evaluate on; leave out "

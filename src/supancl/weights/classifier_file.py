@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from supancl.files import did_you_mean_path
 from supancl.weights.encoder_file import SCHEMA_VERSION, read_safetensors, save_safetensors
 
 CLASSIFIER_FILE = "classifier.safetensors"
+PAIR_NAMES = ("reference_pairs", "held_out_pairs")
 
 
 class ClassifierFile(NamedTuple):
@@ -29,12 +30,16 @@ class ClassifierFile(NamedTuple):
 
 
 class FeatureFile(NamedTuple):
-    """Features and labels of labelled images: references, and held-out ones; `made_from` as in ClassifierFile."""
+    """Features and labels of labelled images: references, and held-out ones; `made_from` as in ClassifierFile.
+
+    `pairs` are all labels of both, (N, L, 2) each, if images have several.
+    """
 
     references: tuple[Tensor, Tensor]
     held_out: tuple[Tensor, Tensor]
     classes: tuple[str, ...]
     made_from: str = ""
+    pairs: tuple[Tensor, Tensor] | None = None
 
 
 def save_classifier(path: Path, content: ClassifierFile) -> None:
@@ -68,19 +73,46 @@ def load_classifier(path: Path) -> ClassifierFile:
 def save_features(path: Path, content: FeatureFile) -> None:
     names = ("references", "reference_labels", "held_out", "held_out_labels")
     tensors = dict(zip(names, (*content.references, *content.held_out), strict=True))
+    tensors |= dict(zip(PAIR_NAMES, content.pairs or (), strict=False))
     _save(path, tensors, content.classes, {"made_from": content.made_from})
 
 
 def load_features(path: Path) -> FeatureFile:
     """Read kept features; refuse a damaged file and one whose parts do not fit."""
     tensors, classes, metadata = _load(path)
-    pairs = []
+    kept_features = []
     for name, label_name in (("references", "reference_labels"), ("held_out", "held_out_labels")):
         values, labels = tensors.get(name), tensors.get(label_name)
         if values is None or labels is None or not _are_features(values, labels, len(classes)):
             raise BadInput(f"{path}: its features, labels and {len(classes)} classes do not fit; remove it")
-        pairs.append((values, labels))
-    return FeatureFile(pairs[0], pairs[1], classes, metadata.get("made_from", ""))
+        kept_features.append((values, labels))
+    pairs = _load_pairs(tensors, [len(labels) for _, labels in kept_features], len(classes))
+    if pairs is None and any(name in tensors for name in PAIR_NAMES):
+        raise BadInput(f"{path}: its several labels and {len(classes)} classes do not fit; remove it")
+    return FeatureFile(kept_features[0], kept_features[1], classes, metadata.get("made_from", ""), pairs)
+
+
+def _load_pairs(tensors: Mapping[str, Tensor], counts: Sequence[int], classes: int) -> tuple[Tensor, Tensor] | None:
+    """The pairs of a file, if they are there and fit."""
+    first, second = (tensors.get(name) for name in PAIR_NAMES)
+    if first is None or second is None:
+        return None
+    fits = all(_are_pairs(pairs, count, classes) for pairs, count in zip((first, second), counts, strict=True))
+    return (first, second) if fits else None
+
+
+def _are_pairs(pairs: Tensor, count: int, classes: int) -> bool:
+    if pairs.dtype != torch.float32 or pairs.ndim != 3 or pairs.shape[0] != count or pairs.shape[2] != 2:
+        return False
+    numbers, weights = pairs[..., 0], pairs[..., 1]
+    has_class = numbers >= 0
+    return (
+        bool(torch.isfinite(pairs).all())
+        and bool((numbers == numbers.round()).all())
+        and bool(((numbers >= -1) & (numbers < classes)).all())
+        and bool(((weights > 0) == has_class).all())
+        and bool(has_class.any(1).all())
+    )
 
 
 def _are_features(values: Tensor, labels: Tensor, classes: int) -> bool:

@@ -19,9 +19,14 @@ class ImageMap {
       classOf, order: unpackArray(data.order), visible: new Uint8Array(this.count).fill(1),
       selected: new Uint8Array(this.count), selectedCount: 0, hovered: -1, focus: -1, lassoMode: false,
     };
+    // the classes of each combination of labels, its cell in a .csv, and which one an image has; classOf is its colour
+    this.hasSeveral = Boolean(data.label_sets);
+    this.labelSets = this.hasSeveral ? data.label_sets.map(([classes, cell]) => ({ classes: classes.length ? classes : [data.classes.length], cell }))
+      : this.classes.map((name, label) => ({ classes: [label], cell: label < data.classes.length ? name : "" }));
+    this.setOf = this.hasSeveral ? unpackArray(data.set_of) : classOf;
     this.hiddenClasses = new Set();
     this.counts = new Array(this.classes.length).fill(0);
-    for (const label of classOf) this.counts[label]++;
+    for (const set of this.setOf) for (const label of this.labelSets[set].classes) this.counts[label]++;
     this.searchTexts = null;
     this.takeColours();
     this.scatters = data.encoders.map((encoder) => this.addPanel(encoder));
@@ -142,16 +147,19 @@ class ImageMap {
     this.filter();
   }
 
-  // Show images of the checked classes and the chosen split whose name or class has the text searched for.
+  // Show images of the checked classes and the chosen split whose name or class has the text searched for. One of
+  // several classes is enough.
   filter() {
-    const { visible, classOf } = this.shared, words = document.getElementById("search").value.trim().toLowerCase();
+    const { visible } = this.shared, words = document.getElementById("search").value.trim().toLowerCase();
     const split = this.splits.indexOf(document.getElementById("split").value);
     const isClassMatch = this.classes.map((name) => name.toLowerCase().includes(words));
+    const isChecked = this.labelSets.map(({ classes }) => classes.some((label) => !this.hiddenClasses.has(label)));
+    const isFound = this.labelSets.map(({ classes }) => classes.some((label) => isClassMatch[label]));
     if (words) this.searchTexts ??= this.names.map((name) => name.toLowerCase());
     let shown = 0;
     for (let i = 0; i < this.count; i++) {
-      visible[i] = !this.hiddenClasses.has(classOf[i]) && (split < 0 || this.splitOf[i] === split)
-        && (!words || isClassMatch[classOf[i]] || this.searchTexts[i].includes(words)) ? 1 : 0;
+      visible[i] = isChecked[this.setOf[i]] && (split < 0 || this.splitOf[i] === split)
+        && (!words || isFound[this.setOf[i]] || this.searchTexts[i].includes(words)) ? 1 : 0;
       shown += visible[i];
     }
     document.getElementById("shown").textContent = `${shown.toLocaleString("en")} of ${this.count.toLocaleString("en")} images shown`;
@@ -179,15 +187,21 @@ class ImageMap {
   }
 
   save() {
-    const rows = this.selection.map((i) => [this.prefix + this.names[i], this.className(i, ""), this.splits[this.splitOf[i]]]);
+    const rows = this.selection.map((i) => [this.prefix + this.names[i], this.labelSets[this.setOf[i]].cell, this.splits[this.splitOf[i]]]);
     saveCsv("selection.csv", [["path", "label", "split"], ...rows]);
   }
 
   // --- one image -----------------------------------------------------------------------------------------------------
 
-  className(index, unlabelled = "(unlabelled)") {
-    const label = this.shared.classOf[index];
-    return label === this.classes.length - 1 ? unlabelled : this.classes[label];
+  // All classes of an image, for a reader.
+  className(index) {
+    const { cell } = this.labelSets[this.setOf[index]];
+    return (this.hasSeveral ? cell.split(";").filter(Boolean).join(", ") : cell) || this.classes[this.classes.length - 1];
+  }
+
+  shareClass(index, other) {
+    const { classes } = this.labelSets[this.setOf[other]];
+    return this.labelSets[this.setOf[index]].classes.some((label) => classes.includes(label));
   }
 
   describe(index) {
@@ -244,11 +258,12 @@ class ImageMap {
     figure.append(this.thumbnail(index), caption);
     const lists = this.scatters.flatMap((scatter) => {
       const neighbours = [...scatter.neighboursOf(index)];
-      const same = neighbours.filter((other) => this.shared.classOf[other] === this.shared.classOf[index]).length;
+      const same = neighbours.filter((other) => this.shareClass(index, other)).length;
       const list = this.thumbnails(neighbours);
       list.dataset.encoder = scatter.title;
-      neighbours.forEach((other, k) => list.children[k].classList.toggle("other", this.shared.classOf[other] !== this.shared.classOf[index]));
-      return [element("p", "small", `${scatter.title}: ${same} of the ${neighbours.length} nearest have this class`), list];
+      neighbours.forEach((other, k) => list.children[k].classList.toggle("other", !this.shareClass(index, other)));
+      const have = this.hasSeveral ? "share a class with it" : "have this class";
+      return [element("p", "small", `${scatter.title}: ${same} of the ${neighbours.length} nearest ${have}`), list];
     });
     section.replaceChildren(figure, ...lists);
   }

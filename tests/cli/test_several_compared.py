@@ -1,0 +1,115 @@
+"""`supancl compare` and `sweep` of images with several labels: their mAP in the table, the files and the sentences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import average_precision_score
+
+from supancl.evaluate import sources
+from supancl.stats import mean_interval
+from tests.evaluate.made import bright, subject
+from tests.files import archive, assert_mentions, assert_refused, supancl
+
+SMALL = [
+    "--epochs", "1", "--batch-size", "16", "--device", "cpu", "--jobs", "1", "--set", "encoder.width=8",
+    "--set", "pool.size=16", "--set", "schedule.warmup_epochs=0", "--set", "data.holdout=0.25", "--out", "out",
+]  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with several.npz: four brightnesses, and dark or light."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "cache"))
+    images, labels = bright(160, 4)
+    matrix = np.eye(6)[labels] + 0.5 * np.eye(6)[4 + (labels >= 2)]
+    names = ["a", "b", "c", "d", "dark", "light"]
+    archive(tmp_path / "several.npz", train_images=images, train_labels=matrix, class_names=names)
+    return tmp_path
+
+
+def naive_knn_map(run: str, k: int) -> float:
+    """The mAP of the votes of the k nearest training images, which divide them among their classes."""
+    evaluated = subject(run)
+    data = sources.open_evaluation_data(evaluated, None, "held-out", several_labels=True)
+    units, weights = [], []
+    for split in (data.data.train, data.images):
+        units.append(torch.nn.functional.normalize(evaluated.features(split).values, dim=1).numpy())
+        matrix = np.zeros((len(split), 6))
+        for row, pairs in enumerate(split.pairs.tolist()):
+            for number, weight in pairs:
+                if number >= 0:
+                    matrix[row, int(number)] = weight
+        weights.append(matrix)
+    similarity = units[1] @ units[0].T
+    rows = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
+    nearest = np.take_along_axis(similarity, rows, 1).astype(np.float64)
+    votes = np.exp(nearest / 0.1)[..., None] * (weights[0] / weights[0].sum(1, keepdims=True))[rows]
+    mantissa, exponent = np.frexp(votes.sum(1) / votes.sum((1, 2))[:, None])
+    shares = np.ldexp((mantissa * 2**18).round(), exponent)  # parts that differ only by rounding are equal
+    return 100 * float(np.mean([average_precision_score(weights[1][:, c] > 0, shares[:, c]) for c in range(6)]))
+
+
+def test_compare_gives_the_map_of_each_recipe_with_paired_intervals(place, capsys):
+    words = ["compare", "digits.simsiam", "digits.supsiam", "--data", "several.npz", "--seeds", 2, *SMALL]
+    said = supancl(capsys, *words)
+    assert said.code == 0, said.err
+    assert_mentions(said.out, "k-NN mAP %", "linear mAP %", "linear mAP, digits.supsiam minus digits.simsiam")
+    result = json.loads(Path("out/results.json").read_text())
+    assert result["compared_by"] == "linear mAP"
+    for row in result["rows"]:
+        assert not {"knn", "linear", "ratio"} & row.keys()
+        run = f"out/{row['row']}-seed-{row['seed']}"
+        evaluated = supancl(capsys, "evaluate", "knn", run, "--no-baselines", "--device", "cpu", "--json", "knn.json")
+        assert evaluated.code == 0, evaluated.err
+        knn = json.loads(Path("knn.json").read_text())
+        assert row["knn_map"] == knn["map"] == pytest.approx(naive_knn_map(run, knn["k"]), abs=0.3)
+    by_row = {name: [row["linear_map"] for row in result["rows"] if row["row"] == name] for name in
+              ("digits.simsiam", "digits.supsiam")}  # fmt: skip
+    gaps = np.subtract(by_row["digits.supsiam"], by_row["digits.simsiam"]).tolist()
+    (difference,) = result["differences"]
+    assert (difference["mean"], difference["low"], difference["high"]) == pytest.approx(mean_interval(gaps))
+    mean, _, high = mean_interval(by_row["digits.supsiam"])
+    entry = result["summary"][1]
+    assert (entry["linear_map"], entry["linear_map_interval"]) == pytest.approx((mean, high - mean))
+    table = Path("out/results.md").read_text()
+    assert_mentions(table, "| digits.supsiam |", "k-NN mAP %", "linear mAP %", f"{mean:.2f}")
+    assert "S_W" not in table
+    assert_mentions(Path("out/results.tex").read_text(), r"$k$-NN mAP (\%)", r"linear mAP (\%)", "\\toprule")
+    assert Path("out/results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_chooses_by_the_map(place, capsys):
+    words = ["sweep", "digits.supsiam", "--grid", "loss.alpha=.2,.8", "--data", "several.npz", "--seeds", 2, *SMALL]
+    said = supancl(capsys, *words)
+    assert said.code == 0, said.err
+    result = json.loads(Path("out/results.json").read_text())
+    best = max(result["summary"], key=lambda entry: entry["linear_map"])
+    assert result["reference"] == best["row"]
+    assert_mentions(said.out, "linear mAP %", f"the best linear mAP ({best['linear_map']:.2f}%", "its mAP was used")
+    assert "accuracy" not in said.out
+
+
+def test_rows_with_other_labels_are_not_compared(place, capsys):
+    Path("photos").mkdir()
+    lines = ["path,label"]
+    for i, (image, label) in enumerate(zip(*bright(80, 4), strict=True)):
+        Image.fromarray(image).save(f"photos/{i}.png")
+        lines.append(f"photos/{i}.png,{'abcd'[label]};{'dark' if label < 2 else 'light'}")
+    Path("several.csv").write_text("\n".join(lines) + "\n")
+    sweep = ["sweep", "digits.supsiam", "--grid", "data.max_labels=1,4", "--data", "several.csv", "--seeds", 1]
+    assert_refused(supancl(capsys, *sweep, *SMALL), "max_labels-1", "max_labels-4", "cannot be compared")
+    assert not Path("out").exists()
+
+
+def test_what_needs_one_label_still_refuses_several(place, capsys):
+    said = supancl(
+        capsys, "alpha", "digits.supsiam", "--data", "several.npz", "--epochs", 1, "--device", "cpu", "--out", "out"
+    )
+    assert_refused(said, "several.npz", "several", "one label")

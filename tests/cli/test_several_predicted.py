@@ -1,0 +1,268 @@
+"""`supancl predict` with references of several labels per image: the table, its numbers, and the way back to --data."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score, f1_score
+
+from supancl.data.opening import open_data
+from supancl.data.splits import DataSpec
+from supancl.evaluate.references import load_references
+from supancl.weights.classifier_file import load_classifier, load_features
+from tests.cli.test_predict import CLASSES, texture
+from tests.evaluate.made import run_folder, subject
+from tests.files import assert_mentions, assert_refused, supancl
+
+LEVELS = ("bright", "dark")
+
+
+def draw(folder: Path, count: int, seed: int = 0) -> list[tuple[str, set[str]]]:
+    """Images of three textures, of which two in three are made bright or dark; names and true labels."""
+    random = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for i in range(count):
+        image = texture(i % 3, random).astype(float) * 0.5 + 64
+        level = (None, *LEVELS)[random.integers(3)]
+        image += {"bright": 60, "dark": -60, None: 0}[level]
+        path = folder / f"{i}.png"
+        Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(path)
+        drawn.append((str(path), {CLASSES[i % 3], *([level] if level else [])}))
+    return drawn
+
+
+def write(path: Path, drawn: list[tuple[str, set[str]]], unlabelled: int = 0) -> Path:
+    texts = [";".join(sorted(labels)) if i >= unlabelled else "" for i, (_, labels) in enumerate(drawn)]
+    lines = [f"{name},{text}" for (name, _), text in zip(drawn, texts, strict=True)]
+    path.write_text("\n".join(["path,label", *lines]) + "\n")
+    return path
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A run on 300 images with one or two labels, of which 120 are held out, and 40 new ones."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "cache"))
+    write(Path("photos.csv"), draw(Path("photos"), 300))
+    run_folder(Path("run"), source="photos.csv", described=True, data__holdout=0.4)
+    return tmp_path
+
+
+def predict(capsys, *words: object, out: str = "labels.csv") -> tuple[list[dict[str, str]], dict, str]:
+    said = supancl(capsys, "predict", *words, "--out", out, "--device", "cpu", "--no-cache", "--json", "summary.json")
+    assert said.code == 0, said.err
+    with open(out, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file)), json.loads(Path("summary.json").read_text()), said.out
+
+
+def f1(rows: list[dict[str, str]], truth: dict[str, set[str]]) -> float:
+    """The mean over images of the F1 of their labels, by scikit-learn."""
+    names = sorted({*CLASSES, *LEVELS})
+    given, found = (
+        np.array([[name in labels for name in names] for labels in sets])
+        for sets in ([truth[row["path"]] for row in rows], [row["label"].split(";") for row in rows])
+    )
+    return 100 * float(f1_score(given, found, average="samples"))
+
+
+@pytest.mark.parametrize("words", [(), ("--with", "knn")], ids=["linear", "knn"])
+def test_new_images_get_all_labels_that_are_probable_enough(place, capsys, words):
+    truth = dict(draw(Path("new"), 60, seed=1))
+    rows, summary, printed = predict(capsys, "run", "--data", "new", *words)
+    assert len(rows) == 60
+    assert f1(rows, truth) > 75
+    assert summary["f1"] == pytest.approx(f1(rows, truth), abs=12)
+    assert summary["f1_interval"][0] < summary["f1"] < summary["f1_interval"][1]
+    assert summary["checked_on"] == 120
+    assert {len(row["label"].split(";")) for row in rows} >= {1, 2}
+    assert summary["is_threshold_chosen"]
+    for row in rows:  # the only label of an image may be below the threshold, others not
+        assert ";" not in row["label"] or float(row["confidence"]) >= summary["label_threshold"] - 5e-5
+    values = [f"{name} {summary[key]:.1f}% [" for name, key in (("mAP", "map"), ("F1", "f1"))]
+    assert_mentions(printed, *values, f"probability {summary['label_threshold']:g}", "120 held-out images")
+    assert summary["mean_confidence"] == pytest.approx(summary["least_sure_right"], abs=10)
+
+
+def true_matrix(pairs: torch.Tensor) -> np.ndarray:
+    matrix = np.zeros((len(pairs), len(CLASSES) + len(LEVELS)), bool)
+    for row, labels in enumerate(pairs.tolist()):
+        for number, weight in labels:
+            if number >= 0 and weight > 0:
+                matrix[row, int(number)] = True
+    return matrix
+
+
+def test_map_and_f1_are_scikit_learns(place, capsys):
+    """Of the kept classifier on the kept held-out features; without a choice, so that F1 has one threshold."""
+    write(Path("few.csv"), draw(Path("few"), 200, seed=5))
+    run_folder(Path("small"), source="few.csv", described=True, data__holdout=0.3)
+    _, summary, printed = predict(capsys, "small", "--data", "photos")
+    assert (summary["is_threshold_chosen"], summary["label_threshold"]) == (False, 0.5)
+    assert_mentions(printed, "the usual one")
+    kept = load_features(Path("small/predict/references.safetensors"))
+    linear = load_classifier(Path("small/predict/linear.safetensors"))
+    truth = true_matrix(kept.pairs[1])
+    logits = (kept.held_out[0] @ linear.weight.T + linear.bias).double().numpy()
+    assert summary["map"] == pytest.approx(100 * average_precision_score(truth, logits, average="macro"), abs=1e-4)
+    probability = 1 / (1 + np.exp(-logits / summary["temperature"]))
+    listed = probability >= 0.5
+    listed[np.arange(len(listed)), probability.argmax(1)] = True
+    assert summary["f1"] == pytest.approx(100 * f1_score(truth, listed, average="samples"))
+
+
+def test_the_linear_classifier_ranks_as_scikit_learns(place, capsys):
+    _, summary, _ = predict(capsys, "run", "--data", "photos")
+    references = load_references(subject("run"), None, "margin", "references", several_labels=True)
+    train, held_out = references.several
+    mean, scale = train.values.mean(0), train.values.std(0, correction=0).clamp(min=1e-12)
+    inputs = [((part.values - mean) / scale).double().numpy() for part in (train, held_out)]
+    targets, tested = (true_matrix(part.pairs) for part in (train, held_out))
+    with_bias = [np.concatenate([rows, np.ones((len(rows), 1))], 1) for rows in inputs]
+    scores = np.stack(
+        [
+            LogisticRegression(C=1 / summary["ridge"], fit_intercept=False, tol=1e-8, max_iter=10_000)
+            .fit(with_bias[0], targets[:, number])
+            .decision_function(with_bias[1])
+            for number in range(targets.shape[1])
+        ],
+        axis=1,
+    )
+    assert summary["map"] == pytest.approx(100 * average_precision_score(tested, scores), abs=0.5)
+
+
+def test_the_table_is_a_source_and_given_labels_stay_with_their_weights(place, capsys):
+    drawn = draw(Path("new"), 40, seed=2)
+    write(Path("mixed.csv"), drawn, unlabelled=25)
+    with open("mixed.csv", "a") as file:
+        file.write("photos/0.png,columns:0.7;halves:0.3\nphotos/1.png,dark:0.25\n")
+    rows, summary, _ = predict(capsys, "run", "--data", "mixed.csv")
+    assert (summary["predicted"], summary["given"]) == (25, 17)
+    by_path = {row["path"]: row for row in rows}
+    assert by_path["photos/0.png"]["label"] == "columns:0.7;halves:0.3"
+    assert all(set(by_path[path]["label"].split(";")) == labels for path, labels in drawn[25:])
+    assert {by_path[path]["confidence"] == "" for path, _ in drawn[25:]} == {True}
+    data = open_data(DataSpec(source="labels.csv", holdout=0.0))
+    assert sorted(data.classes) == sorted({*CLASSES, *LEVELS})
+    weights = {
+        name: {data.classes[int(number)]: weight for number, weight in pairs if number >= 0}
+        for name, pairs in zip(data.train.names_at(torch.arange(42)), data.train.pairs.tolist(), strict=True)
+    }
+    assert weights["photos/1.png"] == {"dark": 0.25}
+    for row in rows[:25]:
+        assert weights[row["path"]] == dict.fromkeys(row["label"].split(";"), 1)
+    trained = supancl(
+        capsys, "pretrain", "digits.supsiam", "--data", "labels.csv", "--epochs", 1, "--batch-size", 8,
+        "--device", "cpu", "--set", "encoder.width=8", "--set", "pool.size=16", "--out", "again",
+    )  # fmt: skip
+    assert trained.code == 0, trained.err
+    shown = supancl(capsys, "data", "show", "labels.csv", "--json", "-")
+    assert shown.code == 0, shown.err
+
+
+def test_one_soft_label_without_any_separator_is_read_back(place, capsys):
+    """Weights are read only in a table with a ';'."""
+    draw(Path("new"), 4, seed=2)
+    Path("soft.csv").write_text("path,label\nnew/0.png,dark:0.5;\nnew/1.png,\n")
+    write_one()
+    run_folder(Path("plain"), source="one.csv", described=True)
+    rows, _, _ = predict(capsys, "plain", "--data", "soft.csv")
+    assert rows[0]["label"] == "dark:0.5;"
+    assert "dark" in open_data(DataSpec(source="labels.csv", holdout=0.0)).classes
+
+
+def write_one() -> None:
+    """one.csv: the texture of each image alone."""
+    drawn = draw(Path("one"), 60, seed=4)
+    write(Path("one.csv"), [(name, labels & set(CLASSES)) for name, labels in drawn])
+
+
+def test_all_says_how_many_have_exactly_their_labels_and_a_second_call_reads_no_image(place, capsys):
+    rows, summary, printed = predict(capsys, "run", "--data", "photos.csv", "--all")
+    with open("photos.csv", newline="") as file:
+        given = {row["path"]: set(row["label"].split(";")) for row in csv.DictReader(file)}
+    agreeing = sum(set(row["label"].split(";")) == given[row["path"]] for row in rows)
+    assert (summary["compared"], summary["agreeing"]) == (300, agreeing)
+    assert_mentions(printed, f"{agreeing} of 300")
+    draw(Path("new"), 6, seed=3)
+    first, before, _ = predict(capsys, "run", "--data", "new", out="first.csv")
+    Path("photos").rename("moved")
+    second, after, _ = predict(capsys, "run", "--data", "new", out="second.csv")
+    assert first == second
+    assert after["kept"]
+    assert {key: before[key] for key in ("map", "f1", "label_threshold")} == {
+        key: after[key] for key in ("map", "f1", "label_threshold")
+    }
+
+
+def test_damaged_references_are_made_again(place, capsys):
+    draw(Path("new"), 6, seed=3)
+    first, *_ = predict(capsys, "run", "--data", "new")
+    file = Path("run/predict/references.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 0xFF
+    file.write_bytes(content)
+    again, *_ = predict(capsys, "run", "--data", "new", out="again.csv")
+    assert [row["label"] for row in again] == [row["label"] for row in first]
+
+
+def test_few_labels_of_an_encoder_file_and_what_is_refused(place, capsys):
+    draw(Path("new"), 6, seed=3)
+    words = ["run/encoder.safetensors", "--data", "new", "--references", "photos.csv"]
+    rows, summary, _ = predict(capsys, *words)
+    assert len(rows) == 6
+    assert 25 < summary["checked_on"] < 40  # a tenth is held out
+    write_one()
+    tuned = supancl(
+        capsys, "evaluate", "finetune", "run", "--data", "one.csv", "--epochs", 1, "--lr", "0.1", "--train-batch", 8,
+        "--device", "cpu", "--out", "tuned",
+    )  # fmt: skip
+    assert tuned.code == 0, tuned.err
+    said = supancl(
+        capsys, "predict", "run", "--data", "new", "--with", "tuned", "--references", "photos.csv", "--out", "x.csv"
+    )
+    assert_refused(said, "photos.csv", "several", "one label")
+
+
+def test_a_class_with_a_separator_gets_a_warning(place, capsys):
+    images = np.stack([np.asarray(Image.open(f"photos/{i}.png")) for i in range(120)])
+    labels = np.eye(3)[np.arange(120) % 3] + np.eye(3)[np.arange(120) // 40] * 1.0
+    np.savez("odd.npz", train_images=images, train_labels=(labels > 0).astype(float), class_names=["a;b", "c:2", "d"])
+    run_folder(Path("odd"), source="odd.npz", described=True)
+    draw(Path("new"), 6, seed=3)
+    said = supancl(capsys, "predict", "odd", "--data", "new", "--out", "labels.csv", "--device", "cpu")
+    assert said.code == 0, said.err
+    assert_mentions(said.err, "labels.csv", "a;b", "rename")
+
+
+def test_without_held_out_labels_the_usual_threshold_is_used_and_nothing_is_judged(place, capsys):
+    run_folder(Path("whole"), source="photos.csv", described=True, data__holdout=0.0)
+    draw(Path("new"), 6, seed=3)
+    for words in ((), ("--with", "knn")):
+        _, summary, printed = predict(capsys, "whole", "--data", "new", *words, out=f"{len(words)}.csv")
+        assert (summary["label_threshold"], summary["checked_on"], summary["map"], summary["f1"]) == (
+            0.5,
+            0,
+            None,
+            None,
+        )
+        assert_mentions(printed, "probability 0.5", "not fitted")
+
+
+def test_a_test_split_does_not_choose_the_threshold(place, capsys):
+    drawn = draw(Path("more"), 300, seed=6)
+    lines = [
+        f"{path},{';'.join(sorted(labels))},{'train' if i % 2 else 'test'}" for i, (path, labels) in enumerate(drawn)
+    ]
+    Path("tested.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
+    run_folder(Path("tested"), source="tested.csv", described=True)
+    _, summary, _ = predict(capsys, "tested", "--data", "photos")
+    assert (summary["checked_on"], summary["is_threshold_chosen"], summary["label_threshold"]) == (150, False, 0.5)
+    assert summary["ridge_chosen_on"] == "none"
