@@ -12,6 +12,7 @@ from supancl.cli.encoders import check_at_least, open_encoders
 from supancl.errors import BadInput, plural
 from supancl.evaluate.predicting import PredictSettings, predict_labels
 from supancl.reports.prediction_table import write_predictions
+from supancl.stats import wilson_interval
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -52,11 +53,11 @@ def describe(result: dict[str, Any]) -> list[str]:
     if "label_threshold" in result:
         lines += describe_several(result)
     if result["checked_on"]:
-        right = (
-            f"{result['accuracy']:.1f}%"
-            if "accuracy" in result
-            else f"least sure label {result['least_sure_right']:.1f}%"
+        several = "least_sure_right" in result
+        percent, low, high = wilson_interval(
+            result["least_sure_right" if several else "accuracy"], result["checked_on"]
         )
+        right = f"{'least sure label ' if several else ''}{percent:.1f}% [{low:.1f}, {high:.1f}]"
         lines.append(
             f"confidence: fitted on {plural(result['checked_on'], 'held-out image')}; "
             f"{right} right, mean confidence {result['mean_confidence']:.1f}%"
