@@ -53,11 +53,9 @@ def describe(result: dict[str, Any]) -> list[str]:
     if "label_threshold" in result:
         lines += describe_several(result)
     if result["checked_on"]:
-        several = "least_sure_right" in result
-        percent, low, high = wilson_interval(
-            result["least_sure_right" if several else "accuracy"], result["checked_on"]
-        )
-        right = f"{'least sure label ' if several else ''}{percent:.1f}% [{low:.1f}, {high:.1f}]"
+        key, what = ("accuracy", "") if "accuracy" in result else ("least_sure_right", "least sure label ")
+        percent, low, high = wilson_interval(result[key], result["checked_on"])
+        right = f"{what}{percent:.1f}% [{low:.1f}, {high:.1f}]"
         lines.append(
             f"confidence: fitted on {plural(result['checked_on'], 'held-out image')}; "
             f"{right} right, mean confidence {result['mean_confidence']:.1f}%"

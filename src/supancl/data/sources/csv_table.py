@@ -32,7 +32,7 @@ from supancl.files import open_regular, unescape_formula
 if TYPE_CHECKING:
     from _csv import Reader
 
-SEPARATORS = (";", "\t", "|")  # of tables that are saved without commas
+COLUMN_SEPARATORS = (";", "\t", "|")  # of tables that are saved without commas
 PREDICTED_COLUMNS = {"label", "confidence", "source"}  # of a table that `supancl predict` wrote
 
 
@@ -52,7 +52,8 @@ def list_csv(
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
-            layout = find_columns(next(rows, []), path, parse_columns(column_names))
+            header = next(rows, [])
+            layout = find_columns(header, path, parse_columns(column_names))
             weights = WeightRows(layout.classes, layout.is_guessed)
             check = weights.add if layout.classes else _checked_label
             for text, label, split in _parse_rows(rows, path, columns, layout, label_lines, check):
@@ -71,7 +72,7 @@ def list_csv(
         raise BadInput(f"{path}: no image is listed; write a line path,label[,split] for each, below the first")
     if not entries.has_split("train"):
         raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
-    remarks = (*_duplicate_remarks(path, paths, np.asarray(hashes), prefix), *_prediction_remarks(path))
+    remarks = (*_duplicate_remarks(path, paths, np.asarray(hashes), prefix), *_prediction_remarks(path, header))
     if layout.classes:
         lines = list(label_lines.values())
         label_table = weights.label_table(max_labels, lambda row: f"{path} line {lines[row]}")
@@ -242,7 +243,7 @@ def find_columns(header: list[str], table: Path, names: Mapping[str, str]) -> Ta
     missing = [name for name in required if name not in header]
     if missing:
         columns = ", ".join(header) or "nothing"
-        separator = next((mark for mark in SEPARATORS if len(header) == 1 and mark in columns), None)
+        separator = next((mark for mark in COLUMN_SEPARATORS if len(header) == 1 and mark in columns), None)
         if separator is not None:
             raise BadInput(f"{table}: the columns are separated by {separator!r}; save it with commas between them")
         raise BadInput(
@@ -299,13 +300,12 @@ def _absolute(prefix: str, text: str) -> str:
     return os.path.abspath(os.path.join(prefix, text))
 
 
-def _prediction_remarks(table: Path) -> tuple[str, ...]:
+def _prediction_remarks(table: Path, header: list[str]) -> tuple[str, ...]:
     """A remark on labels that `supancl predict` filled in: held-out images may be among them."""
+    if not PREDICTED_COLUMNS.issubset(header):
+        return ()
     with io.TextIOWrapper(open_regular(table), encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        if rows.fieldnames is None or not PREDICTED_COLUMNS.issubset(rows.fieldnames):
-            return ()
-        predicted = sum(row["source"] == "predicted" for row in rows)
+        predicted = sum(row["source"] == "predicted" for row in csv.DictReader(file))
     if not predicted:
         return ()
     return (
