@@ -78,7 +78,7 @@ def obey(expected: str) -> None:
         raise Stop
 
 
-def work(name: str, device: str, tiny: bool, seconds: float) -> None:
+def work(name: str, device: str, tiny: bool, seconds: float, batch: int | None) -> None:
     """Train one network with the `supancl` on the path, one turn for each word that the parent sends."""
     import supancl
 
@@ -115,7 +115,7 @@ def work(name: str, device: str, tiny: bool, seconds: float) -> None:
 
     network = NETWORKS[name]
     speed = ON_GPU if device == "cuda" else {"train.precision": "fp32"}
-    size = network.tiny if tiny else network.settings
+    size = {**(network.tiny if tiny else network.settings), **({"train.batch_size": batch} if batch else {})}
     chosen = supancl.recipe(network.recipe).with_set({**COMMON, **speed, "train.device": device, **size})
     steady = 2 if tiny else STEADY
     data = supancl.from_arrays(*network.random_images(tiny))
@@ -138,6 +138,7 @@ class Worker:
     def __init__(self, tree: Path, network: str, args: argparse.Namespace, cache: Path, log: Path) -> None:
         self.title, self.log, self.source = f"{network}, {tree}", log, (tree / "src").resolve()
         words = ["--worker", network, "--device", args.device, "--seconds", str(args.seconds)]
+        words += ["--batch", str(args.batch)] if args.batch else []
         environment = {
             **os.environ,
             "PYTHONPATH": str(self.source),
@@ -277,11 +278,13 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trees", nargs=2, type=Path, metavar=("A", "B"), help="checkouts, each with its src/")
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--batch", type=int, help="instead of the network's")
     parser.add_argument("--rounds", type=int, default=4, help="turns of each tree in a pair of processes")
     parser.add_argument("--seconds", type=float, default=1.2, help="of a turn, at least")
     parser.add_argument("--starts", type=int, default=3, help="pairs of processes for a network, if --limit allows")
     parser.add_argument("--limit", type=float, default=380.0, help="seconds after which no further pair is begun")
     parser.add_argument("--cache", type=Path, help="folder of compiled kernels, kept for the next call")
+    parser.add_argument("--compiled", action="store_true", help="the cache is filled: compile nothing beforehand")
     parser.add_argument("--json", type=Path, help="write all rates here")
     parser.add_argument("--tiny", action="store_true", help="only to see that everything runs")
     parser.add_argument("--worker", choices=list(NETWORKS), help=argparse.SUPPRESS)
@@ -294,13 +297,13 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> dict[str, list[list[list[float]]]]:
     args = parsed(argv)
     if args.worker is not None:
-        work(args.worker, args.device, args.tiny, args.seconds)
+        work(args.worker, args.device, args.tiny, args.seconds, args.batch)
         return {}
     since = time.monotonic()
     found: dict[str, list[list[list[float]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, Path(folder), (args.cache or Path(folder) / "cache").resolve())
-        if args.device == "cuda":
+        if args.device == "cuda" and not args.compiled:
             bench.compile_all()
             print(f"compiled after {time.monotonic() - since:.0f} s", flush=True)
         for network, rates in bench.measure(since + args.limit):

@@ -1,11 +1,11 @@
 """Few labels, coarse labels and a long tail on CIFAR-100.
 
-    python -m experiments.labels.runs --data DIR --out DIR [--only NAME ...] [--epochs 100]
+    python -m experiments.labels.runs --data DIR --out DIR [--only NAME ...] [--epochs 100] [--commit HASH]
 
-DIR holds cifar100.npz (unpack.py of the shared data makes it). A run has 45,000 training images, fewer in a long tail;
-the other 5,000 choose the ridge. A finished row is skipped; a run that is trained is only evaluated. One NAME.json per
-row, in order of value; `experiments.labels.page` makes the tables. What several labels cost in time:
-experiments/benchmarks/label_steps.py.
+DIR holds cifar100.npz, and cifar10.npz for a test on other images (unpack.py of the shared data makes both). A run has
+45,000 training images, fewer in a long tail; the other 5,000 choose the ridge. A finished row is skipped; a run that is
+trained is only evaluated. One NAME.json per row, in order of value; `experiments.labels.page` makes the tables. What
+several labels cost in time: experiments/benchmarks/label_steps.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from experiments.audit.runs import crossed
 from supancl.data.opening import open_data
 from supancl.data.splits import Data, DataSpec
 from supancl.files import write_json
@@ -127,9 +128,11 @@ def prepare(row: Row, root: Path, epochs: int) -> tuple[Recipe, Data]:
     return replace(chosen, data=replace(chosen.data, source=source)), data
 
 
-def run(row: Row, root: Path, folder: Path, epochs: int) -> dict[str, Any]:
+def run(row: Row, root: Path, folder: Path, epochs: int, compiled: bool = True) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen, data = prepare(row, root, epochs)
+    if not compiled:
+        chosen = chosen.with_set({"train.compile": False})
     began, is_trained = time.perf_counter(), (folder / "finished.json").exists()
     if not is_trained:
         pretrain(chosen, data, folder)
@@ -141,7 +144,7 @@ def run(row: Row, root: Path, folder: Path, epochs: int) -> dict[str, Any]:
         "images": len(data.train), "labels": len(labelled), "seconds": took,
         **evaluate(load_encoder(folder).to(device), root, labelled, device),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "versions": versions(), "commit": commit(),
+        "versions": versions(),
     }  # fmt: skip
 
 
@@ -170,6 +173,7 @@ def evaluate(encoder: Any, root: Path, labelled: Tensor, device: torch.device) -
         "accuracy": {
             "linear, all labels": linear_probe(train, test, held_out, device=device).accuracy,
             **{f"{name}, its labels": found.accuracy for name, found in answers.items()},
+            **crossed(encoder, root, device),
         },
         "balanced": {name: weighted_accuracy(found, "mean-per-class") for name, found in answers.items()},
         "by_class_size": {name: accuracy_by_size(found) for name, found in answers.items()},
@@ -191,14 +195,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=list(ROWS))
     parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--uncompiled", action="store_true", help="for runs that are shorter than compiling")
+    parser.add_argument("--commit", help="of the code, where there is no repository")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     with share_step():
         for name in args.only:
             if (args.out / f"{name}.json").exists():
                 continue
-            found = run(ROWS[name], args.data, args.out / "runs" / ROWS[name].run_name, args.epochs)
-            write_json(args.out / f"{name}.json", found)
+            folder = args.out / "runs" / ROWS[name].run_name
+            found = run(ROWS[name], args.data, folder, args.epochs, not args.uncompiled)
+            write_json(args.out / f"{name}.json", {**found, "commit": args.commit or commit()})
             print(name, json.dumps({key: found[key] for key in ("seconds", "accuracy", "balanced")}), flush=True)
 
 
