@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.labels import digits
-from experiments.labels.runs import ROWS
+from experiments.labels.runs import EPOCHS, ROWS
 from supancl.files import replace_section
 
 RESULTS = Path(__file__).parents[1] / "results" / "labels"
@@ -27,7 +27,11 @@ TAILS = {
     "supsiam-tail": "supsiam", "supsiam-tail-class-queues": "supsiam, `pool.kind=class-queues`, `pool.size=20`",
     "supsiam-tail-balanced": "supsiam, `data.balanced=true`", "crossentropy-tail": "crossentropy",
 }  # fmt: skip
-PUBLISHED_TAIL = "Published for a ratio of 100: TSC (Li et al. 2022), 43.8%."
+PUBLISHED_TAIL = (
+    "Published for a ratio of 100: TSC (Li et al. 2022), 43.8%, with the 10,847 images of the whole tail (here 10% are "
+    "held out) and a ResNet-32."
+)
+ON_OTHER_IMAGES = "cifar10"  # the accuracy of a linear classifier on CIFAR-10, on the same encoder
 MEASURES = ("linear, these labels", "knn, these labels", "linear, all labels")
 Found = Mapping[str, Any]
 
@@ -77,16 +81,17 @@ def choice_table(results: Sequence[Found]) -> str:
 def few_table(results: Mapping[str, Found]) -> str:
     """A Markdown row per share of labels and method on CIFAR-100; several seeds as mean and range."""
     rows = [
-        "| labels | method | linear %, its labels | k-NN %, its labels | linear %, all labels | seeds |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| labels | method | linear %, its labels | k-NN %, its labels | linear %, all labels | CIFAR-10, linear % "
+        "| seeds |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
+    keys = ("linear, its labels", "knn, its labels", "linear, all labels", ON_OTHER_IMAGES)
     for labelled in (0.01, 0.1, 1.0):
         for method in ("simsiam", "crossentropy", "supsiam", "semi"):
             found = [
                 r for r in results.values() if not r["settings"] and (r["labelled"], r["method"]) == (labelled, method)
             ]
             if found:
-                keys = ("linear, its labels", "knn, its labels", "linear, all labels")
                 cells = [mean_and_range([result["accuracy"][key] for result in found]) for key in keys]
                 share = f"{100 * labelled:g}%: {found[0]['labels']:,}"
                 rows.append(f"| {share} | {NAMES[method]} | {' | '.join(cells)} | {len(found)} |")
@@ -96,37 +101,76 @@ def few_table(results: Mapping[str, Found]) -> str:
 def tail_table(results: Mapping[str, Found]) -> str:
     """A Markdown row per way of training on a long tail: balanced accuracy, and that of large and small classes."""
     rows = [
-        "| run | classifier | balanced % | head | middle | tail |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| run | classifier | balanced % | head | middle | tail | CIFAR-10, linear % |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, title in TAILS.items():
         for classifier in ("linear", "knn", "class means") if name in results else ():
             result = results[name]
             groups = result["by_class_size"][classifier]
-            cells = [
+            cells = [f"{result['balanced'][classifier]:.1f}"]
+            cells += [
                 f"{groups[group]['accuracy']:.1f}" if group in groups else "" for group in ("head", "middle", "tail")
             ]
-            rows.append(f"| {title} | {classifier} | {result['balanced'][classifier]:.1f} | {' | '.join(cells)} |")
+            cells.append(f"{result['accuracy'][ON_OTHER_IMAGES]:.1f}" if classifier == "linear" else "")
+            rows.append(f"| {title} | {classifier} | {' | '.join(cells)} |")
     return "\n".join(rows) if len(rows) > 2 else ""
 
 
 def coarse_table(results: Mapping[str, Found]) -> str:
     """A Markdown row each for fine labels alone and for fine and coarse ones."""
-    rows = ["| labels | linear % | k-NN % |", "| --- | --- | --- |"]
+    rows = ["| labels | linear % | k-NN % | CIFAR-10, linear % |", "| --- | --- | --- | --- |"]
     for name, title in {"supsiam-100%": "100 fine classes", "supsiam-coarse": "fine and 20 coarse classes"}.items():
         if name in results:
             accuracy = results[name]["accuracy"]
-            rows.append(f"| {title} | {accuracy['linear, all labels']:.1f} | {accuracy['knn, its labels']:.1f} |")
+            keys = ("linear, all labels", "knn, its labels", ON_OTHER_IMAGES)
+            rows.append(f"| {title} | {' | '.join(f'{accuracy[key]:.1f}' for key in keys)} |")
     return "\n".join(rows) if len(rows) > 3 else ""
+
+
+def speed_table(folder: Path) -> str:
+    """A Markdown row per kind of labels: how fast a step is, compared in turns with one label per image."""
+    path, trees = folder / "label_steps.json", folder / "two_trees.json"
+    if not path.exists() or not trees.exists():
+        return ""
+    found, compared = json.loads(path.read_text()), json.loads(trees.read_text())
+    pairs = [turn for starts in compared["rates"].values() for rates in starts for turn in rates]
+    ratios = [after / before for before, after in pairs]
+    rows = [
+        "| labels per image | images/s | compared with | ratio | range |",
+        "| --- | --- | --- | --- | --- |",
+        f"| 1 | {statistics.median(after for _, after in pairs):,.0f} | commit {compared['trees'][0]}, which knew no "
+        f"others | {statistics.median(ratios):.4f} | {min(ratios):.4f}-{max(ratios):.4f} ({len(ratios)} turns) |",
+    ]
+    for row in found["rows"]:
+        low, high = row["middle_half"]
+        rows.append(
+            f"| {row['name'].removesuffix(' labels')} | {row['rate']:,.0f} | 1 label | {row['ratio']:.4f} | "
+            f"{low:.4f}-{high:.4f} (middle half of {row['rounds']} rounds) |"
+        )
+    return (
+        f"`cifar100.supsiam`, batch {compared['batch']}, step compiled and captured, {found['hardware']}, torch "
+        f"{found['versions']['torch']}, commit {found['commit']}:\n\n" + "\n".join(rows)
+    )
 
 
 def conditions(results: Mapping[str, Found]) -> str:
     """How the runs on CIFAR-100 were made."""
     first = next(iter(results.values()))
     hardware = ", ".join(sorted({result["hardware"] for result in results.values()}))
+    commits = ", ".join(sorted({result["commit"] for result in results.values()}))
     return (
-        f"CIFAR-100, CIFAR ResNet-18, {first['epochs']} epochs, batch {first['batch']}, {hardware}; the test "
-        "images were used once. One seed, unless there is a range."
+        f"CIFAR-100, CIFAR ResNet-18, {EPOCHS} epochs, batch {first['batch']}, {hardware}, torch "
+        f"{first['versions']['torch']}, commit {commits}; the test images were used once. One seed, unless there is a "
+        "range."
+    )
+
+
+def rows_left(results: Mapping[str, Found]) -> str:
+    """Which of the planned rows have no result yet."""
+    left = [f"`{name}`" for name in ROWS if name not in results]
+    return f"{len(ROWS) - len(left)} of {len(ROWS)} planned rows are measured" + (
+        f"; left: {', '.join(left)}." if left else "."
     )
 
 
@@ -140,6 +184,9 @@ def sections(folder: Path = RESULTS) -> dict[str, str]:
     }
     made = {name: f"{conditions(results)}\n\n{table}\n" if table else "" for name, table in tables.items()}
     made["long tail"] += f"\n{PUBLISHED_TAIL}\n" if made["long tail"] else ""
+    made["few labels"] += f"\n{rows_left(results)}\n" if made["few labels"] else ""
+    speed = speed_table(folder)
+    made["label speed"] = f"{speed}\n" if speed else ""
     digit_tables = {"few digits": digits_table(small), "chosen on digits": choice_table(small)}
     return {**made, **{name: f"{table}\n" if table else "" for name, table in digit_tables.items()}}
 

@@ -168,18 +168,29 @@ def test_the_page_holds_the_tables_of_the_kept_results():
 
 def test_tables_appear_with_their_results(tmp_path: Path):
     assert set(page.sections(tmp_path).values()) == {""}
-    accuracy = {"linear, all labels": 70.0, "linear, its labels": 50.0, "knn, its labels": 45.0}
+    accuracy = {"linear, all labels": 70.0, "linear, its labels": 50.0, "knn, its labels": 45.0, "cifar10": 80.0}
     groups = {name: {"head": {"classes": 3, "accuracy": 60.0}} for name in ("linear", "knn", "class means")}
     balanced = dict.fromkeys(groups, 40.0)
     for name, row in runs.ROWS.items():
         result = {"method": row.method, "labelled": row.labelled, "seed": row.seed, "settings": dict(row.settings),
-                  "epochs": 100, "batch": 256, "labels": 4500, "hardware": "a GPU", "accuracy": accuracy,
-                  "balanced": balanced, "by_class_size": groups}  # fmt: skip
+                  "batch": 256, "labels": 4500, "hardware": "a GPU", "accuracy": accuracy, "balanced": balanced,
+                  "by_class_size": groups, "versions": {"torch": "2.0"}, "commit": "abc"}  # fmt: skip
         (tmp_path / f"{name}.json").write_text(json.dumps(result))
+    step = {"name": "4 labels", "rate": 900.0, "ratio": 0.9, "middle_half": [0.8, 0.95], "rounds": 3}
+    speed = {"rows": [step], "hardware": "a GPU", "versions": {"torch": "2.0"}, "commit": "abc"}
+    (tmp_path / "label_steps.json").write_text(json.dumps(speed))
+    rates = {"cifar-resnet18": [[[1000.0, 990.0], [1000.0, 1010.0], [1000.0, 1001.0]]]}
+    (tmp_path / "two_trees.json").write_text(json.dumps({"trees": ["old", "abc"], "rates": rates, "batch": 256}))
     made = page.sections(tmp_path)
-    assert "| 10%: 4,500 | semi | 50.0 (50.0-50.0) | 45.0 (45.0-45.0) | 70.0 (70.0-70.0) | 3 |" in made["few labels"]
-    assert "| crossentropy | class means | 40.0 | 60.0 |  |  |" in made["long tail"]
-    assert "| fine and 20 coarse classes | 70.0 | 45.0 |" in made["coarse labels"]
+    several = "50.0 (50.0-50.0) | 45.0 (45.0-45.0) | 70.0 (70.0-70.0) | 80.0 (80.0-80.0)"
+    assert f"| 10%: 4,500 | semi | {several} | 3 |" in made["few labels"]
+    assert f"{len(runs.ROWS)} of {len(runs.ROWS)} planned rows are measured.\n" in made["few labels"]
+    assert "| crossentropy | class means | 40.0 | 60.0 |  |  |  |" in made["long tail"]
+    assert "| fine and 20 coarse classes | 70.0 | 45.0 | 80.0 |" in made["coarse labels"]
+    assert "| 1 | 1,001 | commit old, which knew no others | 1.0010 | 0.9900-1.0100 (3 turns) |" in made["label speed"]
+    assert "| 4 | 900 | 1 label | 0.9000 | 0.8000-0.9500 (middle half of 3 rounds) |" in made["label speed"]
+    (tmp_path / "semi-10%-seed-2.json").unlink()
+    assert page.sections(tmp_path)["few labels"].endswith("left: `semi-10%-seed-2`.\n")
 
 
 def test_steps_with_one_label_several_and_few_take_turns(tmp_path: Path, capsys):
