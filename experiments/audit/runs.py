@@ -1,6 +1,6 @@
 """Train on CIFAR-100 with wrong labels, then look for them in the features of the encoder.
 
-    python -m experiments.audit.runs --data DIR --out DIR [--only NAME ...] [--epochs 60]
+    python -m experiments.audit.runs --data DIR --out DIR [--only NAME ...] [--epochs 60] [--commit HASH]
 
 DIR holds cifar100.npz and cifar10.npz (unpack.py of the shared data makes them). Per run, NAME.json holds accuracies
 on clean labels and how well each rule ranks the wrong labels, on each half of the training images; NAME.npz holds
@@ -9,7 +9,6 @@ out-of-fold probabilities of a linear classifier in float16, for cleanlab (`expe
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from dataclasses import dataclass, replace
@@ -21,11 +20,11 @@ import torch
 from torch import Tensor
 
 from experiments.audit.ranking import roc_area
+from experiments.rows import row_parser, rows_to_run, write_row
 from supancl.cli.arguments.audit import LEAST_LEAD
 from supancl.core.encoders import Encoder
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
-from supancl.files import write_json
 from supancl.probes.features import Features, embed
 from supancl.probes.knn import count_votes, knn_accuracy
 from supancl.probes.label_scores import (
@@ -42,7 +41,6 @@ from supancl.probes.label_scores import (
 from supancl.probes.linear import fixed_ridge_accuracy
 from supancl.probes.precision import average_precision
 from supancl.recipes import Recipe, recipe
-from supancl.training.cuda.reuse import share_step
 from supancl.training.pretrain import pretrain
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.provenance import versions
@@ -182,24 +180,15 @@ def ranked(features: Features, is_wrong: Tensor) -> tuple[dict[str, Any], dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=list(ROWS))
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    with share_step():
-        for name in args.only:
-            if (args.out / f"{name}.json").exists():
-                continue
-            # a run that is finished is only judged again
-            found, kept = run(ROWS[name], args.data, args.out / "runs" / name, args.epochs)
-            arrays: dict[str, Any] = {key: value.numpy() for key, value in kept.items()}
-            np.savez_compressed(args.out / f"{name}.npz", **arrays)
-            write_json(args.out / f"{name}.json", found)
-            shown = {key: found[key] for key in ("seconds", "share", "accuracy")}
-            print(name, json.dumps(shown), flush=True)
+    args = row_parser(__doc__, ROWS, EPOCHS).parse_args()
+    for name in rows_to_run(args):
+        # a run that is finished is only judged again
+        found, kept = run(ROWS[name], args.data, args.out / "runs" / name, args.epochs)
+        arrays: dict[str, Any] = {key: value.numpy() for key, value in kept.items()}
+        np.savez_compressed(args.out / f"{name}.npz", **arrays)
+        write_row(args, name, found)
+        shown = {key: found[key] for key in ("seconds", "share", "accuracy")}
+        print(name, json.dumps(shown), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ several labels cost in time: experiments/benchmarks/label_steps.py.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -23,18 +22,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.audit.runs import crossed
+from experiments.rows import row_parser, rows_to_run, write_row
 from supancl.data.opening import open_data
 from supancl.data.splits import Data, DataSpec
-from supancl.files import write_json
 from supancl.probes.certainty import Answers, accuracy_by_size, weighted_accuracy
 from supancl.probes.features import Features, embed
 from supancl.probes.knn import default_k, knn_predict
 from supancl.probes.linear import fixed_ridge_predictions, linear_probe
 from supancl.recipes import Recipe, recipe
-from supancl.training.cuda.reuse import share_step
 from supancl.training.pretrain import pretrain
 from supancl.weights.encoder_file import load_encoder
-from supancl.weights.provenance import commit, versions
+from supancl.weights.provenance import versions
 
 EPOCHS, HOLDOUT, CHANNELS = 100, 0.1, 3
 RATES = {  # learning rate and weight decay: those of the runs with 100 epochs in RESULTS.md
@@ -190,23 +188,14 @@ def nearest_class_mean(references: Features, values: Tensor) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=list(ROWS))
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser = row_parser(__doc__, ROWS, EPOCHS)
     parser.add_argument("--uncompiled", action="store_true", help="for runs that are shorter than compiling")
-    parser.add_argument("--commit", help="of the code, where there is no repository")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    with share_step():
-        for name in args.only:
-            if (args.out / f"{name}.json").exists():
-                continue
-            folder = args.out / "runs" / ROWS[name].run_name
-            found = run(ROWS[name], args.data, folder, args.epochs, not args.uncompiled)
-            write_json(args.out / f"{name}.json", {**found, "commit": args.commit or commit()})
-            print(name, json.dumps({key: found[key] for key in ("seconds", "accuracy", "balanced")}), flush=True)
+    for name in rows_to_run(args):
+        folder = args.out / "runs" / ROWS[name].run_name
+        found = run(ROWS[name], args.data, folder, args.epochs, not args.uncompiled)
+        write_row(args, name, found)
+        print(name, json.dumps({key: found[key] for key in ("seconds", "accuracy", "balanced")}), flush=True)
 
 
 if __name__ == "__main__":
