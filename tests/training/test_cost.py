@@ -174,6 +174,10 @@ def test_time_and_memory_are_said_and_recorded(tmp_path, capsys, monkeypatch):
     assert_mentions(said.out, "memory", "time", "14 epochs")
     recorded = json.loads((run / "recipe.json").read_text())["cost"]
     assert recorded["seconds"] == pytest.approx(14 * 15 * recorded["seconds_per_step"], abs=0.06)  # rounded to 0.1
+    quiet = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", tmp_path / "data", "--epochs", "1",
+                    "--set", "train.monitor_every=0", "--out", tmp_path / "quiet", "--quiet")  # fmt: skip
+    assert quiet.code == 0, quiet.err
+    assert "cost" not in json.loads((tmp_path / "quiet" / "recipe.json").read_text())  # no trial steps for nobody
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(1.23, "1.2 seconds"), (59, "59 seconds"), (125, "2 minutes"),

@@ -78,11 +78,11 @@ MAX_SILENCE = 30.0  # seconds within an epoch until progress is printed
 class Terminal(Reporter):
     """Reports to a console: a line per epoch, and a live progress bar if it is a terminal."""
 
-    shows_cost = True
     with_bar: ClassVar[Terminal | None] = None  # of all terminals, the one that shows a bar
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.shows_cost = not console.quiet  # trial steps would be taken for nobody
         self.errors = SafeConsole(stderr=True)
         self.progress: Progress | None = None
         self.task, self.is_training = "", False  # what the bar shows
