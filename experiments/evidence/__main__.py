@@ -95,7 +95,7 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
     from experiments.audit.page import noise_part
     from experiments.evidence.choosing import update_choosing
     from experiments.evidence.figures import draw
-    from experiments.evidence.further_page import further_parts
+    from experiments.evidence.further_page import further_parts, plans_line
     from experiments.evidence.imagenet_page import imagenet_line, imagenet_part
     from experiments.evidence.page import update_readme, write_page
     from experiments.evidence.plans import imagenet_plan
@@ -108,7 +108,8 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
     evidence = Evidence(plan, read_results(args.results, plan))
     figure_names = draw(evidence, args.results / "maps", args.figures)
     second = args.results / "imagenet"
-    text = write_page(evidence, figure_names, imagenet_line(second)) + imagenet_part(second)
+    other_plans = [line for line in (imagenet_line(second), plans_line(args.results)) if line]
+    text = write_page(evidence, figure_names, other_plans) + imagenet_part(second)
     text += further_parts(args.results) + noise_part()
     args.out.write_text(text, encoding="utf-8")
     if args.readme:

@@ -17,7 +17,7 @@ QUESTIONS = {
     "labels or none?": ("supsiam", "simsiam"),
     "SupSiam or SupCon?": ("supsiam", "supcon"),
     "SupSiam or cross-entropy?": ("supsiam", "crossentropy"),
-    "SupSiam or SupBYOL?": ("supsiam", "supbyol"),
+    "SupSiam or SupBYOL? (alpha 0.5 and 0.8; on photographs both 0.5)": ("supsiam", "supbyol"),
     "without labels, SimSiam or SimCLR?": ("simsiam", "simclr"),
 }
 IMAGENET_OTHER_DATA = tuple(measure for measure in IMAGENET_ACCURACIES if measure not in KINDS["in-domain"])
@@ -52,14 +52,16 @@ def gaps_of(rows: Mapping[str, Row], ours: str, theirs: str) -> dict[str, Gap]:
 
 
 def describe(gaps: Mapping[str, Gap], others: tuple[str, ...]) -> str:
-    """The linear accuracy of the classes trained on, then the accuracies on other data."""
+    """The accuracies of the classes trained on, then those on other data."""
     if not gaps:
         return "not measured"
-    own = f"own classes, linear: {gaps['linear'].text(1)}" if "linear" in gaps else "own classes: not measured"
+    titles = {"linear": "linear", "knn": "k-NN"}
+    texts = [f"{title} {gaps[measure].text(1)}" for measure, title in titles.items() if measure in gaps]
+    own = f"own classes: {', '.join(texts) or 'not measured'}"
     measured = [gaps[measure] for measure in others if measure in gaps]
     means = [difference.mean for difference in measured]
     if any(difference.low is None for difference in measured):
-        words = f"{min(means):+.1f} to {max(means):+.1f} (one seed)"
+        words = f"{min(means):+.1f} to {max(means):+.1f} (no interval)"
     else:
         words = count_words(gaps, others)
     return f"{own}; other data: {words}"

@@ -22,6 +22,7 @@ from experiments.evidence.results import (
     mean_text,
     over_images,
 )
+from supancl.recipes import recipe
 from supancl.stats import PooledDeviation
 
 ANCL_QUESTION = "Does supervision help asymmetric non-contrastive learning?"
@@ -96,17 +97,30 @@ def describe_verdicts(gaps: dict[str, Gap], measures: Sequence[str], words: Mapp
 def pair_lines(
     evidence: Evidence, pairs: Sequence[tuple[str, str]], kinds: Sequence[str], words: Mapping[str, str] | None = None
 ) -> list[str]:
-    lines, rows = [], evidence.methods
+    lines = []
     for ours, theirs in pairs:
         gaps = evidence.gaps(ours, theirs)
         title = pair_title(ours, theirs)
         if not gaps:
             lines.append(f"- **{title}**: {missing(evidence, (ours, theirs))}.")
             continue
-        single = " and ".join(rows[method].name for method in (ours, theirs) if len(rows[method].results) == 1)
         text = "; ".join(f"{kind}: {describe_verdicts(gaps, KINDS[kind], words or {})}" for kind in kinds)
-        lines.append(f"- **{title}**{f' (one seed of {single})' * bool(single)}: {text}.")
+        lines.append(f"- **{title}**{one_seed_note(evidence, ours, theirs)}: {text}.")
     return lines
+
+
+def one_seed_note(evidence: Evidence, ours: str, theirs: str) -> str:
+    """` (one seed of SupBYOL and BYOL)`; empty if both methods have several."""
+    rows = [evidence.methods[method] for method in (ours, theirs)]
+    single = " and ".join(row.name for row in rows if len(row.results) == 1)
+    return f" (one seed of {single})" if single else ""
+
+
+def equal_alpha_gaps(evidence: Evidence) -> tuple[float, dict[str, Gap]]:
+    """SupBYOL's alpha, and SupSiam minus SupBYOL at it: the sweep has SupSiam at several."""
+    alpha: float = recipe(evidence.plan.recipe_name("supbyol")).fields()["loss.alpha"][0]
+    supbyol, supsiam = evidence.methods.get("supbyol"), evidence.alphas.get(alpha)
+    return alpha, {} if supbyol is None or supsiam is None else evidence.row_gaps(supsiam, supbyol)
 
 
 def missing(evidence: Evidence, methods: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.evidence.further_plans import CHANGES, CHOSEN, EPOCHS, POOLS, cifar10_plan, pools_plan, supbyol_plan
 from experiments.evidence.plan import Plan
 from experiments.evidence.results import ACCURACIES as MEASURED
-from experiments.evidence.results import MEASURES, NAMES, Evidence, Row, best_pilot, mean_text, read_results
+from experiments.evidence.results import MEASURES, NAMES, Evidence, Row, best_pilot, mean_text, read_results, waiting
 from experiments.evidence.study_page import describe_collapse, differences, every_run, left_over, mark
 from experiments.evidence.tables import HELD_OUT, average_ranks, image_uncertainty, table, unique
 from supancl.paper.numbers import CIFAR, SIX
@@ -23,6 +23,19 @@ def further_parts(results: Path) -> str:
     """All parts that have a result, as Markdown; `results` has a folder for each plan."""
     parts = {"supbyol": supbyol_part, "cifar10": cifar10_part, "pools": pools_part}
     return "".join(write_part(results / name, part) for name, part in parts.items())
+
+
+def plans_line(results: Path) -> str:
+    """Which further plans have runs left; empty if none has."""
+    titles = {"supbyol": "SupBYOL one change at a time", "cifar10": "CIFAR-10 as the pretraining set", "pools": "pools"}
+    plans = {"supbyol": supbyol_plan(), "cifar10": cifar10_plan(), "pools": pools_plan()}
+    left = {name: len(waiting(plan, read_evidence(results / name, plan).results)) for name, plan in plans.items()}
+    states = [
+        f"{titles[name]} ({len(plan.steps) - left[name]} of {len(plan.steps)} runs done)"
+        for name, plan in plans.items()
+        if left[name]
+    ]
+    return f"Also planned: {', '.join(states)}." if states else ""
 
 
 def write_part(folder: Path, part: Callable[[Path], list[str]]) -> str:
@@ -42,7 +55,7 @@ def accuracy_table(rows: Mapping[str, Row], titles: Mapping[str, str], first: st
     """One row per method or setting, with its average rank."""
     ranks = average_ranks(rows.values(), titles)
     lines = [
-        [mark(row), row.seeds, *(mean_text(row.values(m)) for m in titles), ranks.get(row.name, "-")]
+        [mark(row, rows), row.seeds, *(mean_text(row.values(m)) for m in titles), ranks.get(row.name, "-")]
         for row in rows.values()
     ]
     return describe_collapse(rows) + "\n" + table([first, "seeds", *titles.values(), "average rank"], lines)

@@ -8,7 +8,14 @@ from pathlib import Path
 from experiments.evidence.plan import Plan
 from experiments.evidence.plans import DETECTED, IMAGENET_METHODS, IMAGENET_PILOTS, imagenet_plan
 from experiments.evidence.results import NAMES, Evidence, Row, mean_text, read_results, waiting
-from experiments.evidence.study_page import describe_collapse, differences, every_run, left_over, mark
+from experiments.evidence.study_page import (
+    describe_collapse,
+    differences,
+    every_run,
+    has_ended_collapsed,
+    left_over,
+    mark,
+)
 from experiments.evidence.tables import average_ranks, stated_alphas, table, unique
 from supancl.errors import plural
 
@@ -38,6 +45,7 @@ PAIRS = (
     ("supmoco", "moco2"),
     ("supsiam", "supcon"),
     ("supsiam", "crossentropy"),
+    ("supsiam", "supbyol"),
 )
 
 
@@ -68,14 +76,15 @@ def imagenet_line(folder: Path) -> str:
     evidence = Evidence(plan, read_results(folder, plan))
     if not evidence.results:
         return ""
-    rows = list(method_rows(evidence).values())
-    several = [row.name for row in rows if len(row.results) > 1]
-    alarmed = [row.name for row in rows if row.collapsed]
+    rows = method_rows(evidence)
+    several = [row.name for row in rows.values() if len(row.results) > 1]
+    ended = [row.name for row in rows.values() if has_ended_collapsed(row, rows)]
     done = len(plan.steps) - len(waiting(plan, evidence.results))
     return (
         f"Whether it holds for photographs: [a study of ImageNet images of 64 px](#{ANCHOR}) has {done} of "
-        f"{plural(len(plan.steps), 'run')}, several seeds of {' and '.join(several) or 'no method'} only"
-        + f"; its monitor reported collapse in runs of {', '.join(alarmed)}" * bool(alarmed)
+        f"{plural(len(plan.steps), 'run')}, several seeds of {' and '.join(several) or 'no method'} only, and the "
+        "paper's learning rates, which are for 224 px and were not tuned"
+        + f"; {' and '.join(ended)} ended collapsed there" * bool(ended)
         + "."
     )
 
@@ -88,8 +97,9 @@ def head(evidence: Evidence) -> str:
 
 - 100 classes of ImageNet (mini-ImageNet), 300 training and 50 test images each, at 64 px. ResNet-50 with the ImageNet
   stem, batch 256, 200 epochs, bf16, the augmentations of the recipe `imagenet100.METHOD-256` with views of 64 px.
-- Every method has its recipe's learning rate (App. C; cross-entropy, which the paper does not train, the usual 0.1) and
-  weight decay 1e-4. SupSiam and SimSiam warm up for 10 epochs (the recipe: 40). Alpha is
+- Every method has its recipe's learning rate (App. C; cross-entropy, which the paper does not train, the usual 0.1),
+  which is for images of 224 px and was not tuned for these, and weight decay 1e-4. Tables give rates at batch 128, half
+  of those that batch 256 trains with. SupSiam and SimSiam warm up for 10 epochs (the recipe: 40). Alpha is
   {stated_alphas(evidence.plan)}.
 - 10% of the training images are held out of pretraining, for the monitor, the pilots and the ridge of the linear probe.
   Test images are used once, when a final run is evaluated.
@@ -103,7 +113,7 @@ def head(evidence: Evidence) -> str:
 def main_table(rows: Mapping[str, Row]) -> str:
     ranks, measures = average_ranks(rows.values(), ACCURACIES), (*ACCURACIES, "linear_sgd")
     lines = [
-        [mark(row), row.seeds, *(mean_text(row.values(m)) for m in measures), ranks.get(row.name, "-")]
+        [mark(row, rows), row.seeds, *(mean_text(row.values(m)) for m in measures), ranks.get(row.name, "-")]
         for row in rows.values()
     ]
     columns = ["method", "seeds", *ACCURACIES.values(), "linear, SGD probe", "average rank"]
@@ -130,7 +140,7 @@ Of L2-normalised features: the encoder's for test and training images, the proje
 def pilot_table(evidence: Evidence) -> str:
     lines = [
         [
-            NAMES[method],
+            NAMES[method] + " (collapsed)" * (result["status"] == "collapsed"),
             f"{lr:g}",
             f"{result['values'].get('linear', float('nan')):.2f}",
             f"{result['values'].get('knn', float('nan')):.2f}",

@@ -27,6 +27,7 @@ from experiments.evidence.claims import (
     count_verdicts,
     describe_verdicts,
     differences,
+    equal_alpha_gaps,
     missing,
     pair_lines,
     pair_title,
@@ -62,7 +63,6 @@ from experiments.evidence.tables import (
 )
 from supancl.files import replace_section
 from supancl.paper.numbers import SIX
-from supancl.recipes import recipe
 
 PETS_TEST_IMAGES = 3_669
 
@@ -93,11 +93,11 @@ has a borrowed deviation; a thick line is bold in the tables. Each panel has its
 """
 
 
-def write_page(evidence: Evidence, figures: Sequence[str], imagenet: str = "") -> str:
-    """The first page for everyone, then the statistics; `imagenet` is a line about the second study."""
+def write_page(evidence: Evidence, figures: Sequence[str], other_plans: Sequence[str] = ()) -> str:
+    """The first page for everyone, then the statistics; `other_plans` are lines about what other plans leave open."""
     alpha_figures = [name for name in figures if name.endswith(("-alpha.png", "-maps.png"))]
     sections = [
-        first_page(evidence, [name for name in figures if name.endswith("-labels.png")], imagenet),
+        first_page(evidence, [name for name in figures if name.endswith("-labels.png")], other_plans),
         statistics_head(evidence, figures),
         conditions(evidence),
         answers(evidence),
@@ -143,9 +143,8 @@ def conditions(evidence: Evidence) -> str:
 - Alpha is {stated_alphas(evidence.plan)}, as in App. H; the pilots did not search for a better one.
 - Pilots chose learning rate and weight decay on the 5,000 held-out images only. The candidates come from an earlier
   prototype and differ between methods. The commands below have them; the recipes keep App. H's rates
-  ([deviations](docs/deviations.md)). A final run has `data.holdout=0`, so its monitor has no held-out images, and the
-  test images are used once, when it is evaluated. Seeds are 0, 1, 2; none was chosen. Failed and collapsed runs are
-  listed.
+  ([deviations](docs/deviations.md)). A final run has `data.holdout=0`, so its monitor has no held-out images, and it is
+  tested once, when it is finished. Seeds are 0, 1, 2; none was chosen. Failed and collapsed runs are listed.
 - k-NN: k = 20, cosine, temperature 0.1. Linear: the convex probe of `supancl evaluate linear` in its 0.1.0
   version (it stopped early; now it finds the optimum). Its ridge is chosen within the training images, which are easier
   than test images for an encoder that was trained with their labels. Cross-entropy's encoder is evaluated like the
@@ -162,8 +161,8 @@ def conditions(evidence: Evidence) -> str:
   leave an accuracy uncertain by up to {image_uncertainty(TEST_IMAGES)} points, Pets' {PETS_TEST_IMAGES:,} by up to
   {image_uncertainty(PETS_TEST_IMAGES)}{episodes}; a difference on the same images by less. Each is a single
   95% interval: one in twenty misses by chance. Bold: both methods have several seeds, and zero is left out even if the
-  interval is widened for all differences between methods (not for the lines on alpha, variance and collapse). A cell of
-  the verdict table is bold if all its accuracies are.
+  interval is widened for the {len(differences(evidence))} differences of the tables below (not for the lines on alpha,
+  variance, collapse and equal alphas). A cell of the verdict table is bold if all its accuracies are.
 - Hardware: {unique(evidence, "hardware")}. Commits: {unique(evidence, "commit")}.{several}
 - Versions: {versions or "none yet"}.
 """
@@ -190,7 +189,7 @@ def answers(evidence: Evidence) -> str:
     lines = ["## Answers", "", papers_rows(), ""]
     for question, answer, pairs in sections:
         lines += [f"### {question}", "", *answer, "", *pair_table(evidence, pairs)]
-    return "\n".join([*lines, "", "### What the verdicts depend on", "", *sensitivity_lines(evidence), ""])
+    return "\n".join([*lines, "### What the verdicts depend on", "", *sensitivity_lines(evidence), ""])
 
 
 def papers_rows() -> str:
@@ -202,8 +201,8 @@ def papers_rows() -> str:
         for method, other in ANCL
     )
     return f"""Rows "paper" are differences in its Table H.1: 1000 epochs instead of our 100, other rates and another
-probe, no intervals. What longer training leaves of a difference was not measured here. Compared with solo-learn, the
-paper's SimSiam and BYOL columns look swapped; then linear and CIFAR-10 linear would be {text}."""
+probe, no intervals. Differences may shrink with longer training; that was not tested here. Compared with solo-learn,
+the paper's SimSiam and BYOL columns look swapped; then linear and CIFAR-10 linear would be {text}."""
 
 
 def transfer_in_the_paper() -> str:
@@ -229,10 +228,8 @@ def simsiam_of_sweep(evidence: Evidence) -> list[str]:
 
 
 def at_equal_alpha(evidence: Evidence) -> list[str]:
-    """SupSiam against SupBYOL at SupBYOL's alpha: the sweep has SupSiam at several."""
-    alpha = recipe(evidence.plan.recipe_name("supbyol")).fields()["loss.alpha"][0]
-    supbyol, supsiam = evidence.methods.get("supbyol"), evidence.alphas.get(alpha)
-    gaps = {} if supbyol is None or supsiam is None else evidence.row_gaps(supsiam, supbyol)
+    """SupSiam against SupBYOL at SupBYOL's alpha."""
+    alpha, gaps = equal_alpha_gaps(evidence)
     if not gaps:
         return []
     verdicts = describe_verdicts(gaps, ACCURACIES, AHEAD)

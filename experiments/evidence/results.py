@@ -288,7 +288,7 @@ class Gap(NamedTuple):
 
     def text(self, decimals: int = 2) -> str:
         if self.low is None or self.high is None:
-            return f"{self.mean:+.{decimals}f} (one seed)"
+            return f"{self.mean:+.{decimals}f} (no interval)"
         return f"{self.mean:+.{decimals}f} [{self.low:+.{decimals}f}, {self.high:+.{decimals}f}]{'*' * self.borrowed}"
 
     @property

@@ -11,27 +11,37 @@ from supancl.errors import plural
 from supancl.recipes import recipe
 from supancl.stats import PooledDeviation, pooled_deviation
 
+FEWEST_DIRECTIONS = 10.0  # below it the monitor reports collapse; the limit was set on other runs
 
-def mark(row: Row) -> str:
-    """The method's name, with a dagger if the monitor reported collapse in a run of it."""
-    return f"{row.name} †" if row.collapsed else row.name
+
+def has_ended_collapsed(row: Row, rows: Mapping[str, Row]) -> bool:
+    """Whether a run with an alarm also ends badly: few directions, and less than half of the best method's k-NN."""
+    ranks = row.values("projector_effective_rank")
+    best = max(max(other.values("knn"), default=0.0) for other in rows.values())
+    few = bool(ranks) and min(ranks) < FEWEST_DIRECTIONS
+    return bool(row.collapsed) and few and min(row.values("knn"), default=0.0) < best / 2
+
+
+def mark(row: Row, rows: Mapping[str, Row]) -> str:
+    """The method's name; † if a run of it ended collapsed, ‡ if the monitor only raised an alarm."""
+    if not row.collapsed:
+        return row.name
+    return f"{row.name} {'†' if has_ended_collapsed(row, rows) else '‡'}"
 
 
 def describe_collapse(rows: Mapping[str, Row]) -> str:
-    """What a dagger means, with how many directions the projector's features use at the end."""
+    """What the daggers mean, with how many directions the projector's features use at the end."""
     alarmed = [row for row in rows.values() if row.collapsed]
+    if not alarmed:
+        return ""
     ends = [f"{row.name} {mean_text(row.values('projector_effective_rank'), 1)}" for row in alarmed]
-    return (
-        f"""
-† The monitor reported collapse at some point of training: a batch's targets used fewer than 10 directions, or were
-nearly equal. Training continued to the end. An early report can pass; at the end the projector's features of training
-images have an effective rank of: {", ".join(ends)}.
-A difference to a run that ends collapsed shows that labels prevent collapse at this learning rate, not how much they
-help a network that trains well.
+    return f"""
+The monitor raised an alarm in some runs: a batch's targets used fewer than {FEWEST_DIRECTIONS:g} directions, or were
+nearly equal. Training continued to the end. †: the run ended collapsed (still so few directions in the projector's
+features of training images, and less than half of the best method's k-NN). ‡: it trained on and did not. The effective
+rank at the end: {", ".join(ends)}.
+Differences to a run with † do not say how much labels help; at another learning rate that method may train.
 """
-        if alarmed
-        else ""
-    )
 
 
 def spread_of(rows: Mapping[str, Row], measure: str) -> PooledDeviation | None:
@@ -48,11 +58,11 @@ def differences(rows: Mapping[str, Row], pairs: Sequence[tuple[str, str]], accur
     for ours, theirs in pairs:
         gaps = {m: gap(rows[ours].values(m), rows[theirs].values(m), spread_of(rows, m)) for m in accuracies}
         cells = [difference.text() if difference else "-" for difference in gaps.values()]
-        lines.append([f"{mark(rows[ours])} - {mark(rows[theirs])}", *cells])
+        lines.append([f"{mark(rows[ours], rows)} - {mark(rows[theirs], rows)}", *cells])
     return f"""### Differences
 
 In points; "[low, high]" is a 95% interval over seeds. "*": one side has one seed, and the deviation is pooled over the
-methods that have several. "(one seed)": too few seeds for an interval. Intervals do not cover other test images or
+methods that have several. "(no interval)": too few seeds for one. Intervals do not cover other test images or
 settings.
 
 {table(["difference", *accuracies.values()], lines)}"""

@@ -175,7 +175,8 @@ def by_commit(rows: Mapping[float, Row]) -> str:
         for commit, by_alpha in seeds_by_commit.items()
     )
     return f"""
-By commit: {listed}. A change between commits would look like an effect of alpha."""
+By commit: {listed}. A change between commits would look like an effect of alpha;
+the [log](docs/log.md) suspects one, smaller than any verdict."""
 
 
 def separate_simsiam(evidence: Evidence) -> Row | None:

@@ -29,7 +29,7 @@ TAILS = {
 }  # fmt: skip
 PUBLISHED_TAIL = (
     "Published for a ratio of 100: TSC (Li et al. 2022), 43.8%, with the 10,847 images of the whole tail (here 10% are "
-    "held out) and a ResNet-32."
+    "held out) and a ResNet-32, a far smaller network."
 )
 ON_OTHER_IMAGES = "cifar10"  # the accuracy of a linear classifier on CIFAR-10, on the same encoder
 MEASURES = ("linear, these labels", "knn, these labels", "linear, all labels")

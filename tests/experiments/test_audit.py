@@ -67,3 +67,20 @@ def test_the_pages_hold_the_tables_of_the_kept_results():
     results = page.read_results()
     assert page.found_table(results) in (ROOT / "docs" / "audit.md").read_text()
     assert page.accuracy_table(results) in (ROOT / "RESULTS.md").read_text()
+
+
+def test_supsiam_and_cross_entropy_are_compared_where_both_have_the_same_wrong_labels():
+    accuracies = [("supsiam", 0.5, 0.2, 70.0), ("crossentropy", None, 0.2, 68.5), ("supsiam", 0.5, 0.4, 60.0)]
+    results = [
+        {
+            "method": method,
+            "alpha": alpha,
+            "noise": noise,
+            "kind": "pair",
+            "accuracy": {"linear": value, "cifar10": 50.0},
+        }
+        for method, alpha, noise, value in accuracies
+    ]
+    assert "20% pair +1.5 / +0.0." in page.noise_findings(results)
+    assert "40%" not in page.noise_findings(results)
+    assert page.noise_findings(results[:1]) == ""

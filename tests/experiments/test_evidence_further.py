@@ -119,7 +119,7 @@ def test_the_page_sets_cifar10_beside_the_paper_and_compares_pools_with_the_queu
     plan = pools_plan()
     for title, level in (("queue of 4096", 70.0), ("prototypes", 68.0)):
         write_result(tmp_path / "pools", made(plan, plan.step(POOLS[title][0]), level))
-    assert "| prototypes - queue of 4096 | -2.00 (one seed) |" in further_parts(tmp_path)
+    assert "| prototypes - queue of 4096 | -2.00 (no interval) |" in further_parts(tmp_path)
 
 
 def test_a_part_alone_is_not_a_page(tmp_path, capsys) -> None:

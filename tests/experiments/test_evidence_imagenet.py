@@ -9,7 +9,7 @@ import pytest
 
 from experiments.evidence.__main__ import ROOT, main
 from experiments.evidence.drive import Driver
-from experiments.evidence.imagenet_page import ACCURACIES, imagenet_part
+from experiments.evidence.imagenet_page import ACCURACIES, imagenet_line, imagenet_part
 from experiments.evidence.plan import recipe_of, settings_of, words_of
 from experiments.evidence.plans import ASYMMETRIC, IMAGENET_METHODS, imagenet_plan, imagenet_rehearsal
 from experiments.evidence.results import expected_seconds, identity_of, judging_seconds, read_results, write_result
@@ -205,6 +205,24 @@ def test_the_part_is_empty_without_results_and_shows_what_there_is(tmp_path: Pat
     assert "Not run: 20 runs: final-supbyol-0," in text
 
 
+def test_an_alarm_that_passed_is_no_collapse(tmp_path: Path) -> None:
+    """SimSiam ends with few directions and a poor k-NN; SupCon's few directions do not harm it."""
+    for method, knn, rank, status in (
+        ("supsiam", 48.0, 30.0, "finished"),
+        ("simsiam", 11.0, 6.0, "collapsed"),
+        ("supcon", 46.0, 9.0, "collapsed"),
+        ("simclr", 20.0, 17.0, "collapsed"),
+    ):
+        values = {**dict.fromkeys(ACCURACIES, 50.0), "knn": knn, "projector_effective_rank": rank}
+        write_result(tmp_path, made(PLAN.step(f"final-{method}-0"), values, status=status))
+    text = imagenet_part(tmp_path)
+    for name in ("| SupSiam |", "| SimSiam † |", "| SupCon ‡ |", "| SimCLR ‡ |"):
+        assert name in text
+    line = imagenet_line(tmp_path)
+    assert "SimSiam ended collapsed" in line
+    assert "SupCon" not in line
+
+
 def test_the_two_plans_are_not_mixed(tmp_path: Path, capsys) -> None:
     write_result(tmp_path / "imagenet", made(PLAN.step("final-supsiam-0"), {"knn": 50.0}))
     assert (
@@ -224,7 +242,7 @@ def test_the_two_plans_are_not_mixed(tmp_path: Path, capsys) -> None:
     text = (tmp_path / "page.md").read_text()
     assert text.startswith("# Results")
     assert text.count("## ImageNet photographs, ResNet-50") == 1
-    assert "0 of the 64 planned runs are done" in text
+    assert "0 of the 64 runs planned" in text
     assert main(["plan", "--results", str(tmp_path / "imagenet")]) != 0  # asked as files of the first plan
     assert "imagenet" in capsys.readouterr().err
     assert main(["plan", "--plan", "imagenet", "--results", str(tmp_path / "imagenet")]) == 0

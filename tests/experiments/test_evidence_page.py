@@ -24,7 +24,7 @@ from experiments.evidence.claims import (
 )
 from experiments.evidence.figures import draw, figure_names
 from experiments.evidence.findings import known_lines, readme_block
-from experiments.evidence.further_page import further_parts
+from experiments.evidence.further_page import further_parts, plans_line
 from experiments.evidence.imagenet_page import imagenet_line, imagenet_part, method_rows
 from experiments.evidence.page import slug, update_readme, write_page
 from experiments.evidence.plans import cifar_plan, imagenet_plan
@@ -72,7 +72,7 @@ def test_results_md_is_what_the_files_give() -> None:
     results = read_results(ROOT / "experiments" / "results", PLAN)
     folder = ROOT / "experiments" / "results"
     figures = figure_names(Evidence(PLAN, results), folder / "maps")
-    page = write_page(Evidence(PLAN, results), figures, imagenet_line(folder / "imagenet"))
+    page = write_page(Evidence(PLAN, results), figures, [imagenet_line(folder / "imagenet"), plans_line(folder)])
     page += imagenet_part(folder / "imagenet") + further_parts(folder) + noise_part()
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "run `make results`"
     (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", (ROOT / "README.md").read_text(), re.S)
@@ -110,7 +110,7 @@ def test_one_seed_borrows_the_spread_of_others_or_says_that_nothing_can_be_told(
     alone = gap([70.0], [68.0, 68.4])
     assert alone == Gap(pytest.approx(1.8))
     assert alone.verdict == "one seed only"
-    assert alone.text() == "+1.80 (one seed)"
+    assert alone.text() == "+1.80 (no interval)"
     assert gap([70.0], [68.0], PooledDeviation(0.2, 1)).low is None  # one degree of freedom is no spread
     lent = gap([70.0], [68.0], PooledDeviation(0.2, 8))
     reach = stats.t.ppf(0.975, 8) * 0.2 * 2**0.5
@@ -399,7 +399,7 @@ def test_a_whole_plan_leaves_nothing_open(tmp_path: Path) -> None:
     assert "not measured yet" not in page
     assert "not run yet" not in page
     assert "nothing; the plan is done" in page
-    assert "64 of the 64 planned runs" in page
+    assert "64 of the 64 runs planned" in page
     assert "| SupSiam (alpha 0.5) | 0, 1, 2 | 74.00 ± 0.25 |" in page
     for value in (75.05, 85.19, *SOLO_LEARN.values()):
         assert f"{value:.2f}" in page
@@ -408,7 +408,7 @@ def test_a_whole_plan_leaves_nothing_open(tmp_path: Path) -> None:
     listed = page.split("Trained with")[1].split("```")[1].strip().splitlines()
     assert listed == [one["commands"][0] for one in results.values()]  # to be copied as they are
     linked = set(re.findall(r"\]\(#(.*?)\)", page))
-    assert len(linked) == 11
+    assert len(linked) == 12
     assert linked <= {slug(line.lstrip("# ")) for line in page.splitlines() if line.startswith("##")}
     assert all(
         len(row.split("|")) == len(table.splitlines()[0].split("|"))
@@ -429,7 +429,7 @@ def test_a_part_of_it_says_what_is_missing() -> None:
         not_measured={"transfer runs/x": "pets is not in data"},
     )
     page = write_page(Evidence(PLAN, results), [])
-    assert "4 of the 64 planned runs" in page
+    assert "4 of the 64 runs planned" in page
     assert "SupSiam (alpha 0.5) - SimSiam**: not measured yet (SimSiam missing)" in page
     assert "- pilot-supsiam-2: failed: the loss is not finite" in page
     assert "`transfer runs/x` could not be measured: pets is not in data" in page
@@ -483,14 +483,18 @@ def test_the_findings_follow_the_numbers() -> None:
     assert anyhow.startswith(
         "- **Do labels help SimSiam and BYOL? It depends.** SupSiam against SimSiam: better in all 8"
     )
-    assert "SupBYOL against BYOL: on CIFAR-100 no clear difference in both accuracies; on other data no clear" in anyhow
+    assert "on CIFAR-100 no clear difference in both accuracies; on other data no clear" in anyhow
+    assert "SupBYOL against BYOL (one seed of SupBYOL and BYOL)" in anyhow
     assert contrastive.startswith(
         "- **Do labels help SimCLR and MoCo-v2 on other data? It depends.** SupCon against SimCLR"
     )
-    assert "SupSiam against SupCon: better in all 8 accuracies, by 4.0 to 4.0 points." in standing
+    assert (
+        "SupSiam against SupCon: better in all 8 accuracies, on CIFAR-100 by 4.0 to 4.0 points, on other data by"
+        in standing
+    )
     assert "between 0 (labels alone) and 1 (no labels) is clearly better than both ends in 8 of 8 accuracies" in alpha
     assert "is 0.50 with labels alone and 0.50 without labels. Is" in variance
-    assert "Weight decay 0.0001, the pool alone, EMA alone, both together: did not collapse, unlike the run" in collapse
+    assert "Weight decay 0.0001: only the run with neither collapsed." in collapse
     levels = {**LEVELS, "supsiam": 50.0, "supbyol": 40.0, "byol": 60.0}
     worse = known_lines(Evidence(PLAN, whole(levels))).splitlines()[0]
     assert worse.startswith(
