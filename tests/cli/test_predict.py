@@ -223,8 +223,13 @@ def test_images_that_all_have_a_label_are_predicted_on_request(place, capsys):
     draw(Path("test"), 12, seed=8)
     assert_mentions(refused(capsys, "run", "--data", "test"), "test", "12", "label", "--all")
     said = supancl(capsys, "predict", "run", "--data", "test", "--all", "--out", "all.csv", "--json", "all.json")
-    assert_mentions(said.out, "12 given labels")
-    assert json.loads(Path("all.json").read_text())["agreeing"] >= 8
+    agreeing = json.loads(Path("all.json").read_text())["agreeing"]
+    assert_mentions(said.out, f"{agreeing} of 12 labelled images")
+    assert agreeing >= 8
+    rows = [f"test/{path.parent.name}/{path.name},{path.parent.name};extra" for path in Path("test").glob("*/*")]
+    Path("more.csv").write_text("\n".join(["path,label", *rows]))
+    supancl(capsys, "predict", "run", "--data", "more.csv", "--all", "--out", "more-all.csv", "--json", "all.json")
+    assert json.loads(Path("all.json").read_text())["agreeing"] == agreeing  # the class is one of the two given
 
 
 def test_folders_that_are_no_classes_are_remarked_on(place, capsys):

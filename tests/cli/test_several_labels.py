@@ -165,3 +165,41 @@ def test_the_page_of_a_suite_names_the_figure(place, capsys):
     assert_mentions(page, "several (mAP)", "images, mAP", f"{knn['map']:.2f}")
     assert "top-1" not in page
     assert "several (mAP)" in (place / "transfer.csv").read_text()
+
+
+def test_a_nested_run_is_evaluated_on_images_with_several_labels(place, capsys):
+    images, labels = bright(80, 4)
+    names = ["dark/a", "dark/b", "light/c", "light/d"]
+    archive(place / "nested.npz", train_images=images, train_labels=labels, class_names=names)
+    words = ["--data", "nested.npz", *TINY, "--set", "data.hierarchy=paths", "--out", "nested"]
+    assert supancl(capsys, "pretrain", "digits.supsiam", *words).code == 0
+    said = supancl(capsys, "evaluate", "knn", "nested", "--data", "several.npz", "--device", "cpu")
+    assert said.code == 0, said.err
+    assert re.search(MAP, said.out)
+    assert_mentions(said.out + said.err, "several.npz", "levels")
+
+
+def test_rows_with_and_without_levels_are_not_ranked(place, capsys):
+    """One is measured by four leaves, the other by six classes that are rivals."""
+    images, labels = bright(120, 4)
+    labels[::6] = 4 + (labels[::6] >= 2)
+    names = ["dark/a", "dark/b", "light/c", "light/d", "dark", "light"]
+    archive(place / "nested.npz", train_images=images, train_labels=labels, class_names=names)
+    words = ["sweep", "digits.supsiam", "--data", "nested.npz", *TINY, "--jobs", "1", "--out", "swept"]
+    refused = supancl(capsys, *words, "--grid", "data.hierarchy=none,paths")
+    assert_refused(refused, "different classes", "6", "4", "data.hierarchy")
+    said = supancl(capsys, *words, "--set", "data.hierarchy=paths", "--grid", "loss.alpha=0.2,0.8", "--seeds", "2")
+    assert said.code == 0, said.err
+    found = json.loads((place / "swept" / "results.json").read_text())
+    measured = int(re.search(r"these (\d+)", " ".join(found["findings"])).group(1))
+    assert 0 < measured < found["data"]["held_out"]  # images that are only dark or light have no leaf
+
+
+def test_labels_that_nearly_every_image_has_are_warned_about(place, capsys):
+    images, labels = bright(160, 4)
+    dense = np.where(np.eye(4)[labels] > 0, 0.7, 0.1)
+    archive(place / "several.npz", train_images=images, train_labels=dense, class_names=list("abcd"))
+    train(capsys, "--set", "loss.alpha=1.0")
+    said = supancl(capsys, "evaluate", "knn", "run", "--device", "cpu", "--no-baselines")
+    assert said.code == 0, said.err
+    assert_mentions(said.err, "every class", "chance is 100.0%", "small")

@@ -53,6 +53,7 @@ def test_a_rise_within_the_interval_is_not_called_a_rise(tmp_path):
     assert "no clear change" in _describe_change(checks, "knn", (50.0, 66.7))
     clear = [{"knn": 50.0, "knn_interval": [48.0, 52.0]}, {"knn": 66.7, "knn_interval": [64.0, 69.0]}]
     assert _describe_change(clear, "knn", (50.0, 66.7)) == "rose"
+    assert _describe_change([{"knn_map": 50.0}, {"knn_map": 66.7}], "knn_map", (50.0, 66.7)) == "went"
 
 
 @pytest.mark.parametrize(

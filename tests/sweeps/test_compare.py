@@ -49,7 +49,7 @@ def test_differences_to_the_first_are_paired_over_seeds() -> None:
 
 
 def test_a_failed_run_is_left_out_of_its_pairs_and_listed() -> None:
-    found = results(a=[70, 80, 90], b=[60, None, 80], c=[None, None, 99])
+    found = results(a=[70, 80, 90], b=[60.5, None, 80], c=[None, None, 99])
     compared = compare_rows(found, ["a", "b", "c"], "linear", "first")
     assert [(entry["row"], entry["n"], entry["verdict"]) for entry in compared["differences"]] == [
         ("b", 2, "worse"),
@@ -57,6 +57,13 @@ def test_a_failed_run_is_left_out_of_its_pairs_and_listed() -> None:
     ]
     assert sum("failed, and in no mean" in line for line in compared["findings"]) == 3
     assert_mentions(" ".join(compared["findings"]), "c minus a", "1 seed in common")
+
+
+@pytest.mark.parametrize("against", ["first", "best"])
+def test_seeds_that_differ_by_as_many_images_are_no_clear_difference(against) -> None:
+    """Two seeds that both lose 2 of 68 images have no spread, which is no certainty."""
+    compared = compare_rows(results(a=[50, 60], b=[47.06, 57.06]), ["a", "b"], "linear", against)
+    assert [entry["verdict"] for entry in compared["differences"]] == ["no clear difference"]
 
 
 def test_the_best_is_compared_with_intervals_for_all_pairs() -> None:

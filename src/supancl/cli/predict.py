@@ -65,7 +65,7 @@ def describe(result: dict[str, Any]) -> list[str]:
     limit = f"cosine to the nearest reference below {result['threshold']:.3f}"
     lines.append(f"unlike anything seen: {plural(result['unlike'], 'image')} ({limit})")
     if "compared" in result:
-        lines.append(f"{result['agreeing']} of {plural(result['compared'], 'given label')} predicted as given")
+        lines.append(f"{result['agreeing']} of {plural(result['compared'], 'labelled image')} predicted as given")
     return lines
 
 

@@ -43,7 +43,7 @@ def apply_hierarchy(source: Source, spec: DataSpec) -> Source:
     spec = replace(spec, source=spec.source or "the data")  # for messages
     for split in source.splits.values():
         if split.pairs is not None:
-            raise BadInput(
+            raise NoLevels(
                 f"{spec.source}: its images have several or soft labels already, and data.hierarchy = {spec.hierarchy} "
                 "takes one class per image; leave it out"
             )

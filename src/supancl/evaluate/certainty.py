@@ -13,6 +13,7 @@ from supancl.probes.certainty import Judgement
 
 T = TypeVar("T")
 Fitted = tuple[Judgement, Mapping[str, Any]]  # what a protocol says about the tested images, and how it was chosen
+HIGH_CHANCE = 80.0  # %: above it nearly every image has nearly every class, and rankings say little
 CONDITIONS = ("k", "weight", "weight_by_half", "chosen_on", "cut_off")  # of a level, where the protocol has them
 
 
@@ -39,6 +40,11 @@ def certainty_keys(
     about more images are added, and the baselines are compared on those.
     """
     keys = interval_keys(judged)
+    if judged.key == "map" and judged.chance > HIGH_CHANCE:
+        evaluated.warn_once(
+            f"{evaluated.location}: nearly every tested image has every class, so chance is {judged.chance:.1f}% and "
+            "mAP says little; every weight above 0 counts as a label, so leave out small ones"
+        )
     if cross_validate is not None:
         try:
             judged, ask, key = cross_validate(evaluated), cross_validate, None

@@ -69,6 +69,10 @@ def evaluate_finetuning(
             f"there are {len(train)} and {len(test)}"
         )
     warn_unknown(evaluated, data.classes, location, (train,), test)
+    if out is None and evaluated.run is not None:
+        evaluated.reporter.note(
+            f"the classifier is not kept; to predict labels with it, add --out {evaluated.run.path / FINETUNED}"
+        )
     if len(settings.lrs) > 1:
         check_class_sizes(data.classes, location, train.labels, 2, "comparing learning rates (or give one --lr)")
     if out is not None:
@@ -112,10 +116,6 @@ def _check_request(evaluated: EvaluatedEncoder, location: str, out: Path | None)
     if out is not None:
         check_out_folder(location, out)
         check_new(out)
-    elif evaluated.run is not None:
-        evaluated.reporter.note(
-            f"the classifier is not kept; to predict labels with it, add --out {evaluated.run.path / FINETUNED}"
-        )
 
 
 def check_whole_encoder(layer: str, normalize: bool) -> None:

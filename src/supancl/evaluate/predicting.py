@@ -157,7 +157,7 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         **fitted.summary,
         **check,
         "skipped": len(images.skipped),
-        **_agreement(splits, with_leaf_labels(all_labels), fitted.classes),
+        **_agreement(splits, with_leaf_labels(all_labels), fitted.classes, several=references.pairs is not None),
     }
     has_files = len(images.items) > 0 and isinstance(images.items[0], Path)
     several = references.pairs is not None or any(split.pairs is not None for split in images.splits.values())
@@ -197,8 +197,8 @@ def _open_tuned(evaluated: EvaluatedEncoder, name: str | None) -> tuple[Evaluate
         folder = evaluated.run.path / FINETUNED
         if not folder.exists():
             raise BadInput(
-                f"{evaluated.location} has no fine-tuned classifier; make one with: supancl evaluate finetune "
-                f"{evaluated.location} --out {folder}"
+                f"{evaluated.location} has no fine-tuned classifier; make one, for which every image needs a single "
+                f"label, with: supancl evaluate finetune {evaluated.location} --out {folder}"
             )
     elif not folder.exists():
         raise BadInput(f"--with {name}: no such classifier or folder{did_you_mean(name, CLASSIFIERS)}")
@@ -264,13 +264,19 @@ def _fit_linear(references: References, device: torch.device) -> tuple[LinearCla
     return fit_several_linear(train, several_held_out, len(references.classes), device)
 
 
-def _agreement(splits: dict[str, PredictedSplit], given: Source, classes: Sequence[str]) -> dict[str, Any]:
-    """How many images have exactly the labels of `given` predicted, if images with a label were predicted too."""
+def _agreement(
+    splits: dict[str, PredictedSplit], given: Source, classes: Sequence[str], several: bool
+) -> dict[str, Any]:
+    """How many images have the labels of `given` predicted, if images with a label were predicted too.
+
+    A classifier of one class per image agrees with several labels if its class is one of them.
+    """
     count = agreeing = 0
     for name, split in splits.items():
         all_given = given_labels(given.splits[name])
         for position, row in zip(split.predicted.tolist(), split.labels.tolist(), strict=True):
             names = {given.classes[number] for number, _ in all_given[position]}
             count += bool(names)
-            agreeing += names == {classes[number] for number, _ in listed_labels(row)}
+            predicted = {classes[number] for number, _ in listed_labels(row)}
+            agreeing += names == predicted if several else bool(names) and predicted <= names
     return {"compared": count, "agreeing": agreeing} if count else {}

@@ -187,10 +187,12 @@ def _describe_health(record: RunRecord, ranks: Sequence[float], bound: float) ->
 
 
 def _describe_change(checks: Sequence[Row], key: str, figures: Sequence[float]) -> str:
-    """How the figure went from the first check to the last; with intervals that overlap nothing is said of it."""
+    """How the figure went from the first check to the last; it rose or fell only if its intervals say so."""
     intervals = [as_interval(row.get(f"{key}_interval")) for row in checks if is_number(row.get(key))]
     first, last = intervals[0], intervals[-1]
-    if first is not None and last is not None and first[0] <= last[1] and last[0] <= first[1]:
+    if first is None or last is None:
+        return "went"
+    if first[0] <= last[1] and last[0] <= first[1]:
         return "shows no clear change: it went"
     return "rose" if figures[-1] > figures[0] else "has not risen, it went"
 

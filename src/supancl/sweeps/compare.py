@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from supancl.data.label_pairs import ImageLabels
+from supancl.data.levels import with_leaf_labels
 from supancl.data.opening import is_same_source
 from supancl.data.splits import Data
 from supancl.errors import BadInput, plural
@@ -49,6 +50,7 @@ class RowGroup(NamedTuple):
 
     rows: dict[str, Recipe]
     held_out: ImageLabels  # with all labels of the images if they are measured by these
+    classes: tuple[str, ...]  # of these labels
     data: Data | None  # None if several groups would not fit into memory together
 
 
@@ -120,7 +122,8 @@ def open_groups(rows: Rows, sweep: Sweep, because: str) -> tuple[list[RowGroup],
                     f"{recipe.data.source}: no held-out image has a label to compare runs on; add labels to some images"
                 )
             summary = summary or data.summary
-            groups[key] = RowGroup({}, _measured_labels(data), data)
+            measured = with_leaf_labels(data)  # runs on a hierarchy are compared by its leaves
+            groups[key] = RowGroup({}, measured.held_out.image_labels, measured.classes, data)
             holdout = with_holdout.data.holdout
         else:
             holdout = next(iter(groups[key].rows.values())).data.holdout
@@ -132,17 +135,18 @@ def open_groups(rows: Rows, sweep: Sweep, because: str) -> tuple[list[RowGroup],
     return list(groups.values()), summary
 
 
-def _measured_labels(data: Data) -> ImageLabels:
-    """The labels of the held-out images; of a hierarchy only one each, because runs are compared by its leaves."""
-    return ImageLabels(data.held_out.labels) if data.levels else data.held_out.image_labels
-
-
 def check_same_images(groups: Sequence[RowGroup]) -> None:
     """Refuse rows that would be compared on different images."""
     first, reference = next(iter(groups[0].rows.items()))
     for group in groups[1:]:
         name, recipe = next(iter(group.rows.items()))
         is_same = is_same_source(recipe.data.source, reference.data.source)
+        if is_same and group.classes != groups[0].classes:
+            raise BadInput(
+                f"{first} and {name} are measured by different classes ({len(groups[0].classes)} and "
+                f"{len(group.classes)}), so they cannot be compared; give one data.hierarchy, data.max_labels and "
+                "data.leave_out to both"
+            )
         if not is_same or not _are_equal(group.held_out, groups[0].held_out):
             raise BadInput(
                 f"{first} and {name} hold out different images ({reference.data.source} and {recipe.data.source}), so "
@@ -216,7 +220,8 @@ def _common_interval(ours: Mapping[int, float], best: Mapping[int, float], half:
 
 
 def _difference(mean: float, low: float, high: float, n: int) -> dict[str, Any]:
-    is_clear = math.isfinite(low) and (low > 0 or high < 0)
+    # seeds that differ by exactly as many images have no spread, which says that images are few, not that it is sure
+    is_clear = math.isfinite(low) and low < high and (low > 0 or high < 0)
     verdict = "no clear difference" if not is_clear else "better" if mean > 0 else "worse"
     return {"mean": mean, "low": low, "high": high, "n": n, "verdict": verdict}
 
