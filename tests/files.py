@@ -26,10 +26,11 @@ def picture(path: Path, seed: int = 0, size: tuple[int, int] = (8, 8), mode: str
     return path
 
 
-def class_folders(root: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 6) -> Path:
+def class_folders(root: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 6, seed: int = 0) -> Path:
+    """Images of noise in a folder per class; the same ones for the same seed."""
     for c, name in enumerate(classes):
         for i in range(each):
-            picture(root / name / f"{i}.png", seed=100 * c + i)
+            picture(root / name / f"{i}.png", seed=seed + 100 * c + i)
     return root
 
 

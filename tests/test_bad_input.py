@@ -644,7 +644,7 @@ def test_without_bad_images_none_is_counted(finished):
 
 def test_judging_skips_bad_images_only_when_asked_for_and_says_so(place, finished, capsys):
     shutil.copytree(finished, place / "run")
-    class_folders(place / "other", each=8)
+    class_folders(place / "other", each=8, seed=1000)
     (place / "other" / "cat" / "1.png").write_text("x")
     others = ("--data", "other")
     for command in (("evaluate", "knn", "run", *others), ("embed", "run", *others, "--out", "f.npz")):

@@ -3,14 +3,17 @@
 import io
 import json
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from supancl.cli import main
 from supancl.cli.console import Terminal
 from tests.evaluate.made import bright, run_folder, source
-from tests.files import archive, assert_refused, noise, supancl
+from tests.files import TINY, archive, assert_mentions, assert_refused, noise, picture, supancl, table
 
 ACCURACY = r"\d+\.\d\d% \[\d+\.\d, \d+\.\d\]"
 
@@ -100,3 +103,70 @@ def test_large_and_small_classes_have_their_own_accuracies(place, capsys):
     assert sum(group["classes"] for group in result["by_class_size"].values()) == 3
     whole = supancl(capsys, "evaluate", "knn", "tail", "--data", "own.npz")  # as the source gives it
     assert "balanced accuracy" not in whole.out
+
+
+# --- images that were trained on, under another name ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory) -> Path:
+    """A supervised and a self-supervised run on the first 40 of 80 images, a quarter of which is held out."""
+    root = tmp_path_factory.mktemp("listed")
+    for i in range(80):
+        picture(root / f"images/{i:02d}.png", seed=i)
+    shutil.copytree(root / "images", root / "copies")
+    (root / "link").symlink_to("images")
+    rows = [f"{i:02d}.png,{'abcd'[i % 4]}" for i in range(80)]
+    table(root / "own.csv", "path,label", *(f"images/{row}" for row in rows[:40]))
+    table(root / "same.csv", "path,label", *(f"images/{row}" for row in rows[:40]))
+    table(root / "other-labels.csv", "path,label", *(f"images/{i:02d}.png,{'xy'[i % 2]}" for i in range(40)))
+    table(root / "link.csv", "path,label", *(f"link/{row}" for row in rows[20:60]))
+    table(root / "copies.csv", "path,label", *(f"copies/{row}" for row in rows[:40]))
+    table(root / "new.csv", "path,label", *(f"images/{row}" for row in rows[40:]))
+    in_splits = (f"images/{row},{'train' if i < 40 else 'test'}" for i, row in enumerate(rows))
+    table(root / "new-test.csv", "path,label,split", *in_splits)
+    for method in ("supsiam", "simsiam"):
+        words = ["pretrain", f"digits.{method}", "--data", root / "own.csv", *TINY, "--quiet", "--out", root / method]
+        assert main(list(map(str, words))) == 0
+    return root
+
+
+@pytest.mark.parametrize("name", ["same", "other-labels", "link", "copies"])
+@pytest.mark.parametrize("protocol", ["knn", "linear"])
+def test_trained_images_are_known_under_another_name(name, protocol, listed, capsys):
+    data = ("--data", listed / f"{name}.csv")
+    said = supancl(capsys, "evaluate", protocol, listed / "supsiam", *data, "--json", listed / "r.json")
+    assert said.code == 0, said.err
+    assert_mentions(said.err + said.out, f"{name}.csv", "trained on some of these images")
+    result = json.loads((listed / "r.json").read_text())
+    assert result["overlaps_training"]
+    assert "cross_validated" not in result
+    if protocol == "linear":
+        assert result["chosen_on"] == "trained images"
+
+
+def test_labels_that_pretraining_did_not_use_are_cross_validated_over(listed, capsys):
+    """The table of the same images has labels that a self-supervised run has not seen."""
+    for run, name, overlaps in (("simsiam", "same", True), ("supsiam", "new", False)):
+        data = ("--data", listed / f"{name}.csv")
+        said = supancl(capsys, "evaluate", "knn", listed / run, *data, "--json", listed / "r.json")
+        result = json.loads((listed / "r.json").read_text())
+        assert (result["overlaps_training"], result["cross_validated"]["tested_images"]) == (overlaps, 40), said.err
+
+
+def test_new_images_may_be_tested_though_the_references_were_trained_on(listed, capsys):
+    data = ("--data", listed / "new-test.csv", "--split", "test")
+    said = supancl(capsys, "evaluate", "knn", listed / "supsiam", *data, "--json", listed / "r.json")
+    result = json.loads((listed / "r.json").read_text())
+    assert (said.code, result["overlaps_training"], result["queries"]) == (0, False, 40)
+    assert "cross_validated" not in result
+
+
+@pytest.mark.parametrize("protocol", ["transfer", "fewshot"])
+def test_transfer_to_trained_images_is_marked(protocol, listed, capsys):
+    flags = ("--ways", "2", "--shots", "1", "--episodes", "2") if protocol == "fewshot" else ()
+    for name, overlaps in (("same", True), ("new", False)):
+        data = ("--data", listed / f"{name}.csv")
+        said = supancl(capsys, "evaluate", protocol, listed / "supsiam", *data, *flags)
+        assert said.code == 0, said.err
+        assert ("trained on some of these images" in " ".join((said.out + said.err).split())) == overlaps

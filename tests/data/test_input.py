@@ -16,7 +16,7 @@ from supancl.data.opening import open_data, open_source
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from supancl.files import escape_formula, unescape_formula
-from tests.files import archive, assert_mentions, class_folders, mentions, noise, picture, supancl, table
+from tests.files import TINY, archive, assert_mentions, class_folders, mentions, noise, picture, supancl, table
 
 
 def opened(source: object, **settings: object):
@@ -188,6 +188,33 @@ def test_joined_sources_unite_classes_and_splits(tmp_path):
     names = data.train.names_at(torch.arange(20))
     assert sum("x.npz" in name for name in names) == 6
     assert set(alone.content.values.tolist()) <= set(data.content.values.tolist())
+
+
+def test_files_of_several_sources_and_splits_are_counted(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    class_folders(tmp_path / "photos", each=8)
+    (tmp_path / "link").symlink_to("photos")
+    rows = [f"{kind}/{i}.png,{kind}" for kind in ("cat", "dog") for i in range(8)]
+    table(tmp_path / "one.csv", "path,label", *(f"photos/{row}" for row in rows))
+    splits = ["val"] * 3 + ["train"] * 13
+    in_splits = (f"link/{row},{split}" for row, split in zip(rows, splits, strict=True))
+    table(tmp_path / "two.csv", "path,label,split", *in_splits)
+    words = ("pretrain", "digits.supsiam", *TINY, "--quiet", "--out")
+    for number, (first, second, count, divided) in enumerate(
+        (("one.csv", "two.csv", 16, 3), ("photos", "one.csv", 16, 0), ("photos", "digits", 0, 0))
+    ):
+        said = supancl(capsys, *words, f"run{number}", "--data", first, "--data", second)
+        assert said.code == 0, said.err
+        remark = " ".join(said.err.split())
+        assert ("more than once" in remark, "two splits" in remark) == (count > 0, divided > 0), remark
+        if count:
+            assert_mentions(remark, f"{first} + {second}", f"{count} files are", "photos/cat/0.png")
+        if divided:
+            assert_mentions(remark, f"{divided} files are in two splits", "train and val")
+    lines = ("photos/cat/0.png,cat,train", "photos/../photos/cat/0.png,cat,test", f"{tmp_path}/photos/dog/1.png,dog,")
+    table(tmp_path / "three.csv", "path,label,split", *lines, "photos/dog/1.png,dog,", "photos/dog/2.png,dog,")
+    said = supancl(capsys, "data", "show", "three.csv", "--out", "sheets")
+    assert_mentions(" ".join(said.out.split()), "three.csv", "2 files are", "1 file is in two splits", "train and test")
 
 
 def test_what_cannot_be_joined_is_refused(tmp_path):

@@ -89,6 +89,19 @@ def test_a_test_list_without_annotations_is_left_out(tmp_path):
     assert_mentions("\n".join(data.remarks), "test.txt", "no annotation", "z")
 
 
+def test_an_image_that_is_listed_twice_or_in_two_splits_is_named(tmp_path, capsys):
+    year = write_year(tmp_path / "VOC2012", train=TRAIN, val={"x": TRAIN["a"], "y": TRAIN["b"]})
+    assert "more than once" not in " ".join(opened(year).remarks)
+    lists = year / "ImageSets" / "Main"
+    (lists / "train.txt").write_text("a\nb\na\nc\nd\n")
+    (lists / "val.txt").write_text("x\nc\n")
+    said = supancl(capsys, "data", "show", year, "--out", tmp_path / "sheets")
+    assert said.code == 0, said.err
+    text = " ".join(said.out.split())
+    assert_mentions(text, lists, "2 files are listed more than once", "a.jpg")
+    assert_mentions(text, "1 file is in two splits", "c.jpg in train and val")
+
+
 def test_what_is_missing_or_damaged_is_named(tmp_path):
     folder = write_year(tmp_path, train=TRAIN)
     annotations, lists = folder / "Annotations", folder / "ImageSets" / "Main"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from supancl.core.encoders import EncoderSpec
-from supancl.data.opening import from_arrays
+from supancl.data.opening import from_arrays, open_data, peek_data
 from supancl.data.sources.cifar import FC100_TEST_CLASSES
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
@@ -21,6 +21,7 @@ from supancl.evaluate import (
     evaluate_transfer,
     evaluate_variance,
 )
+from supancl.evaluate import encoder as encoder_module
 from supancl.evaluate.encoder import plain_crops
 from supancl.evaluate.few_shot import few_shot_split
 from supancl.evaluate.naming import data_name, data_names
@@ -30,7 +31,7 @@ from supancl.paper.tables.runs import group_entries, read_entries
 from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluate.made import SPEC, bright, encoder, run_folder, source, subject
-from tests.files import archive, assert_mentions, assert_refused, class_folders, noise, saved_result
+from tests.files import archive, assert_mentions, assert_refused, class_folders, noise, picture, saved_result, table
 
 CPU = torch.device("cpu")
 
@@ -364,7 +365,7 @@ def test_a_source_of_one_split_may_hold_the_test_images(cifar, tmp_path):
     divided = subject(run_folder(tmp_path / "divided", source=str(cifar / "cifar100.npz"), described=True), options)
     assert not evaluate_knn(divided, f"cifar100@{tmp_path}/root", split="test")["overlaps_training"]
     scenes = subject(run_folder(tmp_path / "sun", source="torchvision:SUN397@x", data__holdout=0.1))
-    assert warn_if_trained_on(scenes, f"sun397@{tmp_path}", "test")
+    assert warn_if_trained_on(scenes, f"sun397@{tmp_path}", "test", ())
 
 
 def test_fc100_after_cifar100_is_said_and_marked(cifar, tmp_path):
@@ -384,6 +385,40 @@ def test_a_folder_within_the_one_trained_on_is_said_and_marked(tmp_path):
     assert_mentions(run.reporter.warnings[-1], "trained on")
     apart = class_folders(tmp_path / "apart")
     assert not evaluate_knn(run, str(apart), ks=(1,))["overlaps_training"]
+
+
+def test_files_are_known_at_another_size_and_listed_only_where_they_may_be_shared(tmp_path, monkeypatch):
+    for i in range(40):
+        picture(tmp_path / f"images/{'ab'[i % 2]}/{i:02d}.png", seed=i, size=(40, 40))
+    rows = [f"images/{'ab'[i % 2]}/{i:02d}.png,{'ab'[i % 2]}" for i in range(40)]
+    half, rest, other = (tmp_path / f"{name}.csv" for name in ("half", "rest", "other"))
+    for path, part in ((half, rows[:20]), (rest, rows[20:]), (other, rows[10:30])):
+        table(path, "path,label", *part)
+    shutil.copytree(tmp_path / "images", tmp_path / "copy")
+    listed = []
+    monkeypatch.setattr(encoder_module, "peek_data", lambda spec, *rest: listed.append(spec) or peek_data(spec, *rest))
+    by_table = subject(run_folder(tmp_path / "by-table", source=str(half)))
+    assert evaluate_knn(by_table, str(other), ks=(1,))["overlaps_training"]
+    assert not evaluate_knn(by_table, str(rest), ks=(1,))["overlaps_training"]
+    assert len(listed) == 1
+    by_folder = subject(run_folder(tmp_path / "by-folder", source=str(tmp_path / "images")))
+    assert not evaluate_knn(by_folder, str(tmp_path / "copy"), ks=(1,))["overlaps_training"]
+    assert not evaluate_knn(by_folder, str(source(tmp_path / "x.npz")), ks=(1,))["overlaps_training"]
+    assert len(listed) == 1
+    assert evaluate_knn(by_folder, str(rest), ks=(1,))["overlaps_training"]
+
+
+def test_images_that_a_run_held_out_are_not_trained_on(tmp_path):
+    images, labels = bright(60)
+    own = archive(tmp_path / "own.npz", train_images=images, train_labels=labels)
+    folder = run_folder(tmp_path / "run", source=str(own), described=True)
+    data = open_data(DataSpec(source=str(own)), 1)
+    (folder / "content.npz").write_bytes(data.content.to_bytes())
+    for name, split, overlaps in (("train", data.train, True), ("held-out", data.held_out, False)):
+        pixels = split.batch(torch.arange(len(split))).pixels[:, 0].numpy()
+        test = {"test_images": pixels, "test_labels": split.labels.numpy()}
+        copy = archive(tmp_path / f"{name}.npz", train_labels=np.arange(20) % 3, **test)
+        assert evaluate_knn(subject(folder), str(copy), ks=(1,))["overlaps_training"] == overlaps
 
 
 def test_episodes_of_a_small_held_out_part_name_a_way_out_that_leads_out(tmp_path):

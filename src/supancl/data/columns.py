@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,14 @@ class PathColumn(Sequence[Path]):
         text = self.text(index)
         is_plain = "/." not in text and "//" not in text and text[0] not in "./" and text[-1] != "/"
         return self.prefix + text if is_plain and os.sep == "/" else str(self[index])
+
+    def iter_written(self) -> Iterator[str]:
+        """The folder and the path as it was written, of every path: as `os.path.join` joins them, not normalized."""
+        start = 0
+        for end in self.ends.data:  # one number at a time, not a list of millions
+            text = self.texts[start:end].decode("utf-8", "surrogateescape")
+            yield text if text[0] == "/" else self.prefix + text
+            start = end
 
 
 class TakenItems(Sequence[Any]):
@@ -143,7 +151,7 @@ class Columns(Sequence[tuple[str, Any, str]]):
             self.splits.append(split)
             self.labels.append(label)
 
-        def build(self) -> tuple[Columns, PathColumn]:
+        def build(self) -> Columns:
             paths = PathColumn(self.folder, self.texts, np.frombuffer(self.ends, np.int64))
             splits, labels = np.frombuffer(self.splits, np.uint8), np.frombuffer(self.labels, np.int32)
-            return Columns(paths, splits, labels, list(self.numbers)), paths
+            return Columns(paths, splits, labels, list(self.numbers))

@@ -74,6 +74,7 @@ def join_sources(sources: Mapping[str, Source | Listing], uses_splits: bool, cac
         empty_folders=tuple(folder for source in sources.values() for folder in source.empty_folders),
         cache_name=cache_name,
         label_sets=label_sets,
+        listed_in=" + ".join(sources),
     )
 
 

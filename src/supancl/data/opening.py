@@ -20,6 +20,7 @@ from supancl.data.hierarchy import apply_hierarchy
 from supancl.data.joining import join_sources
 from supancl.data.label_pairs import ImageLabels, check_count, labels_from_pairs, pairs_from_sets
 from supancl.data.preparing import prepare_data
+from supancl.data.repeated_files import repeated_file_remarks
 from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars, voc
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_split, sorted_names
@@ -264,7 +265,7 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
     """Decode every listed image once into a store. Unreadable ones are refused, or skipped with a remark."""
     if isinstance(listing, Source):  # images are in memory already
         return listing
-    remarks, entries = list(listing.remarks), Columns.from_entries(listing.entries)
+    entries, remarks = Columns.from_entries(listing.entries), list[str]()
     items = entries.items
     cache_name = listing.cache_name or absolute_source(spec.source) or str(listing.location)
     store, unreadable = store_images(items, cache_name, channels, spec, progress, remarks)
@@ -288,7 +289,8 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
         raise BadInput(
             f"{listing.location}: no training image could be read{example}; repair the files or the list of them"
         )
-    return replace(_source_from_columns(listing, entries, store), remarks=tuple(remarks), skipped=tuple(skipped))
+    source = _source_from_columns(listing, entries, store)
+    return replace(source, remarks=(*source.remarks, *remarks), skipped=tuple(skipped))
 
 
 def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) -> Source:
@@ -300,7 +302,8 @@ def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) 
         for name in SPLITS
         if entries.has_split(name)
     }
-    return Source(splits, classes, listing.remarks, (), entries.items, listing.empty_folders)
+    repeated = repeated_file_remarks(listing.listed_in, entries) if listing.listed_in else ()
+    return Source(splits, classes, (*listing.remarks, *repeated), (), entries.items, listing.empty_folders)
 
 
 def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...], ImageLabels]:

@@ -208,6 +208,7 @@ class Listing:
     by_number: bool = False  # if all names are numbers, sort them as numbers: 2 before 10
     empty_folders: tuple[str, ...] = ()  # class folders without an image
     cache_name: str = ""  # name of its packed cache; '': the source's name
+    listed_in: str = ""  # what names its files one by one, so that one may be there twice; '': a folder or the like
     label_sets: Mapping[str, LabelSet] | None = None  # of class names that stand for several labels, or for soft ones
     label_table: LabelTable | None = None  # the same for as many labels as images; entries are columns
 

@@ -17,7 +17,7 @@ from supancl.errors import BadInput, plural
 from supancl.evaluate.duplicates import DuplicatePair, find_duplicates, read_pixels
 from supancl.evaluate.embedding import mask_held_out, prepare_run_data
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.evaluate.overlap import is_run_source, shares_files, shares_images, shares_pixels
+from supancl.evaluate.overlap import is_run_source, shares_images
 from supancl.evaluate.sources import read_source, spec_for
 from supancl.probes import Features
 from supancl.probes.classifiers import UNLIKE_QUANTILE
@@ -268,6 +268,4 @@ def _is_trained_on_labels(evaluated: EvaluatedEncoder, source: str | None, image
     recipe = evaluated.recipe
     if recipe is None or not recipe.loss.supervised:
         return False
-    if shares_images(evaluated, source) or shares_pixels(evaluated, list(images.splits.values())):
-        return True
-    return images.has_files and shares_files(evaluated, images.names)
+    return shares_images(evaluated, source, list(images.splits.values()))

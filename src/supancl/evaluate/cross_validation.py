@@ -119,12 +119,12 @@ def _used_labels(
     recipe = evaluated.recipe
     if recipe is None:
         return None if _names_classes(evaluated.location, evaluation.data.classes) else unused
-    if not shares_images(evaluated, evaluation.source):
-        return unused if _start_ignored_labels(evaluated.run, evaluation) else None
-    if not is_run_source(evaluated, evaluation.source) or not _start_ignored_labels(evaluated.run, evaluation):
+    if not _start_ignored_labels(evaluated.run, evaluation):
         return None
-    if not recipe.loss.supervised:
+    if not recipe.loss.supervised or not shares_images(evaluated, evaluation.source, (train, evaluation.images)):
         return unused
+    if not is_run_source(evaluated, evaluation.source):
+        return None
     trained = evaluation.data.train if evaluation.source is None else data_for(evaluated, None, view).train
     return torch.isin(train.index.cpu(), trained.index.cpu()[trained.labels >= 0])
 

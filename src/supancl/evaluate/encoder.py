@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from supancl.core.encoders import PROJECTOR, Encoder
-from supancl.data.opening import is_same_source
+from supancl.data.content import read_content
+from supancl.data.opening import is_same_source, peek_data
+from supancl.data.repeated_files import hash_files
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.data.views.specs import Crops
@@ -89,6 +92,27 @@ class EvaluatedEncoder:
     @cached_property
     def recipe(self) -> Recipe | None:
         return None if self.run is None else self.run.read_recipe()[0]
+
+    @cached_property
+    def trained_checksums(self) -> np.ndarray:
+        """Checksums of the training images as the run decoded them, ascending; empty if it has none."""
+        content = None if self.run is None else read_content(self.run.content_file)
+        if self.run is None or content is None:
+            return np.zeros(0, np.uint64)
+        # those of images are followed by the held-out ones'; those of shards have stamps
+        count = None if len(content.stamps) else self.run.read_data()[0].get("train")
+        return np.unique(content.values[:count])
+
+    @cached_property
+    def trained_files(self) -> np.ndarray:
+        """`hash_files` of the training images, as their source lists them now, ascending; empty if it is gone."""
+        if self.recipe is None:
+            return np.zeros(0, np.int64)
+        try:  # files that are gone are no reason to list none
+            train = peek_data(replace(self.recipe.data, skip_bad_images=True), self.encoder.spec.channels).train
+        except (BadInput, OSError):
+            return np.zeros(0, np.int64)
+        return np.unique(hash_files(train.names_at(torch.arange(len(train)))))
 
     @property
     def label(self) -> str:

@@ -64,7 +64,8 @@ def evaluate_few_shot(
     data = with_leaf_labels(data)
     for most in (shots, max(shots, most_shots)):
         check_episodes(data.classes, source, split.labels, ways, most, held_out=split_name == HELD_OUT)
-    overlaps = warn_if_trained_on(evaluated, source, split_name, every=split_name == "train")
+    drawn_from = data.splits[split_name if split_name in data.splits else "train"]
+    overlaps = warn_if_trained_on(evaluated, source, split_name, [drawn_from], every=split_name == "train")
     features: Features = evaluated.features(split, view)
     outcome = few_shot(features, device=evaluated.options.device, **asdict(settings))
     dropped = [data.classes[label] for label in outcome.dropped]

@@ -1,8 +1,7 @@
-"""Whether images of a source were trained on: the same source, a copy of the data set, or a folder within it."""
+"""Whether images of a source were trained on: the same source, data set, folder, files or pixels."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from supancl.data.content import read_content
-from supancl.data.opening import is_same_source, peek_data
+from supancl.data.opening import is_same_source
+from supancl.data.repeated_files import hash_files
 from supancl.data.sources import benchmarks
 from supancl.data.sources.libraries import READERS
 from supancl.data.splits import Split
@@ -127,43 +126,71 @@ def _has_one_split(evaluated: EvaluatedEncoder, data_set: str) -> bool:
     return one_split or (data_set == "sun397" and run_data.source.startswith("torchvision:"))
 
 
-def shares_images(evaluated: EvaluatedEncoder, source: str | None) -> bool:
-    """Whether the run was trained on this source, a copy or a subset of it, as far as known."""
+def shares_images(evaluated: EvaluatedEncoder, source: str | None, images: Sequence[Split]) -> bool:
+    """Whether the run was trained on this source, a copy or a subset of it, or on some of these images of it."""
     if evaluated.recipe is None:
         return False
     if source is None or is_run_source(evaluated, source):
         return True
     identity = identify_source(source)
     run_identities = map(identify_source, evaluated.recipe.data.all_sources)
-    return any(
-        (own.data_set is not None and own.data_set == identity.data_set) or _paths_overlap(own.path, identity.path)
-        for own in run_identities
+    return (
+        any(
+            (own.data_set is not None and own.data_set == identity.data_set) or _paths_overlap(own.path, identity.path)
+            for own in run_identities
+        )
+        or _shares_pixels(evaluated, images)
+        or _shares_files(evaluated, source, images)
     )
 
 
-def shares_pixels(evaluated: EvaluatedEncoder, splits: Sequence[Split]) -> bool:
-    """Whether some of these images have the pixels of images of the run, under whatever name."""
-    saved = None if evaluated.run is None else read_content(evaluated.run.content_file)
-    contents = [content.values for split in splits if (content := split.content()) is not None]
-    if saved is None or not contents:
+def _shares_pixels(evaluated: EvaluatedEncoder, images: Sequence[Split]) -> bool:
+    """Whether some of these images have the pixels of training images of the run, under whatever name."""
+    trained = evaluated.trained_checksums
+    if not len(trained):
         return False
-    return bool(np.isin(np.concatenate(contents), saved.values).mean() > EQUAL_BY_CHANCE)
+    contents = [content.values for split in images if len(split) and (content := split.content()) is not None]
+    return bool(contents) and float(_is_among(trained, np.concatenate(contents)).mean()) > EQUAL_BY_CHANCE
 
 
-def shares_files(evaluated: EvaluatedEncoder, names: Sequence[str]) -> bool:
-    """Whether some of these files are training images of the run, as its source lists them now."""
-    if evaluated.recipe is None:
-        return False
-    try:
-        train = peek_data(evaluated.recipe.data, evaluated.encoder.spec.channels).train
-    except (BadInput, OSError):  # the source is gone
-        return False
-    trained = {os.path.abspath(name) for name in train.names_at(torch.arange(len(train)))}
-    return any(os.path.abspath(name) in trained for name in names)
+def _shares_files(evaluated: EvaluatedEncoder, source: str, images: Sequence[Split]) -> bool:
+    """Whether some of these images are files that the run was trained on: it may have decoded them at another size."""
+    assert evaluated.recipe is not None
+    folder = _folder_of_files(source)
+    if not any(_paths_overlap(folder, _folder_of_files(own)) for own in evaluated.recipe.data.all_sources):
+        return False  # listing the run's files takes long if they are millions
+    names = [name for split in images for name in split.names_at(torch.arange(len(split)))]
+    return bool(_is_among(evaluated.trained_files, hash_files(names)).any())
 
 
-def warn_if_trained_on(evaluated: EvaluatedEncoder, source: str | None, taken_from: str, every: bool = False) -> bool:
+def _is_among(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Whether each value is one of the ascending ones; `np.isin` would sort millions of them again."""
+    if not len(ascending):
+        return np.zeros(len(values), bool)
+    nearest = np.searchsorted(ascending, values).clip(max=len(ascending) - 1)
+    is_equal: np.ndarray = ascending[nearest] == values
+    return is_equal
+
+
+def _folder_of_files(source: str) -> Path | None:
+    """The folder that all image files of a source are in or below; None if it has no such files, as arrays.
+
+    The files of a table may be anywhere.
+    """
+    path = identify_source(source).path
+    if path is None:
+        return Path(source.partition("@")[2]).resolve() if source.startswith("torchvision:") else None
+    if path.is_dir():
+        return path
+    return Path(path.anchor) if path.suffix.lower() == ".csv" else None
+
+
+def warn_if_trained_on(
+    evaluated: EvaluatedEncoder, source: str | None, taken_from: str, drawn_from: Sequence[Split], every: bool = False
+) -> bool:
     """Whether tested images may be among the run's training images; warns if so.
+
+    `drawn_from` are all images of the split that the tested ones were taken from.
 
     Images that a run held out of its own source are not, unless `every` image is tested. Images of the same files under
     another name, or of FC100 after CIFAR100, may be.
@@ -174,7 +201,7 @@ def warn_if_trained_on(evaluated: EvaluatedEncoder, source: str | None, taken_fr
     if is_run_source(evaluated, source) or source is None:
         overlaps = every
     else:
-        overlaps = shares_images(evaluated, source) and not (
+        overlaps = shares_images(evaluated, source, drawn_from) and not (
             taken_from == "test" and has_separate_test(evaluated, source)
         )
     if overlaps:

@@ -246,7 +246,8 @@ def evaluate_transfer(
     certainty = certainty_keys(evaluated, judged, lambda encoder: fit(encoder, problem)[0], key=key)
     levels = level_keys(evaluated, (judged, outcome), by_level, lambda level: fit(evaluated, level))
     warn_cut_off(evaluated, name, outcome)
-    overlaps = warn_if_trained_on(evaluated, source, "test" if "test" in data.splits else "val")
+    drawn_from = next(data.splits[split] for split in ("test", "val", "train") if split in data.splits)
+    overlaps = warn_if_trained_on(evaluated, source, "test" if "test" in data.splits else "val", [drawn_from])
     return record_result(
         evaluated,
         f"transfer-{name}",

@@ -61,6 +61,8 @@ def record_evaluation(
         skipped=len(evaluation.data.skipped),
         remarks=list(evaluation.data.remarks),
         partial=is_incomplete(source, evaluation.data.remarks, evaluation.data.skipped),
-        overlaps_training=warn_if_trained_on(evaluated, evaluation.source, evaluation.taken_from),
+        overlaps_training=warn_if_trained_on(
+            evaluated, evaluation.source, evaluation.taken_from, evaluation.drawn_from
+        ),
         **result,
     )

@@ -25,7 +25,7 @@ def ridge_choice(
     the other. A test split never chooses. For other data, or if nothing was held out, a fraction of train chooses.
     """
     data = evaluation.data
-    if not shares_images(evaluated, evaluation.source):
+    if not shares_images(evaluated, evaluation.source, (data.train,)):
         return None, {}
     if (
         is_run_source(evaluated, evaluation.source)

@@ -182,6 +182,11 @@ class EvaluationData(NamedTuple):
     def has_several_labels(self) -> bool:
         return self.images.pairs is not None
 
+    @property
+    def drawn_from(self) -> tuple[Split, ...]:
+        """The split that the tested images were taken from: all of train if they were held out of it."""
+        return (self.data.train, self.images) if self.taken_from == "train" else (self.images,)
+
     def at_level(self, level: Level) -> EvaluationData:
         return self._replace(data=level.take(self.data), images=level.take_labels(self.images))
 

@@ -297,7 +297,9 @@ def extract_panel(
     images = split.take(positions)
     features = evaluated.features(images)
     labels = torch.tensor([ids.index(label) for label in features.labels.tolist()])
-    overlaps_training = request.split == "train" or warn_if_trained_on(evaluated, source, split_name)
+    overlaps_training = request.split == "train" or warn_if_trained_on(
+        evaluated, source, split_name, evaluation.drawn_from
+    )
     return PanelImages(
         evaluated, Features(features.values, labels), images.names_at(torch.arange(len(images))), overlaps_training
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from supancl.data.columns import SPLITS, Columns, PathColumn
+from supancl.data.columns import SPLITS, Columns
 from supancl.data.label_pairs import (
     SEPARATOR,
     LabelSet,
@@ -46,9 +46,7 @@ def list_csv(
     weights of a class each.
     """
     label_lines = dict[str, int]()
-    columns, hashes = Columns.Builder(path.parent), array("q")
-    folder, prefix = os.path.join(path.parent, ""), os.path.join(os.path.abspath(path.parent), "")
-    isfile = os.path.isfile
+    columns, folder, isfile = Columns.Builder(path.parent), os.path.join(path.parent, ""), os.path.isfile
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
@@ -64,23 +62,22 @@ def list_csv(
                         "remove the line, or pass --skip-bad-images"
                     )
                 columns.add(split, text, label)
-                hashes.append(hash(prefix + text if is_plain else _absolute(prefix, text)))
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path}: not a csv file in UTF-8 ({error}); save it in that encoding") from None
-    entries, paths = columns.build()
+    entries = columns.build()
     if not len(entries):
         raise BadInput(f"{path}: no image is listed; write a line path,label[,split] for each, below the first")
     if not entries.has_split("train"):
         raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
-    remarks = (*_duplicate_remarks(path, paths, np.asarray(hashes), prefix), *_prediction_remarks(path, header))
+    remarks = _prediction_remarks(path, header)
     if layout.classes:
         lines = list(label_lines.values())
         label_table = weights.label_table(max_labels, lambda row: f"{path} line {lines[row]}")
-        return Listing(entries, path.parent, remarks, label_table=label_table)
+        return Listing(entries, path.parent, remarks, label_table=label_table, listed_in=str(path))
     label_sets = None
     if max_labels > 1 and any(SEPARATOR in label for label in label_lines):
         label_sets = {label: _label_set(label, path, line, max_labels) for label, line in label_lines.items()}
-    return Listing(entries, path.parent, remarks, label_sets=label_sets)
+    return Listing(entries, path.parent, remarks, label_sets=label_sets, listed_in=str(path))
 
 
 class TableLayout(NamedTuple):
@@ -295,11 +292,6 @@ def _fit_row(row: list[str], width: int, table: Path, line: int) -> list[str]:
     return row[:width] + [""] * (width - len(row))
 
 
-def _absolute(prefix: str, text: str) -> str:
-    """The absolute path of a file; `prefix` is that of the table's folder."""
-    return os.path.abspath(os.path.join(prefix, text))
-
-
 def _prediction_remarks(table: Path, header: list[str]) -> tuple[str, ...]:
     """A remark on labels that `supancl predict` filled in: held-out images may be among them."""
     if not PREDICTED_COLUMNS.issubset(header):
@@ -311,21 +303,4 @@ def _prediction_remarks(table: Path, header: list[str]) -> tuple[str, ...]:
     return (
         f"{table}: {plural(predicted, 'label was', 'labels were')} predicted (column source), and held-out images may "
         "be among them, so accuracies are not about true labels; name true ones with evaluate --data",
-    )
-
-
-def _duplicate_remarks(table: Path, paths: PathColumn, hashes: np.ndarray, prefix: str) -> tuple[str, ...]:
-    """A remark on files that are listed more than once; equal hashes are compared as texts."""
-    order = np.argsort(hashes, kind="stable")
-    ascending = hashes[order]
-    same = ascending[1:] == ascending[:-1]
-    del ascending
-    candidates = np.unique(np.concatenate([order[1:][same], order[:-1][same]]))
-    count = Counter(_absolute(prefix, paths.text(position)) for position in candidates.tolist())
-    duplicates = [file for file, number in count.items() if number > 1]
-    if not duplicates:
-        return ()
-    return (
-        f"{table}: {plural(len(duplicates), 'file is', 'files are')} listed more than once, such as "
-        f"{duplicates[0]}; a file that is both trained on and held out makes evaluation meaningless",
     )

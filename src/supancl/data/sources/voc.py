@@ -11,7 +11,8 @@ from supancl.data.splits import Entry, Listing, check_label
 from supancl.errors import BadInput, plural
 from supancl.files import open_regular, read_text
 
-FOLDERS = ("Annotations", "ImageSets/Main", "JPEGImages")
+LISTS = "ImageSets/Main"
+FOLDERS = ("Annotations", LISTS, "JPEGImages")
 
 
 class Annotation(NamedTuple):
@@ -59,12 +60,12 @@ def list_voc(folder: Path) -> Listing:
         have = plural(only_difficult, "image has a class", "images have a class")
         remarks.append(f"{folder}: {have} whose objects are all difficult; it is left out there")
     label_sets: dict[str, LabelSet] = {text: set_of_names(text) for _, _, text in entries}
-    return Listing(entries, folder, tuple(remarks), label_sets=label_sets)
+    return Listing(entries, folder, tuple(remarks), label_sets=label_sets, listed_in=str(folder / LISTS))
 
 
 def _read_lists(folder: Path, remarks: list[str]) -> dict[str, list[str]]:
     """The names of the images of each split."""
-    lists = folder / "ImageSets" / "Main"
+    lists = folder / LISTS
     has_train = (lists / "train.txt").is_file()
     files = {"train": "train.txt" if has_train else "trainval.txt", "val": "val.txt", "test": "test.txt"}
     names: dict[str, list[str]] = {}
@@ -86,7 +87,7 @@ def _read_lists(folder: Path, remarks: list[str]) -> dict[str, list[str]]:
 
 def read_list(folder: Path, name: str) -> list[str]:
     """The images that ImageSets/Main/NAME.txt lists."""
-    lines = read_text(folder / "ImageSets" / "Main" / f"{name}.txt").splitlines()
+    lines = read_text(folder / LISTS / f"{name}.txt").splitlines()
     return [line.split()[0] for line in lines if line.strip()]
 
 
