@@ -203,7 +203,7 @@ def test_a_survey_a_look_and_an_opened_source_agree(tmp_path):
         (("a / b", "c"), {}, ("list.csv", "'a / b'", "spaces")),
         (("a/b", "c/d"), {"level_weights": (1.0,)}, ("data.level_weights", "2 levels", "coarsest")),
         (("a/b", "c/d"), {"level_weights": (1.0, 1.0, 1.0)}, ("data.level_weights", "2 levels")),
-        (("a/b", "c/d"), {"level_weights": (1.0, 1e-9)}, ("weights", "1e-09")),
+        (("a/b", "c/d"), {"level_weights": (1.0, 1e-9)}, ("data.level_weights", "level 1", "1e-09")),
         (("a/b/c", "c/d"), {"max_labels": 2}, ("list.csv", "3 levels", "data.max_labels = 2", "--set")),
         (("a;b", "c/d"), {}, ("list.csv", "several", "data.hierarchy", "leave it out")),
         (("a/b", "c/d"), {"hierarchy": "none", "level_weights": (1.0, 2.0)}, ("data.level_weights", "data.hierarchy")),

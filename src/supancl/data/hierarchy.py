@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from supancl.data.label_pairs import ImageLabels, LabelSet, labels_from_pairs, pairs_from_sets
+from supancl.data.label_pairs import ImageLabels, LabelSet, check_range, labels_from_pairs, pairs_from_sets
 from supancl.data.sources.cifar100_superclasses import cifar100_paths
 from supancl.data.splits import DataSpec, Source
 from supancl.errors import BadInput, NoLevels
@@ -31,9 +31,9 @@ class Hierarchy(NamedTuple):
     levels: tuple[int, ...]
     pairs: Tensor
 
-    def relabel(self, labels: Mapping[str, Tensor], location: str) -> dict[str, ImageLabels]:
+    def relabel(self, labels: Mapping[str, Tensor]) -> dict[str, ImageLabels]:
         """The labels of each split on all levels, from one label per image."""
-        return labels_from_pairs({name: self.pairs[numbers] for name, numbers in labels.items()}, location)
+        return labels_from_pairs({name: self.pairs[numbers] for name, numbers in labels.items()})
 
 
 def apply_hierarchy(source: Source, spec: DataSpec) -> Source:
@@ -48,7 +48,7 @@ def apply_hierarchy(source: Source, spec: DataSpec) -> Source:
                 "takes one class per image; leave it out"
             )
     hierarchy = build_hierarchy(source.classes, spec)
-    labels = hierarchy.relabel({name: split.labels for name, split in source.splits.items()}, spec.source)
+    labels = hierarchy.relabel({name: split.labels for name, split in source.splits.items()})
     splits = {
         name: replace(split, labels=labels[name].labels, pairs=labels[name].pairs)
         for name, split in source.splits.items()
@@ -122,6 +122,7 @@ def _level_weights(levels: int, spec: DataSpec) -> tuple[float, ...]:
         raise BadInput(
             f"data.level_weights = {list(weights)}: the classes of {spec.source} have {levels} levels; give one weight "
             "per level, the coarsest first"
+    check_range(weights, "data.level_weights: level {}".format)
         )
     return weights
 

@@ -65,7 +65,7 @@ def _survey_listing(listing: Listing, spec: DataSpec, channels: int) -> Survey:
         all_classes, all_labels = number_classes(listing, columns)  # levels are counted over all splits
         hierarchy = build_hierarchy(all_classes, spec)
         train_labels = all_labels.labels[torch.from_numpy(columns.positions_of("train"))]
-        classes, labels = hierarchy.classes, hierarchy.relabel({"train": train_labels}, spec.source)["train"]
+        classes, labels = hierarchy.classes, hierarchy.relabel({"train": train_labels})["train"]
     has_held_out = columns.has_split("val") or columns.has_split("test")
     return _as_trained(spec, labels, classes, usual_side(train.items), has_held_out)
 

@@ -155,7 +155,7 @@ def read_labels(
         name: pairs_from_matrix(labels, max_labels, f"{location}: {name}_labels: row {{}}".format, range(count))
         for name, labels in arrays.items()
     }
-    return labels_from_pairs(pairs, location), classes or tuple(map(str, range(count)))
+    return labels_from_pairs(pairs), classes or tuple(map(str, range(count)))
 
 
 def number_labels(
