@@ -254,3 +254,23 @@ def test_a_survey_and_a_look_agree_with_the_data(tmp_path):
 
 def test_weights_of_the_same_class_are_added():
     assert parse_label_set("cat:0.25;dog; cat:0.5 ;", "here") == {"cat": 0.75, "dog": 1.0}
+
+
+def test_labels_of_all_classes_differ_by_their_weights(tmp_path):
+    """Every image has every class, so none is rarer than another."""
+    path = label_table(tmp_path, *["cat:0.6;dog:0.4", "cat:0.2;dog:0.8"] * 10)
+    data = opened(path)
+    assert len(data.train.labels.unique()) == 1
+    assert data.train.num_distinct_labels == data.summary["distinct_labels"] == 2
+    assert survey_source(DataSpec(source=str(path)), 1) == survey_data(data)
+    assert survey_data(data).is_labelled
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_distinct_labels_are_counted_as_by_a_loop(seed):
+    random = np.random.default_rng(seed)
+    weights = random.integers(0, 2, (40, 4)) * random.choice([0.5, 1.0], (40, 4))
+    weights[~weights.any(1)] = -1
+    data = from_arrays(noise(40, 4, 4), weights, spec=DataSpec("arrays", holdout=0))
+    assert count_distinct(data.train.image_labels) == len({tuple(row) for row in weights.tolist()} - {(-1,) * 4})
+    assert data.train.num_distinct_labels == 4, "at most as many as classes"

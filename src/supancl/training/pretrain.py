@@ -22,11 +22,11 @@ from supancl.training.begin import begin_run, note_kept_settings
 from supancl.training.cost import check_memory
 from supancl.training.cuda.reuse import trainer_for
 from supancl.training.fitting import fit_to_data
+from supancl.training.label_checks import fit_labels
 from supancl.training.preflight import (
     check_data,
     check_ranks,
     deterministic_mode,
-    fit_labels,
     lock_run_folder,
     out_of_memory_message,
     pick_device,
