@@ -75,6 +75,11 @@ class DataSpec:
         return (self.source, *self.joined)
 
     @property
+    def location(self) -> str:
+        """The sources, for messages."""
+        return " + ".join(self.all_sources) or "the data"
+
+    @property
     def is_whole(self) -> bool:
         """Whether all training images are used, with the labels that the source gives them."""
         return all(getattr(self, name) == getattr(DataSpec, name) for name in CHANGES)
