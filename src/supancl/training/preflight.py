@@ -23,6 +23,7 @@ from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
 from supancl.recipes.auto import open_settings
 from supancl.recipes.recipe import TrainSpec, first_changed_setting, resolve_warmup, validated_recipe
+from supancl.recipes.warmup import resolve_label_warmup
 from supancl.training.label_checks import check_labels
 from supancl.weights.provenance import versions
 from supancl.weights.run_folder import RunFolder, next_folder
@@ -307,10 +308,10 @@ def resolve_recipe(
     saved, _ = folder.read_recipe()
     if recipe is None:
         return saved
-    old, new = (
-        flattened(replace(saved, sources={})),
-        flattened(replace(with_short_side(resolve_warmup(recipe)), sources={})),
-    )
+    images = folder.read_data()[0].get("train")
+    requested = with_short_side(resolve_warmup(recipe))
+    requested = resolve_label_warmup(requested, images) if isinstance(images, int) else requested
+    old, new = flattened(replace(saved, sources={})), flattened(replace(requested, sources={}))
     may_change = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), *open_settings(recipe)}
     for key, value in new.items():
         if key in may_change:
