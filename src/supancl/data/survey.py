@@ -98,7 +98,7 @@ def _as_trained(
     if spec.limit is not None and spec.limit < len(labels):
         labels = labels[draw_limited(len(labels), spec.limit)]
     labelled = labels[labels >= 0]
-    # of several labels the rarest is drawn by; how many classes there are, all of them say, but one path of levels is one
+    # of several labels the rarest is drawn by; how many classes there are, all of them say; one path of levels is one
     counts, _ = count_images(image_labels, len(classes))
     has_several = image_labels.pairs is not None and count_distinct(image_labels) > 1
     num_classes = sum(count > 0 for count in counts) if has_several else len(torch.unique(labelled))
