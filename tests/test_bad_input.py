@@ -213,6 +213,25 @@ def splits(*names: str) -> Callable[[Path], None]:
     return lambda tmp: [class_folders(tmp / "data" / name, each=1) for name in names] and None
 
 
+PATHS = ("--set", "data.hierarchy=paths")
+
+
+def nested(tmp: Path) -> None:
+    class_folders(tmp / "data", ("animal/cat", "animal/dog", "plant/oak", "plant/rose"))
+
+
+def two_tables(first: str, second: str, *more: str) -> Callable[[Path], tuple[str, ...]]:
+    """Two tables of an image each, with these labels."""
+
+    def make(tmp: Path) -> tuple[str, ...]:
+        class_folders(tmp, each=1)
+        table(tmp / "first.csv", "path,label", f"cat/0.png,{first}")
+        table(tmp / "second.csv", "path,label", f"dog/0.png,{second}")
+        return "--data", "first.csv", "--data", "second.csv", *more
+
+    return make
+
+
 DATA = [
     Row("no data at all", flags(),
         ("--data FOLDER", "--data FILE.npz", "--data FILE.csv"),
@@ -298,6 +317,15 @@ DATA = [
         ("data.npz", "label 1", "class_names")),
     Row("class names that are numbers", data(of_arrays(class_names=[1, 2])),
         ("data.npz", "class_names", "(2,)", "int64", "strings")),
+    Row("one name for two classes", data(of_arrays(class_names=["cat", "cat "])),
+        ("data.npz", "class_names", "'cat'", "of its own")),
+    Row("a class without a name", data(of_arrays(class_names=["cat", ""])),
+        ("data.npz", "class_names", "class 1", "give every class a name")),
+    Row("soft labels that are the same everywhere", data(of_arrays(train_labels=np.tile([0.6, 0.4], (20, 1)))),
+        ("data.npz", "same classes and weights", "0, 1", "simsiam", "byol")),
+    Row("weights in two rows that cannot be summed",
+        data(of_arrays(train_labels=np.where(np.arange(20)[:, None] == 7, 1e7, [[1, 1]]))),
+        ("data.npz", "train_labels", "row 0", "row 7", "1e+07", "1,000,000", "leave out")),
     Row("one name for all classes", data(of_arrays(class_names="cat")),
         ("data.npz", "class_names", "()", "<U3", "strings")),
     Row("images of different channel counts",
@@ -340,6 +368,25 @@ DATA = [
         ("data.csv", "line 2", "tests", "train", "val", "test")),
     Row("a table without training rows", data(of_lines("path,label,split", "cat/0.png,cat,test")),
         ("data.csv", "'train'", "column")),
+    Row("a label without its weight", data(of_lines("path,label", "cat/0.png,cat;dog", "cat/1.png,cat:;dog")),
+        ("data.csv", "line 3", "'cat:'", "cat:0.7", "disk:2nd:1")),
+    Row("a weight with a decimal comma", data(of_lines("path,label", 'cat/0.png,"cat:0,7;dog:0,3"')),
+        ("data.csv", "line 2", "'cat:0,7'", "cat:0.7")),
+    Row("a weight in percent", data(of_lines("path,label", "cat/0.png,cat:70%;dog:30%")),
+        ("data.csv", "line 2", "'cat:70%'", "cat:0.7")),
+    Row("weights in two lines that cannot be summed",
+        data(of_lines("path,label", "cat/0.png,cat;dog", "cat/1.png,cat", "dog/0.png,cat:1e7;dog")),
+        ("data.csv line 2", "data.csv line 4", "1e+07", "1,000,000", "leave out")),
+    Row("weights in two sources that cannot be summed",
+        two_tables("cat;dog", "cat:1e7;dog:1e7"),
+        ("first.csv", "second.csv", "1e+07", "1,000,000", "leave out")),
+    Row("a class on two levels of two sources", two_tables("animal/cat", "cat", *PATHS),
+        ("first.csv + second.csv", "'cat'", "two levels", "rename")),
+    Row("a long tail of nested classes", with_flags(nested, "--set", "data.imbalance=10", *PATHS),
+        ("data", "data.imbalance", "one label per image", "leave data.hierarchy out")),
+    Row("nested classes to leave out of an alpha study", with_flags(nested, *PATHS),
+        ("data", "data.hierarchy", "--leave-out", "leave data.hierarchy out"),
+        ("alpha", "digits.supsiam", *TINY, "--out", "out")),
     Row("a table in another encoding", data(of_bytes("data.csv", "path,label\nä.png,a\n".encode("latin-1"))),
         ("data.csv", "UTF-8", "0xe4", "encoding")),
 ]  # fmt: skip

@@ -185,3 +185,24 @@ def test_nested_labels_are_written_as_they_came_and_read_back(place, capsys, suf
         again = open_data(DataSpec(source="again.csv", holdout=0, **settings), 1)
     assert (again.classes, again.levels) == (original.classes, original.levels)
     assert torch.equal(again.train.pairs, original.train.pairs)
+
+
+# --- several and soft labels ------------------------------------------------------------------------------------------
+
+
+def test_soft_labels_in_a_table_are_read_back_as_they_came(place, capsys):
+    labels = ["circle:0.3;", "square", "circle:0.5;disk:2:1", "", "disk:1:1;"] * 4
+    files = [Path("data") / "cat" / f"{i}.png" for i in range(20)]
+    lines = [f"{file},{label}" for file, label in zip(files, labels, strict=True)]
+    table(place / "soft.csv", "path,label", *lines)
+    run = run_folder(place / "run", source="soft.csv", described=True)
+    said = supancl(capsys, "embed", run, "--data", "soft.csv", "--out", "f.csv", "--device", "cpu")
+    assert said.code == 0, said.err
+    with open("f.csv", newline="") as file:
+        assert [row["label"] for row in csv.DictReader(file)] == labels
+    original, again = (
+        open_data(DataSpec(source=name, holdout=0, columns=columns), 1)
+        for name, columns in (("soft.csv", ""), ("f.csv", "image=path,label=label"))
+    )
+    assert again.classes == original.classes == ("circle", "disk:1", "disk:2", "square")
+    assert torch.equal(again.train.pairs, original.train.pairs)

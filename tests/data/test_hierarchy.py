@@ -203,11 +203,12 @@ def test_a_survey_a_look_and_an_opened_source_agree(tmp_path):
         (("a / b", "c"), {}, ("list.csv", "'a / b'", "spaces")),
         (("a/b", "c/d"), {"level_weights": (1.0,)}, ("data.level_weights", "2 levels", "coarsest")),
         (("a/b", "c/d"), {"level_weights": (1.0, 1.0, 1.0)}, ("data.level_weights", "2 levels")),
-        (("a/b", "c/d"), {"level_weights": (1.0, 1e-9)}, ("weights", "1e-09")),
+        (("a/b", "c/d"), {"level_weights": (1.0, 1e-9)}, ("data.level_weights", "level 1", "1e-09")),
         (("a/b/c", "c/d"), {"max_labels": 2}, ("list.csv", "3 levels", "data.max_labels = 2", "--set")),
         (("a;b", "c/d"), {}, ("list.csv", "several", "data.hierarchy", "leave it out")),
         (("a/b", "c/d"), {"hierarchy": "none", "level_weights": (1.0, 2.0)}, ("data.level_weights", "data.hierarchy")),
-        (("a/b", "c/d"), {"leave_out": ("a/b",)}, ("several", "data.leave_out")),
+        (("a/b", "c/d"), {"leave_out": ("a/b",)}, ("list.csv", "data.leave_out", "leave data.hierarchy out")),
+        (("a/b", "c/d"), {"imbalance": 10}, ("list.csv", "data.imbalance", "leave data.hierarchy out")),
         (("apple", "cat"), {"hierarchy": "cifar100"}, ("list.csv", "'cat'", "CIFAR-100", "by name")),
         (("0", "1"), {"hierarchy": "cifar100"}, ("list.csv", "'0'", "CIFAR-100", "100 by number")),
     ],
@@ -276,7 +277,7 @@ def test_the_levels_of_one_path_are_one_class(tmp_path):
     assert data.train.num_distinct_labels == 1
     assert data.summary["distinct_labels"] == 1
     assert not survey_source(DataSpec(str(tmp_path / "photos"), hierarchy="paths", holdout=0), 1).is_labelled
-    with pytest.raises(BadInput, match=mentions("only one class", "animal/cat")):
+    with pytest.raises(BadInput, match=mentions("same classes and weights", "animal/cat", "simsiam")):
         check_data(tiny_recipe("supsiam"), data)
 
 

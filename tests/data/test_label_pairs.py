@@ -10,12 +10,12 @@ import torch
 
 from supancl import from_arrays
 from supancl.data.from_python import data_from_images
-from supancl.data.label_pairs import label_texts, parse_label_set, weight_matrix
+from supancl.data.label_pairs import count_distinct, label_cell, label_texts, parse_label_set, weight_matrix
 from supancl.data.opening import open_data, peek_data
 from supancl.data.splits import DataSpec
 from supancl.data.survey import survey_data, survey_source
 from supancl.errors import BadInput
-from tests.files import archive, mentions, noise, picture, table
+from tests.files import archive, assert_mentions, mentions, noise, picture, table
 
 WEIGHTS = np.eye(4)[np.arange(20) % 4] + 0.5 * np.eye(4)[np.arange(20) % 3]  # two classes, or one of weight 1.5
 
@@ -52,6 +52,32 @@ def test_without_a_separator_a_label_is_one_name_as_before(tmp_path):
     data = opened(path, holdout=0)
     assert data.train.pairs is None
     assert data.classes == ("disk:1", "disk:2")
+
+
+def test_labels_that_look_like_weights_and_are_names_have_a_remark(tmp_path):
+    path = label_table(tmp_path, "cat:0.3", "cat:0.5", "cat:0.3", "dog")
+    data = opened(path, holdout=0)
+    assert (data.train.pairs, data.classes) == (None, ("cat:0.3", "cat:0.5", "dog"))
+    (remark,) = data.remarks
+    assert_mentions(remark, "labels.csv", "3 labels", "'cat:0.3'", "';'", "data.max_labels=1")
+    assert not opened(path, holdout=0, max_labels=1).remarks
+    assert not opened(label_table(tmp_path, "disk:large", "disk:small", "dog"), holdout=0).remarks
+
+
+def test_a_name_may_have_a_colon_if_what_follows_is_no_number(tmp_path):
+    data = opened(label_table(tmp_path, "disk:large;dog", "a:many", "disk:2nd:1", "http://cat"), holdout=0)
+    assert data.classes == ("a:many", "disk:2nd", "disk:large", "dog", "http://cat")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [("cat", 1.0)], [("cat", 0.3)], [("cat", 1.0), ("dog", 0.7)], [("disk:1", 1.0), ("disk:2", 0.5)],
+        [("disk:", 1.0)], [("disk:2nd", 1.0), ("a:b", 2.0)], [("70%", 1.0)], [("a:70%", 1.0)],
+    ],
+)  # fmt: skip
+def test_a_cell_reads_back_as_the_labels_it_was_made_of(labels):
+    assert parse_label_set(label_cell(labels), "here") == dict(labels)
 
 
 def test_one_label_at_most_takes_the_separator_as_part_of_the_name(tmp_path):
@@ -141,6 +167,10 @@ def test_splits_and_names_must_fit_the_columns(tmp_path):
         ("cat:nan;dog", ("labels.csv line 3", "'cat'", "nan")),
         (":0.5", ("labels.csv line 3", "NAME:WEIGHT")),
         (";", ("labels.csv line 3", "';'", "no class")),
+        ("dog;cat:", ("labels.csv line 3", "'cat:'", "cat:0.7")),
+        ("dog;cat:-", ("labels.csv line 3", "'cat:-'", "cat:0.7")),
+        ("cat: .5x", ("labels.csv line 3", "'cat: .5x'", "cat:0.7")),
+        ("cat:2nd", ("labels.csv line 3", "'cat:2nd'", "2nd:1")),
         ("a;b;c;d", ("labels.csv line 3", "4 labels", "data.max_labels = 3")),
     ],
 )
@@ -224,3 +254,23 @@ def test_a_survey_and_a_look_agree_with_the_data(tmp_path):
 
 def test_weights_of_the_same_class_are_added():
     assert parse_label_set("cat:0.25;dog; cat:0.5 ;", "here") == {"cat": 0.75, "dog": 1.0}
+
+
+def test_labels_of_all_classes_differ_by_their_weights(tmp_path):
+    """Every image has every class, so none is rarer than another."""
+    path = label_table(tmp_path, *["cat:0.6;dog:0.4", "cat:0.2;dog:0.8"] * 10)
+    data = opened(path)
+    assert len(data.train.labels.unique()) == 1
+    assert data.train.num_distinct_labels == data.summary["distinct_labels"] == 2
+    assert survey_source(DataSpec(source=str(path)), 1) == survey_data(data)
+    assert survey_data(data).is_labelled
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_distinct_labels_are_counted_as_by_a_loop(seed):
+    random = np.random.default_rng(seed)
+    weights = random.integers(0, 2, (40, 4)) * random.choice([0.5, 1.0], (40, 4))
+    weights[~weights.any(1)] = -1
+    data = from_arrays(noise(40, 4, 4), weights, spec=DataSpec("arrays", holdout=0))
+    assert count_distinct(data.train.image_labels) == len({tuple(row) for row in weights.tolist()} - {(-1,) * 4})
+    assert data.train.num_distinct_labels == 4, "at most as many as classes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from supancl.data.label_pairs import label_texts
 from supancl.data.opening import open_data
+from supancl.data.sources.voc import read_annotation
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from tests.detect.drawn import annotation
@@ -123,6 +125,19 @@ def test_what_is_missing_or_damaged_is_named(tmp_path):
     (lists / "train.txt").unlink()
     with pytest.raises(BadInput, match=mentions("trainval.txt", "ImageSets/Main")):
         opened(folder)
+
+
+def test_classes_need_neither_the_size_of_an_image_nor_boxes(tmp_path):
+    whole, less = (write_year(tmp_path / name, train=TRAIN) for name in ("whole", "less"))
+    for file in (less / "Annotations").iterdir():
+        text = re.sub("<size>.*?</size>|<bndbox>.*?</bndbox>", "", file.read_text())
+        file.write_text(text)
+        assert "<size>" not in text
+    first, second = (opened(folder, holdout=0) for folder in (whole, less))
+    assert first.classes == second.classes
+    assert torch.equal(first.train.pairs, second.train.pairs)
+    with pytest.raises(BadInput, match=mentions("a.xml", "<size><height>")):
+        read_annotation(less, "a")
 
 
 def test_too_many_classes_in_an_image_are_refused(tmp_path):

@@ -123,8 +123,8 @@ def test_a_box_outside_or_empty_is_refused_by_name(tmp_path, box):
         (annotation(ONE).replace("11.0", "left"), ("VOC", "annotation")),
         (annotation(ONE, (0, 0)), ("image", "0 x 0")),
         (annotation(ONE).replace("<name>disc</name>", ""), ("<name>",)),
-        (annotation(ONE).replace("<object>", "<object></object><object>"), ("<object>", "content")),
-        (annotation(ONE).replace("annotation>", "picture>"), ("<size><height>",)),
+        (annotation(ONE).replace("<object>", "<object></object><object>"), ("<name>",)),
+        (annotation(ONE).replace("annotation>", "picture>"), ("<annotation>",)),
         ("<annotation> </annotation>", ("<size><height>",)),
     ],
 )

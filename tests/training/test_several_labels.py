@@ -12,7 +12,7 @@ import torch
 from supancl import Align, PoolSpec, from_arrays, pretrain
 from supancl.core.weighted_pools import WeightedQueue
 from supancl.errors import BadInput
-from supancl.training.preflight import fit_labels
+from supancl.training.label_checks import fit_labels
 from supancl.training.trainer import Trainer
 from tests.files import archive, assert_mentions, assert_refused, mentions, noise, picture, supancl, table
 from tests.test_resume import crash_and_resume
@@ -144,3 +144,18 @@ def test_from_an_archive_to_an_encoder(tmp_path, capsys):
         assert trained.code == 0, trained.err
     refused = supancl(capsys, "pretrain", "digits.supsiam", "--data", path, *TINY, "--set", "data.max_labels=1")
     assert_refused(refused, "some.npz", "train_labels", "2 labels", "data.max_labels")
+
+
+def test_soft_labels_of_all_classes_are_trained_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    weights = np.random.default_rng(0).random((20, 3)) + 0.1
+    archive(tmp_path / "dense.npz", train_labels=weights)
+    for i in range(20):
+        picture(tmp_path / f"{i}.png", seed=i)
+    labels = ["circle:0.6;square:0.4", "circle:0.2;square:0.8"]
+    table(tmp_path / "two.csv", "path,label", *(f"{i}.png,{labels[i % 2]}" for i in range(20)))
+    for data, distinct in (("dense.npz", 3), ("two.csv", 2)):
+        said = supancl(capsys, "pretrain", "digits.supsiam", "--data", data, *TINY, "--out", f"run-{data}")
+        assert said.code == 0, said.err
+        summary = json.loads((tmp_path / f"run-{data}" / "recipe.json").read_text())["data"]
+        assert summary["distinct_labels"] == distinct

@@ -2,18 +2,21 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from supancl import pretrain, recipe
 from supancl.config import to_json
+from supancl.errors import BadInput
 from supancl.evaluate.naming import group_of
 from supancl.paper.tables.runs import changed_fields
 from supancl.recipes import recipe_from_json
 from supancl.recipes.recipe import resolve_warmup
+from supancl.recipes.warmup import resolve_label_warmup
 from supancl.weights.run_folder import RunFolder
-from tests.files import supancl
+from tests.files import assert_mentions, mentions, supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
@@ -129,3 +132,62 @@ def test_a_warm_up_that_follows_from_the_epochs_is_no_change_of_its_own():
 def test_a_recipe_made_short_and_long_again_has_its_own_warm_up():
     again = recipe("imagenet100.supsiam").with_set({"train.epochs": 10}).with_set({"train.epochs": 200})
     assert resolve_warmup(again).schedule.warmup_epochs == 40
+
+
+# --- of semi ----------------------------------------------------------------------------------------------------------
+
+SEMI = ("pretrain", "digits.semi", "--epochs", "4", *SMALL, "--set", "data.labelled=0.5")  # 16 steps
+
+
+def stored_semi(path: Path) -> tuple[int, str]:
+    stored = json.loads((path / "recipe.json").read_text())["recipe"]
+    return stored["loss"]["warmup"], stored["sources"]["loss.warmup"]
+
+
+def test_a_short_run_of_semi_uses_unlabelled_images_in_its_second_half(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for more in ((), ("--resume",)):
+        said = supancl(capsys, *SEMI, "--out", "run", *more)
+        assert said.code == 0, said.err
+        assert ("loss.warmup = 8 instead of 200" in said.out) == (not more)
+    warmup, source = stored_semi(tmp_path / "run")
+    assert warmup == 8
+    assert_mentions(source, "16 steps", "200")
+
+
+def test_a_warm_up_of_semi_that_was_asked_for_stays(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for asked, outlasts in ((200, True), (12, False)):
+        said = supancl(capsys, *SEMI, "--set", f"loss.warmup={asked}", "--out", f"run-{asked}")
+        assert said.code == 0, said.err
+        assert stored_semi(tmp_path / f"run-{asked}") == (asked, f"--set loss.warmup={asked}")
+        assert ("outlasts the 16 steps" in said.out) == outlasts
+
+
+def test_python_resumes_semi_with_the_recipe_that_it_began_with(tmp_path):
+    asked = tiny_recipe("semi")
+    own = {name: text for name, text in asked.sources.items() if name != "loss.warmup"}
+    made = replace(asked, loss=replace(asked.loss, warmup=200), sources=own)  # as in a recipe of the package
+    with pytest.raises(Crash):
+        pretrain(made, tiny_data(), tmp_path / "run", reporter=CrashAt(3))
+    pretrain(made, tiny_data(), tmp_path / "run", resume=True)
+    folder = RunFolder(tmp_path / "run")
+    assert folder.read_recipe()[0].loss.warmup == folder.metrics()[-1]["step"] // 2
+    with pytest.raises(BadInput, match=mentions("loss.warmup", "1")):
+        pretrain(made.with_set({"loss.warmup": 1}), tiny_data(), tmp_path / "run", resume=True)
+
+
+def test_a_long_run_of_semi_keeps_its_warm_up():
+    semi = recipe("digits.semi")
+    assert resolve_label_warmup(semi, 1347) is semi
+    assert resolve_label_warmup(semi, 64).loss.warmup == 40  # 80 epochs of one step
+
+
+def test_a_comparison_with_semi_says_once_that_it_cuts_and_is_found_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = [*SMALL, "--epochs", "2", "--set", "train.monitor_every=1", "--seeds", "2", "--jobs", "1", "--out", "c"]
+    for is_again in (False, True):
+        said = supancl(capsys, "compare", "digits.semi", "digits.supsiam", *flags)
+        assert said.code == 0, said.err
+        assert said.out.count("loss.warmup = 4 instead of 200") == 1
+        assert ("4 of 4 runs are already finished" in said.out) == is_again

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from supancl.data.label_pairs import ImageLabels, LabelSet, labels_from_pairs, pairs_from_sets
+from supancl.data.label_pairs import ImageLabels, LabelSet, check_range, labels_from_pairs, pairs_from_sets
 from supancl.data.sources.cifar100_superclasses import cifar100_paths
 from supancl.data.splits import DataSpec, Source
 from supancl.errors import BadInput, NoLevels
@@ -31,24 +31,23 @@ class Hierarchy(NamedTuple):
     levels: tuple[int, ...]
     pairs: Tensor
 
-    def relabel(self, labels: Mapping[str, Tensor], location: str) -> dict[str, ImageLabels]:
+    def relabel(self, labels: Mapping[str, Tensor]) -> dict[str, ImageLabels]:
         """The labels of each split on all levels, from one label per image."""
-        return labels_from_pairs({name: self.pairs[numbers] for name, numbers in labels.items()}, location)
+        return labels_from_pairs({name: self.pairs[numbers] for name, numbers in labels.items()})
 
 
 def apply_hierarchy(source: Source, spec: DataSpec) -> Source:
     """The source with one label per level; the same source without `data.hierarchy`, or if it has levels already."""
     if source.levels or not has_hierarchy(spec):
         return source
-    spec = replace(spec, source=spec.source or "the data")  # for messages
     for split in source.splits.values():
         if split.pairs is not None:
             raise NoLevels(
-                f"{spec.source}: its images have several or soft labels already, and data.hierarchy = {spec.hierarchy} "
+                f"{spec.location}: images have several or soft labels already, and data.hierarchy = {spec.hierarchy} "
                 "takes one class per image; leave it out"
             )
     hierarchy = build_hierarchy(source.classes, spec)
-    labels = hierarchy.relabel({name: split.labels for name, split in source.splits.items()}, spec.source)
+    labels = hierarchy.relabel({name: split.labels for name, split in source.splits.items()})
     splits = {
         name: replace(split, labels=labels[name].labels, pairs=labels[name].pairs)
         for name, split in source.splits.items()
@@ -68,13 +67,13 @@ def has_hierarchy(spec: DataSpec) -> bool:
 
 def build_hierarchy(classes: Sequence[str], spec: DataSpec) -> Hierarchy:
     """The levels of these class names, by `data.hierarchy`."""
-    names = cifar100_paths(classes, spec.source) if spec.hierarchy == "cifar100" else classes
+    names = cifar100_paths(classes, spec.location) if spec.hierarchy == "cifar100" else classes
     for name in names:
-        _check_path(name, spec.source)
+        _check_path(name, spec.location)
     weights = _level_weights(max((level_of(name) + 1 for name in names), default=0), spec)
     sets: list[LabelSet] = [dict(zip(list_prefixes(name), weights, strict=False)) for name in names]
     nodes = tuple(sorted({node for labels in sets for node in labels}))
-    _check_names(nodes, spec.source)
+    _check_names(nodes, spec.location)
     return Hierarchy(nodes, tuple(map(level_of, nodes)), pairs_from_sets([*sets, {}], nodes))
 
 
@@ -109,20 +108,21 @@ def _level_weights(levels: int, spec: DataSpec) -> tuple[float, ...]:
     """The weight of each level, after checking how many there are."""
     if levels < 2:
         raise NoLevels(
-            f"{spec.source}: no class name has a '/', so data.hierarchy = {spec.hierarchy} finds no levels; name "
+            f"{spec.location}: no class name has a '/', so data.hierarchy = {spec.hierarchy} finds no levels; name "
             "classes such as animal/cat, put their folders into animal/, or leave it out"
         )
     if levels > spec.max_labels:
         raise BadInput(
-            f"{spec.source}: {levels} levels, more than data.max_labels = {spec.max_labels}; use --set "
+            f"{spec.location}: {levels} levels, more than data.max_labels = {spec.max_labels}; use --set "
             f"data.max_labels={levels} (a step takes time and memory for each)"
         )
     weights = spec.level_weights or (1.0,) * levels
     if len(weights) != levels:
         raise BadInput(
-            f"data.level_weights = {list(weights)}: the classes of {spec.source} have {levels} levels; give one weight "
-            "per level, the coarsest first"
+            f"data.level_weights = {list(weights)}: the classes of {spec.location} have {levels} levels; give one "
+            "weight per level, the coarsest first"
         )
+    check_range(weights, "data.level_weights: level {}".format)
     return weights
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from supancl.data.columns import Columns
-from supancl.data.label_pairs import LabelSet
+from supancl.data.label_pairs import LabelSet, check_range_of_sets
 from supancl.data.splits import Entry, Listing, Source, Split
 from supancl.errors import BadInput
 
@@ -54,11 +54,15 @@ def join_sources(sources: Mapping[str, Source | Listing], uses_splits: bool, cac
     entries: list[Entry] = []
     remarks: list[str] = []
     has_held_out = {}
+    first_source: dict[str, str] = {}  # that has a label set
     for name, source in sources.items():
         new = list(_entries(name, source) if label_sets is None else _entries_with_sets(name, source, label_sets))
+        for text in label_sets or ():
+            first_source.setdefault(text, name)
         has_held_out[name] = any(split != "train" for split, _, _ in new)
         entries += new
         remarks += source.remarks
+    check_range_of_sets((first_source[text], labels) for text, labels in (label_sets or {}).items())
     without = [name for name, has_split in has_held_out.items() if not has_split]
     if uses_splits and without and len(without) < len(sources):
         remarks.append(

@@ -59,15 +59,39 @@ def parse_label_set(text: str, location: str) -> dict[str, float]:
     """
     labels: dict[str, float] = {}
     for part in filter(None, map(str.strip, text.split(SEPARATOR))):
-        name, colon, number = part.rpartition(":")
-        weight = as_number(number) if colon else None
-        if weight is None:
-            name, weight = part, 1.0
-        if not name.strip():
-            raise BadInput(f"{location}: {part!r} has a weight but no class; write NAME:WEIGHT")
-        _check_weight(weight, f"{location}: {name.strip()!r}")
-        labels[name.strip()] = labels.get(name.strip(), 0.0) + weight
+        name, weight = _split_weight(part, location) if ends_like_weight(part) else (part, 1.0)
+        labels[name] = labels.get(name, 0.0) + weight
     return labels
+
+
+def ends_like_weight(part: str) -> bool:
+    """Whether what follows the last ':' is a number, or can be meant as one: nothing, or a digit, after any sign.
+
+    >>> [ends_like_weight(part) for part in ("dog:0.7", "dog:0,7", "dog:70%", "dog:", "dog:large", "dog")]
+    [True, True, True, True, False, False]
+    """
+    _, colon, number = part.rpartition(":")
+    start = number.strip().lstrip("+-.,")[:1]
+    return bool(colon) and (not start or start.isdigit() or as_number(number) is not None)
+
+
+def _split_weight(part: str, location: str) -> tuple[str, float]:
+    """The class and the weight of a part that ends like a weight."""
+    name, _, number = (text.strip() for text in part.rpartition(":"))
+    weight = as_number(number)
+    if weight is None:
+        raise BadInput(
+            f"{location}: {part[:80]!r} ends in a weight that is no number; write it as in cat:0.7, or, if it is part "
+            "of the name, a weight behind it, as in disk:2nd:1"
+        )
+    if not name:
+        raise BadInput(f"{location}: {part!r} has a weight but no class; write NAME:WEIGHT")
+    if not 0 < weight <= MAX_WEIGHT:  # NaN is neither
+        raise BadInput(
+            f"{location}: {name!r} has weight {weight:g}; weights are above 0, up to {MAX_WEIGHT:g}; leave out classes "
+            "that do not apply"
+        )
+    return name, weight
 
 
 def as_number(text: str) -> float | None:
@@ -78,20 +102,31 @@ def as_number(text: str) -> float | None:
         return None
 
 
-def _check_weight(weight: float, location: str) -> None:
-    if not 0 < weight <= MAX_WEIGHT:  # NaN is neither
-        raise BadInput(
-            f"{location} has weight {weight:g}; weights are above 0, up to {MAX_WEIGHT:g}; leave out classes that do "
-            "not apply"
-        )
-
-
 def check_count(count: int, max_labels: int, location: str) -> None:
     if count > max_labels:
         raise BadInput(
             f"{location}: {count} labels, more than data.max_labels = {max_labels}; keep those of the largest weights, "
             f"or use --set data.max_labels={count} (a step takes time and memory for each)"
         )
+
+
+def check_range(weights: Sequence[float] | np.ndarray, name_weight: Callable[[int], str]) -> None:
+    """Refuse weights (N,) that differ too much to be summed; `name_weight` says where one stands, for the message."""
+    values = np.asarray(weights, np.float32)
+    if not len(values) or 0 < values.max() <= min(MAX_RATIO * float(values.min()), MAX_WEIGHT):
+        return
+    least, largest = int(values.argmin()), int(values.argmax())
+    raise BadInput(
+        f"{name_weight(least)} has weight {values[least]:.3g} and {name_weight(largest)} {values[largest]:.3g}: in "
+        f"float32 they differ by more than {MAX_RATIO:,.0f} times, or are 0 or above {MAX_WEIGHT:g}; leave out the "
+        "smallest, or scale all"
+    )
+
+
+def check_range_of_sets(label_sets: Iterable[tuple[str, LabelSet]]) -> None:
+    """The same for the weights of label sets, each with the place where it stands."""
+    entries = [(place, name, weight) for place, labels in label_sets for name, weight in labels.items()]
+    check_range([weight for _, _, weight in entries], lambda i: f"{entries[i][0]}: {entries[i][1]!r}")
 
 
 def join_names(names: Iterable[str]) -> str:
@@ -142,6 +177,7 @@ def pairs_from_matrix(
             f"{name_row(int(np.argmax(is_empty)))} has only zeros; give the image a class, or write -1 in its whole "
             "row if it is unlabelled"
         )
+    check_range(weights[rows, columns], lambda i: f"{name_row(int(rows[i]))}, column {column_names[int(columns[i])]!r}")
     most = int(counts.max(initial=1))
     if most > 1:
         check_count(most, max_labels, name_row(int(np.argmax(counts))))
@@ -161,14 +197,9 @@ def weight_matrix(pairs: Tensor, classes: int) -> np.ndarray:
     return matrix
 
 
-def labels_from_pairs(splits: Mapping[str, Tensor], location: str) -> dict[str, ImageLabels]:
+def labels_from_pairs(splits: Mapping[str, Tensor]) -> dict[str, ImageLabels]:
     """The labels of each split, from its pairs. If no image of any split needs pairs, none has them."""
     weights = torch.cat([pairs[..., 1][pairs[..., 0] >= 0] for pairs in splits.values()])
-    if len(weights) and not 0 < float(weights.max()) <= min(MAX_RATIO * float(weights.min()), MAX_WEIGHT):
-        raise BadInput(
-            f"{location}: weights from {float(weights.min()):.3g} to {float(weights.max()):.3g} in float32 differ by "
-            f"more than {MAX_RATIO:,.0f} times, or are 0 or above {MAX_WEIGHT:g}; leave out the smallest, or scale all"
-        )
     most = max(pairs.shape[1] for pairs in splits.values())
     if most == 1 and bool((weights == 1).all()):
         return {name: ImageLabels(pairs[:, 0, 0].long()) for name, pairs in splits.items()}
@@ -207,7 +238,7 @@ def count_images(labels: ImageLabels, classes: int) -> tuple[list[int], int]:
 
 
 def label_texts(labels: ImageLabels, positions: Tensor, classes: Sequence[str], unlabelled: str) -> list[str]:
-    """The label of each image as in a .csv: 'cat', or 'cat;dog:0.7'."""
+    """The label of each image, to be read by people: 'cat', or 'cat;dog:0.7'."""
     if labels.pairs is None:
         names = [*classes, unlabelled]  # -1 is the last one
         return [names[label] for label in labels.labels[positions].tolist()]
@@ -236,11 +267,17 @@ def label_cell(labels: Sequence[tuple[str, float]]) -> str:
     >>> label_cell([("cat", 1.0), ("dog", 0.5)]), label_cell([("disk:1", 1.0)])
     ('cat;dog:0.5', 'disk:1:1;')
     """
-    suffixes = [
-        weight_suffix(weight) or (":1" if parse_label_set(name, "") != {name: 1} else "") for name, weight in labels
-    ]
+    suffixes = [weight_suffix(weight) or ":1" * ends_like_weight(name) for name, weight in labels]
     text = SEPARATOR.join(f"{name}{suffix}" for (name, _), suffix in zip(labels, suffixes, strict=True))
     return f"{text}{SEPARATOR}" if len(labels) == 1 and suffixes[0] else text
+
+
+def label_cells(labels: ImageLabels, positions: Tensor, classes: Sequence[str]) -> list[str]:
+    """The label of each image as a .csv has it; '' for none."""
+    if labels.pairs is None:
+        return label_texts(labels, positions, classes, "")
+    entries = list_labels(labels.pairs[positions])
+    return [label_cell([(classes[number], weight) for number, weight in row]) for row in entries]
 
 
 def _shortest_text(weight: float) -> str:
@@ -265,10 +302,22 @@ def describe_pairs(pairs: Tensor | None) -> dict[str, float]:
     }
 
 
-def check_one_label(pairs: Tensor | None, location: str, what: str) -> None:
-    """Refuse several or soft labels where `what` needs one label per image."""
-    if pairs is not None:
-        raise BadInput(
-            f"{location}: its images have several or soft labels, and {what} takes one label per image; name data with "
-            "one each"
-        )
+def check_one_label(pairs: Tensor | None, location: str, what: str, is_nested: bool = False) -> None:
+    """Refuse several or soft labels, or those of a hierarchy's levels, where `what` needs one label per image."""
+    if pairs is None:
+        return
+    reason, way_out = "its images have several or soft labels", "name data with one each"
+    if is_nested:
+        reason, way_out = "data.hierarchy gives an image a label on every level", "leave data.hierarchy out"
+    raise BadInput(f"{location}: {reason}, and {what} takes one label per image; {way_out}")
+
+
+def count_distinct(labels: ImageLabels) -> int:
+    """How many different labels images have. Several of one image, with their weights, count as one.
+
+    So do classes that always come together, such as the levels of one path.
+    """
+    if labels.pairs is None:
+        return len(torch.unique(labels.labels[labels.labels >= 0]))
+    rows = labels.pairs[labels.labels >= 0].flatten(1).contiguous().numpy()
+    return len(np.unique(rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))))

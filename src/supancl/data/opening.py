@@ -310,7 +310,7 @@ def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...],
     """The class names in label order, and the labels of these entries."""
     if listing.label_table is not None:
         pairs = listing.label_table.pairs[torch.from_numpy(entries.labels).long()]
-        return listing.label_table.classes, labels_from_pairs({"all": pairs}, str(listing.location))["all"]
+        return listing.label_table.classes, labels_from_pairs({"all": pairs})["all"]
     used = entries.used_names()
     if listing.label_sets is None:
         classes = sorted_names(used, listing.by_number) if listing.classes is None else listing.classes
@@ -319,4 +319,4 @@ def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...],
     classes = sorted_names(used_classes, listing.by_number) if listing.classes is None else listing.classes
     sets = [listing.label_sets[text] if text in used else {} for text in entries.label_names]
     pairs = pairs_from_sets(sets, classes)[torch.from_numpy(entries.labels).long()]
-    return classes, labels_from_pairs({"all": pairs}, str(listing.location))["all"]
+    return classes, labels_from_pairs({"all": pairs})["all"]

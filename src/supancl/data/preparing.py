@@ -32,7 +32,8 @@ def prepare_data(source: Source, spec: DataSpec) -> Data:
     source = apply_hierarchy(source, spec)
     for setting in ("leave_out", "imbalance", "label_noise"):
         if getattr(spec, setting) != getattr(DataSpec, setting):
-            check_one_label(source.splits["train"].pairs, spec.source, f"data.{setting}")
+            pairs, is_nested = source.splits["train"].pairs, bool(source.levels)
+            check_one_label(pairs, spec.location, f"data.{setting}", is_nested)
     train, held_out, held_out_from = _hold_out(source, spec)
     remarks = (*source.remarks, *_held_out_remarks(train, held_out, held_out_from, source.classes))
     test = source.splits.get("test")
@@ -61,7 +62,7 @@ def prepare_data(source: Source, spec: DataSpec) -> Data:
         )
     remarks = (*remarks, *label_remarks)
     if not len(train):
-        raise BadInput(f"{spec.source}: no image is left to train on; change data.leave_out or data.holdout")
+        raise BadInput(f"{spec.location}: no image is left to train on; change data.leave_out or data.holdout")
     summary: dict[str, object] = {
         "source": spec.source,
         "train": len(train),
@@ -97,7 +98,7 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
         if len(train) > 1:  # a batch needs two
             advice += " or a val/ folder (pretrain on all: --set data.holdout=0)"
         raise BadInput(
-            f"{spec.source}: {plural(len(train), 'image is', 'images are')} too few to hold out "
+            f"{spec.location}: {plural(len(train), 'image is', 'images are')} too few to hold out "
             f"{fraction:.0%} of each class; {advice}"
         )
     return train.take((~is_held_out).nonzero()[:, 0]), train.take(is_held_out.nonzero()[:, 0]), "train"

@@ -16,7 +16,7 @@ from supancl.config import INCIDENTAL, Count, Fraction, Natural, Positive, Withi
 from supancl.data.content import Content, join_content
 from supancl.data.decode import Item
 from supancl.data.label_noise import NoiseKind
-from supancl.data.label_pairs import ImageLabels, LabelSet, LabelTable
+from supancl.data.label_pairs import ImageLabels, LabelSet, LabelTable, count_distinct
 from supancl.data.order import Order, WindowedOrder
 from supancl.data.store.memory import Batch, ImageStore, Progress
 from supancl.errors import BadInput, plural
@@ -73,6 +73,11 @@ class DataSpec:
     @property
     def all_sources(self) -> tuple[str, ...]:
         return (self.source, *self.joined)
+
+    @property
+    def location(self) -> str:
+        """The sources, for messages."""
+        return " + ".join(self.all_sources) or "the data"
 
     @property
     def is_whole(self) -> bool:
@@ -153,11 +158,8 @@ class Split:
 
     @property
     def num_distinct_labels(self) -> int:
-        """How many labels images can be told apart by: of several per image, the rarest of each counts.
-
-        Classes that always come together, such as the levels of one path, count once.
-        """
-        return len(torch.unique(self.labels[self.labels >= 0]))
+        """How many labels images can be told apart by, at most the number of classes."""
+        return min(count_distinct(self.image_labels), len(self.class_ids()))
 
     def class_ids(self) -> list[int]:
         """Sorted ids of the classes that have an image."""

@@ -12,7 +12,7 @@ from supancl.data.columns import Columns
 from supancl.data.decode import map_in_order, try_decode, upright_size
 from supancl.data.hierarchy import apply_hierarchy, build_hierarchy, has_hierarchy
 from supancl.data.imbalance import draw_long_tail
-from supancl.data.label_pairs import ImageLabels, count_images
+from supancl.data.label_pairs import ImageLabels, count_distinct, count_images
 from supancl.data.opening import list_source, number_classes
 from supancl.data.preparing import USUAL_HOLDOUT, draw_held_out, draw_limited, keep_labels
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split
@@ -65,7 +65,7 @@ def _survey_listing(listing: Listing, spec: DataSpec, channels: int) -> Survey:
         all_classes, all_labels = number_classes(listing, columns)  # levels are counted over all splits
         hierarchy = build_hierarchy(all_classes, spec)
         train_labels = all_labels.labels[torch.from_numpy(columns.positions_of("train"))]
-        classes, labels = hierarchy.classes, hierarchy.relabel({"train": train_labels}, spec.source)["train"]
+        classes, labels = hierarchy.classes, hierarchy.relabel({"train": train_labels})["train"]
     has_held_out = columns.has_split("val") or columns.has_split("test")
     return _as_trained(spec, labels, classes, usual_side(train.items), has_held_out)
 
@@ -98,11 +98,10 @@ def _as_trained(
     if spec.limit is not None and spec.limit < len(labels):
         labels = labels[draw_limited(len(labels), spec.limit)]
     labelled = labels[labels >= 0]
-    # of several labels the rarest is drawn by; how many classes there are, all of them say
+    # of several labels the rarest is drawn by; how many classes there are, all of them say; one path of levels is one
     counts, _ = count_images(image_labels, len(classes))
-    distinct = len(torch.unique(labelled))
-    has_several = image_labels.pairs is not None and distinct > 1  # levels of a single path are one class
-    num_classes = sum(count > 0 for count in counts) if has_several else distinct
+    has_several = image_labels.pairs is not None and count_distinct(image_labels) > 1
+    num_classes = sum(count > 0 for count in counts) if has_several else len(torch.unique(labelled))
     return Survey(len(labels), len(labelled), num_classes, side)
 
 

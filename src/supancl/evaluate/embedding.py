@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.label_pairs import label_texts, weight_matrix
+from supancl.data.label_pairs import label_cells, weight_matrix
 from supancl.data.levels import with_given_labels
 from supancl.data.preparing import prepare_data
 from supancl.data.splits import Data, Source
@@ -74,7 +74,7 @@ class Embedding:
             names, labels = self.names(split), self.data.splits[split].image_labels
             for start in range(0, len(names), ROWS_AT_A_TIME):
                 rows = slice(start, start + ROWS_AT_A_TIME)
-                texts = label_texts(labels, torch.arange(len(names))[rows], self.data.classes, "")
+                texts = label_cells(labels, torch.arange(len(names))[rows], self.data.classes)
                 columns: dict[str, Sequence[Any]] = {"path": names[rows], "label": texts, "split": [split] * len(texts)}
                 if self.held_out is not None:
                     columns["held_out"] = self.held_out[rows].tolist() if split == "train" else [True] * len(texts)

@@ -281,17 +281,6 @@ def resolve_warmup(recipe: Recipe) -> Recipe:
     return replace(recipe, schedule=schedule, sources={**recipe.sources, **reason})
 
 
-def describe_resolution(requested: Recipe, resolved: Recipe) -> str:
-    """One line for the user if `resolve_warmup` changed the recipe, else an empty string."""
-    before, after = requested.schedule.warmup_epochs, resolved.schedule.warmup_epochs
-    if before == after:
-        return ""
-    return (
-        f"schedule.warmup_epochs = {after} instead of {before}: at most half of train.epochs = "
-        f"{resolved.train.epochs}, so that the learning rate reaches its peak and decays"
-    )
-
-
 def fixed_settings(recipe: Recipe) -> dict[str, Any]:
     """Dotted name -> value as JSON of every setting that a resumed run must have; its data may lie elsewhere."""
     free = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), "data.source", "data.joined", "sources"}

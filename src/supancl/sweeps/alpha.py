@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from supancl.core.losses import Align
+from supancl.data.label_pairs import check_one_label
 from supancl.data.splits import Data, Split
 from supancl.errors import BadInput, plural
 from supancl.files import write_json
@@ -56,7 +57,9 @@ def train_alphas(
     because, started = "alpha study", time.perf_counter()
     base, data = open_held_out(base, because, sweep.reporter)
     left_out = left_out_classes(data, leave_out)
-    if not left_out:
+    if left_out:
+        check_one_label(data.train.pairs, base.data.location, "--leave-out above 0", is_nested=bool(data.levels))
+    else:
         sweep.reporter.note(
             "no class is left out, so transfer is not measured (it needs four classes with training and "
             "held-out images, and --leave-out > 0)"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from itertools import chain
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +30,8 @@ from supancl.distributed import require_single_process
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_mean, plural
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import describe_plugin_error, load_plugin, loaded_plugins
-from supancl.recipes.recipe import describe_resolution, resolve_warmup
+from supancl.recipes.recipe import resolve_warmup
+from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
 from supancl.reporter import Reporter, report_progress
 from supancl.sweeps.runs import (
     FAILURE_FILE,
@@ -104,10 +106,11 @@ class Sweep:
         other settings or on other data: that would mix two sweeps.
         """
         require_single_process("a study")
-        resolved = {name: resolve_warmup(recipe) for name, recipe in recipes.items()}
-        for line in dict.fromkeys(describe_resolution(recipes[name], recipe) for name, recipe in resolved.items()):
-            if line:
-                self.reporter.note(line)
+        images = len(data.train)
+        resolved = {name: resolve_label_warmup(resolve_warmup(recipe), images) for name, recipe in recipes.items()}
+        lines = [describe_resolution(recipes[name], recipe, images) for name, recipe in resolved.items()]
+        for line in dict.fromkeys(chain.from_iterable(lines)):
+            self.reporter.note(line)
         self.check_folder(next(iter(resolved.values())))
         for name, recipe in resolved.items():
             check_run(recipe, RunFolder(self.out / name), data)

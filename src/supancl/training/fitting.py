@@ -66,9 +66,8 @@ def check_enough_images(spec: DataSpec, survey: Survey) -> None:
         changed = [f"data.{name}" for name in ("leave_out", "limit") if getattr(spec, name) != getattr(DataSpec, name)]
         advice = f"change {' or '.join(changed)}" if changed else "add images"
         raise BadInput(
-            f"{' + '.join(spec.all_sources) or 'the data'}: "
-            f"{plural(survey.images, 'training image is', 'training images are')} too few, {LEAST_IMAGES} are needed "
-            f"besides those held out; {advice}"
+            f"{spec.location}: {plural(survey.images, 'training image is', 'training images are')} too few, "
+            f"{LEAST_IMAGES} are needed besides those held out; {advice}"
         )
 
 

@@ -13,11 +13,9 @@ import torch
 
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.core.precision import auto_precision, has_bf16
-from supancl.core.specs import PoolSpec
 from supancl.data.content import Content, read_content
-from supancl.data.label_pairs import check_one_label
 from supancl.data.opening import absolute_source, is_same_source
-from supancl.data.sources.folder import ONLY_CLASS, check_out_folder
+from supancl.data.sources.folder import check_out_folder
 from supancl.data.sources.tars import find_tars, is_tar
 from supancl.data.splits import Data
 from supancl.data.views.specs import Crops
@@ -25,6 +23,8 @@ from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
 from supancl.recipes.auto import open_settings
 from supancl.recipes.recipe import TrainSpec, first_changed_setting, resolve_warmup, validated_recipe
+from supancl.recipes.warmup import resolve_label_warmup
+from supancl.training.label_checks import check_labels
 from supancl.weights.provenance import versions
 from supancl.weights.run_folder import RunFolder, next_folder
 
@@ -101,43 +101,7 @@ def check_data(recipe: Recipe, data: Data) -> None:
             f"heads.projector.out = {out} is fewer than the {len(data.classes)} classes of {source}; "
             "--set heads.projector.out=null takes their number"
         )
-    if recipe.loss.supervised:
-        present = data.train.class_ids()
-        if not present:
-            raise BadInput(
-                f"{source}: no training image has a label, which {recipe.method} needs; put images into "
-                "class folders, or use simsiam or byol"
-            )
-        if len(present) == 1 or (data.train.pairs is not None and data.train.num_distinct_labels == 1):
-            # remarks are not shown when the data are refused, so this one is part of the message
-            hints = "".join(f" ({remark})" for remark in data.remarks if ONLY_CLASS in remark)
-            raise BadInput(
-                f"{source}: only one class, {data.classes[present[-1]]!r}, has training images; "
-                f"{recipe.method} needs two, or use simsiam or byol" + hints
-            )
-
-
-def fit_labels(recipe: Recipe, data: Data) -> Data:
-    """The data with labels that the loss and the pool can take; refused if they need labels and cannot take these."""
-    pairs, source = data.train.pairs, str(data.summary.get("source") or "the data")
-    if pairs is None:
-        return data
-    if not recipe.loss.takes_pairs or type(recipe.pool) is not PoolSpec:
-        if recipe.loss.supervised:
-            check_one_label(pairs, source, f"loss.kind = {recipe.loss.kind} with pool.kind = {recipe.pool.kind}")
-        return replace(data, train=replace(data.train, pairs=None))
-    compares_targets = recipe.loss.needs_pool and recipe.loss.stores_unlabelled  # not means of classes
-    if compares_targets and recipe.pool.kind == "class-queues" and pairs.shape[1] > 1:
-        raise BadInput(
-            f"{source}: its images have up to {pairs.shape[1]} labels, so class queues hold copies of a target, which "
-            f"{recipe.method} would compare with each; --set pool.kind=queue"
-        )
-    if getattr(recipe.loss, "form", "") == "binary" and float(pairs[..., 1].max()) > 1:
-        raise BadInput(
-            f"{source}: a label has weight {float(pairs[..., 1].max()):g}, and with loss.form = binary weights are "
-            "probabilities, at most 1; use --set loss.form=softmax"
-        )
-    return data
+    check_labels(recipe, data)
 
 
 def check_same_data(
@@ -344,10 +308,10 @@ def resolve_recipe(
     saved, _ = folder.read_recipe()
     if recipe is None:
         return saved
-    old, new = (
-        flattened(replace(saved, sources={})),
-        flattened(replace(with_short_side(resolve_warmup(recipe)), sources={})),
-    )
+    images = folder.read_data()[0].get("train")
+    requested = with_short_side(resolve_warmup(recipe))
+    requested = resolve_label_warmup(requested, images) if isinstance(images, int) else requested
+    old, new = flattened(replace(saved, sources={})), flattened(replace(requested, sources={}))
     may_change = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), *open_settings(recipe)}
     for key, value in new.items():
         if key in may_change:

@@ -16,17 +16,17 @@ from supancl.distributed import Ranks, join_ranks
 from supancl.errors import BadInput, is_out_of_memory
 from supancl.recipes import Recipe
 from supancl.recipes.auto import is_to_be_fitted
-from supancl.recipes.recipe import describe_resolution
+from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
 from supancl.reporter import Reporter, report_to
 from supancl.training.begin import begin_run, note_kept_settings
 from supancl.training.cost import check_memory
 from supancl.training.cuda.reuse import trainer_for
 from supancl.training.fitting import fit_to_data
+from supancl.training.label_checks import fit_labels
 from supancl.training.preflight import (
     check_data,
     check_ranks,
     deterministic_mode,
-    fit_labels,
     lock_run_folder,
     out_of_memory_message,
     pick_device,
@@ -64,8 +64,9 @@ def pretrain(
         stack.enter_context(report_to(reporter))
         fit = partial(fit_to_data, data=data, survey=survey, init=init, reporter=reporter)
         resolved = ranks.on_rank0(lambda: resolve_recipe(recipe, run_folder_for(recipe, out), resume, init, fit))
-        if recipe is not None and not is_to_be_fitted(recipe) and (line := describe_resolution(recipe, resolved)):
-            reporter.note(line)
+        if recipe is not None and not is_to_be_fitted(recipe):
+            for line in describe_resolution(recipe, resolved):
+                reporter.note(line)
         if resume and (finished := ranks.on_rank0(lambda: read_finished_run(out))) is not None:
             reporter.note(
                 f"{finished.folder} is finished and keeps no checkpoint, so there is nothing to continue; to train it "
@@ -73,7 +74,11 @@ def pretrain(
             )
             return finished
         device, run_data = ranks.on_every_rank(lambda: open_device_and_data(resolved, data, reporter, ranks, init))
-        run_recipe = with_speed(resolved, device, len(run_data.train), ranks.size)
+        images = len(run_data.train)
+        run_recipe = resolve_label_warmup(resolved, images)
+        for line in describe_resolution(resolved, run_recipe, images):
+            reporter.note(line)
+        run_recipe = with_speed(run_recipe, device, images, ranks.size)
         note_kept_settings(recipe, run_recipe, reporter)
         for remark in run_data.remarks:
             reporter.warn(remark)

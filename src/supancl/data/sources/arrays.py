@@ -104,6 +104,7 @@ def source_from_arrays(
 
     Labels are (N,), or weights (N, C) of several or soft labels, one column per class.
     """
+    _check_class_names(classes or (), location)
     for name, (images, given) in splits.items():
         check_label_array(np.shape(given), np.asarray(given).dtype, len(images), f"{location}: {name}_labels")
     splits, classes = number_labels(splits, location, classes)
@@ -126,6 +127,16 @@ def source_from_arrays(
             f"{location}: label {highest_label} has no name; class_names has {len(classes)}, give one per label"
         )
     return Source(by_split, classes)
+
+
+def _check_class_names(classes: Sequence[str], location: str) -> None:
+    """Refuse an empty name, and names that differ in spaces at most: in a table of labels they would be one class."""
+    seen: set[str] = set()
+    for number, name in enumerate(map(str.strip, classes)):
+        if not name or name in seen:
+            fault = f"{name[:80]!r} for two classes" if name else f"no name for class {number}"
+            raise BadInput(f"{location}: class_names has {fault}; give every class a name of its own")
+        seen.add(name)
 
 
 def read_labels(
@@ -155,7 +166,7 @@ def read_labels(
         name: pairs_from_matrix(labels, max_labels, f"{location}: {name}_labels: row {{}}".format, range(count))
         for name, labels in arrays.items()
     }
-    return labels_from_pairs(pairs, location), classes or tuple(map(str, range(count)))
+    return labels_from_pairs(pairs), classes or tuple(map(str, range(count)))
 
 
 def number_labels(

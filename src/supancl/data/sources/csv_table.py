@@ -22,6 +22,8 @@ from supancl.data.label_pairs import (
     LabelTable,
     as_number,
     check_count,
+    check_range_of_sets,
+    ends_like_weight,
     pairs_from_matrix,
     parse_label_set,
 )
@@ -74,9 +76,12 @@ def list_csv(
         lines = list(label_lines.values())
         label_table = weights.label_table(max_labels, lambda row: f"{path} line {lines[row]}")
         return Listing(entries, path.parent, remarks, label_table=label_table, listed_in=str(path))
-    label_sets = None
-    if max_labels > 1 and any(SEPARATOR in label for label in label_lines):
-        label_sets = {label: _label_set(label, path, line, max_labels) for label, line in label_lines.items()}
+    if max_labels == 1:
+        return Listing(entries, path.parent, remarks, listed_in=str(path))
+    if not any(SEPARATOR in label for label in label_lines):
+        return Listing(entries, path.parent, (*remarks, *_weight_remarks(path, entries)), listed_in=str(path))
+    label_sets = {label: _label_set(label, path, line, max_labels) for label, line in label_lines.items()}
+    check_range_of_sets((f"{path} line {label_lines[label]}", labels) for label, labels in label_sets.items())
     return Listing(entries, path.parent, remarks, label_sets=label_sets, listed_in=str(path))
 
 
@@ -303,4 +308,18 @@ def _prediction_remarks(table: Path, header: list[str]) -> tuple[str, ...]:
     return (
         f"{table}: {plural(predicted, 'label was', 'labels were')} predicted (column source), and held-out images may "
         "be among them, so accuracies are not about true labels; name true ones with evaluate --data",
+    )
+
+
+def _weight_remarks(table: Path, entries: Columns) -> tuple[str, ...]:
+    """A remark on labels that would be read as weights if some label had a ';'."""
+    numbers = [number for number, name in enumerate(entries.label_names) if ends_like_weight(name)]
+    count = int(np.isin(entries.labels, numbers).sum())
+    if not count:
+        return ()
+    example = entries.label_names[numbers[0]][:80]
+    return (
+        f"{table}: {plural(count, 'label looks', 'labels look')} like NAME:WEIGHT, such as {example!r}, and "
+        f"{'is' if count == 1 else 'are'} read as names, because no label of the table has a ';'. If they are weights, "
+        "end labels in a ';' (cat:0.7;); if they are names, --set data.max_labels=1 says so",
     )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from xml.etree.ElementTree import Element
 
 from supancl.data.label_pairs import LabelSet, join_names, set_of_names
 from supancl.data.splits import Entry, Listing, check_label
@@ -13,6 +16,7 @@ from supancl.files import open_regular, read_text
 
 LISTS = "ImageSets/Main"
 FOLDERS = ("Annotations", LISTS, "JPEGImages")
+SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
 class Annotation(NamedTuple):
@@ -48,11 +52,11 @@ def list_voc(folder: Path) -> Listing:
     entries: list[Entry] = []
     remarks: list[str] = []
     only_difficult = 0
-    for split, names in _read_lists(folder, remarks).items():
-        for name in names:
-            annotation = read_annotation(folder, name)
-            clear = {kind for kind, hard in zip(annotation.names, annotation.difficult, strict=True) if not hard}
-            only_difficult += bool(set(annotation.names) - clear)
+    for split, images in _read_lists(folder, remarks).items():
+        for name in images:
+            names, difficult = read_classes(folder, name)
+            clear = {kind for kind, hard in zip(names, difficult, strict=True) if not hard}
+            only_difficult += bool(set(names) - clear)
             for kind in clear:
                 check_label(kind, f"{folder / 'Annotations' / name}.xml")
             entries.append((split, folder / "JPEGImages" / f"{name}.jpg", join_names(clear)))
@@ -93,37 +97,54 @@ def read_list(folder: Path, name: str) -> list[str]:
 
 def read_annotation(folder: Path, name: str) -> Annotation:
     """Annotations/NAME.xml; boxes count from 0, and their right and lower ends are outside."""
-    from torchvision.datasets import VOCDetection
+    with _open_annotation(folder, name) as tree:
+        size = int(_text_at(tree, "size/height")), int(_text_at(tree, "size/width"))
+        names, difficult = _list_classes(tree)
+        boxes = []
+        for entry in tree.findall("object"):
+            left, top, right, bottom = (float(_text_at(entry, f"bndbox/{side}")) for side in SIDES)
+            # VOC counts pixels from 1 and includes both ends: 1..W is the full width, which is 0..W here
+            boxes.append([left - 1, top - 1, right, bottom])
+        return Annotation(size, names, boxes, difficult)
 
+
+def read_classes(folder: Path, name: str) -> tuple[list[str], list[bool]]:
+    """The class of each object in Annotations/NAME.xml, and whether it is difficult; sizes and boxes may be missing."""
+    with _open_annotation(folder, name) as tree:
+        return _list_classes(tree)
+
+
+@contextmanager
+def _open_annotation(folder: Path, name: str) -> Iterator[Element]:
+    """The root of Annotations/NAME.xml; faults that are found in it are refused with its name."""
     file = folder / "Annotations" / f"{name}.xml"
-    names, boxes, difficult = [], [], []
     try:
         with open_regular(file) as opened:
             tree = ElementTree.parse(opened).getroot()
-        annotation = VOCDetection.parse_voc_xml(tree).get("annotation")
-        size = (int(_text_at(annotation, "size", "height")), int(_text_at(annotation, "size", "width")))
-        objects = annotation["object"]
-        if len(objects) < len(tree.findall("object")):  # torchvision drops them silently
-            raise ValueError("an <object> without content")
-        for entry in objects:
-            box = [float(_text_at(entry, "bndbox", side)) for side in ("xmin", "ymin", "xmax", "ymax")]
-            # VOC counts pixels from 1 and includes both ends: 1..W is the full width, which is 0..W here
-            boxes.append([box[0] - 1, box[1] - 1, box[2], box[3]])
-            difficult.append(isinstance(entry, dict) and entry.get("difficult") == "1")
-            names.append(_text_at(entry, "name"))
+        if tree.tag != "annotation":
+            raise ValueError("no <annotation>")
+        yield tree
     except OSError:
         raise BadInput(
             f"no annotation {file}, but {name} is in the list of images; add it, or remove {name} from the list"
         ) from None
-    except (ElementTree.ParseError, ValueError, RecursionError) as error:
+    except (ElementTree.ParseError, ValueError) as error:
         raise BadInput(f"{file}: not a VOC annotation ({error}); fix it, or remove {name} from the list") from None
-    return Annotation(size, names, boxes, difficult)
 
 
-def _text_at(value: Any, *path: str) -> str:
-    """The text at a path of torchvision's nested dictionaries; ValueError if there is none."""
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"no <{'><'.join(path)}>")
-    return value
+def _list_classes(tree: Element) -> tuple[list[str], list[bool]]:
+    objects = tree.findall("object")
+    return [_text_at(entry, "name") for entry in objects], [_is_difficult(entry) for entry in objects]
+
+
+def _is_difficult(entry: Element) -> bool:
+    return (entry.findtext("difficult") or "").strip() == "1"
+
+
+def _text_at(element: Element, path: str) -> str:
+    """The text of the one element at a path; ValueError if there is none."""
+    elements = element.findall(path)
+    text = (elements[0].text or "").strip() if len(elements) == 1 else ""
+    if not text:
+        raise ValueError(f"no <{path.replace('/', '><')}>")
+    return text
