@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from experiments.evidence.claims import PAIRS, QUESTIONS, pair_title, significant_measures
 from experiments.evidence.findings import LABELLED, SMALL_TABLE
-from experiments.evidence.results import ACCURACIES, MEASURES, NAMES, Evidence, Row
+from experiments.evidence.results import ACCURACIES, MEASURES, NAMES, TITLES, Evidence, Row
 from supancl.reports.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
 from supancl.stats import seed_stats, t_half_width
 
@@ -121,7 +122,7 @@ def with_and_without_labels(evidence: Evidence, path: Path) -> None:
     """Each method without labels (hollow) and with them (filled), a panel per column of the small table."""
     rows = evidence.methods
     pairs = [(ours, theirs) for ours, theirs in LABELLED.items() if rows[ours].results and rows[theirs].results]
-    figure = Figure(figsize=(13, 1.2 + 0.45 * len(pairs)), layout="constrained")
+    figure = Figure(figsize=(13, 1.5 + 0.45 * len(pairs)), layout="constrained")
     for axis, (measure, title) in zip(
         figure.subplots(1, len(SMALL_TABLE), sharey=True), SMALL_TABLE.items(), strict=True
     ):
@@ -138,10 +139,21 @@ def with_and_without_labels(evidence: Evidence, path: Path) -> None:
             axis.axvline(
                 statistics.fmean(rows["crossentropy"].values(measure)), color="0.3", linestyle="--", linewidth=1
             )
-        axis.set_title(title, fontsize=11)
-        axis.set_yticks(range(len(pairs)), [f"{NAMES[theirs]} / {NAMES[ours]}" for ours, theirs in pairs], fontsize=9)
+        axis.set_title(f"{title}, 5-shot" if measure.endswith("_5") else title, fontsize=11)
+        axis.set_yticks(range(len(pairs)), [f"{NAMES[theirs]} / {TITLES[ours]}" for ours, theirs in pairs], fontsize=9)
         axis.set_ylim(len(pairs) - 0.5, -0.5)
+        axis.margins(x=0.08)
         axis.grid(axis="x", alpha=0.3)
+    figure.legend(
+        handles=[
+            Line2D([], [], color="0.3", marker="o", linestyle="", markerfacecolor="white", label="without labels"),
+            Line2D([], [], color="0.3", marker="o", linestyle="", label="with labels"),
+            Line2D([], [], color="0.3", linestyle="--", label="cross-entropy"),
+        ],
+        loc="outside upper right",
+        ncols=3,
+        fontsize=9,
+    )
     figure.supxlabel("accuracy (%)", fontsize=9)
     figure.savefig(path, dpi=110)
 
@@ -169,11 +181,12 @@ def forest(evidence: Evidence, path: Path) -> None:
                 [difference.mean],
                 [height],
                 "o",
-                markersize=5,
+                markersize=8 if measure in bold[pair] else 5,  # a thick line may be shorter than the dot
                 color=colours[pair],
                 markerfacecolor="white" if difference.borrowed else colours[pair],
             )
         axis.axvline(0, color="black", linewidth=0.8)
+        axis.margins(x=0.08)
         axis.set_title(MEASURES[measure][0], fontsize=11)
         axis.set_yticks(range(len(by_pair)), [pair_title(*pair) for pair in by_pair], fontsize=9)
         axis.set_ylim(len(by_pair) - 0.5, -0.5)

@@ -89,7 +89,8 @@ COMMITS = """Each run was trained and evaluated by the code of its
   ([log](docs/log.md)); nothing else was evaluated twice."""
 FOREST = """
 Each dot is a difference in points with its 95% interval. Right of the line the first method is better. A hollow dot
-has a borrowed deviation; a thick line is bold in the tables. Each panel has its own scale.
+has a borrowed deviation; a thick line and a large dot are bold in the tables. A colour is a question. Each panel has
+its own scale.
 """
 
 
