@@ -133,9 +133,11 @@ def alpha_note(evidence: Evidence) -> str:
     alpha, gaps = equal_alpha_gaps(evidence)
     if "linear" not in gaps:
         return ""
+    difference = gaps["linear"]
+    borrowed = f"; one seed of {NAMES['supbyol']}" if difference.borrowed else ""
     return (
         "\nSupSiam and SupBYOL have the alphas of the paper's App. H, which differ. With alpha "
-        f"{alpha:g} in both, SupSiam - SupBYOL is {gaps['linear'].text(1)} on CIFAR-100 (linear probe).\n"
+        f"{alpha:g} in both, SupSiam - SupBYOL is {difference.text(1).rstrip('*')} on CIFAR-100 (linear probe{borrowed}).\n"
     )
 
 
@@ -357,5 +359,16 @@ def supsiam_sentence(evidence: Evidence, title: str, measures: Sequence[str]) ->
     for other in ("simsiam", "supcon", "crossentropy"):
         if gaps := evidence.gaps("supsiam", other):
             by_words.setdefault(count_words(gaps, measures), []).append(NAMES[other])
-    texts = [f"against {join_names(names)}: {words}" for words, names in by_words.items()]
-    return f"{title}, SupSiam {'; '.join(texts)}." if texts else ""
+    texts = [compare_words(words, join_names(names)) for words, names in by_words.items()]
+    return f"{title}, SupSiam is {'; '.join(texts)}." if texts else ""
+
+
+def compare_words(words: str, other: str) -> str:
+    """What `count_words` says about another method, as a part of a sentence.
+
+    >>> compare_words("better in all 6 accuracies", "SimSiam"), compare_words("worse in 1 of 2, better in 1", "SupCon")
+    ('better than SimSiam in all 6 accuracies', 'against SupCon worse in 1 of 2, better in 1')
+    """
+    verdict, _, rest = words.partition(" ")
+    is_clear = verdict in ("better", "worse") and "," not in words
+    return f"{verdict} than {other} {rest}" if is_clear else f"against {other} {words}"

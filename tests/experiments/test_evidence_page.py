@@ -466,7 +466,7 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
     told = readme_block(Evidence(PLAN, results))
     assert "| SupSiam (alpha 0.5) | yes | 3 | 74.0 ± 0.2 |" in told
     assert "| SupBYOL (alpha 0.8) |" not in told
-    assert "On CIFAR-100 itself, SupSiam against SimSiam, SupCon and cross-entropy: better in both accuracies." in told
+    assert "On CIFAR-100 itself, SupSiam is better than SimSiam, SupCon and cross-entropy in both accuracies." in told
     assert len(told.splitlines()) == 9  # title, line, five methods, a blank line, findings
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")
