@@ -136,8 +136,8 @@ def alpha_note(evidence: Evidence) -> str:
     difference = gaps["linear"]
     borrowed = f"; one seed of {NAMES['supbyol']}" if difference.borrowed else ""
     return (
-        "\nSupSiam and SupBYOL have the alphas of the paper's App. H, which differ. With alpha "
-        f"{alpha:g} in both, SupSiam - SupBYOL is {difference.text(1).rstrip('*')} on CIFAR-100 (linear probe{borrowed}).\n"
+        f"\nSupSiam and SupBYOL have the alphas of the paper's App. H, which differ. With alpha {alpha:g} in "
+        f"both, SupSiam - SupBYOL is {difference.text(1).rstrip('*')} on CIFAR-100 (linear probe{borrowed}).\n"
     )
 
 
