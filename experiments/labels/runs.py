@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.audit.runs import crossed
@@ -26,6 +25,7 @@ from experiments.rows import row_parser, rows_to_run, write_row
 from supancl.data.opening import open_data
 from supancl.data.splits import Data, DataSpec
 from supancl.probes.certainty import Answers, accuracy_by_size, weighted_accuracy
+from supancl.probes.classifiers import fit_means
 from supancl.probes.features import Features, embed
 from supancl.probes.knn import default_k, knn_predict
 from supancl.probes.linear import fixed_ridge_predictions, linear_probe
@@ -161,7 +161,7 @@ def evaluate(encoder: Any, root: Path, labelled: Tensor, device: torch.device) -
     predictions = {
         "linear": fixed_ridge_predictions(few, test.values),
         "knn": knn_predict(few, test.values, k=default_k(few.labels.cpu())),
-        "class means": nearest_class_mean(few, test.values),
+        "class means": fit_means(few, len(clean.classes)).logits(test.values).argmax(1),
     }
     answers = {
         name: Answers((found.to(test.labels.device) == test.labels).cpu(), test.labels.cpu(), few.labels.cpu())
@@ -176,15 +176,6 @@ def evaluate(encoder: Any, root: Path, labelled: Tensor, device: torch.device) -
         "balanced": {name: weighted_accuracy(found, "mean-per-class") for name, found in answers.items()},
         "by_class_size": {name: accuracy_by_size(found) for name, found in answers.items()},
     }
-
-
-def nearest_class_mean(references: Features, values: Tensor) -> Tensor:
-    """The class whose mean unit feature has the largest cosine; large and small classes count alike."""
-    classes, row = torch.unique(references.labels, return_inverse=True)
-    units = F.normalize(references.values.float(), dim=1)
-    sums = units.new_zeros(len(classes), units.shape[1]).index_add_(0, row, units)
-    nearest: Tensor = classes[(F.normalize(values.float(), dim=1) @ F.normalize(sums, dim=1).T).argmax(1)]
-    return nearest
 
 
 def main() -> None:

@@ -212,6 +212,13 @@ def test_a_fine_tuned_classifier_is_loaded_back_with_its_class_names(place, caps
     assert_mentions(evaluated.reporter.notes[-1], "not kept", "--out run/finetuned")
 
 
+def test_class_means_label_new_images(place, capsys):
+    rows = predict(capsys, "run", "--data", "new", "--with", "means")
+    assert fraction_right(rows) > 0.6
+    said = supancl(capsys, "predict", "run", "--data", "new", "--with", "means", "--out", "again.csv")
+    assert_mentions(said.out, "nearest class mean", "confidence")
+
+
 def test_an_encoder_without_a_run_needs_references(place, capsys):
     file = "run/encoder.safetensors"
     assert_mentions(refused(capsys, file, "--data", "new"), file, "--references")

@@ -229,6 +229,7 @@ def test_few_labels_of_an_encoder_file_and_what_is_refused(place, capsys):
         capsys, "predict", "run", "--data", "new", "--with", "tuned", "--references", "photos.csv", "--out", "x.csv"
     )
     assert_refused(said, "photos.csv", "several", "one label")
+    assert_refused(supancl(capsys, "predict", *words, "--with", "means", "--out", "x.csv"), "--with means", "one label")
 
 
 def test_a_class_with_a_separator_gets_a_warning(place, capsys):

@@ -17,7 +17,6 @@ from experiments.labels.mean_entropy import SemiWithMeanEntropy
 from supancl.core.losses import SemiAlign
 from supancl.core.pools import Queue
 from supancl.data.splits import DataSpec
-from supancl.probes.features import Features
 from tests.files import archive
 from tests.helpers import units
 
@@ -99,14 +98,6 @@ def test_a_long_tail_is_judged_by_class(cifar: Path, small, tmp_path: Path):
     assert found["images"] < 216
     assert found["by_class_size"]["linear"]["tail"]["classes"] >= 1
     assert 0 <= found["balanced"]["class means"] <= 100
-
-
-def test_the_nearest_class_mean_is_that_of_a_loop():
-    values, labels = units(12, 5, seed=1).float(), torch.tensor([3, 7, 9] * 4)
-    means = {label: sum(value for value in values[labels == label]) for label in (3, 7, 9)}
-    queries = units(6, 5, seed=2).float()
-    expected = [max(means, key=lambda label: float(query @ means[label] / means[label].norm())) for query in queries]
-    assert runs.nearest_class_mean(Features(values, labels), queries).tolist() == expected
 
 
 def test_finished_rows_are_skipped_and_others_written(cifar: Path, small, tmp_path: Path, monkeypatch, capsys):

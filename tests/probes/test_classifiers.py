@@ -13,6 +13,7 @@ from supancl.probes.classifiers import (
     choose_ridge,
     classify,
     fit_linear_classifier,
+    fit_means,
     fit_temperature,
     unlike_threshold,
 )
@@ -23,6 +24,19 @@ def blobs(count: int, seed: int, spread: float = 1.0) -> Features:
     labels = torch.arange(count) % 3
     centres = torch.tensor([[2.0, 0.0, 1.0], [0.0, 2.0, 1.0], [-1.0, -1.0, 1.0]])
     return Features(5 + centres[labels] + spread * torch.randn(count, 3, generator=generator), labels)
+
+
+def test_the_nearest_class_mean_is_that_of_a_loop_however_large_a_class_is():
+    values = torch.randn(30, 5, generator=torch.Generator().manual_seed(1))
+    labels = torch.tensor([0] * 20 + [2] * 7 + [3] * 2 + [-1])
+    units = values / values.norm(dim=1, keepdim=True)
+    means = {label: sum(unit for unit in units[labels == label]) for label in (0, 2, 3)}
+    queries = torch.randn(8, 5, generator=torch.Generator().manual_seed(2))
+    expected = [max(means, key=lambda label: float(query @ means[label] / means[label].norm())) for query in queries]
+    classifier = fit_means(Features(values, labels), 4)  # class 1 has no image
+    found = classify(classifier, queries)
+    assert found.labels.tolist() == expected
+    assert float(classifier.logits(values[:-1])[:, [0, 2, 3]].std(1).mean()) == pytest.approx(2.0, rel=1e-4)
 
 
 def test_the_linear_classifier_has_the_accuracy_of_the_probe():

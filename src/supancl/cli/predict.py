@@ -47,7 +47,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def describe(result: dict[str, Any]) -> list[str]:
     """What is in the table, what its confidence means, and how many images are unlike the references."""
-    name = {"knn": f"k-NN, k = {result.get('k')}"}.get(result["classifier"], result["classifier"])
+    names = {"knn": f"k-NN, k = {result.get('k')}", "means": "nearest class mean"}
+    name = names.get(result["classifier"], result["classifier"])
     given = f", {result['given']} had a label" if result["given"] else ""
     lines = [f"{result['out']}: labels of {plural(result['predicted'], 'image')} predicted ({name}){given}"]
     if "label_threshold" in result:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from supancl.data.hierarchy import list_prefixes
-from supancl.data.label_pairs import SEPARATOR, label_cell, list_labels
+from supancl.data.label_pairs import SEPARATOR, check_one_label, label_cell, list_labels
 from supancl.data.levels import with_given_labels, with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
@@ -28,6 +28,7 @@ from supancl.probes.classifiers import (
     LinearClassifier,
     Ridge,
     fit_linear_classifier,
+    fit_means,
     nearest_similarity,
     unlike_threshold,
 )
@@ -37,12 +38,12 @@ from supancl.probes.several_labels import SeveralFeatures
 from supancl.weights.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
 from supancl.weights.encoder_file import load_encoder
 
-CLASSIFIERS = ("linear", "knn", FINETUNED)
+CLASSIFIERS = ("linear", "knn", "means", FINETUNED)
 
 
 @dataclass(frozen=True)
 class PredictSettings:
-    """How to predict: `classifier` is linear, knn, finetuned or the folder of a fine-tuned classifier."""
+    """How to predict: `classifier` is linear, knn, means, finetuned or the folder of a fine-tuned classifier."""
 
     classifier: str | None = None  # None: linear, or knn if there is one class
     references: str | None = None  # a labelled source; None: the run's own labelled images
@@ -225,6 +226,10 @@ def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: Pr
     if settings.classifier == "linear" or (settings.classifier is None and has_classes):
         classifier, about = _linear(evaluated, references)
         return FittedClassifier(classifier, references.classes, references, {"classifier": "linear", **about})
+    if settings.classifier == "means":
+        check_one_label(None if references.pairs is None else references.pairs[0], evaluated.location, "--with means")
+        means = fit_means(references.features, len(references.classes))
+        return FittedClassifier(means, references.classes, references, {"classifier": "means"})
     knn = _knn(references, settings.k, evaluated.options.device)
     return FittedClassifier(knn, references.classes, references, {"classifier": "knn", "k": knn.k})
 

@@ -1,4 +1,4 @@
-"""Classifiers that label new images from their features: k-NN, a linear layer; and what their confidence means.
+"""Classifiers that label new images from their features, and what their confidence means.
 
 A classifier gives logits. `fit_temperature` scales them on images whose labels are known, so that the probability of
 the predicted class is about the fraction of predictions that are right.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.errors import BadInput
@@ -32,7 +33,7 @@ ABSENT_LOGIT = -1e4  # of a class without a reference
 MOST_COMPARED = 4096  # images that set the threshold
 
 
-F = TypeVar("F", bound=Labelled)
+L = TypeVar("L", bound=Labelled)
 
 
 class Classifier(Protocol):
@@ -75,6 +76,29 @@ class LinearClassifier:
         return torch.addmm(self.bias, values.to(self.weight), self.weight.T)
 
 
+@dataclass(frozen=True)
+class MeansClassifier:
+    """The class whose mean feature is nearest, by cosine: large and small classes count alike."""
+
+    directions: Tensor  # (classes, width): mean unit features, with unit norm; zeros for a class without a reference
+    scale: float  # of the cosines, to make logits of a usual size
+
+    def logits(self, values: Tensor) -> Tensor:
+        cosines = F.normalize(values.to(self.directions), dim=1) @ self.directions.T
+        return torch.where(self.directions.any(1), self.scale * cosines, ABSENT_LOGIT)
+
+
+def fit_means(train: Features, classes: int) -> MeansClassifier:
+    """The classifier of the class means of train; a class of 0, 1, ... that train lacks is never predicted."""
+    values, labels = train.labelled()
+    units = F.normalize(values.float(), dim=1)
+    sums = units.new_zeros(classes, units.shape[1]).index_add_(0, labels, units)
+    directions = F.normalize(sums, dim=1)
+    present = directions[directions.any(1)]
+    deviation = float((units @ present.T).std(1).mean()) if len(present) > 1 else 1.0
+    return MeansClassifier(directions, USUAL_DEVIATION / max(deviation, 1e-12))
+
+
 class Ridge(NamedTuple):
     """The ridge weight of a linear classifier, and the images that it was chosen on, in words."""
 
@@ -97,7 +121,7 @@ def choose_ridge(train: Features, held_out: Features, device: torch.device | str
     return choose_ridge_with(probe, train, held_out.labelled())
 
 
-def choose_ridge_with(probe: Callable[[F, Literal["halves"] | None], Ridge], train: F, held_out: F) -> Ridge:
+def choose_ridge_with(probe: Callable[[L, Literal["halves"] | None], Ridge], train: L, held_out: L) -> Ridge:
     """The rule of `choose_ridge` for any classifier; `probe` chooses on the images it gets, all of them labelled."""
     if len(held_out.labels) >= MIN_TO_CHOOSE:
         return probe(held_out, "halves")

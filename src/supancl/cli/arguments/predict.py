@@ -18,7 +18,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--with",
         dest="classifier",
         metavar="CLASSIFIER",
-        help="linear (default), knn, finetuned, or the folder of a fine-tuned classifier",
+        help="linear (default), knn, means (for classes of very different size), finetuned, or the folder of a "
+        "fine-tuned classifier",
     )
     parser.add_argument("--references", help="labelled images to compare with (default: those of the run)")
     parser.add_argument(
