@@ -72,26 +72,7 @@ def read_source(
     are refused unless the caller can use them, or unless they are a hierarchy, of which each level has one.
     """
     encoder, options, progress = evaluated.encoder, evaluated.options, evaluated.reporter.on_progress
-    if not as_trained:
-        spec = replace(
-            spec,
-            short_side=evaluation_short_side(encoder.size, view),
-            resample="bicubic" if view == "whole" else "bilinear",
-        )
-    spec = DataSpec(
-        source=spec.source,
-        joined=spec.joined,
-        columns=spec.columns,
-        short_side=spec.short_side,
-        cache=spec.cache,
-        memory_gb=spec.memory_gb,
-        stream=spec.stream,
-        max_labels=spec.max_labels,
-        hierarchy=spec.hierarchy,
-        level_weights=spec.level_weights,
-        skip_bad_images=options.skip_bad_images or spec.skip_bad_images,
-        resample=spec.resample,
-    )
+    spec = _how_to_read(evaluated, spec, None if as_trained else view)
     name, root = None if spec.joined else registered_name(spec.source), spec.source.partition("@")[2]
     use = None if name is None else use or benchmarks.BENCHMARKS[name].uses[0]
 
@@ -118,6 +99,28 @@ def read_source(
     if not several_labels and not data.levels:
         check_one_label(first.pairs, spec.source, "this evaluation")
     return data
+
+
+def _how_to_read(evaluated: EvaluatedEncoder, spec: DataSpec, view: View | None) -> DataSpec:
+    """The settings that say how images are read, without those that choose among them; None: as for training."""
+    short_side, resample = spec.short_side, spec.resample
+    if view is not None:
+        short_side = evaluation_short_side(evaluated.encoder.size, view)
+        resample = "bicubic" if view == "whole" else "bilinear"
+    return DataSpec(
+        source=spec.source,
+        joined=spec.joined,
+        columns=spec.columns,
+        short_side=short_side,
+        cache=spec.cache,
+        memory_gb=spec.memory_gb,
+        stream=spec.stream,
+        max_labels=spec.max_labels,
+        hierarchy=spec.hierarchy,
+        level_weights=spec.level_weights,
+        skip_bad_images=evaluated.options.skip_bad_images or spec.skip_bad_images,
+        resample=resample,
+    )
 
 
 def without_hierarchy(spec: DataSpec) -> DataSpec:
