@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from supancl.evaluate import FineTuning, evaluate_finetuning
+from supancl.evaluate.predicting import PredictSettings, predict_labels
 from supancl.weights.classifier_file import load_classifier
 from supancl.weights.encoder_file import save_encoder
 from tests.evaluate.made import encoder, run_folder, subject
@@ -212,6 +213,18 @@ def test_a_fine_tuned_classifier_is_loaded_back_with_its_class_names(place, caps
     assert_mentions(evaluated.reporter.notes[-1], "not kept", "--out run/finetuned")
 
 
+def test_images_are_decoded_as_those_they_are_compared_with(place):
+    """A training image is its own nearest reference, also if the run was trained on larger pixels than its views."""
+    random = np.random.default_rng(3)
+    for i in range(24):
+        path = Path("large") / CLASSES[i % 3] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (41, 53), dtype=np.uint8)).save(path)
+    run_folder(Path("on-large"), source="large", described=True, data__short_side=23, data__holdout=0.25)
+    answers = predict_labels(subject(Path("on-large")), "large", PredictSettings(every_image=True))
+    assert int((answers.splits["train"].similarity > 1 - 1e-5).sum()) == 18  # all but the held-out ones
+
+
 def test_class_means_label_new_images(place, capsys):
     rows = predict(capsys, "run", "--data", "new", "--with", "means")
     assert fraction_right(rows) > 0.6
@@ -231,6 +244,9 @@ def test_images_that_all_have_a_label_are_predicted_on_request(place, capsys):
     assert_mentions(refused(capsys, "run", "--data", "test"), "test", "12", "label", "--all")
     said = supancl(capsys, "predict", "run", "--data", "test", "--all", "--out", "all.csv", "--json", "all.json")
     agreeing = json.loads(Path("all.json").read_text())["agreeing"]
+    assert "fitted on some" not in said.out
+    own = supancl(capsys, "predict", "run", "--data", "photos", "--all", "--out", "own.csv")
+    assert_mentions(own.out, "90 labelled images", "fitted on some")
     assert_mentions(said.out, f"{agreeing} of 12 labelled images")
     assert agreeing >= 8
     rows = [f"test/{path.parent.name}/{path.name},{path.parent.name};extra" for path in Path("test").glob("*/*")]

@@ -54,6 +54,12 @@ def fitted() -> ImageEncoder:
     return fast().fit(*images())
 
 
+def test_minus_one_as_a_class_is_warned_about():
+    pixels, labels = images()
+    with pytest.warns(UserWarning, match="no label"):
+        assert fast().fit(pixels, 2 * labels - 1).method_ == "simsiam"
+
+
 def test_scikit_learns_own_checks_pass():
     checks = check_estimator(
         ImageEncoder(epochs=1), expected_failed_checks=EXPECTED_TO_FAIL, on_skip=None, on_fail="raise"

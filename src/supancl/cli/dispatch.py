@@ -182,9 +182,17 @@ def check_json(target: str | None) -> None:
         reason = f"there is no folder {path.parent}"
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         reason = "Permission denied"
+    elif path.is_file() and not _may_be_a_result(path):
+        reason = "it exists, and is no result in JSON"
     else:
         return
     raise BadInput(f"--json {target}: cannot be written ({reason}); name another file, or - for standard output")
+
+
+def _may_be_a_result(path: Path) -> bool:
+    """Whether a file is empty or begins as a JSON object: a table or a photograph does not."""
+    with open(path, "rb") as file:
+        return file.read(1) in (b"", b"{")
 
 
 def write_json(target: str | None, result: dict[str, Any]) -> None:

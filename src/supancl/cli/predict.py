@@ -66,7 +66,10 @@ def describe(result: dict[str, Any]) -> list[str]:
     limit = f"cosine to the nearest reference below {result['threshold']:.3f}"
     lines.append(f"unlike anything seen: {plural(result['unlike'], 'image')} ({limit})")
     if "compared" in result:
-        lines.append(f"{result['agreeing']} of {plural(result['compared'], 'labelled image')} predicted as given")
+        fitted = "; the classifier was fitted on some of them, so this is no accuracy" * result["fitted_on_some"]
+        lines.append(
+            f"{result['agreeing']} of {plural(result['compared'], 'labelled image')} predicted as given{fitted}"
+        )
     return lines
 
 

@@ -145,6 +145,8 @@ def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, leni
             return arrays.read_npz(path, channels, spec.max_labels)
         if path.suffix.lower() == ".csv":
             return csv_table.list_csv(path, spec.skip_bad_images, spec.columns, spec.max_labels)
+        if path.suffix.lower() in (".zip", ".rar", ".7z"):
+            raise BadInput(f"{name}: archives of this kind are not read; unpack it, and give the folder")
     raise BadInput(
         f"{name}: not a source; give a folder of images, a .npz, a .csv (path,label[,split]), .tar shards, "
         "torchvision:NAME@ROOT or hf:NAME"

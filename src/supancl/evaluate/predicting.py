@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from supancl.evaluate.calibration import FittedClassifier, calibrate
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.finetune import FINETUNED
+from supancl.evaluate.overlap import shares_images
 from supancl.evaluate.references import References, keep, kept_path, load_references, read_kept
 from supancl.evaluate.sources import read_source, spec_for
 from supancl.probes import Features
@@ -124,8 +125,12 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
     """Predict the labels that the images of a source lack, or with `every_image` those of all."""
     settings = settings or PredictSettings()
     evaluated, tuned = _open_tuned(evaluated, settings.classifier)
-    spec = spec_for(evaluated, source)
-    all_labels = read_source(evaluated, spec, settings.view, several_labels=True)
+    spec, is_compared_with_run = spec_for(evaluated, source), False
+    if settings.references is None and settings.view == "margin" and evaluated.recipe is not None:
+        # decoded as the run's own images are, with which they are compared: another size gives other features
+        own = evaluated.recipe.data
+        spec, is_compared_with_run = replace(spec, short_side=own.short_side, resample=own.resample), True
+    all_labels = read_source(evaluated, spec, settings.view, as_trained=is_compared_with_run, several_labels=True)
     images = with_given_labels(all_labels)
     wanted_rows = {name: _rows_to_predict(split, settings.every_image) for name, split in images.splits.items()}
     total, count = sum(map(len, images.splits.values())), sum(map(len, wanted_rows.values()))
@@ -159,6 +164,7 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         **check,
         "skipped": len(images.skipped),
         **_agreement(splits, with_leaf_labels(all_labels), fitted.classes, several=references.pairs is not None),
+        "fitted_on_some": shares_images(evaluated, source, list(images.splits.values())),
     }
     has_files = len(images.items) > 0 and isinstance(images.items[0], Path)
     several = references.pairs is not None or any(split.pairs is not None for split in images.splits.values())

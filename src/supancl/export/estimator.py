@@ -105,6 +105,8 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             images = self._images(X, reset=True)
             labels, classes = number_classes(y, len(images))
             self.method_ = self._method(len(classes))
+            if len(classes) == 1 and classes.dtype.kind in "iuf" and (labels < 0).any():
+                warnings.warn("y: -1 means no label, and one class is left; number classes from 0", stacklevel=2)
             is_vectors = self._is_vectors(images)
             requested = self._recipe(images.shape[1] if is_vectors else None)
             if is_vectors:

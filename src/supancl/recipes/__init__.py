@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal
 
 from supancl.core.losses import Align, Contrast
@@ -44,6 +45,10 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper", **set
             raise BadInput(
                 f"unknown recipe {name!r}; did you mean "
                 f"{' or '.join(filter(None, (', '.join(matches[:-1]), matches[-1])))}?"
+            )
+        if Path(name).exists():
+            raise BadInput(
+                f"unknown recipe {name!r}; it is a file or folder: to train on it, supancl pretrain --data {name}"
             )
         close_matches = get_close_matches(name, RECIPES, n=1, cutoff=0.5)
         families = dict.fromkeys(f"{candidate.partition('.')[0]}.METHOD" for candidate in RECIPES)

@@ -110,6 +110,8 @@ def _open(
     for key, values in (("mean", mean), ("std", std)):
         if any(value > 1 for value in values or ()):
             raise BadInput(f"{key} {max(values or ()):g}: pixels are from 0 to 1; divide by 255")
+    if file.suffix in (".onnx", ".pt2"):
+        raise BadInput(f"{file}: {file.suffix} is for other programs and is not read back; give the folder it lies in")
     state = _read(file)
     try:
         identified, names = (
