@@ -778,11 +778,13 @@ def test_masks_of_8_bits_are_dark_without_a_remark_and_colours_of_16_with_one(tm
         dots = np.random.default_rng(i).integers(0, 2, (8, 8)).astype(np.uint8)
         Image.fromarray(dots).save(tmp_path / "masks" / "ab"[i % 2] / f"{i}.png")
         png(tmp_path / "colours" / "ab"[i % 2] / f"{i}.png", np.full((8, 8, 3), 4000))
+    class_folders(tmp_path / "mixed", ("a", "b"), 3)  # of 8 bits, and bright
+    png(tmp_path / "mixed" / "a" / "dark.png", np.full((8, 8, 3), 4000))
     told = {
         kind: [remark for remark in source(tmp_path / kind, cache=cache).remarks if "12-bit" in remark]
-        for kind in ("masks", "colours")
+        for kind in ("masks", "colours", "mixed")
     }
-    assert [len(remarks) for remarks in told.values()] == [0, 1]
+    assert [len(remarks) for remarks in told.values()] == [0, 1, 1]
 
 
 def test_images_of_8_bits_are_not_decoded_to_see_whether_they_are_dark(tmp_path, monkeypatch):

@@ -119,18 +119,16 @@ def _decode_all(
 
 
 def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
-    """A remark if images are nearly black, as unscaled 12-bit camera values in 16-bit files are.
+    """A remark if files of more than 8 bits are nearly black, as unscaled 12-bit camera values in 16-bit files are.
 
     `items` are those of the store. 8-bit files get no remark: masks of 0 and 1 are meant to be dark.
     """
-    sampled = evenly_spaced_positions(len(items))
-    if not any(_has_over_8_bits(items[i]) for i in sampled):
-        return []
-    if any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK_LEVEL for i in sampled):
+    checked = [i for i in evenly_spaced_positions(len(items)) if _has_over_8_bits(items[i])]
+    if not checked or any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK_LEVEL for i in checked):
         return []
     return [
-        f"none of {plural(len(sampled), 'image')} checked has a pixel above {DARK_LEVEL} of 255: 12-bit "
-        "camera values in 16-bit files? Then scale them up first, by 16 for example"
+        f"none of {plural(len(checked), 'image')} of more than 8 bits that were checked has a pixel above {DARK_LEVEL} of "
+        "255: 12-bit camera values in 16-bit files? Then scale them up first, by 16 for example"
     ]
 
 
