@@ -279,18 +279,18 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
             f"or skip {them} with --skip-bad-images"
         )
     skipped = sorted(str(items[position]) for position, _ in unreadable)
+    explained = sorted(f"{items[position]} ({reason})" for position, reason in unreadable)
     if unreadable:
         entries = entries.take(other_positions(len(items), unreadable))
     remarks += dark_image_remarks(store, entries.items)
     if unreadable:
         remarks.append(
-            f"{plural(len(skipped), 'unreadable image was', 'unreadable images were')} skipped: " + ", ".join(skipped)
+            f"{plural(len(skipped), 'unreadable image was', 'unreadable images were')} skipped: " + ", ".join(explained)
         )
     if not entries.has_split("train"):
-        example = f", such as {skipped[0]}" if skipped else ""
-        raise BadInput(
-            f"{listing.location}: no training image could be read{example}; repair the files or the list of them"
-        )
+        example = f", such as {explained[0]}" if explained else ""
+        place = listing.listed_in or listing.location
+        raise BadInput(f"{place}: no training image could be read{example}; repair the files or the list of them")
     source = _source_from_columns(listing, entries, store)
     return replace(source, remarks=(*source.remarks, *remarks), skipped=tuple(skipped))
 

@@ -127,8 +127,8 @@ def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[
     if not checked or any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK_LEVEL for i in checked):
         return []
     return [
-        f"none of {plural(len(checked), 'image')} of more than 8 bits that were checked has a pixel above {DARK_LEVEL} of "
-        "255: 12-bit camera values in 16-bit files? Then scale them up first, by 16 for example"
+        f"none of {plural(len(checked), 'image')} of more than 8 bits that were checked has a pixel above {DARK_LEVEL} "
+        "of 255: 12-bit camera values in 16-bit files? Then scale them up first, by 16 for example"
     ]
 
 
