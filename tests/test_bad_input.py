@@ -318,7 +318,7 @@ DATA = [
     Row("class names that are numbers", data(of_arrays(class_names=[1, 2])),
         ("data.npz", "class_names", "(2,)", "int64", "strings")),
     Row("one name for two classes", data(of_arrays(class_names=["cat", "cat "])),
-        ("data.npz", "class_names", "'cat'", "of its own")),
+        ("data.npz", "class_names", "'cat'", "a different one")),
     Row("a class without a name", data(of_arrays(class_names=["cat", ""])),
         ("data.npz", "class_names", "class 1", "give every class a name")),
     Row("soft labels that are the same everywhere", data(of_arrays(train_labels=np.tile([0.6, 0.4], (20, 1)))),

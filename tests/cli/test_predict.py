@@ -247,6 +247,10 @@ def test_images_that_all_have_a_label_are_predicted_on_request(place, capsys):
     assert "fitted on some" not in said.out
     own = supancl(capsys, "predict", "run", "--data", "photos", "--all", "--out", "own.csv")
     assert_mentions(own.out, "90 labelled images", "fitted on some")
+    others = supancl(
+        capsys, "predict", "run", "--data", "photos", "--all", "--references", "test", "--out", "others.csv"
+    )
+    assert "fitted on some" not in others.out
     assert_mentions(said.out, f"{agreeing} of 12 labelled images")
     assert agreeing >= 8
     rows = [f"test/{path.parent.name}/{path.name},{path.parent.name};extra" for path in Path("test").glob("*/*")]

@@ -191,8 +191,11 @@ def check_json(target: str | None) -> None:
 
 def _may_be_a_result(path: Path) -> bool:
     """Whether a file is empty or begins as a JSON object: a table or a photograph does not."""
-    with open(path, "rb") as file:
-        return file.read(1) in (b"", b"{")
+    try:
+        with open(path, "rb") as file:
+            return file.read(1) in (b"", b"{")
+    except OSError:  # it may be written but not read, so nobody knows what would be lost
+        return False
 
 
 def write_json(target: str | None, result: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from supancl.data.hierarchy import list_prefixes
 from supancl.data.label_pairs import SEPARATOR, check_one_label, label_cell, list_labels
 from supancl.data.levels import with_given_labels, with_leaf_labels
+from supancl.data.opening import is_same_source
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean, plural
@@ -164,8 +165,9 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         **check,
         "skipped": len(images.skipped),
         **_agreement(splits, with_leaf_labels(all_labels), fitted.classes, several=references.pairs is not None),
-        "fitted_on_some": shares_images(evaluated, source, list(images.splits.values())),
     }
+    if "compared" in summary:
+        summary["fitted_on_some"] = _was_fitted_on(evaluated, source, images, settings.references)
     has_files = len(images.items) > 0 and isinstance(images.items[0], Path)
     several = references.pairs is not None or any(split.pairs is not None for split in images.splits.values())
     return Predictions(splits, fitted.classes, images.classes, threshold, has_files, several, summary)
@@ -173,6 +175,13 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
 
 def _rows_to_predict(split: Split, every_image: bool) -> Tensor:
     return torch.arange(len(split)) if every_image else (split.labels < 0).nonzero()[:, 0]
+
+
+def _was_fitted_on(evaluated: EvaluatedEncoder, source: str, images: Source, references: str | None) -> bool:
+    """Whether the classifier was fitted on some of these images: those of the run, or of the named references."""
+    if references is not None:
+        return is_same_source(references, source)
+    return shares_images(evaluated, source, list(images.splits.values()))
 
 
 def _warn_other_classes(

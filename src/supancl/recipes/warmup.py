@@ -1,4 +1,4 @@
-"""The warm-up of `semi`, fitted to the steps of a run; and what users are told about a warm-up that was shortened."""
+"""The warm-up of `semi`, fitted to the steps of a run; and lines for the user about a warm-up that was shortened."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _check_class_names(classes: Sequence[str], location: str) -> None:
     for number, name in enumerate(map(str.strip, classes)):
         if not name or name in seen:
             fault = f"{name[:80]!r} for two classes" if name else f"no name for class {number}"
-            raise BadInput(f"{location}: class_names has {fault}; give every class a name of its own")
+            raise BadInput(f"{location}: class_names has {fault}; give every class a name, each a different one")
         seen.add(name)
 
 
