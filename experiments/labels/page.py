@@ -17,12 +17,14 @@ from typing import Any
 from experiments.labels import digits
 from experiments.labels.runs import EPOCHS, ROWS
 from supancl.files import replace_section
+from supancl.stats import difference_interval
 
 RESULTS = Path(__file__).parents[1] / "results" / "labels"
 NAMES = {
     "simsiam": "simsiam", "supsiam": "supsiam", "semi": "semi", digits.ENTROPY: "semi with the mean-entropy term",
     "crossentropy": "crossentropy, the labelled images alone",
 }  # fmt: skip
+COARSE = {"supsiam-100%": "100 fine classes", "supsiam-coarse": "fine and 20 coarse classes"}
 TAILS = {
     "supsiam-tail": "supsiam", "supsiam-tail-class-queues": "supsiam, `pool.kind=class-queues`, `pool.size=20`",
     "supsiam-tail-balanced": "supsiam, `data.balanced=true`", "crossentropy-tail": "crossentropy",
@@ -32,6 +34,10 @@ PUBLISHED_TAIL = (
     "held out) and a ResNet-32, a far smaller network."
 )
 ON_OTHER_IMAGES = "cifar10"  # the accuracy of a linear classifier on CIFAR-10, on the same encoder
+FEW_MEASURES = {
+    "linear, its labels": "linear %, its labels", "knn, its labels": "k-NN %, its labels",
+    "linear, all labels": "linear %, all labels", ON_OTHER_IMAGES: "CIFAR-10, linear %",
+}  # fmt: skip
 MEASURES = ("linear, these labels", "knn, these labels", "linear, all labels")
 Found = Mapping[str, Any]
 
@@ -78,23 +84,47 @@ def choice_table(results: Sequence[Found]) -> str:
     return "\n".join(rows) if len(rows) > 2 else ""
 
 
+def few(results: Mapping[str, Found], labelled: float, method: str) -> list[Found]:
+    """All seeds of a method with this share of labels."""
+    return [
+        found
+        for found in results.values()
+        if (found["labelled"], found["method"], found["settings"]) == (labelled, method, {})
+    ]
+
+
+def share(found: Sequence[Found]) -> str:
+    """`10%: 4,500`: the part and the number of images that have a label."""
+    return f"{100 * found[0]['labelled']:g}%: {found[0]['labels']:,}"
+
+
+def difference_cells(ours: Sequence[Found], theirs: Sequence[Found]) -> list[str]:
+    """`+3.4 [+2.5, +4.3]` for each measure: the difference of the means and its 95% interval over seeds."""
+    cells = []
+    for key in FEW_MEASURES:
+        gap = difference_interval([run["accuracy"][key] for run in ours], [run["accuracy"][key] for run in theirs])
+        cells.append(f"{gap.mean:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]")
+    return cells
+
+
 def few_table(results: Mapping[str, Found]) -> str:
-    """A Markdown row per share of labels and method on CIFAR-100; several seeds as mean and range."""
+    """A Markdown row per share of labels and method on CIFAR-100, several seeds as mean and range; then what semi gains
+    over supsiam, where both have several."""
     rows = [
-        "| labels | method | linear %, its labels | k-NN %, its labels | linear %, all labels | CIFAR-10, linear % "
-        "| seeds |",
+        f"| labels | method | {' | '.join(FEW_MEASURES.values())} | seeds |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    keys = ("linear, its labels", "knn, its labels", "linear, all labels", ON_OTHER_IMAGES)
     for labelled in (0.01, 0.1, 1.0):
         for method in ("simsiam", "crossentropy", "supsiam", "semi"):
-            found = [
-                r for r in results.values() if not r["settings"] and (r["labelled"], r["method"]) == (labelled, method)
-            ]
+            found = few(results, labelled, method)
             if found:
-                cells = [mean_and_range([result["accuracy"][key] for result in found]) for key in keys]
-                share = f"{100 * labelled:g}%: {found[0]['labels']:,}"
-                rows.append(f"| {share} | {NAMES[method]} | {' | '.join(cells)} | {len(found)} |")
+                cells = [mean_and_range([result["accuracy"][key] for result in found]) for key in FEW_MEASURES]
+                name = method if labelled == 1 else NAMES[method]
+                rows.append(f"| {share(found)} | {name} | {' | '.join(cells)} | {len(found)} |")
+        ours, theirs = (few(results, labelled, method) for method in ("semi", "supsiam"))
+        if min(len(ours), len(theirs)) > 1:
+            cells = difference_cells(ours, theirs)
+            rows.append(f"| {share(ours)} | semi - supsiam | {' | '.join(cells)} | {len(ours)} |")
     return "\n".join(rows) if len(rows) > 2 else ""
 
 
@@ -120,7 +150,7 @@ def tail_table(results: Mapping[str, Found]) -> str:
 def coarse_table(results: Mapping[str, Found]) -> str:
     """A Markdown row each for fine labels alone and for fine and coarse ones."""
     rows = ["| labels | linear % | k-NN % | CIFAR-10, linear % |", "| --- | --- | --- | --- |"]
-    for name, title in {"supsiam-100%": "100 fine classes", "supsiam-coarse": "fine and 20 coarse classes"}.items():
+    for name, title in COARSE.items():
         if name in results:
             accuracy = results[name]["accuracy"]
             keys = ("linear, all labels", "knn, its labels", ON_OTHER_IMAGES)
@@ -158,10 +188,11 @@ def conditions(results: Mapping[str, Found]) -> str:
     """How the runs on CIFAR-100 were made."""
     first = next(iter(results.values()))
     hardware = ", ".join(sorted({result["hardware"] for result in results.values()}))
-    commits = ", ".join(sorted({result["commit"] for result in results.values()}))
+    found = sorted({result["commit"] for result in results.values()})
+    commits = f"commit{'s' * (len(found) > 1)} {' and '.join(found)}"
     return (
         f"CIFAR-100, CIFAR ResNet-18, {EPOCHS} epochs, batch {first['batch']}, {hardware}, torch "
-        f"{first['versions']['torch']}, commit {commits}; the test images were used once. One seed, unless there is a "
+        f"{first['versions']['torch']}, {commits}; the test images were used once. One seed, unless there is a "
         "range."
     )
 
@@ -177,12 +208,16 @@ def rows_left(results: Mapping[str, Found]) -> str:
 def sections(folder: Path = RESULTS) -> dict[str, str]:
     """The text of each generated section of docs/labels.md."""
     results, small = read_results(folder), read_digits(folder / "digits")
-    tables = {
-        "few labels": few_table(results),
-        "coarse labels": coarse_table(results),
-        "long tail": tail_table(results),
+    parts = {
+        "few labels": (few_table, [name for name in ROWS if not ROWS[name].settings]),
+        "coarse labels": (coarse_table, COARSE),
+        "long tail": (tail_table, TAILS),
     }
-    made = {name: f"{conditions(results)}\n\n{table}\n" if table else "" for name, table in tables.items()}
+    made = {}
+    for name, (make_table, names) in parts.items():
+        shown = {row: results[row] for row in names if row in results}
+        table = make_table(shown)
+        made[name] = f"{conditions(shown)}\n\n{table}\n" if table else ""
     made["long tail"] += f"\n{PUBLISHED_TAIL}\n" if made["long tail"] else ""
     made["few labels"] += f"\n{rows_left(results)}\n" if made["few labels"] else ""
     speed = speed_table(folder)

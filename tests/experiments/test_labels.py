@@ -175,6 +175,8 @@ def test_tables_appear_with_their_results(tmp_path: Path):
     made = page.sections(tmp_path)
     several = "50.0 (50.0-50.0) | 45.0 (45.0-45.0) | 70.0 (70.0-70.0) | 80.0 (80.0-80.0)"
     assert f"| 10%: 4,500 | semi | {several} | 3 |" in made["few labels"]
+    equal = "+0.0 [+0.0, +0.0]"
+    assert f"| 10%: 4,500 | semi - supsiam | {' | '.join([equal] * 4)} | 3 |" in made["few labels"]
     assert f"{len(runs.ROWS)} of {len(runs.ROWS)} planned rows are measured.\n" in made["few labels"]
     assert "| crossentropy | class means | 40.0 | 60.0 |  |  |  |" in made["long tail"]
     assert "| fine and 20 coarse classes | 70.0 | 45.0 | 80.0 |" in made["coarse labels"]
