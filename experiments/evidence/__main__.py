@@ -92,12 +92,10 @@ def judge_one(plan: Plan, args: argparse.Namespace) -> None:
 
 
 def page(plan: Plan, args: argparse.Namespace) -> None:
-    from experiments.audit.page import noise_part
     from experiments.evidence.choosing import update_choosing
     from experiments.evidence.figures import draw
-    from experiments.evidence.further_page import further_parts, plans_line
-    from experiments.evidence.imagenet_page import imagenet_line, imagenet_part
-    from experiments.evidence.page import update_readme, write_page
+    from experiments.evidence.imagenet_page import imagenet_part
+    from experiments.evidence.page import update_readme, whole_page
     from experiments.evidence.plans import imagenet_plan
 
     if plan.family == "imagenet100":  # only this part, for a look; RESULTS.md has all
@@ -108,10 +106,7 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
     evidence = Evidence(plan, read_results(args.results, plan))
     figure_names = draw(evidence, args.results / "maps", args.figures)
     second = args.results / "imagenet"
-    other_plans = [line for line in (imagenet_line(second), plans_line(args.results)) if line]
-    text = write_page(evidence, figure_names, other_plans) + imagenet_part(second)
-    text += further_parts(args.results) + noise_part()
-    args.out.write_text(text, encoding="utf-8")
+    args.out.write_text(whole_page(evidence, figure_names, args.results), encoding="utf-8")
     if args.readme:
         update_readme(args.readme, evidence)
     if args.choosing:

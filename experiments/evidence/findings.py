@@ -64,7 +64,9 @@ GLOSSARY = """### Words
 WORDS = {"helps": "better", "hurts": "worse", NO_CLEAR_DIFFERENCE: "no clear difference", ONE_SEED: "one seed only"}
 
 
-def first_page(evidence: Evidence, pictures: Sequence[str], other_plans: Sequence[str] = ()) -> str:
+def first_page(
+    evidence: Evidence, pictures: Sequence[str], other_findings: Sequence[str] = (), other_plans: Sequence[str] = ()
+) -> str:
     """What anyone can read: a summary, the table, the picture, what is known, what is not, conditions and words."""
     steps = len(evidence.plan.steps)
     done = steps - len(waiting(evidence.plan, evidence.results))
@@ -91,7 +93,7 @@ Omniglot and GTSRB: five classes, five examples of each). "±" is half a 95% int
 {len(ACCURACIES)} accuracies were measured: k-NN and a linear probe on CIFAR-100; on other data CIFAR-10 and Pets
 (linear probes), Omniglot and GTSRB (five classes, one or five examples of each).
 
-{known_lines(evidence)}
+{known_lines(evidence, other_findings)}
 
 ### What is not known
 
@@ -166,7 +168,7 @@ def epochs(evidence: Evidence) -> str:
 # --- what is known ----------------------------------------------------------------------------------------------------
 
 
-def known_lines(evidence: Evidence) -> str:
+def known_lines(evidence: Evidence, other_findings: Sequence[str] = ()) -> str:
     answers = {
         f"Do labels help SimSiam and BYOL? {answer(evidence, ANCL, ACCURACIES)}": pair_sentences(evidence, ANCL),
         f"Do labels help SimCLR and MoCo-v2 on other data? {answer(evidence, CONTRASTIVE, OTHER_DATA)}": pair_sentences(
@@ -177,7 +179,8 @@ def known_lines(evidence: Evidence) -> str:
         "Do labels make classes tighter?": variance_sentence(evidence),
         "Does the pool or the momentum branch (EMA) prevent collapse?": collapse_sentence(evidence),
     }
-    return "\n".join(f"- **{question}** {text}" for question, text in answers.items())
+    lines = [f"**{question}** {text}" for question, text in answers.items()]
+    return "\n".join(f"- {line}" for line in [*lines, *filter(None, other_findings)])
 
 
 def answer(evidence: Evidence, pairs: Sequence[tuple[str, str]], measures: Sequence[str]) -> str:
@@ -310,7 +313,7 @@ def open_lines(evidence: Evidence, other_plans: Sequence[str]) -> str:
         "shrink; that was not tested.",
         f"Better settings: {max(map(len, evidence.plan.pilots.values()))} were tried for each method, and the best two "
         f"often differ by less than the held-out images can show {tie_note(evidence)}.",
-        "SupBYOL at other alphas, larger networks.",
+        "Larger networks; SupBYOL at other alphas, on test images and other data.",
     ]
     if single:
         lines.append(
@@ -322,7 +325,7 @@ def open_lines(evidence: Evidence, other_plans: Sequence[str]) -> str:
     if unfinished:
         names = ", ".join(step.name for step in unfinished[:4]) + ", ..." * (len(unfinished) > 4)
         lines.append(f"{plural(len(unfinished), 'run')} of this study not done: {names}.")
-    return "\n".join(f"- {line}" for line in [*lines, *other_plans])
+    return "\n".join(f"- {line}" for line in [*lines, *filter(None, other_plans)])
 
 
 def join_names(names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from experiments.evidence.findings import join_names
 from experiments.evidence.further_plans import CHANGES, CHOSEN, EPOCHS, POOLS, cifar10_plan, pools_plan, supbyol_plan
 from experiments.evidence.plan import Plan
 from experiments.evidence.results import ACCURACIES as MEASURED
@@ -12,6 +13,7 @@ from experiments.evidence.results import MEASURES, NAMES, Evidence, Row, best_pi
 from experiments.evidence.study_page import describe_collapse, differences, every_run, left_over, mark
 from experiments.evidence.tables import HELD_OUT, average_ranks, image_uncertainty, table, unique
 from supancl.paper.numbers import CIFAR, SIX
+from supancl.stats import accuracy_half_width
 
 TITLES = {measure: MEASURES[measure][0] for measure in MEASURED}
 CONDITIONS = """{epochs} epochs, CIFAR ResNet-18, batch 256, bf16. 10% of the training images are held out: the ridge of
@@ -36,6 +38,33 @@ def plans_line(results: Path) -> str:
         if left[name]
     ]
     return f"Also planned: {', '.join(states)}." if states else ""
+
+
+def supbyol_line(results: Path) -> str:
+    """Which changes of SupBYOL are larger than two accuracies on the held-out images differ by chance; empty without
+    pilots."""
+    evidence = read_evidence(results / "supbyol", supbyol_plan())
+    linear = {
+        title: float(values["linear"])
+        for title, values in zip(CHANGES, pilot_values(evidence), strict=True)
+        if "linear" in values
+    }
+    base, *changes = CHANGES
+    if base not in linear or len(linear) < 2:
+        return ""
+    limit = accuracy_half_width(HELD_OUT, linear[base], linear[base])
+    found = {title: linear[title] - linear[base] for title in changes if title in linear}
+    clear = [f"{title} ({gain:+.1f} points)" for title, gain in found.items() if abs(gain) > limit]
+    others = [f"{title} ({gain:+.1f})" for title, gain in found.items() if abs(gain) <= limit]
+    untried = [title for title in changes if title not in linear]
+    sentences = ["**What holds SupBYOL back?** Runs with one change each (one seed, linear probe on held-out images):"]
+    sentences.append(f"accuracy is changed by {join_names(clear)}." if clear else "no change is clear.")
+    if others:
+        sentences.append(f"{HELD_OUT:,} images leave up to {limit:.1f} points to chance, so {join_names(others)} "
+                         "may be nothing.")  # fmt: skip
+    if untried:
+        sentences.append(f"Not tried yet: {join_names(untried)}.")
+    return " ".join([*sentences, "[More](#supbyol-on-cifar-100-one-change-at-a-time)."])
 
 
 def write_part(folder: Path, part: Callable[[Path], list[str]]) -> str:
@@ -80,10 +109,15 @@ def supbyol_part(folder: Path) -> list[str]:
     ]
 
 
+def pilot_values(evidence: Evidence) -> list[Mapping[str, float]]:
+    """What was measured of each change; empty for those that were not run."""
+    return [evidence.results.get(f"pilot-supbyol-{number}", {}).get("values", {}) for number in range(len(CHANGES))]
+
+
 def change_table(evidence: Evidence) -> str:
     """The pilots: held-out accuracy of each change, and its difference to the setting without one."""
     best = best_pilot(evidence.plan, evidence.results, "supbyol")
-    values = [evidence.results.get(f"pilot-supbyol-{number}", {}).get("values", {}) for number in range(len(CHANGES))]
+    values = pilot_values(evidence)
     lines = []
     for number, (title, measured) in enumerate(zip(CHANGES, values, strict=True)):
         accuracies = [f"{measured[key]:.2f}" if key in measured else "-" for key in ("linear", "knn")]
@@ -93,8 +127,8 @@ def change_table(evidence: Evidence) -> str:
     return f"""### What helps SupBYOL?
 
 One seed each, evaluated on the {HELD_OUT:,} held-out training images, which leave an accuracy uncertain by up to
-{image_uncertainty(HELD_OUT)} points: smaller changes say nothing. The best one by linear accuracy is trained with three
-seeds and tested below.
+{image_uncertainty(HELD_OUT)} points: smaller changes say nothing. When all are done, the best one by linear accuracy is
+trained with three seeds and tested.
 
 {table(["change", "linear, held out", "k-NN, held out", "change of linear", ""], lines)}"""
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from experiments.audit.page import noise_part
 from experiments.evidence.claims import (
     AHEAD,
     ALPHA_QUESTION,
@@ -36,6 +37,8 @@ from experiments.evidence.claims import (
     variance_summary,
 )
 from experiments.evidence.findings import first_page, join_names, readme_block
+from experiments.evidence.further_page import further_parts, plans_line, supbyol_line
+from experiments.evidence.imagenet_page import imagenet_line, imagenet_part
 from experiments.evidence.results import (
     ACCURACIES,
     KINDS,
@@ -94,11 +97,22 @@ its own scale.
 """
 
 
-def write_page(evidence: Evidence, figures: Sequence[str], other_plans: Sequence[str] = ()) -> str:
-    """The first page for everyone, then the statistics; `other_plans` are lines about what other plans leave open."""
+def whole_page(evidence: Evidence, figures: Sequence[str], results: Path) -> str:
+    """RESULTS.md: the study of CIFAR-100, then the parts of the plans that have a folder in `results`."""
+    photographs = results / "imagenet"
+    first_pages = write_page(
+        evidence, figures, [supbyol_line(results)], [imagenet_line(photographs), plans_line(results)]
+    )
+    return first_pages + imagenet_part(photographs) + further_parts(results) + noise_part()
+
+
+def write_page(
+    evidence: Evidence, figures: Sequence[str], other_findings: Sequence[str] = (), other_plans: Sequence[str] = ()
+) -> str:
+    """The first page for everyone, then the statistics, with lines about what other plans found and leave open."""
     alpha_figures = [name for name in figures if name.endswith(("-alpha.png", "-maps.png"))]
     sections = [
-        first_page(evidence, [name for name in figures if name.endswith("-labels.png")], other_plans),
+        first_page(evidence, [name for name in figures if name.endswith("-labels.png")], other_findings, other_plans),
         statistics_head(evidence, figures),
         conditions(evidence),
         answers(evidence),

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from experiments.evidence.__main__ import RESULTS, main
-from experiments.evidence.further_page import further_parts
+from experiments.evidence.further_page import further_parts, supbyol_line
 from experiments.evidence.further_plans import CHANGES, CHOSEN, PLANS, POOLS, cifar10_plan, pools_plan, supbyol_plan
 from experiments.evidence.plan import rehearsal, settings_of, words_of
 from experiments.evidence.plans import cifar_plan
@@ -99,11 +99,21 @@ def test_the_page_has_a_part_for_each_plan_with_results(tmp_path) -> None:
         write_result(tmp_path / "supbyol", found)
     text = further_parts(tmp_path)
     assert "| alpha 0.5 | 51.25 | 51.25 | +1.25 | best |" in text
+    assert "no change is clear. 5,000 images leave up to 2.0 points to chance, so alpha 0.5 (+1.2), " in supbyol_line(
+        tmp_path
+    )
     assert "final-supbyol-0" in text.partition("Not run:")[2].splitlines()[0]
     for seed, level in enumerate((60.0, 61.0, 62.0)):
         for method, higher in (("supbyol", 10.0), ("byol", 0.0)):
             step = plan.step(f"final-{method}-{seed}")
             write_result(tmp_path / "supbyol", made(plan, step, level + higher, known))
+    write_result(tmp_path / "supbyol", made(plan, plan.step("pilot-supbyol-1"), 54.0))
+    (tmp_path / "supbyol" / "pilot-supbyol-5.json").unlink()
+    line = supbyol_line(tmp_path)
+    assert "accuracy is changed by alpha 0.5 (+4.0 points). 5,000 images" in line
+    assert line.endswith("Not tried yet: no warm-up. [More](#supbyol-on-cifar-100-one-change-at-a-time).")
+    write_result(tmp_path / "supbyol", known["pilot-supbyol-5"])
+    write_result(tmp_path / "supbyol", known["pilot-supbyol-1"])
     assert "| SupBYOL | 0, 1, 2 | 71.00 ± 2.48 |" in further_parts(tmp_path)
     assert "| SupBYOL - BYOL | +10.00 [+7.73, +12.27] |" in further_parts(tmp_path)
     assert waiting(plan, read_results(tmp_path / "supbyol", plan)) == []

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from experiments.audit.page import noise_part
 from experiments.evidence import findings, page, results
 from experiments.evidence.__main__ import ROOT, main
 from experiments.evidence.choosing import choosing_table
@@ -24,9 +23,8 @@ from experiments.evidence.claims import (
 )
 from experiments.evidence.figures import draw, figure_names
 from experiments.evidence.findings import known_lines, readme_block
-from experiments.evidence.further_page import further_parts, plans_line
-from experiments.evidence.imagenet_page import imagenet_line, imagenet_part, method_rows
-from experiments.evidence.page import slug, update_readme, write_page
+from experiments.evidence.imagenet_page import method_rows
+from experiments.evidence.page import slug, update_readme, whole_page, write_page
 from experiments.evidence.plans import cifar_plan, imagenet_plan
 from experiments.evidence.results import (
     ACCURACIES,
@@ -72,8 +70,7 @@ def test_results_md_is_what_the_files_give() -> None:
     results = read_results(ROOT / "experiments" / "results", PLAN)
     folder = ROOT / "experiments" / "results"
     figures = figure_names(Evidence(PLAN, results), folder / "maps")
-    page = write_page(Evidence(PLAN, results), figures, [imagenet_line(folder / "imagenet"), plans_line(folder)])
-    page += imagenet_part(folder / "imagenet") + further_parts(folder) + noise_part()
+    page = whole_page(Evidence(PLAN, results), figures, folder)
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "run `make results`"
     (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", (ROOT / "README.md").read_text(), re.S)
     assert shown == readme_block(Evidence(PLAN, results)), "run `make results`"
