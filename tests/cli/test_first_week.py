@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from supancl import Align, BadInput, Interrupted, Reporter, cli, errors, pretrain, recipe, register
+from supancl.cli import dispatch
 from supancl.evaluate.naming import data_name
 from supancl.recipes import RECIPES
 from supancl.recipes import plugins as own
@@ -277,12 +278,13 @@ def test_a_fault_in_ones_own_file_is_placed_where_a_study_trains_side_by_side(tm
 
 
 def test_the_package_behind_a_link_is_no_file_of_ones_own(tmp_path, monkeypatch):
-    (tmp_path / "site").symlink_to(Path(cli.__file__).resolve().parent)
-    for link in (tmp_path / "site" / "cli.py", Path(cli.__file__).resolve()):
+    (tmp_path / "site").symlink_to(Path(errors.__file__).resolve().parent)
+    linked = tmp_path / "site" / "cli" / "dispatch.py"
+    for script in (linked, linked.resolve()):
         monkeypatch.setattr(errors, "_program_name", "supancl")
-        monkeypatch.setattr(cli, "__file__", str(tmp_path / "site" / "cli.py"))
-        monkeypatch.setattr(cli, "main", lambda: 0)
-        monkeypatch.setattr("sys.argv", [str(link)])
+        monkeypatch.setattr(dispatch, "__file__", str(linked))
+        monkeypatch.setattr(dispatch, "main", lambda: 0)
+        monkeypatch.setattr("sys.argv", [str(script)])
         with pytest.raises(SystemExit):
             cli.entry()
         assert errors.program_name() == "supancl"

@@ -182,3 +182,21 @@ def test_flags_offer_the_choices_of_the_modules():
     assert tuple(READINGS) == choices.TOY_READINGS
     assert Settings.samples == choices.THEORY_SAMPLES
     assert {name: study.help for name, study in STUDIES.items()} == choices.STUDIES
+
+
+def test_ctrl_c_while_modules_are_imported_is_one_line():
+    code = """
+import sys
+from supancl import cli
+
+class Interrupt:
+    def find_spec(self, name, *others):
+        if name == "supancl.cli.dispatch":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+cli.entry()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                          env={**os.environ, "PYTHONPATH": SRC})  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "supancl: interrupted\n")

@@ -1,5 +1,24 @@
 """The command line: `supancl COMMAND`, a module for each command."""
 
-from supancl.cli.dispatch import build_parser, entry, main
+import sys
+from typing import TYPE_CHECKING
+
+from supancl.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from supancl.cli.dispatch import build_parser as build_parser
+    from supancl.cli.dispatch import main as main
 
 __all__ = ["build_parser", "entry", "main"]
+__getattr__ = lazy_names("supancl.cli", {"supancl.cli.dispatch": "build_parser main"})
+
+
+def entry() -> None:
+    """Run the command of `sys.argv` and end the process. Ctrl-C also ends it quietly while modules are imported."""
+    try:
+        from supancl.cli.dispatch import run_and_exit
+
+        run_and_exit()
+    except KeyboardInterrupt:
+        print("supancl: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -213,7 +213,7 @@ def write_json(target: str | None, result: dict[str, Any]) -> None:
         ) from None
 
 
-def entry() -> None:
+def run_and_exit() -> None:
     for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks becomes a question mark, not an error
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
