@@ -94,7 +94,7 @@ def test_show_counts_and_draws_every_kind_of_source(capsys, tmp_path, kind):
     assert facts["splits"]["train"]["images"] == images
     assert facts["classes"] == (10 if kind == "digits" else 2)
     assert sum(sum(each.values()) for each in facts["histogram"].values()) == images + (kind == "csv")
-    assert facts["unreadable"] == []
+    assert facts["unreadable"] == {}
     for name, picture_path in zip(("images.png", "views.png"), facts["pictures"], strict=True):
         assert Path(picture_path) == tmp_path / "sheets" / name
         with Image.open(picture_path) as sheet:
@@ -127,7 +127,7 @@ def test_show_prints_counts_bars_sizes_and_what_is_unreadable(capsys, tmp_path):
     assert "height: 20 px" in lines
     assert "width: 30 to 35 px, median 31" in lines
     assert "decoded: 0.0 MB, kept in memory when training" in lines
-    assert lines[lines.index("1 unreadable") + 1] == f"  {root / 'train' / 'dog' / 'bad.png'}"
+    assert lines[lines.index("1 unreadable") + 1] == f"  {root / 'train' / 'dog' / 'bad.png'}: no known image format"
 
 
 def test_show_of_many_classes_prints_both_ends_and_tells_all_in_json(capsys, tmp_path):
@@ -211,11 +211,11 @@ def test_show_tells_of_empty_class_folders_and_unreadable_files_in_one_go(capsys
         (root / name).mkdir()
     facts = show(capsys, tmp_path, root)
     assert facts["empty_class_folders"] == [str(root / "ant"), str(root / "owl")]
-    assert facts["unreadable"] == [str(root / "dog" / "bad.png")]
+    assert list(facts["unreadable"]) == [str(root / "dog" / "bad.png")]
     assert list(facts["histogram"]) == ["cat", "dog"]
     lines = supancl(capsys, "data", "show", root, "--out", tmp_path / "again").out.splitlines()
     at = lines.index("2 class folders without an image; pretrain refuses them: fill or remove them")
-    assert lines[at - 2 : at] == ["1 unreadable", f"  {root / 'dog' / 'bad.png'}"]
+    assert lines[at - 2 : at] == ["1 unreadable", f"  {root / 'dog' / 'bad.png'}: no known image format"]
     assert lines[at + 1 : at + 3] == [f"  {root / 'ant'}", f"  {root / 'owl'}"]
     said = supancl(capsys, "pretrain", "digits.supsiam", "--data", root, "--skip-bad-images", "--out", tmp_path / "run")
     assert said.code == 2
@@ -245,7 +245,7 @@ def test_an_image_of_very_many_pixels_is_remarked_on_by_name(capsys, tmp_path, m
     source = jpegs(tmp_path / "data")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 90 * 72 - 1)
     facts = show(capsys, tmp_path, source)
-    assert facts["unreadable"] == []
+    assert facts["unreadable"] == {}
     named = [
         f"{source / name} ({width} x 90)" for name, width in (("cat/2.jpg", 72), ("cat/3.jpg", 73), ("dog/2.jpg", 72))
     ]
@@ -254,7 +254,7 @@ def test_an_image_of_very_many_pixels_is_remarked_on_by_name(capsys, tmp_path, m
     assert said.code == 0
     assert_mentions(said.err, "warning", "4 images", "6,479")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 45 * 72)
-    assert show(capsys, tmp_path / "twice", source)["unreadable"] == [
+    assert list(show(capsys, tmp_path / "twice", source)["unreadable"]) == [
         str(source / kind / "3.jpg") for kind in ("cat", "dog")
     ]
 

@@ -60,7 +60,7 @@ def test_counts_histogram_sizes_and_bytes_of_a_folder(tmp_path):
     assert facts["sizes"] == {"height": [20, 30, 60], "width": [40, 40, 40], "short side": [20, 30, 40]}
     areas = [20 * 40, 30 * 40, 30 * 30, 37 * 30, 45 * 30]  # of the five cats, with a short side of at most 30
     assert facts["bytes"] == 3 * (sum(areas) + sum(areas[:2]) + areas[0] + sum(areas[:3]))
-    assert facts["unreadable"] == [str(tmp_path / "data" / "train" / "dog" / "bad.png")]
+    assert facts["unreadable"] == {str(tmp_path / "data" / "train" / "dog" / "bad.png"): "no known image format"}
     assert facts["kept"] == "in memory"
     assert facts["remarks"] == [], "what is unreadable is told once"
 

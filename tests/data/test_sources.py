@@ -243,7 +243,7 @@ def test_a_link_that_leads_nowhere_is_an_unreadable_image_and_no_class(tmp_path)
     with pytest.raises(BadInput, match=mentions("0.png", "No such file or directory")):
         source(tmp_path)
     found = source(tmp_path, skip_bad_images=True)
-    assert (len(found.splits["train"]), found.skipped) == (4, (str(tmp_path / "0.png"),))
+    assert (len(found.splits["train"]), list(found.skipped)) == (4, [str(tmp_path / "0.png")])
 
 
 def test_file_names_need_not_be_utf_8(tmp_path):
@@ -325,7 +325,7 @@ def test_unreadable_images_are_skipped_when_asked_for_and_listed_and_counted(tmp
     torn.write_bytes(whole[: len(whole) // 2])
     text.write_text("not an image")
     found = source(tmp_path, skip_bad_images=True, memory_gb=memory_gb)
-    assert found.skipped == (str(torn), str(text))
+    assert list(found.skipped) == [str(torn), str(text)]
     assert_one_line("\n".join(found.remarks), "2 unreadable images", torn, text)
     train = found.splits["train"]
     assert len(train) == 11
@@ -506,7 +506,7 @@ def test_files_that_a_table_lists_and_that_are_not_there_are_skipped_when_asked_
         source(listed)
     (tmp_path / "sub").mkdir()
     found = source(listed, skip_bad_images=True)
-    assert (len(found.splits["train"]), found.skipped) == (2, (str(tmp_path / "gone.png"),))
+    assert (len(found.splits["train"]), list(found.skipped)) == (2, [str(tmp_path / "gone.png")])
     assert_mentions(found.remarks[0], listed, "1", tmp_path / "a.png")
 
 

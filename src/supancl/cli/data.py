@@ -150,7 +150,7 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
         console.print(f"remark: {remark}")
     unreadable = facts["unreadable"]
     console.print(f"{len(unreadable)} unreadable")
-    print_indented(unreadable[:20], console)
+    print_indented([f"{path}: {reason}" for path, reason in unreadable.items()][:20], console)
     empty = facts["empty_class_folders"]
     if empty:
         them = "it" if len(empty) == 1 else "them"

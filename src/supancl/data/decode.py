@@ -220,8 +220,10 @@ def _bands(image: Any) -> Iterator[tuple[slice, Any]]:
 
 def image_problem(error: OSError | ValueError) -> str:
     """Why an image cannot be read, without its path."""
-    message = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return "no known image format" if "cannot identify image file" in message else str(message)
+    message = str(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+    if "cannot identify image file" in message:
+        return "no known image format"
+    return "the file is truncated" if "truncated" in message.lower() else message
 
 
 def open_image(item: Item | Path) -> Any:

@@ -278,8 +278,8 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
             f"{items[position]}: cannot be read as an image ({reason}){others}; repair or remove {them}, "
             f"or skip {them} with --skip-bad-images"
         )
-    skipped = sorted(str(items[position]) for position, _ in unreadable)
-    explained = sorted(f"{items[position]} ({reason})" for position, reason in unreadable)
+    skipped = dict(sorted((str(items[position]), reason) for position, reason in unreadable))
+    explained = [f"{path} ({reason})" for path, reason in skipped.items()]
     if unreadable:
         entries = entries.take(other_positions(len(items), unreadable))
     remarks += dark_image_remarks(store, entries.items)
@@ -292,7 +292,7 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
         place = listing.listed_in or listing.location
         raise BadInput(f"{place}: no training image could be read{example}; repair the files or the list of them")
     source = _source_from_columns(listing, entries, store)
-    return replace(source, remarks=(*source.remarks, *remarks), skipped=tuple(skipped))
+    return replace(source, remarks=(*source.remarks, *remarks), skipped=skipped)
 
 
 def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) -> Source:
@@ -305,7 +305,7 @@ def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) 
         if entries.has_split(name)
     }
     repeated = repeated_file_remarks(listing.listed_in, entries) if listing.listed_in else ()
-    return Source(splits, classes, (*listing.remarks, *repeated), (), entries.items, listing.empty_folders)
+    return Source(splits, classes, (*listing.remarks, *repeated), {}, entries.items, listing.empty_folders)
 
 
 def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...], ImageLabels]:

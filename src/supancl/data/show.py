@@ -48,7 +48,7 @@ def describe_source(source: Source, spec: DataSpec, channels: int, sizes: np.nda
         "short_side": short_side,
         "bytes": nbytes,
         "kept": "in the packed cache" if source.items and nbytes > AUTO_CACHE_BYTES else "in memory",
-        "unreadable": list(source.skipped),
+        "unreadable": dict(source.skipped),
         "empty_class_folders": list(source.empty_folders),
         "remarks": remarks,
     }

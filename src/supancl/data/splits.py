@@ -222,7 +222,7 @@ class Source:
     splits: dict[str, Split]
     classes: tuple[str, ...]
     remarks: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable images that were left out, and why
     items: Sequence[object] = ()  # image files or rows in the order of the store; empty for arrays
     empty_folders: tuple[str, ...] = ()  # class folders without an image
     levels: tuple[int, ...] = ()  # of a hierarchy, whose names are paths: the level of each class, 0 for the coarsest
@@ -243,7 +243,7 @@ class Data:
     transfer: tuple[Split, Split] | None = None
     transfer_classes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)  # as in Source
     summary: dict[str, object] = field(default_factory=dict)
     levels: tuple[int, ...] = ()  # as in Source
 

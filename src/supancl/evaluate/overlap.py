@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -221,7 +221,7 @@ def _paths_overlap(first: Path | None, second: Path | None) -> bool:
     )
 
 
-def is_incomplete(source: str, remarks: Sequence[str], skipped: Sequence[str]) -> bool:
+def is_incomplete(source: str, remarks: Sequence[str], skipped: Mapping[str, str]) -> bool:
     """Whether a benchmark lacks images, so that results do not compare with published ones."""
     has_remark = any(benchmarks.INCOMPLETE in remark for remark in remarks)
     return registered_name(source) is not None and (bool(skipped) or has_remark)
