@@ -849,3 +849,9 @@ def test_a_source_is_the_same_from_any_folder(tmp_path, monkeypatch):
     assert is_same_source("data", str(tmp_path / "data"))
     assert not is_same_source("data", "digits")
     assert absolute_source("digits") == "digits"
+
+
+def test_data_that_were_moved_are_refused_with_the_flag_that_names_their_new_place(tmp_path):
+    with pytest.raises(BadInput) as told:  # a run has the absolute path of its data
+        open_data(DataSpec(source=str(tmp_path / "elsewhere" / "photos")))
+    assert_mentions(str(told.value), tmp_path / "elsewhere" / "photos", "moved", "--data")

@@ -20,6 +20,7 @@ import supancl
 from supancl import BadInput, ImageEncoder, Interrupted
 from supancl.export import estimator as module
 from supancl.export.estimator import ALWAYS, number_classes
+from tests.files import mentions
 
 FAST = {
     "encoder.name": "cnn", "encoder.width": 8, "views.size": 8, "heads.projector.out": 8, "heads.projector.hidden": [8],
@@ -157,7 +158,7 @@ def test_labels_of_any_kind_are_numbered():
     nan = float("nan")
     for y, numbers, classes in (
         ([5, -1, 3, 5], [1, -1, 0, 1], [3, 5]),
-        ([0.5, nan, 0.25, -1.0], [1, -1, 0, -1], [0.25, 0.5]),
+        ([5.0, nan, 3.0, -1.0], [1, -1, 0, -1], [3.0, 5.0]),
         (["b", "", "a", "-1"], [1, -1, 0, -1], ["a", "b"]),
         ([True, False, True, True], [1, 0, 1, 1], [False, True]),
         (np.array(["b", None, "a", nan], object), [1, -1, 0, -1], ["a", "b"]),
@@ -290,3 +291,8 @@ def test_progress_is_shown_if_asked_for(capsys):
     assert capsys.readouterr().out == ""
     ImageEncoder(epochs=1, verbose=True).fit(rows)
     assert "epoch    1" in capsys.readouterr().out
+
+
+def test_labels_that_are_measurements_are_refused():
+    with pytest.raises(ValueError, match=mentions("y", "0.37", "whole numbers", "names")):
+        ImageEncoder(epochs=1).fit(images(6)[0], [0.37, 1.2, 3.3, 4.1, 0.5, 2.0])

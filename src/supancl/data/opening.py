@@ -256,7 +256,9 @@ def _existing_path(name: str) -> Path:
             raise BadInput(
                 f"no benchmark {benchmark_name!r}, so {name!r} cannot be opened; register your own with --plugin FILE"
             )
-        raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path'}")
+        # a run has the absolute path of its data, which may have been moved since
+        moved = ", or name its new place with --data if it was moved" if path.is_absolute() else ""
+        raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path' + moved}")
     return path
 
 

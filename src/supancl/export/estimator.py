@@ -275,7 +275,7 @@ def as_images(rows: np.ndarray, image_shape: tuple[int, ...]) -> np.ndarray:
 
 
 def number_classes(y: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels as 0, 1, ... and -1, and the sorted classes; any values are classes but -1, '', None and NaN.
+    """Labels as 0, 1, ... and -1, and the sorted classes; -1, '', None and NaN are no label, fractions are refused.
 
     >>> number_classes(["b", "", "a", "b"], 4)
     (array([ 1, -1,  0,  1]), array(['a', 'b'], dtype=object))
@@ -290,6 +290,8 @@ def number_classes(y: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
     )
     if labels.dtype.kind in "OU":
         labels = labels.astype(str).astype(object)
+    if labels.dtype.kind == "f" and (fractions := labels[~missing][labels[~missing] % 1 != 0]).size:
+        raise BadInput(f"y: {fractions[0]:g} is no class; give whole numbers or names, or no y to train without labels")
     classes, numbers = np.unique(labels[~missing], return_inverse=True)
     numbered = np.full(count, -1)
     numbered[~missing] = numbers
