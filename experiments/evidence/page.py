@@ -64,6 +64,7 @@ from experiments.evidence.tables import (
     table,
     unique,
 )
+from experiments.labels.page import few_line
 from supancl.files import replace_section
 from supancl.paper.numbers import SIX
 
@@ -100,9 +101,9 @@ its own scale.
 def whole_page(evidence: Evidence, figures: Sequence[str], results: Path) -> str:
     """RESULTS.md: the study of CIFAR-100, then the parts of the plans that have a folder in `results`."""
     photographs = results / "imagenet"
-    first_pages = write_page(
-        evidence, figures, [supbyol_line(results)], [imagenet_line(photographs), plans_line(results)]
-    )
+    other_findings = [supbyol_line(results), few_line(results / "labels")]
+    other_plans = [imagenet_line(photographs), plans_line(results)]
+    first_pages = write_page(evidence, figures, other_findings, other_plans)
     return first_pages + imagenet_part(photographs) + further_parts(results) + noise_part()
 
 

@@ -158,7 +158,7 @@ def test_the_page_holds_the_tables_of_the_kept_results():
 
 
 def test_tables_appear_with_their_results(tmp_path: Path):
-    assert set(page.sections(tmp_path).values()) == {""}
+    assert set(page.sections(tmp_path).values()) == {page.few_line(tmp_path)} == {""}
     accuracy = {"linear, all labels": 70.0, "linear, its labels": 50.0, "knn, its labels": 45.0, "cifar10": 80.0}
     groups = {name: {"head": {"classes": 3, "accuracy": 60.0}} for name in ("linear", "knn", "class means")}
     balanced = dict.fromkeys(groups, 40.0)
@@ -175,6 +175,7 @@ def test_tables_appear_with_their_results(tmp_path: Path):
     made = page.sections(tmp_path)
     several = "50.0 (50.0-50.0) | 45.0 (45.0-45.0) | 70.0 (70.0-70.0) | 80.0 (80.0-80.0)"
     assert f"| 10%: 4,500 | semi | {several} | 3 |" in made["few labels"]
+    assert "`semi` - SupSiam is +0.0 [+0.0, +0.0] points" in page.few_line(tmp_path)
     equal = "+0.0 [+0.0, +0.0]"
     assert f"| 10%: 4,500 | semi - supsiam | {' | '.join([equal] * 4)} | 3 |" in made["few labels"]
     assert f"{len(runs.ROWS)} of {len(runs.ROWS)} planned rows are measured.\n" in made["few labels"]
