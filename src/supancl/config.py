@@ -208,6 +208,13 @@ def validated(section: Section, path: str) -> Section:
     return dataclasses.replace(section, **values)  # type: ignore[type-var]
 
 
+def check_fields(section: Any) -> None:
+    """Refuse a value that a field does not take, for objects that are made in Python."""
+    kinds, title = hints(type(section)), type(section).__name__
+    for field in dataclasses.fields(section):
+        checked(getattr(section, field.name), kinds[field.name], f"{title}.{field.name}")
+
+
 def to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}

@@ -36,6 +36,7 @@ from supancl.errors import (
 from supancl.files import jsonable, reason
 from supancl.recipes.plugins import describe_plugin_error, load_plugin
 from supancl.reporter import report_to
+from supancl.reports.terminal import discard_output
 from supancl.version import __version__
 
 
@@ -147,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error("interrupted")
         return 130
     except BrokenPipeError:  # the reader of our output closed it, like `| head`
+        discard_output(sys.stdout)
         return 0
     except Exception as error:
         if is_out_of_memory(error):
@@ -190,10 +192,12 @@ def check_json(target: str | None) -> None:
 
 
 def _may_be_a_result(path: Path) -> bool:
-    """Whether a file is empty or begins as a JSON object: a table or a photograph does not."""
+    """Whether a file is empty or begins like a result, and is none of a run's own files."""
+    if (path.parent / "recipe.json").exists():
+        return False
     try:
         with open(path, "rb") as file:
-            return file.read(1) in (b"", b"{")
+            return file.read(5) in (b"", b"{}\n", b'{\n  "')  # as `write_json` begins
     except OSError:  # it may be written but not read, so nobody knows what would be lost
         return False
 
@@ -203,7 +207,13 @@ def write_json(target: str | None, result: dict[str, Any]) -> None:
         return
     text = json.dumps(jsonable(result), indent=2)
     if target == "-":
-        print(text)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            discard_output(sys.stdout)
+            raise BadInput(f"standard output cannot be written ({error.strerror}); name a file: --json FILE") from None
         return
     try:
         Path(target).write_text(text + "\n")

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from supancl.config import checked
 from supancl.core.specs import BranchSpec as BranchSpec  # its place before 0.2
 from supancl.core.specs import HeadSpec as HeadSpec
 from supancl.distributed.norms import PerViewBatchNorm
@@ -22,6 +23,7 @@ class PerViewBatchNorm2d(PerViewBatchNorm, nn.BatchNorm2d):
     """BatchNorm2d, per view."""
 
 
+Target = Literal["shared", "stop-gradient", "momentum"]
 PER_VIEW_NORMS: dict[type, type] = {nn.BatchNorm1d: PerViewBatchNorm1d, nn.BatchNorm2d: PerViewBatchNorm2d}
 
 
@@ -39,10 +41,11 @@ class Branches(nn.Module):
         encoder: nn.Module,
         projector: nn.Module,
         predictor: nn.Module | None = None,
-        target: Literal["shared", "stop-gradient", "momentum"] = "stop-gradient",
+        target: Target = "stop-gradient",
         normalize: bool = True,
     ) -> None:
         super().__init__()
+        checked(target, Target, "Branches target")
         self.encoder, self.projector, self.predictor = encoder, projector, predictor
         self.target, self.normalize = target, normalize
         self.target_encoder: nn.Module | None = None

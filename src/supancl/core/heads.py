@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from supancl.config import Count
+from supancl.config import Count, check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,6 +29,9 @@ class MLP:
     norm: Literal["batch", "none"] = "batch"
     last_norm: Literal["none", "batch", "batch-no-affine"] = "none"
     bias: Literal["auto", "none"] = "auto"  # auto: only where no batch norm follows, which would cancel it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @staticmethod
     def describe(weights: Mapping[str, Tensor]) -> tuple[MLP, int]:

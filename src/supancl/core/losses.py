@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, ParamSpec
 
-from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Natural, Positive, marked
+from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Natural, Positive, check_fields, marked
 from supancl.core.label_weights import (
     class_weights,
     has_label,
@@ -82,6 +82,9 @@ class LossTraits:
 
     A plugin's loss has these values unless it sets others (docs/extending.md).
     """
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     normalizes: ClassVar[bool] = True  # anchors and targets have unit norm; if False, anchors are class logits
     has_two_terms: ClassVar[bool] = True  # `ssl` and `sup` are worth logging

@@ -21,7 +21,7 @@ from supancl.errors import BadInput, NoLevels, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import registered_name
 from supancl.evaluate.overlap import has_separate_test, is_run_source
-from supancl.training.preflight import check_same_data
+from supancl.training.preflight import check_same_content, check_same_data
 
 
 def check_input_kind(encoder: Encoder, split: Split, source: str) -> None:
@@ -148,7 +148,7 @@ def _read_data(
     spec = spec_for(evaluated, source)
     as_trained = view == "margin" and is_run_source(evaluated, source)
     source_data = read_source(evaluated, spec, view, as_trained=as_trained, several_labels=several_labels)
-    check_unchanged(evaluated, source, source_data)
+    check_unchanged(evaluated, source, source_data, as_trained)
     data = prepare_data(source_data, replace(without_hierarchy(spec), balanced=False))
     is_test_separate = source is not None and has_separate_test(evaluated, source)
     if data.test is not None and data.summary["held_out_from"] != "test" and is_test_separate:
@@ -157,8 +157,11 @@ def _read_data(
     return data
 
 
-def check_unchanged(evaluated: EvaluatedEncoder, source: str | None, source_data: Source) -> None:
-    """Refuse a run's own source if it has changed: the held-out images would be different ones."""
+def check_unchanged(
+    evaluated: EvaluatedEncoder, source: str | None, source_data: Source, as_trained: bool = False
+) -> None:
+    """Refuse a run's own source if it has changed: the held-out images would be different ones. Images that were
+    replaced under the same names are noticed if they were read as for training."""
     if evaluated.run is None or evaluated.recipe is None or not is_run_source(evaluated, source):
         return
     if not evaluated.run.read_data()[0]:
@@ -167,6 +170,9 @@ def check_unchanged(evaluated: EvaluatedEncoder, source: str | None, source_data
     check_same_data(
         evaluated.run, data, "restore them, or name a different source with --data", f"{evaluated.location}: "
     )
+    if as_trained and data.content is not None and evaluated.run.read_data()[0].get("content"):
+        for remark in check_same_content(evaluated.run, data):
+            evaluated.warn_once(remark)
 
 
 class EvaluationData(NamedTuple):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -25,7 +27,8 @@ class SafeConsole(Console):
     """A console on which names of files and classes cannot move the cursor or begin a line.
 
     `print(text)` prints one line, which a terminal shows broken between words. `print(text, end="")` prints a block of
-    lines, in which only names are unsafe.
+    lines, in which only names are unsafe. If its output is closed (`| head`) or its disk is full, the command goes on
+    without it: a training is worth more than its log.
     """
 
     def __init__(self, stderr: bool, quiet: bool = False) -> None:
@@ -42,7 +45,17 @@ class SafeConsole(Console):
     def print(self, *objects: Any, end: str = "\n", **options: Any) -> None:
         if end == "\n":
             objects = tuple(self._fit(make_visible(item)) if isinstance(item, str) else item for item in objects)
-        super().print(*objects, end=end, **options)
+        try:
+            super().print(*objects, end=end, **options)
+        except OSError as error:
+            self.on_broken_pipe()
+            if not isinstance(error, BrokenPipeError) and not self.stderr:
+                print_warning(f"standard output cannot be written ({error.strerror}); the command goes on without it")
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing from now on. rich calls this, and would end the process."""
+        self.quiet = True
+        discard_output(self.file)
 
     def _fit(self, line: str) -> str:
         return wrap_line(line, line_width(self))
@@ -50,6 +63,14 @@ class SafeConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Every text passes here, also the cells of tables."""
         return super().render_str(make_visible(text, keep="\n"), **options)
+
+
+def discard_output(stream: IO[str]) -> None:
+    """Send what a closed or full stream still holds, and all that follows, nowhere: Python writes it again at exit."""
+    with suppress(OSError, ValueError):  # a stream of a test has no descriptor
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def make_console(quiet: bool, json_to_stdout: bool) -> Console:

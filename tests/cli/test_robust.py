@@ -1,0 +1,93 @@
+"""What an engineer met who tried to break things: closed output, copied and replaced photographs, files of a run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from supancl.cli import main
+from tests.files import TINY, assert_mentions, assert_refused, contents, picture, supancl
+
+PRETRAIN = ["pretrain", "auto.supsiam", "--set", "encoder.name=cnn", *TINY]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch) -> Path:
+    """A run on photographs that are larger than an evaluation decodes them."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(24):
+        picture(Path("photos") / ("cat", "dog")[number % 2] / f"{number}.png", number, size=(90, 90), mode="RGB")
+    assert main([*PRETRAIN, "--data", "photos", "--out", "run", "--quiet"]) == 0
+    return tmp_path
+
+
+def test_a_training_goes_on_when_its_output_is_closed(tmp_path):
+    code = "import sys; from supancl.cli import entry; entry()"
+    out = tmp_path / "run"
+    words = [
+        sys.executable,
+        "-c",
+        code,
+        "pretrain",
+        "digits.supsiam",
+        *TINY,
+        "--set",
+        "data.limit=64",
+        "--out",
+        str(out),
+    ]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == ("", 0)
+    assert (out / "finished.json").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_the_output_is_one_line():
+    code = "from supancl.cli import entry; entry()"
+    for words, status, nouns in (
+        ((), 0, ("warning", "standard output", "No space left")),
+        (("--quiet", "--json", "-"), 2, ("standard output", "No space left", "--json FILE")),
+    ):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([sys.executable, "-c", code, "recipes", *words], stdout=full, text=True,
+                                  stderr=subprocess.PIPE, check=False)  # fmt: skip
+        assert done.returncode == status
+        assert_mentions(done.stderr, *nouns)
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_copy_of_the_photographs_counts_as_trained_on(capsys, place):
+    shutil.copytree(place / "photos", place / "copy")
+    said = supancl(capsys, "evaluate", "knn", "run", "--data", "copy")
+    assert_mentions(said.err, "copy", "trained on some of these images")
+    shutil.rmtree(place / "copy")
+    for number in range(12):
+        picture(place / "copy" / ("cat", "dog")[number % 2] / f"{number}.png", 90 + number, size=(90, 90), mode="RGB")
+    assert "trained on" not in supancl(capsys, "evaluate", "knn", "run", "--data", "copy").err
+
+
+@pytest.mark.parametrize("words", [("evaluate", "knn", "run"), ("predict", "run", "--data", "new", "--out", "new.csv")])
+def test_photographs_that_were_replaced_are_refused(capsys, place, words):
+    picture(place / "new" / "1.png", 50, size=(90, 90), mode="RGB")
+    original = (place / "photos" / "cat" / "0.png").read_bytes()
+    shutil.copy(place / "photos" / "dog" / "1.png", place / "photos" / "cat" / "0.png")
+    assert_refused(supancl(capsys, *words), "photos/cat/0.png", "changed", "restore")
+    (place / "photos" / "cat" / "0.png").write_bytes(original)
+    assert supancl(capsys, *words).code == 0
+
+
+def test_json_replaces_a_result_but_no_file_of_a_run(capsys, place):
+    before = contents(place / "run")
+    for name in ("recipe.json", "finished.json"):
+        assert_refused(supancl(capsys, "recipes", "--json", f"run/{name}"), f"run/{name}", "exists", "another file")
+    assert contents(place / "run") == before
+    (place / "coco.json").write_text('{"images": [], "annotations": []}')
+    assert_refused(supancl(capsys, "recipes", "--json", "coco.json"), "coco.json", "exists")
+    for _ in range(2):
+        assert supancl(capsys, "recipes", "--json", "result.json").code == 0
