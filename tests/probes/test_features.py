@@ -12,6 +12,7 @@ from supancl.data.splits import Split, full_split
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages, pad_images
 from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput
+from supancl.probes import features
 from supancl.probes.features import embed
 from tests.files import mentions, noise
 
@@ -162,3 +163,18 @@ def test_progress_is_told_and_an_empty_split_has_no_features():
 def test_other_channels_are_refused():
     with pytest.raises(BadInput, match=mentions("encoder", "3 channels", "1")):
         embed(small_encoder(), some_split(channels=1))
+
+
+def test_a_panorama_beside_a_tall_image_is_read_in_smaller_batches(monkeypatch):
+    shapes = [(8, 8)] * 6 + [(8, 80), (80, 8)] + [(8, 8)] * 4
+    images = [torch.full((1, *shape), 10 * i, dtype=torch.uint8) for i, shape in enumerate(shapes)]
+    store = PackedImages.from_images(images)
+    split = full_split(store, torch.zeros(len(shapes), dtype=torch.long), [""] * len(shapes))
+    encoder = EncoderSpec("cnn", channels=1, size=8, width=4, mean=(0.5,), std=(0.5,)).build()
+    whole = embed(encoder, split).values
+    largest, batch = [], type(store).batch
+    monkeypatch.setattr(type(store), "batch", lambda self, rows: largest.append(batch(self, rows)) or largest[-1])
+    monkeypatch.setattr(features, "MOST_PADDED_BYTES", 2000)
+    torch.testing.assert_close(embed(encoder, split).values, whole)
+    assert max(read.pixels.nbytes for read in largest) <= 2000
+    assert sum(len(read.pixels) for read in largest) == len(shapes)

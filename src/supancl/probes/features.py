@@ -19,6 +19,7 @@ from supancl.data.threads import ReadingThreads
 from supancl.data.views.evaluation import View, evaluation_view
 from supancl.errors import BadInput, plural
 
+MOST_PADDED_BYTES = 2**29  # of a batch as it is read; as floating-point numbers it is four times as large
 Rows = Tensor | np.ndarray  # (N, width), any floating type; an array may be a memory map, read in chunks
 
 
@@ -45,9 +46,18 @@ class Labelled(Protocol):
     def labels(self) -> Tensor: ...
 
 
+def _parts(split: Split, positions: Tensor) -> Iterator[Tensor]:
+    """The positions, halved until a batch of them fits: one panorama beside one tall image makes a huge canvas."""
+    if len(positions) > 1 and split.store.padded_bytes(split.index[positions]) > MOST_PADDED_BYTES:
+        for half in positions.tensor_split(2):
+            yield from _parts(split, half)
+    elif len(positions):
+        yield positions
+
+
 def _batches(split: Split, batch_size: int) -> Iterator[tuple[int, Batch]]:
     """(images so far, batch); a thread prepares the next two batches while the encoder runs."""
-    chunks = torch.arange(len(split)).split(batch_size) if len(split) else ()
+    chunks = [part for chunk in torch.arange(len(split)).split(batch_size) for part in _parts(split, chunk)]
     with ReadingThreads(1, "features") as thread:
         pending = deque(thread.submit(split.batch, positions) for positions in chunks[:2])
         for i, positions in enumerate(chunks):

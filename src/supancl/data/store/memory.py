@@ -101,6 +101,10 @@ class ImageStore(ABC):
         """The batch to copy to a GPU, padded to the same shape every time if the store can."""
         return self.batch(indices)
 
+    def padded_bytes(self, indices: Tensor) -> int:
+        """Bytes of a batch of these rows, with its padding; 0 if it has none, or if sizes are not known."""
+        return 0
+
     def place_on(self, device: torch.device, progress: Progress | None = None) -> ImageStore:
         """The store with its pixels on the device, or the store itself if they cannot be moved or do not fit."""
         return self
@@ -247,6 +251,10 @@ class PackedImages(ImageStore):
         windows = self.buffers[0].unfold(0, width, 1)  # a view: row i is bytes i to i + width
         pixels = windows[start.clamp(max=len(windows) - 1)]
         return Batch(pixels, None if self.uniform else sizes)
+
+    def padded_bytes(self, indices: Tensor) -> int:
+        sizes = self.host_sizes[indices.cpu()]
+        return self.channels * len(sizes) * int(sizes.amax(0).prod())
 
     def is_resident(self, device: torch.device) -> bool:
         return device.type != "cpu" and self.device.type == device.type
