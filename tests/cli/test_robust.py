@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supancl.cli import main
-from tests.files import TINY, assert_mentions, assert_refused, contents, picture, supancl
+from tests.files import TINY, assert_mentions, assert_refused, contents, picture, supancl, table
 
 PRETRAIN = ["pretrain", "auto.supsiam", "--set", "encoder.name=cnn", *TINY]
 
@@ -91,3 +91,20 @@ def test_json_replaces_a_result_but_no_file_of_a_run(capsys, place):
     assert_refused(supancl(capsys, "recipes", "--json", "coco.json"), "coco.json", "exists")
     for _ in range(2):
         assert supancl(capsys, "recipes", "--json", "result.json").code == 0
+
+
+def test_class_names_that_a_table_changes_are_warned_about(capsys, place):
+    for number in range(8):
+        for name in ("a;b", "cat "):
+            picture(place / "odd" / name / f"{number}.png", number, size=(90, 90), mode="RGB")
+    said = supancl(capsys, "predict", "run", "--data", "odd", "--all", "--out", "odd.csv")
+    assert_mentions(said.err, "odd.csv", "a;b", "rename")
+    assert "rename" not in supancl(capsys, "predict", "run", "--data", "photos", "--all", "--out", "right.csv").err
+
+
+def test_classes_that_differ_in_case_are_remarked_on_and_headers_may_have_spaces(capsys, place):
+    rows = [f"photos/{name}/{number}.png, {name.upper() if number > 20 else name}"
+            for number in range(24) for name in [("cat", "dog")[number % 2]]]  # fmt: skip
+    table(place / "labels.csv", "path, label", *rows)
+    said = supancl(capsys, "data", "show", "labels.csv", "--out", "sheets")
+    assert_mentions(said.out, "CAT", "cat", "case", "1 other pair")

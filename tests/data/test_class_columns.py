@@ -98,7 +98,7 @@ def test_weights_that_make_no_sense_are_refused_with_their_line(tmp_path, line, 
     ("header", "columns", "nouns"),
     [
         ("path,cat,cat", "", ("weights.csv", "2 columns", "'cat'")),
-        ("path,cat, cat", "", ("weights.csv", "'cat'", "another name")),
+        ("path,cat, cat", "", ("weights.csv", "2 columns", "'cat'")),
         ("path,,cat", "", ("weights.csv", "''", "--columns")),
         ("file,cat,dog", "", ("weights.csv", "no column", "path,label")),
         ("path,cat,dog", "label=cat+fox", ("weights.csv", "no column 'fox'")),

@@ -854,4 +854,4 @@ def test_a_source_is_the_same_from_any_folder(tmp_path, monkeypatch):
 def test_data_that_were_moved_are_refused_with_the_flag_that_names_their_new_place(tmp_path):
     with pytest.raises(BadInput) as told:  # a run has the absolute path of its data
         open_data(DataSpec(source=str(tmp_path / "elsewhere" / "photos")))
-    assert_mentions(str(told.value), tmp_path / "elsewhere" / "photos", "moved", "--data")
+    assert_mentions(str(told.value), tmp_path / "elsewhere" / "photos", "pretrain --resume --data NEW --out RUN")

@@ -37,8 +37,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         )
     if predictions.unreadable_classes:
         evaluated.reporter.warn(
-            f"{out}: the class {predictions.unreadable_classes[0]!r} has a ';', which separates labels; rename it to "
-            "use the table as --data"
+            f"{out}: read as --data, the table would not have the class {predictions.unreadable_classes[0]!r}: a ';' "
+            "separates labels, spaces around a name are cut off, and -1 is no label; rename it first"
         )
     if not predictions.has_files:
         console.print(f"the images of {args.data} are no files, so {out} cannot be used as --data")

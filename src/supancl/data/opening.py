@@ -27,7 +27,7 @@ from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_spl
 from supancl.data.store import stream
 from supancl.data.store.building import dark_image_remarks, other_positions, store_images
 from supancl.data.store.memory import FileImages, ImageStore, Progress
-from supancl.errors import BadInput, did_you_mean, plural
+from supancl.errors import BadInput, did_you_mean, plural, program_name
 from supancl.files import did_you_mean_path
 from supancl.reporter import track_task
 
@@ -257,7 +257,8 @@ def _existing_path(name: str) -> Path:
                 f"no benchmark {benchmark_name!r}, so {name!r} cannot be opened; register your own with --plugin FILE"
             )
         # a run has the absolute path of its data, which may have been moved since
-        moved = ", or name its new place with --data if it was moved" if path.is_absolute() else ""
+        resume = f"{program_name()} pretrain --resume --data NEW --out RUN"
+        moved = f", or tell a run where its data are now: {resume}" if path.is_absolute() else ""
         raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path' + moved}")
     return path
 
@@ -307,7 +308,25 @@ def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) 
         if entries.has_split(name)
     }
     repeated = repeated_file_remarks(listing.listed_in, entries) if listing.listed_in else ()
-    return Source(splits, classes, (*listing.remarks, *repeated), {}, entries.items, listing.empty_folders)
+    remarks = (*listing.remarks, *repeated, *similar_name_remarks(classes))
+    return Source(splits, classes, remarks, {}, entries.items, listing.empty_folders)
+
+
+def similar_name_remarks(classes: Sequence[str]) -> list[str]:
+    """A remark on class names that differ only in case or in spaces around them.
+
+    >>> similar_name_remarks(["CAT", "cat", "dog"])
+    ["classes 'CAT' and 'cat' differ only in case or spaces; if they are one class, give them one name"]
+    """
+    first: dict[str, str] = {}
+    pairs = [(first[key], name) for name in classes if first.setdefault(key := name.strip().casefold(), name) != name]
+    if not pairs:
+        return []
+    others = f" ({plural(len(pairs) - 1, 'other pair')} too)" if len(pairs) > 1 else ""
+    return [
+        f"classes {pairs[0][0]!r} and {pairs[0][1]!r} differ only in case or spaces{others}; if they are one class, "
+        "give them one name"
+    ]
 
 
 def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...], ImageLabels]:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from supancl.data.hierarchy import list_prefixes
-from supancl.data.label_pairs import SEPARATOR, check_one_label, label_cell, list_labels
+from supancl.data.label_pairs import check_one_label, label_cell, list_labels
 from supancl.data.levels import with_given_labels, with_leaf_labels
 from supancl.data.opening import is_same_source
+from supancl.data.sources.csv_table import is_read_as_written
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean, plural
@@ -101,9 +102,9 @@ class Predictions:
 
     @property
     def unreadable_classes(self) -> list[str]:
-        """Classes whose name a table with several labels would be read as two."""
-        names = dict.fromkeys((*self.classes, *self.given_classes)) if self.has_several_labels else ()
-        return [name for name in names if SEPARATOR in name]
+        """Classes of the table whose names would be read as others, as two or as none."""
+        names = dict.fromkeys((*self.classes, *self.given_classes))
+        return [name for name in names if not is_read_as_written(name)]
 
     def _text(self, classes: Sequence[str], labels: Sequence[tuple[int, float]]) -> str:
         named = [(classes[number], weight) for number, weight in labels]

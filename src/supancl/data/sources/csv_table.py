@@ -29,7 +29,7 @@ from supancl.data.label_pairs import (
 )
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, DataSpec, Listing, check_label
 from supancl.errors import BadInput, plural
-from supancl.files import open_regular, unescape_formula
+from supancl.files import escape_formula, open_regular, unescape_formula
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -52,7 +52,7 @@ def list_csv(
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
-            header = next(rows, [])
+            header = [name.strip() for name in next(rows, [])]
             layout = find_columns(header, path, parse_columns(column_names))
             weights = WeightRows(layout.classes, layout.is_guessed)
             check = weights.add if layout.classes else _checked_label
@@ -145,6 +145,16 @@ def _path_fault(path: str, table: Path, line: int) -> str:
         f"{table}, up to line {line}: a value spans several lines; close its double quote, and double the quotes "
         "inside it"
     )
+
+
+def is_read_as_written(name: str) -> bool:
+    """Whether a table with this class name is read with the same one.
+
+    >>> [is_read_as_written(name) for name in ("cat", "=A1", "a;b", "cat ", "-1")]
+    [True, True, False, False, False]
+    """
+    read = unescape_formula(escape_formula(name).strip())
+    return read == name and name not in NO_LABEL and SEPARATOR not in name
 
 
 def _checked_label(text: str, table: Path, line: int) -> str:
