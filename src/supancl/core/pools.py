@@ -104,6 +104,8 @@ class _Rings(Pool):
 
     def __init__(self, rings: int, size: int, width: int, classes: int) -> None:
         super().__init__()
+        if size < 1:
+            raise ValueError(f"a pool of {size} targets; give it at least 1")
         self.rings, self.size, self.classes = rings, size, classes
         slots = rings * size
         # one extra slot, for rows that are not stored: so shapes never change
@@ -127,7 +129,9 @@ class _Rings(Pool):
     @torch.no_grad()
     def push(self, targets: Tensor, labels: Tensor) -> None:
         _check_labels(labels, self.classes)
-        targets = targets.detach().to(self.targets.dtype)
+        if targets.ndim != 2:
+            raise ValueError(f"targets {tuple(targets.shape)}: push one view (B, width), such as targets[1]")
+        targets, labels = targets.detach().to(self.targets.dtype), labels.long()
         slot, stored = self._assign_slots(labels)
         slot = torch.where(stored, slot, self.rings * self.size)
         labels = torch.where(stored, labels, EMPTY)  # the extra slot stays empty

@@ -56,10 +56,19 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper", **set
         raise BadInput(
             f"unknown recipe {name!r}; " + (f"did you mean {close_matches[0]!r}?" if close_matches else hint)
         )
-    built = replace(RECIPES[name](), name=name)  # a plugin's recipe may still have the name of the one it copies
+    built = replace(build_recipe(name), name=name)  # a plugin's may still have the name of the one it copies
     if compat == "released-code":
         built = as_released_code(built)
     return with_settings(validated_recipe(built), settings)
+
+
+def build_recipe(name: str) -> Recipe:
+    """What the function of this name in RECIPES returns; a plugin's may be no function, or return something else."""
+    build: Any = RECIPES[name]
+    built = build() if callable(build) else None
+    if not isinstance(built, Recipe):
+        raise BadInput(f"recipe {name!r}: must be a function that returns a Recipe: RECIPES[{name!r}] = lambda: ...")
+    return built
 
 
 def as_released_code(built: Recipe) -> Recipe:

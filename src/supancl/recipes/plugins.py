@@ -15,7 +15,7 @@ import shlex
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -26,6 +26,7 @@ from supancl.core.specs import EncoderSpec, PoolSpec
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark
 from supancl.data.sources.layouts import Entry, OfficialList
 from supancl.errors import BadInput, SupanclError
+from supancl.files import digest
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +93,8 @@ def register(section: Section) -> Section:
         if not _accepts(call, REQUIRED_METHODS["loss"]["__call__"]):
             call = _with_old_name(call, name)
         setattr(section, "__call__", _with_checked_terms(call))  # noqa: B010 - mypy refuses to assign __call__
+    if section_name == "pool":
+        setattr(section, "build", _with_checked_pool(getattr(section, "build")))  # noqa: B009, B010 - mypy refuses both
     REGISTERED[section_name, kind] = section
     return section
 
@@ -108,7 +111,18 @@ def register_encoder(name: str, build: Callable[[EncoderSpec], nn.Module]) -> No
 
     def body_and_width(spec: EncoderSpec) -> tuple[nn.Module, int]:
         body = build(spec)
-        return body, width_of(body, spec)
+        if not isinstance(body, nn.Module):
+            raise BadInput(f"encoder {name!r}: its function returned {_describe_type(body)}; expected a torch module")
+        try:
+            return body, width_of(body, spec)
+        except Exception as error:
+            if isinstance(error, BadInput) or describe_plugin_error(error):
+                raise
+            shape = f"({spec.channels}, {spec.size}, {spec.size})"
+            raise BadInput(
+                f"encoder {name!r} cannot take an image {shape}: {' '.join(str(error).split())}; build it for "
+                "spec.channels and spec.size"
+            ) from error
 
     REGISTERED["encoder", name] = build
     BUILDERS[name] = body_and_width
@@ -223,7 +237,32 @@ def plugin_hint(files: Sequence[str]) -> str:
     """Advice about something that is not registered; `files` are the plugins that the run used."""
     if not files:
         return "if it is your own, pass the file that registers it: --plugin FILE (docs/extending.md)"
-    return f"the run used a plugin; pass it:{plugin_flags(files)}"
+    gone = next((file for file in files if not os.path.isfile(file)), None)
+    if gone is not None:
+        return f"the run used the plugin {gone}, which is not there; pass it from its new place: --plugin FILE"
+    return f"the run used a plugin; pass it:{plugin_flags(files)} (in Python, import it first)"
+
+
+def plugins_to_continue(saved: Sequence[str]) -> Sequence[str]:
+    """The plugin files to name in advice: those that are loaded now, or else those that the run was begun with."""
+    return loaded_plugins() or saved
+
+
+def plugin_digests(files: Sequence[str]) -> dict[str, str]:
+    """A checksum of each plugin file that can be read."""
+    return {file: digest(Path(file)) for file in files if os.path.isfile(file)}
+
+
+def changed_plugins(saved: Mapping[str, str]) -> list[str]:
+    """The loaded plugin files whose content is none of those that the run was begun with."""
+    now = plugin_digests(loaded_plugins())
+    return [file for file, content in now.items() if content not in saved.values()] if saved else []
+
+
+def refuse_while_loading() -> None:
+    """Refuse to train while a plugin is loaded: every later use of the file would train again."""
+    if _loading:
+        raise BadInput(f'{_loading[-1]}: trains while it is loaded; put that call under if __name__ == "__main__":')
 
 
 # --- reading runs back ------------------------------------------------------------------------------------------------
@@ -233,6 +272,8 @@ def check_registered(name: str, section: Any, hint: Any) -> None:
     """Refuse a class that recipe.json cannot restore: resuming would silently use another one."""
     if type(section) in (*get_args(hint), hint):
         return
+    if isinstance(section, type):
+        raise BadInput(f"{name}: {section.__name__} is a class; write {section.__name__}(), with its settings")
     if type(section) in REGISTERED.values():
         kind = next(kind for (_, kind), registered in REGISTERED.items() if registered is type(section))
         if section.kind != kind:  # training would use the class, resuming the kind
@@ -330,6 +371,26 @@ def _with_checked_terms(call: Any) -> Any:
         return terms
 
     return checked_call
+
+
+def _with_checked_pool(build: Any) -> Any:
+    """Wrap the `build` of a pool so that a wrong result is reported here and not at the end of the first epoch."""
+
+    @functools.wraps(build)
+    def checked_build(self: Any, width: int, classes: int, *args: Any, **kwargs: Any) -> Any:
+        from supancl.core.pools import Pool
+
+        pool, name = build(self, width, classes, *args, **kwargs), type(self).__name__
+        if not isinstance(pool, Pool):
+            raise BadInput(f"{name}: build returned {_describe_type(pool)}; expected a Pool (docs/extending.md)")
+        if not isinstance(pool.counts, torch.Tensor) or pool.counts.ndim != 1:
+            raise BadInput(
+                f"{type(pool).__name__}: counts is {_describe_type(pool.counts)}; expected a property, a tensor "
+                "(classes,) of the number of stored targets (docs/extending.md)"
+            )
+        return pool
+
+    return checked_build
 
 
 def _describe_type(value: Any) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from supancl.data.splits import Data
 from supancl.errors import BadInput, Interrupted, Stopped
 from supancl.recipes import Recipe
+from supancl.recipes.plugins import changed_plugins
 from supancl.reporter import Reporter, track_task
 from supancl.training.cost import describe_time, measure_step
 from supancl.training.loop import Loop, resume_settings
@@ -98,6 +99,8 @@ def _load_start(
         ranks.on_rank0(lambda: check_same_data(folder, data))
         for remark in ranks.on_rank0(lambda: check_same_content(folder, data)):
             reporter.warn(remark)
+        for file in changed_plugins(folder.read_plugin_digests()):
+            reporter.warn(f"{file}: differs from the plugin that this run was begun with; training goes on with it")
         check_same_device(folder, state, trainer.device)
         trainer.load(state)
         if trainer.monitor.collapsed and trainer.step < trainer.steps:

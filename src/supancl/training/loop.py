@@ -18,7 +18,7 @@ from supancl.data.threads import WaitStopped
 from supancl.errors import Collapsed, Interrupted, NonFinite, program_name
 from supancl.files import reason
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import plugin_flags
+from supancl.recipes.plugins import plugin_flags, plugins_to_continue
 from supancl.reporter import Reporter
 from supancl.training.inputs import StepStats
 from supancl.training.monitor import advice_to_continue, collapse_message
@@ -199,7 +199,7 @@ class Loop:
         """End the run after a signal; its state is saved."""
         self.wait_for_writer()
         name, position = signal.Signals(number).name, f"step {self.trainer.step} of {self.trainer.steps}"
-        plugins = plugin_flags(self.folder.read_plugins())
+        plugins = plugin_flags(plugins_to_continue(self.folder.read_plugins()))
         command = f"{program_name()} pretrain --resume --out {shlex.quote(str(self.folder.path))}{plugins}"
         raise Interrupted(f"stopped by {name} at {position}, saved; continue with: {command}", number)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from supancl.errors import NonFinite, program_name
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import plugin_flags
+from supancl.recipes.plugins import plugin_flags, plugins_to_continue
 from supancl.training.inputs import StepInputs
 from supancl.training.model import Model
 
@@ -71,7 +71,7 @@ def handle_nonfinite(loop: Loop, step: int) -> None:
     restart = "start again with a lower --set optimizer.lr"
     restart += " or --precision fp32" if settings.precision == "bf16" else ""
     resume = f"{program_name()} pretrain --resume --on-nan skip --out {shlex.quote(str(loop.folder.path))}"
-    resume += plugin_flags(loop.folder.read_plugins())
+    resume += plugin_flags(plugins_to_continue(loop.folder.read_plugins()))
     advice = f"to continue without such steps, checking every loss (slower on a GPU): {resume}; or {restart}"
     if settings.on_nan == "stop":
         raise NonFinite(cause, advice)

@@ -14,6 +14,7 @@ from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.errors import BadInput
 from supancl.files import reason
 from supancl.recipes import Recipe
+from supancl.recipes.plugins import has_plugin_section
 from supancl.recipes.recipe import fixed_settings
 from supancl.training.compilation import Compilation, is_compiler_error
 from supancl.training.cuda.capture import CapturedStep
@@ -144,7 +145,8 @@ class Trainer:
             self.monitor.load(state["monitor"])
         except (LookupError, RuntimeError, ValueError, AttributeError, TypeError, OverflowError) as error:
             raise BadInput(
-                f"the checkpoint does not fit this run ({reason(error)}); was it made with other settings?"
+                f"the checkpoint does not fit this run ({reason(error)}); was it made with other settings"
+                f"{' or another plugin' if has_plugin_section(self.recipe) else ''}?"
             ) from None
         self.inputs.invalidate()
         self.captured.forget()

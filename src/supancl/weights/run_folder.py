@@ -29,7 +29,7 @@ from supancl.files import (
     write_text,
 )
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
-from supancl.recipes.plugins import required_plugins
+from supancl.recipes.plugins import plugin_digests, required_plugins
 from supancl.recipes.recipe import fixed_settings
 from supancl.weights.digests import content_digest
 from supancl.weights.log_rows import GAP, LogRows, fill_gaps, keep_rows, read_rows
@@ -168,7 +168,7 @@ class RunFolder:
             "run": name_run(recipe, classes, data),
         }
         if plugins := required_plugins(recipe):
-            content["plugins"] = plugins
+            content["plugins"], content["plugin_digests"] = plugins, plugin_digests(plugins)
         content |= {key: value for key, value in (about or {}).items() if value}
         write_sealed_json(self.recipe_file, content)
 
@@ -200,7 +200,8 @@ class RunFolder:
             raise NotRegistered(f"{self.recipe_file}: {error}") from None
         except BadInput as error:
             line = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
-            raise BadInput(f"{line}; restore the file that the run wrote, or choose another --out") from None
+            others = "".join(f" and its plugin {file}" for file in self.read_plugins())
+            raise BadInput(f"{line}; restore the file that the run wrote{others}, or choose another run") from None
         return recipe, self.read_data()[1]
 
     def check_recipe_file(self) -> None:
@@ -220,6 +221,11 @@ class RunFolder:
         """The plugin files that the run used; empty if it used none or there is no recipe.json."""
         files = read_json(self.recipe_file).get("plugins")
         return [str(file) for file in files] if isinstance(files, list) else []
+
+    def read_plugin_digests(self) -> dict[str, str]:
+        """A checksum of each plugin file when the run was begun; empty for runs before 0.2.0."""
+        digests = read_json(self.recipe_file).get("plugin_digests")
+        return digests if isinstance(digests, dict) else {}
 
     def read_data(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The description of the data in recipe.json, and the class names."""
