@@ -146,3 +146,17 @@ def test_a_run_that_collapses_records_why_until_it_continues(tmp_path, capsys, m
     assert stopped["reason"] in said.err
     assert supancl(capsys, "pretrain", "--resume", "--on-collapse", "warn", "--out", run).code == 0
     assert not (run / "stopped.json").exists()
+
+
+def test_a_run_that_ends_with_an_error_records_it_and_continues(tmp_path):
+    run = tmp_path / "run"
+
+    class Fail(Notes):
+        def on_epoch(self, row):
+            raise RuntimeError("the disk of the log is gone")
+
+    with pytest.raises(RuntimeError, match="the disk"):
+        pretrain(tiny_recipe(train__epochs=3), tiny_data(), run, reporter=Fail())
+    assert "an error: the disk of the log is gone" in json.loads((run / "stopped.json").read_text())["reason"]
+    assert pretrain(None, tiny_data(), run, resume=True).metrics[-1]["epoch"] == 2
+    assert not (run / "stopped.json").exists()

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from supancl.data.splits import Data
-from supancl.errors import BadInput, Interrupted, Stopped
+from supancl.errors import BadInput
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import changed_plugins
 from supancl.reporter import Reporter, track_task
@@ -60,7 +60,7 @@ def begin_run(
             if cost:
                 reporter.note(f"time: {cost['text']}")
             yield loop
-        except (Stopped, Interrupted) as error:
+        except Exception as error:
             if trainer.ranks.is_rank0:
                 record_stop(folder, trainer.step, error)
             raise

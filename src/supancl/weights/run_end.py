@@ -27,10 +27,12 @@ class StopCause(NamedTuple):
     exit_code: int
 
 
-def record_stop(folder: RunFolder, step: int, error: Stopped | Interrupted) -> None:
+def record_stop(folder: RunFolder, step: int, error: Exception) -> None:
     """Write stopped.json; a failure to do so must not hide the reason for the stop."""
-    reason = signal.Signals(error.signal_number).name if isinstance(error, Interrupted) else error.cause
-    cause = StopCause(step, reason, error.exit_code)
+    reason = f"an error: {' '.join(str(error).split())[:300] or type(error).__name__}"
+    if isinstance(error, (Stopped, Interrupted)):
+        reason = signal.Signals(error.signal_number).name if isinstance(error, Interrupted) else error.cause
+    cause = StopCause(step, reason, getattr(error, "exit_code", 1))
     with suppress(BadInput, OSError):
         write_sealed_json(folder.stop_file, cause._asdict())
 
