@@ -131,7 +131,8 @@ class _Rings(Pool):
         _check_labels(labels, self.classes)
         if targets.ndim != 2:
             raise ValueError(f"targets {tuple(targets.shape)}: push one view (B, width), such as targets[1]")
-        targets, labels = targets.detach().to(self.targets.dtype), labels.long()
+        labels = labels.long()
+        targets = targets.detach().to(self.targets.dtype)
         slot, stored = self._assign_slots(labels)
         slot = torch.where(stored, slot, self.rings * self.size)
         labels = torch.where(stored, labels, EMPTY)  # the extra slot stays empty

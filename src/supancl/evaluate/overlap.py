@@ -186,8 +186,8 @@ def _shares_photographs(evaluated: EvaluatedEncoder, images: Sequence[Split]) ->
     decode = partial(_checksum_as_trained, recipe.data, evaluated.encoder.spec.channels)
     with ThreadPoolExecutor() as threads:
         checksums = [value for value in threads.map(decode, names) if value is not None]
-    found = _is_among(trained, np.array(checksums, np.uint64))
-    return bool(len(found)) and float(found.mean()) > EQUAL_BY_CHANCE
+    is_trained_on = _is_among(trained, np.array(checksums, np.uint64))
+    return bool(len(is_trained_on)) and float(is_trained_on.mean()) > EQUAL_BY_CHANCE
 
 
 def _checksum_as_trained(spec: DataSpec, channels: int, name: str) -> int | None:

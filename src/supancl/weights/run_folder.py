@@ -201,7 +201,7 @@ class RunFolder:
         except BadInput as error:
             line = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
             others = "".join(f" and its plugin {file}" for file in self.read_plugins())
-            raise BadInput(f"{line}; restore the file that the run wrote{others}, or choose another run") from None
+            raise BadInput(f"{line}; restore the file that the run wrote{others}, or choose another --out") from None
         return recipe, self.read_data()[1]
 
     def check_recipe_file(self) -> None:
