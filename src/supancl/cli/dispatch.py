@@ -33,7 +33,7 @@ from supancl.errors import (
     program_name,
     set_program_name,
 )
-from supancl.files import jsonable, reason
+from supancl.files import jsonable, read_json, reason
 from supancl.recipes.plugins import describe_plugin_error, load_plugin
 from supancl.reporter import report_to
 from supancl.reports.terminal import discard_output
@@ -192,8 +192,8 @@ def check_json(target: str | None) -> None:
 
 
 def _may_be_a_result(path: Path) -> bool:
-    """Whether a file is empty or begins like a result, and is none of a run's own files."""
-    if (path.parent / "recipe.json").exists():
+    """Whether a file is empty or begins like a result, and is none of a run's own files, which have a digest."""
+    if "digest" in read_json(path):
         return False
     try:
         with open(path, "rb") as file:
