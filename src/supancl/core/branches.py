@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Literal, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from supancl.config import checked
 from supancl.core.specs import BranchSpec as BranchSpec  # its place before 0.2
 from supancl.core.specs import HeadSpec as HeadSpec
+from supancl.core.specs import Target
 from supancl.distributed.norms import PerViewBatchNorm
 
 
@@ -23,7 +24,6 @@ class PerViewBatchNorm2d(PerViewBatchNorm, nn.BatchNorm2d):
     """BatchNorm2d, per view."""
 
 
-Target = Literal["shared", "stop-gradient", "momentum"]
 PER_VIEW_NORMS: dict[type, type] = {nn.BatchNorm1d: PerViewBatchNorm1d, nn.BatchNorm2d: PerViewBatchNorm2d}
 
 

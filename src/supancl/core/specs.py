@@ -66,6 +66,9 @@ def check_size(spec: EncoderSpec, patch: int | None = None) -> None:
         )
 
 
+Target = Literal["shared", "stop-gradient", "momentum"]
+
+
 @dataclass(frozen=True)
 class BranchSpec:
     """Where targets come from, and the EMA momentum of a momentum copy.
@@ -75,7 +78,7 @@ class BranchSpec:
     momentum       an EMA copy of the online branch (BYOL, SupBYOL, MoCo)
     """
 
-    target: Literal["shared", "stop-gradient", "momentum"] = "stop-gradient"
+    target: Target = "stop-gradient"
     momentum: Fraction = marked(0.996, FREE_IN_A_SHARED_STEP)
     momentum_end: Fraction = marked(1.0, FREE_IN_A_SHARED_STEP)  # equal to `momentum`: constant
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,13 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from supancl.data.decode import try_decode
+from supancl.data.decode import decode_threads_per_rank, try_decode
 from supancl.data.opening import is_same_source
 from supancl.data.repeated_files import hash_files
 from supancl.data.sources import benchmarks
 from supancl.data.sources.libraries import READERS
 from supancl.data.splits import DataSpec, Split
 from supancl.data.store.memory import image_checksum
+from supancl.data.threads import ReadingThreads
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_name, registered_name
@@ -184,7 +184,7 @@ def _shares_photographs(evaluated: EvaluatedEncoder, images: Sequence[Split]) ->
         for name in split.names_at(torch.linspace(0, len(split) - 1, min(len(split), MOST_DECODED)).long())
     ]
     decode = partial(_checksum_as_trained, recipe.data, evaluated.encoder.spec.channels)
-    with ThreadPoolExecutor() as threads:
+    with ReadingThreads(decode_threads_per_rank(), "compare") as threads:  # Ctrl-C does not wait for a slow disk
         checksums = [value for value in threads.map(decode, names) if value is not None]
     is_trained_on = _is_among(trained, np.array(checksums, np.uint64))
     return bool(len(is_trained_on)) and float(is_trained_on.mean()) > EQUAL_BY_CHANCE

@@ -50,7 +50,7 @@ class SafeConsole(Console):
         except OSError as error:
             self.on_broken_pipe()
             if not isinstance(error, BrokenPipeError) and not self.stderr:
-                print_warning(f"standard output cannot be written ({error.strerror}); the command goes on without it")
+                print_warning(f"standard output cannot be written ({error.strerror}); the command continues without it")
 
     def on_broken_pipe(self) -> None:
         """Print nothing from now on. rich calls this, and would end the process."""

@@ -100,7 +100,7 @@ def _load_start(
         for remark in ranks.on_rank0(lambda: check_same_content(folder, data)):
             reporter.warn(remark)
         for file in changed_plugins(folder.read_plugin_digests()):
-            reporter.warn(f"{file}: differs from the plugin that this run was begun with; training goes on with it")
+            reporter.warn(f"{file}: differs from the plugin that this run was begun with; training continues with it")
         check_same_device(folder, state, trainer.device)
         trainer.load(state)
         if trainer.monitor.collapsed and trainer.step < trainer.steps:
