@@ -313,7 +313,7 @@ def open_lines(evidence: Evidence, other_plans: Sequence[str]) -> str:
         "shrink; that was not tested.",
         f"Better settings: {max(map(len, evidence.plan.pilots.values()))} were tried for each method, and the best two "
         f"often differ by less than the held-out images can show {tie_note(evidence)}.",
-        "Larger networks; SupBYOL at other alphas, on test images and other data.",
+        "Larger networks at this image size; SupBYOL at alphas other than 0.5 and 0.8.",
     ]
     if single:
         lines.append(

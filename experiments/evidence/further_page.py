@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from experiments.evidence.findings import join_names
 from experiments.evidence.further_plans import CHANGES, CHOSEN, EPOCHS, POOLS, cifar10_plan, pools_plan, supbyol_plan
 from experiments.evidence.plan import Plan
 from experiments.evidence.results import ACCURACIES as MEASURED
-from experiments.evidence.results import MEASURES, NAMES, Evidence, Row, best_pilot, mean_text, read_results, waiting
-from experiments.evidence.study_page import describe_collapse, differences, every_run, left_over, mark
+from experiments.evidence.results import (
+    MEASURES,
+    NAMES,
+    Evidence,
+    Gap,
+    Row,
+    best_pilot,
+    mean_text,
+    read_results,
+    waiting,
+)
+from experiments.evidence.results import TITLES as RESULT_TITLES
+from experiments.evidence.study_page import (
+    describe_collapse,
+    differences,
+    every_run,
+    left_over,
+    mark,
+    ratio_table,
+    row_gaps,
+)
 from experiments.evidence.tables import HELD_OUT, average_ranks, image_uncertainty, table, unique
+from supancl.errors import plural
 from supancl.paper.numbers import CIFAR, SIX
 from supancl.stats import accuracy_half_width
 
@@ -64,7 +84,52 @@ def supbyol_line(results: Path) -> str:
                          "may be nothing.")  # fmt: skip
     if untried:
         sentences.append(f"Not tried yet: {join_names(untried)}.")
+    sentences += pair_sentences(supbyol_rows(evidence), SUPBYOL_PAIRS, "CIFAR-100", "CIFAR-10")
     return " ".join([*sentences, "[More](#supbyol-on-cifar-100-one-change-at-a-time)."])
+
+
+def cifar10_line(results: Path) -> str:
+    """SupSiam against others when CIFAR-10 is the pretraining set; empty without results."""
+    rows = cifar10_rows(read_evidence(results / "cifar10", cifar10_plan()))
+    pairs = (("supsiam", "simsiam"), ("supsiam", "supcon"), ("supsiam", "crossentropy"))
+    sentences = pair_sentences(rows, pairs, "CIFAR-10", "CIFAR-100")
+    if not sentences:
+        return ""
+    return " ".join(
+        ["**Is it the same when CIFAR-10 is the pretraining set?**", *sentences, "[More](#pretrained-on-cifar-10)."]
+    )
+
+
+def pair_sentences(rows: Mapping[str, Row], pairs: Sequence[tuple[str, str]], own: str, other: str) -> list[str]:
+    """Each pair's difference in the linear accuracy on the data trained on, and on the other CIFAR."""
+    return [
+        f"{rows[ours].name} - {rows[theirs].name} is {brief(gaps['linear'])} points on {own} and "
+        f"{brief(gaps['crossed'])} on {other} (test images, {seeds_text(rows[ours], rows[theirs])})."
+        for ours, theirs in pairs
+        if ours in rows and theirs in rows
+        if (gaps := row_gaps(rows, ours, theirs, ("linear", "crossed")))
+    ]
+
+
+def brief(difference: Gap) -> str:
+    """The difference in a sentence that says how many seeds there are.
+
+    >>> brief(Gap(1.25)), brief(Gap(1.25, 0.5, 2.0, borrowed=True))
+    ('+1.2', '+1.2 [+0.5, +2.0]')
+    """
+    return difference.text(1).removesuffix(" (no interval)").rstrip("*")
+
+
+def seeds_text(*rows: Row) -> str:
+    """How many seeds these rows have.
+
+    >>> seeds_text(Row("a", [{}]), Row("b", [{}])), seeds_text(Row("a", [{}] * 3), Row("b", [{}]))
+    ('1 seed each', '3 and 1 seeds')
+    """
+    counts = [len(row.results) for row in rows]
+    return (
+        f"{plural(counts[0], 'seed')} each" if len(set(counts)) == 1 else f"{join_names(list(map(str, counts)))} seeds"
+    )
 
 
 def write_part(folder: Path, part: Callable[[Path], list[str]]) -> str:
@@ -92,21 +157,32 @@ def accuracy_table(rows: Mapping[str, Row], titles: Mapping[str, str], first: st
 
 # --- SupBYOL ----------------------------------------------------------------------------------------------------------
 
+SUPBYOL_PAIRS = (("supbyol", "byol"), ("supsiam", "supbyol"))
+
 
 def supbyol_part(folder: Path) -> list[str]:
     evidence = read_evidence(folder, supbyol_plan())
     if not evidence.results:
         return []
-    rows = {method: evidence.row(NAMES[method], f"final-{method}-0") for method in ("supbyol", "byol")}
-    measured = {method: row for method, row in rows.items() if row.results}
+    rows = supbyol_rows(evidence)
     return [
         f"## SupBYOL on CIFAR-100, one change at a time\n\n{conditions(evidence)}\n",
         change_table(evidence),
-        f"### SupBYOL with the best change, and BYOL\n{accuracy_table(measured, TITLES, 'method')}" if measured else "",
-        differences(measured, (("supbyol", "byol"),), TITLES),
+        f"### With the best change\n{accuracy_table(rows, TITLES, 'method')}" if rows else "",
+        differences(rows, SUPBYOL_PAIRS, TITLES),
+        ratio_table(rows) if rows else "",
         left_over(evidence),
         every_run(evidence),
     ]
+
+
+def supbyol_rows(evidence: Evidence) -> dict[str, Row]:
+    """The methods that have a final run; SupBYOL's name says what was changed."""
+    best = best_pilot(evidence.plan, evidence.results, "supbyol")
+    change = "" if best is None else f" ({list(CHANGES)[best]})"
+    names = {"supbyol": NAMES["supbyol"] + change, "byol": NAMES["byol"], "supsiam": RESULT_TITLES["supsiam"]}
+    rows = {method: evidence.row(name, f"final-{method}-0") for method, name in names.items()}
+    return {method: row for method, row in rows.items() if row.results}
 
 
 def pilot_values(evidence: Evidence) -> list[Mapping[str, float]]:
@@ -127,8 +203,8 @@ def change_table(evidence: Evidence) -> str:
     return f"""### What helps SupBYOL?
 
 One seed each, evaluated on the {HELD_OUT:,} held-out training images, which leave an accuracy uncertain by up to
-{image_uncertainty(HELD_OUT)} points: smaller changes say nothing. When all are done, the best one by linear accuracy is
-trained with three seeds and tested.
+{image_uncertainty(HELD_OUT)} points: smaller changes say nothing. The best one by linear accuracy is trained with three
+seeds and tested.
 
 {table(["change", "linear, held out", "k-NN, held out", "change of linear", ""], lines)}"""
 
@@ -140,8 +216,7 @@ CIFAR10_PAIRS = (("supsiam", "simsiam"), ("supbyol", "byol"), ("supcon", "simclr
 
 def cifar10_part(folder: Path) -> list[str]:
     evidence = read_evidence(folder, cifar10_plan())
-    rows = {method: evidence.row(NAMES[method], f"final-{method}-0") for method in CHOSEN}
-    measured = {method: row for method, row in rows.items() if row.results}
+    measured = cifar10_rows(evidence)
     if not measured:
         return []
     titles = {**TITLES, "crossed": "CIFAR-100 linear"}
@@ -151,9 +226,15 @@ def cifar10_part(folder: Path) -> list[str]:
         f"{accuracy_table(measured, titles, 'method')}",
         paper_table(measured),
         differences(measured, CIFAR10_PAIRS, titles),
+        ratio_table(measured),
         left_over(evidence),
         every_run(evidence),
     ]
+
+
+def cifar10_rows(evidence: Evidence) -> dict[str, Row]:
+    rows = {method: evidence.row(NAMES[method], f"final-{method}-0") for method in CHOSEN}
+    return {method: row for method, row in rows.items() if row.results}
 
 
 def paper_table(rows: Mapping[str, Row]) -> str:

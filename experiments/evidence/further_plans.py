@@ -17,6 +17,7 @@ from experiments.evidence.plans import (
     ON_TEST,
     PETS,
     PILOT,
+    PROJECTOR,
     accuracy,
     cifar_plan,
     digits_plan,
@@ -66,14 +67,15 @@ CHANGES = {
 
 
 def supbyol_plan() -> Plan:
-    """Why is SupBYOL behind SupSiam on CIFAR-100? Pilots of full length, one change each; then three seeds of the best
-    and of BYOL."""
+    """Why is SupBYOL behind SupSiam on CIFAR-100? Pilots of full length, one change each; then three seeds of the best,
+    of BYOL, and of SupSiam on the same images."""
     grid = tuple(CHANGES.values())
     steps = pilots("supbyol", grid, EPOCHS)
     for seed in (0, 1, 2):
         best = Step(f"final-supbyol-{seed}", "final", "supbyol", EPOCHS, seed, HELD_OUT, follows="supbyol")
         steps += [best, fixed("byol", seed)]
-    tasks = {"pilot": PILOT, "final": CIFAR_FINAL}
+    steps += [fixed("supsiam", seed) for seed in (0, 1, 2)]
+    tasks = {"pilot": PILOT, "final": (*CIFAR_FINAL, PROJECTOR)}
     varied = ("branches.momentum", "branches.momentum_end", "schedule.warmup_epochs")
     return Plan("supbyol", "cifar100", "data/cifar100.npz", 50_000, steps, tasks, {"supbyol": grid}, varied=varied)
 
@@ -85,6 +87,7 @@ CIFAR10_FINAL = (
     Task(("linear", "--data", "data/cifar100.npz", "--split", "test"), accuracy("crossed")),
     PETS,
     FEW_SHOT,
+    PROJECTOR,
 )
 
 

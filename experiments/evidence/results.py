@@ -120,7 +120,7 @@ def choose(plan: Plan, results: Results, method: str) -> Setting | None:
     """The setting of the best pilot; None until all of them are done, or if none of them trained.
 
     Best is the highest linear accuracy on the images held out of training; the first one if equal, which is
-    the recipe's.
+    the recipe's. A pilot that collapsed is chosen only if all did: it may lead for its few epochs.
     """
     best = best_pilot(plan, results, method)
     return None if best is None else plan.pilots[method][best]
@@ -132,7 +132,8 @@ def best_pilot(plan: Plan, results: Results, method: str) -> int | None:
         return None
     scores = [results[name]["values"].get(CHOSEN_BY) for name in names]
     measured = [number for number, score in enumerate(scores) if score is not None]
-    return max(measured, key=lambda number: (scores[number], -number)) if measured else None
+    sound = [number for number in measured if results[names[number]]["status"] != "collapsed"]
+    return max(sound or measured, key=lambda number: (scores[number], -number), default=None)
 
 
 def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from experiments.evidence.plan import Plan
-from experiments.evidence.results import Evidence, Result, Row, gap, mean_text, waiting
+from experiments.evidence.results import Evidence, Gap, Result, Row, gap, mean_text, waiting
 from experiments.evidence.tables import COLUMNS, problem_lines, run_row, table
 from supancl.errors import plural
 from supancl.recipes import recipe
 from supancl.stats import PooledDeviation, pooled_deviation
 
 FEWEST_DIRECTIONS = 10.0  # below it the monitor reports collapse; the limit was set on other runs
+
+# measure -> title
+RATIOS: dict[str, str] = {
+    "ratio": "S_W/S_T, test",
+    "train_ratio": "S_W/S_T, train",
+    "projector_ratio": "S_W/S_T, projector, train",
+    "effective_rank": "effective rank, test",
+}
 
 
 def has_ended_collapsed(row: Row, rows: Mapping[str, Row]) -> bool:
@@ -49,6 +57,12 @@ def spread_of(rows: Mapping[str, Row], measure: str) -> PooledDeviation | None:
     return pooled_deviation(row.values(measure) for row in rows.values() if not row.collapsed)
 
 
+def row_gaps(rows: Mapping[str, Row], ours: str, theirs: str, measures: Iterable[str]) -> dict[str, Gap]:
+    """The difference of two rows in each measure that both have."""
+    gaps = {m: gap(rows[ours].values(m), rows[theirs].values(m), spread_of(rows, m)) for m in measures}
+    return {measure: difference for measure, difference in gaps.items() if difference is not None}
+
+
 def differences(rows: Mapping[str, Row], pairs: Sequence[tuple[str, str]], accuracies: Mapping[str, str]) -> str:
     """The differences of these pairs of rows; `accuracies` has the titles of the measures."""
     pairs = [pair for pair in pairs if all(name in rows for name in pair)]
@@ -56,8 +70,8 @@ def differences(rows: Mapping[str, Row], pairs: Sequence[tuple[str, str]], accur
         return ""
     lines = []
     for ours, theirs in pairs:
-        gaps = {m: gap(rows[ours].values(m), rows[theirs].values(m), spread_of(rows, m)) for m in accuracies}
-        cells = [difference.text() if difference else "-" for difference in gaps.values()]
+        gaps = row_gaps(rows, ours, theirs, accuracies)
+        cells = [gaps[measure].text() if measure in gaps else "-" for measure in accuracies]
         lines.append([f"{mark(rows[ours], rows)} - {mark(rows[theirs], rows)}", *cells])
     return f"""### Differences
 
@@ -66,6 +80,18 @@ methods that have several. "(no interval)": too few seeds for one. Intervals do 
 settings.
 
 {table(["difference", *accuracies.values()], lines)}"""
+
+
+def ratio_table(rows: Mapping[str, Row]) -> str:
+    lines = [
+        [row.name, *(mean_text(row.values(m), 1 if m == "effective_rank" else 3) for m in RATIOS)]
+        for row in rows.values()
+    ]
+    return f"""### Within-class variance
+
+Of L2-normalised features: the encoder's for test and training images, the projector's for training images (Table 1).
+
+{table(["method", *RATIOS.values()], lines)}"""
 
 
 def left_over(evidence: Evidence) -> str:

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from experiments.evidence.__main__ import RESULTS, main
-from experiments.evidence.further_page import further_parts, supbyol_line
+from experiments.evidence.further_page import cifar10_line, further_parts, supbyol_line
 from experiments.evidence.further_plans import CHANGES, CHOSEN, PLANS, POOLS, cifar10_plan, pools_plan, supbyol_plan
 from experiments.evidence.plan import rehearsal, settings_of, words_of
 from experiments.evidence.plans import cifar_plan
@@ -104,25 +104,35 @@ def test_the_page_has_a_part_for_each_plan_with_results(tmp_path) -> None:
     )
     assert "final-supbyol-0" in text.partition("Not run:")[2].splitlines()[0]
     for seed, level in enumerate((60.0, 61.0, 62.0)):
-        for method, higher in (("supbyol", 10.0), ("byol", 0.0)):
+        for method, higher in (("supbyol", 10.0), ("byol", 0.0), ("supsiam", 12.0)):
             step = plan.step(f"final-{method}-{seed}")
             write_result(tmp_path / "supbyol", made(plan, step, level + higher, known))
     write_result(tmp_path / "supbyol", made(plan, plan.step("pilot-supbyol-1"), 54.0))
     (tmp_path / "supbyol" / "pilot-supbyol-5.json").unlink()
     line = supbyol_line(tmp_path)
     assert "accuracy is changed by alpha 0.5 (+4.0 points). 5,000 images" in line
-    assert line.endswith("Not tried yet: no warm-up. [More](#supbyol-on-cifar-100-one-change-at-a-time).")
+    assert "Not tried yet: no warm-up." in line
+    assert line.endswith(" [More](#supbyol-on-cifar-100-one-change-at-a-time).")
     write_result(tmp_path / "supbyol", known["pilot-supbyol-5"])
     write_result(tmp_path / "supbyol", known["pilot-supbyol-1"])
-    assert "| SupBYOL | 0, 1, 2 | 71.00 ± 2.48 |" in further_parts(tmp_path)
-    assert "| SupBYOL - BYOL | +10.00 [+7.73, +12.27] |" in further_parts(tmp_path)
+    assert "| SupBYOL (alpha 0.5) | 0, 1, 2 | 71.00 ± 2.48 |" in further_parts(tmp_path)
+    assert "| SupBYOL (alpha 0.5) - BYOL | +10.00 [+7.73, +12.27] |" in further_parts(tmp_path)
+    assert (
+        "SupBYOL (alpha 0.5) - BYOL is +10.0 [+7.7, +12.3] points on CIFAR-100 and +10.0 [+7.7, +12.3] on CIFAR-10 "
+        "(test images, 3 seeds each). SupSiam (alpha 0.5) - SupBYOL (alpha 0.5) is +2.0 [-0.3, +4.3] points on "
+    ) in supbyol_line(tmp_path)
     assert waiting(plan, read_results(tmp_path / "supbyol", plan)) == []
 
 
 def test_the_page_sets_cifar10_beside_the_paper_and_compares_pools_with_the_queue(tmp_path) -> None:
     plan = cifar10_plan()
+    assert cifar10_line(tmp_path) == ""
     write_result(tmp_path / "cifar10", made(plan, plan.step("final-supsiam-0"), 93.0))
     write_result(tmp_path / "cifar10", made(plan, plan.step("final-crossentropy-0"), 95.0))
+    assert cifar10_line(tmp_path) == (
+        "**Is it the same when CIFAR-10 is the pretraining set?** SupSiam - cross-entropy is -2.0 points on CIFAR-10 "
+        "and -2.0 on CIFAR-100 (test images, 1 seed each). [More](#pretrained-on-cifar-10)."
+    )
     text = further_parts(tmp_path)
     assert "| SupSiam | 93.00 | 94.73 | 93.00 | 61.76 |" in text
     assert "| cross-entropy | 0 | 95.00 |" in text
@@ -141,5 +151,5 @@ def test_commands_of_the_plans_are_shown_with_their_time(tmp_path, capsys) -> No
     assert main(["plan", "--plan", "supbyol", "--results", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "pilot-supbyol-5" in shown
-    assert "0 of 12 runs are done" in shown
+    assert "0 of 15 runs are done" in shown
     assert shlex.split(shown.splitlines()[0])[1] == "100"

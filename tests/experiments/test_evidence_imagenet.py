@@ -11,8 +11,15 @@ from experiments.evidence.__main__ import ROOT, main
 from experiments.evidence.drive import Driver
 from experiments.evidence.imagenet_page import ACCURACIES, imagenet_line, imagenet_part
 from experiments.evidence.plan import recipe_of, settings_of, words_of
-from experiments.evidence.plans import ASYMMETRIC, IMAGENET_METHODS, imagenet_plan, imagenet_rehearsal
-from experiments.evidence.results import expected_seconds, identity_of, judging_seconds, read_results, write_result
+from experiments.evidence.plans import IMAGENET_METHODS, imagenet_plan, imagenet_rehearsal
+from experiments.evidence.results import (
+    choose,
+    expected_seconds,
+    identity_of,
+    judging_seconds,
+    read_results,
+    write_result,
+)
 from supancl.cli import build_parser
 from supancl.cli.flags import recipe_from_flags
 from supancl.detect.spec import detect_spec
@@ -22,20 +29,25 @@ PLAN = imagenet_plan()
 TRAINED = [step for step in PLAN.steps if step.needs is None]
 
 
+def chosen(step, plan=PLAN):
+    """The rate of a run that follows pilots, as if its last pilot were the best one."""
+    return None if step.follows is None else plan.pilots[step.follows][-1]
+
+
 def built(step, plan=PLAN):
-    settings = settings_of(step, plan, None)
+    settings = settings_of(step, plan, chosen(step, plan))
     return recipe_of(plan.family, f"{step.method}{plan.suffix}", step.epochs, settings)
 
 
-def made(step, values=None, **others):
-    settings = settings_of(step, PLAN, None)
+def made(step, values=None, known=None, **others):
+    settings = settings_of(step, PLAN, None if step.follows is None else choose(PLAN, known, step.follows))
     return {
         "name": step.name,
         "stage": step.stage,
         "method": step.method,
         "seed": step.seed,
         "epochs": step.epochs,
-        "identity": identity_of(step, PLAN, {}),
+        "identity": identity_of(step, PLAN, known or {}),
         "settings": settings,
         "train_seconds": 300.0,
         "resumed": False,
@@ -65,9 +77,12 @@ def test_rows_come_in_the_order_of_their_value_and_once() -> None:
     assert len(set(names)) == len(names)
     assert names[:9] == [f"final-{method}-0" for method in IMAGENET_METHODS]
     assert names[:4] == [f"final-{method}-0" for method in ("supsiam", "simsiam", "supbyol", "byol")]
-    seeds = [name for name in names if name.startswith("final-")][9:]
-    assert seeds == [f"final-{method}-{seed}" for seed in (1, 2) for method in ASYMMETRIC]
-    assert names[-6:] == [f"detect-{method}-{seed}" for seed in range(3) for method in ("simsiam", "supsiam")]
+    finals = [name for name in names[9:] if name.startswith(("final-", "tuned-"))]
+    assert finals[:2] == ["tuned-simsiam-0", "tuned-byol-0"]
+    assert finals[2:6] == ["final-supsiam-1", "tuned-simsiam-1", "final-supbyol-1", "tuned-byol-1"]
+    detected = [step for step in PLAN.steps if step.needs]
+    assert names[-6:] == [step.name for step in detected]
+    assert {step.needs for step in detected} <= set(finals)
 
 
 @pytest.mark.parametrize("step", TRAINED, ids=lambda step: step.name)
@@ -79,14 +94,15 @@ def test_a_row_is_the_papers_recipe_at_64_px(step) -> None:
     assert (whole.train.batch_size, whole.optimizer.reference_batch, whole.data.holdout) == (256, 128, 0.1)
     assert whole.schedule.warmup_epochs == ((10 if step.stage == "final" else 1) if own.schedule.warmup_epochs else 0)
     if step.stage == "final":
-        assert (whole.optimizer, whole.heads, whole.loss, whole.pool) == (own.optimizer, own.heads, own.loss, own.pool)
-        assert step.follows is None
+        rate = 0.05 if step.name.startswith("tuned-") else own.optimizer.lr
+        assert whole.optimizer == replace(own.optimizer, lr=rate)
+        assert (whole.heads, whole.loss, whole.pool) == (own.heads, own.loss, own.pool)
 
 
 @pytest.mark.parametrize("plan", [PLAN, imagenet_rehearsal()], ids=lambda plan: plan.name)
 def test_commands_make_the_recipes_that_are_meant(plan) -> None:
     for step in plan.steps:
-        settings = settings_of(step, plan, None)
+        settings = settings_of(step, plan, chosen(step, plan))
         words = shlex.split(shlex.join(words_of(step, plan, settings)))
         args = build_parser().parse_args(words)
         assert args.out == f"runs/{step.name}"
@@ -128,10 +144,10 @@ def test_two_drivers_should_train_the_first_four_rows_in_a_lease() -> None:
 def test_a_detector_waits_for_an_encoder_on_this_machine_and_its_images(tmp_path: Path) -> None:
     driver = Driver(PLAN, tmp_path / "results", tmp_path, only=["detect-supsiam"])
     assert driver.possible({}) == []
-    (tmp_path / "runs" / "final-supsiam-1" / "evaluate").mkdir(parents=True)
+    (tmp_path / "runs" / "final-supsiam-3" / "evaluate").mkdir(parents=True)
     assert driver.possible({}) == []
     (tmp_path / PLAN.scenes).mkdir(parents=True)
-    assert [step.name for step in driver.possible({})] == ["detect-supsiam-1"]
+    assert [step.name for step in driver.possible({})] == ["detect-supsiam-3"]
 
 
 def test_a_final_run_that_cannot_end_in_time_gives_way_to_a_shorter_row(tmp_path: Path) -> None:
@@ -191,18 +207,18 @@ def test_the_part_is_empty_without_results_and_shows_what_there_is(tmp_path: Pat
         write_result(tmp_path, made(PLAN.step(name), values))
     write_result(tmp_path, made(PLAN.step("pilot-supsiam-1"), {"linear": 33.0, "knn": 30.0}))
     write_result(
-        tmp_path, made(PLAN.step("detect-supsiam-0"), {"AP": 5.0, "AP50": 12.0, "AP75": 2.0}, images_per_second=None)
+        tmp_path, made(PLAN.step("detect-supsiam-2"), {"AP": 5.0, "AP50": 12.0, "AP75": 2.0}, images_per_second=None)
     )
     write_result(tmp_path, made(PLAN.step("final-byol-0"), status="failed", why="the loss is not finite"))
     text = imagenet_part(tmp_path)
-    assert "7 of the plan's 27 runs are done" in text
+    assert "7 of the plan's 34 runs are done" in text
     assert "| SupSiam | 0, 1, 2 | 61.00 ± 2.48 |" in text
     assert "| SupSiam - SimSiam | +21.00 [" in text
     assert "]* |" in text  # SimSiam has one seed
     assert "| SupSiam | 0.1 | 33.00 | 30.00 |" in text
-    assert "| SupSiam | 0 | 5.00 | 12.00 | 2.00 |" in text
+    assert "| SupSiam | 2 | 5.00 | 12.00 | 2.00 |" in text
     assert "- final-byol-0: failed: the loss is not finite" in text
-    assert "Not run: 20 runs: final-supbyol-0," in text
+    assert "Not run: 27 runs: final-supbyol-0," in text
 
 
 def test_an_alarm_that_passed_is_no_collapse(tmp_path: Path) -> None:
@@ -221,6 +237,37 @@ def test_an_alarm_that_passed_is_no_collapse(tmp_path: Path) -> None:
     line = imagenet_line(tmp_path)
     assert "SimSiam ended collapsed" in line
     assert "SupCon" not in line
+
+
+def test_a_method_that_collapsed_is_compared_at_the_best_rate_that_did_not(tmp_path: Path) -> None:
+    """SimSiam's first pilot has the best accuracy and collapsed; its detectors are compared with SupSiam's."""
+    pilots = {
+        f"pilot-simsiam-{number}": made(PLAN.step(f"pilot-simsiam-{number}"), {"linear": linear}, status=status)
+        for number, (linear, status) in enumerate([(11.0, "collapsed"), (8.9, "finished"), (8.0, "finished")])
+    }
+    assert choose(PLAN, pilots, "simsiam").lr == 0.1
+    all_collapsed = {name: {**pilot, "status": "collapsed"} for name, pilot in pilots.items()}
+    assert choose(PLAN, all_collapsed, "simsiam").lr == 0.2
+    weak, sound, good = (
+        {**dict.fromkeys(ACCURACIES, level), "projector_effective_rank": rank}
+        for level, rank in ((10.0, 6.0), (30.0, 40.0), (50.0, 30.0))
+    )
+    precision = dict.fromkeys(("AP", "AP50", "AP75"), 5.0)
+    results = [
+        *pilots.values(),
+        made(PLAN.step("final-simsiam-0"), weak, status="collapsed"),
+        *(made(PLAN.step(f"tuned-simsiam-{seed}"), sound, pilots) for seed in (0, 1, 2)),
+        *(made(PLAN.step(f"final-supsiam-{seed}"), good) for seed in (0, 1)),
+        *(made(PLAN.step(f"detect-simsiam-{seed}"), precision) for seed in (0, 1)),
+        *(made(PLAN.step(f"detect-supsiam-{seed}"), dict.fromkeys(precision, 7.0)) for seed in (2, 3)),
+    ]
+    for one in results:
+        write_result(tmp_path, one)
+    text = imagenet_part(tmp_path)
+    assert "| SimSiam, lower rate | 0, 1, 2 | 30.00 ± 0.00 |" in text
+    assert "| SimSiam † | 0 | 10.00 |" in text
+    assert "| SupSiam - SimSiam, lower rate | +20.00 [+20.00, +20.00] |" in text
+    assert "| SupSiam - SimSiam |  | +2.00 [+2.00, +2.00] |" in text
 
 
 def test_the_two_plans_are_not_mixed(tmp_path: Path, capsys) -> None:
@@ -246,7 +293,7 @@ def test_the_two_plans_are_not_mixed(tmp_path: Path, capsys) -> None:
     assert main(["plan", "--results", str(tmp_path / "imagenet")]) != 0  # asked as files of the first plan
     assert "imagenet" in capsys.readouterr().err
     assert main(["plan", "--plan", "imagenet", "--results", str(tmp_path / "imagenet")]) == 0
-    assert "1 of 27 runs are done" in capsys.readouterr().out
+    assert "1 of 34 runs are done" in capsys.readouterr().out
 
 
 def test_the_results_in_the_repository_are_of_this_plan() -> None:
