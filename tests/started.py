@@ -74,8 +74,13 @@ class Started:
     def runs(self) -> bool:
         return self.asking.poll() is None
 
-    def send_signal(self, number: int) -> None:
-        os.kill(int((self.folder / "pid").read_text()), number)
+    def send_signal(self, number: int) -> bool:
+        """Whether it still ran; a short command may have ended although who asked for it has not noticed."""
+        try:
+            os.kill(int((self.folder / "pid").read_text()), number)
+        except ProcessLookupError:
+            return False
+        return True
 
     def end(self) -> tuple[int | None, str]:
         """The code it ended with by itself, None where it was killed; and what it wrote to stderr."""
