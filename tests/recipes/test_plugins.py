@@ -39,6 +39,7 @@ from supancl.core.losses import GlobalBatch
 from supancl.core.pools import Stored
 from supancl.distributed import RowRange
 from supancl.paper.tables.layouts import LAYOUTS, NO_PAPER_ROW
+from supancl.recipes import plugin_files
 from supancl.recipes import plugins as own
 from supancl.sweeps.runner import _failed_to_start
 from supancl.training.trainer import Trainer
@@ -147,7 +148,7 @@ def test_a_reader_of_ones_own_that_lists_no_images_is_named(gave, told, tmp_path
 
 def test_a_run_on_a_benchmark_of_ones_own_keeps_its_plugin(monkeypatch):
     monkeypatch.setattr(own, "REGISTERED_BENCHMARKS", {"shapes"})
-    monkeypatch.setattr(own, "LOADED_FILES", [Path("mine.py")])
+    monkeypatch.setattr(plugin_files, "LOADED_FILES", [Path("mine.py")])
     usual = recipe("digits.supsiam")
     assert own.required_plugins(usual) == []
     assert own.required_plugins(usual.with_set({"data.source": "shapes@DATA"})) == ["mine.py"]
@@ -209,7 +210,7 @@ def test_the_plugin_reaches_the_command(made, script, forks):
     ],
 )
 def test_a_plugin_that_cannot_be_used_is_one_line_with_file_and_line(text, told, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(own, "LOADED_FILES", [])
+    monkeypatch.setattr(plugin_files, "LOADED_FILES", [])
     if text is not None:
         (tmp_path / "mine.py").write_text(text)
     said = supancl(capsys, "recipes", "--plugin", tmp_path / "mine.py")

@@ -18,7 +18,7 @@ from supancl.errors import BadInput
 from supancl.recipes import Recipe
 from supancl.recipes import recipe as recipe_named
 from supancl.recipes.auto import VIEW_SIZES, default_recipe, is_to_be_fitted
-from supancl.recipes.plugins import refuse_while_loading
+from supancl.recipes.plugin_files import refuse_while_loading
 from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
 from supancl.recipes.shorthands import with_settings
 from supancl.reporter import Reporter

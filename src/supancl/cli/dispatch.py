@@ -34,7 +34,8 @@ from supancl.errors import (
     set_program_name,
 )
 from supancl.files import jsonable, read_json, reason
-from supancl.recipes.plugins import describe_plugin_error, load_plugin
+from supancl.recipes.plugin_files import load_plugin
+from supancl.recipes.plugins import describe_plugin_error
 from supancl.reporter import report_to
 from supancl.reports.terminal import discard_output
 from supancl.version import __version__

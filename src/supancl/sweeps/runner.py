@@ -29,7 +29,8 @@ from supancl.data.splits import Data
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_mean, plural
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import describe_plugin_error, load_plugin, loaded_plugins
+from supancl.recipes.plugin_files import load_plugin, loaded_plugins
+from supancl.recipes.plugins import describe_plugin_error
 from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
 from supancl.reporter import Reporter, report_progress

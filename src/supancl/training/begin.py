@@ -12,7 +12,7 @@ from torch import Tensor
 from supancl.data.splits import Data
 from supancl.errors import BadInput
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import changed_plugins
+from supancl.recipes.plugin_files import changed_plugins
 from supancl.reporter import Reporter, track_task
 from supancl.training.cost import describe_time, measure_step
 from supancl.training.loop import Loop, resume_settings

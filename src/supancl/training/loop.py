@@ -18,7 +18,7 @@ from supancl.data.threads import WaitStopped
 from supancl.errors import Collapsed, Interrupted, NonFinite, program_name
 from supancl.files import reason
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import plugin_flags, plugins_to_continue
+from supancl.recipes.plugin_files import plugin_flags, plugins_to_continue
 from supancl.reporter import Reporter
 from supancl.training.inputs import StepStats
 from supancl.training.monitor import advice_to_continue, collapse_message

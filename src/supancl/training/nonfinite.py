@@ -11,7 +11,7 @@ from torch import Tensor
 
 from supancl.errors import NonFinite, program_name
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import plugin_flags, plugins_to_continue
+from supancl.recipes.plugin_files import plugin_flags, plugins_to_continue
 from supancl.training.inputs import StepInputs
 from supancl.training.model import Model
 

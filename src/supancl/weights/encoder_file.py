@@ -20,7 +20,7 @@ from supancl.core.heads import MLP
 from supancl.core.specs import suggest_timm
 from supancl.errors import BadInput, program_name
 from supancl.files import did_you_mean_path, open_regular, reason, write_atomically
-from supancl.recipes.plugins import plugin_hint
+from supancl.recipes.plugin_files import plugin_hint
 from supancl.weights.checkpoint import DamagedFile, checkpoints, load_checkpoint, load_tensors
 from supancl.weights.digests import content_digest
 from supancl.weights.run_folder import RunFolder

@@ -29,7 +29,8 @@ from supancl.files import (
     write_text,
 )
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
-from supancl.recipes.plugins import plugin_digests, required_plugins
+from supancl.recipes.plugin_files import plugin_digests
+from supancl.recipes.plugins import required_plugins
 from supancl.recipes.recipe import fixed_settings
 from supancl.weights.digests import content_digest
 from supancl.weights.log_rows import GAP, LogRows, fill_gaps, keep_rows, read_rows
