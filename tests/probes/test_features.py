@@ -12,7 +12,7 @@ from supancl.data.splits import Split, full_split
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages, pad_images
 from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput
-from supancl.probes import features
+from supancl.probes import Features, effective_rank, features, knn_accuracy, variance
 from supancl.probes.features import embed
 from tests.files import mentions, noise
 
@@ -178,3 +178,11 @@ def test_a_panorama_beside_a_tall_image_is_read_in_smaller_batches(monkeypatch):
     torch.testing.assert_close(embed(encoder, split).values, whole)
     assert max(read.pixels.nbytes for read in largest) <= 2000
     assert sum(len(read.pixels) for read in largest) == len(shapes)
+
+
+def test_measures_take_arrays_as_well_as_tensors() -> None:
+    values, labels = noise(40, 6, seed=3).astype(np.float32), np.arange(40) % 4
+    arrays, tensors = Features(values, labels), Features(torch.from_numpy(values), torch.from_numpy(labels))
+    assert knn_accuracy(arrays, arrays, k=3) == knn_accuracy(tensors, tensors, k=3)
+    assert variance(arrays) == variance(Features(values.tolist(), labels.tolist()))
+    assert effective_rank(values) == effective_rank(tensors.values)

@@ -167,11 +167,10 @@ def check_unchanged(
     if not evaluated.run.read_data()[0]:
         return  # old runs have no description to compare
     data = prepare_data(source_data, evaluated.recipe.data)
-    check_same_data(
-        evaluated.run, data, "restore them, or name a different source with --data", f"{evaluated.location}: "
-    )
+    way_out = "restore them, or name a different source with --data"
+    check_same_data(evaluated.run, data, way_out, f"{evaluated.location}: ")
     if as_trained and data.content is not None and evaluated.run.read_data()[0].get("content"):
-        for remark in check_same_content(evaluated.run, data):
+        for remark in check_same_content(evaluated.run, data, way_out):
             evaluated.warn_once(remark)
 
 

@@ -23,11 +23,24 @@ MOST_PADDED_BYTES = 2**29  # of a batch as it is read; as floating-point numbers
 Rows = Tensor | np.ndarray  # (N, width), any floating type; an array may be a memory map, read in chunks
 
 
-class Features(NamedTuple):
-    """(N, width) features with labels (-1: unlabelled), on the CPU unless `embed` got `stay`."""
-
+class _Features(NamedTuple):
     values: Tensor
     labels: Tensor
+
+
+class Features(_Features):
+    """(N, width) features with labels (-1: unlabelled), on the CPU unless `embed` got `stay`.
+
+    Arrays and lists become tensors.
+
+    >>> Features(np.eye(2), [0, 1]).labels
+    tensor([0, 1])
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, values: Tensor | np.ndarray, labels: Tensor | np.ndarray | Sequence[int]) -> Features:
+        return super().__new__(cls, torch.as_tensor(values), torch.as_tensor(labels))
 
     def labelled(self) -> Features:
         has_label = self.labels >= 0

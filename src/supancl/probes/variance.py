@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -53,13 +54,14 @@ def class_means(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return sums.index_add_(0, row, values) / torch.bincount(row)[:, None], row, classes
 
 
-def effective_rank(values: Tensor) -> float:
+def effective_rank(values: Tensor | np.ndarray) -> float:
     """exp of the entropy of the normalised singular values (Roy and Vetterli, 2007) of centred features.
 
     >>> round(effective_rank(torch.eye(5)), 2)
     4.0
     """
-    centred = values.double() - values.double().mean(0)
+    values = torch.as_tensor(values).double()
+    centred = values - values.mean(0)
     # X X' and X' X have the same non-zero eigenvalues: use the smaller
     gram = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred
     # N centred rows span at most N - 1 directions; further eigenvalues are rounding errors

@@ -186,6 +186,12 @@ class Recipe:
                 sections[section] = replaced(sections.get(section, getattr(changed, section)), inner, value, section)
             except UnknownField as error:
                 raise BadInput(f"unknown field {dotted!r}{self._suggest_field(dotted, error.siblings)}") from None
+            except BadInput as error:
+                if inner != "kind":
+                    raise
+                raise BadInput(
+                    f"{error}; for another {section} take a recipe that has it (supancl recipes)"
+                ) from None
         changed = replace(changed, **sections)
         out = "heads.predictor.out"
         if out in overrides and changed.heads != with_matching_widths(changed.heads):

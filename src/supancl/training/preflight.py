@@ -104,9 +104,10 @@ def check_data(recipe: Recipe, data: Data) -> None:
     check_labels(recipe, data)
 
 
-def check_same_data(
-    folder: RunFolder, data: Data, way_out: str = "restore them, or start another run", prefix: str = ""
-) -> None:
+RESTORE = "restore them, or start another run"
+
+
+def check_same_data(folder: RunFolder, data: Data, way_out: str = RESTORE, prefix: str = "") -> None:
     """Refuse data that have changed since the run began: order, labels and held-out images depend on them."""
     saved, classes = folder.read_data()
     changed = f"{prefix}the data have changed since the run began"
@@ -126,7 +127,7 @@ def describe_content(content: Content | None) -> dict[str, object]:
     return {"content": content.digest, "content_of": how}
 
 
-def check_same_content(folder: RunFolder, data: Data) -> list[str]:
+def check_same_content(folder: RunFolder, data: Data, way_out: str = RESTORE) -> list[str]:
     """Refuse images that were replaced under the same names since the run began; returns remarks.
 
     Only the content counts: data may have been moved or copied.
@@ -149,7 +150,7 @@ def check_same_content(folder: RunFolder, data: Data) -> list[str]:
     decoder, this_decoder = folder.read_versions().get("pillow"), versions().get("pillow")
     if decoder != this_decoder and current.kind == "pixels":
         return [f"{changed}; that may be pillow, which was {decoder} and is {this_decoder}"]
-    raise BadInput(f"{changed}; restore them, or start another run")
+    raise BadInput(f"{changed}; {way_out}")
 
 
 def check_same_settings(folder: RunFolder, state: dict[str, Any], recipe: Recipe) -> None:
