@@ -13,7 +13,6 @@ from experiments.evidence.results import (
     MEASURES,
     NAMES,
     Evidence,
-    Gap,
     Row,
     best_pilot,
     mean_text,
@@ -22,6 +21,7 @@ from experiments.evidence.results import (
 )
 from experiments.evidence.results import TITLES as RESULT_TITLES
 from experiments.evidence.study_page import (
+    brief,
     describe_collapse,
     differences,
     every_run,
@@ -29,9 +29,9 @@ from experiments.evidence.study_page import (
     mark,
     ratio_table,
     row_gaps,
+    seeds_text,
 )
 from experiments.evidence.tables import HELD_OUT, average_ranks, image_uncertainty, table, unique
-from supancl.errors import plural
 from supancl.paper.numbers import CIFAR, SIX
 from supancl.stats import accuracy_half_width
 
@@ -109,27 +109,6 @@ def pair_sentences(rows: Mapping[str, Row], pairs: Sequence[tuple[str, str]], ow
         if ours in rows and theirs in rows
         if (gaps := row_gaps(rows, ours, theirs, ("linear", "crossed")))
     ]
-
-
-def brief(difference: Gap) -> str:
-    """The difference in a sentence that says how many seeds there are.
-
-    >>> brief(Gap(1.25)), brief(Gap(1.25, 0.5, 2.0, borrowed=True))
-    ('+1.2', '+1.2 [+0.5, +2.0]')
-    """
-    return difference.text(1).removesuffix(" (no interval)").rstrip("*")
-
-
-def seeds_text(*rows: Row) -> str:
-    """How many seeds these rows have.
-
-    >>> seeds_text(Row("a", [{}]), Row("b", [{}])), seeds_text(Row("a", [{}] * 3), Row("b", [{}]))
-    ('1 seed each', '3 and 1 seeds')
-    """
-    counts = [len(row.results) for row in rows]
-    return (
-        f"{plural(counts[0], 'seed')} each" if len(set(counts)) == 1 else f"{join_names(list(map(str, counts)))} seeds"
-    )
 
 
 def write_part(folder: Path, part: Callable[[Path], list[str]]) -> str:

@@ -10,6 +10,7 @@ from experiments.evidence.plan import Plan
 from experiments.evidence.plans import IMAGENET_METHODS, IMAGENET_PILOTS, TUNED, imagenet_plan
 from experiments.evidence.results import NAMES, Evidence, Row, gap, mean_text, read_results, waiting
 from experiments.evidence.study_page import (
+    brief,
     describe_collapse,
     differences,
     every_run,
@@ -17,6 +18,8 @@ from experiments.evidence.study_page import (
     left_over,
     mark,
     ratio_table,
+    row_gaps,
+    seeds_text,
 )
 from experiments.evidence.tables import average_ranks, stated_alphas, table, unique
 from supancl.errors import plural
@@ -91,6 +94,26 @@ def imagenet_line(folder: Path) -> str:
         "paper's learning rates, which are for 224 px and were not tuned"
         + f"; {' and '.join(ended)} ended collapsed there" * bool(ended)
         + "."
+    )
+
+
+def imagenet_finding(folder: Path) -> str:
+    """How SupSiam compares with the other methods with labels, for the first page; empty while nothing is measured."""
+    plan = imagenet_plan()
+    rows = method_rows(Evidence(plan, read_results(folder, plan)))
+    sentences = []
+    for other in ("supcon", "crossentropy", "supbyol"):
+        gaps = row_gaps(rows, "supsiam", other, ACCURACIES) if {"supsiam", other} <= rows.keys() else {}
+        if "linear" not in gaps:
+            continue
+        others = [gaps[measure].mean for measure in gaps if measure not in ("knn", "linear")]
+        span = f", {min(others):+.1f} to {max(others):+.1f} on other data" if others else ""
+        sentences.append(f"SupSiam - {NAMES[other]} is {brief(gaps['linear'])} on its own classes (linear){span}"
+                         f" ({seeds_text(rows['supsiam'], rows[other])}).")  # fmt: skip
+    if not sentences:
+        return ""
+    return " ".join(
+        [f"**Is it the same for photographs?** In points: {sentences[0]}", *sentences[1:], f"[More](#{ANCHOR})."]
     )
 
 

@@ -38,7 +38,7 @@ from experiments.evidence.claims import (
 )
 from experiments.evidence.findings import first_page, join_names, readme_block
 from experiments.evidence.further_page import cifar10_line, further_parts, plans_line, supbyol_line
-from experiments.evidence.imagenet_page import imagenet_line, imagenet_part
+from experiments.evidence.imagenet_page import imagenet_finding, imagenet_line, imagenet_part
 from experiments.evidence.results import (
     ACCURACIES,
     KINDS,
@@ -101,7 +101,12 @@ its own scale.
 def whole_page(evidence: Evidence, figures: Sequence[str], results: Path) -> str:
     """RESULTS.md: the study of CIFAR-100, then the parts of the plans that have a folder in `results`."""
     photographs = results / "imagenet"
-    other_findings = [supbyol_line(results), cifar10_line(results), few_line(results / "labels")]
+    other_findings = [
+        imagenet_finding(photographs),
+        supbyol_line(results),
+        cifar10_line(results),
+        few_line(results / "labels"),
+    ]
     other_plans = [imagenet_line(photographs), plans_line(results)]
     first_pages = write_page(evidence, figures, other_findings, other_plans)
     return first_pages + imagenet_part(photographs) + further_parts(results) + noise_part()

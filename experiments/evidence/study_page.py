@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from experiments.evidence.findings import join_names
 from experiments.evidence.plan import Plan
 from experiments.evidence.results import Evidence, Gap, Result, Row, gap, mean_text, waiting
 from experiments.evidence.tables import COLUMNS, problem_lines, run_row, table
@@ -61,6 +62,27 @@ def row_gaps(rows: Mapping[str, Row], ours: str, theirs: str, measures: Iterable
     """The difference of two rows in each measure that both have."""
     gaps = {m: gap(rows[ours].values(m), rows[theirs].values(m), spread_of(rows, m)) for m in measures}
     return {measure: difference for measure, difference in gaps.items() if difference is not None}
+
+
+def brief(difference: Gap) -> str:
+    """The difference in a sentence that says how many seeds there are.
+
+    >>> brief(Gap(1.25)), brief(Gap(1.25, 0.5, 2.0, borrowed=True))
+    ('+1.2', '+1.2 [+0.5, +2.0]')
+    """
+    return difference.text(1).removesuffix(" (no interval)").rstrip("*")
+
+
+def seeds_text(*rows: Row) -> str:
+    """How many seeds these rows have.
+
+    >>> seeds_text(Row("a", [{}]), Row("b", [{}])), seeds_text(Row("a", [{}] * 3), Row("b", [{}]))
+    ('1 seed each', '3 and 1 seeds')
+    """
+    counts = [len(row.results) for row in rows]
+    return (
+        f"{plural(counts[0], 'seed')} each" if len(set(counts)) == 1 else f"{join_names(list(map(str, counts)))} seeds"
+    )
 
 
 def differences(rows: Mapping[str, Row], pairs: Sequence[tuple[str, str]], accuracies: Mapping[str, str]) -> str:

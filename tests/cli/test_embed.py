@@ -14,6 +14,7 @@ from supancl import from_arrays
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
+from supancl.evaluate import embedding
 from tests.evaluate.made import run_folder
 from tests.files import TINY, assert_mentions, assert_refused, class_folders, noise, picture, supancl, table
 
@@ -68,6 +69,19 @@ def test_whatever_a_setting_keeps_from_training_is_held_out(place, capsys, setti
     trained = open_data(DataSpec(source="data", **{name[6:]: value for name, value in settings.items()}), 1).train
     told = {Path(name).name + Path(name).parent.name for name in found["train_names"][~found["train_held_out"]]}
     assert told == names(trained)
+
+
+def test_one_output_does_not_replace_another(place, capsys, monkeypatch):
+    assert supancl(capsys, "pretrain", "digits.supsiam", "--data", "data", *TINY, "--out", "run").code == 0
+    said = supancl(capsys, "embed", "run", "--data", "data", "--out", "f.csv", "--json", "f.csv")
+    assert_refused(said, "--json f.csv", "something else")
+    assert not Path("f.csv").exists()
+    read = embedding.read_source
+    monkeypatch.setattr(
+        embedding, "read_source", lambda *words, **more: (Path("g.csv").touch(), read(*words, **more))[1]
+    )
+    assert_refused(supancl(capsys, "embed", "run", "--data", "data", "--out", "g.csv"), "g.csv", "exists")
+    assert Path("g.csv").read_text() == ""
 
 
 def test_splits_of_the_data_themselves_hold_nothing_out_of_train(place, capsys):

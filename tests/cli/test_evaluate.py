@@ -488,7 +488,16 @@ def test_classes_too_small_for_an_episode_are_named(place, capsys):
         "7",
     )
     assert said.code == 0
-    assert_one_line(said.err, "warning", "y", "1 class", "2 images", "dog")
+    assert_mentions(said.err.splitlines()[0], "warning", "y", "1 class", "2 images", "dog")
+
+
+def test_few_images_for_episodes_are_said_though_no_query_is_missing(place, capsys):
+    images, labels = bright(100, classes=5)
+    archive(
+        place / "photos.npz", test_images=images, test_labels=labels, train_images=images[:5], train_labels=labels[:5]
+    )
+    said = supancl(capsys, "evaluate", "fewshot", "run0", "--data", "photos.npz", "--episodes", "5", "--shots", "1")
+    assert said.err.splitlines() == ["warning: photos: the interval is over episodes of the same 100 images"]
 
 
 def test_queries_that_were_not_there_are_said_once(place, capsys):

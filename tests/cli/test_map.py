@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.files import TINY, assert_mentions, assert_refused, class_folders, supancl
+from tests.files import TINY, assert_mentions, assert_refused, class_folders, picture, supancl
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,14 @@ def test_a_picture_of_chosen_classes(capsys, tmp_path, suffix):
     assert_mentions(said.out, "24 images")
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     assert out.read_bytes().startswith(starts[suffix])
+    assert supancl(capsys, "map", "run0", "--data", "photos", "--static", out).code == 0  # replaces its own picture
+
+
+def test_a_photograph_is_not_replaced_by_a_map(capsys, tmp_path):
+    photo = picture(tmp_path / "photo.png")
+    before = photo.read_bytes()
+    assert_refused(supancl(capsys, "map", "run0", "--data", "photos", "--static", photo), "--static", "photo.png")
+    assert photo.read_bytes() == before
 
 
 @pytest.mark.parametrize(

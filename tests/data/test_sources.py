@@ -630,6 +630,15 @@ def test_held_out_images_are_stratified_fixed_and_never_trained_on(tmp_path, sha
     assert {label: counts[label] for label in sizes} == {**expected, -1: 0}
 
 
+def test_where_no_labelled_image_can_be_spared_unlabelled_ones_are_held_out(tmp_path):
+    """One image of each of two classes is labelled: both are trained on."""
+    labels = np.full(30, -1)
+    labels[[3, 7]] = 0, 1
+    data = data_of(archive(tmp_path / "a.npz", train_images=noise(30, 8, 8), train_labels=labels), holdout=0.2)
+    assert (len(data.train), len(data.held_out)) == (24, 6)
+    assert (data.train.num_labelled, data.held_out.num_labelled) == (2, 0)
+
+
 def test_nothing_is_held_out_when_asked_for_nothing(tmp_path):
     data = data_of(class_folders(tmp_path), holdout=0.0)
     assert (len(data.train), len(data.held_out)) == (12, 0)

@@ -22,7 +22,7 @@ from supancl.export.images import measure_change
 from supancl.export.names import FORMAT_NAMES
 from supancl.weights.encoder_file import read_header, save_encoder
 from supancl.weights.start import fill_encoder
-from tests.files import TINY, assert_mentions, assert_refused, class_folders, contents, mentions, supancl
+from tests.files import TINY, assert_mentions, assert_refused, class_folders, contents, mentions, picture, supancl
 from tests.helpers import quickly_built
 from tests.tiny import assert_same_bits
 
@@ -105,6 +105,29 @@ def test_the_configuration_has_nothing_of_timms_own_weights(tmp_path: Path) -> N
     assert not {"url", "hf_hub_id", "origin_url", "paper_ids"} & {key for key, value in settings.items() if value}
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 5)
     assert torch.equal(model.conv1.weight, encoder.body.conv1.weight)
+
+
+@pytest.mark.parametrize("side", [8, 20])
+def test_without_the_images_the_encoder_says_how_large_they_were(side: int, tmp_path: Path, capsys) -> None:
+    """An input of 8 px may be for images of 8 px, which are used whole, or for larger ones, whose margin is cut off."""
+    photos, run = tmp_path / "photos", tmp_path / "run"
+    for number in range(20):
+        picture(photos / "ab"[number % 2] / f"{number}.png", size=(side, side), seed=number)
+    assert supancl(capsys, "pretrain", "digits.supsiam", "--data", photos, "--out", run, *TINY, *SIZE).code == 0
+    export_encoder(run, tmp_path / "first", ["hf"])
+    photos.rename(tmp_path / "moved")
+    for source, out in ((run, "moved-photos"), (run / "encoder.safetensors", "file"), (tmp_path / "first", "again")):
+        said = supancl(capsys, "export", source, "--out", tmp_path / out, "--format", "hf")
+        assert said.code == 0, said.err
+        assert "how large" not in said.err
+    fractions = {
+        out: json.loads((tmp_path / out / "config.json").read_text())["pretrained_cfg"]["crop_pct"]
+        for out in ("first", "moved-photos", "file", "again")
+    }
+    assert set(fractions.values()) == {crop_fraction(8, side == 8)}
+    save_encoder(tmp_path / "old.safetensors", load_encoder(run), (), "old")
+    said = supancl(capsys, "export", tmp_path / "old.safetensors", "--out", tmp_path / "unknown")
+    assert_mentions(said.err, "does not say how large", "crop_pct")
 
 
 # --- back again -------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def make(name: str, root: Path) -> Made:
     encoder = SPECS[name].build()
     made = Made(encoder, root / "encoder.safetensors", root / "models" / "photos", {})
     encoder(made.images(8))  # batch norm has seen images
-    save_encoder(made.file, encoder.eval(), (), "matrix")
+    save_encoder(made.file, encoder.eval(), (), "matrix", short_side=encoder.size)
     made.result.update(export_encoder(made.file, made.out))
     return made
 

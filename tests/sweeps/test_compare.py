@@ -14,10 +14,12 @@ from supancl import recipe
 from supancl.data.survey import Survey
 from supancl.errors import BadInput
 from supancl.reporter import Reporter
+from supancl.reports.comparison import comparison_table
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import runner
 from supancl.sweeps.compare import compare_rows
 from supancl.sweeps.grid import grid_rows, parse_grid, recipe_rows
+from supancl.sweeps.results import summarize
 from supancl.sweeps.runner import default_jobs
 from supancl.training import fitting
 from tests.files import archive, assert_mentions, assert_refused, contents, mentions, noise, supancl
@@ -76,7 +78,30 @@ def test_the_best_is_compared_with_intervals_for_all_pairs() -> None:
         "b": "no clear difference",
     }
     assert all(entry["high"] - entry["mean"] == pytest.approx(half) for entry in compared["differences"])
-    assert_mentions(" ".join(compared["findings"]), "c has the best", "1 of 3 others", "no clear difference to b")
+    assert_mentions(" ".join(compared["findings"]), "c has the best", "1 of 2 others", "no clear difference to b")
+    assert_mentions(" ".join(compared["findings"]), "not compared", "failed: d")
+
+
+def test_one_combination_is_not_the_best_of_any() -> None:
+    compared = compare_rows(results(a=[70, 80]), ["a"], "linear", "best")
+    assert compared["findings"] == ["there is one combination, so nothing is compared"]
+
+
+def test_a_row_with_a_failed_run_is_not_marked_as_the_best() -> None:
+    found = results(a=[70, 80], b=[60, 70], c=[90, None])
+    for entry in found:
+        entry["knn"] = entry["linear"]
+    measures = {"knn": ("k-NN %", 2), "linear": ("linear %", 2)}
+    summary = [summarize(found, {"row": row}, measures, ("collapsed", "failed")) for row in "abc"]
+    for entry in summary:
+        entry |= {"knn_interval": 1.0, "linear_interval": 1.0}
+    result = {
+        "summary": summary, "command": "sweep", "epochs": [1], "seeds": [0, 1],
+        "data": {"source": "x", "held_out": 100},
+        **compare_rows(found, list("abc"), "linear", "best"),
+    }  # fmt: skip
+    table = comparison_table(result, {"row": "row"}, measures)
+    assert [bool(row[2].mark) for row in table.rows] == [True, True, False]
 
 
 def test_equal_rows_share_the_first_place() -> None:
@@ -241,6 +266,13 @@ def test_a_sweep_chooses_and_lists_what_failed(photos: Path, capsys, monkeypatch
     assert result["reference"].endswith("skip")
     assert not any(math.isnan(entry["linear"] or 0) for entry in result["summary"])
     assert "failed, and in no mean" in Path("out/results.tex").read_text()
+
+
+def test_rows_with_other_labels_are_not_compared_by_their_encoders_alone(photos: Path, capsys) -> None:
+    words = ["sweep", "digits.supsiam", "--grid", "data.labelled=.5,1", "--data", photos, "--seeds", 1]
+    said = supancl(capsys, *words, *SMALL, "--out", "out")
+    assert said.code == 0, said.err
+    assert "labelled images, on which their classifiers were fitted too" in " ".join(said.out.split())
 
 
 def test_wrong_words_are_refused_before_anything_is_made(photos: Path, capsys) -> None:

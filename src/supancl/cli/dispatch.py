@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # readers name such images in remarks
     warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
     try:
-        check_json(args.json)
+        check_json(args.json, [path for name in ("out", "static") if (path := getattr(args, name, None))])
         for file in args.plugin:
             load_plugin(file)
         try:
@@ -174,12 +174,14 @@ def report_error(error: Exception, debug: bool, prefix: str = "") -> int:
     return getattr(error, "exit_code", 1)
 
 
-def check_json(target: str | None) -> None:
-    """Refuse a --json file that cannot be written, before the work starts."""
+def check_json(target: str | None, others: Sequence[str] = ()) -> None:
+    """Refuse a --json file that cannot be written, or is also another output, before the work starts."""
     if target in (None, "-") or not should_print():  # of several ranks one writes
         return
     path = Path(str(target))
-    if path.is_dir():
+    if any(path.resolve() == Path(other).resolve() for other in others):
+        reason = "the command writes something else to it"
+    elif path.is_dir():
         reason = "it is a folder"
     elif not path.parent.is_dir():
         reason = f"there is no folder {path.parent}"

@@ -27,7 +27,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     )
     predictions = predict_labels(evaluated, args.data, settings)
     changed = write_predictions(predictions, out)
-    result = {"out": str(out), **predictions.summary}
+    result = with_interval({"out": str(out), **predictions.summary})
     for line in describe(result):
         console.print(line)
     if changed:
@@ -45,6 +45,15 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return result
 
 
+def with_interval(result: dict[str, Any]) -> dict[str, Any]:
+    """The result with the 95% interval of its accuracy over the held-out images, if there are any."""
+    key = "accuracy" if "accuracy" in result else "least_sure_right"
+    if not result["checked_on"]:
+        return result
+    _, low, high = wilson_interval(result[key], result["checked_on"])
+    return {**result, f"{key}_interval": [low, high]}
+
+
 def describe(result: dict[str, Any]) -> list[str]:
     """What is in the table, what its confidence means, and how many images are unlike the references."""
     names = {"knn": f"k-NN, k = {result.get('k')}", "means": "nearest class mean"}
@@ -55,8 +64,8 @@ def describe(result: dict[str, Any]) -> list[str]:
         lines += describe_several(result)
     if result["checked_on"]:
         key, what = ("accuracy", "") if "accuracy" in result else ("least_sure_right", "least sure label ")
-        percent, low, high = wilson_interval(result[key], result["checked_on"])
-        right = f"{what}{percent:.1f}% [{low:.1f}, {high:.1f}]"
+        low, high = result[f"{key}_interval"]
+        right = f"{what}{result[key]:.1f}% [{low:.1f}, {high:.1f}]"
         lines.append(
             f"confidence: fitted on {plural(result['checked_on'], 'held-out image')}; "
             f"{right} right, mean confidence {result['mean_confidence']:.1f}%"

@@ -107,12 +107,12 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
 def draw_held_out(labels: Tensor, fraction: float) -> Tensor:
     """Mask of the training images to hold out.
 
-    Unlabelled images cannot be evaluated on, so they are trained on, unless there are no others.
+    Unlabelled images cannot be evaluated on, so they are trained on, unless no labelled one can be spared.
     """
     is_held_out = torch.zeros(len(labels), dtype=torch.bool)
-    if fraction > 0:
-        candidates = (labels >= 0).nonzero()[:, 0] if bool((labels >= 0).any()) else torch.arange(len(labels))
-        is_held_out[candidates[draw_stratified(labels[candidates], fraction, SPLIT_SEED)]] = True
+    for candidates in ((labels >= 0).nonzero()[:, 0], (labels < 0).nonzero()[:, 0]) if fraction > 0 else ():
+        if not is_held_out.any():
+            is_held_out[candidates[draw_stratified(labels[candidates], fraction, SPLIT_SEED)]] = True
     return is_held_out
 
 

@@ -174,6 +174,12 @@ class Split:
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
         return self.take(order[:count].sort().values)
 
+    def median_short_side(self) -> int | None:
+        """The median short side in pixels of some images as they are stored; None for vectors."""
+        some = self.sample(64)
+        batch = some.batch(torch.arange(len(some)))
+        return None if batch.pixels.ndim == 2 else int(batch.image_sizes().amin(1).median())
+
     def iter_content(self) -> Iterator[bytes]:
         """File names and labels as bytes, for `fingerprint`; independent of the folder."""
         yield self.training_labels.numpy().tobytes()

@@ -35,14 +35,14 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
     For the run's own data the file also says which train images pretraining held out.
     """
     check_feature_file(out)
-    if out.exists():
-        raise BadInput(f"{out} exists; remove it or choose another --out")
+    check_is_new(out)
     check_writable(out.parent)
     data = read_source(evaluated, spec_for(evaluated, source), view, several_labels=True)
     held_out = held_out_mask(evaluated, source, data)
     features = {name: evaluated.features(split, view) for name, split in data.splits.items()}
     embedding = Embedding(with_given_labels(data), features, None if held_out is None else held_out.numpy())
     make_folder(out.parent)
+    check_is_new(out)  # another command may have written it in the meantime
     with track_task(f"writing {out.name}"):
         write_atomically(out, lambda path: WRITERS[out.suffix.lower()](embedding, path))
     return {
@@ -54,6 +54,11 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
         "skipped": len(data.skipped),
         "train_held_out": None if held_out is None else int(held_out.sum()),
     }
+
+
+def check_is_new(out: Path) -> None:
+    if out.exists():
+        raise BadInput(f"{out} exists; remove it or choose another --out")
 
 
 @dataclass(frozen=True)

@@ -132,25 +132,25 @@ def check_episodes(
 
 
 def describe_missing_queries(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
-    """A remark if classes had fewer queries than requested (else empty), and whether it needs a warning.
+    """A remark if classes had fewer queries than requested or images are few (else empty), and whether it needs a
+    warning.
 
     It needs one if an episode uses a tenth of all images or more: then all episodes have nearly the same queries, and
     the interval says little about other images.
     """
     least, most = outcome.queries_used
-    if least >= outcome.queries:
-        return "", False
     sizes = torch.unique(labels[labels >= 0], return_counts=True)[1]
     sizes = sizes[sizes > outcome.shots]
-    shots = plural(outcome.shots, "shot")
-    remark = (
-        f"{span(int(sizes.min()), int(sizes.max()))} images a class leave {describe_queries(least, most)} at {shots}, "
-        f"not {outcome.queries}"
-    )
-    images = int(sizes.sum())
-    if 10 * outcome.ways * (outcome.shots + most) < images:
-        return remark, False
-    return f"{remark}; the interval is over episodes of the same {images:,} images", True
+    shots, images, remarks = plural(outcome.shots, "shot"), int(sizes.sum()), []
+    if least < outcome.queries:
+        remarks.append(
+            f"{span(int(sizes.min()), int(sizes.max()))} images a class leave {describe_queries(least, most)} at "
+            f"{shots}, not {outcome.queries}"
+        )
+    are_few = 10 * outcome.ways * (outcome.shots + most) >= images
+    if are_few:
+        remarks.append(f"the interval is over episodes of the same {images:,} images")
+    return "; ".join(remarks), are_few
 
 
 def span(least: int, most: int) -> str:

@@ -86,7 +86,8 @@ def evaluate_finetuning(
             out.rmdir()  # it is still empty
         raise
     if out is not None:
-        save(model, data.classes, out, "" if is_run_source(evaluated, source) else absolute_source(location))
+        other_source = "" if is_run_source(evaluated, source) else absolute_source(location)
+        save(model, data.classes, out, other_source, train.median_short_side())
     answers = predict(model, test, evaluated)
     # a baseline would have to be trained as long again
     certainty = certainty_keys(evaluated, Answers(answers == test.labels, test.labels, train.labels), ask=None)
@@ -247,9 +248,9 @@ def check_new(out: Path) -> None:
     check_writable(out)
 
 
-def save(model: Classifier, classes: Sequence[str], out: Path, source: str) -> None:
+def save(model: Classifier, classes: Sequence[str], out: Path, source: str, short_side: int | None) -> None:
     """Write encoder.safetensors, and the linear layer with its class names as classifier.safetensors."""
-    save_encoder(out / "encoder.safetensors", model.encoder, tuple(classes), "finetuned")
+    save_encoder(out / "encoder.safetensors", model.encoder, tuple(classes), "finetuned", short_side)
     weight, bias = model.head.weight.detach().cpu(), model.head.bias.detach().cpu()
     content = ClassifierFile(weight, bias, tuple(classes), source, encoder_key(model.encoder))
     save_classifier(out / CLASSIFIER_FILE, content)

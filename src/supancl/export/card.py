@@ -155,7 +155,9 @@ def _preparing(exported: ExportedEncoder, written: dict[str, Written]) -> Iterat
     yield (
         f"Convert the image to {mode}, resize its short side to {short_side} px (bilinear), cut out the central "
         f"{spec.size} x {spec.size} px, divide by 255, subtract the mean {settings['mean']} and divide by the standard "
-        f"deviation {settings['std']}. supancl also turns photographs upright and lays transparent ones over white."
+        f"deviation {settings['std']}. supancl also turns photographs upright, lays transparent ones over white, and "
+        "scales 16 bits to 8 (Pillow's `convert` clips them). It cuts images that are smaller before it enlarges them: "
+        f"up to {spec.size} px it takes the whole short side, up to {round(spec.size * 8 / 7)} px 7/8 of it."
     )
     if "hf" in written:
         pillow = "L" if spec.channels == 1 else "RGB"

@@ -142,8 +142,8 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """Write a folder that `ImageEncoder.load` reads: encoder.safetensors, which every command takes, and
         estimator.json."""
         check_is_fitted(self)
-        fitted = {name: getattr(self, name) for name in ("method_", "n_features_in_", "_center", "_scale")
-                  if hasattr(self, name)}  # fmt: skip
+        names = ("method_", "n_features_in_", "_center", "_scale", "_short_side")
+        fitted = {name: getattr(self, name) for name in names if hasattr(self, name)}
         parameters = {name: _plain(value) for name, value in self.get_params().items()}
         content = {
             "parameters": parameters,
@@ -234,6 +234,7 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             reporter = progress_reporter(bool(self.verbose))
             try:
                 run = pretrain(requested, data, Path(folder) / "run", init=self.init, reporter=reporter)
+                self._short_side = data.train.median_short_side()
             except Interrupted as error:
                 if error.signal_number != signal.SIGINT:
                     raise
@@ -265,7 +266,7 @@ def _plain(value: Any) -> Any:
 
 def as_images(rows: np.ndarray, image_shape: tuple[int, ...]) -> np.ndarray:
     """Rows of pixels as images (N, H, W, C) of uint8."""
-    if len(image_shape) not in (2, 3) or rows.shape[1] != int(np.prod(image_shape)):
+    if np.ndim(image_shape) != 1 or len(image_shape) not in (2, 3) or rows.shape[1] != int(np.prod(image_shape)):
         raise BadInput(f"image_shape = {image_shape}: rows have {rows.shape[1]} values; give (H, W) or (H, W, C)")
     low, high = rows.min(), rows.max()
     if low < 0 or high > 255 or (rows != np.round(rows)).any():

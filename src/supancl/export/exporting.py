@@ -98,7 +98,7 @@ def _prepare(evaluated: EvaluatedEncoder, folder: Path) -> ExportedEncoder:
     metadata = _read_metadata(Path(evaluated.location))
     if "encoder" not in metadata:  # another library's file
         metadata = encoder_metadata(folder / EXPORTED_FILE, evaluated.encoder, (), f"export:{evaluated.label}")
-    return ExportedEncoder(evaluated.encoder, metadata, read_check_images(evaluated), folder, evaluated.label)
+    return ExportedEncoder(evaluated.encoder, metadata, read_check_images(evaluated, metadata), folder, evaluated.label)
 
 
 def _read_metadata(location: Path) -> dict[str, str]:

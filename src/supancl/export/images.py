@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +20,10 @@ from supancl.data.views.evaluation import evaluation_short_side, evaluation_view
 from supancl.errors import BadInput, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_name
+from supancl.weights.encoder_file import SHORT_SIDE
 
 BATCHES = (1, 3, 17)
-LARGEST_SMALL_INPUT = 64  # px; smaller inputs are mostly for images that are as small, which have no margin to cut off
+LARGEST_SMALL_INPUT = 64  # px; smaller inputs may be for images that are as small, which have no margin to cut off
 
 
 class CheckImages(NamedTuple):
@@ -38,17 +39,17 @@ class CheckImages(NamedTuple):
         return [self.views[torch.arange(size) % len(self.views)] for size in BATCHES]
 
 
-def read_check_images(evaluated: EvaluatedEncoder) -> CheckImages:
+def read_check_images(evaluated: EvaluatedEncoder, metadata: Mapping[str, str]) -> CheckImages:
     """A few images of the run's data. Without a run, or if they cannot be read, noise."""
     encoder, recipe = evaluated.encoder, evaluated.recipe
     if recipe is None:
-        return _noise(encoder, "noise images (the encoder has no run)")
+        return _noise(evaluated, "noise images (the encoder has no run)", metadata)
     if recipe.data.stream:
-        return _noise(encoder, "noise images (the run streams its data)")
+        return _noise(evaluated, "noise images (the run streams its data)", metadata)
     try:
         pairs = _read_pairs(encoder, recipe.data, evaluated.reporter.on_progress)
     except (BadInput, OSError, ValueError) as error:
-        return _noise(encoder, f"noise images (the run's data cannot be read: {error})")
+        return _noise(evaluated, f"noise images (the run's data cannot be read: {error})", metadata)
     pixels, pictures = zip(*pairs, strict=True)
     views = [evaluation_view(Batch(image[None]), encoder.size, encoder.mean, encoder.std) for image in pixels]
     short_sides = [min(picture.size) for picture in pictures if picture is not None]
@@ -60,11 +61,19 @@ def read_check_images(evaluated: EvaluatedEncoder) -> CheckImages:
     )
 
 
-def _noise(encoder: Encoder, origin: str) -> CheckImages:
-    spec = encoder.spec
+def _noise(evaluated: EvaluatedEncoder, origin: str, metadata: Mapping[str, str]) -> CheckImages:
+    """Noise of the size of the input; the metadata say how large the training images were."""
+    encoder, spec = evaluated.encoder, evaluated.encoder.spec
+    side = metadata.get(SHORT_SIDE, "")
+    is_whole = int(side) <= encoder.size if side.isdecimal() else False
+    if not side and spec.name != "linear" and encoder.size <= LARGEST_SMALL_INPUT:
+        evaluated.reporter.warn(
+            f"{evaluated.location} does not say how large its training images were: the export prepares images larger "
+            f"than {encoder.size} px. For images of {encoder.size} px set crop_pct to 1 in its config.json"
+        )
     shape = (spec.channels * spec.size,) if spec.name == "linear" else (spec.channels, spec.size, spec.size)
     views = torch.randn(BATCHES[-1], *shape, generator=torch.Generator().manual_seed(0))
-    return CheckImages(views, (), origin, encoder.size <= LARGEST_SMALL_INPUT)
+    return CheckImages(views, (), origin, is_whole)
 
 
 def _read_pairs(encoder: Encoder, data: DataSpec, progress: Callable[..., None]) -> list[tuple[Tensor, Any]]:

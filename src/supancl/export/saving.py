@@ -29,9 +29,8 @@ def write_estimator(folder: Path, encoder: Encoder, content: dict[str, Any]) -> 
     except TypeError as error:
         raise BadInput(f"a parameter of the estimator cannot be written as JSON ({error}); use plain values") from None
     make_folder(folder)
-    save_encoder(
-        folder / "encoder.safetensors", encoder, tuple(map(str, content["classes"])), content["recipe"]["name"]
-    )
+    classes, side = tuple(map(str, content["classes"])), content["fitted"].get("_short_side")
+    save_encoder(folder / "encoder.safetensors", encoder, classes, content["recipe"]["name"], side)
     write_sealed_json(folder / FILE, json.loads(text))  # last: a folder without it is not a whole one
     return folder
 

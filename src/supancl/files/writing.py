@@ -60,6 +60,8 @@ def describe_write_failure(path: Path, why: str, way_out: str) -> str:
         )
     if why == os.strerror(errno.EROFS):
         way_out = "make the file system writable, or choose another --out"
+    if why == os.strerror(errno.EACCES):
+        way_out = "check the permissions of its folder, or choose another --out"
     return f"{path} cannot be written ({why}); {way_out}"
 
 

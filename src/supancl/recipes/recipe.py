@@ -189,9 +189,7 @@ class Recipe:
             except BadInput as error:
                 if inner != "kind":
                     raise
-                raise BadInput(
-                    f"{error}; for another {section} take a recipe that has it (supancl recipes)"
-                ) from None
+                raise BadInput(f"{error}; for another {section} take a recipe that has it (supancl recipes)") from None
         changed = replace(changed, **sections)
         out = "heads.predictor.out"
         if out in overrides and changed.heads != with_matching_widths(changed.heads):

@@ -32,7 +32,10 @@ def comparison_table(result: Result, heads: Mapping[str, str], measures: Measure
     entries = result["summary"]
     ends = [end for end in ("collapsed", "failed") if any(entry[end] for entry in entries)]
     titles = [*heads.values(), *(title for title, _ in measures.values()), "difference", *ends]
-    marks = {key: _marks([entry[key] for entry in entries], measures[key][1]) for key in scores_among(measures)}
+    ranked = {
+        key: [None if entry["failed"] else entry[key] for entry in entries] for key in scores_among(measures)
+    }  # the mean of a row with a failed run is over other seeds
+    marks = {key: _marks(values, measures[key][1]) for key, values in ranked.items()}
     differences = {entry["row"]: entry for entry in result["differences"]}
     rows: list[Row] = []
     for number, entry in enumerate(entries):

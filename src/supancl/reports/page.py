@@ -55,6 +55,14 @@ def check_page_place(path: Path, flag: str) -> None:
             raise BadInput(f"{flag} {path}: this file is not a page that supancl wrote; name another one")
 
 
+def check_picture_place(path: Path, flag: str) -> None:
+    """Refuse to replace a picture that was not drawn by matplotlib: it may be a photograph."""
+    if path.is_file():
+        with open_regular(path) as file:
+            if b"matplotlib" not in file.read().lower():
+                raise BadInput(f"{flag} {path}: this file is not a picture that supancl drew; name another one")
+
+
 def charts(specs: Mapping[str, Mapping[str, Any]]) -> str:
     """A figure for each chart of `data["charts"]`, which charts.js draws."""
     figures = "".join(f'<figure class="chart" data-chart="{html.escape(name)}"></figure>' for name in specs)

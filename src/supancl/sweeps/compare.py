@@ -59,9 +59,10 @@ def train_and_compare(rows: Rows, labels: Labels, sweep: Sweep, against: Against
     started = time.perf_counter()
     rows = fit_rows(rows, sweep.reporter)
     groups, summary = open_groups(rows, sweep, because)
-    runs = Runs({}, {})
+    runs, labelled = Runs({}, {}), set()
     for group in groups:
         data = group.data or open_recipe_data(next(iter(group.rows.values())), several_labels=True)
+        labelled.add(data.train.num_labelled)
         trained = sweep.train(sweep.with_seeds(group.rows, because), data)
         runs.trained.update(trained.trained)
         runs.failed.update(trained.failed)
@@ -82,6 +83,12 @@ def train_and_compare(rows: Rows, labels: Labels, sweep: Sweep, against: Against
             entry[f"{key}_interval"] = half if math.isfinite(half) else math.nan
     knn, linear = list(measures)[:2]
     by = linear if any(result[linear] is not None for result in results) else knn
+    comparison = compare_rows(results, list(labels), by, against, held_out=int((held_out.labels >= 0).sum()))
+    if len(labelled) > 1:
+        comparison["findings"].append(
+            f"rows have {' or '.join(map(str, sorted(labelled)))} labelled images, on which their classifiers were "
+            "fitted too: differences are not those of the encoders alone"
+        )
     result: Result = {
         "command": because,
         "data": summary,
@@ -89,7 +96,7 @@ def train_and_compare(rows: Rows, labels: Labels, sweep: Sweep, against: Against
         "epochs": sorted({recipe.train.epochs for recipe in rows.values()}),
         "rows": results,
         "summary": entries,
-        **compare_rows(results, list(labels), by, against, held_out=int((held_out.labels >= 0).sum())),
+        **comparison,
         "seconds": time.perf_counter() - started,
         "versions": versions(),
         "commit": commit(),
@@ -246,11 +253,13 @@ def describe_differences(comparison: Result, values: Mapping[str, Any], others: 
 
 
 def describe_choice(comparison: Result, values: Mapping[str, Mapping[int, float]], others: Sequence[str]) -> list[str]:
-    """Which combination is the best, and how many others are clearly worse."""
+    """Which combination is the best, and how many others are clearly worse; those with a failed run are left out."""
     best, by = comparison["reference"], comparison["compared_by"]
-    seeds = values[best]
+    if not others:
+        return ["there is one combination, so nothing is compared"]
+    seeds, compared = values[best], [entry["row"] for entry in comparison["differences"]]
     mean = statistics.fmean(seeds.values())
-    tied = [row for row in others if values[row] and statistics.fmean(values[row].values()) == mean]
+    tied = [row for row in compared if statistics.fmean(values[row].values()) == mean]
     shared = f" and {', '.join(tied)} share" if tied else " has"
     figure = "mAP" if by.endswith(" mAP") else "accuracy"
     text = f"{best}{shared} the best {by.removesuffix(' mAP')} {figure} ({mean:.2f}%, {plural(len(seeds), 'seed')})"
@@ -258,7 +267,9 @@ def describe_choice(comparison: Result, values: Mapping[str, Mapping[int, float]
         return [f"{text}, but one seed shows no clear difference; run with --seeds 3 or more"]
     verdicts = [entry["verdict"] for entry in comparison["differences"]]
     close = [entry["row"] for entry in comparison["differences"] if entry["verdict"] != "worse"]
-    lines = [f"{text}; {verdicts.count('worse')} of {plural(len(others), 'other')} clearly worse"]
+    lines = [f"{text}; {verdicts.count('worse')} of {plural(len(compared), 'other')} clearly worse"]
+    if left_out := [row for row in others if row not in compared]:
+        lines.append(f"not compared, because a run of it failed: {', '.join(left_out)}")
     if close:
         lines.append(f"no clear difference to {', '.join(close)}")
     return [*lines, f"its {figure} was used to choose it, so it is a little too high; a test split has not been used"]

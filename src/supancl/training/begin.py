@@ -137,7 +137,8 @@ def _write_start(
     folder.remove_temporary_files()
     folder.stop_file.unlink(missing_ok=True)
     if trainer.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
-        folder.write_recipe(recipe, data.classes, {**data.summary, **describe_content(data.content)}, about)
+        side = {} if recipe.data.stream else {"short_side": data.train.median_short_side()}
+        folder.write_recipe(recipe, data.classes, {**data.summary, **describe_content(data.content), **side}, about)
         folder.write_content(data.content)
     else:
         for name in (
@@ -156,10 +157,12 @@ def _write_start(
 def _announce(trainer: Trainer, data: Data, folder: RunFolder, reporter: Reporter) -> None:
     """Report what a user should know before the first step."""
     recipe, ranks, settings = trainer.recipe, trainer.ranks, trainer.recipe.train
-    if recipe.loss.sees_batch(trainer.model.pool) and settings.accumulate > 1:
+    if settings.accumulate > 1:
+        sees_batch = recipe.loss.sees_batch(trainer.model.pool)
         reporter.note(
-            f"with train.accumulate = {settings.accumulate} the loss compares images within a "
-            f"micro-batch of {settings.batch_size // settings.accumulate}, not the whole batch"
+            f"with train.accumulate = {settings.accumulate} {'the loss and ' * sees_batch}batch norm "
+            f"{'see' if sees_batch else 'sees'} micro-batches of {settings.batch_size // settings.accumulate}, not the "
+            "whole batch, so results differ"
         )
     if settings.compile and settings.sync_norm and ranks.size > 1:
         reporter.note(

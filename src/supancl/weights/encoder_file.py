@@ -26,6 +26,7 @@ from supancl.weights.digests import content_digest
 from supancl.weights.run_folder import RunFolder
 
 SCHEMA_VERSION = 1  # of the metadata
+SHORT_SIDE = "short_side"  # in pixels: the median of the training images, as they were stored
 EXPORTED_FILE = "model.safetensors"  # the name that timm and transformers look for
 T = TypeVar("T")
 MAX_HEADER_BYTES = 32 * 2**20  # a million class names have half of that
@@ -68,15 +69,25 @@ def _sort_header(file: Path) -> None:
         handle.write(text.ljust(length))
 
 
-def save_encoder(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
-    """Write encoder.safetensors: weights under the architecture's names, with metadata."""
+def save_encoder(
+    path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str, short_side: int | None = None
+) -> None:
+    """Write encoder.safetensors: weights under the architecture's names, with metadata.
+
+    `short_side` is the median one of the training images; that of the run, if the file is in a run folder.
+    """
     weights = {name: value.detach().cpu().clone() for name, value in encoder.body.state_dict().items()}
-    save_safetensors(path, weights, encoder_metadata(path, encoder, classes, recipe))
+    metadata = encoder_metadata(path, encoder, classes, recipe)
+    if short_side is not None:
+        metadata[SHORT_SIDE] = str(short_side)
+    save_safetensors(path, weights, metadata)
 
 
 def encoder_metadata(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> dict[str, str]:
+    side = RunFolder(path.parent).read_short_side()
     return {
         **_run_metadata(path),
+        **({} if side is None else {SHORT_SIDE: str(side)}),
         "schema_version": str(SCHEMA_VERSION),
         "encoder": json.dumps(to_json(encoder.spec)),
         "name": encoder.spec.name,

@@ -237,6 +237,12 @@ class RunFolder:
             raise BadInput(f"{self.recipe_file}: {wrong}; restore the file that the run wrote, or choose another --out")
         return data, tuple(map(str, classes))
 
+    def read_short_side(self) -> int | None:
+        """The median short side of the training images; None if it is not known."""
+        data = read_json(self.recipe_file).get("data")
+        side = data.get("short_side") if isinstance(data, dict) else None
+        return side if isinstance(side, int) else None
+
     def read_init(self) -> dict[str, str] | None:
         """Where the run's weights came from (`from`) and their digest; None if it started from random ones."""
         init = read_json(self.recipe_file).get("init")

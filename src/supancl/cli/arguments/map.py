@@ -8,7 +8,7 @@ from pathlib import Path
 from supancl.cli.checks import check_data, check_encoders, split_title
 from supancl.cli.flags import ENCODER, add_feature_flags
 from supancl.errors import BadInput
-from supancl.reports.page import check_page_place
+from supancl.reports.page import check_page_place, check_picture_place
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -36,5 +36,7 @@ def check(args: argparse.Namespace) -> None:
             raise BadInput(f"{flag} {path}: is a folder; give a file")
     if args.static is None:
         check_page_place(Path(args.out), "--out")
+    else:
+        check_picture_place(Path(args.static), "--static")
     check_encoders(*(split_title(text)[1] for text in args.runs))
     check_data(args.data)

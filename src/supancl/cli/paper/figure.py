@@ -17,6 +17,7 @@ from supancl.distributed import require_single_process
 from supancl.errors import BadInput, did_you_mean, plural, program_name
 from supancl.files import check_writable
 from supancl.paper.figure import FigureRequest, draw_figure, panel_note
+from supancl.reports.page import check_picture_place
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -74,6 +75,7 @@ def check_out(out: Path) -> None:
         raise BadInput(f"--out {out}: must end in {', '.join(FORMATS)}")
     if out.is_dir():
         raise BadInput(f"--out {out}: is a folder; give a file")
+    check_picture_place(out, "--out")
     check_writable(out.parent)
     out.parent.mkdir(parents=True, exist_ok=True)
 

@@ -253,7 +253,8 @@ def checked_labels(labels: np.ndarray, location: str) -> Tensor:
 
 def convert_channels(images: np.ndarray, channels: int) -> Tensor:
     """(N, C, H, W) with `channels`: grey is repeated to RGB, RGB is weighted to grey."""
-    pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
+    writable = images if images.flags.writeable else images.copy()  # torch warns of others, such as Pillow's
+    pixels = torch.from_numpy(writable).permute(0, 3, 1, 2)
     if pixels.shape[1] == channels:
         return pixels.contiguous()
     if channels == 3:
