@@ -153,7 +153,7 @@ class Monitor:
         row: dict[str, Any] = {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
         if held_out.pairs is not None:
             row |= self._several_labels(encoder, queries, (reference, held_out), device, half)
-        if not reference.num_labelled or not len(queries.labelled().labels):  # there are no classes to predict
+        if len(reference.class_ids()) < 2 or not len(queries.labelled().labels):  # there are no classes to tell apart
             return row | {"knn": float("nan"), "linear": float("nan")}
         references = self._features(encoder, reference, device, half)
         fitted = sample_rows(references.labelled(), MAX_IMAGES)

@@ -3,7 +3,7 @@
 // Move over a chart to read values, drag to zoom in, double-click to see everything again.
 "use strict";
 {
-  const WIDTH = 400, HEIGHT = 220, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 26;
+  const WIDTH = 400, HEIGHT = 220, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 30;
   const SVG = "http://www.w3.org/2000/svg";
 
   const make = (name, attributes, parent) => {
@@ -28,10 +28,10 @@
     return found;
   };
 
-  const bounds = (values) => {
-    let low = Math.min(...values), high = Math.max(...values);
-    if (low === high) { low -= Math.abs(low) * 0.05 || 0.5; high += Math.abs(high) * 0.05 || 0.5; }
-    return [low, high];
+  // around a single value lies `room` on both sides
+  const bounds = (values, room = Math.abs(values[0]) * 0.05 || 0.5) => {
+    const low = Math.min(...values), high = Math.max(...values);
+    return low === high ? [low - room, high + room] : [low, high];
   };
 
   class Chart {
@@ -84,7 +84,7 @@
       const curves = this.visible(), points = curves.flatMap((curve) => curve.points);
       this.drawn = curves;
       if (!points.length) return;
-      this.xs = this.range ?? bounds(points.map(([x]) => x));
+      this.xs = this.range ?? bounds(points.map(([x]) => x), 1);
       const [low, high] = bounds(points.map(([, y]) => y)), margin = (high - low) * 0.05;
       this.ys = [low - margin, high + margin];
       for (const y of ticks(...this.ys, 5)) {
@@ -92,9 +92,10 @@
         make("text", { x: LEFT - 6, y: this.toY(y) + 4, "text-anchor": "end" }, this.svg).textContent = shorten(y);
       }
       for (const x of ticks(...this.xs, 5)) {
-        make("text", { x: this.toX(x), y: HEIGHT - 10, "text-anchor": "middle" }, this.svg).textContent = shorten(x);
+        const anchor = this.toX(x) > WIDTH - 3 * RIGHT ? "end" : "middle"; // the last one must not be cut off
+        make("text", { x: this.toX(x), y: HEIGHT - 15, "text-anchor": anchor }, this.svg).textContent = shorten(x);
       }
-      make("text", { x: WIDTH - RIGHT, y: HEIGHT - 1, "text-anchor": "end" }, this.svg).textContent = this.spec.x;
+      make("text", { x: WIDTH - RIGHT, y: HEIGHT - 2, "text-anchor": "end" }, this.svg).textContent = this.spec.x;
       for (const curve of curves) {
         const path = curve.points.map(([x, y], i) => `${i ? "L" : "M"}${this.toX(x).toFixed(1)} ${this.toY(y).toFixed(1)}`);
         make("path", { class: "curve", d: path.join(""), style: `stroke: var(--s${curve.colour})` }, this.svg);
