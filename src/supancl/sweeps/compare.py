@@ -79,7 +79,7 @@ def train_and_compare(rows: Rows, labels: Labels, sweep: Sweep, against: Against
     entries = [summarize(results, label, measures, ("collapsed", "failed")) for label in labels.values()]
     for entry in entries:
         for key in measures:
-            half = t_half_width(entry[f"{key}_sd"], entry["n"] - entry["failed"])
+            half = t_half_width(entry[f"{key}_sd"], entry["measured"])
             entry[f"{key}_interval"] = half if math.isfinite(half) else math.nan
     knn, linear = list(measures)[:2]
     by = linear if any(result[linear] is not None for result in results) else knn

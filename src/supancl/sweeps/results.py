@@ -46,9 +46,11 @@ def collect_results(
 def summarize(
     results: Sequence[Result], label: Mapping[str, Any], measures: Iterable[str], ends: Sequence[str]
 ) -> Result:
-    """Mean and standard deviation over the runs of a row that did not fail, and how many of its runs ended how."""
+    """Mean and standard deviation over the runs of a row that did not fail (`measured`), and how many of its `n` runs
+    ended how."""
     of_row = [result for result in results if label.items() <= result.items()]
-    entry: Result = {**label, "n": len(of_row), **{end: sum(bool(result[end]) for result in of_row) for end in ends}}
+    counts = {"n": len(of_row), "measured": sum(not result["failed"] for result in of_row)}
+    entry: Result = {**label, **counts, **{end: sum(bool(result[end]) for result in of_row) for end in ends}}
     for key in measures:
         values = [math.nan if result[key] is None else float(result[key]) for result in of_row if not result["failed"]]
         entry[key], entry[f"{key}_sd"] = seed_stats(values)
