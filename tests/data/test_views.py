@@ -465,7 +465,7 @@ def test_at_256_the_evaluation_view_is_the_central_224_pixels(height, width):
     torch.testing.assert_close(evaluation_view(Batch(pixels), 224, MEAN, STD), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("size", [24, 56, 112])
+@pytest.mark.parametrize("size", [112, 120])
 def test_the_evaluation_view_is_a_centre_crop_of_seven_eighths_of_the_short_side(size):
     pixels = bytes_of(2, 128, 160)
     expected = torch.stack([cropped(image.double() / 255, (8, 24, 112, 112), size) for image in pixels])

@@ -147,7 +147,7 @@ VARIANCE = (
     Mutant("within = (values - means[row]).square().sum(1).mean()\n    total", "within = (values - means[row]).square().mean()\n    total"),
     Mutant("total = (values - values.mean(0)).square().sum(1).mean()\n    return", "total = (values - means.mean(0)).square().sum(1).mean()\n    return"),
     Mutant("/ torch.bincount(row)[:, None], row, classes", "/ len(row), row, classes"),
-    Mutant("centred = values.double() - values.double().mean(0)", "centred = values.double()"),
+    Mutant("centred = values - values.mean(0)", "centred = values"),
     Mutant("if len(centred) < centred.shape[1] else centred.T @ centred", "if len(centred) > centred.shape[1] else centred.T @ centred"),
     Mutant("directions = min(len(gram), len(centred) - 1)", "directions = len(gram)"),
     Mutant(".clamp(min=0).sqrt()", ".clamp(min=0)"),

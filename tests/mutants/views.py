@@ -50,7 +50,7 @@ SPECS = (
 
 AUGMENT = (
     Mutant("image_index = torch.arange(len(box), device=box.device) % len(images)", "image_index = torch.arange(len(box), device=box.device) // (len(box) // len(images))"),
-    Mutant("columns = resize_taps(box[:, 1], box[:, 3], width, size)", "columns = resize_taps(box[:, 1], box[:, 2], width, size)"),
+    Mutant("columns = resize_taps(box[:, 1], box[:, 3], width, size, ", "columns = resize_taps(box[:, 1], box[:, 2], width, size, "),
     Mutant("torch.where(flip[:, None, None], tap.flip(1), tap)", "torch.where(flip[:, None, None], tap, tap.flip(1))"),
     Mutant("torch.where(flip[:, None, None], tap.flip(1), tap)", "torch.where(flip[:, None, None], tap.flip(2), tap)"),
     Mutant("reach = scale.clamp(min=1)", "reach = torch.ones_like(scale)"),
@@ -60,7 +60,7 @@ AUGMENT = (
     Mutant("torch.arange(math.ceil(2 * max(1.0, pixels / size))", "torch.arange(math.ceil(max(1.0, pixels / size))"),
     Mutant("weight / total)", "weight)"),
     Mutant("(1 - (middle - centre).abs() / reach).clamp(min=0)", "(1 - (middle - centre).abs() / reach)"),
-    Mutant("return weight * ((middle > start) & (middle < start + length))", "return weight"),
+    Mutant("return weight * ((middle > first_pixel) & (middle < first_pixel + extent))", "return weight"),
     Mutant("LUMA_WEIGHTS = (0.2989, 0.587, 0.114)", "LUMA_WEIGHTS = (0.114, 0.587, 0.2989)"),
     Mutant("LUMA_WEIGHTS = (0.2989, 0.587, 0.114)", "LUMA_WEIGHTS = (0.2126, 0.7152, 0.0722)"),
     Mutant("before = order < order[:, 1:2]", "before = order > order[:, 1:2]"),
@@ -116,7 +116,9 @@ EVALUATION = (
     Mutant("corner = ((sizes - side) / 2).round()", "corner = ((sizes - side) / 2).floor()"),
     Mutant("short_side = sizes.amin(1, keepdim=True)", "short_side = sizes.amax(1, keepdim=True)"),
     Mutant("short_side > size, (short", "short_side >= size, (short"),
-    Mutant("(short_side * (7 / 8)).round(), short_side)", "(short_side * (7 / 8)).floor(), short_side)"),
+    Mutant("(short_side * (7 / 8)).round(), short", "(short_side * (7 / 8)).floor(), short"),
+    Mutant("((resized - size) / 2).round() * scale", "((resized - size) / 2) * scale"),
+    Mutant("bounds=torch.where(is_larger, whole, boxes)", "bounds=boxes"),
     Mutant("size * side // min(height, width) for", "round(size * side / min(height, width)) for"),
     Mutant('mode="bicubic", antialias=True).round()', 'mode="bilinear", antialias=True).round()'),
     Mutant(".round().clamp(0, 255)", ".round()"),

@@ -29,7 +29,8 @@ from supancl.files import (
     write_atomically,
 )
 
-VERSION = 2  # of the view and the features: 2 since crops begin at whole pixels
+VERSION = 2  # of results: 2 since crops begin at whole pixels
+CACHE_VERSION = 3  # of features that are kept: 3 since larger images are resized before they are cut
 
 
 def encoder_key(encoder: Encoder) -> str:
@@ -81,7 +82,7 @@ class FeatureCache:
         pixels = pixels_key(split)
         if pixels is None:
             return None
-        key = hashlib.sha256(json.dumps([VERSION, weights, pixels, settings]).encode()).hexdigest()[:24]
+        key = hashlib.sha256(json.dumps([CACHE_VERSION, weights, pixels, settings]).encode()).hexdigest()[:24]
         return self.folder / f"{key}.safetensors"
 
     def read(self, path: Path, rows: int) -> Tensor | None:

@@ -15,7 +15,7 @@ from supancl.data.splits import Data, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.evaluate.feature_cache import VERSION
+from supancl.evaluate.feature_cache import CACHE_VERSION
 from supancl.evaluate.finetune import labelled
 from supancl.evaluate.sources import data_for
 from supancl.files import make_inner_folder, reason, why_unwritable
@@ -112,7 +112,7 @@ def _describe(evaluated: EvaluatedEncoder, view: View) -> str:
     if not data.get("fingerprint"):
         return ""
     settings = evaluated.options.describe(view, **evaluated.projector_key)
-    content = [VERSION, evaluated.weights, settings, data["fingerprint"], str(data.get("content"))]
+    content = [CACHE_VERSION, evaluated.weights, settings, data["fingerprint"], str(data.get("content"))]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

@@ -46,50 +46,63 @@ class Taps(NamedTuple):
 # --- crops ---------------------------------------------------------------------------------------------------------
 
 
-def crop_and_resize(images: Tensor, box: Tensor, size: int, flip: Tensor | None = None) -> Tensor:
+def crop_and_resize(
+    images: Tensor, box: Tensor, size: int, flip: Tensor | None = None, bounds: Tensor | None = None
+) -> Tensor:
     """Each row's box resized to (size, size), bilinear with antialiasing; row i is a crop of image i % len(images).
 
-    Pixels outside the box have no weight, so padding does not leak in.
+    Pixels outside the box have no weight, so padding does not leak in. `bounds`, larger boxes, allow those around it:
+    this is to resize the image and to cut then.
     """
     dtype = torch.promote_types(images.dtype, torch.float32)
-    rows, columns = crop_taps(box, images.shape[-2], images.shape[-1], size, flip, dtype)
+    rows, columns = crop_taps(box, images.shape[-2], images.shape[-1], size, flip, dtype, bounds)
     image_index = torch.arange(len(box), device=box.device) % len(images)
     return resampled(images.to(dtype), image_index, rows, columns)
 
 
 def crop_taps(
-    box: Tensor, height: int, width: int, size: int, flip: Tensor | None, dtype: torch.dtype
+    box: Tensor,
+    height: int,
+    width: int,
+    size: int,
+    flip: Tensor | None,
+    dtype: torch.dtype,
+    bounds: Tensor | None = None,
 ) -> tuple[Taps, Taps]:
     """Taps of the rows and of the columns of each crop; a flip reverses the columns."""
-    rows = resize_taps(box[:, 0], box[:, 2], height, size)
-    columns = resize_taps(box[:, 1], box[:, 3], width, size)
+    bounds = box if bounds is None else bounds
+    rows = resize_taps(box[:, 0], box[:, 2], height, size, bounds[:, 0], bounds[:, 2])
+    columns = resize_taps(box[:, 1], box[:, 3], width, size, bounds[:, 1], bounds[:, 3])
     if flip is not None:
         index, weight = (torch.where(flip[:, None, None], tap.flip(1), tap) for tap in columns)
         columns = Taps(index, weight)
     return Taps(rows.source, rows.weight.to(dtype)), Taps(columns.source, columns.weight.to(dtype))
 
 
-def resize_taps(start: Tensor, length: Tensor, pixels: int, size: int) -> Taps:
+def resize_taps(start: Tensor, length: Tensor, pixels: int, size: int, first_pixel: Tensor, extent: Tensor) -> Taps:
     """Taps of the triangle filter that resizes the crop [start, start + length) of `pixels` to `size`.
 
-    The number of taps is the most that any crop can need, so shapes do not depend on draws.
+    Only pixels in [first_pixel, first_pixel + extent) have a weight. The number of taps is the most that any crop can
+    need, so shapes do not depend on draws.
     """
-    start, length = start.double()[:, None, None], length.double()[:, None, None]
+    start, length, first_pixel, extent = (
+        value.double()[:, None, None] for value in (start, length, first_pixel, extent)
+    )
     scale = length / size
     reach = scale.clamp(min=1)  # antialiasing: when shrinking, the triangle widens with the scale
     centre = start + (torch.arange(size, device=start.device).double()[:, None] + 0.5) * scale
     first = (centre - reach + 0.5).floor()  # the leftmost pixel whose centre may be inside the triangle
     index = first + torch.arange(math.ceil(2 * max(1.0, pixels / size)), device=start.device)
-    weight = triangle(index, centre, reach, start, length)
+    weight = triangle(index, centre, reach, first_pixel, extent)
     total = weight.cumsum(-1)[..., -1:]  # cumsum: the rounding of `sum` depends on the number of zeros at the end
     return Taps(index.long().clamp(0, pixels - 1), weight / total)
 
 
-def triangle(index: Tensor, centre: Tensor, reach: Tensor, start: Tensor, length: Tensor) -> Tensor:
-    """Weights of pixels around `centre`, not yet normalised; 0 outside the crop."""
+def triangle(index: Tensor, centre: Tensor, reach: Tensor, first_pixel: Tensor, extent: Tensor) -> Tensor:
+    """Weights of pixels around `centre`, not yet normalised; 0 outside [first_pixel, first_pixel + extent)."""
     middle = index + 0.5
     weight = (1 - (middle - centre).abs() / reach).clamp(min=0)
-    return weight * ((middle > start) & (middle < start + length))
+    return weight * ((middle > first_pixel) & (middle < first_pixel + extent))
 
 
 def resampled(images: Tensor, image_index: Tensor, rows: Taps, columns: Taps) -> Tensor:

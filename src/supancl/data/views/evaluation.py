@@ -46,14 +46,24 @@ def margin_boxes(sizes: Tensor, size: int) -> Tensor:
     """Boxes of the central squares of images of these (height, width), for an input of `size`.
 
     They are 7/8 of the short side: for images decoded at round(8/7 size) exactly `size`, so nothing is resampled.
-    Images whose short side is at most `size` have no margin to cut off: the box is the full short side.
+    Images whose short side is at most `size` have no margin to cut off: the box is the full short side. Of larger
+    images it is what a crop of `size` covers after they are resized to round(8/7 size), as files are when decoded.
     """
-    short_side = sizes.amin(1, keepdim=True).double()
-    return centre_boxes(sizes, torch.where(short_side > size, (short_side * (7 / 8)).round(), short_side))
+    short_side = sizes.amin(1, keepdim=True)
+    as_it_is = centre_boxes(sizes, torch.where(short_side > size, (short_side * (7 / 8)).round(), short_side.double()))
+    target = evaluation_short_side(size)
+    resized = target * sizes // short_side  # as `shrunk_size` cuts off
+    scale = sizes.double() / resized
+    larger = torch.cat([((resized - size) / 2).round() * scale, size * scale], dim=1)
+    return torch.where(short_side > target, larger, as_it_is.double())
 
 
 def _margin_squares(batch: Batch, size: int) -> Tensor:
-    return crop_and_resize(batch.pixels, margin_boxes(batch.image_sizes(), size), size)
+    sizes = batch.image_sizes()
+    boxes, is_larger = margin_boxes(sizes, size), sizes.amin(1, keepdim=True) > evaluation_short_side(size)
+    whole = torch.cat([torch.zeros_like(sizes), sizes], dim=1).double()
+    squares = crop_and_resize(batch.pixels, boxes, size, bounds=torch.where(is_larger, whole, boxes))
+    return torch.where(is_larger[..., None, None], squares.round(), squares)  # bytes, as Pillow has
 
 
 def _whole_squares(batch: Batch, size: int) -> Tensor:
