@@ -68,8 +68,8 @@ def _noise(evaluated: EvaluatedEncoder, origin: str, metadata: Mapping[str, str]
     is_whole = int(side) <= encoder.size if side.isdecimal() else False
     if not side and spec.name != "linear" and encoder.size <= LARGEST_SMALL_INPUT:
         evaluated.reporter.warn(
-            f"{evaluated.location} does not say how large its training images were: the export prepares images larger "
-            f"than {encoder.size} px. For images of {encoder.size} px set crop_pct to 1 in its config.json"
+            f"{evaluated.location} does not say how large its training images were; the export assumes larger than "
+            f"{encoder.size} px. If they were not, set crop_pct to 1 in its config.json"
         )
     shape = (spec.channels * spec.size,) if spec.name == "linear" else (spec.channels, spec.size, spec.size)
     views = torch.randn(BATCHES[-1], *shape, generator=torch.Generator().manual_seed(0))
