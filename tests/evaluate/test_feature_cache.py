@@ -257,5 +257,5 @@ def test_a_store_of_another_kind_is_never_kept():
 def test_a_change_of_the_view_is_another_version(monkeypatch):
     split = split_of(ArrayImages(PIXELS))
     before = FeatureCache().path("weights", split, "how")
-    monkeypatch.setattr(kept, "VERSION", kept.VERSION + 1)
+    monkeypatch.setattr(kept, "CACHE_VERSION", kept.CACHE_VERSION + 1)
     assert FeatureCache().path("weights", split, "how") != before

@@ -308,7 +308,9 @@ def test_small_classes_are_named_and_left_out_of_episodes(run, tmp_path):
     result = evaluate_few_shot(run, path, EpisodeSettings(3, 3, 2, 10))
     assert result["dropped"] == ["dog"]
     assert result["classes"] == 3
-    assert_one_line("\n".join(run.reporter.warnings), "x", "1 class", "3 images", "dog")
+    left_out, few = run.reporter.warnings
+    assert_one_line(left_out, "x", "1 class", "3 images", "dog")
+    assert_one_line(few, "x", "episodes of the same 43 images")
     assert_refused(
         message(evaluate_few_shot, run, path, EpisodeSettings(4, 3)),
         path,

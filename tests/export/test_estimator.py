@@ -239,6 +239,7 @@ def test_a_changed_folder_is_refused(fitted, tmp_path):
         (fast(image_shape=(8, 8)), np.full((4, 64), 0.5), "0.5.*multiply"),
         (fast(image_shape=(8, 8)), np.full((4, 64), -3), "-3.*scale"),
         (fast(image_shape=(8, 9)), np.zeros((4, 64)), "image_shape.*64"),
+        (fast(image_shape=64), np.zeros((4, 64)), "image_shape.*64"),
         (fast(method="supsaim"), images()[0], "'supsaim'.*'supsiam'"),
         (fast(method="crossentropy"), images()[0], "crossentropy needs labels"),
         (fast(epochs=0), images()[0], r"train\.epochs = 0"),

@@ -196,7 +196,8 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             if len(array) < 2 and reset:
                 raise BadInput(f"{len(array)} image(s), n_samples={len(array)}; training needs at least 2")
             return array
-        if np.shape(X)[1:] == (1,) and isinstance(np.asarray(X).flat[0], (str, Path, Image.Image)):
+        is_column = getattr(X, "shape", ())[1:] == (1,) and hasattr(X, "columns")
+        if is_column and isinstance(next(iter(np.asarray(X)[:, 0]), None), (str, Path, Image.Image)):
             raise BadInput("X is a table with one column of images; give the column itself, such as X['path']")
         rows = validate_data(self, X, reset=reset, dtype=np.float64, ensure_min_samples=2 if reset else 1)
         return rows if self.image_shape is None else as_images(rows, self.image_shape)

@@ -257,9 +257,9 @@ def describe_choice(comparison: Result, values: Mapping[str, Mapping[int, float]
     best, by = comparison["reference"], comparison["compared_by"]
     if not others:
         return ["there is one combination, so nothing is compared"]
-    seeds, compared = values[best], [entry["row"] for entry in comparison["differences"]]
+    seeds, complete = values[best], [entry["row"] for entry in comparison["differences"]]
     mean = statistics.fmean(seeds.values())
-    tied = [row for row in compared if statistics.fmean(values[row].values()) == mean]
+    tied = [row for row in complete if statistics.fmean(values[row].values()) == mean]
     shared = f" and {', '.join(tied)} share" if tied else " has"
     figure = "mAP" if by.endswith(" mAP") else "accuracy"
     text = f"{best}{shared} the best {by.removesuffix(' mAP')} {figure} ({mean:.2f}%, {plural(len(seeds), 'seed')})"
@@ -267,8 +267,8 @@ def describe_choice(comparison: Result, values: Mapping[str, Mapping[int, float]
         return [f"{text}, but one seed shows no clear difference; run with --seeds 3 or more"]
     verdicts = [entry["verdict"] for entry in comparison["differences"]]
     close = [entry["row"] for entry in comparison["differences"] if entry["verdict"] != "worse"]
-    lines = [f"{text}; {verdicts.count('worse')} of {plural(len(compared), 'other')} clearly worse"]
-    if left_out := [row for row in others if row not in compared]:
+    lines = [f"{text}; {verdicts.count('worse')} of {plural(len(complete), 'other')} clearly worse"]
+    if left_out := [row for row in others if row not in complete]:
         lines.append(f"not compared, because a run of it failed: {', '.join(left_out)}")
     if close:
         lines.append(f"no clear difference to {', '.join(close)}")
