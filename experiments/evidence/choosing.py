@@ -8,7 +8,8 @@ from pathlib import Path
 from experiments.evidence.findings import OTHER_DATA, count_words
 from experiments.evidence.imagenet_page import ACCURACIES as IMAGENET_ACCURACIES
 from experiments.evidence.imagenet_page import method_rows
-from experiments.evidence.results import KINDS, NAMES, Evidence, Gap, Row, gap
+from experiments.evidence.results import KINDS, NAMES, Evidence, Gap, Row
+from experiments.evidence.study_page import row_gaps
 from experiments.evidence.tables import table
 from supancl.files import replace_section
 
@@ -36,19 +37,11 @@ def choosing_table(evidence: Evidence, photographs: Mapping[str, Row]) -> str:
                 question,
                 f"{NAMES[ours]} - {NAMES[theirs]}",
                 describe(evidence.gaps(ours, theirs), OTHER_DATA),
-                describe(gaps_of(photographs, ours, theirs), IMAGENET_OTHER_DATA),
+                describe(row_gaps(photographs, ours, theirs, IMAGENET_ACCURACIES), IMAGENET_OTHER_DATA),
             ]
         )
     columns = ["question", "difference", "CIFAR-100, ResNet-18", "ImageNet photographs of 64 px, ResNet-50"]
     return table(columns, rows)
-
-
-def gaps_of(rows: Mapping[str, Row], ours: str, theirs: str) -> dict[str, Gap]:
-    """The differences of two rows, in every accuracy that both have."""
-    if ours not in rows or theirs not in rows:
-        return {}
-    found = {m: gap(rows[ours].values(m), rows[theirs].values(m)) for m in IMAGENET_ACCURACIES}
-    return {measure: difference for measure, difference in found.items() if difference is not None}
 
 
 def describe(gaps: Mapping[str, Gap], others: tuple[str, ...]) -> str:

@@ -106,7 +106,6 @@ def pair_sentences(rows: Mapping[str, Row], pairs: Sequence[tuple[str, str]], ow
         f"{rows[ours].name} - {rows[theirs].name} is {brief(gaps['linear'])} points on {own} and "
         f"{brief(gaps['crossed'])} on {other} (test images, {seeds_text(rows[ours], rows[theirs])})."
         for ours, theirs in pairs
-        if ours in rows and theirs in rows
         if (gaps := row_gaps(rows, ours, theirs, ("linear", "crossed")))
     ]
 

@@ -103,7 +103,7 @@ def imagenet_finding(folder: Path) -> str:
     rows = method_rows(Evidence(plan, read_results(folder, plan)))
     sentences = []
     for other in ("supcon", "crossentropy", "supbyol"):
-        gaps = row_gaps(rows, "supsiam", other, ACCURACIES) if {"supsiam", other} <= rows.keys() else {}
+        gaps = row_gaps(rows, "supsiam", other, ACCURACIES)
         if "linear" not in gaps:
             continue
         others = [gaps[measure].mean for measure in gaps if measure not in ("knn", "linear")]

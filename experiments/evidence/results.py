@@ -132,8 +132,8 @@ def best_pilot(plan: Plan, results: Results, method: str) -> int | None:
         return None
     scores = [results[name]["values"].get(CHOSEN_BY) for name in names]
     measured = [number for number, score in enumerate(scores) if score is not None]
-    sound = [number for number in measured if results[names[number]]["status"] != "collapsed"]
-    return max(sound or measured, key=lambda number: (scores[number], -number), default=None)
+    not_collapsed = [number for number in measured if results[names[number]]["status"] != "collapsed"]
+    return max(not_collapsed or measured, key=lambda number: (scores[number], -number), default=None)
 
 
 def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | None:

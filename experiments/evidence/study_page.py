@@ -59,7 +59,9 @@ def spread_of(rows: Mapping[str, Row], measure: str) -> PooledDeviation | None:
 
 
 def row_gaps(rows: Mapping[str, Row], ours: str, theirs: str, measures: Iterable[str]) -> dict[str, Gap]:
-    """The difference of two rows in each measure that both have."""
+    """The difference of two rows in each measure that both have; empty if a row is missing."""
+    if ours not in rows or theirs not in rows:
+        return {}
     gaps = {m: gap(rows[ours].values(m), rows[theirs].values(m), spread_of(rows, m)) for m in measures}
     return {measure: difference for measure, difference in gaps.items() if difference is not None}
 

@@ -133,6 +133,8 @@ def test_an_image_that_is_labelled_coarsely_keeps_that_label(place, capsys):
     assert coarse > 5
     assert len({row["label"] for row in rows if row["source"] == "predicted"}) == 3
     summary = json.loads(Path("summary.json").read_text())
+    low, high = summary["accuracy_interval"]
+    assert low <= summary["accuracy"] <= high
     assert (summary["given"], summary["classes"]) == (sum(row["source"] == "given" for row in rows), 3)
     assert {row["label"] for row in predict(capsys, "levels", "--data", "nested", "--all", out="all.csv")} <= leaves
     predict(capsys, "levels", "--data", "nested", "--all", "--json", "all.json", out="again.csv")

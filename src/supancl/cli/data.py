@@ -25,7 +25,7 @@ from supancl.data.store.cache_folders import evict, list_caches, remove_cache
 from supancl.data.survey import Survey
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, CheckFailed, plural
-from supancl.files import left_over_files
+from supancl.files import check_is_new, left_over_files
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.auto import default_recipe
 from supancl.reports.contact_sheet import draw_image_sheet, draw_view_sheet
@@ -79,8 +79,7 @@ def with_data_fields(spec: DataSpec, overrides: Mapping[str, tuple[Any, str]]) -
 
 def check_sheets(out: Path) -> None:
     for name in ("images.png", "views.png"):
-        if (out / name).exists():
-            raise BadInput(f"{out / name} exists; remove it or choose another --out")
+        check_is_new(out / name)
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise BadInput(f"cannot write in {out} ({existing} is a file); choose another --out")

@@ -12,7 +12,6 @@ from supancl.cli.encoders import check_at_least, open_encoders
 from supancl.errors import BadInput, plural
 from supancl.evaluate.predicting import PredictSettings, predict_labels
 from supancl.reports.prediction_table import write_predictions
-from supancl.stats import wilson_interval
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     )
     predictions = predict_labels(evaluated, args.data, settings)
     changed = write_predictions(predictions, out)
-    result = with_interval({"out": str(out), **predictions.summary})
+    result = {"out": str(out), **predictions.summary}
     for line in describe(result):
         console.print(line)
     if changed:
@@ -43,15 +42,6 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if not predictions.has_files:
         console.print(f"the images of {args.data} are no files, so {out} cannot be used as --data")
     return result
-
-
-def with_interval(result: dict[str, Any]) -> dict[str, Any]:
-    """The result with the 95% interval of its accuracy over the held-out images, if there are any."""
-    key = "accuracy" if "accuracy" in result else "least_sure_right"
-    if not result["checked_on"]:
-        return result
-    _, low, high = wilson_interval(result[key], result["checked_on"])
-    return {**result, f"{key}_interval": [low, high]}
 
 
 def describe(result: dict[str, Any]) -> list[str]:

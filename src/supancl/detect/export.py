@@ -16,7 +16,7 @@ from supancl.detect.model import Detector, normalization_of, open_body
 from supancl.detect.saving import is_detector, load_detector
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
-from supancl.files import write_atomically, write_text
+from supancl.files import check_is_new, write_atomically, write_text
 from supancl.weights.checkpoint import save_with_torch
 
 FORMATS = ("detectron2", "torchvision")
@@ -36,8 +36,7 @@ def export_detector(path: str, format: str, out: Path | str) -> dict[str, Any]:
     if file.suffix not in (".pth", ".pt"):
         raise BadInput(f"--out {file}: must end in .pth or .pt, which both libraries read")
     for target in filter(None, (file, settings)):
-        if target.exists():
-            raise BadInput(f"{target} exists; remove it or choose another --out")
+        check_is_new(target)
     if not file.parent.is_dir():
         raise BadInput(f"no folder {file.parent}; create it, or choose another --out")
     if Path(path).exists() and is_detector(Path(path)):

@@ -17,6 +17,7 @@ from supancl.probes.several_classifiers import (
     rank_classes,
 )
 from supancl.probes.several_labels import ClassScores
+from supancl.stats import wilson_interval
 
 
 class FittedClassifier(NamedTuple):
@@ -52,14 +53,16 @@ def _calibrate_one(fitted: FittedClassifier) -> tuple[Labeller, dict[str, Any]]:
     number = {name: i for i, name in enumerate(fitted.classes)}
     numbers = torch.tensor([number.get(name, -1) for name in fitted.references.classes], dtype=torch.long)
     temperature = 1.0
-    check: dict[str, Any] = {"checked_on": 0, "accuracy": None, "mean_confidence": None}
+    check: dict[str, Any] = {"checked_on": 0, "accuracy": None, "accuracy_interval": None, "mean_confidence": None}
     if len(held_out.labels):
         labels = numbers[held_out.labels]
         temperature = fit_temperature(fitted.classifier.logits(held_out.values), labels)
         answers = classify(fitted.classifier, held_out.values, temperature)
+        accuracy, *interval = wilson_interval(100 * float((answers.labels == labels).double().mean()), len(labels))
         check = {
             "checked_on": len(labels),
-            "accuracy": 100 * float((answers.labels == labels).double().mean()),
+            "accuracy": accuracy,
+            "accuracy_interval": interval,
             "mean_confidence": 100 * mean_confidence(answers),
         }
 
@@ -76,7 +79,8 @@ def _calibrate_several(fitted: FittedClassifier, most_labels: int) -> tuple[Labe
     temperature, threshold = 1.0, USUAL_THRESHOLD
     references, held_out = fitted.references.several
     check: dict[str, Any] = dict.fromkeys(("map", "map_interval", "f1", "f1_interval"))
-    check |= {"checked_on": 0, "least_sure_right": None, "mean_confidence": None, "is_threshold_chosen": False}
+    check |= dict.fromkeys(("least_sure_right", "least_sure_right_interval", "mean_confidence"))
+    check |= {"checked_on": 0, "is_threshold_chosen": False}
     if len(held_out.labels):
         targets, logits = held_out.targets(classes), classifier.logits(held_out.values)
         has_reference = references.targets(classes).any(0)
@@ -85,14 +89,16 @@ def _calibrate_several(fitted: FittedClassifier, most_labels: int) -> tuple[Labe
         f1_check = check_threshold(ranked, targets, held_out.labels, fitted.references.may_choose)
         threshold, judged = f1_check.threshold, ClassScores(logits, targets)
         last = ranked.is_listed(threshold).sum(1, keepdim=True) - 1
-        least_sure = ranked.numbers.gather(1, last)
+        least_sure = targets.gather(1, ranked.numbers.gather(1, last))
+        right, *interval = wilson_interval(100 * float(least_sure.double().mean()), judged.images)
         check = {
             "checked_on": judged.images,
             "map": judged.value,
             "map_interval": list(judged.interval[1:]),
             "f1": f1_check.f1,
             "f1_interval": list(f1_check.interval[1:]),
-            "least_sure_right": 100 * float(targets.gather(1, least_sure).double().mean()),
+            "least_sure_right": right,
+            "least_sure_right_interval": interval,
             "mean_confidence": 100 * float(ranked.confidence(threshold).double().mean()),
             "is_threshold_chosen": f1_check.is_chosen,
         }

@@ -21,7 +21,14 @@ from supancl.errors import BadInput, make_visible
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.overlap import is_run_source
 from supancl.evaluate.sources import read_source, spec_for
-from supancl.files import check_feature_file, check_writable, escape_formula, make_folder, write_atomically
+from supancl.files import (
+    check_feature_file,
+    check_is_new,
+    check_writable,
+    escape_formula,
+    make_folder,
+    write_atomically,
+)
 from supancl.probes import Features
 from supancl.reporter import track_task
 from supancl.training.preflight import check_same_data
@@ -54,11 +61,6 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
         "skipped": len(data.skipped),
         "train_held_out": None if held_out is None else int(held_out.sum()),
     }
-
-
-def check_is_new(out: Path) -> None:
-    if out.exists():
-        raise BadInput(f"{out} exists; remove it or choose another --out")
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def evaluate_few_shot(
     dropped = [data.classes[label] for label in outcome.dropped]
     if dropped:
         warn_dropped(evaluated, name, dropped, shots)
-    remark, warns = describe_missing_queries(features.labels, outcome)
+    remark, warns = describe_episodes(features.labels, outcome)
     if warns:
         evaluated.warn_once(f"{name}: {remark}")
     return record_result(
@@ -131,7 +131,7 @@ def check_episodes(
         )
 
 
-def describe_missing_queries(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
+def describe_episodes(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
     """A remark if classes had fewer queries than requested or images are few (else empty), and whether it needs a
     warning.
 

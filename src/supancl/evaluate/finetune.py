@@ -29,7 +29,7 @@ from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.overlap import is_run_source
 from supancl.evaluate.recording import record_evaluation
 from supancl.evaluate.sources import open_evaluation_data, resolve_source
-from supancl.files import check_writable, make_folder
+from supancl.files import check_is_new, check_writable, make_folder
 from supancl.probes.certainty import Answers
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
@@ -243,8 +243,7 @@ def predict(model: Classifier, split: Split, evaluated: EvaluatedEncoder) -> Ten
 
 
 def check_new(out: Path) -> None:
-    if out.exists():
-        raise BadInput(f"{out} exists; remove it or choose another --out")
+    check_is_new(out)
     check_writable(out)
 
 

@@ -65,7 +65,7 @@ def _noise(evaluated: EvaluatedEncoder, origin: str, metadata: Mapping[str, str]
     """Noise of the size of the input; the metadata say how large the training images were."""
     encoder, spec = evaluated.encoder, evaluated.encoder.spec
     side = metadata.get(SHORT_SIDE, "")
-    is_whole = int(side) <= encoder.size if side.isdecimal() else False
+    is_whole = side.isdecimal() and int(side) <= encoder.size
     if not side and spec.name != "linear" and encoder.size <= LARGEST_SMALL_INPUT:
         evaluated.reporter.warn(
             f"{evaluated.location} does not say how large its training images were; the export assumes larger than "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supancl.errors import BadInput, make_visible
-from supancl.files import check_writable, escape_formula, is_formula, make_folder, write_atomically
+from supancl.files import check_is_new, check_writable, escape_formula, is_formula, make_folder, write_atomically
 
 if TYPE_CHECKING:  # it needs torch, which takes seconds, and `check_table` does not
     from supancl.evaluate.predicting import Predictions
@@ -20,8 +20,7 @@ def check_table(out: Path, flag: str = "--out") -> None:
     """Refuse a table that cannot be written, before the work. `flag` is what the user named it with."""
     if out.suffix.lower() != ".csv":
         raise BadInput(f"{flag} {out}: must end in .csv")
-    if out.exists() or out.is_symlink():
-        raise BadInput(f"{out} exists; remove it or choose another {flag}")
+    check_is_new(out, flag)
     check_writable(out.parent)
 
 

@@ -253,8 +253,9 @@ def checked_labels(labels: np.ndarray, location: str) -> Tensor:
 
 def convert_channels(images: np.ndarray, channels: int) -> Tensor:
     """(N, C, H, W) with `channels`: grey is repeated to RGB, RGB is weighted to grey."""
-    writable = images if images.flags.writeable else images.copy()  # torch warns of others, such as Pillow's
-    pixels = torch.from_numpy(writable).permute(0, 3, 1, 2)
+    if not images.flags.writeable:  # as Pillow's and mapped ones, of which torch warns; copied in the order they get
+        images = images.transpose(0, 3, 1, 2).copy().transpose(0, 2, 3, 1)
+    pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
     if pixels.shape[1] == channels:
         return pixels.contiguous()
     if channels == 3:
