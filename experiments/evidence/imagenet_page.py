@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.evidence.findings import join_names
 from experiments.evidence.plan import Plan
 from experiments.evidence.plans import IMAGENET_METHODS, IMAGENET_PILOTS, TUNED, imagenet_plan
-from experiments.evidence.results import NAMES, Evidence, Row, gap, mean_text, read_results, waiting
+from experiments.evidence.results import NAMES, Evidence, Row, gap, read_results, waiting
 from experiments.evidence.study_page import (
     brief,
     describe_collapse,
@@ -143,14 +143,14 @@ def head(evidence: Evidence) -> str:
 def main_table(rows: Mapping[str, Row]) -> str:
     ranks, measures = average_ranks(rows.values(), ACCURACIES), (*ACCURACIES, "linear_sgd")
     lines = [
-        [mark(row, rows), row.seeds, *(mean_text(row.values(m)) for m in measures), ranks.get(row.name, "-")]
+        [mark(row, rows), row.seeds, *map(row.text, measures), ranks.get(row.name, "-")]
         for row in rows.values()
     ]
     columns = ["method", "seeds", *ACCURACIES.values(), "linear, SGD probe", "average rank"]
     return f"""### Methods
 
-The average rank is over the accuracies that every method here has, without the SGD probe; 1 is best. It has no
-interval.
+The average rank is over all accuracies but that of the SGD probe, for the rows that have them all; 1 is best. It has
+no interval.
 {describe_collapse(rows)}
 {table(columns, lines)}"""
 
@@ -184,7 +184,7 @@ def detector_table(evidence: Evidence) -> str:
     names = {step.method: step.name for step in evidence.plan.steps if step.needs}
     rows = [evidence.row(NAMES[method], name) for method, name in names.items()]
     measured = [row for row in rows if row.results]
-    lines = [[row.name, row.seeds, *(mean_text(row.values(m)) for m in measures)] for row in measured]
+    lines = [[row.name, row.seeds, *map(row.text, measures)] for row in measured]
     if len(measured) == 2:
         theirs, ours = measured
         gaps = [gap(ours.values(m), theirs.values(m)) for m in measures]

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from experiments.evidence.kept import find_kept, is_gone, kept_evaluations, machine_of
 from experiments.evidence.plan import Plan
 from experiments.evidence.results import CHOSEN_BY, write_result
 from supancl.cli import main
@@ -39,20 +40,22 @@ Called = Callable[[Sequence[str]], tuple[int, list[str], float]]
 
 
 def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> dict[str, Any]:
-    """Evaluate the run and write results/NAME.json, which also lists what could not be measured."""
+    """Evaluate the run and write results/NAME.json, which also lists what could not be measured.
+
+    If the encoder is gone with the machine that trained it, the evaluations that came back from there are read.
+    """
     training, started = json.loads((run / TRAINING_FILE).read_text()), time.perf_counter()
     values: dict[str, float | None] = {}
     commands, failures = [training.pop("command")], {}
+    kept = kept_evaluations(run) if training["exit"] == 0 and is_gone(run) else None
     for task in plan.tasks_of(training["stage"], training["method"], training["seed"]) if training["exit"] == 0 else ():
-        words, answer = task.of(str(run)), run / "wanted.json"
+        words = task.of(str(run))
         commands.append(shlex.join(["supancl", *words]))
-        for _ in range(ATTEMPTS):
-            code, lines, _ = called([*words, "--quiet", "--json", str(answer)])
-            if code == 0:
-                values |= task.read_values(json.loads(answer.read_text()))
-                break
-        else:
-            failures[shlex.join(words[1:])] = lines[-1] if lines else f"exit {code}"
+        answer, problem = measure(run, words, called) if kept is None else find_kept(plan, task, kept)
+        if answer is not None:
+            values |= task.read_values(answer)
+        if problem:
+            failures[shlex.join(words[1:])] = problem
     if training["stage"] == "detect" and training["exit"] == 0:
         values |= detected(run)
     if failures and not values:  # not the run's fault: it is evaluated again next time
@@ -69,7 +72,8 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
         except Exception as error:
             failures["map"] = reason(error)
     code, why = training.pop("exit"), training.pop("why")
-    collapsed = code == Collapsed.exit_code or (code == 0 and was_collapsed(run))
+    seconds = time.perf_counter() - started if kept is None else sum(content["seconds"] for content in kept)
+    collapsed = code == Collapsed.exit_code or (code == 0 and was_collapsed(run, training["warnings"]))
     result = {
         **training,
         "plan": plan.name,
@@ -78,9 +82,8 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
         "commands": commands,
         "values": {key: round(value, 4) for key, value in values.items() if value is not None},
         "not_measured": failures,
-        "judge_seconds": round(time.perf_counter() - started, 1),
-        "hardware": hardware(),
-        "versions": versions(),
+        "judge_seconds": round(seconds, 1),
+        **(machine() if kept is None else machine_of(run, kept)),
         "commit": training["commit"] or commit(),
         "data": data_of(run),
         "features_version": VERSION,
@@ -89,6 +92,16 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
     if not failures:  # otherwise `evidence judge` can be repeated on this machine
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
     return result
+
+
+def measure(run: Path, words: Sequence[str], called: Called) -> tuple[dict[str, Any] | None, str]:
+    """The answer of an evaluation, or None and why there is none."""
+    path, lines, code = run / "wanted.json", [], 0
+    for _ in range(ATTEMPTS):
+        code, lines, _ = called([*words, "--quiet", "--json", str(path)])
+        if code == 0:
+            return json.loads(path.read_text()), ""
+    return None, lines[-1] if lines else f"exit {code}"
 
 
 def pictured(training: dict[str, Any]) -> bool:
@@ -125,12 +138,14 @@ def detected(run: Path) -> dict[str, float | None]:
     return {key: content[key] for key in ("AP", "AP50", "AP75")}
 
 
-def was_collapsed(run: Path) -> bool:
-    """The monitor's verdict in the newest checkpoint; False for a detector, which has no monitor."""
+def was_collapsed(run: Path, warnings: Sequence[str]) -> bool:
+    """The monitor's verdict in the newest checkpoint, or its warning; False for a detector, which has no monitor."""
     from supancl.weights.checkpoint import load_newest
 
     state, _ = load_newest(run / "checkpoints")
-    return state is not None and bool(state.get("monitor", {}).get("collapsed"))
+    if state is None:
+        return any("the representation has collapsed" in line for line in warnings)
+    return bool(state.get("monitor", {}).get("collapsed"))
 
 
 def data_of(run: Path) -> dict[str, Any]:
@@ -144,10 +159,11 @@ def data_of(run: Path) -> dict[str, Any]:
     }
 
 
-def hardware() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"CPU, {torch.get_num_threads()} threads"
+def machine() -> dict[str, Any]:
+    """What this result was measured on."""
+    has_gpu = torch.cuda.is_available()
+    hardware = torch.cuda.get_device_name() if has_gpu else f"CPU, {torch.get_num_threads()} threads"
+    return {"hardware": hardware, "versions": versions()}
 
 
 def measured_by_log(folder: RunFolder) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from experiments.evidence.plan import (
     settings_of,
 )
 from experiments.evidence.plans import ALPHAS, CELLS, cell_name
-from supancl.errors import BadInput
+from supancl.errors import BadInput, plural
 from supancl.files import jsonable, write_text
 from supancl.recipes import recipe
 from supancl.recipes.cifar import NOT_IN_PAPER
@@ -356,6 +356,17 @@ class Row(NamedTuple):
 
     def values(self, measure: str) -> list[float]:
         return [float(result["values"][measure]) for result in self.results if measure in result["values"]]
+
+    def text(self, measure: str, decimals: int = 2) -> str:
+        """Mean and interval; says how many seeds have this measure if not all do.
+
+        >>> seeds = [{"values": {"knn": 50.0}}, {"values": {"knn": 51.0, "linear": 60.0}}]
+        >>> Row("a", seeds).text("linear"), Row("a", seeds).text("pets")
+        ('60.00 (1 seed)', '-')
+        """
+        values = self.values(measure)
+        fewer = f" ({plural(len(values), 'seed')})" if 0 < len(values) < len(self.results) else ""
+        return mean_text(values, decimals) + fewer
 
     def last(self, term: str) -> list[float]:
         """A training loss of the last epoch; self-supervised methods have no l_sup (the log repeats l_ssl)."""

@@ -108,7 +108,7 @@ settings.
 
 def ratio_table(rows: Mapping[str, Row]) -> str:
     lines = [
-        [row.name, *(mean_text(row.values(m), 1 if m == "effective_rank" else 3) for m in RATIOS)]
+        [row.name, *(row.text(m, 1 if m == "effective_rank" else 3) for m in RATIOS)]
         for row in rows.values()
     ]
     return f"""### Within-class variance

@@ -61,15 +61,17 @@ def seeds_of(row: Row) -> str:
 
 
 def cells(row: Row, measures: Sequence[str]) -> list[str]:
-    return [mean_text(row.values(measure), MEASURES[measure][1]) for measure in measures]
+    return [row.text(measure, MEASURES[measure][1]) for measure in measures]
 
 
 def average_ranks(rows: Iterable[Row], accuracies: Iterable[str]) -> dict[str, str]:
-    """Row name -> average rank over the accuracies that every row has; rows without any are left out."""
+    """Row name -> average rank of the rows that have the most accuracies, over those that all of these have.
+
+    A row that was measured in part is left out: with it, few accuracies would be left to rank.
+    """
     measured = {row.name: {m: row.values(m) for m in accuracies if row.values(m)} for row in rows}
-    ranked = {
-        name: values for name, values in measured.items() if values
-    }  # a row without any would leave nothing to rank
+    most = max(map(len, measured.values()), default=0)
+    ranked = {name: values for name, values in measured.items() if len(values) == most > 0}
     ranks = dict(zip(ranked, rank_encoders(ranked).average_ranks, strict=True)) if ranked else {}
     return {name: f"{rank:.2f}" for name, rank in ranks.items() if not math.isnan(rank)}
 
