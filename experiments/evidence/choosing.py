@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.evidence.findings import OTHER_DATA, count_words
+from experiments.evidence.findings import OTHER_DATA, other_data_words
 from experiments.evidence.imagenet_page import ACCURACIES as IMAGENET_ACCURACIES
+from experiments.evidence.imagenet_page import OTHER_DATA as IMAGENET_OTHER
 from experiments.evidence.imagenet_page import method_rows
-from experiments.evidence.results import KINDS, NAMES, Evidence, Gap, Row
+from experiments.evidence.results import NAMES, Evidence, Gap, Row
 from experiments.evidence.study_page import row_gaps
 from experiments.evidence.tables import table
 from supancl.files import replace_section
@@ -21,7 +22,6 @@ QUESTIONS = {
     "SupSiam or SupBYOL? (alpha 0.5 and 0.8; on photographs both 0.5)": ("supsiam", "supbyol"),
     "without labels, SimSiam or SimCLR?": ("simsiam", "simclr"),
 }
-IMAGENET_OTHER_DATA = tuple(measure for measure in IMAGENET_ACCURACIES if measure not in KINDS["in-domain"])
 
 
 def update_choosing(document: Path, evidence: Evidence, imagenet: Evidence) -> None:
@@ -37,7 +37,7 @@ def choosing_table(evidence: Evidence, photographs: Mapping[str, Row]) -> str:
                 question,
                 f"{NAMES[ours]} - {NAMES[theirs]}",
                 describe(evidence.gaps(ours, theirs), OTHER_DATA),
-                describe(row_gaps(photographs, ours, theirs, IMAGENET_ACCURACIES), IMAGENET_OTHER_DATA),
+                describe(row_gaps(photographs, ours, theirs, IMAGENET_ACCURACIES), IMAGENET_OTHER),
             ]
         )
     columns = ["question", "difference", "CIFAR-100, ResNet-18", "ImageNet photographs of 64 px, ResNet-50"]
@@ -51,10 +51,4 @@ def describe(gaps: Mapping[str, Gap], others: tuple[str, ...]) -> str:
     titles = {"linear": "linear", "knn": "k-NN"}
     texts = [f"{title} {gaps[measure].text(1)}" for measure, title in titles.items() if measure in gaps]
     own = f"own classes: {', '.join(texts) or 'not measured'}"
-    measured = [gaps[measure] for measure in others if measure in gaps]
-    means = [difference.mean for difference in measured]
-    if any(difference.low is None for difference in measured):
-        words = f"{min(means):+.1f} to {max(means):+.1f} (no interval)"
-    else:
-        words = count_words(gaps, others)
-    return f"{own}; other data: {words}"
+    return f"{own}; other data: {other_data_words(gaps, others)}"

@@ -61,7 +61,7 @@ GLOSSARY = """### Words
 - **Pets**: 37 breeds of cats and dogs. **Omniglot**: handwritten letters. **GTSRB**: traffic signs. All at 32 px, as
   large as CIFAR's images.
 """
-WORDS = {"helps": "better", "hurts": "worse", NO_CLEAR_DIFFERENCE: "no clear difference", ONE_SEED: "one seed only"}
+WORDS = {"helps": "better", "hurts": "worse", NO_CLEAR_DIFFERENCE: "no clear difference", ONE_SEED: "too few seeds"}
 
 
 def first_page(
@@ -240,9 +240,28 @@ def count_words(gaps: Mapping[str, Gap], measures: Sequence[str]) -> str:
     counts = {word: verdicts.count(verdict) for verdict, word in WORDS.items() if verdict in verdicts}
     if len(counts) == 1:
         (word,) = counts
-        return f"{word} in {'both' if len(verdicts) == 2 else f'all {len(verdicts)}'} accuracies"
+        how_many = {1: "1 accuracy", 2: "both accuracies"}.get(len(verdicts), f"all {len(verdicts)} accuracies")
+        return f"{word} in {how_many}"
     first, *others = (f"{word} in {count}" for word, count in counts.items()) if counts else ("not measured yet",)
     return ", ".join([f"{first} of {len(verdicts)}" if others else first, *others])
+
+
+def other_data_words(gaps: Mapping[str, Gap], measures: Sequence[str]) -> str:
+    """The verdicts on other data; the smallest and the largest difference if none has an interval.
+
+    >>> other_data_words({"pets": Gap(2.0), "cifar10": Gap(-1.0)}, ("pets", "cifar10"))
+    '-1.0 to +2.0 (no interval)'
+    >>> other_data_words({"pets": Gap(2.0, 1.0, 3.0)}, ("pets", "cifar10"))
+    'better in 1 accuracy, 1 not measured'
+    """
+    measured = [gaps[measure] for measure in measures if measure in gaps]
+    if not measured:
+        return "not measured"
+    if all(difference.low is None for difference in measured):
+        means = [difference.mean for difference in measured]
+        return f"{min(means):+.1f} to {max(means):+.1f} (no interval)"
+    left = len(measures) - len(measured)
+    return count_words(gaps, measures) + f", {left} not measured" * bool(left)
 
 
 def alpha_sentence(evidence: Evidence) -> str:
@@ -334,7 +353,7 @@ def join_names(names: Sequence[str]) -> str:
     >>> join_names(["SimSiam"]), join_names(["SimSiam", "SupCon", "BYOL"])
     ('SimSiam', 'SimSiam, SupCon and BYOL')
     """
-    *others, last = names
+    *others, last = names or [""]
     return f"{', '.join(others)} and {last}" if others else last
 
 

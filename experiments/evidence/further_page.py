@@ -126,10 +126,7 @@ def conditions(evidence: Evidence) -> str:
 def accuracy_table(rows: Mapping[str, Row], titles: Mapping[str, str], first: str) -> str:
     """One row per method or setting, with its average rank."""
     ranks = average_ranks(rows.values(), titles)
-    lines = [
-        [mark(row, rows), row.seeds, *map(row.text, titles), ranks.get(row.name, "-")]
-        for row in rows.values()
-    ]
+    lines = [[mark(row, rows), row.seeds, *map(row.text, titles), ranks.get(row.name, "-")] for row in rows.values()]
     return describe_collapse(rows) + "\n" + table([first, "seeds", *titles.values(), "average rank"], lines)
 
 

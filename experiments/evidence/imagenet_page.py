@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.evidence.findings import join_names
+from experiments.evidence.findings import join_names, other_data_words
 from experiments.evidence.plan import Plan
 from experiments.evidence.plans import IMAGENET_METHODS, IMAGENET_PILOTS, TUNED, imagenet_plan
-from experiments.evidence.results import NAMES, Evidence, Row, gap, read_results, waiting
+from experiments.evidence.results import KINDS, NAMES, Evidence, Row, gap, read_results, waiting
 from experiments.evidence.study_page import (
     brief,
     describe_collapse,
@@ -36,6 +36,7 @@ ACCURACIES: dict[str, str] = {
     "traffic-signs_1": "GTSRB 1-shot",
     "traffic-signs_5": "GTSRB 5-shot",
 }
+OTHER_DATA = tuple(measure for measure in ACCURACIES if measure not in KINDS["in-domain"])
 ANCHOR = "imagenet-photographs-resnet-50"
 PAIRS = (
     ("supsiam", "simsiam"),
@@ -71,7 +72,7 @@ def method_rows(evidence: Evidence) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for method in IMAGENET_METHODS:
         row = evidence.row(NAMES[method], f"final-{method}-0")
-        tuned = evidence.row(f"{NAMES[method]}, lower rate", f"tuned-{method}-0")
+        tuned = evidence.row(f"{NAMES[method]} (lower rate)", f"tuned-{method}-0")
         rows[method] = tuned if tuned.results else row
         if tuned.results:
             rows[f"{method}, recipe's rate"] = row
@@ -87,29 +88,33 @@ def imagenet_line(folder: Path) -> str:
     rows = method_rows(evidence)
     several = [row.name for row in rows.values() if len(row.results) > 1]
     ended = [row.name for row in rows.values() if has_ended_collapsed(row, rows)]
+    again = [NAMES[method] for method in TUNED if f"{method}, recipe's rate" in rows]
     done = len(plan.steps) - len(waiting(plan, evidence.results))
     return (
         f"Whether it holds for photographs: [a study of ImageNet images of 64 px](#{ANCHOR}) has {done} of "
-        f"{plural(len(plan.steps), 'run')}, several seeds of {' and '.join(several) or 'no method'} only, and the "
+        f"{plural(len(plan.steps), 'run')}, several seeds of {join_names(several) or 'no method'} only, and the "
         "paper's learning rates, which are for 224 px and were not tuned"
-        + f"; {' and '.join(ended)} ended collapsed there" * bool(ended)
+        + f"; {join_names(ended)} ended collapsed at them" * bool(ended)
+        + f", and {join_names(again)} {'was' if len(again) == 1 else 'were'} trained again at a lower one" * bool(again)
         + "."
     )
 
 
 def imagenet_finding(folder: Path) -> str:
-    """How SupSiam compares with the other methods with labels, for the first page; empty while nothing is measured."""
+    """How SupSiam compares with other methods, for the first page; empty while nothing is measured."""
     plan = imagenet_plan()
     rows = method_rows(Evidence(plan, read_results(folder, plan)))
     sentences = []
-    for other in ("supcon", "crossentropy", "supbyol"):
+    for other in ("simsiam", "supcon", "crossentropy", "supbyol"):
+        if other in rows and has_ended_collapsed(rows[other], rows):  # it would not say how much labels help
+            continue
         gaps = row_gaps(rows, "supsiam", other, ACCURACIES)
         if "linear" not in gaps:
             continue
-        others = [gaps[measure].mean for measure in gaps if measure not in ("knn", "linear")]
-        span = f", {min(others):+.1f} to {max(others):+.1f} on other data" if others else ""
-        sentences.append(f"SupSiam - {NAMES[other]} is {brief(gaps['linear'])} on its own classes (linear){span}"
-                         f" ({seeds_text(rows['supsiam'], rows[other])}).")  # fmt: skip
+        sentences.append(
+            f"SupSiam - {rows[other].name} is {brief(gaps['linear'])} on its own classes (linear); on other data "
+            f"{other_data_words(gaps, OTHER_DATA)} ({seeds_text(rows['supsiam'], rows[other])})."
+        )
     if not sentences:
         return ""
     return " ".join(
@@ -130,7 +135,7 @@ def head(evidence: Evidence) -> str:
   of those that batch 256 trains with. SupSiam and SimSiam warm up for 10 epochs (the recipe: 40). Alpha is
   {stated_alphas(evidence.plan)}.
 - {join_names([NAMES[method] for method in TUNED])} collapse at that rate. "Lower rate": trained again at the best rate
-  of the pilots below that did not collapse. Differences are to these runs once they are there.
+  of the pilots below that did not collapse. Differences are to these runs where there are any.
 - 10% of the training images are held out of pretraining, for the monitor, the pilots and the ridge of the linear probe.
   Test images are used once, when a final run is evaluated.
 - CIFAR-10, CIFAR-100 and Pets: transfer as in App. E, images resized to 64 px; Pets has a short side of 64 px.
@@ -142,10 +147,7 @@ def head(evidence: Evidence) -> str:
 
 def main_table(rows: Mapping[str, Row]) -> str:
     ranks, measures = average_ranks(rows.values(), ACCURACIES), (*ACCURACIES, "linear_sgd")
-    lines = [
-        [mark(row, rows), row.seeds, *map(row.text, measures), ranks.get(row.name, "-")]
-        for row in rows.values()
-    ]
+    lines = [[mark(row, rows), row.seeds, *map(row.text, measures), ranks.get(row.name, "-")] for row in rows.values()]
     columns = ["method", "seeds", *ACCURACIES.values(), "linear, SGD probe", "average rank"]
     return f"""### Methods
 

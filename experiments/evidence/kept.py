@@ -1,8 +1,8 @@
 """Evaluations that came back from a machine that is gone, with the encoder that they measured.
 
 An encoder of 90 MB stays on the machine that trained it, but `experiments.evidence.remote --collect` brings back the
-evaluations that were finished. `python -m experiments.evidence judge NAME --work FOLDER` writes the run's result from them,
-where FOLDER is the unpacked logs.tar.gz; what is missing is listed as not measured.
+evaluations that were finished. `python -m experiments.evidence judge NAME --work FOLDER` writes the run's result from
+them, where FOLDER is the unpacked logs.tar.gz; what is missing is listed as not measured.
 """
 
 from __future__ import annotations

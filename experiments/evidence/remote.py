@@ -92,7 +92,11 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--plan", default="imagenet")
     arguments.add_argument("--commands", type=Path, metavar="FILE", help="run its lines instead of a plan")
     arguments.add_argument(
-        "--until", type=float, default=1500.0, metavar="SECONDS", help="--until-seconds of the drivers"
+        "--until",
+        type=float,
+        default=1500.0,
+        metavar="SECONDS",
+        help="--until-seconds of the drivers; their guesses of how long a run takes are high, a large value starts it",
     )
     arguments.add_argument("--only", action="append", default=[], help="as of python -m experiments.evidence run")
     arguments.add_argument("--commit", default="", help="of the code")
@@ -232,6 +236,7 @@ class Remote:
         """Environment of the drivers: caches in the work folder, and CUDA's multi-process service if it works."""
         path = os.pathsep.join([str(self.code / "src"), str(self.code), str(self.packages)])
         variables = {
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(1, drivers))),  # evaluations run side by side
             **os.environ,
             "PYTHONPATH": path,
             "PYTHONUNBUFFERED": "1",

@@ -107,10 +107,7 @@ settings.
 
 
 def ratio_table(rows: Mapping[str, Row]) -> str:
-    lines = [
-        [row.name, *(row.text(m, 1 if m == "effective_rank" else 3) for m in RATIOS)]
-        for row in rows.values()
-    ]
+    lines = [[row.name, *(row.text(m, 1 if m == "effective_rank" else 3) for m in RATIOS)] for row in rows.values()]
     return f"""### Within-class variance
 
 Of L2-normalised features: the encoder's for test and training images, the projector's for training images (Table 1).

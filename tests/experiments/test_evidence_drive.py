@@ -1,6 +1,7 @@
 """The driver on the digits: what is made, in which order, what is made again, and what is left for lack of time."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,6 +87,23 @@ def test_what_is_there_is_not_made_again_and_what_was_lost_is(made, tmp_path: Pa
     assert all((results / name).stat().st_mtime_ns == stamp for name, stamp in before.items())
     again = read_results(results)["pilot-simsiam-1"]["values"]
     assert again == read_results(made[0] / "results")["pilot-simsiam-1"]["values"]  # the same bits on a CPU
+
+
+def test_a_result_is_written_from_the_evaluations_that_came_back_without_the_encoder(made, tmp_path: Path) -> None:
+    name, work = "alpha-0-0", tmp_path / "back"
+    kept = work / "runs" / name
+    shutil.copytree(made[0] / "work" / "runs" / name, kept, ignore=shutil.ignore_patterns("*.safetensors"))
+    flags = ["--plan", "digits", "--work", str(work), "--results", str(tmp_path / "results")]
+    assert main(["judge", name, *flags]) == 0
+    whole, again = (read_results(folder / "results")[name] for folder in (made[0], tmp_path))
+    differ = {key for key in whole if whole[key] != again[key]}
+    assert differ <= {"judge_seconds", "not_measured", "hardware"}  # evaluations name a CPU in other words
+    assert list(again["not_measured"]) == ["map"]
+    next((kept / "evaluate").glob("knn*.json")).unlink()
+    assert main(["judge", name, *flags]) == 0
+    again = read_results(tmp_path / "results")[name]
+    assert whole["values"].keys() - again["values"].keys() == {"knn"}
+    assert f"knn runs/{name}" in again["not_measured"]
 
 
 def test_a_run_that_the_machine_still_has_goes_on_and_one_that_only_lacks_its_judging_is_judged(tmp_path: Path) -> None:
