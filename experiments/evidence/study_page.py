@@ -97,11 +97,12 @@ def differences(rows: Mapping[str, Row], pairs: Sequence[tuple[str, str]], accur
         gaps = row_gaps(rows, ours, theirs, accuracies)
         cells = [gaps[measure].text() if measure in gaps else "-" for measure in accuracies]
         lines.append([f"{mark(rows[ours], rows)} - {mark(rows[theirs], rows)}", *cells])
+    lenders = [row.name for row in rows.values() if len(row.results) > 1 and not row.collapsed]
     return f"""### Differences
 
-In points; "[low, high]" is a 95% interval over seeds. "*": one side has one seed, and the deviation is pooled over the
-methods that have several. "(no interval)": too few seeds for one. Intervals do not cover other test images or
-settings.
+In points; "[low, high]" is a 95% interval over seeds. "*": one side has one seed, and the deviation is that of the rows
+with several ({join_names(lenders) or "none"}). "(no interval)": too few seeds for one. Intervals do not cover other
+test images or settings.
 
 {table(["difference", *accuracies.values()], lines)}"""
 
