@@ -92,11 +92,10 @@ def judge_one(plan: Plan, args: argparse.Namespace) -> None:
 
 
 def page(plan: Plan, args: argparse.Namespace) -> None:
-    from experiments.evidence.choosing import update_choosing
     from experiments.evidence.figures import draw
     from experiments.evidence.imagenet_page import imagenet_part
     from experiments.evidence.page import update_readme, whole_page
-    from experiments.evidence.plans import imagenet_plan
+    from experiments.evidence.studies import all_studies, update_choosing
 
     if plan.family == "imagenet100":  # only this part, for a look; RESULTS.md has all
         print(imagenet_part(args.results, plan))
@@ -105,12 +104,11 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
         raise BadInput(f"--plan {plan.name}: is a part of RESULTS.md; leave --plan out to write the whole page")
     evidence = Evidence(plan, read_results(args.results, plan))
     figure_names = draw(evidence, args.results / "maps", args.figures)
-    second = args.results / "imagenet"
     args.out.write_text(whole_page(evidence, figure_names, args.results), encoding="utf-8")
     if args.readme:
         update_readme(args.readme, evidence)
     if args.choosing:
-        update_choosing(args.choosing, evidence, Evidence(imagenet_plan(), read_results(second, imagenet_plan())))
+        update_choosing(args.choosing, all_studies(evidence, args.results))
     print(f"{args.out}: {len(evidence.results)} runs; figures: {', '.join(figure_names) or 'none yet'}")
 
 

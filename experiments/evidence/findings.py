@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from experiments.evidence.claims import (
     AGAINST_COLLAPSE,
@@ -64,9 +65,16 @@ GLOSSARY = """### Words
 WORDS = {"helps": "better", "hurts": "worse", NO_CLEAR_DIFFERENCE: "no clear difference", ONE_SEED: "too few seeds"}
 
 
-def first_page(
-    evidence: Evidence, pictures: Sequence[str], other_findings: Sequence[str] = (), other_plans: Sequence[str] = ()
-) -> str:
+class OtherStudies(NamedTuple):
+    """What the first page says about the studies that follow."""
+
+    summary: str = ""  # one sentence
+    findings: Sequence[str] = ()
+    section: str = ""
+    unknown: Sequence[str] = ()
+
+
+def first_page(evidence: Evidence, pictures: Sequence[str], others: OtherStudies) -> str:
     """What anyone can read: a summary, the table, the picture, what is known, what is not, conditions and words."""
     steps = len(evidence.plan.steps)
     done = steps - len(waiting(evidence.plan, evidence.results))
@@ -79,7 +87,7 @@ def first_page(
     )
     return f"""# Results
 
-{in_short(evidence)}
+{in_short(evidence, others.summary)}
 ## Findings
 
 {len(evidence.methods)} methods were pretrained on CIFAR-100, {unlabelled} of them without its labels. Each encoder was
@@ -93,11 +101,12 @@ Omniglot and GTSRB: five classes, five examples of each). "±" is half a 95% int
 {len(ACCURACIES)} accuracies were measured: k-NN and a linear probe on CIFAR-100; on other data CIFAR-10 and Pets
 (linear probes), Omniglot and GTSRB (five classes, one or five examples of each).
 
-{known_lines(evidence, other_findings)}
+{known_lines(evidence, others.findings)}
 
+{others.section}
 ### What is not known
 
-{open_lines(evidence, other_plans)}
+{open_lines(evidence, others.unknown)}
 
 ### Conditions
 
@@ -116,13 +125,14 @@ Omniglot and GTSRB: five classes, five examples of each). "±" is half a 95% int
 {GLOSSARY}"""
 
 
-def in_short(evidence: Evidence) -> str:
-    """Three sentences for readers who read no further; empty while nothing is measured."""
+def in_short(evidence: Evidence, other_studies: str) -> str:
+    """A few sentences for readers who read no further; empty while nothing is measured."""
     if not any(row.results for row in evidence.methods.values()):
         return ""
     single = sum(len(row.results) == 1 for row in evidence.methods.values())
     lines = [
         *supsiam_sentences(evidence),
+        *filter(None, [other_studies]),
         f"Methods with one seed: {single} of {len(evidence.methods)}. Longer training was not tested, and the studies "
         "of other images below are unfinished.",
     ]
@@ -244,24 +254,6 @@ def count_words(gaps: Mapping[str, Gap], measures: Sequence[str]) -> str:
         return f"{word} in {how_many}"
     first, *others = (f"{word} in {count}" for word, count in counts.items()) if counts else ("not measured yet",)
     return ", ".join([f"{first} of {len(verdicts)}" if others else first, *others])
-
-
-def other_data_words(gaps: Mapping[str, Gap], measures: Sequence[str]) -> str:
-    """The verdicts on other data; the smallest and the largest difference if none has an interval.
-
-    >>> other_data_words({"pets": Gap(2.0), "cifar10": Gap(-1.0)}, ("pets", "cifar10"))
-    '-1.0 to +2.0 (no interval)'
-    >>> other_data_words({"pets": Gap(2.0, 1.0, 3.0)}, ("pets", "cifar10"))
-    'better in 1 accuracy, 1 not measured'
-    """
-    measured = [gaps[measure] for measure in measures if measure in gaps]
-    if not measured:
-        return "not measured"
-    if all(difference.low is None for difference in measured):
-        means = [difference.mean for difference in measured]
-        return f"{min(means):+.1f} to {max(means):+.1f} (no interval)"
-    left = len(measures) - len(measured)
-    return count_words(gaps, measures) + f", {left} not measured" * bool(left)
 
 
 def alpha_sentence(evidence: Evidence) -> str:

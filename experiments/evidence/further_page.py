@@ -88,18 +88,6 @@ def supbyol_line(results: Path) -> str:
     return " ".join([*sentences, "[More](#supbyol-on-cifar-100-one-change-at-a-time)."])
 
 
-def cifar10_line(results: Path) -> str:
-    """SupSiam against others when CIFAR-10 is the pretraining set; empty without results."""
-    rows = cifar10_rows(read_evidence(results / "cifar10", cifar10_plan()))
-    pairs = (("supsiam", "simsiam"), ("supsiam", "supcon"), ("supsiam", "crossentropy"))
-    sentences = pair_sentences(rows, pairs, "CIFAR-10", "CIFAR-100")
-    if not sentences:
-        return ""
-    return " ".join(
-        ["**Is it the same when CIFAR-10 is the pretraining set?**", *sentences, "[More](#pretrained-on-cifar-10)."]
-    )
-
-
 def pair_sentences(rows: Mapping[str, Row], pairs: Sequence[tuple[str, str]], own: str, other: str) -> list[str]:
     """Each pair's difference in the linear accuracy on the data trained on, and on the other CIFAR."""
     return [

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.evidence.findings import join_names, other_data_words
+from experiments.evidence.findings import join_names
 from experiments.evidence.plan import Plan
 from experiments.evidence.plans import IMAGENET_METHODS, IMAGENET_PILOTS, TUNED, imagenet_plan
-from experiments.evidence.results import KINDS, NAMES, Evidence, Row, gap, read_results, waiting
+from experiments.evidence.results import NAMES, Evidence, Row, gap, read_results, waiting
 from experiments.evidence.study_page import (
-    brief,
     describe_collapse,
     differences,
     every_run,
@@ -18,8 +17,6 @@ from experiments.evidence.study_page import (
     left_over,
     mark,
     ratio_table,
-    row_gaps,
-    seeds_text,
 )
 from experiments.evidence.tables import average_ranks, stated_alphas, table, unique
 from supancl.errors import plural
@@ -36,7 +33,6 @@ ACCURACIES: dict[str, str] = {
     "traffic-signs_1": "GTSRB 1-shot",
     "traffic-signs_5": "GTSRB 5-shot",
 }
-OTHER_DATA = tuple(measure for measure in ACCURACIES if measure not in KINDS["in-domain"])
 ANCHOR = "imagenet-photographs-resnet-50"
 PAIRS = (
     ("supsiam", "simsiam"),
@@ -97,28 +93,6 @@ def imagenet_line(folder: Path) -> str:
         + f"; {join_names(ended)} ended collapsed at them" * bool(ended)
         + f", and {join_names(again)} {'was' if len(again) == 1 else 'were'} trained again at a lower one" * bool(again)
         + "."
-    )
-
-
-def imagenet_finding(folder: Path) -> str:
-    """How SupSiam compares with other methods, for the first page; empty while nothing is measured."""
-    plan = imagenet_plan()
-    rows = method_rows(Evidence(plan, read_results(folder, plan)))
-    sentences = []
-    for other in ("simsiam", "supcon", "crossentropy", "supbyol"):
-        if other in rows and has_ended_collapsed(rows[other], rows):  # it would not say how much labels help
-            continue
-        gaps = row_gaps(rows, "supsiam", other, ACCURACIES)
-        if "linear" not in gaps:
-            continue
-        sentences.append(
-            f"SupSiam - {rows[other].name} is {brief(gaps['linear'])} on its own classes (linear); on other data "
-            f"{other_data_words(gaps, OTHER_DATA)} ({seeds_text(rows['supsiam'], rows[other])})."
-        )
-    if not sentences:
-        return ""
-    return " ".join(
-        [f"**Is it the same for photographs?** In points: {sentences[0]}", *sentences[1:], f"[More](#{ANCHOR})."]
     )
 
 

@@ -36,9 +36,9 @@ from experiments.evidence.claims import (
     variance_lines,
     variance_summary,
 )
-from experiments.evidence.findings import first_page, join_names, readme_block
-from experiments.evidence.further_page import cifar10_line, further_parts, plans_line, supbyol_line
-from experiments.evidence.imagenet_page import imagenet_finding, imagenet_line, imagenet_part
+from experiments.evidence.findings import OtherStudies, first_page, join_names, readme_block
+from experiments.evidence.further_page import further_parts, plans_line, supbyol_line
+from experiments.evidence.imagenet_page import imagenet_line, imagenet_part
 from experiments.evidence.results import (
     ACCURACIES,
     KINDS,
@@ -50,6 +50,7 @@ from experiments.evidence.results import (
     Row,
 )
 from experiments.evidence.sensitivity import sensitivity_lines
+from experiments.evidence.studies import all_studies, studies_section, studies_sentence
 from experiments.evidence.tables import (
     alpha_table,
     collapse_table,
@@ -69,6 +70,7 @@ from supancl.files import replace_section
 from supancl.paper.numbers import SIX
 
 PETS_TEST_IMAGES = 3_669
+NO_OTHERS = OtherStudies()
 
 BEST = """For each accuracy: the alpha inside (0, 1) with the highest mean, compared with the better end. It was picked
 by the same numbers, so its interval is widened for the choice (Bonferroni over the alphas inside; "if all 8 are allowed
@@ -100,25 +102,21 @@ its own scale.
 
 def whole_page(evidence: Evidence, figures: Sequence[str], results: Path) -> str:
     """RESULTS.md: the study of CIFAR-100, then the parts of the plans that have a folder in `results`."""
-    photographs = results / "imagenet"
-    other_findings = [
-        imagenet_finding(photographs),
-        supbyol_line(results),
-        cifar10_line(results),
-        few_line(results / "labels"),
-    ]
-    other_plans = [imagenet_line(photographs), plans_line(results)]
-    first_pages = write_page(evidence, figures, other_findings, other_plans)
-    return first_pages + imagenet_part(photographs) + further_parts(results) + noise_part()
+    photographs, studies = results / "imagenet", all_studies(evidence, results)
+    others = OtherStudies(
+        studies_sentence(studies),
+        [supbyol_line(results), few_line(results / "labels")],
+        studies_section(studies),
+        [imagenet_line(photographs), plans_line(results)],
+    )
+    return write_page(evidence, figures, others) + imagenet_part(photographs) + further_parts(results) + noise_part()
 
 
-def write_page(
-    evidence: Evidence, figures: Sequence[str], other_findings: Sequence[str] = (), other_plans: Sequence[str] = ()
-) -> str:
-    """The first page for everyone, then the statistics, with lines about what other plans found and leave open."""
+def write_page(evidence: Evidence, figures: Sequence[str], others: OtherStudies = NO_OTHERS) -> str:
+    """The first page for everyone, then the statistics."""
     alpha_figures = [name for name in figures if name.endswith(("-alpha.png", "-maps.png"))]
     sections = [
-        first_page(evidence, [name for name in figures if name.endswith("-labels.png")], other_findings, other_plans),
+        first_page(evidence, [name for name in figures if name.endswith("-labels.png")], others),
         statistics_head(evidence, figures),
         conditions(evidence),
         answers(evidence),

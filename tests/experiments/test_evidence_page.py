@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from experiments.evidence import findings, page, results
+from experiments.evidence import findings, page, results, studies
 from experiments.evidence.__main__ import ROOT, main
-from experiments.evidence.choosing import choosing_table
 from experiments.evidence.claims import (
     best_alpha_lines,
     best_alphas,
@@ -23,9 +22,9 @@ from experiments.evidence.claims import (
 )
 from experiments.evidence.figures import draw, figure_names
 from experiments.evidence.findings import known_lines, readme_block
-from experiments.evidence.imagenet_page import method_rows
+from experiments.evidence.further_plans import cifar10_plan
 from experiments.evidence.page import slug, update_readme, whole_page, write_page
-from experiments.evidence.plans import cifar_plan, imagenet_plan
+from experiments.evidence.plans import cifar_plan
 from experiments.evidence.results import (
     ACCURACIES,
     SOURCE,
@@ -39,6 +38,7 @@ from experiments.evidence.results import (
     waiting,
     write_result,
 )
+from experiments.evidence.studies import all_studies, studies_section, studies_sentence, studies_table
 from experiments.evidence.tables import SOLO_LEARN, by_commit, ratio_cell
 from supancl.errors import BadInput
 from supancl.recipes import recipe
@@ -74,9 +74,23 @@ def test_results_md_is_what_the_files_give() -> None:
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "run `make results`"
     (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", (ROOT / "README.md").read_text(), re.S)
     assert shown == readme_block(Evidence(PLAN, results)), "run `make results`"
-    photographs = method_rows(Evidence(imagenet_plan(), read_results(folder / "imagenet")))
     advice = (ROOT / "docs" / "choosing.md").read_text()
-    assert choosing_table(Evidence(PLAN, results), photographs) in advice, "run `make results`"
+    assert studies_table(all_studies(Evidence(PLAN, results), folder)) in advice, "run `make results`"
+
+
+def test_studies_stand_side_by_side_once_there_are_two(tmp_path: Path) -> None:
+    evidence, plan = Evidence(PLAN, whole(LEVELS)), cifar10_plan()
+    assert studies_section(all_studies(evidence, tmp_path)) == studies_sentence(all_studies(evidence, tmp_path)) == ""
+    for method, level in (("supsiam", 90.0), ("simsiam", 80.0)):
+        for seed in (0, 1):
+            step = plan.step(f"final-{method}-{seed}")
+            values = {"linear": level + seed, "pets": level + seed}
+            write_result(tmp_path / "cifar10", result(plan, step, None, values))
+    studies = all_studies(evidence, tmp_path)
+    (row,) = [line for line in studies_section(studies).splitlines() if "| SupSiam - SimSiam |" in line]
+    assert "| +10.0 [+7.0, +13.0] | - |" in row  # CIFAR-10, then photographs
+    assert "| 1 better, 5 not measured | - |" in row
+    assert "after pretraining on CIFAR-10 " in studies_sentence(studies)
 
 
 def test_every_figure_that_it_shows_is_there() -> None:
@@ -88,7 +102,7 @@ def test_every_figure_that_it_shows_is_there() -> None:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [results, page, findings], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [results, page, findings, studies], ids=lambda module: module.__name__)
 def test_the_examples_hold(module) -> None:
     outcome = doctest.testmod(module)
     assert outcome.attempted > outcome.failed == 0
