@@ -198,7 +198,7 @@ def evaluate_variance(
     evaluation = open_evaluation_data(evaluated, source, split, view)
     _check_two_classes(evaluation)
     features = evaluated.features(evaluation.images, view)
-    outcome = collapse(features).to_json()
+    outcome = collapse(features, device=evaluated.options.device).to_json()
     names = [evaluation.data.classes[label] for label in outcome.pop("classes")]
     outcome["spread"] = dict(zip(names, outcome["spread"], strict=True))
     images = len(features.labelled().labels)
