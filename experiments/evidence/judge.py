@@ -35,6 +35,8 @@ from supancl.weights.run_folder import RunFolder
 TRAINING_FILE = "evidence.json"  # in the run folder: facts of the training that the result needs
 UNMEASURED: dict[str, Any] = {"images_per_second": None, "last": {}, "curve": []}
 ATTEMPTS = 2  # per evaluation: GPU memory may be short for a moment if it is shared
+# results have no baselines, and fitting random weights again for each run takes as long as the evaluation itself
+WITHOUT_BASELINES = dict.fromkeys(("knn", "linear", "transfer"), ("--no-baselines",))
 Called = Callable[[Sequence[str]], tuple[int, list[str], float]]
 
 
@@ -47,7 +49,9 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
         words, answer = task.of(str(run)), run / "wanted.json"
         commands.append(shlex.join(["supancl", *words]))
         for _ in range(ATTEMPTS):
-            code, lines, _ = called([*words, "--quiet", "--json", str(answer)])
+            code, lines, _ = called(
+                [*words, *WITHOUT_BASELINES.get(task.words[0], ()), "--quiet", "--json", str(answer)]
+            )
             if code == 0:
                 values |= task.read_values(json.loads(answer.read_text()))
                 break
