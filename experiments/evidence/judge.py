@@ -36,6 +36,8 @@ from supancl.weights.run_folder import RunFolder
 TRAINING_FILE = "evidence.json"  # in the run folder: facts of the training that the result needs
 UNMEASURED: dict[str, Any] = {"images_per_second": None, "last": {}, "curve": []}
 ATTEMPTS = 2  # per evaluation: GPU memory may be short for a moment if it is shared
+# results have no baselines, and fitting random weights again for each run takes as long as the evaluation itself
+WITHOUT_BASELINES = dict.fromkeys(("knn", "linear", "transfer"), ("--no-baselines",))
 Called = Callable[[Sequence[str]], tuple[int, list[str], float]]
 
 
@@ -49,7 +51,7 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
     commands, failures = [training.pop("command")], {}
     kept = kept_evaluations(run) if training["exit"] == 0 and is_gone(run) else None
     for task in plan.tasks_of(training["stage"], training["method"], training["seed"]) if training["exit"] == 0 else ():
-        words = task.of(str(run))
+        words = [*task.of(str(run)), *WITHOUT_BASELINES.get(task.words[0], ())]
         commands.append(shlex.join(["supancl", *words]))
         answer, problem = measure(run, words, called) if kept is None else find_kept(plan, task, kept)
         if answer is not None:

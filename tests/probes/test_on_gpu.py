@@ -48,7 +48,10 @@ def test_few_shot_and_variance(splits: list[Features]) -> None:
         found = few_shot(features, 3, 4, episodes=30, device=device)
         assert found.episodes_digest == expected.episodes_digest
         assert found.mean == pytest.approx(expected.mean, abs=0.2)
-    assert collapse(on_gpu(splits[0])).nc1 == pytest.approx(collapse(splits[0]).nc1)
+    for measures in (collapse(on_gpu(splits[0])), collapse(splits[0], device="cuda")):
+        assert (measures.nc1, measures.effective_rank) == pytest.approx(
+            (collapse(splits[0]).nc1, collapse(splits[0]).effective_rank)
+        )
 
 
 def test_several_labels() -> None:

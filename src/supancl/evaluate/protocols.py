@@ -198,7 +198,9 @@ def evaluate_variance(
     evaluation = open_evaluation_data(evaluated, source, split, view)
     _check_two_classes(evaluation)
     features = evaluated.features(evaluation.images, view)
-    outcome = collapse(features).to_json()
+    device = evaluated.options.device
+    # in double precision, which Apple's GPUs do not have
+    outcome = collapse(features, device=device if device.type == "cuda" else None).to_json()
     names = [evaluation.data.classes[label] for label in outcome.pop("classes")]
     outcome["spread"] = dict(zip(names, outcome["spread"], strict=True))
     images = len(features.labelled().labels)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,9 @@ from supancl.config import to_json
 from supancl.errors import BadInput
 from supancl.files import jsonable
 from supancl.probes.features import Features, check_features
+
+CHUNK = 1024  # rows in double precision at a time: all of them would take several times the memory of the features
+BLOCK = 512  # columns
 
 
 class Variance(NamedTuple):
@@ -38,41 +42,84 @@ def variance(features: Features, normalize: bool = True) -> Variance:
     features = features.labelled()
     if not len(features.labels):
         return Variance(float("nan"), float("nan"))
-    values = features.values.double()
-    if normalize:
-        values = F.normalize(values, dim=1)
-    means, row, classes = class_means(values, features.labels)
-    within = (values - means[row]).square().sum(1).mean()
-    total = (values - values.mean(0)).square().sum(1).mean()
-    return Variance(float(within) if len(classes) < len(row) else math.nan, float(total))
+    classes = class_means(features, normalize)
+    chunks = classes.chunks(features.values, normalize)
+    return classes.variance(torch.cat([(rows - classes.means[own]).square().sum(1) for rows, own in chunks]))
 
 
-def class_means(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean of each class in the order of the labels, the row of its class for each image, and the labels."""
-    classes, row = torch.unique(labels, return_inverse=True)
-    sums = torch.zeros(len(classes), values.shape[1], dtype=values.dtype, device=values.device)
-    return sums.index_add_(0, row, values) / torch.bincount(row)[:, None], row, classes
+class ClassMeans(NamedTuple):
+    """The classes in the order of their labels."""
+
+    labels: Tensor
+    sizes: Tensor
+    row: Tensor  # (N,): the row of its class for each image
+    means: Tensor  # (C, width)
+    centred: Tensor  # (C, width): less the mean of all images
+
+    def chunks(self, values: Tensor, normalize: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """The features in double precision, and the rows of their classes."""
+        return zip(double_chunks(values, normalize), self.row.split(CHUNK), strict=True)
+
+    def variance(self, distances: Tensor) -> Variance:
+        """S_W and S_T from the squared distance of each image from the mean of its class.
+
+        S_T = S_W + S_B needs no further pass. Of constant features all are rounding errors, and so is the ratio.
+        """
+        within = distances.mean()
+        between = (self.sizes * self.centred.square().sum(1)).sum() / len(self.row)
+        return Variance(float(within) if len(self.labels) < len(self.row) else math.nan, float(within + between))
 
 
-def effective_rank(values: Tensor | np.ndarray) -> float:
+def class_means(features: Features, normalize: bool) -> ClassMeans:
+    labels, row = torch.unique(features.labels, return_inverse=True)
+    sizes = torch.bincount(row)
+    sums = torch.zeros(len(labels), features.values.shape[1], dtype=torch.float64, device=features.values.device)
+    for rows, own in zip(double_chunks(features.values, normalize), row.split(CHUNK), strict=True):
+        sums.index_add_(0, own, rows)
+    means = sums / sizes[:, None]
+    return ClassMeans(labels, sizes, row, means, means - sums.sum(0) / len(row))
+
+
+def double_chunks(values: Tensor, normalize: bool) -> Iterator[Tensor]:
+    for rows in values.split(CHUNK):
+        yield F.normalize(rows.double(), dim=1) if normalize else rows.double()
+
+
+def effective_rank(values: Tensor | np.ndarray, normalize: bool = False) -> float:
     """exp of the entropy of the normalised singular values (Roy and Vetterli, 2007) of centred features.
+
+    Singular values are computed as roots of eigenvalues, so those below 1e-8 of the largest are rounding errors: of
+    2048 features that span 100 directions they raise the rank by about 1e-5 of itself.
 
     >>> round(effective_rank(torch.eye(5)), 2)
     4.0
     """
-    values = torch.as_tensor(values).double()
-    centred = values - values.mean(0)
+    values = torch.as_tensor(values)
+    count, width = values.shape
+    mean = torch.stack([rows.sum(0) for rows in double_chunks(values, normalize)]).sum(0) / count
+    centred = (rows - mean for rows in double_chunks(values, normalize))
     # X X' and X' X have the same non-zero eigenvalues: use the smaller
-    gram = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred
+    gram = upper_gram([torch.cat(list(centred)).T] if count < width else centred)
     # N centred rows span at most N - 1 directions; further eigenvalues are rounding errors
-    directions = min(len(gram), len(centred) - 1)
-    singular = torch.linalg.eigvalsh(gram)[len(gram) - directions :].clamp(min=0).sqrt()
+    directions = min(len(gram), count - 1)
+    singular = torch.linalg.eigvalsh(gram, UPLO="U")[len(gram) - directions :].clamp(min=0).sqrt()
     total = singular.sum()
     if not bool(torch.isfinite(total)) or float(total) <= 1e-12:
         return 0.0
     proportion = singular / total
     proportion = proportion[proportion > 1e-12]
     return float((-(proportion * proportion.log()).sum()).exp())
+
+
+def upper_gram(chunks: Iterable[Tensor]) -> Tensor:
+    """X' X of rows in chunks; of the lower triangle, which holds the same numbers, only what is in the blocks."""
+    gram = None
+    for rows in chunks:
+        gram = rows.new_zeros(rows.shape[1], rows.shape[1]) if gram is None else gram
+        for start in range(0, len(gram), BLOCK):
+            gram[start : start + BLOCK, start:].addmm_(rows[:, start : start + BLOCK].T, rows[:, start:])
+    assert gram is not None
+    return gram
 
 
 @dataclass(frozen=True)
@@ -111,12 +158,16 @@ class Collapse:
 
 
 def collapse(
-    features: Features, normalize: bool = True, weights: Tensor | None = None, bias: Tensor | None = None
+    features: Features,
+    normalize: bool = True,
+    weights: Tensor | None = None,
+    bias: Tensor | None = None,
+    device: torch.device | str | None = None,
 ) -> Collapse:
     """All measures of variance and collapse, over the labelled features, L2-normalised by default.
 
     `weights` (C, width), with or without `bias`, is a linear classifier of the same features, with rows in the order of
-    the labels.
+    the labels. They are computed on `device`, or where the features are.
 
     >>> points = Features(torch.eye(3).repeat_interleave(4, 0), torch.arange(3).repeat_interleave(4))
     >>> measures = collapse(points)
@@ -124,53 +175,56 @@ def collapse(
     [0.0, 0.0, 0.0, 0.0]
     """
     labelled = check_features("variance", features)
-    values = labelled.values.double()
-    values = F.normalize(values, dim=1) if normalize else values
-    means, row, classes = class_means(values, labelled.labels)
-    if len(classes) < 2:
-        raise BadInput(f"variance features: only class {int(classes[0])}; measures between classes need two")
+    if device is not None:
+        labelled = Features(labelled.values.to(device), labelled.labels.to(device))
+    classes = class_means(labelled, normalize)
+    labels, sizes, row, means, centred = classes
+    if len(labels) < 2:
+        raise BadInput(f"variance features: only class {int(labels[0])}; measures between classes need two")
     if weights is not None and weights.shape != means.shape:
         raise BadInput(
             f"the classifier's weights have shape {tuple(weights.shape)}, the class means "
             f"{tuple(means.shape)}: one row per class, as wide as the features"
         )
-    centred = means - values.mean(0)
-    residual = values - means[row]
-    sizes = torch.bincount(row)
-    class_variance = (torch.bincount(row, residual.square().sum(1)) / sizes).masked_fill(sizes < 2, math.nan)
-    within, total = residual.square().sum(1).mean(), (values - values.mean(0)).square().sum(1).mean()
-    cosines = F.normalize(centred, dim=1) @ F.normalize(centred, dim=1).T
-    cosines = cosines[~torch.eye(len(classes), dtype=torch.bool, device=cosines.device)]
-    norms = centred.norm(dim=1)
-    simplex = (cosines + 1 / (len(classes) - 1)).abs().mean()
-    predicted, dual = row, None
     if weights is not None:
-        weights = weights.double().to(values.device)
-        predicted = (values @ weights.T + (0 if bias is None else bias.double().to(values.device))).argmax(1)
-        dual = float((weights / weights.norm() - centred / centred.norm()).square().sum())
-    nearest_class = (values @ means.T - 0.5 * means.square().sum(1)).argmax(1)
-    measures = Collapse(
-        float(within),
-        float(total),
-        float(within / total) if float(total) > 0 else float("nan"),
-        effective_rank(values),
-        _nc1(residual, centred),
+        weights, bias = weights.to(means), None if bias is None else bias.to(means)
+    distances, nc1, agrees = _compare_with_means(labelled.values, normalize, classes, weights, bias)
+    scatter, has_two = classes.variance(distances), len(labels) < len(row)
+    class_variance = means.new_zeros(len(labels)).index_add_(0, row, distances) / sizes
+    norms, unit = centred.norm(dim=1), F.normalize(centred, dim=1)
+    cosines = (unit @ unit.T)[~torch.eye(len(labels), dtype=torch.bool, device=unit.device)]
+    return Collapse(
+        *scatter,
+        scatter.ratio,
+        effective_rank(labelled.values, normalize),
+        nc1 if has_two else math.nan,
         float(norms.std(correction=0) / norms.mean()),
         float(cosines.std(correction=0)),
-        float(simplex),
-        dual,
-        100 * float((nearest_class != predicted).double().mean()),
-        tuple(class_variance.tolist()),
-        tuple(classes.tolist()),
+        float((cosines + 1 / (len(labels) - 1)).abs().mean()),
+        None if weights is None else float((weights / weights.norm() - centred / centred.norm()).square().sum()),
+        100 * float((~agrees).double().mean()) if has_two else math.nan,
+        tuple(class_variance.masked_fill(sizes < 2, math.nan).tolist()),
+        tuple(labels.tolist()),
     )
-    if len(classes) == len(row):  # one image per class: it is its own mean
-        return replace(measures, within=math.nan, ratio=math.nan, nc1=math.nan, nc4=math.nan)
-    return measures
 
 
-def _nc1(residual: Tensor, centred: Tensor) -> float:
-    """tr(S_W S_B^+) / C without a matrix of width x width: S_B = M' M / C has the right singular vectors of M."""
-    _, singular, axes = torch.linalg.svd(centred, full_matrices=False)
+def _compare_with_means(
+    values: Tensor, normalize: bool, classes: ClassMeans, weights: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, float, Tensor]:
+    """The squared distance of each image from the mean of its class, nc1, and whether the nearest mean is of the
+    predicted class, or without a classifier of its own.
+
+    nc1 takes no matrix of width x width: S_B = M' M / C has the right singular vectors of M.
+    """
+    _, singular, axes = torch.linalg.svd(classes.centred, full_matrices=False)
     nonzero = singular > 1e-10 * singular.max()
-    along = (residual @ axes[nonzero].T).square().mean(0)
-    return float((along / singular[nonzero].square()).sum())
+    offset = -0.5 * classes.means.square().sum(1)
+    distances, along, agrees = [], [], []
+    for rows, own in classes.chunks(values, normalize):
+        residual = rows - classes.means[own]
+        distances.append(residual.square().sum(1))
+        along.append((residual @ axes[nonzero].T).square().sum(0))
+        predicted = own if weights is None else (rows @ weights.T + (0 if bias is None else bias)).argmax(1)
+        agrees.append((rows @ classes.means.T + offset).argmax(1) == predicted)
+    within_along = torch.stack(along).sum(0) / len(values)
+    return torch.cat(distances), float((within_along / singular[nonzero].square()).sum()), torch.cat(agrees)
