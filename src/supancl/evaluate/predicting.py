@@ -169,9 +169,8 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
     }
     if "compared" in summary:
         summary["fitted_on_some"] = _was_fitted_on(evaluated, source, images, settings.references)
-    has_files = len(images.items) > 0 and isinstance(images.items[0], Path)
     several = references.pairs is not None or any(split.pairs is not None for split in images.splits.values())
-    return Predictions(splits, fitted.classes, images.classes, threshold, has_files, several, summary)
+    return Predictions(splits, fitted.classes, images.classes, threshold, images.has_files, several, summary)
 
 
 def _rows_to_predict(split: Split, every_image: bool) -> Tensor:
