@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import os
 import pickle
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +123,36 @@ def test_a_recipe_file_and_a_recipe_take_settings_too(tmp_path):
     (tmp_path / "mine.json").write_text('{"recipe": "digits.supsiam", "loss.alpha": 0.25}')
     run = supancl.pretrain(tmp_path / "mine.json", (noise(20, 8, 8), np.arange(20) % 2), tmp_path / "run", **TINY)
     assert run.recipe.loss.alpha == 0.25
+
+
+def test_a_run_on_arrays_is_extended_with_the_arrays(tmp_path, capsys):
+    images, labels = noise(20, 8, 8), ["cat", "dog"] * 10
+    supancl.pretrain("digits.supsiam", (images, labels), tmp_path / "run", **TINY)
+    longer = supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer", data=(images, labels))
+    assert longer.recipe.train.epochs == 2
+    with pytest.raises(BadInput, match=mentions("arrays", "Python", "data=")):
+        supancl.extend_run(tmp_path / "run", 2, tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+    said = command(capsys, "evaluate", "knn", tmp_path / "run")
+    assert said.code == 2
+    assert_one_line(said.err, "arrays", "does not keep")
+
+
+def test_a_run_is_extended_with_its_data_where_they_are_now(photos, tmp_path):
+    place = shutil.copytree(photos, tmp_path / "photos")
+    supancl.pretrain("digits.supsiam", place, tmp_path / "run", **TINY)
+    place.rename(tmp_path / "moved")
+    with pytest.raises(BadInput, match=mentions("no data", "pretrain --resume --data NEW")):
+        supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer")
+    assert not (tmp_path / "longer").exists()
+    longer = supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer", data=tmp_path / "moved")
+    assert longer.recipe.data.source == str(tmp_path / "moved")
+
+
+def test_a_run_folder_whose_name_is_no_utf_8_is_refused_at_once(tmp_path):
+    with pytest.raises(BadInput, match=mentions("UTF-8", "--out")):
+        supancl.pretrain("digits.supsiam", (noise(20, 8, 8), [0, 1] * 10), tmp_path / os.fsdecode(b"h\xfcnd"), **TINY)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_stopped_run_is_resumed_by_its_folder_alone(tmp_path):

@@ -28,6 +28,7 @@ from supancl.core.encoders import Encoder
 from supancl.core.specs import EncoderSpec
 from supancl.data.from_python import is_missing, keep_missing
 from supancl.data.preparing import prepare_data
+from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.splits import Data, DataSpec, Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.specs import Masks
@@ -337,4 +338,4 @@ def vector_data(rows: np.ndarray, labels: np.ndarray, requested: Recipe) -> Data
     names = [f"rows[{i}]" for i in range(len(rows))]
     classes = tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
     split = full_split(store, torch.from_numpy(labels), names)
-    return prepare_data(Source({"train": split}, classes), replace(requested.data, source="arrays"))
+    return prepare_data(Source({"train": split}, classes), replace(requested.data, source=FROM_PYTHON))
