@@ -124,3 +124,18 @@ def poisoned(monkeypatch, at: set[int]) -> None:
             del branches.forward
 
     monkeypatch.setattr(Step, "__call__", take)
+
+
+class NotAvailable:
+    """A missing label as in a column of pandas: pandas.NA does not say whether it equals itself."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> "NotAvailable":  # type: ignore[override]
+        return self
+
+    def __ne__(self, other: object) -> "NotAvailable":  # type: ignore[override]
+        return self
+
+    def __bool__(self) -> bool:
+        raise TypeError("boolean value of NA is ambiguous")

@@ -65,6 +65,7 @@ from supancl.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from supancl.api.embedding import embed as embed
+    from supancl.api.extending import extend_run as extend_run
     from supancl.api.pretraining import pretrain as pretrain
     from supancl.core.branches import Branches as Branches
     from supancl.core.branches import BranchSpec as BranchSpec
@@ -110,7 +111,6 @@ if TYPE_CHECKING:
     from supancl.recipes import register_benchmark as register_benchmark
     from supancl.recipes import register_encoder as register_encoder
     from supancl.reporter import Reporter as Reporter
-    from supancl.training.extending import extend_run as extend_run
     from supancl.training.run import Run as Run
     from supancl.training.run import load as load
     from supancl.weights.encoder_file import load_encoder as load_encoder
@@ -139,6 +139,7 @@ __all__ = [
 # imported when they are first used: torch takes seconds
 _NAMES = {
     "supancl.api.embedding": "embed",
+    "supancl.api.extending": "extend_run",
     "supancl.api.pretraining": "pretrain",
     "supancl.core.branches": "Branches BranchSpec HeadSpec",
     "supancl.core.encoders": "Encoder EncoderSpec",
@@ -154,7 +155,6 @@ _NAMES = {
     "linear_accuracy linear_probe transfer variance",
     "supancl.recipes": "RECIPES Recipe recipe register register_benchmark register_encoder",
     "supancl.reporter": "Reporter",
-    "supancl.training.extending": "extend_run",
     "supancl.training.run": "Run load",
     "supancl.weights.encoder_file": "load_encoder load_projector",
     "supancl.weights.importing": "import_checkpoint open_encoder",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import os
 import pickle
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +19,11 @@ from PIL import Image
 import supancl
 from supancl import BadInput, EncoderSpec
 from supancl.cli.flags import SHORTHANDS, SWITCHES
+from supancl.data.from_python import as_label_array
 from supancl.recipes.shorthands import full_name
 from tests.files import archive, assert_one_line, class_folders, mentions, noise, picture, saved_result
 from tests.files import supancl as command
-from tests.tiny import Notes, tiny_data, tiny_recipe
+from tests.tiny import NotAvailable, Notes, tiny_data, tiny_recipe
 
 TINY = {"epochs": 1, "batch_size": 4, "encoder.width": 8, "pool.size": 16, "device": "cpu"}
 FLAGS = ["--epochs", "1", "--batch-size", "4", "--set", "encoder.width=8", "--set", "pool.size=16", "--device", "cpu"]
@@ -44,6 +47,12 @@ def photos(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> supancl.Run:
     return supancl.pretrain(tiny_recipe(), tiny_data(), tmp_path_factory.mktemp("runs") / "run", epochs=1)
+
+
+class Table(dict):
+    """As a table of pandas, it has columns, and a loop over it gives their names."""
+
+    columns = property(lambda self: list(self))
 
 
 def same_weights(one: supancl.Encoder, other: supancl.Encoder) -> bool:
@@ -97,10 +106,53 @@ def test_images_with_labels_of_any_kind(kind, photos, tmp_path):
     assert run.metrics[-1]["knn_queries"] >= 2
 
 
+def test_labels_with_gaps_are_read_as_from_a_column():
+    nan = float("nan")
+    for labels, expected in (
+        (["cat", nan, "nan"], ["cat", "", "nan"]),  # NumPy makes the text 'nan' of a missing one
+        (["cat", NotAvailable(), None], ["cat", "", ""]),
+        (np.array(["cat", nan, NotAvailable()], object), ["cat", "", ""]),
+        (np.array([1.0, None, NotAvailable()], object), [1, -1, -1]),
+        ([3, None, 0], [3, -1, 0]),
+        ([[0.5, 0.5], [1.0, 0.25]], [[0.5, 0.5], [1.0, 0.25]]),
+    ):
+        assert as_label_array(labels).tolist() == expected
+
+
 def test_a_recipe_file_and_a_recipe_take_settings_too(tmp_path):
     (tmp_path / "mine.json").write_text('{"recipe": "digits.supsiam", "loss.alpha": 0.25}')
     run = supancl.pretrain(tmp_path / "mine.json", (noise(20, 8, 8), np.arange(20) % 2), tmp_path / "run", **TINY)
     assert run.recipe.loss.alpha == 0.25
+
+
+def test_a_run_on_arrays_is_extended_with_the_arrays(tmp_path, capsys):
+    images, labels = noise(20, 8, 8), ["cat", "dog"] * 10
+    supancl.pretrain("digits.supsiam", (images, labels), tmp_path / "run", **TINY)
+    longer = supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer", data=(images, labels))
+    assert longer.recipe.train.epochs == 2
+    with pytest.raises(BadInput, match=mentions("arrays", "Python", "data=")):
+        supancl.extend_run(tmp_path / "run", 2, tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+    said = command(capsys, "evaluate", "knn", tmp_path / "run")
+    assert said.code == 2
+    assert_one_line(said.err, "arrays", "does not keep")
+
+
+def test_a_run_is_extended_with_its_data_where_they_are_now(photos, tmp_path):
+    place = shutil.copytree(photos, tmp_path / "photos")
+    supancl.pretrain("digits.supsiam", place, tmp_path / "run", **TINY)
+    place.rename(tmp_path / "moved")
+    with pytest.raises(BadInput, match=mentions("no data", "pretrain --resume --data NEW")):
+        supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer")
+    assert not (tmp_path / "longer").exists()
+    longer = supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer", data=tmp_path / "moved")
+    assert longer.recipe.data.source == str(tmp_path / "moved")
+
+
+def test_a_run_folder_whose_name_is_no_utf_8_is_refused_at_once(tmp_path):
+    with pytest.raises(BadInput, match=mentions("UTF-8", "--out")):
+        supancl.pretrain("digits.supsiam", (noise(20, 8, 8), [0, 1] * 10), tmp_path / os.fsdecode(b"h\xfcnd"), **TINY)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_stopped_run_is_resumed_by_its_folder_alone(tmp_path):
@@ -315,6 +367,8 @@ def test_vectors_go_to_a_linear_encoder():
         (None, "nowhere", ["nowhere"]),
         (None, "nowhere.jpg", ["nowhere.jpg"]),
         (None, [Image.new("F", (8, 8))], ["floating-point"]),
+        (None, [Image.new("I", (8, 8))], ["mode I", "32-bit"]),  # 0 to 255 as well as 0 to 65535
+        (None, Table(path=["1.png"]), ["table", "columns"]),
         (None, torch.zeros(2, 3, 8, 8), ["float32"]),
         (None, tiny_data(), ["data.train", "data.held_out"]),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,9 +65,14 @@ def test_the_images_of_the_run_are_known_under_another_name(place, capsys, tmp_p
     (place / "run" / "content.npz").write_bytes(content.to_bytes())
     lines = (place / "digits.csv").read_text().splitlines()
     part = table(place / "half.csv", lines[0].replace("file", "path"), *lines[1:300])
-    said = supancl(capsys, "audit", "run", "--data", part, "--out", tmp_path / "out")
+    said = supancl(capsys, "audit", "run", "--data", part.name, "--out", tmp_path / "out")
     assert said.code == 0, said.err
     assert_mentions(said.out, "trained on these labels")
+    # decisions that are saved from the page name images as the tables do
+    page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
+    shown = json.loads(re.search(r'id="data-audit">(.*?)</script>', page)[1])
+    suspects = {row["path"] for row in read(tmp_path / "out" / "suspects.csv")}
+    assert suspects <= {shown["prefix"] + name for name in shown["names"]}
     blank = [np.full((8, 8), level, np.uint8) for level in range(40)]
     archive(tmp_path / "other.npz", train_images=np.stack(blank), train_labels=np.arange(40) % 2)
     said = supancl(capsys, "audit", "run", "--data", tmp_path / "other.npz", "--out", tmp_path / "other")

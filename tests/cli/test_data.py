@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import webdataset
 from PIL import Image
+from rich.console import Console
 
+from supancl.cli.data import print_facts
 from supancl.data.store import shards
 from supancl.data.store.cache_folders import list_caches
 from tests.files import (
@@ -85,6 +87,15 @@ SOURCES = {
     "torchvision": lambda root: f"torchvision:ImageFolder@{class_folders(root / 'data')}",
     "digits": lambda root: "digits",
 }
+
+
+@pytest.mark.parametrize(("encoding", "bar"), [("utf-8", "█"), ("ascii", "#")])
+def test_show_draws_bars_that_the_terminal_has(capsys, tmp_path, encoding, bar):
+    facts, output = show(capsys, tmp_path, class_folders(tmp_path / "data")), io.BytesIO()
+    file = io.TextIOWrapper(output, encoding=encoding, errors="replace")
+    print_facts(facts, Console(file=file))
+    file.flush()
+    assert bar * 24 in output.getvalue().decode(encoding)
 
 
 @pytest.mark.parametrize("kind", list(SOURCES))

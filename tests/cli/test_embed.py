@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from pathlib import Path
 
@@ -155,6 +156,35 @@ def test_tables_hold_what_the_archive_holds(place, capsys, suffix):
     assert [str(row["held_out"]) for row in rows] == [str(value) for value in arrays["train_held_out"]]
     features = np.array([[np.float32(value) for value in list(row.values())[4:]] for row in rows])
     assert np.array_equal(features, arrays["train_features"])
+
+
+@pytest.mark.parametrize("out", ["f.csv", "tables/f.csv"])
+def test_paths_are_those_of_predict_and_the_table_is_a_source(place, capsys, out):
+    run = run_folder(place / "run", source="data", described=True)
+    labels, paths = Path(out).parent / "labels.csv", []
+    for command, name, flags in (("embed", out, []), ("predict", labels, ["--all"])):
+        said = supancl(capsys, command, run, "--data", "./data", "--out", name, "--device", "cpu", *flags)
+        assert said.code == 0, said.err
+        with open(name, newline="") as file:
+            paths.append([row["path"] for row in csv.DictReader(file)])
+    assert paths[0] == paths[1]
+    assert paths[0][0] == ("data/cat/0.png" if out == "f.csv" else str(place / "data" / "cat" / "0.png"))
+    assert len(open_data(DataSpec(source=out, holdout=0, columns="image=path,label=label"), 1).train) == 40
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_names_in_another_encoding_are_written_with_escapes(place, capsys, suffix):
+    (place / "data" / "dog").rename(place / "data" / os.fsdecode(b"h\xfcnd"))
+    said = supancl(capsys, "embed", run_folder(place / "run"), "--data", "data", "--out", f"f{suffix}")
+    assert said.code == 0, said.err
+    if suffix == ".csv":
+        with open("f.csv", encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    else:
+        from pyarrow import parquet
+
+        rows = parquet.read_table("f.parquet").to_pylist()
+    assert {(row["label"], Path(row["path"]).parent.name) for row in rows} == {("cat",) * 2, (r"h\udcfcnd",) * 2}
 
 
 def test_a_format_that_cannot_be_written_is_refused_at_once(place, capsys, monkeypatch):

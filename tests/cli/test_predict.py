@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from supancl.evaluate.predicting import PredictSettings, predict_labels
 from supancl.weights.classifier_file import load_classifier
 from supancl.weights.encoder_file import save_encoder
 from tests.evaluate.made import encoder, run_folder, subject
-from tests.files import assert_mentions, assert_refused, contents, noise, supancl
+from tests.files import TINY, assert_mentions, assert_refused, contents, noise, supancl
 
 CLASSES = ("columns", "halves", "rows")
 
@@ -172,6 +173,37 @@ def test_the_second_call_needs_no_images_of_the_run(place, capsys):
     assert set(kept) == {"references.safetensors", "linear.safetensors"}
     refused_words = refused(capsys, "run", "--data", "new", "--normalize")  # other features: made anew
     assert_mentions(refused_words, "photos")
+
+
+def test_images_labelled_since_the_run_are_remarked_on_and_can_be_used(place, capsys):
+    photos, words = ["--data", "photos", "--device", "cpu"], ["--with", "means", "--all"]
+    assert not supancl(capsys, "predict", "run", *photos, *words, "--out", "before.csv").err
+    os.rename("photos/rows/2.png", "photos/columns/2.png")
+    said = supancl(capsys, "predict", "run", *photos, *words, "--out", "after.csv")
+    assert said.code == 0
+    assert_mentions(said.err, "run", "changed", "60 images", "--references photos")
+    assert not supancl(capsys, "predict", "run", "--data", "new", "--out", "new.csv").err
+    # the way out works; of what is held out now, some was trained on
+    said = supancl(capsys, "predict", "run", *photos, *words, "--references", "photos", "--out", "now.csv")
+    assert said.code == 0, said.err
+    for file in Path("run/predict").iterdir():
+        file.unlink()
+    assert_mentions(refused(capsys, "run", "--data", "new"), "changed", "--references SOURCE")
+
+
+def test_a_confidence_that_is_fitted_on_training_images_is_remarked_on(place, capsys):
+    flags = ["--out", "run1", "--set", "data.holdout=0.33", "--quiet"]
+    assert supancl(capsys, "pretrain", "digits.supsiam", "--data", "photos", *TINY, *flags).code == 0
+    words = ["predict", "run1", "--data", "new", "--device", "cpu"]
+    shutil.copytree("photos", "copy")
+    assert not supancl(capsys, *words, "--references", "photos", "--out", "own.csv").err
+    for i in range(0, 30, 3):
+        os.remove(f"copy/columns/{i}.png")  # so others are held out than by the run
+    said = supancl(capsys, *words, "--references", "copy", "--out", "copy.csv")
+    assert said.code == 0
+    assert_mentions(said.err, "copy", "trained", "confidence", "too high")
+    draw(Path("others"), 30, seed=5)
+    assert not supancl(capsys, *words, "--references", "others", "--out", "others.csv").err
 
 
 def test_a_damaged_file_in_the_run_is_made_again_and_a_link_is_not_written_through(place, capsys):

@@ -864,3 +864,7 @@ def test_data_that_were_moved_are_refused_with_the_flag_that_names_their_new_pla
     with pytest.raises(BadInput) as told:  # a run has the absolute path of its data
         open_data(DataSpec(source=str(tmp_path / "elsewhere" / "photos")))
     assert_mentions(str(told.value), tmp_path / "elsewhere" / "photos", "pretrain --resume --data NEW --out RUN")
+    (tmp_path / "photo").mkdir()
+    with pytest.raises(BadInput) as told:
+        open_data(DataSpec(source=str(tmp_path / "photos")))
+    assert_mentions(str(told.value), f"did you mean '{tmp_path / 'photo'}'", "pretrain --resume --data NEW --out RUN")

@@ -21,6 +21,7 @@ from supancl import BadInput, ImageEncoder, Interrupted
 from supancl.export import estimator as module
 from supancl.export.estimator import ALWAYS, number_classes
 from tests.files import mentions
+from tests.tiny import NotAvailable
 
 FAST = {
     "encoder.name": "cnn", "encoder.width": 8, "views.size": 8, "heads.projector.out": 8, "heads.projector.hidden": [8],
@@ -162,6 +163,10 @@ def test_labels_of_any_kind_are_numbered():
         (["b", "", "a", "-1"], [1, -1, 0, -1], ["a", "b"]),
         ([True, False, True, True], [1, 0, 1, 1], [False, True]),
         (np.array(["b", None, "a", nan], object), [1, -1, 0, -1], ["a", "b"]),
+        (["b", nan, "a", None], [1, -1, 0, -1], ["a", "b"]),  # NumPy makes the text 'nan' of it
+        (["b", NotAvailable(), "a", "nan"], [1, -1, 0, 2], ["a", "b", "nan"]),
+        ([5, None, 3, 5], [1, -1, 0, 1], [3, 5]),
+        (np.array([5, NotAvailable(), 3, 5], object), [1, -1, 0, 1], [3, 5]),
     ):
         numbered, names = number_classes(y, 4)
         assert (numbered.tolist(), names.tolist()) == (numbers, classes)
@@ -206,6 +211,14 @@ def test_pickles_and_folders_hold_the_same_features(fitted, tmp_path):
     assert loaded.get_feature_names_out().tolist() == [f"imageencoder{i}" for i in range(8)]
     # every command takes the folder
     assert np.array_equal(supancl.embed(tmp_path / "encoder", pixels).values.numpy(), expected)
+
+
+def test_a_loaded_estimator_still_knows_the_order_of_its_columns(tmp_path):
+    encoder = ImageEncoder(epochs=1).fit(np.random.default_rng(0).normal(size=(24, 3)), [0, 1] * 12)
+    encoder.feature_names_in_ = np.array(["a", "b", "c"], object)  # what scikit-learn keeps of a table of pandas
+    encoder.save(tmp_path / "encoder")
+    names = ImageEncoder.load(tmp_path / "encoder").feature_names_in_
+    assert (names.dtype, names.tolist()) == (object, ["a", "b", "c"])
 
 
 def test_vectors_are_saved_with_their_scale(tmp_path):

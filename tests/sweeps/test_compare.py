@@ -94,7 +94,7 @@ def test_a_row_with_a_failed_run_is_not_marked_as_the_best() -> None:
     measures = {"knn": ("k-NN %", 2), "linear": ("linear %", 2)}
     summary = [summarize(found, {"row": row}, measures, ("collapsed", "failed")) for row in "abc"]
     for entry in summary:
-        entry |= {"knn_interval": 1.0, "linear_interval": 1.0}
+        entry |= {"knn_half_interval": 1.0, "linear_half_interval": 1.0}
     result = {
         "summary": summary, "command": "sweep", "epochs": [1], "seeds": [0, 1],
         "data": {"source": "x", "held_out": 100},
@@ -208,7 +208,7 @@ def test_compare_writes_a_table_a_plot_and_latex_and_goes_on(photos: Path, capsy
     entry = result["summary"][1]
     values = [row["linear"] for row in result["rows"][2:]]
     mean, _, high = mean_interval(values)
-    assert (entry["linear"], entry["linear_interval"]) == pytest.approx((mean, high - mean))
+    assert (entry["linear"], entry["linear_half_interval"]) == pytest.approx((mean, high - mean))
     assert result["data"]["held_out_from"] == "train"  # the test split chooses nothing
     assert "\\toprule" in Path("out/results.tex").read_text()
     assert "| digits.supsiam |" in Path("out/results.md").read_text()

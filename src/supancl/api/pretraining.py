@@ -11,6 +11,7 @@ import numpy as np
 
 from supancl.api.progress import progress_reporter
 from supancl.data.from_python import Images, data_from_images, is_image_file
+from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.splits import Data
 from supancl.data.survey import Survey, survey_data, survey_source
 from supancl.data.views.specs import Crops
@@ -132,7 +133,7 @@ def open_images(recipe: Recipe, data: Any) -> Data:
     if is_to_be_fitted(recipe) and isinstance(recipe.views, Crops):  # the size of its views is not chosen yet
         largest = recipe.with_set({"views.size": VIEW_SIZES[-1]})
         spec = with_short_side(largest).data
-    return data_from_images(images, labels, replace(spec, source="arrays", joined=()), recipe.encoder.channels)
+    return data_from_images(images, labels, replace(spec, source=FROM_PYTHON, joined=()), recipe.encoder.channels)
 
 
 def is_pair(data: Any) -> bool:

@@ -125,7 +125,7 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
     if "levels" in facts:
         counts = ", ".join(plural(count, "class", "classes") for count in facts["levels"])
         console.print(f"{len(facts['levels'])} levels, the coarsest first: {counts}")
-    names = list(facts["splits"])
+    names, block = list(facts["splits"]), "█" if console.encoding.startswith("utf") else "#"
     all_lines = sorted(facts["histogram"].items(), key=lambda item: -sum(item[1].values()))
     most = max((sum(counts.values()) for _, counts in all_lines), default=1)
     lines = (
@@ -137,7 +137,7 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
             rows.append([f"... {len(all_lines) - 2 * MAX_CLASSES} more", *["" for _ in names], ""])
             continue
         class_name, counts = line
-        bar = "█" * max(1, round(24 * sum(counts.values()) / most)) if sum(counts.values()) else ""
+        bar = block * max(1, round(24 * sum(counts.values()) / most)) if sum(counts.values()) else ""
         rows.append([class_name, *[f"{counts[name]:,}" for name in names], bar])
     console.print(table("images by class", ["class", *names, ""], rows))
     for side_name, (low, middle, high) in facts["sizes"].items():

@@ -108,7 +108,8 @@ def _load_upright(item: Item | Path, large: list[str] | None) -> Any:
 
 def _to_upright(file: Any) -> Any:
     file.load()
-    if file.mode == "I" and file.format == "TIFF":
+    # of other formats older versions of Pillow give 16 bits this mode; an image made in memory has no format
+    if file.mode == "I" and file.format in ("TIFF", None):
         raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
     image = apply_orientation(file)
     return _scale_to_8_bits(image, _white_level(file), _has_inverted_grey(file)) if image.mode in DEEP_MODES else image

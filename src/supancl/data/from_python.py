@@ -105,6 +105,8 @@ def store_images(
 def check_is_list(images: Any) -> None:
     if isinstance(images, (str, Path)) or not isinstance(images, Iterable) or not isinstance(images, Sized):
         raise BadInput(f"{_describe(images)} is not a list of images; give {KINDS}")
+    if hasattr(images, "columns"):
+        raise BadInput("a table is not a list of images; give one of its columns, such as table['path']")
     if not len(images):
         raise BadInput(f"the list of images is empty; give {KINDS}")
 
@@ -139,23 +141,38 @@ def data_from_images(images: Images, labels: Any, spec: DataSpec, channels: int)
 
 
 def as_label_array(labels: Any) -> np.ndarray:
-    """Labels as an array of numbers or of texts; None and NaN, as in a column with gaps, are unlabelled.
+    """Labels as an array of numbers or of texts; None, NaN and pandas.NA, as in a column with gaps, are unlabelled.
 
     >>> as_label_array(["cat", None, "dog"]).tolist(), as_label_array([2.0, float("nan")]).tolist()
     (['cat', '', 'dog'], [2, -1])
     """
-    array = np.asarray(labels)
+    array = keep_missing(labels)
     if array.dtype.kind == "O":
-        has_texts = any(isinstance(label, str) for label in array.ravel().tolist())
-        filled = ["" if _is_missing(label) else str(label) for label in array.ravel().tolist()]
-        array = np.asarray(filled if has_texts else [int(text or -1) for text in filled]).reshape(array.shape)
+        values = array.ravel().tolist()
+        has_texts = any(isinstance(label, str) for label in values)
+        filled = [("" if has_texts else -1) if is_missing(label) else label for label in values]
+        array = np.asarray([str(label) for label in filled] if has_texts else filled).reshape(array.shape)
     if array.dtype.kind == "f" and bool((np.isnan(array) | (array == np.floor(array))).all()):
         array = np.where(np.isnan(array), -1, array).astype(np.int64)
     return array
 
 
-def _is_missing(label: Any) -> bool:
-    return label is None or label != label
+def keep_missing(labels: Any) -> np.ndarray:
+    """Labels as an array in which a missing one is still None, NaN or NA: of a list of texts NumPy makes it 'nan'."""
+    array = np.asarray(labels)
+    return array if hasattr(labels, "dtype") or array.dtype.kind not in "US" else np.asarray(labels, dtype=object)
+
+
+def is_missing(label: Any) -> bool:
+    """Whether a label of a list or a column is None, NaN or pandas.NA.
+
+    >>> [is_missing(label) for label in (None, float("nan"), "nan", 0)]
+    [True, True, False, False]
+    """
+    try:
+        return label is None or bool(label != label)
+    except TypeError:  # pandas.NA does not say whether it equals itself
+        return True
 
 
 def _describe(value: Any) -> str:

@@ -203,7 +203,7 @@ def from_arrays(
     if test_images is not None:
         no_labels = np.full(len(test_images), -1)
         splits["test"] = (test_images, no_labels if test_labels is None else test_labels)
-    spec, names = spec or DataSpec(source="arrays"), None if classes is None else tuple(classes)
+    spec, names = spec or DataSpec(source=arrays.FROM_PYTHON), None if classes is None else tuple(classes)
     return prepare_data(arrays.source_from_arrays(splits, channels, "the arrays", names, spec.max_labels), spec)
 
 
@@ -256,10 +256,15 @@ def _existing_path(name: str) -> Path:
             raise BadInput(
                 f"no benchmark {benchmark_name!r}, so {name!r} cannot be opened; register your own with --plugin FILE"
             )
+        if name == arrays.FROM_PYTHON:
+            raise BadInput(
+                f"no data at {name!r}: a run with this source was trained on images from Python, which it does not "
+                "keep; give them again in Python (data=...), or name a source"
+            )
         # a run has the absolute path of its data, which may have been moved since
         resume = f"{program_name()} pretrain --resume --data NEW --out RUN"
         moved = f", or tell a run where its data are now: {resume}" if path.is_absolute() else ""
-        raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path' + moved}")
+        raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path'}{moved}")
     return path
 
 

@@ -233,6 +233,11 @@ class Source:
     empty_folders: tuple[str, ...] = ()  # class folders without an image
     levels: tuple[int, ...] = ()  # of a hierarchy, whose names are paths: the level of each class, 0 for the coarsest
 
+    @property
+    def has_files(self) -> bool:
+        """Whether the names of its images are paths of files, so that a table of them is a source too."""
+        return len(self.items) > 0 and isinstance(self.items[0], Path)
+
     def map_splits(self, change: Callable[[Split], Split]) -> Source:
         """The source with every split changed."""
         return replace(self, splits={name: change(split) for name, split in self.splits.items()})

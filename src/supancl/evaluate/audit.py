@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -165,9 +164,8 @@ def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requeste
             f"{name}: which labels data.label_noise made wrong is not known; those of {name} are judged"
         )
         with_noise = False
-    has_files = len(source.items) > 0 and isinstance(source.items[0], Path)
     all_labels = torch.cat(list(labels.values()))
-    return AuditedImages(name, splits, names, all_labels, by_leaf.classes, split_names, has_files, with_noise)
+    return AuditedImages(name, splits, names, all_labels, by_leaf.classes, split_names, source.has_files, with_noise)
 
 
 def has_label_noise(evaluated: EvaluatedEncoder, source: str | None) -> bool:

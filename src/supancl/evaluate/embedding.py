@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from supancl.files import (
     check_writable,
     escape_formula,
     make_folder,
+    make_writable,
+    path_in_table,
     write_atomically,
 )
 from supancl.probes import Features
@@ -47,7 +50,8 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
     data = read_source(evaluated, spec_for(evaluated, source), view, several_labels=True)
     held_out = held_out_mask(evaluated, source, data)
     features = {name: evaluated.features(split, view) for name, split in data.splits.items()}
-    embedding = Embedding(with_given_labels(data), features, None if held_out is None else held_out.numpy())
+    mask, folder = None if held_out is None else held_out.numpy(), os.path.join(out.parent.resolve(), "")
+    embedding = Embedding(with_given_labels(data), features, mask, folder)
     make_folder(out.parent)
     check_is_new(out)  # another command may have written it in the meantime
     with track_task(f"writing {out.name}"):
@@ -65,11 +69,15 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
 
 @dataclass(frozen=True)
 class Embedding:
-    """The features of every split of a source; `held_out` is the mask of train images that pretraining held out."""
+    """The features of every split of a source; `held_out` is the mask of train images that pretraining held out.
+
+    `folder` is that of the table, with its slash.
+    """
 
     data: Source
     features: dict[str, Features]
     held_out: np.ndarray | None
+    folder: str
 
     def names(self, split: str) -> list[str]:
         images = self.data.splits[split]
@@ -82,7 +90,8 @@ class Embedding:
             for start in range(0, len(names), ROWS_AT_A_TIME):
                 rows = slice(start, start + ROWS_AT_A_TIME)
                 texts = label_cells(labels, torch.arange(len(names))[rows], self.data.classes)
-                columns: dict[str, Sequence[Any]] = {"path": names[rows], "label": texts, "split": [split] * len(texts)}
+                paths = [path_in_table(n, self.folder) if self.data.has_files else n for n in names[rows]]
+                columns: dict[str, Sequence[Any]] = {"path": paths, "label": texts, "split": [split] * len(texts)}
                 if self.held_out is not None:
                     columns["held_out"] = self.held_out[rows].tolist() if split == "train" else [True] * len(texts)
                 yield columns, values[rows].numpy()
@@ -109,7 +118,7 @@ def write_npz(embedding: Embedding, path: Path) -> None:
 
 def write_csv(embedding: Embedding, path: Path) -> None:
     """A row per image: path, label, split, held_out if known, f0, f1, ..."""
-    with open(path, "w", encoding="utf-8", newline="", errors="backslashreplace") as file:
+    with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         has_header = False
         for columns, values in embedding.chunks():
@@ -118,7 +127,7 @@ def write_csv(embedding: Embedding, path: Path) -> None:
                 has_header = True
             for texts, row in zip(zip(*columns.values(), strict=True), values, strict=True):
                 # str of a float32: the shortest text that reads back as the same number
-                writer.writerow([*(escape_formula(str(text)) for text in texts), *map(str, row)])
+                writer.writerow([*(escape_formula(make_writable(str(text))) for text in texts), *map(str, row)])
 
 
 def write_parquet(embedding: Embedding, path: Path) -> None:
@@ -129,7 +138,8 @@ def write_parquet(embedding: Embedding, path: Path) -> None:
     writer = None
     try:
         for columns, values in embedding.chunks():
-            columns["path"] = [make_visible(name) if not _is_utf8(name) else name for name in columns["path"]]
+            for name in ("path", "label"):
+                columns[name] = [text if _is_utf8(text) else make_visible(text) for text in columns[name]]
             numbers = dict(zip(_feature_names(values), values.T, strict=True))
             table = pyarrow.table({**columns, **numbers})
             writer = writer or parquet.ParquetWriter(path, table.schema)

@@ -144,10 +144,14 @@ def shares_images(evaluated: EvaluatedEncoder, source: str | None, images: Seque
             (own.data_set is not None and own.data_set == identity.data_set) or _paths_overlap(own.path, identity.path)
             for own in run_identities
         )
-        or _shares_pixels(evaluated, images)
+        or shares_pixels(evaluated, images)
         or _shares_files(evaluated, source, images)
-        or _shares_photographs(evaluated, images)
     )
+
+
+def shares_pixels(evaluated: EvaluatedEncoder, images: Sequence[Split]) -> bool:
+    """Whether the run was trained on some of these very images, wherever they lie now."""
+    return _shares_pixels(evaluated, images) or _shares_photographs(evaluated, images)
 
 
 def _shares_pixels(evaluated: EvaluatedEncoder, images: Sequence[Split]) -> bool:

@@ -24,7 +24,7 @@ from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.finetune import FINETUNED
 from supancl.evaluate.overlap import shares_images
 from supancl.evaluate.references import References, keep, kept_path, load_references, read_kept
-from supancl.evaluate.sources import read_source, spec_for
+from supancl.evaluate.sources import check_unchanged, read_source, spec_for
 from supancl.probes import Features
 from supancl.probes.classifiers import (
     KnnClassifier,
@@ -142,6 +142,8 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
             "one), so there is nothing to predict; to predict them anyway, add --all"
         )
     fitted = _fit(evaluated, tuned, settings)
+    if fitted.references.is_kept:
+        _warn_changed(evaluated, source, all_labels, len(fitted.references.features.labels), is_compared_with_run)
     _warn_other_classes(evaluated, source, images, fitted.classes, settings.every_image)
     device, references = evaluated.options.device, fitted.references
     label, check = calibrate(fitted, spec.max_labels)
@@ -169,9 +171,8 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
     }
     if "compared" in summary:
         summary["fitted_on_some"] = _was_fitted_on(evaluated, source, images, settings.references)
-    has_files = len(images.items) > 0 and isinstance(images.items[0], Path)
     several = references.pairs is not None or any(split.pairs is not None for split in images.splits.values())
-    return Predictions(splits, fitted.classes, images.classes, threshold, has_files, several, summary)
+    return Predictions(splits, fitted.classes, images.classes, threshold, images.has_files, several, summary)
 
 
 def _rows_to_predict(split: Split, every_image: bool) -> Tensor:
@@ -183,6 +184,18 @@ def _was_fitted_on(evaluated: EvaluatedEncoder, source: str, images: Source, ref
     if references is not None:
         return is_same_source(references, source)
     return shares_images(evaluated, source, list(images.splits.values()))
+
+
+def _warn_changed(evaluated: EvaluatedEncoder, source: str, images: Source, references: int, as_trained: bool) -> None:
+    """Warn if the run's own images, read as `images`, are no longer those whose features were kept."""
+    way_out = (
+        f"labels are predicted from the {plural(references, 'image')} labelled then; to use those of now, add "
+        f"--references {source}"
+    )
+    try:
+        check_unchanged(evaluated, source, images, as_trained, way_out)
+    except BadInput as error:
+        evaluated.reporter.warn(str(error))
 
 
 def _warn_other_classes(

@@ -17,6 +17,7 @@ from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.feature_cache import CACHE_VERSION
 from supancl.evaluate.finetune import labelled
+from supancl.evaluate.overlap import shares_pixels
 from supancl.evaluate.sources import data_for
 from supancl.files import make_inner_folder, reason, why_unwritable
 from supancl.probes import Features
@@ -37,6 +38,7 @@ class References(NamedTuple):
     may_choose: bool  # whether held-out images may choose a setting: those of a test split may not
     made_from: str  # a digest of weights, data and view
     pairs: tuple[Tensor, Tensor] | None = None  # all labels of both, if images have several; others are the rarest
+    is_kept: bool = False  # whether they are what an earlier call has kept, so that no image was read now
 
     @property
     def several(self) -> tuple[SeveralFeatures, SeveralFeatures]:
@@ -55,7 +57,8 @@ def load_references(
     """The labelled training images of `source`, or if None of the run, and those that it held out.
 
     Those of a run are kept in its folder as `name`, so that its data are read only once. They are the images and labels
-    that the run was trained with. Several labels per image are refused unless the caller can use them.
+    that the run was trained with; a named source is taken as it is now. Several labels per image are refused unless the
+    caller can use them.
     """
     if source is None and evaluated.run is None:
         raise BadInput(
@@ -65,11 +68,15 @@ def load_references(
     made_from = _describe(evaluated, view) if source is None else ""
     path = kept_path(evaluated, name) if made_from else None
     content = None if path is None else read_kept(evaluated, path, load_features, made_from)
+    is_kept = content is not None
     if content is not None and evaluated.run is not None:
         held_out_from = evaluated.run.read_data()[0].get("held_out_from")
     else:
-        data = data_for(evaluated, source, view, several_labels)
+        way_out = "restore them, or name labelled images with --references SOURCE" if source is None else None
+        data = data_for(evaluated, source, view, several_labels, way_out)
         _check_labels(data, source or evaluated.location)
+        if source is not None:
+            _warn_trained_on(evaluated, source, data.held_out)
         held_out_from = data.summary["held_out_from"]
         splits = [labelled(split.materialize()) for split in (data.train, data.held_out)]
         references, held_out = (_features(evaluated, split, view) for split in splits)
@@ -77,7 +84,17 @@ def load_references(
         if path is not None and references.values.nbytes + held_out.values.nbytes <= MOST_KEPT_BYTES:
             keep(evaluated, path, lambda file: save_features(file, made))
     features, held_out = Features(*content.references), Features(*content.held_out)
-    return References(features, held_out, content.classes, held_out_from != "test", made_from, content.pairs)
+    return References(features, held_out, content.classes, held_out_from != "test", made_from, content.pairs, is_kept)
+
+
+def _warn_trained_on(evaluated: EvaluatedEncoder, source: str, held_out: Split) -> None:
+    """Warn if images that the confidence is fitted on were trained on, with their labels: it would be too high."""
+    recipe = evaluated.recipe
+    if recipe is not None and recipe.loss.supervised and len(held_out) and shares_pixels(evaluated, (held_out,)):
+        evaluated.warn_once(
+            f"{source}: the run was trained on some of the images that are held out of it here, so the confidence, and "
+            "how often labels are right, are too high"
+        )
 
 
 def _all_pairs(splits: Sequence[Split]) -> tuple[Tensor, Tensor] | None:

@@ -23,6 +23,8 @@ from supancl.evaluate.naming import registered_name
 from supancl.evaluate.overlap import has_separate_test, is_run_source
 from supancl.training.preflight import check_same_content, check_same_data
 
+OTHER_DATA = "restore them, or name a different source with --data"
+
 
 def check_input_kind(encoder: Encoder, split: Split, source: str) -> None:
     """Check that a linear encoder gets vectors, and any other images with its number of channels."""
@@ -129,26 +131,35 @@ def without_hierarchy(spec: DataSpec) -> DataSpec:
 
 
 def data_for(
-    evaluated: EvaluatedEncoder, source: str | None, view: View = "margin", several_labels: bool = False
-) -> Data:  # fmt: skip
+    evaluated: EvaluatedEncoder,
+    source: str | None,
+    view: View = "margin",
+    several_labels: bool = False,
+    way_out: str | None = OTHER_DATA,
+) -> Data:
     """The data of a source, or if None the run's own, with the images it held out and left out.
 
     For the margin view, the run's own source has the same pixels as the monitor, from the same cache.
     If the run was trained on another copy of the same data set, the test split is held out: val was trained on.
     Of a hierarchy the labels are the leaves. Other images with several labels are refused unless the caller can use
-    them.
+    them. So is the run's own source if it has changed, with this way out, unless that is None.
     """
-    return with_leaf_labels(_read_data(evaluated, source, view, several_labels))
+    return with_leaf_labels(_read_data(evaluated, source, view, several_labels, way_out))
 
 
 def _read_data(
-    evaluated: EvaluatedEncoder, source: str | None, view: View, several_labels: bool = False
-) -> Data:  # fmt: skip
+    evaluated: EvaluatedEncoder,
+    source: str | None,
+    view: View,
+    several_labels: bool = False,
+    way_out: str | None = OTHER_DATA,
+) -> Data:
     """`data_for` with the labels of all levels."""
     spec = spec_for(evaluated, source)
     as_trained = view == "margin" and is_run_source(evaluated, source)
     source_data = read_source(evaluated, spec, view, as_trained=as_trained, several_labels=several_labels)
-    check_unchanged(evaluated, source, source_data, as_trained)
+    if way_out is not None:
+        check_unchanged(evaluated, source, source_data, as_trained, way_out)
     data = prepare_data(source_data, replace(without_hierarchy(spec), balanced=False))
     is_test_separate = source is not None and has_separate_test(evaluated, source)
     if data.test is not None and data.summary["held_out_from"] != "test" and is_test_separate:
@@ -158,7 +169,11 @@ def _read_data(
 
 
 def check_unchanged(
-    evaluated: EvaluatedEncoder, source: str | None, source_data: Source, as_trained: bool = False
+    evaluated: EvaluatedEncoder,
+    source: str | None,
+    source_data: Source,
+    as_trained: bool = False,
+    way_out: str = OTHER_DATA,
 ) -> None:
     """Refuse a run's own source if it has changed: the held-out images would be different ones. Images that were
     replaced under the same names are noticed if they were read as for training."""
@@ -167,7 +182,6 @@ def check_unchanged(
     if not evaluated.run.read_data()[0]:
         return  # old runs have no description to compare
     data = prepare_data(source_data, evaluated.recipe.data)
-    way_out = "restore them, or name a different source with --data"
     check_same_data(evaluated.run, data, way_out, f"{evaluated.location}: ")
     if as_trained and data.content is not None and evaluated.run.read_data()[0].get("content"):
         for remark in check_same_content(evaluated.run, data, way_out):

@@ -26,7 +26,9 @@ from supancl.api.progress import progress_reporter
 from supancl.config import LARGEST_COUNT, to_json
 from supancl.core.encoders import Encoder
 from supancl.core.specs import EncoderSpec
+from supancl.data.from_python import is_missing, keep_missing
 from supancl.data.preparing import prepare_data
+from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.splits import Data, DataSpec, Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.specs import Masks
@@ -142,7 +144,7 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """Write a folder that `ImageEncoder.load` reads: encoder.safetensors, which every command takes, and
         estimator.json."""
         check_is_fitted(self)
-        names = ("method_", "n_features_in_", "_center", "_scale", "_short_side")
+        names = ("method_", "n_features_in_", "feature_names_in_", "_center", "_scale", "_short_side")
         fitted = {name: getattr(self, name) for name in names if hasattr(self, name)}
         parameters = {name: _plain(value) for name, value in self.get_params().items()}
         content = {
@@ -286,17 +288,16 @@ def number_classes(y: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
     """
     if y is None:
         return np.full(count, -1), np.empty(0, object)
-    labels = column_or_1d(np.asarray(y), warn=True)
+    labels = column_or_1d(keep_missing(y), warn=True)
     if len(labels) != count:
         raise BadInput(f"{len(labels)} labels for {count} images; give one per image")
-    missing = np.array(
-        [label is None or label != label or str(label) in ("", "-1", "-1.0") for label in labels.tolist()]
-    )
-    if labels.dtype.kind in "OU":
-        labels = labels.astype(str).astype(object)
-    if labels.dtype.kind == "f" and (fractions := labels[~missing][labels[~missing] % 1 != 0]).size:
+    missing = np.array([is_missing(label) or str(label) in ("", "-1", "-1.0") for label in labels.tolist()], bool)
+    present = np.asarray(labels[~missing].tolist())  # of a column with gaps: whole numbers stay whole numbers
+    if present.dtype.kind in "OU":
+        present = present.astype(str).astype(object)
+    if present.dtype.kind == "f" and (fractions := present[present % 1 != 0]).size:
         raise BadInput(f"y: {fractions[0]:g} is no class; give whole numbers or names, or no y to train without labels")
-    classes, numbers = np.unique(labels[~missing], return_inverse=True)
+    classes, numbers = np.unique(present, return_inverse=True)
     numbered = np.full(count, -1)
     numbered[~missing] = numbers
     return numbered, classes
@@ -337,4 +338,4 @@ def vector_data(rows: np.ndarray, labels: np.ndarray, requested: Recipe) -> Data
     names = [f"rows[{i}]" for i in range(len(rows))]
     classes = tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
     split = full_split(store, torch.from_numpy(labels), names)
-    return prepare_data(Source({"train": split}, classes), replace(requested.data, source="arrays"))
+    return prepare_data(Source({"train": split}, classes), replace(requested.data, source=FROM_PYTHON))

@@ -55,7 +55,7 @@ def read_estimator(folder: Path) -> tuple[Encoder, dict[str, Any]]:
     content["parameters"]["image_shape"] = None if shape is None else tuple(shape)
     has_texts = any(isinstance(label, str) for label in content["classes"])
     content["classes"] = np.array(content["classes"], dtype=object if has_texts else None)
-    for name in ("_center", "_scale"):
+    for name, dtype in (("_center", None), ("_scale", None), ("feature_names_in_", object)):
         if name in content["fitted"]:
-            content["fitted"][name] = np.array(content["fitted"][name])
+            content["fitted"][name] = np.array(content["fitted"][name], dtype)
     return load_encoder(folder), content

@@ -14,9 +14,12 @@ from supancl.files.opening import open_regular as open_regular
 from supancl.files.opening import open_to_append as open_to_append
 from supancl.files.opening import read_json as read_json
 from supancl.files.opening import read_text as read_text
+from supancl.files.spreadsheets import absolute_path as absolute_path
 from supancl.files.spreadsheets import check_feature_file as check_feature_file
 from supancl.files.spreadsheets import escape_formula as escape_formula
 from supancl.files.spreadsheets import is_formula as is_formula
+from supancl.files.spreadsheets import make_writable as make_writable
+from supancl.files.spreadsheets import path_in_table as path_in_table
 from supancl.files.spreadsheets import unescape_formula as unescape_formula
 from supancl.files.writing import LEFT_OVER_AGE as LEFT_OVER_AGE
 from supancl.files.writing import check_is_new as check_is_new

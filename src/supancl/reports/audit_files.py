@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from supancl.data.sources.csv_correction import Correction, write_corrected
 from supancl.errors import BadInput, plural
-from supancl.files import check_writable, escape_formula, make_folder, read_json, write_atomically, write_json
-from supancl.reports.prediction_table import check_table, make_writable, path_in_table
+from supancl.files import (
+    check_writable,
+    escape_formula,
+    make_folder,
+    make_writable,
+    path_in_table,
+    read_json,
+    write_atomically,
+    write_json,
+)
+from supancl.reports.prediction_table import check_table
 
 if TYPE_CHECKING:  # it needs torch, which takes seconds, and the checks below do not
     from supancl.evaluate.audit import Audit, AuditedImages

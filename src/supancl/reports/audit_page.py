@@ -14,6 +14,7 @@ from supancl.data.store.memory import Progress
 from supancl.errors import plural
 from supancl.evaluate.audit import Audit
 from supancl.evaluate.duplicates import DuplicatePair
+from supancl.files import absolute_path
 from supancl.reports.audit_files import cautions, trust_line
 from supancl.reports.maps import common_folder
 from supancl.reports.page import html_page
@@ -105,7 +106,7 @@ def page_data(audit: Audit, rows: list[int]) -> dict[str, Any]:
     """What audit.js reads; images are numbered as they are on the page."""
     images, number = audit.images, {row: i for i, row in enumerate(rows)}
     suspects, outliers = audit.suspects[:MOST_SUSPECTS], audit.outliers[:MOST_OUTLIERS]
-    names = [images.names[row] for row in rows]
+    names = [absolute_path(images.names[row]) if images.has_files else images.names[row] for row in rows]
     prefix = common_folder(names) if names else ""
     splits = list(dict.fromkeys(images.split_names))
 

@@ -40,7 +40,9 @@ def comparison_table(result: Result, heads: Mapping[str, str], measures: Measure
     rows: list[Row] = []
     for number, entry in enumerate(entries):
         cells = [
-            _number(entry[key], entry[f"{key}_interval"], decimals)._replace(mark=marks.get(key, {}).get(number, ""))
+            _number(entry[key], entry[f"{key}_half_interval"], decimals)._replace(
+                mark=marks.get(key, {}).get(number, "")
+            )
             for key, (_, decimals) in measures.items()
         ]
         counts = [f"{entry[end]} of {entry['n']}" if entry[end] else "no" for end in ends]
@@ -118,7 +120,7 @@ def draw_comparison(result: Result, measures: Measures, path: Path) -> None:
             colour = COLOURS[1] if is_reference else COLOURS[0]
             axis.plot(seeds, [position] * len(seeds), "o", color="#bbbbbb", markersize=4, zorder=1)
             if seeds and math.isfinite(entry[key]):
-                half = entry[f"{key}_interval"]
+                half = entry[f"{key}_half_interval"]
                 error = half if math.isfinite(half) else None
                 axis.errorbar(entry[key], position, xerr=error, fmt="D", color=colour, capsize=3, markersize=5)
         axis.set_title(f"{measures[key][0]} of held-out images")

@@ -17,6 +17,7 @@ from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluate import EvaluatedEncoder
 from supancl.evaluate.embedding import held_out_mask
 from supancl.evaluate.sources import read_source, spec_for
+from supancl.files import absolute_path
 from supancl.probes import Features
 from supancl.reports.pictures import Panel, tsne_map
 from supancl.reports.tsne import check_tsne, nearest_images
@@ -127,7 +128,8 @@ def choose_images(
         start += len(split)
         if len(positions):
             nonempty_splits.append(split.take(positions.to(split.index.device)))
-        names += split.names_at(positions)
+        # the page may be saved anywhere, and so may its tables
+        names += [absolute_path(path) if source.has_files else path for path in split.names_at(positions)]
         split_names += [name] * len(positions)
     shown_pairs = None if pairs is None else pairs[rows]
     images = MappedImages(nonempty_splits, names, labels[rows].numpy(), by_leaf.classes, split_names, shown_pairs)

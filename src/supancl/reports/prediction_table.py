@@ -7,8 +7,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supancl.errors import BadInput, make_visible
-from supancl.files import check_is_new, check_writable, escape_formula, is_formula, make_folder, write_atomically
+from supancl.errors import BadInput
+from supancl.files import (
+    check_is_new,
+    check_writable,
+    escape_formula,
+    make_folder,
+    make_writable,
+    path_in_table,
+    write_atomically,
+)
 
 if TYPE_CHECKING:  # it needs torch, which takes seconds, and `check_table` does not
     from supancl.evaluate.predicting import Predictions
@@ -45,26 +53,3 @@ def write_predictions(predictions: Predictions, out: Path) -> int:
     make_folder(out.parent)
     write_atomically(out, write)
     return changed
-
-
-def path_in_table(path: str, folder: str) -> str:
-    """The path of an image: relative if it is below the table's folder, which ends in a slash; else absolute.
-
-    >>> path_in_table("/data/photos/=1.png", "/data/photos/"), path_in_table("/data/cat.png", "/data/photos/")
-    ('./=1.png', '/data/cat.png')
-    """
-    absolute = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-    if not absolute.startswith(folder):
-        return absolute
-    relative = absolute.removeprefix(folder)
-    return f"./{relative}" if is_formula(relative) or relative != relative.lstrip() else relative
-
-
-def make_writable(text: str) -> str:
-    """The text without what a table in UTF-8 cannot hold: line ends, and bytes of other encodings."""
-    is_text = "\n" not in text and "\r" not in text and "\0" not in text
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        is_text = False
-    return text if is_text else make_visible(text)

@@ -80,7 +80,7 @@ def train_and_compare(rows: Rows, labels: Labels, sweep: Sweep, against: Against
     for entry in entries:
         for key in measures:
             half = t_half_width(entry[f"{key}_sd"], entry["measured"])
-            entry[f"{key}_interval"] = half if math.isfinite(half) else math.nan
+            entry[f"{key}_half_interval"] = half if math.isfinite(half) else math.nan
     knn, linear = list(measures)[:2]
     by = linear if any(result[linear] is not None for result in results) else knn
     comparison = compare_rows(results, list(labels), by, against, held_out=int((held_out.labels >= 0).sum()))

@@ -15,6 +15,7 @@ from typing import Any
 
 from supancl.config import INCIDENTAL, MAY_CHANGE_ON_RESUME, fields_marked, flattened, parse_json, to_json
 from supancl.core.schedules import learning_rate
+from supancl.data.opening import check_source
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.distributed import from_environment
@@ -39,25 +40,31 @@ def extend_run(
     data: Data | None = None,
     reporter: Reporter | None = None,
 ) -> Run:
-    """Continue a finished run to `epochs` in a new folder; `run` itself is only read.
-
-    Weights, target branch, optimizer, pool and random state are those of the run's last checkpoint. The learning rate
-    starts again where a run of `epochs` would be by then, and falls to zero by a cosine; `schedule.restart_rate` in
-    `changes` is another part of the peak. Other settings stay, except those that may also change on resume.
-    """
+    """`supancl.extend_run` with opened data; None: the run's source."""
     if from_environment().rank == 0:  # other ranks wait for it when they join
-        out = start_extension(RunFolder(Path(run)), epochs, out, changes or {}, reporter or Reporter())
+        reporter = reporter or Reporter()
+        out = start_extension(RunFolder(Path(run)), epochs, out, changes or {}, reporter, reads_source=data is None)
     return pretrain(None, data, out, resume=True, reporter=reporter)
 
 
 def start_extension(
-    run: RunFolder, epochs: int, out: Path | str | None, changes: Mapping[str, Any], reporter: Reporter
+    run: RunFolder,
+    epochs: int,
+    out: Path | str | None,
+    changes: Mapping[str, Any],
+    reporter: Reporter,
+    reads_source: bool = False,
 ) -> Path:
-    """Make the folder of the extended run, whole or not at all; returns its path."""
+    """Make the folder of the extended run, whole or not at all; returns its path.
+
+    If the run will read its source, and that is gone, nothing is made.
+    """
     base, _ = run.read_recipe()
     run.check_recipe_file()
     state = load_last_state(run, base)
     recipe = extended_recipe(base, epochs, changes, run)
+    for source in recipe.data.all_sources if reads_source else ():
+        check_source(source)
     folder = run_folder_for(recipe, out)
     folder.check_place()
     folder.check_free(resume=False)

@@ -84,6 +84,10 @@ class RunFolder:
     def check_place(self) -> None:
         """Refuse a folder that cannot be written, without creating anything."""
         check_writable(self.path)
+        try:
+            str(self.path).encode("utf-8")
+        except UnicodeEncodeError:
+            raise BadInput(f"{self.path}: TensorBoard's files need a name in UTF-8; choose another --out") from None
 
     def check_links(self) -> None:
         """Refuse links in the place of what a run writes to: a received folder could make it write anywhere."""

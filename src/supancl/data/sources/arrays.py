@@ -36,6 +36,7 @@ def digits_source(channels: int) -> Source:
     return source_from_arrays({"train": (images, dataset.target)}, channels, "digits", tuple("0123456789"))
 
 
+FROM_PYTHON = "arrays"  # the source of a run on arrays or lists in Python, which are not kept
 BUILT_IN: dict[str, Callable[[int], Source]] = {"digits": digits_source, "toy": toy_source}
 
 
