@@ -51,13 +51,14 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
     commands, failures = [training.pop("command")], {}
     kept = kept_evaluations(run) if training["exit"] == 0 and is_gone(run) else None
     for task in plan.tasks_of(training["stage"], training["method"], training["seed"]) if training["exit"] == 0 else ():
-        words = [*task.of(str(run)), *WITHOUT_BASELINES.get(task.words[0], ())]
+        asked = task.of(str(run))
+        words = [*asked, *WITHOUT_BASELINES.get(task.words[0], ())]
         commands.append(shlex.join(["supancl", *words]))
         answer, problem = measure(run, words, called) if kept is None else find_kept(plan, task, kept)
         if answer is not None:
             values |= task.read_values(answer)
         if problem:
-            failures[shlex.join(words[1:])] = problem
+            failures[shlex.join(asked[1:])] = problem
     if training["stage"] == "detect" and training["exit"] == 0:
         values |= detected(run)
     if failures and not values:  # not the run's fault: it is evaluated again next time
