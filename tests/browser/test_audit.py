@@ -12,6 +12,7 @@ from selenium.webdriver import Keys
 
 from supancl.evaluate.audit import Audit, AuditedImages, Outlier, Suspect
 from supancl.evaluate.duplicates import DuplicatePair
+from supancl.files import absolute_path
 from supancl.probes.label_scores import WrongShare
 from supancl.reports.audit_page import audit_page
 from supancl.stats import Interval
@@ -147,7 +148,7 @@ def test_decisions_by_key_and_mouse_are_kept_and_saved(page, browser: Browser) -
     names = {0: "cat", 1: "'=dog", 2: NASTY}  # a spreadsheet would compute =dog
     for row, position, decision in zip(rows, (0, 1, 2, 5), ("wrong", "right", "wrong", "right"), strict=True):
         suspect = audit.suspects[position]
-        assert (row["path"], row["decision"]) == (audit.images.names[suspect.row], decision)
+        assert (row["path"], row["decision"]) == (absolute_path(audit.images.names[suspect.row]), decision)
         assert (row["label"], row["suggested"]) == (
             names[int(audit.images.labels[suspect.row])],
             names[suspect.suggested],
