@@ -37,8 +37,10 @@ def find_kept(plan: Plan, task: Task, kept: list[Evaluation]) -> tuple[dict[str,
     if protocol not in ("transfer", "fewshot"):
         return (found[0], "") if found else (None, GONE)
     asked = len(flags.get("--sets", "").split(",")) * len(flags.get("--shots", "").split(","))
+    if not found:
+        return None, GONE
     missing = asked - len(found)
-    return {"results": found} if found else None, f"{missing} of {asked}: {GONE}" if missing else ""
+    return {"results": found}, f"{missing} of {asked}: {GONE}" if missing else ""
 
 
 def is_asked_for(content: Evaluation, flags: dict[str, str], trained_on: str) -> bool:
