@@ -99,12 +99,13 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
 
 def measure(run: Path, words: Sequence[str], called: Called) -> tuple[dict[str, Any] | None, str]:
     """The answer of an evaluation, or None and why there is none."""
-    path, lines, code = run / "wanted.json", [], 0
+    path, problem = run / "wanted.json", ""
     for _ in range(ATTEMPTS):
         code, lines, _ = called([*words, "--quiet", "--json", str(path)])
         if code == 0:
             return json.loads(path.read_text()), ""
-    return None, lines[-1] if lines else f"exit {code}"
+        problem = lines[-1] if lines else f"exit {code}"
+    return None, problem
 
 
 def pictured(training: dict[str, Any]) -> bool:

@@ -49,7 +49,7 @@ def all_studies(evidence: Evidence, results: Path) -> list[Study]:
     return [
         Study("CIFAR-100", evidence.gaps),
         Study("CIFAR-10", lambda ours, theirs: row_gaps(cifar10, ours, theirs, ACCURACIES)),
-        Study("photographs", lambda *pair: row_gaps(photographs, *pair, IMAGENET_ACCURACIES), other_data),
+        Study("photographs", lambda ours, theirs: row_gaps(photographs, ours, theirs, IMAGENET_ACCURACIES), other_data),
     ]
 
 
