@@ -8,11 +8,12 @@ them, where FOLDER is the unpacked logs.tar.gz; what is missing is listed as not
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 from experiments.evidence.plan import Plan, Task
+from supancl.errors import BadInput
 
 WEIGHTS = ("encoder.safetensors", "detector.safetensors")
 GONE = "the machine was gone before it was measured"
@@ -58,5 +59,6 @@ def is_asked_for(content: Evaluation, flags: dict[str, str], trained_on: str) ->
 def machine_of(run: Path, kept: list[Evaluation]) -> dict[str, Any]:
     """What the evaluations were measured on; those of another run of the same machine if this one has none."""
     others = (content for folder in sorted(run.parent.iterdir()) for content in kept_evaluations(folder))
-    content = next(iter(kept), None) or next(others)
-    return {key: content[key] for key in ("hardware", "versions")}
+    for content in chain(kept, others):
+        return {key: content[key] for key in ("hardware", "versions")}
+    raise BadInput(f"{run.parent}: no evaluation names its machine; add the folder of another run of that machine")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -61,6 +60,7 @@ from experiments.evidence.tables import (
     paper_columns,
     pilot_table,
     separate_simsiam,
+    slug,
     stated_alphas,
     table,
     unique,
@@ -341,15 +341,6 @@ def lender_names(rows: Sequence[Row]) -> str:
         return "none yet"
     freedom = sum(len(row.results) - 1 for row in rows)
     return f"{join_names([row.name for row in rows])} ({freedom} degrees of freedom)"
-
-
-def slug(title: str) -> str:
-    """The anchor of a heading.
-
-    >>> slug("Is the best alpha inside (0, 1)?")
-    'is-the-best-alpha-inside-0-1'
-    """
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def update_readme(document: Path, evidence: Evidence) -> None:

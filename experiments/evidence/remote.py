@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=1500.0,
         metavar="SECONDS",
-        help="--until-seconds of the drivers; their guesses of how long a run takes are high, a large value starts it",
+        help="--until-seconds of the drivers; they guess high, so give a large value to start every run",
     )
     arguments.add_argument("--only", action="append", default=[], help="as of python -m experiments.evidence run")
     arguments.add_argument("--commit", default="", help="of the code")

@@ -16,9 +16,9 @@ from experiments.evidence.imagenet_page import ACCURACIES as IMAGENET_ACCURACIES
 from experiments.evidence.imagenet_page import ANCHOR as IMAGENET_ANCHOR
 from experiments.evidence.imagenet_page import method_rows
 from experiments.evidence.plans import imagenet_plan
-from experiments.evidence.results import ACCURACIES, KINDS, NAMES, Evidence, Gap
+from experiments.evidence.results import ACCURACIES, KINDS, NAMES, NO_CLEAR_DIFFERENCE, Evidence, Gap
 from experiments.evidence.study_page import row_gaps
-from experiments.evidence.tables import table
+from experiments.evidence.tables import slug, table
 from supancl.files import replace_section
 
 # question -> the two methods it is about
@@ -30,7 +30,7 @@ QUESTIONS = {
     "without labels, SimSiam or SimCLR?": ("simsiam", "simclr"),
 }
 TITLE = "Is it the same for other images?"
-SHORT = {**WORDS, "no clear difference": "unclear"}
+SHORT = {**WORDS, NO_CLEAR_DIFFERENCE: "unclear"}
 
 
 class Study(NamedTuple):
@@ -60,7 +60,7 @@ def studies_table(studies: Sequence[Study]) -> str:
             question,
             f"{NAMES[ours]} - {NAMES[theirs]}",
             *(own_classes(study.gaps(ours, theirs)) for study in studies),
-            *(count_verdicts(study.gaps(ours, theirs), study.other_data) for study in studies),
+            *(count_other_data(study.gaps(ours, theirs), study.other_data) for study in studies),
         ]
         for question, (ours, theirs) in QUESTIONS.items()
     ]
@@ -72,10 +72,10 @@ def own_classes(gaps: Mapping[str, Gap]) -> str:
     return gaps["linear"].text(1) if "linear" in gaps else "-"
 
 
-def count_verdicts(gaps: Mapping[str, Gap], measures: Sequence[str]) -> str:
+def count_other_data(gaps: Mapping[str, Gap], measures: Sequence[str]) -> str:
     """How many of these accuracies are better, worse or unclear.
 
-    >>> count_verdicts({"pets": Gap(2.0, 1.0, 3.0), "crossed": Gap(1.0, -1.0, 3.0)}, OTHER_DATA)
+    >>> count_other_data({"pets": Gap(2.0, 1.0, 3.0), "crossed": Gap(1.0, -1.0, 3.0)}, OTHER_DATA)
     '1 better, 1 unclear, 4 not measured'
     """
     verdicts = [gaps[measure].verdict for measure in measures if measure in gaps]
@@ -108,10 +108,9 @@ def studies_sentence(studies: Sequence[Study]) -> str:
     ]
     if not better:
         return ""
-    anchor = TITLE.lower().rstrip("?").replace(" ", "-")
     return (
         f"SupSiam is also better than SimSiam on its own classes after pretraining on {' or '.join(better)} "
-        f"([table](#{anchor}))."
+        f"([table](#{slug(TITLE)}))."
     )
 
 

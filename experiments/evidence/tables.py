@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -41,6 +42,15 @@ COLUMNS = ("run", "seed", "epochs", "lr", "weight decay", "train s", "images/s",
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return to_markdown(Table(columns, rows))
+
+
+def slug(title: str) -> str:
+    """The anchor of a heading.
+
+    >>> slug("Is the best alpha inside (0, 1)?")
+    'is-the-best-alpha-inside-0-1'
+    """
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def image_uncertainty(images: int) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from experiments.evidence import findings, page, results, studies
+from experiments.evidence import findings, results, studies, tables
 from experiments.evidence.__main__ import ROOT, main
 from experiments.evidence.claims import (
     best_alpha_lines,
@@ -102,7 +102,7 @@ def test_every_figure_that_it_shows_is_there() -> None:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [results, page, findings, studies], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [results, tables, findings, studies], ids=lambda module: module.__name__)
 def test_the_examples_hold(module) -> None:
     outcome = doctest.testmod(module)
     assert outcome.attempted > outcome.failed == 0

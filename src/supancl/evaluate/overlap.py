@@ -144,8 +144,9 @@ def shares_images(evaluated: EvaluatedEncoder, source: str | None, images: Seque
             (own.data_set is not None and own.data_set == identity.data_set) or _paths_overlap(own.path, identity.path)
             for own in run_identities
         )
-        or shares_pixels(evaluated, images)
+        or _shares_pixels(evaluated, images)
         or _shares_files(evaluated, source, images)
+        or _shares_photographs(evaluated, images)  # last, because it decodes files
     )
 
 

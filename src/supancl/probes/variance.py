@@ -211,8 +211,8 @@ def collapse(
 def _compare_with_means(
     values: Tensor, normalize: bool, classes: ClassMeans, weights: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, float, Tensor]:
-    """The squared distance of each image from the mean of its class, nc1, and whether the nearest mean is of the
-    predicted class, or without a classifier of its own.
+    """The squared distance of each image from the mean of its class, nc1, and whether the nearest mean is that of the
+    predicted class. Without a classifier, an image's class counts as predicted.
 
     nc1 takes no matrix of width x width: S_B = M' M / C has the right singular vectors of M.
     """
