@@ -79,9 +79,9 @@ def test_rows_come_in_the_order_of_their_value_and_once() -> None:
     assert names[:4] == [f"final-{method}-0" for method in ("supsiam", "simsiam", "supbyol", "byol")]
     finals = [name for name in names[9:] if name.startswith(("final-", "tuned-"))]
     assert finals[:2] == ["tuned-simsiam-0", "final-supsiam-1"]
-    assert finals[-5:] == ["tuned-byol-0", "final-supbyol-1", "tuned-byol-1", "final-supbyol-2", "tuned-byol-2"]
+    assert finals[-5:] == ["tuned-byol-1", "final-supbyol-2", "tuned-byol-2", "tuned-simsiam-3", "final-supsiam-5"]
     for detected in (step for step in PLAN.steps if step.needs):
-        assert names.index(detected.needs) < names.index(detected.name) < names.index("tuned-byol-0")
+        assert names.index(detected.needs) < names.index(detected.name)
 
 
 @pytest.mark.parametrize("step", TRAINED, ids=lambda step: step.name)
