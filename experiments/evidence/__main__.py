@@ -95,6 +95,7 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
     from experiments.evidence.figures import draw
     from experiments.evidence.imagenet_page import imagenet_part
     from experiments.evidence.page import update_readme, whole_page
+    from experiments.evidence.run_table import runs_table
     from experiments.evidence.studies import all_studies, update_choosing
 
     if plan.family == "imagenet100":  # only this part, for a look; RESULTS.md has all
@@ -105,6 +106,7 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
     evidence = Evidence(plan, read_results(args.results, plan))
     figure_names = draw(evidence, args.results / "maps", args.figures)
     args.out.write_text(whole_page(evidence, figure_names, args.results), encoding="utf-8")
+    (args.results / "runs.csv").write_text(runs_table(evidence, args.results), encoding="utf-8")
     if args.readme:
         update_readme(args.readme, evidence)
     if args.choosing:

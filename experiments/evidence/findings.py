@@ -68,7 +68,7 @@ WORDS = {"helps": "better", "hurts": "worse", NO_CLEAR_DIFFERENCE: "no clear dif
 class OtherStudies(NamedTuple):
     """What the first page says about the studies that follow."""
 
-    summary: str = ""  # one sentence
+    summary: Sequence[str] = ()
     findings: Sequence[str] = ()
     section: str = ""
     unknown: Sequence[str] = ()
@@ -120,19 +120,19 @@ Omniglot and GTSRB: five classes, five examples of each). "±" is half a 95% int
 - {done} of the {steps} runs planned for this study are done. `make results` makes this page from the files in
   experiments/results/; no number is typed, and every verdict follows from the numbers by a rule.
 - Intervals, tests and assumptions are under [Statistics](#statistics), the protocols under
-  [How it was measured](#how-it-was-measured), all runs with their commands under [Every run](#every-run).
+  [How it was measured](#how-it-was-measured); a [table of all runs](#every-run) has their values and commands.
 
 {GLOSSARY}"""
 
 
-def in_short(evidence: Evidence, other_studies: str) -> str:
+def in_short(evidence: Evidence, other_studies: Sequence[str]) -> str:
     """A few sentences for readers who read no further; empty while nothing is measured."""
     if not any(row.results for row in evidence.methods.values()):
         return ""
     single = sum(len(row.results) == 1 for row in evidence.methods.values())
     lines = [
         *supsiam_sentences(evidence),
-        *filter(None, [other_studies]),
+        *filter(None, other_studies),
         f"Methods with one seed: {single} of {len(evidence.methods)}. Longer training was not tested, and the studies "
         "of other images below are unfinished.",
     ]

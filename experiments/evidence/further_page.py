@@ -15,21 +15,22 @@ from experiments.evidence.results import (
     Evidence,
     Row,
     best_pilot,
-    mean_text,
     read_results,
     waiting,
 )
 from experiments.evidence.results import TITLES as RESULT_TITLES
 from experiments.evidence.study_page import (
+    SPREAD_NOTE,
     brief,
     describe_collapse,
     differences,
-    every_run,
+    evaluated_with,
     left_over,
     mark,
     ratio_table,
     row_gaps,
     seeds_text,
+    texts,
 )
 from experiments.evidence.tables import HELD_OUT, average_ranks, image_uncertainty, table, unique
 from supancl.paper.numbers import CIFAR, SIX
@@ -37,8 +38,7 @@ from supancl.stats import accuracy_half_width
 
 TITLES = {measure: MEASURES[measure][0] for measure in MEASURED}
 CONDITIONS = """{epochs} epochs, CIFAR ResNet-18, batch 256, bf16. 10% of the training images are held out: the ridge of
-the linear probe is chosen on them. Test images are used once. "±" is half a 95% t-interval over seeds; a number without
-it is one seed. Hardware: {hardware}. Commits: {commits}."""
+the linear probe is chosen on them. Test images are used once. {spread} Hardware: {hardware}. Commits: {commits}."""
 
 
 def further_parts(results: Path) -> str:
@@ -108,13 +108,14 @@ def read_evidence(folder: Path, plan: Plan) -> Evidence:
 
 
 def conditions(evidence: Evidence) -> str:
-    return CONDITIONS.format(epochs=EPOCHS, hardware=unique(evidence, "hardware"), commits=unique(evidence, "commit"))
+    machine = {"hardware": unique(evidence, "hardware"), "commits": unique(evidence, "commit")}
+    return CONDITIONS.format(epochs=EPOCHS, spread=SPREAD_NOTE, **machine)
 
 
 def accuracy_table(rows: Mapping[str, Row], titles: Mapping[str, str], first: str) -> str:
     """One row per method or setting, with its average rank."""
     ranks = average_ranks(rows.values(), titles)
-    lines = [[mark(row, rows), row.seeds, *map(row.text, titles), ranks.get(row.name, "-")] for row in rows.values()]
+    lines = [[mark(row, rows), row.seeds, *texts(row, rows, titles), ranks.get(row.name, "-")] for row in rows.values()]
     return describe_collapse(rows) + "\n" + table([first, "seeds", *titles.values(), "average rank"], lines)
 
 
@@ -135,7 +136,7 @@ def supbyol_part(folder: Path) -> list[str]:
         differences(rows, SUPBYOL_PAIRS, TITLES),
         ratio_table(rows) if rows else "",
         left_over(evidence),
-        every_run(evidence),
+        evaluated_with(evidence),
     ]
 
 
@@ -191,7 +192,7 @@ def cifar10_part(folder: Path) -> list[str]:
         differences(measured, CIFAR10_PAIRS, titles),
         ratio_table(measured),
         left_over(evidence),
-        every_run(evidence),
+        evaluated_with(evidence),
     ]
 
 
@@ -203,17 +204,11 @@ def cifar10_rows(evidence: Evidence) -> dict[str, Row]:
 def paper_table(rows: Mapping[str, Row]) -> str:
     """Ours beside the paper's, for the methods that it has."""
     paper = {name: dict(zip(SIX, CIFAR[f"cifar10 {name}"], strict=True)) for name in ("cifar10", "cifar100")}
-    lines = [
-        [
-            row.name,
-            mean_text(row.values("linear")),
-            f"{paper['cifar10'][method]:.2f}",
-            mean_text(row.values("crossed")),
-            f"{paper['cifar100'][method]:.2f}",
-        ]
-        for method, row in rows.items()
-        if method in SIX
-    ]
+    lines = []
+    for method in (method for method in rows if method in SIX):
+        own, crossed = texts(rows[method], rows, ("linear", "crossed"))
+        stated = {name: f"{by_method[method]:.2f}" for name, by_method in paper.items()}
+        lines.append([rows[method].name, own, stated["cifar10"], crossed, stated["cifar100"]])
     return f"""### Beside the paper
 
 Its Table H.1 has 1000 epochs instead of {EPOCHS}, other rates and another probe.
@@ -237,5 +232,5 @@ def pools_part(folder: Path) -> list[str]:
         f"{accuracy_table(measured, TITLES, 'pool')}",
         differences(measured, pairs, TITLES),
         left_over(evidence),
-        every_run(evidence),
+        evaluated_with(evidence),
     ]

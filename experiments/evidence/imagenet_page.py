@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.evidence.findings import join_names
+from experiments.evidence.findings import count_words, join_names
 from experiments.evidence.plan import Plan
 from experiments.evidence.plans import IMAGENET_METHODS, IMAGENET_PILOTS, TUNED, imagenet_plan
-from experiments.evidence.results import NAMES, Evidence, Row, gap, read_results, waiting
+from experiments.evidence.results import KINDS, NAMES, Evidence, Gap, Row, gap, read_results, waiting
 from experiments.evidence.study_page import (
+    SPREAD_NOTE,
+    brief,
     describe_collapse,
     differences,
-    every_run,
+    evaluated_with,
     has_ended_collapsed,
     left_over,
     mark,
     ratio_table,
+    row_gaps,
+    seeds_text,
+    texts,
 )
 from experiments.evidence.tables import average_ranks, stated_alphas, table, unique
 from supancl.errors import plural
@@ -33,6 +38,7 @@ ACCURACIES: dict[str, str] = {
     "traffic-signs_1": "GTSRB 1-shot",
     "traffic-signs_5": "GTSRB 5-shot",
 }
+OTHER_DATA = tuple(measure for measure in ACCURACIES if measure not in KINDS["in-domain"])
 ANCHOR = "imagenet-photographs-resnet-50"
 PAIRS = (
     ("supsiam", "simsiam"),
@@ -56,7 +62,7 @@ def imagenet_part(folder: Path, plan: Plan | None = None) -> str:
         head(evidence),
         *([main_table(measured), differences(measured, PAIRS, ACCURACIES), ratio_table(measured)] if measured else []),
     ]
-    sections += [pilot_table(evidence), detector_table(evidence), left_over(evidence), every_run(evidence)]
+    sections += [pilot_table(evidence), detector_table(evidence), left_over(evidence), evaluated_with(evidence)]
     return "\n" + "\n".join(section for section in sections if section)
 
 
@@ -75,21 +81,78 @@ def method_rows(evidence: Evidence) -> dict[str, Row]:
     return {method: row for method, row in rows.items() if row.results}
 
 
+def trained_again(rows: Mapping[str, Row]) -> list[str]:
+    """The names of the methods that have a row at a lower rate."""
+    return [NAMES[method] for method in TUNED if f"{method}, recipe's rate" in rows]
+
+
+def imagenet_finding(folder: Path) -> str:
+    """For the first page: what labels change on photographs, as a start for detectors too; empty without a pair."""
+    evidence = Evidence(plan := imagenet_plan(), read_results(folder, plan))
+    rows = method_rows(evidence)
+    sentences = [
+        labels_sentence(rows[ours], rows[theirs], gaps)
+        for ours, theirs in PAIRS[:2]
+        if (gaps := row_gaps(rows, ours, theirs, ACCURACIES)) and not has_ended_collapsed(rows[theirs], rows)
+    ]
+    if not sentences:
+        return ""
+    if again := trained_again(rows):
+        sentences.append(
+            f"{join_names(again)} collapse at the paper's learning rate and have a lower one than their partner with "
+            "labels, so labels and rate change together."
+        )
+    return " ".join(
+        [
+            "**Do labels help on photographs, too?**",
+            *sentences,
+            *filter(None, [detection_sentence(folder)]),
+            f"[More](#{ANCHOR}).",
+        ]
+    )
+
+
+def labels_sentence(ours: Row, theirs: Row, gaps: Mapping[str, Gap]) -> str:
+    """One pair: the linear accuracy on its own classes, verdicts on other data, and where labels hurt."""
+    hurt = [ACCURACIES[measure] for measure in OTHER_DATA if measure in gaps and gaps[measure].verdict == "hurts"]
+    return (
+        f"{ours.name} - {theirs.name} is {brief(gaps['linear'])} points on its own classes (linear probe, "
+        f"{seeds_text(ours, theirs)}), and on other data {count_words(gaps, OTHER_DATA)}."
+        + f" It is worse on {join_names(hurt)}."
+        * bool(hurt)
+    )
+
+
+def detection_sentence(folder: Path) -> str:
+    """How much more a detector finds that starts from SupSiam; empty until both methods have one."""
+    rows = detector_rows(Evidence(plan := imagenet_plan(), read_results(folder, plan)))
+    if len(rows) < 2:
+        return ""
+    theirs, ours = rows
+    difference = gap(ours.values("AP"), theirs.values("AP"))
+    if difference is None:
+        return ""
+    return (
+        f"As the start of a detector on VOC2012, {ours.name} - {theirs.name} is {brief(difference)} AP "
+        f"(photographs of 64 px, {seeds_text(ours, theirs)})."
+    )
+
+
 def imagenet_line(folder: Path) -> str:
-    """One sentence about this study for the first page; empty while the folder holds no result."""
+    """What this study leaves open, for the first page; empty while the folder holds no result."""
     plan = imagenet_plan()
     evidence = Evidence(plan, read_results(folder, plan))
     if not evidence.results:
         return ""
     rows = method_rows(evidence)
-    several = [row.name for row in rows.values() if len(row.results) > 1]
+    single = [row.name for row in rows.values() if len(row.results) == 1 and not has_ended_collapsed(row, rows)]
     ended = [row.name for row in rows.values() if has_ended_collapsed(row, rows)]
-    again = [NAMES[method] for method in TUNED if f"{method}, recipe's rate" in rows]
-    done = len(plan.steps) - len(waiting(plan, evidence.results))
+    again = trained_again(rows)
+    left = len(waiting(plan, evidence.results))
     return (
-        f"Whether it holds for photographs: [a study of ImageNet images of 64 px](#{ANCHOR}) has {done} of "
-        f"{plural(len(plan.steps), 'run')}, several seeds of {join_names(several) or 'no method'} only, and the "
-        "paper's learning rates, which are for 224 px and were not tuned"
+        f"More about photographs: [the study of 64 px](#{ANCHOR}) has one seed of {join_names(single) or 'no method'}, "
+        f"{left} of its {plural(len(plan.steps), 'run')} are not done, and its learning rates are the paper's, which "
+        "are for 224 px and were not tuned"
         + f"; {join_names(ended)} ended collapsed at them" * bool(ended)
         + f", and {join_names(again)} {'was' if len(again) == 1 else 'were'} trained again at a lower one" * bool(again)
         + "."
@@ -109,19 +172,22 @@ def head(evidence: Evidence) -> str:
   of those that batch 256 trains with. SupSiam and SimSiam warm up for 10 epochs (the recipe: 40). Alpha is
   {stated_alphas(evidence.plan)}.
 - {join_names([NAMES[method] for method in TUNED])} collapse at that rate. "Lower rate": trained again at the best rate
-  of the pilots below that did not collapse. Differences are to these runs where there are any.
+  of the pilots below that did not collapse. Differences are to these runs where there are any, so they are differences
+  of labels and learning rate together.
 - 10% of the training images are held out of pretraining, for the monitor, the pilots and the ridge of the linear probe.
   Test images are used once, when a final run is evaluated.
 - CIFAR-10, CIFAR-100 and Pets: transfer as in App. E, images resized to 64 px; Pets has a short side of 64 px.
   Omniglot and GTSRB: 5-way, 2000 episodes, the same for all.
-- "±" is half a 95% t-interval over seeds; a number without it is one seed.
+- {SPREAD_NOTE.replace(chr(10), chr(10) + "  ")}
 - Hardware: {unique(evidence, "hardware")}. Commits: {unique(evidence, "commit")}.
 """
 
 
 def main_table(rows: Mapping[str, Row]) -> str:
     ranks, measures = average_ranks(rows.values(), ACCURACIES), (*ACCURACIES, "linear_sgd")
-    lines = [[mark(row, rows), row.seeds, *map(row.text, measures), ranks.get(row.name, "-")] for row in rows.values()]
+    lines = [
+        [mark(row, rows), row.seeds, *texts(row, rows, measures), ranks.get(row.name, "-")] for row in rows.values()
+    ]
     columns = ["method", "seeds", *ACCURACIES.values(), "linear, SGD probe", "average rank"]
     return f"""### Methods
 
@@ -155,12 +221,17 @@ them (the best linear accuracy without a collapse): tuning some of nine methods 
     )
 
 
-def detector_table(evidence: Evidence) -> str:
-    measures = ("AP", "AP50", "AP75")
+def detector_rows(evidence: Evidence) -> list[Row]:
+    """The methods that have a detector: SimSiam, then SupSiam."""
     names = {step.method: step.name for step in evidence.plan.steps if step.needs}
     rows = [evidence.row(NAMES[method], name) for method, name in names.items()]
-    measured = [row for row in rows if row.results]
-    lines = [[row.name, row.seeds, *map(row.text, measures)] for row in measured]
+    return [row for row in rows if row.results]
+
+
+def detector_table(evidence: Evidence) -> str:
+    measures, measured = ("AP", "AP50", "AP75"), detector_rows(evidence)
+    by_name = {row.name: row for row in measured}
+    lines = [[row.name, row.seeds, *texts(row, by_name, measures)] for row in measured]
     if len(measured) == 2:
         theirs, ours = measured
         gaps = [gap(ours.values(m), theirs.values(m)) for m in measures]

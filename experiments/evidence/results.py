@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -34,6 +35,7 @@ from supancl.stats import (
     pooled_deviation,
     seed_stats,
     t_half_width,
+    t_quantile,
 )
 
 Result = dict[str, Any]
@@ -329,19 +331,22 @@ def over_images(ours: float, theirs: float, images: int) -> Gap:
     return Gap(ours - theirs, ours - theirs - half, ours - theirs + half)
 
 
-def mean_text(values: Sequence[float], decimals: int = 2) -> str:
-    """Mean and half its 95% t-interval over seeds; a single value has no interval.
+def mean_text(values: Sequence[float], decimals: int = 2, spread: PooledDeviation | None = None) -> str:
+    """Mean and half its 95% interval over seeds, from `spread` or else their own deviation; one value has no interval.
 
-    >>> mean_text([70.0, 71.0, 72.0])
-    '71.00 ± 2.48'
+    >>> mean_text([70.0, 71.0, 72.0]), mean_text([70.0, 72.0], 1, PooledDeviation(1.0, 6))
+    ('71.00 ± 2.48', '71.0 ± 1.7')
     >>> mean_text([70.0]), mean_text([])
     ('70.00', '-')
     """
     if not values:
         return "-"
     mean, sd = seed_stats(values)
-    half = "" if len(values) == 1 else f" ± {t_half_width(sd, len(values)):.{decimals}f}"
-    return f"{mean:.{decimals}f}{half}"
+    if len(values) == 1:
+        return f"{mean:.{decimals}f}"
+    count = len(values)
+    half = t_quantile(spread.freedom) * spread.deviation / math.sqrt(count) if spread else t_half_width(sd, count)
+    return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
 
 
 # --- rows by seed -----------------------------------------------------------------------------------------------------
@@ -357,8 +362,8 @@ class Row(NamedTuple):
     def values(self, measure: str) -> list[float]:
         return [float(result["values"][measure]) for result in self.results if measure in result["values"]]
 
-    def text(self, measure: str, decimals: int = 2) -> str:
-        """Mean and interval; says how many seeds have this measure if not all do.
+    def text(self, measure: str, decimals: int = 2, spread: PooledDeviation | None = None) -> str:
+        """Mean and interval (`mean_text`); says how many seeds have this measure if not all do.
 
         >>> seeds = [{"values": {"knn": 50.0}}, {"values": {"knn": 51.0, "linear": 60.0}}]
         >>> Row("a", seeds).text("linear"), Row("a", seeds).text("pets")
@@ -366,7 +371,7 @@ class Row(NamedTuple):
         """
         values = self.values(measure)
         fewer = f" ({plural(len(values), 'seed')})" if 0 < len(values) < len(self.results) else ""
-        return mean_text(values, decimals) + fewer
+        return mean_text(values, decimals, spread) + fewer
 
     def last(self, term: str) -> list[float]:
         """A training loss of the last epoch; self-supervised methods have no l_sup (the log repeats l_ssl)."""

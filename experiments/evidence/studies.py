@@ -14,9 +14,10 @@ from experiments.evidence.further_page import cifar10_rows, read_evidence
 from experiments.evidence.further_plans import cifar10_plan
 from experiments.evidence.imagenet_page import ACCURACIES as IMAGENET_ACCURACIES
 from experiments.evidence.imagenet_page import ANCHOR as IMAGENET_ANCHOR
+from experiments.evidence.imagenet_page import OTHER_DATA as IMAGENET_OTHER_DATA
 from experiments.evidence.imagenet_page import method_rows
 from experiments.evidence.plans import imagenet_plan
-from experiments.evidence.results import ACCURACIES, KINDS, NAMES, NO_CLEAR_DIFFERENCE, Evidence, Gap
+from experiments.evidence.results import ACCURACIES, NAMES, NO_CLEAR_DIFFERENCE, Evidence, Gap
 from experiments.evidence.study_page import row_gaps
 from experiments.evidence.tables import slug, table
 from supancl.files import replace_section
@@ -45,11 +46,14 @@ def all_studies(evidence: Evidence, results: Path) -> list[Study]:
     """`evidence` is that of CIFAR-100; `results` has a folder for each further plan."""
     cifar10 = cifar10_rows(read_evidence(results / "cifar10", cifar10_plan()))
     photographs = method_rows(read_evidence(results / "imagenet", imagenet_plan()))
-    other_data = [measure for measure in IMAGENET_ACCURACIES if measure not in KINDS["in-domain"]]
+
+    def photograph_gaps(ours: str, theirs: str) -> Mapping[str, Gap]:
+        return row_gaps(photographs, ours, theirs, IMAGENET_ACCURACIES)
+
     return [
         Study("CIFAR-100", evidence.gaps),
         Study("CIFAR-10", lambda ours, theirs: row_gaps(cifar10, ours, theirs, ACCURACIES)),
-        Study("photographs", lambda ours, theirs: row_gaps(photographs, ours, theirs, IMAGENET_ACCURACIES), other_data),
+        Study("photographs", photograph_gaps, IMAGENET_OTHER_DATA),
     ]
 
 

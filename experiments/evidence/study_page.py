@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from experiments.evidence.findings import join_names
-from experiments.evidence.plan import Plan
-from experiments.evidence.results import Evidence, Gap, Result, Row, gap, mean_text, waiting
-from experiments.evidence.tables import COLUMNS, problem_lines, run_row, table
+from experiments.evidence.results import Evidence, Gap, Row, gap, mean_text, waiting
+from experiments.evidence.tables import evaluation_commands, problem_lines, table
 from supancl.errors import plural
-from supancl.recipes import recipe
 from supancl.stats import PooledDeviation, pooled_deviation
 
 FEWEST_DIRECTIONS = 10.0  # below it the monitor reports collapse; the limit was set on other runs
@@ -51,6 +49,15 @@ features of training images, and less than half of the best method's k-NN). ‡:
 rank at the end: {", ".join(ends)}.
 Differences to a run with † do not say how much labels help; at another learning rate that method may train.
 """
+
+
+SPREAD_NOTE = """"±" is half a 95% interval over seeds, with one deviation for all rows: that pooled over the rows with
+several seeds. A number without it is one seed."""
+
+
+def texts(row: Row, rows: Mapping[str, Row], measures: Iterable[str], decimals: int = 2) -> list[str]:
+    """The cells of a row, with the deviation over seeds that all rows share."""
+    return [row.text(measure, decimals, spread_of(rows, measure)) for measure in measures]
 
 
 def spread_of(rows: Mapping[str, Row], measure: str) -> PooledDeviation | None:
@@ -108,7 +115,8 @@ test images or settings.
 
 
 def ratio_table(rows: Mapping[str, Row]) -> str:
-    lines = [[row.name, *(row.text(m, 1 if m == "effective_rank" else 3) for m in RATIOS)] for row in rows.values()]
+    *ratios, rank = RATIOS
+    lines = [[row.name, *texts(row, rows, ratios, 3), *texts(row, rows, [rank], 1)] for row in rows.values()]
     return f"""### Within-class variance
 
 Of L2-normalised features: the encoder's for test and training images, the projector's for training images (Table 1).
@@ -129,33 +137,7 @@ Not run: {missing}
 """
 
 
-def every_run(evidence: Evidence) -> str:
-    """All runs and their commands; detectors are only among the commands, as they have no epochs and rates."""
-    rows = [
-        run_row(name, with_rates(evidence.plan, result))
-        for name, result in evidence.results.items()
-        if result["stage"] != "detect"
-    ]
-    commands = "\n".join(result["commands"][0] for result in evidence.results.values())
-    longest = max(evidence.results.values(), key=lambda result: len(result["commands"]))
-    judging = "\n".join(line.replace(f"runs/{longest['name']}", "RUN") for line in longest["commands"][1:])
-    return f"""### Every run of this part
+def evaluated_with(evidence: Evidence) -> str:
+    return f"""### Evaluated with
 
-{table(COLUMNS, rows)}
-```
-{commands}
-```
-
-Evaluated with (RUN is the folder of `--out`):
-
-```
-{judging}
-```
-"""
-
-
-def with_rates(plan: Plan, result: Result) -> Result:
-    """The result with the recipe's learning rate and weight decay in its settings, unless it sets others."""
-    optimizer = recipe(plan.recipe_name(str(result["method"]))).optimizer
-    rates = {"optimizer.lr": optimizer.lr, "optimizer.weight_decay": optimizer.weight_decay}
-    return {**result, "settings": {**rates, **result["settings"]}}
+{evaluation_commands(evidence)}"""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,8 +35,8 @@ CURVES = """
 Lines join means over seeds. Small rings are single seeds, the bar is the mean's 95% interval (long with two seeds), a
 large ring marks the highest mean. Each panel has its own scale.
 """
-STAGES = {"pilot": "pilots", "final": "main table", "alpha": "alpha sweep", "collapse": "collapse cells"}
-COLUMNS = ("run", "seed", "epochs", "lr", "weight decay", "train s", "images/s", "images/s, whole", "judge s", "commit")
+RUNS = "experiments/results/runs.csv"  # of `run_table`, seen from RESULTS.md
+STAGES = {"pilot": "pilots", "final": "final runs", "alpha": "alpha sweep", "collapse": "collapse cells"}
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -354,69 +353,32 @@ Missing: {text}
 """
 
 
-def own_speed(result: dict[str, Any]) -> str:
-    shared = " (shared)" if result["shared"] else ""
-    return f"{result['images_per_second']:,.0f}{shared}" if result["images_per_second"] else "-"
-
-
-def whole_speed(result: dict[str, Any]) -> str:
-    """Starting, compiling, checks and checkpoints included."""
-    if result["resumed"] or result["status"] == "failed":
-        return "-"
-    return f"{result['data']['train'] * result['epochs'] / result['train_seconds']:,.0f}"
-
-
-def run_row(name: str, result: dict[str, Any]) -> list[str]:
-    settings = (f"{result['settings'][f'optimizer.{key}']:g}" for key in ("lr", "weight_decay"))
-    return [
-        name,
-        str(result["seed"]),
-        str(result["epochs"]),
-        *settings,
-        f"{result['train_seconds']:.0f}",
-        own_speed(result),
-        whole_speed(result),
-        f"{result['judge_seconds']:.0f}",
-        str(result["commit"]),
-    ]
-
-
 def every_run(evidence: Evidence) -> str:
-    """All runs with their commands; evaluation commands are equal within a stage and listed once."""
-    judging: dict[str, list[str]] = {}
-    for name, result in evidence.results.items():
-        if len(result["commands"]) > len(judging.get(result["stage"], ())):
-            judging[result["stage"]] = [line.replace(f"runs/{name}", "RUN") for line in result["commands"][1:]]
-    same: dict[tuple[str, ...], list[str]] = {}
-    for stage, lines in judging.items():
-        same.setdefault(tuple(lines), []).append(STAGES.get(stage, stage))
-    listed = "\n".join(
-        f"{' and '.join(stages).capitalize()}:\n\n```\n{chr(10).join(lines)}\n```\n"
-        for lines, stages in same.items()
-        if lines
-    )
-    speeds = [
-        result["images_per_second"]
-        for result in evidence.results.values()
-        if result["images_per_second"] and not result["shared"]
-    ]
-    speed = f"Median speed {statistics.median(speeds):,.0f} images a second. " if speeds else ""
-    trained = "\n".join(result["commands"][0] for result in evidence.results.values())
+    """Where all runs are listed, and how they were evaluated."""
     return f"""## Every run
 
-{speed}Seconds are of the whole command; images/s is the median of the log, "whole" includes starting, compiling and
-checkpoints. Of consecutive runs that differ only in seed, alpha or learning rate, the first one compiled and the others
-reused its captured step. A run may have been evaluated while the next one trained, which slows both; "shared" means
-that other work was on the GPU for some or all of the time. These are no benchmark: see
-[performance](docs/performance.md).
-
-{table(COLUMNS, [run_row(name, result) for name, result in evidence.results.items()])}
-Trained with (one line per run, in a folder with the unpacked data sets in data/):
-
-```
-{trained or "nothing yet"}
-```
+[experiments/results/runs.csv]({RUNS}) has one row for each run of this page, the later parts included: its settings,
+seconds, speed, commit, all its values, and the command that trained it (in a folder with the unpacked data sets in
+data/). Seconds are of the whole command, `images_per_second` is the median of the log. Two or three runs shared the GPU
+where `shared` is true, so these are no benchmark: see [performance](docs/performance.md).
 
 Evaluated with (RUN is the folder of `--out`):
 
-{listed or "nothing yet"}"""
+{evaluation_commands(evidence)}"""
+
+
+def evaluation_commands(evidence: Evidence) -> str:
+    """The commands that evaluated the runs of each stage; RUN stands for the run folder."""
+    by_stage: dict[str, list[str]] = {}
+    for name, result in evidence.results.items():
+        if len(result["commands"]) > len(by_stage.get(result["stage"], ())):
+            by_stage[result["stage"]] = [line.replace(f"runs/{name}", "RUN") for line in result["commands"][1:]]
+    same: dict[tuple[str, ...], list[str]] = {}
+    for stage, lines in by_stage.items():
+        same.setdefault(tuple(lines), []).append(STAGES.get(stage, stage))
+    blocks = [
+        f"{' and '.join(stages).capitalize()}:\n\n```\n{chr(10).join(lines)}\n```\n"
+        for lines, stages in same.items()
+        if lines
+    ]
+    return "\n".join(blocks) or "nothing yet\n"

@@ -115,7 +115,7 @@ def test_the_page_has_a_part_for_each_plan_with_results(tmp_path) -> None:
     assert line.endswith(" [More](#supbyol-on-cifar-100-one-change-at-a-time).")
     write_result(tmp_path / "supbyol", known["pilot-supbyol-5"])
     write_result(tmp_path / "supbyol", known["pilot-supbyol-1"])
-    assert "| SupBYOL (alpha 0.5) | 0, 1, 2 | 71.00 ± 2.48 |" in further_parts(tmp_path)
+    assert "| SupBYOL (alpha 0.5) | 0, 1, 2 | 71.00 ± 1.41 |" in further_parts(tmp_path)
     assert "| SupBYOL (alpha 0.5) - BYOL | +10.00 [+7.73, +12.27] |" in further_parts(tmp_path)
     assert (
         "SupBYOL (alpha 0.5) - BYOL is +10.0 [+7.7, +12.3] points on CIFAR-100 and +10.0 [+7.7, +12.3] on CIFAR-10 "
