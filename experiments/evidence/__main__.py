@@ -108,7 +108,7 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
     args.out.write_text(whole_page(evidence, figure_names, args.results), encoding="utf-8")
     (args.results / "runs.csv").write_text(runs_table(evidence, args.results), encoding="utf-8")
     if args.readme:
-        update_readme(args.readme, evidence)
+        update_readme(args.readme, evidence, args.results)
     if args.choosing:
         update_choosing(args.choosing, all_studies(evidence, args.results))
     print(f"{args.out}: {len(evidence.results)} runs; figures: {', '.join(figure_names) or 'none yet'}")

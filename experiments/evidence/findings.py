@@ -352,12 +352,13 @@ def join_names(names: Sequence[str]) -> str:
 # --- README -----------------------------------------------------------------------------------------------------------
 
 
-def readme_block(evidence: Evidence) -> str:
-    """The small table and two sentences."""
+def readme_block(evidence: Evidence, other_images: str = "") -> str:
+    """The small table and two sentences, then one about other images."""
     if not any(row.results for row in evidence.methods.values()):
         return "Nothing is measured yet.\n"
+    sentences = [*supsiam_sentences(evidence), *filter(None, [other_images])]
     return f"""{small_table(evidence)}{alpha_note(evidence)}
-{" ".join(supsiam_sentences(evidence))} [RESULTS.md]({PAGE}) has all findings, what is not known, and the statistics.
+{" ".join(sentences)} [RESULTS.md]({PAGE}) has all findings, what is not known, and the statistics.
 """
 
 

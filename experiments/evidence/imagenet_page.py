@@ -91,7 +91,7 @@ def imagenet_finding(folder: Path) -> str:
     evidence = Evidence(plan := imagenet_plan(), read_results(folder, plan))
     rows = method_rows(evidence)
     sentences = [
-        labels_sentence(rows[ours], rows[theirs], gaps)
+        labels_sentence(rows[ours], rows[theirs], gaps, detection_clause(evidence) if ours == "supsiam" else "")
         for ours, theirs in PAIRS[:2]
         if (gaps := row_gaps(rows, ours, theirs, ACCURACIES)) and not has_ended_collapsed(rows[theirs], rows)
     ]
@@ -102,40 +102,45 @@ def imagenet_finding(folder: Path) -> str:
             f"{join_names(again)} collapse at the paper's learning rate and have a lower one than their partner with "
             "labels, so labels and rate change together."
         )
-    return " ".join(
-        [
-            "**Do labels help on photographs, too?**",
-            *sentences,
-            *filter(None, [detection_sentence(folder)]),
-            f"[More](#{ANCHOR}).",
-        ]
-    )
+    return " ".join(["**Do labels help on photographs, too?**", *sentences, f"[More](#{ANCHOR})."])
 
 
-def labels_sentence(ours: Row, theirs: Row, gaps: Mapping[str, Gap]) -> str:
+def labels_sentence(ours: Row, theirs: Row, gaps: Mapping[str, Gap], detection: str) -> str:
     """One pair: the linear accuracy on its own classes, verdicts on other data, and where labels hurt."""
     hurt = [ACCURACIES[measure] for measure in OTHER_DATA if measure in gaps and gaps[measure].verdict == "hurts"]
     return (
-        f"{ours.name} - {theirs.name} is {brief(gaps['linear'])} points on its own classes (linear probe, "
-        f"{seeds_text(ours, theirs)}), and on other data {count_words(gaps, OTHER_DATA)}."
+        f"{ours.name} - {theirs.name} is {brief(gaps['linear'])} points on their own classes (linear probe, "
+        f"{seeds_text(ours, theirs)}); on other data {ours.name} is {count_words(gaps, OTHER_DATA)}{detection}."
         + f" It is worse on {join_names(hurt)}."
         * bool(hurt)
     )
 
 
-def detection_sentence(folder: Path) -> str:
+def imagenet_summary(folder: Path) -> str:
+    """SupSiam against SimSiam in one sentence, for readers who read no further; empty until both are measured."""
+    evidence = Evidence(plan := imagenet_plan(), read_results(folder, plan))
+    rows, ours, theirs = method_rows(evidence), *PAIRS[0]
+    gaps = row_gaps(rows, ours, theirs, ACCURACIES)
+    if not gaps or has_ended_collapsed(rows[theirs], rows):
+        return ""
+    lower = f" ({NAMES[theirs]} at a lower learning rate: it collapses at the paper's)"
+    return (
+        f"After pretraining on [ImageNet photographs](RESULTS.md#{ANCHOR}) (64 px, ResNet-50), SupSiam - SimSiam is "
+        f"{brief(gaps['linear'])} points on their own classes{lower * (NAMES[theirs] in trained_again(rows))}; on "
+        f"other data SupSiam is {count_words(gaps, OTHER_DATA)}{detection_clause(evidence)}."
+    )
+
+
+def detection_clause(evidence: Evidence) -> str:
     """How much more a detector finds that starts from SupSiam; empty until both methods have one."""
-    rows = detector_rows(Evidence(plan := imagenet_plan(), read_results(folder, plan)))
+    rows = detector_rows(evidence)
     if len(rows) < 2:
         return ""
     theirs, ours = rows
     difference = gap(ours.values("AP"), theirs.values("AP"))
     if difference is None:
         return ""
-    return (
-        f"As the start of a detector on VOC2012, {ours.name} - {theirs.name} is {brief(difference)} AP "
-        f"(photographs of 64 px, {seeds_text(ours, theirs)})."
-    )
+    return f"; as the start of a detector on VOC2012 it gains {brief(difference)} AP ({seeds_text(ours, theirs)})"
 
 
 def imagenet_line(folder: Path) -> str:

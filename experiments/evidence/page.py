@@ -37,7 +37,7 @@ from experiments.evidence.claims import (
 )
 from experiments.evidence.findings import OtherStudies, first_page, join_names, readme_block
 from experiments.evidence.further_page import further_parts, plans_line, supbyol_line
-from experiments.evidence.imagenet_page import detection_sentence, imagenet_finding, imagenet_line, imagenet_part
+from experiments.evidence.imagenet_page import imagenet_finding, imagenet_line, imagenet_part, imagenet_summary
 from experiments.evidence.results import (
     ACCURACIES,
     KINDS,
@@ -104,7 +104,7 @@ def whole_page(evidence: Evidence, figures: Sequence[str], results: Path) -> str
     """RESULTS.md: the study of CIFAR-100, then the parts of the plans that have a folder in `results`."""
     photographs, studies = results / "imagenet", all_studies(evidence, results)
     others = OtherStudies(
-        [studies_sentence(studies), detection_sentence(photographs)],
+        [studies_sentence(studies), imagenet_summary(photographs).replace("RESULTS.md#", "#")],
         [imagenet_finding(photographs), supbyol_line(results), few_line(results / "labels")],
         studies_section(studies),
         [imagenet_line(photographs), plans_line(results)],
@@ -343,5 +343,5 @@ def lender_names(rows: Sequence[Row]) -> str:
     return f"{join_names([row.name for row in rows])} ({freedom} degrees of freedom)"
 
 
-def update_readme(document: Path, evidence: Evidence) -> None:
-    replace_section(document, "results", readme_block(evidence))
+def update_readme(document: Path, evidence: Evidence, results: Path) -> None:
+    replace_section(document, "results", readme_block(evidence, imagenet_summary(results / "imagenet")))

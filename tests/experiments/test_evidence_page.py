@@ -25,6 +25,7 @@ from experiments.evidence.claims import (
 from experiments.evidence.figures import draw, figure_names
 from experiments.evidence.findings import known_lines, readme_block
 from experiments.evidence.further_plans import cifar10_plan
+from experiments.evidence.imagenet_page import imagenet_summary
 from experiments.evidence.page import slug, update_readme, whole_page, write_page
 from experiments.evidence.plans import cifar_plan
 from experiments.evidence.results import (
@@ -76,7 +77,7 @@ def test_results_md_is_what_the_files_give() -> None:
     page = whole_page(Evidence(PLAN, results), figures, folder)
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "run `make results`"
     (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", (ROOT / "README.md").read_text(), re.S)
-    assert shown == readme_block(Evidence(PLAN, results)), "run `make results`"
+    assert shown == readme_block(Evidence(PLAN, results), imagenet_summary(folder / "imagenet")), "run `make results`"
     table = runs_table(Evidence(PLAN, results), folder)
     assert (folder / "runs.csv").read_text(encoding="utf-8") == table, "run `make results`"
     rows = {(row["plan"], row["run"]): row for row in csv.DictReader(io.StringIO(table))}
@@ -491,11 +492,11 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")
     for _ in range(2):
-        update_readme(page, Evidence(PLAN, results))
+        update_readme(page, Evidence(PLAN, results), tmp_path)
         assert page.read_text() == f"before\n<!-- results -->\n{told}<!-- end results -->\nafter\n"
     page.write_text("nothing")
     with pytest.raises(BadInput, match=mentions("marks", "<!-- results -->")):
-        update_readme(page, Evidence(PLAN, results))
+        update_readme(page, Evidence(PLAN, results), tmp_path)
 
 
 def test_the_findings_follow_the_numbers() -> None:
