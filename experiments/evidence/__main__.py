@@ -92,7 +92,7 @@ def judge_one(plan: Plan, args: argparse.Namespace) -> None:
 
 
 def page(plan: Plan, args: argparse.Namespace) -> None:
-    from experiments.evidence.figures import draw
+    from experiments.evidence.figures import draw, draw_photographs
     from experiments.evidence.imagenet_page import imagenet_part
     from experiments.evidence.page import update_readme, whole_page
     from experiments.evidence.run_table import runs_table
@@ -105,6 +105,7 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
         raise BadInput(f"--plan {plan.name}: is a part of RESULTS.md; leave --plan out to write the whole page")
     evidence = Evidence(plan, read_results(args.results, plan))
     figure_names = draw(evidence, args.results / "maps", args.figures)
+    draw_photographs(args.results / "imagenet", args.figures)
     args.out.write_text(whole_page(evidence, figure_names, args.results), encoding="utf-8")
     (args.results / "runs.csv").write_text(runs_table(evidence, args.results), encoding="utf-8")
     if args.readme:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,14 @@ from matplotlib.lines import Line2D
 
 from experiments.evidence.claims import PAIRS, QUESTIONS, pair_title, significant_measures
 from experiments.evidence.findings import LABELLED, SMALL_TABLE
-from experiments.evidence.results import ACCURACIES, MEASURES, NAMES, TITLES, Evidence, Row
+from experiments.evidence.further_page import read_evidence
+from experiments.evidence.imagenet_page import ACCURACIES as IMAGENET_ACCURACIES
+from experiments.evidence.imagenet_page import PICTURE, method_rows
+from experiments.evidence.plans import imagenet_plan
+from experiments.evidence.results import ACCURACIES, MEASURES, TITLES, Evidence, Row, half_width
+from experiments.evidence.study_page import labelled_pairs, spread_of
 from supancl.reports.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
-from supancl.stats import seed_stats, t_half_width
+from supancl.stats import PooledDeviation, seed_stats, t_half_width
 
 # one scale per panel, so that small changes stay visible
 LOSSES = {"ssl": "l_ssl", "sup": "l_sup"}
@@ -32,6 +37,8 @@ PANELS = (
     ("5-way accuracy (%)", ("traffic-signs_1",)),
     ("5-way accuracy (%)", ("traffic-signs_5",)),
 )
+# the panels of photographs
+PHOTOGRAPHS_SHOWN = ("linear", "cifar10", "cifar100", "pets", "omniglot_5", "traffic-signs_5")
 
 
 def draw(evidence: Evidence, maps: Path, folder: Path) -> list[str]:
@@ -45,7 +52,7 @@ def draw(evidence: Evidence, maps: Path, folder: Path) -> list[str]:
         elif name.endswith("-differences.png"):
             forest(evidence, folder / name)
         elif name.endswith("-labels.png"):
-            with_and_without_labels(evidence, folder / name)
+            draw_cifar_labels(evidence, folder / name)
         else:
             panels(map_files(rows, maps), folder / name)
     return names
@@ -118,29 +125,30 @@ def curve(axis: Axes, values_by_alpha: Mapping[float, Sequence[float]], style: M
         axis.plot([best], [means[best]], "o", markersize=12, fillstyle="none", color=style["color"])
 
 
-def with_and_without_labels(evidence: Evidence, path: Path) -> None:
-    """Each method without labels (hollow) and with them (filled), a panel per column of the small table."""
-    rows = evidence.methods
-    pairs = [(ours, theirs) for ours, theirs in LABELLED.items() if rows[ours].results and rows[theirs].results]
+def with_and_without_labels(
+    rows: Mapping[str, Row], titles: Mapping[str, str], path: Path, spread: Callable[[str], PooledDeviation | None]
+) -> None:
+    """Each method without labels (hollow) and with them (filled), a panel per measure of `titles`.
+
+    `spread` gives the deviation over seeds of a measure; without one each row has its own.
+    """
+    pairs = labelled_pairs(rows)
     figure = Figure(figsize=(13, 1.5 + 0.45 * len(pairs)), layout="constrained")
-    for axis, (measure, title) in zip(
-        figure.subplots(1, len(SMALL_TABLE), sharey=True), SMALL_TABLE.items(), strict=True
-    ):
+    for axis, (measure, title) in zip(figure.subplots(1, len(titles), sharey=True), titles.items(), strict=True):
         for height, pair in enumerate(pairs):
             values = {method: rows[method].values(measure) for method in pair if rows[method].values(measure)}
             means = {method: statistics.fmean(seeds) for method, seeds in values.items()}
             axis.plot(list(means.values()), [height] * len(means), color="0.7", linewidth=2, zorder=1)
             for method, mean in means.items():
-                seeds, colour = values[method], COLOURS[height]
-                half = t_half_width(seed_stats(seeds).sd, len(seeds)) if len(seeds) > 1 else 0.0
+                half, colour = half_width(values[method], spread(measure)), COLOURS[height]
                 face = colour if method == pair[0] else "white"
                 axis.errorbar([mean], [height], xerr=[half], fmt="o", color=colour, markerfacecolor=face, markersize=7)
         if "crossentropy" in rows and rows["crossentropy"].values(measure):
-            axis.axvline(
-                statistics.fmean(rows["crossentropy"].values(measure)), color="0.3", linestyle="--", linewidth=1
-            )
-        axis.set_title(f"{title}, 5-shot" if measure.endswith("_5") else title, fontsize=11)
-        axis.set_yticks(range(len(pairs)), [f"{NAMES[theirs]} / {TITLES[ours]}" for ours, theirs in pairs], fontsize=9)
+            mean = statistics.fmean(rows["crossentropy"].values(measure))
+            axis.axvline(mean, color="0.3", linestyle="--", linewidth=1)
+        axis.set_title(title, fontsize=11)
+        names = [f"{rows[theirs].name} / {rows[ours].name}" for ours, theirs in pairs]
+        axis.set_yticks(range(len(pairs)), names, fontsize=9)
         axis.set_ylim(len(pairs) - 0.5, -0.5)
         axis.margins(x=0.08)
         axis.grid(axis="x", alpha=0.3)
@@ -156,6 +164,21 @@ def with_and_without_labels(evidence: Evidence, path: Path) -> None:
     )
     figure.supxlabel("accuracy (%)", fontsize=9)
     figure.savefig(path, dpi=110)
+
+
+def draw_cifar_labels(evidence: Evidence, path: Path) -> None:
+    rows = {method: row._replace(name=TITLES[method]) for method, row in evidence.methods.items()}
+    titles = {measure: title + ", 5-shot" * measure.endswith("_5") for measure, title in SMALL_TABLE.items()}
+    with_and_without_labels(rows, titles, path, lambda measure: None)
+
+
+def draw_photographs(results: Path, folder: Path) -> None:
+    """The same figure for ImageNet photographs, if two methods that differ only in labels are measured."""
+    rows = method_rows(read_evidence(results, imagenet_plan()))
+    if labelled_pairs(rows):
+        titles = {measure: title for measure, title in IMAGENET_ACCURACIES.items() if measure in PHOTOGRAPHS_SHOWN}
+        titles["linear"] = "own classes"
+        with_and_without_labels(rows, titles, folder / PICTURE, lambda measure: spread_of(rows, measure))
 
 
 def forest(evidence: Evidence, path: Path) -> None:

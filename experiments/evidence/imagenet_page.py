@@ -39,6 +39,7 @@ ACCURACIES: dict[str, str] = {
     "traffic-signs_5": "GTSRB 5-shot",
 }
 OTHER_DATA = tuple(measure for measure in ACCURACIES if measure not in KINDS["in-domain"])
+PICTURE = "imagenet-labels.png"
 ANCHOR = "imagenet-photographs-resnet-50"
 PAIRS = (
     ("supsiam", "simsiam"),

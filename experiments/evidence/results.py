@@ -341,12 +341,22 @@ def mean_text(values: Sequence[float], decimals: int = 2, spread: PooledDeviatio
     """
     if not values:
         return "-"
-    mean, sd = seed_stats(values)
-    if len(values) == 1:
-        return f"{mean:.{decimals}f}"
-    count = len(values)
-    half = t_quantile(spread.freedom) * spread.deviation / math.sqrt(count) if spread else t_half_width(sd, count)
-    return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
+    mean = seed_stats(values).mean
+    half = f" ± {half_width(values, spread):.{decimals}f}" if len(values) > 1 else ""
+    return f"{mean:.{decimals}f}{half}"
+
+
+def half_width(values: Sequence[float], spread: PooledDeviation | None = None) -> float:
+    """Half the 95% interval of their mean, from `spread` or else their own deviation; 0 for one value.
+
+    >>> half_width([70.0]), round(half_width([70.0, 72.0], PooledDeviation(1.0, 6)), 2)
+    (0.0, 1.73)
+    """
+    if len(values) < 2:
+        return 0.0
+    if spread is None:
+        return t_half_width(seed_stats(values).sd, len(values))
+    return t_quantile(spread.freedom) * spread.deviation / math.sqrt(len(values))
 
 
 # --- rows by seed -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from experiments.evidence.further_plans import cifar10_plan
 from experiments.evidence.imagenet_page import ACCURACIES as IMAGENET_ACCURACIES
 from experiments.evidence.imagenet_page import ANCHOR as IMAGENET_ANCHOR
 from experiments.evidence.imagenet_page import OTHER_DATA as IMAGENET_OTHER_DATA
-from experiments.evidence.imagenet_page import method_rows
+from experiments.evidence.imagenet_page import PICTURE, method_rows
 from experiments.evidence.plans import imagenet_plan
 from experiments.evidence.results import ACCURACIES, NAMES, NO_CLEAR_DIFFERENCE, Evidence, Gap
 from experiments.evidence.study_page import row_gaps
@@ -30,6 +30,13 @@ QUESTIONS = {
     "SupSiam or SupBYOL?": ("supsiam", "supbyol"),
     "without labels, SimSiam or SimCLR?": ("simsiam", "simclr"),
 }
+PHOTOGRAPHS = "photographs"
+PHOTOGRAPHS_PICTURE = f"""
+![accuracy with and without labels, photographs](docs/figures/{PICTURE})
+
+Pretrained on photographs. Hollow, filled and dashed as in the picture above; bars are 95% intervals over seeds, and a
+method without a bar has one seed. Each panel has its own scale.
+"""
 TITLE = "Is it the same for other images?"
 SHORT = {**WORDS, NO_CLEAR_DIFFERENCE: "unclear"}
 
@@ -53,7 +60,7 @@ def all_studies(evidence: Evidence, results: Path) -> list[Study]:
     return [
         Study("CIFAR-100", evidence.gaps),
         Study("CIFAR-10", lambda ours, theirs: row_gaps(cifar10, ours, theirs, ACCURACIES)),
-        Study("photographs", photograph_gaps, IMAGENET_OTHER_DATA),
+        Study(PHOTOGRAPHS, photograph_gaps, IMAGENET_OTHER_DATA),
     ]
 
 
@@ -100,7 +107,7 @@ points of the linear probe, with its 95% interval over seeds. "*": one side has 
 methods with several. "Other data": in how many accuracies the first method is clearly better, clearly worse, or
 neither. SupSiam has alpha 0.5, SupBYOL 0.8 on CIFAR-100 and CIFAR-10, and 0.5 on photographs.
 
-{studies_table(studies)}"""
+{studies_table(studies)}{PHOTOGRAPHS_PICTURE * any(study.title == PHOTOGRAPHS for study in with_results(studies))}"""
 
 
 def studies_sentence(studies: Sequence[Study]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from experiments.evidence.findings import join_names
+from experiments.evidence.findings import LABELLED, join_names
 from experiments.evidence.results import Evidence, Gap, Row, gap, mean_text, waiting
 from experiments.evidence.tables import evaluation_commands, problem_lines, table
 from supancl.errors import plural
@@ -53,6 +53,11 @@ Differences to a run with † do not say how much labels help; at another learni
 
 SPREAD_NOTE = """"±" is half a 95% interval over seeds, with one deviation for all rows: that pooled over the rows with
 several seeds. A number without it is one seed."""
+
+
+def labelled_pairs(rows: Mapping[str, Row]) -> list[tuple[str, str]]:
+    """Methods with labels, each with its partner without, if both are measured."""
+    return [pair for pair in LABELLED.items() if all(method in rows and rows[method].results for method in pair)]
 
 
 def texts(row: Row, rows: Mapping[str, Row], measures: Iterable[str], decimals: int = 2) -> list[str]:
