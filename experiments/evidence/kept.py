@@ -2,7 +2,7 @@
 
 An encoder of 90 MB stays on the machine that trained it, but `experiments.evidence.remote --collect` brings back the
 evaluations that were finished. `python -m experiments.evidence judge NAME --work FOLDER` writes the run's result from
-them, where FOLDER is the unpacked logs.tar.gz; what is missing is listed as not measured.
+them, where FOLDER is plans/PLAN of the unpacked logs.tar.gz; what is missing is listed as not measured.
 """
 
 from __future__ import annotations

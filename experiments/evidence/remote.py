@@ -1,11 +1,14 @@
-"""Work through a plan on a remote machine that is available for a short time and takes little data at once.
+"""Work through a queue on a remote machine that is available for a short time and takes little data at once.
 
-    python -m experiments.evidence.remote runs/gpu1 --start 2 --until 1500 --commit 1234567   # data, then drivers
+    python -m experiments.evidence.remote runs/gpu1 --start 3 --queue FILE --commit 1234567   # data, then drivers
     python -m experiments.evidence.remote runs/gpu2                                           # further data
     python -m experiments.evidence.remote --wait 500 --collect OUT                            # what came out so far
-    python -m experiments.evidence.remote runs/gpu1 --start 2 --commands FILE                 # not a plan: any commands
 
-With --commands, drivers take the lines of FILE in turn (`experiments.evidence.commands`); a later FILE adds to them.
+Drivers take the lines of FILE in turn (`experiments.evidence.commands`); a later FILE adds to them. A line is a
+command, or runs of a plan that are trained and evaluated one after the other: `row imagenet tuned-simsiam-2
+detect-simsiam-2`. Put long runs first and a detector after its encoder; three drivers keep a GPU busy while one of them
+evaluates. `python -m experiments.evidence plan --plan NAME` lists what is left of a plan.
+
 Each folder that is named holds files as they were sent (images of one data set in one or more files, and once the
 unpack.py that knows them). A data set is unpacked when all its files are there, and appears in the work folder at once
 or not at all, because drivers that are running look for it. Drivers run in sessions of their own and outlive the
@@ -19,6 +22,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -45,10 +49,9 @@ SETS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "voc": (("voc2012_mini_s192.zip",), "VOCdevkit"),
 }
-TRAINED_ON = {  # plan -> its data set
-    "imagenet": "mini_imagenet", "cifar100": "cifar100", "supbyol": "cifar100", "cifar10": "cifar10",
-    "pools": "cifar100",
-}  # fmt: skip
+RESULTS = ROOT / "experiments" / "results"
+FIRST_PLAN = "cifar100"  # its results are not in a folder of their own
+LONG = "100000"  # seconds: a run of the queue is begun whatever a driver expects of it
 KERNELS = "kernels.tar.gz"  # the compiler's kernels, sent in chunks
 PART = 14 * 2**20  # bytes per file that is sent back
 PARTS = 4
@@ -60,13 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     remote = Remote(args.work)
     for folder in args.folders:
         remote.take(folder)
-    first = TRAINED_ON.get(args.plan.removesuffix("-rehearsal"), "")
-    remote.unpack(SETS if args.commands else [first] if args.start else [])
-    if args.commands:
-        remote.add_commands(args.commands)
+    remote.unpack(SETS)
+    if args.queue:
+        remote.add_commands(args.queue, args.memory, args.commit)
     if args.start:
         remote.start(args)
-    remote.unpack(SETS)
     remote.wait(args.wait)
     remote.tell()
     if args.collect:
@@ -89,16 +90,10 @@ def parser() -> argparse.ArgumentParser:
         default=Path("/dev/shm"),
         help="folder in memory for run folders, if it has room: a ResNet-50 writes a checkpoint of 300 MB a second",
     )
-    arguments.add_argument("--plan", default="imagenet")
-    arguments.add_argument("--commands", type=Path, metavar="FILE", help="run its lines instead of a plan")
+    arguments.add_argument("--queue", type=Path, metavar="FILE", help="commands and rows of plans, one per line")
     arguments.add_argument(
-        "--until",
-        type=float,
-        default=1500.0,
-        metavar="SECONDS",
-        help="--until-seconds of the drivers; they guess high, so give a large value to start every run",
+        "--until", type=float, default=1500.0, metavar="SECONDS", help="no line is begun after so many seconds"
     )
-    arguments.add_argument("--only", action="append", default=[], help="as of python -m experiments.evidence run")
     arguments.add_argument("--commit", default="", help="of the code")
     arguments.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="or until every driver has ended")
     arguments.add_argument("--collect", type=Path, metavar="DIR", help="gets results.tar.gz and logs.tar.gz")
@@ -171,19 +166,17 @@ class Remote:
             say(f"{', '.join(self.running())}: running already; nothing was started")
             return
         self.take_kernels()
-        self.place_runs(args.memory)
+        self.place_runs(args.memory, self.work)
         shutil.rmtree(self.code, ignore_errors=True)
         left_out = shutil.ignore_patterns("__pycache__", "*.egg-info", "results", "benchmarks")
         shutil.copytree(ROOT / "src", self.code / "src", ignore=left_out)
         shutil.copytree(ROOT / "experiments", self.code / "experiments", ignore=left_out)
-        if not args.commands:
-            self.take_results(args.plan)
         environment = self.environment(args.start)
         for number in range(args.start):
             name = f"driver-{time.strftime('%H%M%S')}-{number}"
             with open(self.logs / f"{name}.log", "ab") as log:
                 process = subprocess.Popen(
-                    self.driver_words(args),
+                    [sys.executable, "-m", "experiments.evidence.commands", str(self.work), str(args.until)],
                     cwd=self.code,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -195,39 +188,51 @@ class Remote:
             process.returncode = 0  # Python would warn that it still runs, which is what it is meant to do
             say(f"{name}: started with {args.until:.0f} s")
 
-    def take_results(self, plan: str) -> None:
-        """What earlier machines made of this plan."""
-        for path in sorted((ROOT / "experiments" / "results" / plan).glob("*.json")):
-            if not (self.results / path.name).exists():
-                shutil.copyfile(path, self.results / path.name)
-
-    def driver_words(self, args: argparse.Namespace) -> list[str]:
-        if args.commands:
-            return [sys.executable, "-m", "experiments.evidence.commands", str(self.work), str(args.until)]
-        return [
-            *(sys.executable, "-m", "experiments.evidence", "run", "--plan", args.plan),
-            *("--results", str(self.results), "--work", str(self.work), "--until-seconds", str(args.until), "--beside"),
-            *["--shared"] * (args.start > 1),
-            *(word for only in args.only for word in ("--only", only)),
-            *(["--commit", args.commit] if args.commit else []),
+    def row_command(self, plan: str, names: Sequence[str], commit: str) -> str:
+        """The command that trains and evaluates these runs of a plan."""
+        words = [
+            *("python", "-m", "experiments.evidence", "run", "--plan", plan, "--results", str(self.results / plan)),
+            *("--work", str(self.plan_folder(plan)), "--until-seconds", LONG, "--shared"),
+            *(word for name in names for word in ("--only", name)),
+            *(["--commit", commit] if commit else []),
         ]
+        return shlex.join(words)
 
-    def add_commands(self, file: Path) -> None:
+    def plan_folder(self, plan: str) -> Path:
+        return self.work / "plans" / plan
+
+    def prepare_plan(self, plan: str, memory: Path) -> None:
+        """A work folder for the plan, as two plans may have runs of one name; and its results of earlier machines."""
+        folder, results = self.plan_folder(plan), self.results / plan
+        folder.mkdir(parents=True, exist_ok=True)
+        results.mkdir(exist_ok=True)
+        if not (folder / "data").exists():
+            (folder / "data").symlink_to(self.data)
+        self.place_runs(memory, folder)
+        for path in sorted((RESULTS if plan == FIRST_PLAN else RESULTS / plan).glob("*.json")):
+            if not (results / path.name).exists():
+                shutil.copyfile(path, results / path.name)
+
+    def add_commands(self, file: Path, memory: Path, commit: str) -> None:
         """Put each line of the file into the queue that drivers take from; those of an earlier file come first."""
         queue = self.work / QUEUE
         queue.mkdir(exist_ok=True)
         lines = [line for line in file.read_text().splitlines() if line.strip() and not line.startswith("#")]
         taken = len(list(queue.iterdir()))
         for number, line in enumerate(lines, taken):
+            if line.startswith("row "):
+                _, plan, *names = line.split()
+                self.prepare_plan(plan, memory)
+                line = self.row_command(plan, names, commit)
             (queue / f"{number:03d}.command").write_text(line)
         say(f"{len(lines)} commands added, {taken} before them")
 
-    def place_runs(self, memory: Path) -> None:
-        """Keep run folders in memory if there is room, because every epoch syncs a checkpoint to the disk."""
-        runs = self.work / "runs"
+    def place_runs(self, memory: Path, work: Path) -> None:
+        """Keep the run folders of `work` in memory if there is room, because every epoch syncs a checkpoint."""
+        runs = work / "runs"
         if runs.exists() or not memory.is_dir() or shutil.disk_usage(memory).free < ROOM:
             return
-        folder = memory / f"remote-{os.getuid()}-{self.work.name}"
+        folder = memory / f"remote-{os.getuid()}-{self.work.name}-{work.name}"
         folder.mkdir(exist_ok=True)
         runs.symlink_to(folder)
         say(f"runs lie in {memory}")
@@ -275,6 +280,10 @@ class Remote:
         say("the drivers share the GPU through the multi-process service")
         return shared
 
+    def run_folders(self) -> list[Path]:
+        """The folders of runs: of commands, then of each plan."""
+        return [self.work / "runs", *sorted(self.work.glob("plans/*/runs"))]
+
     def wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.running():
@@ -287,7 +296,9 @@ class Remote:
             f"data: {', '.join(name for name in SETS if self.has(name)) or 'none'}; running: "
             f"{', '.join(self.running()) or 'no driver'}"
         )
-        for path in sorted(self.results.glob("*.json")):
+        for path in sorted(self.results.rglob("*.json")):
+            if (RESULTS / path.relative_to(self.results)).exists():  # of an earlier machine
+                continue
             with contextlib.suppress(ValueError, KeyError, TypeError):  # not of a plan
                 result = json.loads(path.read_text())
                 values_text = ", ".join(
@@ -302,8 +313,9 @@ class Remote:
         for path in sorted(self.logs.glob("driver-*.log"), key=lambda log: log.stat().st_mtime)[-4:]:
             lines = path.read_text(errors="replace").splitlines()[-8:]
             say("\n".join([f"--- {path.name}", *(line[:300] for line in lines)]))
-        for path in sorted((self.work / "runs").glob("*/metrics.jsonl")):
-            if not (self.results / f"{path.parent.name}.json").exists():
+        done = {path.stem for path in self.results.rglob("*.json")}
+        for path in (path for runs in self.run_folders() for path in sorted(runs.glob("*/metrics.jsonl"))):
+            if path.parent.name not in done:
                 say(f"{path.parent.name}: {last_row(path)}")
 
     def collect(self, out: Path, kernels: bool, also: Sequence[str] = ()) -> None:
@@ -312,9 +324,9 @@ class Remote:
         for path in (path for pattern in also for path in self.results.rglob(pattern)):
             shutil.copyfile(path, out / path.name)
         pack(out / "results.tar.gz", self.results, (self.results.rglob("*.json")))
-        runs = self.work / "runs"
         files = [
             path
+            for runs in self.run_folders()
             for name in ("metrics.jsonl", "recipe.json", "evidence.json", "detect.json", "evaluate/*.json")
             for path in runs.glob(f"*/{name}")
         ]

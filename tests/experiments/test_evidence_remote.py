@@ -1,6 +1,7 @@
 """A remote machine: data arrive in parts, drivers outlive the command that starts them, and few files come back."""
 
 import json
+import shlex
 import tarfile
 import time
 from pathlib import Path
@@ -8,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from experiments.evidence import remote
+from experiments.evidence.__main__ import parser
+from experiments.evidence.further_plans import named_plan
 from experiments.evidence.remote import KERNELS, Remote, is_alive, main
+from experiments.evidence.results import read_results
 
 UNPACK = """
 import sys, time
@@ -55,25 +59,12 @@ def test_a_folder_that_was_not_sent_is_named(tmp_path: Path) -> None:
 
 def test_drivers_outlive_the_command_and_are_not_started_twice(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    work, out = tmp_path / "work", tmp_path / "out"
-    words = [
-        "--work",
-        str(work),
-        "--start",
-        "1",
-        "--plan",
-        "digits",
-        "--until",
-        "600",
-        "--only",
-        "pilot-supsiam-0",
-        "--commit",
-        "abc1234",
-        "--memory",
-        str(tmp_path / "none"),
-    ]
+    work, out, queue = tmp_path / "work", tmp_path / "out", tmp_path / "queue.txt"
+    queue.write_text("row digits pilot-supsiam-0\n")
+    flags = ["--work", str(work), "--memory", str(tmp_path / "none"), "--commit", "abc1234"]
+    words = [*flags, "--start", "1", "--until", "600", "--queue", str(queue)]
     assert main(words) == 0
-    assert main(words) == 0
+    assert main([*flags, "--start", "1"]) == 0
     assert "running already; nothing was started" in capsys.readouterr().out
     (pid,) = work.glob("driver-*.pid")
     assert is_alive(int(pid.read_text()))
@@ -83,11 +74,11 @@ def test_drivers_outlive_the_command_and_are_not_started_twice(tmp_path: Path, m
     assert "pilot-supsiam-0: finished" in shown
     assert "running: no driver" in shown
     with tarfile.open(out / "results.tar.gz") as archive:
-        found = json.load(archive.extractfile("pilot-supsiam-0.json"))
+        found = json.load(archive.extractfile("digits/pilot-supsiam-0.json"))
     assert (found["commit"], found["plan"]) == ("abc1234", "digits")
     assert str(tmp_path) not in json.dumps(found)
     with tarfile.open(out / "logs.tar.gz") as archive:
-        assert "runs/pilot-supsiam-0/metrics.jsonl" in archive.getnames()
+        assert "plans/digits/runs/pilot-supsiam-0/metrics.jsonl" in archive.getnames()
 
 
 def test_kernels_travel_in_parts_and_a_broken_archive_does_no_harm(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -120,13 +111,13 @@ def test_runs_lie_in_memory_where_there_is_room(tmp_path: Path, monkeypatch) -> 
     memory, small, large = tmp_path / "memory", Remote(tmp_path / "small"), Remote(tmp_path / "large")
     memory.mkdir()
     monkeypatch.setattr(remote, "ROOM", 2**70)
-    small.place_runs(memory)
+    small.place_runs(memory, small.work)
     assert not (small.work / "runs").exists()
     monkeypatch.setattr(remote, "ROOM", 0)
-    large.place_runs(memory)
+    large.place_runs(memory, large.work)
     (large.work / "runs" / "one").mkdir()
     assert len(list(memory.glob("*/one"))) == 1
-    large.place_runs(memory)  # a second start finds them where they are
+    large.place_runs(memory, large.work)  # a second start finds them where they are
     assert (large.work / "runs" / "one").is_dir()
 
 
@@ -139,10 +130,10 @@ def test_drivers_share_a_queue_of_commands_that_can_be_added_to(sent: Path, caps
         f"python -c 'raise SystemExit(3)'\n{quick} {{results}}/after.npz 1\n"
     )
     flags = ["--work", str(work), "--memory", str(sent / "none")]
-    assert main([str(sent / "gpu1"), *flags, "--start", "2", "--until", "60", "--commands", str(file)]) == 0
+    assert main([str(sent / "gpu1"), *flags, "--start", "2", "--until", "60", "--queue", str(file)]) == 0
     assert (work / "data" / "one").exists()  # before the first command, which may need it
     file.write_text(f"{quick} {{results}}/added.json 2\n")
-    assert main([*flags, "--commands", str(file), "--wait", "60", "--collect", str(out), "--also", "*.npz"]) == 0
+    assert main([*flags, "--queue", str(file), "--wait", "60", "--collect", str(out), "--also", "*.npz"]) == 0
     said = capsys.readouterr().out
     assert "001: exit 3" in said
     assert sorted(path.name for path in (work / "results").iterdir()) == ["added.json", "after.npz", "slow.json"]
@@ -150,3 +141,17 @@ def test_drivers_share_a_queue_of_commands_that_can_be_added_to(sent: Path, caps
     assert (out / "after.npz").read_text() == "1"
     with tarfile.open(out / "results.tar.gz") as packed:
         assert sorted(packed.getnames()) == ["added.json", "slow.json"]
+
+
+def test_runs_of_two_plans_have_their_own_folders_and_what_earlier_machines_made(tmp_path: Path) -> None:
+    work, queue = Remote(tmp_path / "work"), tmp_path / "queue.txt"
+    queue.write_text("row imagenet tuned-byol-1 tuned-byol-2\nrow cifar10 final-byol-0\nrow cifar100 alpha-1-2\n")
+    work.add_commands(queue, tmp_path / "none", "abc1234")
+    commands = [path.read_text() for path in sorted((work.work / "queue").iterdir())]
+    assert "--plan imagenet" in commands[0]
+    assert "--only tuned-byol-1 --only tuned-byol-2 --commit abc1234" in commands[0]
+    for plan, command in zip(("imagenet", "cifar10", "cifar100"), commands, strict=True):
+        args = parser().parse_args(shlex.split(command)[3:])
+        assert (args.what, args.results, args.work) == ("run", work.results / plan, work.work / "plans" / plan)
+        assert (args.work / "data").resolve() == work.data
+        assert read_results(args.results, named_plan(plan))  # of this plan alone, or it would be refused
