@@ -87,8 +87,10 @@ def average_ranks(rows: Iterable[Row], accuracies: Iterable[str]) -> dict[str, s
 
 def stated_alphas(plan: Plan) -> str:
     """The alphas of the recipes, in words."""
-    alphas = {method: recipe(plan.recipe_name(method)).fields()["loss.alpha"][0] for method in ("supsiam", "supbyol")}
-    return " and ".join(f"{alpha:g} in {NAMES[method]}" for method, alpha in alphas.items())
+    by_alpha: dict[float, list[str]] = {}
+    for method in ("supsiam", "supbyol"):
+        by_alpha.setdefault(recipe(plan.recipe_name(method)).fields()["loss.alpha"][0], []).append(NAMES[method])
+    return " and ".join(f"{alpha:g} in {' and '.join(names)}" for alpha, names in by_alpha.items())
 
 
 def unique(evidence: Evidence, key: str) -> str:
