@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def made_audit(count: int, suspects: int) -> tuple[Audit, np.ndarray]:
     }
     neighbours = torch.from_numpy(np.argsort(-similarity, axis=1)[:, :8].copy())
     wrong = WrongShare(Interval(4.1, 3.2, 5.0), 40)
-    outliers = [Outlier(7, 3.5), Outlier(9, 2.0)]
+    outliers = [Outlier(7, 3.5), Outlier(9, 2.0), Outlier(49, 1.8)]  # the last one has no label
     return Audit(images, listed, pairs, outliers, neighbours, wrong, count, summary), features
 
 
@@ -132,6 +133,32 @@ def test_a_card_shows_the_image_and_its_nearest_neighbours(page, browser: Browse
     assert not browser.find("#next").is_enabled()
 
 
+def test_the_next_page_begins_at_its_first_card(page, browser: Browser) -> None:
+    top = "return document.querySelector('.audit-card').getBoundingClientRect().top"
+    browser.run("scrollTo(0, document.body.scrollHeight)")
+    assert browser.run(top) < 0
+    assert browser.find("#next").is_displayed()
+    browser.find("#next").click()  # it stays on the screen
+    assert browser.find("#page").text == "page 2 of 3"
+    assert 0 < browser.run(top) < 200
+    browser.run("scrollTo(0, document.body.scrollHeight)")
+    browser.find("body").send_keys("p")
+    assert browser.find("#page").text == "page 1 of 3"
+    assert 0 < browser.run(top) < 200
+
+
+def test_class_names_of_neighbours_are_not_cut_off(tmp_path, browser: Browser) -> None:
+    audit, _ = made_audit(COUNT, 5)
+    names = ("american_pit_bull_terrier", "english_cocker_spaniel", "english_setter")
+    named = replace(audit, images=audit.images._replace(classes=names))
+    (tmp_path / "audit.html").write_text(audit_page(named), encoding="utf-8")
+    browser.open(tmp_path / "audit.html")
+    captions = browser.find_all(".audit-neighbours figcaption")
+    assert set(names) <= {caption.text.replace("\n", "") for caption in captions}
+    cut = "return arguments[0].filter((c) => c.scrollHeight > c.clientHeight || c.scrollWidth > c.clientWidth).length"
+    assert browser.run(cut, captions) == 0
+
+
 def test_decisions_by_key_and_mouse_are_kept_and_saved(page, browser: Browser) -> None:
     path, audit, _ = page
     body = browser.find("body")
@@ -167,8 +194,11 @@ def test_duplicates_and_outliers_have_their_lists(page, browser: Browser) -> Non
     choose(browser, "show", "with the same pixels")
     assert shown(browser) == [0]
     browser.find("#tab-outliers").click()
-    assert shown(browser) == [7, 9]
-    assert "3.5 times" in browser.find(".audit-card").text
+    assert shown(browser) == [7, 9, 49]
+    first, _, unlabelled = browser.find_all(".audit-card")
+    assert "3.5 times" in first.text
+    assert first.find_elements("css selector", ".other")
+    assert not unlabelled.find_elements("css selector", ".other")  # no label differs from none
 
 
 def test_html_in_a_class_name_is_text(page, browser: Browser) -> None:
