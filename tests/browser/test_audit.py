@@ -48,6 +48,7 @@ def made_audit(count: int, suspects: int) -> tuple[Audit, np.ndarray]:
         "trained_on_these_labels": True,
         "with_label_noise": False,
         "wrong_percent": 4.1,
+        "agreement": 1.0,
         "suspects": suspects,
         "judged": count,
     }

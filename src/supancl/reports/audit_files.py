@@ -163,6 +163,11 @@ def cautions(summary: dict[str, Any]) -> list[str]:
     if summary["trained_on_these_labels"]:
         learned = "the encoder was trained on these labels and may have learned wrong ones"
         lines.append(learned if wrong is None else f"{learned}: more may be wrong than this says")
+    if summary["agreement"] is None and 2 * summary["suspects"] > summary["judged"]:
+        lines.append(
+            f"{summary['suspects']:,} of {summary['judged']:,} labels are suspects: unless most of them are wrong, the "
+            "encoder does not separate the classes, and the order of the suspects means little"
+        )
     if wrong is not None and summary["suspects"] > 2 * wrong / 100 * summary["judged"] + 5:
         lines.append("more labels are suspects than look wrong: hard images are among them, the worst come first")
     return lines
