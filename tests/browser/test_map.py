@@ -234,6 +234,26 @@ def test_zoom_pan_and_back(page, browser: Browser):
     assert browser.run(view) == start
 
 
+def test_two_fingers_zoom_about_their_middle(page, browser: Browser):
+    view = "const s = imageMap.scatters[0]; return [s.zoom, ...s.toMap(150, 200)]"
+    box = canvas(browser).rect
+    zoom, *middle = browser.run(view)
+
+    def touch(kind: str, *fingers: int) -> None:
+        points = [{"x": box["x"] + left, "y": box["y"] + 200, "id": number} for number, left in enumerate(fingers)]
+        browser.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    touch("touchStart", 130, 170)
+    touch("touchMove", 110, 190)
+    touch("touchEnd")
+    assert browser.run(view) == pytest.approx([2 * zoom, *middle], rel=0.05, abs=0.02)
+    assert browser.run("return imageMap.shared.focus") == -1  # no click
+    touch("touchStart", 100)  # one finger moves it again
+    touch("touchMove", 140)
+    touch("touchEnd")
+    assert browser.run(view)[1] < middle[0] - 0.1
+
+
 def test_names_are_text(page, browser: Browser):
     assert browser.driver.title == "photos: 300 images"
     assert NASTY in [name.text for name in browser.find_all("#classes .name")]
