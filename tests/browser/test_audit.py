@@ -51,6 +51,10 @@ def made_audit(count: int, suspects: int) -> tuple[Audit, np.ndarray]:
         "agreement": 1.0,
         "suspects": suspects,
         "judged": count,
+        "duplicates": 3,
+        "same_pixels": 1,
+        "across_splits": 1,
+        "duplicates_with_other_labels": 1,
     }
     neighbours = torch.from_numpy(np.argsort(-similarity, axis=1)[:, :8].copy())
     wrong = WrongShare(Interval(4.1, 3.2, 5.0), 40)
@@ -88,6 +92,7 @@ def test_suspects_are_listed_filtered_searched_and_ordered(page, browser: Browse
     _, audit, _ = page
     assert shown(browser) == [suspect.row for suspect in audit.suspects]
     assert "4.1% [3.2, 5.0] of 400 labels" in browser.find(".answer").text
+    assert "3 pairs of duplicates (1 with the same pixels, 1 across splits" in browser.find("body").text
     choose(browser, "class", "cat")
     cats = [s.row for s in audit.suspects if 0 in (int(audit.images.labels[s.row]), s.suggested)]
     assert shown(browser) == cats
@@ -211,10 +216,13 @@ def test_html_in_a_class_name_is_text(page, browser: Browser) -> None:
 
 def test_an_audit_without_findings_says_so(tmp_path, browser: Browser) -> None:
     audit, _ = made_audit(COUNT, 0)
-    empty = Audit(audit.images, [], [], [], audit.neighbours, None, 20, audit.summary | {"wrong_percent": None})
+    empty = Audit(
+        audit.images, [], [], [], audit.neighbours, None, 20, audit.summary | {"wrong_percent": None, "duplicates": 0}
+    )
     (tmp_path / "audit.html").write_text(audit_page(empty), encoding="utf-8")
     browser.open(tmp_path / "audit.html")
     assert "too few to say" in browser.find(".answer").text
+    assert "pairs" not in browser.find("body").text
     assert "Nothing was found" in browser.find("#list").text
 
 

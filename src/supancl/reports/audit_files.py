@@ -154,6 +154,15 @@ def trust_line(wrong: WrongShare | None, judged: int) -> str:
     return f"about {mean:.1f}% [{low:.1f}, {high:.1f}] of {labels} look wrong"
 
 
+def describe_duplicates(summary: dict[str, Any]) -> str:
+    """`43 pairs of duplicates (0 with the same pixels, 23 across splits, 0 with different labels)`; empty if none."""
+    if not summary["duplicates"]:
+        return ""
+    same, splits, labels = (summary[key] for key in ("same_pixels", "across_splits", "duplicates_with_other_labels"))
+    counts = f"{same:,} with the same pixels, {splits:,} across splits, {labels:,} with different labels"
+    return f"{plural(summary['duplicates'], 'pair', number_format=',')} of duplicates ({counts})"
+
+
 def cautions(summary: dict[str, Any]) -> list[str]:
     """What to know before believing the share and the list."""
     lines = []

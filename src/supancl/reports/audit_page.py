@@ -15,7 +15,7 @@ from supancl.errors import plural
 from supancl.evaluate.audit import Audit
 from supancl.evaluate.duplicates import DuplicatePair
 from supancl.files import absolute_path
-from supancl.reports.audit_files import cautions, trust_line
+from supancl.reports.audit_files import cautions, describe_duplicates, trust_line
 from supancl.reports.maps import common_folder
 from supancl.reports.page import html_page
 from supancl.reports.sprites import draw_sprites, pack_array, thumbnail_bytes
@@ -27,7 +27,7 @@ SCRIPTS = ("elements.js", "sprites.js", "audit.js")
 
 BODY = """<h1>{title}</h1>
 <p class="answer">{answer}</p>
-{cautions}<p class="small">{about}</p>
+{remarks}<p class="small">{about}</p>
 <nav id="tabs" class="audit-row" aria-label="What was found"></nav>
 <div class="audit-row">
 <input id="search" type="search" placeholder="Search names and classes" aria-label="Search names and classes">
@@ -64,8 +64,10 @@ def audit_page(audit: Audit, progress: Progress | None = None) -> str:
     body = BODY.format(
         title=html.escape(title),
         answer=html.escape(f"{answer[0].upper()}{answer[1:]}."),
-        cautions="".join(
-            f"<p>{html.escape(f'{line[0].upper()}{line[1:]}.')}</p>\n" for line in cautions(audit.summary)
+        remarks="".join(
+            f"<p>{html.escape(f'{line[0].upper()}{line[1:]}.')}</p>\n"
+            for line in (*cautions(audit.summary), describe_duplicates(audit.summary))
+            if line
         ),
         about=html.escape(ABOUT + ABOUT_SHARE * (audit.summary["wrong_percent"] is not None) + ABOUT_ALL),
     )

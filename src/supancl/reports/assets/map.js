@@ -283,7 +283,8 @@ class ImageMap {
       neighbours.forEach((other, k) => list.children[k].classList.toggle("other", labelled.includes(other) && !same.includes(other)));
       const have = !this.isLabelled(index) ? "have a label" : this.hasSeveral ? "share a class with it" : "have this class";
       const without = this.isLabelled(index) && labelled.length < neighbours.length ? `, ${neighbours.length - labelled.length} no label` : "";
-      return [element("p", "small", `${scatter.title}: ${same.length} of the ${neighbours.length} nearest ${have}${without}`), list];
+      const many = labelled.length || this.isLabelled(index) ? `${same.length} of the ${neighbours.length} nearest ${have}${without}` : `the ${neighbours.length} nearest`;
+      return [element("p", "small", `${scatter.title}: ${many}`), list];
     });
     section.replaceChildren(figure, ...lists);
   }
