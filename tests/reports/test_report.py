@@ -70,7 +70,10 @@ def test_both_bounds_are_called_those_of_a_collapse(tmp_path):
 
 
 def test_the_words_of_the_charts_are_explained(tmp_path):
-    page = report_page({"run": read_record(logged_run(tmp_path / "run").path)})
+    record = read_record(logged_run(tmp_path / "run").path)
+    page = report_page({"run": record})
+    assert "last check" in page
+    assert "last check" not in report_page({"run": replace(record, rows=())})
     for word in ("effective rank", "relative std", "S_W/S_T", "targets"):
         assert f"<li><b>{word}</b>: " in page
 

@@ -34,6 +34,11 @@ USED_UNLESS = {
     "branches.momentum": ("branches.target", ("shared", "stop-gradient")),
 }
 NOT_A_SETTING = ("name", "paper")
+LAST_CHECK = (
+    '<p class="small">Values of the last check while training, in brackets 95% intervals. The linear accuracy to '
+    "report is that of <code>supancl evaluate linear</code>, which tunes the classifier and uses all training "
+    "images.</p>"
+)
 WORDS = {
     "k-NN, linear": "share of held-out images that get their label from the nearest training images, or from a linear "
     "classifier on the features",
@@ -58,7 +63,7 @@ def report_page(
     sections = [
         f"<h1>{html.escape(title)}</h1>",
         _verdicts(verdicts),
-        to_html(_overview(records, verdicts)),
+        to_html(_overview(records, verdicts)) + LAST_CHECK * any(record.checks for record in records.values()),
         _curves(specs, records),
         evaluations_html(records),
         _recipe(records),
