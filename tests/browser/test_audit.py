@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,12 +48,17 @@ def made_audit(count: int, suspects: int) -> tuple[Audit, np.ndarray]:
         "trained_on_these_labels": True,
         "with_label_noise": False,
         "wrong_percent": 4.1,
+        "agreement": 1.0,
         "suspects": suspects,
         "judged": count,
+        "duplicates": 3,
+        "same_pixels": 1,
+        "across_splits": 1,
+        "duplicates_with_other_labels": 1,
     }
     neighbours = torch.from_numpy(np.argsort(-similarity, axis=1)[:, :8].copy())
     wrong = WrongShare(Interval(4.1, 3.2, 5.0), 40)
-    outliers = [Outlier(7, 3.5), Outlier(9, 2.0)]
+    outliers = [Outlier(7, 3.5), Outlier(9, 2.0), Outlier(49, 1.8)]  # the last one has no label
     return Audit(images, listed, pairs, outliers, neighbours, wrong, count, summary), features
 
 
@@ -86,6 +92,7 @@ def test_suspects_are_listed_filtered_searched_and_ordered(page, browser: Browse
     _, audit, _ = page
     assert shown(browser) == [suspect.row for suspect in audit.suspects]
     assert "4.1% [3.2, 5.0] of 400 labels" in browser.find(".answer").text
+    assert "3 pairs of duplicates (1 with the same pixels, 1 across splits" in browser.find("body").text
     choose(browser, "class", "cat")
     cats = [s.row for s in audit.suspects if 0 in (int(audit.images.labels[s.row]), s.suggested)]
     assert shown(browser) == cats
@@ -132,6 +139,32 @@ def test_a_card_shows_the_image_and_its_nearest_neighbours(page, browser: Browse
     assert not browser.find("#next").is_enabled()
 
 
+def test_the_next_page_begins_at_its_first_card(page, browser: Browser) -> None:
+    top = "return document.querySelector('.audit-card').getBoundingClientRect().top"
+    browser.run("scrollTo(0, document.body.scrollHeight)")
+    assert browser.run(top) < 0
+    assert browser.find("#next").is_displayed()
+    browser.find("#next").click()  # it stays on the screen
+    assert browser.find("#page").text == "page 2 of 3"
+    assert 0 < browser.run(top) < 200
+    browser.run("scrollTo(0, document.body.scrollHeight)")
+    browser.find("body").send_keys("p")
+    assert browser.find("#page").text == "page 1 of 3"
+    assert 0 < browser.run(top) < 200
+
+
+def test_class_names_of_neighbours_are_not_cut_off(tmp_path, browser: Browser) -> None:
+    audit, _ = made_audit(COUNT, 5)
+    names = ("american_pit_bull_terrier", "english_cocker_spaniel", "english_setter")
+    named = replace(audit, images=audit.images._replace(classes=names))
+    (tmp_path / "audit.html").write_text(audit_page(named), encoding="utf-8")
+    browser.open(tmp_path / "audit.html")
+    captions = browser.find_all(".audit-neighbours figcaption")
+    assert set(names) <= {caption.text.replace("\n", "") for caption in captions}
+    cut = "return arguments[0].filter((c) => c.scrollHeight > c.clientHeight || c.scrollWidth > c.clientWidth).length"
+    assert browser.run(cut, captions) == 0
+
+
 def test_decisions_by_key_and_mouse_are_kept_and_saved(page, browser: Browser) -> None:
     path, audit, _ = page
     body = browser.find("body")
@@ -167,8 +200,11 @@ def test_duplicates_and_outliers_have_their_lists(page, browser: Browser) -> Non
     choose(browser, "show", "with the same pixels")
     assert shown(browser) == [0]
     browser.find("#tab-outliers").click()
-    assert shown(browser) == [7, 9]
-    assert "3.5 times" in browser.find(".audit-card").text
+    assert shown(browser) == [7, 9, 49]
+    first, _, unlabelled = browser.find_all(".audit-card")
+    assert "3.5 times" in first.text
+    assert first.find_elements("css selector", ".other")
+    assert not unlabelled.find_elements("css selector", ".other")  # no label differs from none
 
 
 def test_html_in_a_class_name_is_text(page, browser: Browser) -> None:
@@ -180,10 +216,13 @@ def test_html_in_a_class_name_is_text(page, browser: Browser) -> None:
 
 def test_an_audit_without_findings_says_so(tmp_path, browser: Browser) -> None:
     audit, _ = made_audit(COUNT, 0)
-    empty = Audit(audit.images, [], [], [], audit.neighbours, None, 20, audit.summary | {"wrong_percent": None})
+    empty = Audit(
+        audit.images, [], [], [], audit.neighbours, None, 20, audit.summary | {"wrong_percent": None, "duplicates": 0}
+    )
     (tmp_path / "audit.html").write_text(audit_page(empty), encoding="utf-8")
     browser.open(tmp_path / "audit.html")
     assert "too few to say" in browser.find(".answer").text
+    assert "pairs" not in browser.find("body").text
     assert "Nothing was found" in browser.find("#list").text
 
 

@@ -149,6 +149,60 @@ def test_a_click_shows_the_nearest_neighbours_of_every_encoder(page, browser: Br
     assert browser.run("return imageMap.shared.focus") != index
 
 
+def test_no_label_is_neither_the_same_class_nor_another(page, browser: Browser):
+    _, images, maps, _ = page
+    unlabelled = np.flatnonzero(images.labels < 0)
+    rows = maps[0].neighbours
+    index = next(i for i in np.flatnonzero(images.labels >= 0) if np.isin(rows[i], unlabelled).any())
+    browser.run("imageMap.focus(arguments[0])", int(index))
+    same, without = (images.labels[rows[index]] == images.labels[index]).sum(), (images.labels[rows[index]] < 0).sum()
+    text = f"{TITLES[0]}: {same} of the 12 nearest have this class, {without} no label"
+    assert browser.find("#image p").text == text
+    thumbnails = browser.find("#image .thumbnails").find_elements("css selector", "canvas")
+    frames = ["other" in thumbnail.get_attribute("class") for thumbnail in thumbnails]
+    assert frames == [images.labels[row] not in (-1, images.labels[index]) for row in rows[index]]
+    index = int(unlabelled[0])
+    browser.run("imageMap.focus(arguments[0])", index)
+    assert (
+        browser.find("#image p").text
+        == f"{TITLES[0]}: {(images.labels[rows[index]] >= 0).sum()} of the 12 nearest have a label"
+    )
+    assert not browser.find_all("#image .other")
+
+
+def test_escape_and_clear_forget_an_image_without_a_selection(page, browser: Browser):
+    focus = "return imageMap.shared.focus"
+    assert not browser.find("#clear").is_enabled()
+    browser.run("imageMap.focus(3)")
+    browser.find("body").send_keys(Keys.ESCAPE)
+    assert browser.run(focus) == -1
+    browser.run("imageMap.focus(3)")
+    browser.find("#clear").click()
+    assert browser.run(focus) == -1
+    assert not browser.find("#clear").is_enabled()
+
+
+def test_images_can_be_looked_at_by_keyboard(page, browser: Browser):
+    _, images, _, _ = page
+    browser.find("#search").send_keys("000123")
+    browser.find("#select-shown").send_keys(Keys.ENTER)
+    thumbnail = browser.find("#selection canvas")
+    assert thumbnail.aria_role == "button"
+    assert images.names[123].removeprefix("photos/") in thumbnail.accessible_name
+    thumbnail.send_keys(Keys.ENTER)
+    assert browser.run("return imageMap.shared.focus") == 123
+
+
+@pytest.mark.parametrize("width", [1200, 850])
+def test_the_map_fits_the_window_although_the_controls_wrap(page, browser: Browser, width):
+    size = browser.driver.get_window_size()
+    try:
+        browser.driver.set_window_size(width, 700)
+        assert browser.run("return document.documentElement.scrollHeight <= innerHeight")
+    finally:
+        browser.driver.set_window_size(size["width"], size["height"])
+
+
 def test_a_selection_in_one_map_is_the_selection_of_all(page, browser: Browser):
     changed = (  # pixels of the other map that differ from those at the first call
         "const scatter = imageMap.scatters[1]; scatter.draw(); window.before ??= scatter.pixels.slice();"
@@ -178,6 +232,26 @@ def test_zoom_pan_and_back(page, browser: Browser):
     assert browser.run("return imageMap.shared.selectedCount") == 0
     browser.find("#fit").click()
     assert browser.run(view) == start
+
+
+def test_two_fingers_zoom_about_their_middle(page, browser: Browser):
+    view = "const s = imageMap.scatters[0]; return [s.zoom, ...s.toMap(150, 200)]"
+    box = canvas(browser).rect
+    zoom, *middle = browser.run(view)
+
+    def touch(kind: str, *fingers: int) -> None:
+        points = [{"x": box["x"] + left, "y": box["y"] + 200, "id": number} for number, left in enumerate(fingers)]
+        browser.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    touch("touchStart", 130, 170)
+    touch("touchMove", 110, 190)
+    touch("touchEnd")
+    assert browser.run(view) == pytest.approx([2 * zoom, *middle], rel=0.05, abs=0.02)
+    assert browser.run("return imageMap.shared.focus") == -1  # no click
+    touch("touchStart", 100)  # one finger moves it again
+    touch("touchMove", 140)
+    touch("touchEnd")
+    assert browser.run(view)[1] < middle[0] - 0.1
 
 
 def test_names_are_text(page, browser: Browser):

@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from supancl.data.opening import open_data
+from supancl.reports.audit_files import cautions
 from supancl.weights.run_folder import RunFolder
 from tests.evaluate.made import SPEC, run_folder
 from tests.files import archive, assert_mentions, assert_refused, class_folders, contents, noise, supancl, table
@@ -146,6 +147,13 @@ def test_partly_labelled_arrays_and_weight_files(place, capsys, tmp_path) -> Non
     assert "trained on" not in said.out
     assert all(row["label"] in ("0", "1") for row in read(tmp_path / "out/suspects.csv"))
     assert read(tmp_path / "out/duplicates.csv")[0]["labels_differ"] == ""  # one of the two has no label
+
+
+@pytest.mark.parametrize(("suspects", "agreement", "warns"), [(61, None, True), (60, None, False), (61, 0.5, False)])
+def test_more_suspects_than_not_among_few_labels_are_a_warning(suspects, agreement, warns) -> None:
+    known = {"with_label_noise": False, "wrong_percent": None, "trained_on_these_labels": False, "judged": 120}
+    lines = cautions({**known, "suspects": suspects, "agreement": agreement})
+    assert [("61 of 120" in line, "means little" in line) for line in lines] == [(True, True)] * warns
 
 
 def test_one_class_or_no_labels_are_refused(place, capsys, tmp_path) -> None:

@@ -465,6 +465,11 @@ def test_the_page_says_which_columns_do_not_compare_and_every_version(root, tmp_
     assert f"torch {first['versions']['torch']}" in told
     assert "torch 0.0.7" in told
     assert "<b>" not in told.partition("<h2>Data</h2>")[0]
+    assert "bold" not in told  # nothing is marked or ranked
+    assert "Avg. rank" not in told
+    assert f"± {max(first['interval'], second['interval']):.1f}".replace("±", "&plusmn;") in told
+    for name in ("&lt;i&gt;a", "b"):  # the rows and the list below them have the same names
+        assert told.count(f"digits.supsiam ({name})") > 1
 
 
 def test_tables_of_an_earlier_call_go_and_nothing_else_does(root, tmp_path):

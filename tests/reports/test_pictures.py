@@ -14,7 +14,15 @@ from supancl.reports.alpha_page import _unbroken_flags
 from supancl.reports.detections import draw_class_bars, draw_comparison_curves, draw_detection_curves
 from supancl.reports.fonts import DEJAVU, Font, Pen, families, has_every_letter, make_drawable, shorten
 from supancl.reports.legends import MAX_NAMED, lay_out_legend
-from supancl.reports.pictures import Panel, draw_panels, escape_label, loss_curves, tsne_map, tsne_panels
+from supancl.reports.pictures import (
+    Panel,
+    default_styles,
+    draw_panels,
+    escape_label,
+    loss_curves,
+    tsne_map,
+    tsne_panels,
+)
 
 FORMULA = "US$_to_$5"  # between its dollars there is half a formula
 
@@ -59,6 +67,13 @@ def test_no_picture_fails_for_a_name(tmp_path: Path) -> None:
 def test_a_class_of_one_map_alone_is_in_the_legend(tmp_path: Path, legend: list[str]) -> None:
     tsne_panels({"one": features([0, 0, 1, 1]), "two": features([1, 1, 2, 2])}, ("a", "b", "c"), tmp_path / "x.png")
     assert legend == ["a", "b", "c"]
+
+
+def test_images_without_a_label_are_grey_and_come_last(tmp_path: Path, legend: list[str]) -> None:
+    tsne_panels({"one": features([-1, -1, 0, 0, 1, 1])}, ("a", "b"), tmp_path / "x.png")
+    assert legend == ["a", "b", "unlabelled"]
+    styles = default_styles(range(-1, 80))
+    assert styles[-1] not in [styles[label] for label in range(80)]
 
 
 def test_many_classes_have_numbers_and_very_many_only_their_count(tmp_path: Path, legend: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from supancl.reports.curves import MAX_POINTS, curve_points, make_charts, thin_o
 from supancl.reports.report import name_runs, report_page
 from supancl.reports.run_record import read_record
 from supancl.reports.training_images import MAX_CLASSES, TrainingImages, images_html, open_training_images
-from supancl.reports.verdict import _describe_change, find_verdict
+from supancl.reports.verdict import _describe_change, find_verdict, rank_bound
+from supancl.training.monitor import COLLAPSED_STD
 from supancl.weights.run_end import read_stop, record_stop
 from tests.files import archive, class_folders, noise
 from tests.reports.made import STEPS, log_lines, logged_run
@@ -38,6 +40,42 @@ def test_a_healthy_run(tmp_path):
     assert found.tone == "good"
     for piece in ("4 epochs", "0.99", "44.0", "20.0%"):
         assert piece in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("findings", "said", "tone"),
+    [
+        ({"linear": "better than random weights by 4.7 [1.8, 7.5] points"}, "(linear): better", "good"),
+        ({"knn-k4": "better than chance", "linear": "no clear difference from random weights"}, "(linear): no", "warn"),
+        ({"knn-k4": "worse than random weights by 2.0 [1.0, 3.0] points"}, "(knn-k4): worse", "warn"),
+        ({"transfer-pets": "worse than random weights"}, "44.0%", "good"),  # of other data
+    ],
+)
+def test_the_verdict_has_what_an_evaluation_on_the_runs_own_data_found(tmp_path, findings, said, tone):
+    record = read_record(logged_run(tmp_path / "run").path)
+    own = record.settings["data.source"]
+    results = {
+        name: {"verdict": finding, "source": "pets" if "pets" in name else own} for name, finding in findings.items()
+    }
+    found = find_verdict(replace(record, evaluations=results))
+    assert (found.state, found.tone) == ("healthy", tone)
+    assert said in found.sentence
+    assert ("Evaluated" in found.sentence) == ("pets" not in str(results))
+
+
+def test_both_bounds_are_called_those_of_a_collapse(tmp_path):
+    record = read_record(logged_run(tmp_path / "run").path)
+    bounds = re.findall(r"\(collapse: below ([\d.]+)\)", find_verdict(record).sentence)
+    assert [float(bound) for bound in bounds] == [COLLAPSED_STD, round(rank_bound(record), 1)]
+
+
+def test_the_words_of_the_charts_are_explained(tmp_path):
+    record = read_record(logged_run(tmp_path / "run").path)
+    page = report_page({"run": record})
+    assert "last check" in page
+    assert "last check" not in report_page({"run": replace(record, rows=())})
+    for word in ("effective rank", "relative std", "S_W/S_T", "targets"):
+        assert f"<li><b>{word}</b>: " in page
 
 
 def test_an_accuracy_that_fell_is_not_called_a_rise(tmp_path):

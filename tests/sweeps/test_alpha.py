@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import re
 import signal
 from concurrent.futures.process import BrokenProcessPool
@@ -21,6 +22,7 @@ from supancl.probes import Features
 from supancl.recipes.auto import is_to_be_fitted
 from supancl.reporter import Reporter
 from supancl.reports import pictures
+from supancl.reports.alpha_page import write_page
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import alpha, runner
 from supancl.sweeps.alpha import few_shot_accuracy, left_out_classes, recommend
@@ -55,7 +57,7 @@ def test_the_recommendation_says_what_cannot_be_told_apart() -> None:
     found = rows(a0=[80, 81, 80.5], a0_5=[90, 91, 90.2], a0_8=[90.3, 90.6, 90.1], a1=[70, 71, 70.4])
     text = recommend(found, [0.0, 0.5, 0.8, 1.0], "transfer")
     assert text.startswith("alpha = 0.5 has the best transfer")
-    assert "no clear difference to 0.8 with 3 seeds" in text
+    assert "no clear difference from 0.8 with 3 seeds" in text
     assert "0 is worse by 9.90 points" in text
     assert "1 is worse by 19.93 points" in text
 
@@ -192,8 +194,20 @@ def test_the_study_leaves_a_page_that_needs_nothing_else(study: Path) -> None:
     assert all(np.isfinite(row[key]) for row in result["rows"] for key in keys)
     assert result["recommendation"] in html.unescape(re.sub("</?code.*?>", "", page))
     assert "seeds 0, 1." in page
+    assert "&plusmn; one standard deviation" in page
+    assert f"chance is {100 / len(result['left_out']):.0f}%" in page
     # at alpha = 1 the supervised term is measured though it is not trained on
     assert all(row["sup"] != row["ssl"] for row in result["rows"])
+
+
+def test_the_page_of_one_seed_claims_no_spread(study: Path, tmp_path: Path) -> None:
+    result = json.loads((study / "alpha.json").read_text())
+    summary = [{key: math.nan if value is None else value for key, value in row.items()} for row in result["summary"]]
+    page = write_page(
+        {**result, "summary": summary, "seeds": [0]}, (["alpha"], [["0"]]), alpha.MEASURES, {}, (), tmp_path
+    )
+    assert "One seed has no interval." in page.read_text()
+    assert "standard deviation" not in page.read_text()
 
 
 def test_the_study_goes_on_where_it_was_left(study: Path, capsys) -> None:

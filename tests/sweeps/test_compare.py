@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from supancl import recipe
 from supancl.data.survey import Survey
 from supancl.errors import BadInput
 from supancl.reporter import Reporter
-from supancl.reports.comparison import comparison_table
+from supancl.reports.comparison import comparison_table, draw_comparison
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import runner
 from supancl.sweeps.compare import compare_rows
@@ -78,7 +79,7 @@ def test_the_best_is_compared_with_intervals_for_all_pairs() -> None:
         "b": "no clear difference",
     }
     assert all(entry["high"] - entry["mean"] == pytest.approx(half) for entry in compared["differences"])
-    assert_mentions(" ".join(compared["findings"]), "c has the best", "1 of 2 others", "no clear difference to b")
+    assert_mentions(" ".join(compared["findings"]), "c has the best", "1 of 2 others", "no clear difference from b")
     assert_mentions(" ".join(compared["findings"]), "not compared", "failed: d")
 
 
@@ -139,6 +140,23 @@ def test_one_seed_shows_nothing_and_no_complete_row_no_best() -> None:
     compared = compare_rows(results(a=[70, None], b=[None, 99]), ["a", "b"], "linear", "best")
     assert compared["reference"] is None
     assert_mentions(compared["findings"][0], "nothing is recommended")
+
+
+@pytest.mark.parametrize(("seeds", "said"), [(2, "95% interval"), (1, "one seed")])
+def test_the_plot_explains_what_is_on_it(tmp_path: Path, monkeypatch, seeds: int, said: str) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(Figure, "supxlabel", lambda self, text, **more: texts.append(text))
+    rows = [{**row, "knn": row["linear"]} for row in results(a=[70.0, 71.0][:seeds], b=[80.0, 82.0][:seeds])]
+    half = 1.0 if seeds > 1 else math.nan
+    summary = [
+        {"row": row, "knn": 75.0, "linear": 75.0, "knn_half_interval": half, "linear_half_interval": half}
+        for row in ("a", "b")
+    ]
+    result = {"rows": rows, "summary": summary, "reference": "a", "seeds": list(range(seeds))}
+    draw_comparison(result, {"knn": ("k-NN %", 2), "linear": ("linear %", 2)}, tmp_path / "plot.png")
+    assert said in texts[0]
+    assert "red" in texts[0]
+    assert ("interval" in texts[0].replace("no interval", "")) == (seeds > 1)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

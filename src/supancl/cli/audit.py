@@ -20,6 +20,7 @@ from supancl.reports.audit_files import (
     PAGE,
     cautions,
     check_corrected,
+    describe_duplicates,
     trust_line,
     write_audit_tables,
     write_corrected_copy,
@@ -78,17 +79,10 @@ def suspect_table(audit: Audit) -> Table:
 def describe(audit: Audit) -> list[str]:
     """How many suspects, duplicates and outliers there are."""
     summary = audit.summary
-    duplicates = "no duplicates"
-    if summary["duplicates"]:
-        same, splits, labels = (
-            summary[key] for key in ("same_pixels", "across_splits", "duplicates_with_other_labels")
-        )
-        counts = f"{same} with the same pixels, {splits} across splits, {labels} with different labels"
-        duplicates = f"{plural(summary['duplicates'], 'pair', number_format=',')} of duplicates ({counts})"
     return [
         f"{plural(summary['suspects'], 'suspect', number_format=',')}, "
         f"{plural(summary['outliers'], 'image', number_format=',')} unlike all others",
-        duplicates,
+        describe_duplicates(summary) or "no duplicates",
     ]
 
 

@@ -47,6 +47,10 @@ class Ranking:
     def compares(self) -> bool:
         return len(self.encoders) > 1
 
+    @property
+    def has_ranks(self) -> bool:
+        return self.compares and bool(self.ranked)
+
     def seeds(self, row: int) -> str:
         """` (n = 3)` after the name of a mean over seeds, ` (n = 1 to 3)` if some data sets have fewer, else empty.
 

@@ -61,7 +61,8 @@ def write_page(
     left_out = ", ".join(result["left_out"])
     transfer = (
         f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)}), "
-        f"fitted on {plural(result['shots'], 'image')} of each, 50 draws."
+        f"fitted on {plural(result['shots'], 'image')} of each, 50 draws; "
+        f"chance is {100 / len(result['left_out']):.0f}%."
         if left_out
         else "No class was left out, so transfer was not measured."
     )
@@ -75,13 +76,19 @@ def write_page(
     data, seed_list = result["data"], ", ".join(map(str, result["seeds"]))
     epochs = plural(result["epochs"], "epoch")
     seeds = f"seed{'s' if len(result['seeds']) != 1 else ''} {seed_list}"
+    deviations = (
+        "Values are means over seeds &plusmn; one standard deviation. Intervals of differences hold at 95% for all "
+        "pairs of alphas together (Tukey's, seeds as blocks)."
+        if len(result["seeds"]) > 1
+        else "One seed has no interval."
+    )
     body = f"""<h1>Which alpha for {html.escape(str(data["source"]))}?</h1>
 <p class="answer">{_unbroken_flags(result["recommendation"])}.</p>
 <p>{html.escape(result["recipe"])}, {epochs}, {plural(data["train"], "training image")}, {data["held_out"]} held out,
 {plural(data["classes"], "class", "classes")} in pretraining, {seeds}.
-alpha = 1 is self-supervised, alpha = 0 is only supervised. Values are means over seeds &plusmn; one standard
-deviation. {transfer} Intervals of differences hold at 95% for all pairs of alphas together (Tukey's, seeds as
-blocks).</p>
+alpha = 1 is self-supervised, alpha = 0 is only supervised. {transfer} {deviations} l_ssl and l_sup are the
+self-supervised and the supervised term of the loss; S_W/S_T is the share of the features' variance that lies within
+classes.</p>
 {to_html(table)}
 {_list_failed(result["rows"])}
 <img class="figure" alt="values against alpha" src="{inline_image(out / "curves.png")}">

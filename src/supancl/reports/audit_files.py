@@ -154,6 +154,15 @@ def trust_line(wrong: WrongShare | None, judged: int) -> str:
     return f"about {mean:.1f}% [{low:.1f}, {high:.1f}] of {labels} look wrong"
 
 
+def describe_duplicates(summary: dict[str, Any]) -> str:
+    """`43 pairs of duplicates (0 with the same pixels, 23 across splits, 0 with different labels)`; empty if none."""
+    if not summary["duplicates"]:
+        return ""
+    same, splits, labels = (summary[key] for key in ("same_pixels", "across_splits", "duplicates_with_other_labels"))
+    counts = f"{same:,} with the same pixels, {splits:,} across splits, {labels:,} with different labels"
+    return f"{plural(summary['duplicates'], 'pair', number_format=',')} of duplicates ({counts})"
+
+
 def cautions(summary: dict[str, Any]) -> list[str]:
     """What to know before believing the share and the list."""
     lines = []
@@ -163,6 +172,11 @@ def cautions(summary: dict[str, Any]) -> list[str]:
     if summary["trained_on_these_labels"]:
         learned = "the encoder was trained on these labels and may have learned wrong ones"
         lines.append(learned if wrong is None else f"{learned}: more may be wrong than this says")
+    if summary["agreement"] is None and 2 * summary["suspects"] > summary["judged"]:
+        lines.append(
+            f"{summary['suspects']:,} of {summary['judged']:,} labels are suspects: unless most of them are wrong, the "
+            "encoder does not separate the classes, and the order of the suspects means little"
+        )
     if wrong is not None and summary["suspects"] > 2 * wrong / 100 * summary["judged"] + 5:
         lines.append("more labels are suspects than look wrong: hard images are among them, the worst come first")
     return lines

@@ -15,7 +15,7 @@ from supancl.errors import plural
 from supancl.evaluate.audit import Audit
 from supancl.evaluate.duplicates import DuplicatePair
 from supancl.files import absolute_path
-from supancl.reports.audit_files import cautions, trust_line
+from supancl.reports.audit_files import cautions, describe_duplicates, trust_line
 from supancl.reports.maps import common_folder
 from supancl.reports.page import html_page
 from supancl.reports.sprites import draw_sprites, pack_array, thumbnail_bytes
@@ -27,8 +27,8 @@ SCRIPTS = ("elements.js", "sprites.js", "audit.js")
 
 BODY = """<h1>{title}</h1>
 <p class="answer">{answer}</p>
-{cautions}<p class="small">{about}</p>
-<nav id="tabs" class="audit-row" role="tablist" aria-label="What was found"></nav>
+{remarks}<p class="small">{about}</p>
+<nav id="tabs" class="audit-row" aria-label="What was found"></nav>
 <div class="audit-row">
 <input id="search" type="search" placeholder="Search names and classes" aria-label="Search names and classes">
 <select id="class" aria-label="Class"><option value="">all classes</option></select>
@@ -36,7 +36,7 @@ BODY = """<h1>{title}</h1>
 <select id="show" aria-label="Show"></select>
 <select id="order" aria-label="Order"></select>
 </div>
-<div class="audit-row"><span id="shown" role="status"></span>
+<div class="audit-row audit-turn"><span id="shown" role="status"></span>
 <button id="previous" type="button">Previous</button><span id="page" class="small"></span>
 <button id="next" type="button">Next</button><span class="fill"></span>
 <span id="decided" class="small" role="status"></span><button id="save" type="button">Save decisions</button></div>
@@ -47,8 +47,8 @@ by the encoder's features, the nearest first; a red frame marks another label th
 
 ABOUT = "A score is the evidence for the given label, from 0 (nothing speaks for it) to 1. "
 ABOUT_SHARE = (
-    "The share above is counted where the classifiers are most certain. It assumes that easy images are mislabelled as "
-    "often as hard ones. "
+    "The share above, in brackets its 95% interval, is counted where the classifiers are most certain. It assumes that "
+    "easy images are mislabelled as often as hard ones. "
 )
 ABOUT_ALL = "Nothing here replaces a look at the image."
 
@@ -64,8 +64,10 @@ def audit_page(audit: Audit, progress: Progress | None = None) -> str:
     body = BODY.format(
         title=html.escape(title),
         answer=html.escape(f"{answer[0].upper()}{answer[1:]}."),
-        cautions="".join(
-            f"<p>{html.escape(f'{line[0].upper()}{line[1:]}.')}</p>\n" for line in cautions(audit.summary)
+        remarks="".join(
+            f"<p>{html.escape(f'{line[0].upper()}{line[1:]}.')}</p>\n"
+            for line in (*cautions(audit.summary), describe_duplicates(audit.summary))
+            if line
         ),
         about=html.escape(ABOUT + ABOUT_SHARE * (audit.summary["wrong_percent"] is not None) + ABOUT_ALL),
     )

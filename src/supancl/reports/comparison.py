@@ -129,5 +129,7 @@ def draw_comparison(result: Result, measures: Measures, path: Path) -> None:
         axis.set_ylim(len(entries) - 0.5, -0.5)
         low, high = axis.get_xlim()
         axis.set_xlim(max(low, -2), min(high, 102))  # few seeds give intervals that no score can have
-    figure.supxlabel("grey: seeds; diamond and bar: their mean and its 95% interval", fontsize="small")
+    seeds_note = "grey: seeds; diamond and bar: their mean and its 95% interval"
+    seeds_note = seeds_note if len(result["seeds"]) > 1 else "one seed, so no interval"
+    figure.supxlabel(f"{seeds_note}; red: the others are compared with it", fontsize="small")
     figure.savefig(path, dpi=130)

@@ -75,7 +75,7 @@ def _add_chart(
         level = max(bound(record) for _, record, _ in lines)
         ends = [x for curve in curves for x, _ in curve["points"]]  # type: ignore[attr-defined]
         points = [[x, level] for x in dict.fromkeys((min(ends), max(ends)))]
-        curves.append({"name": "collapse", "colour": BOUND_COLOUR, "points": points})
+        curves.append({"name": "collapse below", "colour": BOUND_COLOUR, "points": points})
     axis = "epoch" if all(record.steps_per_epoch for _, record, _ in lines) else "step"
     specs[name] = {"title": title, "x": axis, "curves": curves}
 

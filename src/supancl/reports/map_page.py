@@ -37,7 +37,7 @@ BODY = """<header class="map-bar"><h1>{title}</h1>
 
 
 def map_page(source: str, images: MappedImages, maps: Sequence[EncoderMap], progress: Progress | None = None) -> str:
-    """The page; at most about 500 bytes per image, because thumbnails get the room that the rest leaves."""
+    """The page; at most 6 MB, or of many images 500 bytes each: thumbnails get the room that the rest leaves."""
     data, count = page_data(images, maps), len(images.names)
     sprites = draw_sprites(images.splits, thumbnail_bytes(count, data), progress)
     title = f"{source}: {plural(count, 'image', number_format=',')}"

@@ -74,6 +74,11 @@ def read_asset(name: str) -> str:
     return resources.files("supancl.reports").joinpath("assets", name).read_text(encoding="utf-8")
 
 
+def wrappable(text: str) -> str:
+    """A name as HTML that may wrap after underscores: `english_cocker_spaniel`."""
+    return html.escape(text).replace("_", "_<wbr>")
+
+
 def inline_image(path: Path) -> str:
     """A data URL with the content of a PNG file."""
     return data_url(path.read_bytes())

@@ -134,9 +134,11 @@ def class_styles(groups: Mapping[str, Sequence[int]]) -> dict[int, dict[str, Any
 
 
 def default_styles(labels: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Colour and marker of each label; after 80 classes they repeat."""
+    """Colour and marker of each label; after 80 classes they repeat. Images without a label are small and grey."""
     return {
-        label: {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
+        label: {"color": "#999999", "marker": "."}
+        if label < 0
+        else {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
         for label in labels
     }
 
@@ -162,7 +164,8 @@ def draw_panels(
     With more than `numbered_above` classes, symbols are hard to tell apart: each class also has a number in the legend
     and at its middle in the maps.
     """
-    present = sorted({int(label) for panel in panels for label in np.unique(panel.labels)})
+    labels = {int(label) for panel in panels for label in np.unique(panel.labels)}
+    present = sorted(labels, key=lambda label: (label < 0, label))  # in the legend unlabelled images come last
     present_groups = {
         group: [label for label in labels if label in present] for group, labels in (groups or {"": present}).items()
     }

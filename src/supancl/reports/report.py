@@ -34,6 +34,20 @@ USED_UNLESS = {
     "branches.momentum": ("branches.target", ("shared", "stop-gradient")),
 }
 NOT_A_SETTING = ("name", "paper")
+LAST_CHECK = (
+    '<p class="small">Values of the last check while training, in brackets 95% intervals. The linear accuracy to '
+    "report is that of <code>supancl evaluate linear</code>, which tunes the classifier and uses all training "
+    "images.</p>"
+)
+WORDS = {
+    "k-NN, linear": "share of held-out images that get their label from the nearest training images, or from a linear "
+    "classifier on the features",
+    "targets": "what the network has to predict for a batch: its projections of the images",
+    "effective rank": "how many directions the targets use; a fall towards 1 is a collapse",
+    "relative std": "how far the targets are spread: 1 evenly, 0 all images get the same one",
+    "S_W/S_T": "share of the features' variance that lies within classes; the lower, the tighter the classes",
+    "pool": "the stored targets of earlier batches; an image is drawn to those of its class",
+}
 
 
 def report_page(
@@ -49,7 +63,7 @@ def report_page(
     sections = [
         f"<h1>{html.escape(title)}</h1>",
         _verdicts(verdicts),
-        to_html(_overview(records, verdicts)),
+        to_html(_overview(records, verdicts)) + LAST_CHECK * any(record.checks for record in records.values()),
         _curves(specs, records),
         evaluations_html(records),
         _recipe(records),
@@ -120,7 +134,9 @@ def _curves(specs: Mapping[str, Mapping[str, Any]], records: Mapping[str, RunRec
     is_thinned = any(len(record.train_rows) > MAX_POINTS for record in records.values())
     thinned = f" Of a long log at most {MAX_POINTS:,} points are drawn, each as it was logged." if is_thinned else ""
     hint = "Move over a chart to read values, drag to zoom in, double-click to see everything; click a name to hide it."
-    return f"<h2>Curves</h2><p>{hint}{thinned}</p>{charts(specs)}"
+    words = "".join(f"<li><b>{word}</b>: {text}</li>" for word, text in WORDS.items())
+    explained = f"<details><summary>What do the words mean?</summary><ul>{words}</ul></details>"
+    return f"<h2>Curves</h2><p>{hint}{thinned}</p>{explained}{charts(specs)}"
 
 
 # --- recipe -----------------------------------------------------------------------------------------------------------

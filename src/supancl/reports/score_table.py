@@ -14,7 +14,7 @@ DEVIATION_NOTE = "± deviation over n seeds; without n, 95% interval over episod
 
 
 def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = False) -> str:
-    """The table, with the average rank if there are several encoders, and the average score if `average`.
+    """The table, with the average rank if data sets are ranked, and the average score if `average`.
 
     >>> from supancl.probes.ranking import rank_encoders
     >>> print(score_table(rank_encoders({"byol": {"pets": 80.0}, "supbyol": {"pets": 82.5}}), "markdown"), end="")
@@ -45,11 +45,11 @@ def ranking_table(ranking: Ranking, average: bool = False, notes: list[str] | No
             Cell(encoder, suffix=ranking.seeds(row).strip()),
             *map(make_cell, ranking.cells[row], ranking.marks[row]),
             *[_fixed(ranking.averages[row], ranking.digits)] * average,
-            *[_fixed(ranking.average_ranks[row], 2)] * ranking.compares,
+            *[_fixed(ranking.average_ranks[row], 2)] * ranking.has_ranks,
         ]
         for row, encoder in enumerate(ranking.encoders)
     ]
-    columns = ["Encoder", *ranking.datasets, *["Avg."] * average, *["Avg. rank"] * ranking.compares]
+    columns = ["Encoder", *ranking.datasets, *["Avg."] * average, *["Avg. rank"] * ranking.has_ranks]
     return Table(columns, rows, "l" + "r" * (len(columns) - 1), notes=notes or ())
 
 

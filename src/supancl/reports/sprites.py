@@ -59,7 +59,7 @@ def thumbnail_side(count: int) -> int:
 
 
 def thumbnail_bytes(count: int, rest: Any) -> float:
-    """Bytes for a thumbnail, so that a page with `count` images and the rest of its data is at most 500 per image."""
+    """Bytes for a thumbnail, so that a page with `count` images is at most 6 MB, or of many 500 per image."""
     room = max(USUAL_BYTES, BYTES_PER_IMAGE * count) - _text_bytes(rest)
     return max(MIN_THUMBNAIL_BYTES, 0.75 * room / count)  # base64 makes four bytes of three
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from supancl.errors import plural
 from supancl.evaluate import describe_queries_used, different_images_warnings, overlap_warnings, rankings
+from supancl.evaluate.comparison import row_labels
+from supancl.evaluate.naming import figure_of
 from supancl.files import digest, jsonable, read_json, write_text
 from supancl.reports.page import html_page
 from supancl.reports.score_table import TableFormat, ranking_table, score_table
@@ -46,9 +48,10 @@ def write_suite(results: Sequence[dict[str, Any]], summary: dict[str, Any], out:
         for protocol, ranking in tables.items()
     )
     figures = "Accuracy, or mAP where the column says so," if any("map" in result for result in results) else "Accuracy"
-    has_comparison = any(ranking.compares for ranking in tables.values())
-    marks_note = "; best in bold, second best underlined" if has_comparison else ""
-    ranks_note = " Average ranks run over the data sets that every encoder has." if has_comparison else ""
+    has_marks = any(mark for ranking in tables.values() for row in ranking.marks for mark in row)
+    marks_note = "; best in bold, second best underlined" if has_marks else ""
+    has_ranks = any(ranking.has_ranks for ranking in tables.values())
+    ranks_note = " Average ranks run over the data sets that every encoder has." if has_ranks else ""
     warnings = "".join(
         f"<li>{html.escape(line)}</li>" for line in (*different_images_warnings(results), *overlap_warnings(results))
     )
@@ -127,7 +130,10 @@ def _signed(gap: Mapping[str, Any]) -> Cell:
 def _data_sets(results: Sequence[dict[str, Any]]) -> str:
     """The data of each result: images, classes, metric and remarks."""
     rows = {}
+    halves: dict[tuple[str, str], float] = {}
     for result in results:
+        key = result["task"], result["data"]
+        halves[key] = max(halves.get(key, 0.0), _half_interval(result))
         images = result.get("images", "")
         if result["protocol"] == "knn":
             images = [result["references"], result["queries"]]
@@ -140,19 +146,28 @@ def _data_sets(results: Sequence[dict[str, Any]]) -> str:
         remarks = (remarks if dropped else []) + list(result.get("remarks", ()))
         metric = result["metric"] if result["protocol"] == "transfer" and "map" not in result else "top-1"
         metric = "mAP" if "map" in result else metric
-        rows[result["task"], result["data"]] = [
+        rows[key] = [
             result["data"],
             _title(result["task"]),
             sizes,
             f"{result['classes']:,}",
             str(metric),
+            f"± {halves[key]:.1f}" if halves[key] else "",
             "; ".join(remarks),
         ]
-    columns = ["data", "protocol", "images", "classes", "metric", "remarks"]
+    columns = ["data", "protocol", "images", "classes", "metric", "interval", "remarks"]
     return (
         "<h2>Data</h2><p>Images: references / queries of k-NN; train / validation / test of transfer; all images "
-        f"of few-shot.</p>{to_html(Table(columns, list(rows.values()), 'llrrlw'))}"
+        "of few-shot. Interval: half of the widest 95% interval of a single result, over test images or episodes, in "
+        f"points.</p>{to_html(Table(columns, list(rows.values()), 'llrrlrw'))}"
     )
+
+
+def _half_interval(result: Mapping[str, Any]) -> float:
+    """Half of a result's 95% interval; 0 if it has none."""
+    figure = figure_of(result)
+    low, high = (figure.interval if figure else None) or (0.0, 0.0)
+    return float(result.get("interval") or (high - low) / 2)
 
 
 def _failures(failures: Sequence[dict[str, str]]) -> str:
@@ -163,15 +178,15 @@ def _failures(failures: Sequence[dict[str, str]]) -> str:
 
 
 def _conditions(results: Sequence[dict[str, Any]]) -> str:
-    first = results[0]
+    first, names = results[0], row_labels(results)
     libraries = "; ".join(
         dict.fromkeys(
             ", ".join(f"{name} {version}" for name, version in result["versions"].items()) for result in results
         )
     )  # earlier calls may have used other versions
     encoders = "".join(
-        f"<li>{html.escape(label)}: <code>{html.escape(path)}</code></li>"
-        for path, label in {result["encoder"]: result["label"] for result in results}.items()
+        f"<li>{html.escape(name)}: <code>{html.escape(path)}</code></li>"
+        for path, name in {result["encoder"]: names[result["group"]] for result in results}.items()
     )
     seconds = sum(result["seconds"] for result in results)
     hardware = "; ".join(dict.fromkeys(str(result["hardware"]) for result in results))

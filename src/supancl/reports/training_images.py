@@ -15,7 +15,7 @@ from supancl.data.store.memory import Progress
 from supancl.errors import SupanclError
 from supancl.files import reason
 from supancl.recipes import Recipe
-from supancl.reports.page import data_url
+from supancl.reports.page import data_url, wrappable
 from supancl.reports.run_record import RunRecord
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _histogram(counts: Sequence[tuple[str, int]]) -> str:
         name, count = item
         bar = f'<div class="bar" style="width: {100 * count / most:.1f}%"></div>'
         rows.append(
-            f'<tr><td class="word long">{html.escape(name)}</td><td>{count:,}</td><td class="bars">{bar}</td></tr>'
+            f'<tr><td class="word long">{wrappable(name)}</td><td>{count:,}</td><td class="bars">{bar}</td></tr>'
         )
     return f'<h3>Training images by class</h3><table class="histogram"><tbody>{"".join(rows)}</tbody></table>'
 
@@ -129,6 +129,6 @@ def _pictures(pictures: Sequence[tuple[str, Sequence[bytes]]]) -> str:
         for number, tile in enumerate(tiles):
             text = name if number == 0 else f"view {(number - 1) % 2 + 1}"
             picture = f'<img alt="{html.escape(text)}" src="{data_url(tile, "image/webp")}">'
-            cells.append(f"<figure>{picture}<figcaption>{html.escape(text)}</figcaption></figure>")
+            cells.append(f"<figure>{picture}<figcaption>{wrappable(text)}</figcaption></figure>")
     title = "<h3>As the network sees them</h3>"
     return f'{title}<div class="pictures views" style="--columns: {len(pictures[0][1])}">{"".join(cells)}</div>'

@@ -29,14 +29,15 @@ TONES: dict[State, Literal["good", "warn", "bad"]] = {
 
 
 class Verdict(NamedTuple):
-    """The state of a run, and a sentence with the reason."""
+    """The state of a run, and a sentence with the reason; `is_doubtful`: healthy, but no better than its start."""
 
     state: State
     sentence: str
+    is_doubtful: bool = False
 
     @property
     def tone(self) -> str:
-        return TONES[self.state]
+        return "warn" if self.is_doubtful else TONES[self.state]
 
 
 class Diagnosis(NamedTuple):
@@ -67,7 +68,21 @@ def find_verdict(record: RunRecord) -> Verdict:
         command = f"{program_name()} pretrain --resume --out {shlex.quote(str(record.folder))}"
         sentence = f"{start}; healthy until then: {finding}. To continue it: {command}"
         return Verdict("stopped", sentence)
-    return Verdict("healthy", f"Healthy: {progress}; {finding}.")
+    evaluated, finding_of_it = _find_evaluation(record)
+    result = f" Evaluated ({evaluated}): {finding_of_it}." if evaluated else ""
+    is_doubtful = bool(evaluated) and not finding_of_it.startswith("better")
+    return Verdict("healthy", f"Healthy: {progress}; {finding}.{result}", is_doubtful)
+
+
+def _find_evaluation(record: RunRecord) -> tuple[str, str]:
+    """Name and finding of the linear evaluation on the run's own data, else of another one; empty if there is none."""
+    findings = {
+        name: str(result["verdict"])
+        for name, result in record.evaluations.items()
+        if result.get("verdict") and result.get("source") == record.settings.get("data.source")
+    }
+    name = min(findings, key=lambda name: not name.startswith("linear"), default="")
+    return name, findings.get(name, "")
 
 
 def _verdict_without_log(record: RunRecord) -> Verdict:
@@ -173,9 +188,9 @@ def _accuracy_fall(checks: Sequence[Row], least: float) -> str:
 def _describe_health(record: RunRecord, ranks: Sequence[float], bound: float) -> str:
     pieces = []
     if (std := record.last("std")) is not None:
-        pieces.append(f"relative std {std:.2f} (below {COLLAPSED_STD:g} is a collapse)")
+        pieces.append(f"relative std {std:.2f} (collapse: below {COLLAPSED_STD:g})")
     if ranks:
-        pieces.append(f"effective rank {ranks[-1]:.1f} (below {bound:.1f})")
+        pieces.append(f"effective rank {ranks[-1]:.1f} (collapse: below {bound:.1f})")
     for key, title in (("knn", "k-NN"), ("knn_map", "k-NN mAP")):
         figures = _values(record.checks, key)
         if len(figures) > 1:

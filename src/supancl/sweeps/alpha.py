@@ -215,7 +215,7 @@ def recommend(rows: list[dict[str, Any]], alphas: list[float], by: str) -> str:
     text = f"alpha = {best:g} has the best {title} ({mean:.2f}%, {len(seeds)} seeds)"
     if close:
         listed = " and ".join(words for words in (", ".join(close[:-1]), close[-1]) if words)
-        text += f"; no clear difference to {listed} with {len(seeds)} seeds"
+        text += f"; no clear difference from {listed} with {len(seeds)} seeds"
     return "; ".join([text, *worse]) + remarks
 
 

@@ -271,7 +271,7 @@ def describe_choice(comparison: Result, values: Mapping[str, Mapping[int, float]
     if left_out := [row for row in others if row not in complete]:
         lines.append(f"not compared, because a run of it failed: {', '.join(left_out)}")
     if close:
-        lines.append(f"no clear difference to {', '.join(close)}")
+        lines.append(f"no clear difference from {', '.join(close)}")
     return [*lines, f"its {figure} was used to choose it, so it is a little too high; a test split has not been used"]
 
 

@@ -77,7 +77,6 @@ class AuditPage {
     for (const [name, tab] of Object.entries(this.tabs)) {
       const button = element("button", "", `${tab.title} (${tab.total.toLocaleString("en")})`);
       Object.assign(button, { type: "button", id: `tab-${name}` });
-      button.setAttribute("role", "tab");
       button.addEventListener("click", () => this.open(name));
       find("tabs").append(button);
     }
@@ -87,8 +86,8 @@ class AuditPage {
     find("split").hidden = this.data.splits.length < 2;
     find("search").addEventListener("input", () => this.filter());
     for (const id of ["class", "split", "show", "order"]) find(id).addEventListener("change", () => this.filter());
-    find("previous").addEventListener("click", () => this.turn(this.page - 1));
-    find("next").addEventListener("click", () => this.turn(this.page + 1));
+    find("previous").addEventListener("click", () => this.leaf(-1));
+    find("next").addEventListener("click", () => this.leaf(1));
     find("save").addEventListener("click", () => this.save());
     document.addEventListener("keydown", (event) => this.press(event));
   }
@@ -100,9 +99,7 @@ class AuditPage {
   open(name) {
     this.tab = this.tabs[name];
     for (const button of document.querySelectorAll("#tabs button")) {
-      const isOpen = button.id === `tab-${name}`;
-      button.setAttribute("aria-selected", isOpen);
-      button.setAttribute("aria-pressed", isOpen);
+      button.setAttribute("aria-pressed", button.id === `tab-${name}`);
     }
     for (const [id, options] of [["show", this.tab.shows], ["order", this.tab.orders]]) {
       const list = document.getElementById(id);
@@ -156,10 +153,18 @@ class AuditPage {
     this.countDecisions();
   }
 
+  // The next or previous page, from its first card.
+  leaf(step) {
+    const list = document.getElementById("list");
+    this.turn(this.page + step);
+    if (list.getBoundingClientRect().top < 0) list.scrollIntoView();
+  }
+
+  // With a red frame if both labels are known and differ.
   thumbnail(image, given) {
     const canvas = element("canvas", "thumbnail pixels");
-    canvas.classList.toggle("other", given !== undefined && this.labels[image] >= 0 && this.labels[image] !== given);
-    canvas.title = `${this.className(this.labels[image])}\n${this.data.prefix}${this.data.names[image]} (${this.data.splits[this.splitOf[image]]})`;
+    canvas.classList.toggle("other", given >= 0 && this.labels[image] >= 0 && this.labels[image] !== given);
+    giveName(canvas, `${this.className(this.labels[image])}\n${this.data.prefix}${this.data.names[image]} (${this.data.splits[this.splitOf[image]]})`, "img");
     this.sprites.draw(canvas, image);
     return canvas;
   }
@@ -167,12 +172,12 @@ class AuditPage {
   // A picture with its label below.
   figure(image, given) {
     const figure = element("figure");
-    figure.append(this.thumbnail(image, given), element("figcaption", "", this.className(this.labels[image])));
+    figure.append(this.thumbnail(image, given), wrappable(element("figcaption"), this.className(this.labels[image], "no label")));
     return figure;
   }
 
   describe(image) {
-    return element("div", "small", `${this.data.names[image]} (${this.data.splits[this.splitOf[image]]})`);
+    return wrappable(element("div", "small"), `${this.data.names[image]} (${this.data.splits[this.splitOf[image]]})`);
   }
 
   card(entry, ...parts) {
@@ -232,7 +237,7 @@ class AuditPage {
 
   press(event) {
     if (event.target.matches("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "n" || event.key === "p") this.turn(this.page + (event.key === "n" ? 1 : -1));
+    if (event.key === "n" || event.key === "p") this.leaf(event.key === "n" ? 1 : -1);
     if (this.tab !== this.tabs.suspects || !this.entries.length) return;
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (step) {

@@ -160,6 +160,10 @@
         from = null;
         if (this.toX(range[1]) - this.toX(range[0]) > 6) this.zoom(range);
       });
+      this.svg.addEventListener("pointercancel", () => { // a finger scrolls the page
+        from = null;
+        this.box?.setAttribute("visibility", "hidden");
+      });
       this.svg.addEventListener("pointerleave", () => {
         this.readout.textContent = "";
         this.cursor?.setAttribute("visibility", "hidden");

@@ -8,6 +8,19 @@ function element(tag, className, text) {
   return made;
 }
 
+// Name an element for the pointer and for readers that do not see it.
+function giveName(made, text, role) {
+  made.title = text;
+  made.setAttribute("role", role);
+  made.setAttribute("aria-label", text.replaceAll("\n", ", "));
+}
+
+// A text that wraps after underscores, hyphens and slashes: `english_cocker_spaniel/7.jpg`.
+function wrappable(made, text) {
+  made.append(...text.split(/(?<=[_/-])/).flatMap((part) => [part, element("wbr")]));
+  return made;
+}
+
 // A cell of a CSV file; a text that a spreadsheet would compute gets an apostrophe, as in files.py.
 function csvCell(text) {
   const isFormula = /^\s*[=+\-@]/.test(text) && (text.trim() === "" || Number.isNaN(Number(text)));

@@ -62,11 +62,11 @@ class ImageMap {
     });
     find("fit").addEventListener("click", () => this.scatters.forEach((scatter) => scatter.fit()));
     find("select-shown").addEventListener("click", () => this.select(this.indices((i) => this.shared.visible[i])));
-    find("clear").addEventListener("click", () => { this.select([]); this.focus(-1); });
+    find("clear").addEventListener("click", () => this.clear());
     find("save").addEventListener("click", () => this.save());
     find("all-classes").addEventListener("click", () => this.showClasses(true));
     find("no-classes").addEventListener("click", () => this.showClasses(false));
-    document.addEventListener("keydown", (event) => { if (event.key === "Escape") find("clear").click(); });
+    document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !event.target.matches("[type=search]")) this.clear(); });
     document.addEventListener("themechange", () => this.changeTheme());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.changeTheme());
     this.addClasses(find("classes"));
@@ -180,10 +180,21 @@ class ImageMap {
     this.selection = indices;
     document.getElementById("selected").textContent = indices.length
       ? `${indices.length.toLocaleString("en")} selected` : "Nothing selected: draw a lasso (or drag with Shift)";
-    for (const id of ["save", "clear"]) document.getElementById(id).disabled = !indices.length;
+    document.getElementById("save").disabled = !indices.length;
+    this.allowClear();
     const more = indices.length > MOST_SHOWN ? [element("p", "small", `and ${(indices.length - MOST_SHOWN).toLocaleString("en")} more, in the CSV`)] : [];
     document.getElementById("selection").replaceChildren(this.thumbnails(indices.slice(0, MOST_SHOWN)), ...more);
     this.redraw();
+  }
+
+  clear() {
+    this.select([]);
+    this.focus(-1);
+  }
+
+  // The button works if something is selected or an image is shown.
+  allowClear() {
+    document.getElementById("clear").disabled = !this.shared.selectedCount && this.shared.focus < 0;
   }
 
   save() {
@@ -199,6 +210,11 @@ class ImageMap {
     return (this.hasSeveral ? cell.split(";").filter(Boolean).join(", ") : cell) || this.classes[this.classes.length - 1];
   }
 
+  isLabelled(index) {
+    return this.shared.classOf[index] < this.classes.length - 1;
+  }
+
+  // Of two labelled images.
   shareClass(index, other) {
     const { classes } = this.labelSets[this.setOf[other]];
     return this.labelSets[this.setOf[index]].classes.some((label) => classes.includes(label));
@@ -210,8 +226,10 @@ class ImageMap {
 
   thumbnail(index) {
     const canvas = element("canvas", "thumbnail pixels");
-    canvas.title = `${this.className(index)}\n${this.names[index]}`;
+    giveName(canvas, `${this.className(index)}\n${this.names[index]}`, "button");
+    canvas.tabIndex = 0;
     canvas.addEventListener("click", () => this.focus(index));
+    canvas.addEventListener("keydown", (event) => { if (event.key === "Enter") this.focus(index); });
     canvas.addEventListener("pointerenter", () => this.mark(index));
     canvas.addEventListener("pointerleave", () => this.mark(-1));
     this.sprites.draw(canvas, index);
@@ -248,22 +266,25 @@ class ImageMap {
   focus(index) {
     const section = document.getElementById("image");
     this.shared.focus = index;
+    this.allowClear();
     this.redraw();
     if (index < 0) {
-      section.replaceChildren(element("p", "small", "Click a point: its image and nearest neighbours appear here."));
+      section.replaceChildren(element("p", "small", "Near points are images with similar features (t-SNE); distances between groups mean little. Click a point: its image and nearest neighbours appear here."));
       return;
     }
     const figure = element("figure", "large"), caption = element("figcaption");
     caption.append(...this.describe(index));
     figure.append(this.thumbnail(index), caption);
     const lists = this.scatters.flatMap((scatter) => {
-      const neighbours = [...scatter.neighboursOf(index)];
-      const same = neighbours.filter((other) => this.shareClass(index, other)).length;
-      const list = this.thumbnails(neighbours);
+      const neighbours = [...scatter.neighboursOf(index)], list = this.thumbnails(neighbours);
       list.dataset.encoder = scatter.title;
-      neighbours.forEach((other, k) => list.children[k].classList.toggle("other", !this.shareClass(index, other)));
-      const have = this.hasSeveral ? "share a class with it" : "have this class";
-      return [element("p", "small", `${scatter.title}: ${same} of the ${neighbours.length} nearest ${have}`), list];
+      const labelled = neighbours.filter((other) => this.isLabelled(other));
+      const same = this.isLabelled(index) ? labelled.filter((other) => this.shareClass(index, other)) : labelled;
+      neighbours.forEach((other, k) => list.children[k].classList.toggle("other", labelled.includes(other) && !same.includes(other)));
+      const have = !this.isLabelled(index) ? "have a label" : this.hasSeveral ? "share a class with it" : "have this class";
+      const without = this.isLabelled(index) && labelled.length < neighbours.length ? `, ${neighbours.length - labelled.length} no label` : "";
+      const many = labelled.length || this.isLabelled(index) ? `${same.length} of the ${neighbours.length} nearest ${have}${without}` : `the ${neighbours.length} nearest`;
+      return [element("p", "small", `${scatter.title}: ${many}`), list];
     });
     section.replaceChildren(figure, ...lists);
   }
