@@ -95,29 +95,36 @@ def program_name() -> str:
 
 _VALUE = r"\d[\w.]*|cpu|cuda|bf16|fp32|[A-Z]+\b(?:\.\w+)?|[^\s;,:)]*/[^\s;,:)]*"
 _FLAG = re.compile(
-    r"(?P<command>\b(?:supancl|torchrun|evaluate) [^;,)]*)|--extend (?P<run>\S+) --epochs (?P<epochs>\w+)|--set "
-    rf"|--(?P<name>[a-z]+(?:-[a-z]+)*)(?: (?P<value>{_VALUE}))?"
+    r"supancl pretrain(?P<flags>(?: --[a-z-]+(?: [^-;,()'\s][^;,()'\s]*)?)+)(?=$|[;,)])"
+    r"|(?P<command>\b(?:supancl|torchrun|evaluate) [^;,)]*)|--extend (?P<run>\S+) --epochs (?P<epochs>\w+)|--set "
+    rf"|--(?P<name>[a-z-]+)(?: (?P<value>{_VALUE}))?"
 )
 _SWITCHES = ("resume", "skip_bad_images")
 
 
 def in_python_words(text: str) -> str:
-    """The message with arguments of Python in place of flags; commands that begin with their program stay.
+    """The message with arguments of Python in place of flags; commands other than `pretrain` stay.
 
     >>> in_python_words("r already holds a run; continue it with --resume, or choose another --out")
     'r already holds a run; continue it with resume=True, or choose another out'
     >>> in_python_words("use --batch-size 150 or --set pool.size=8; or: supancl pretrain --resume --out r")
-    'use batch_size=150 or pool.size=8; or: supancl pretrain --resume --out r'
+    "use batch_size=150 or pool.size=8; or: supancl.pretrain(resume=True, out='r')"
     """
 
     def replace(match: re.Match[str]) -> str:
+        if match["flags"]:
+            words = [word.partition(" ") for word in match["flags"].split(" --")[1:] if not word.startswith("plugin ")]
+            arguments = [f"{flag.replace('-', '_')}={repr(value) if value else True}" for flag, _, value in words]
+            return f"supancl.pretrain({', '.join(arguments)})"
         if match["command"] or match["run"]:
             return match["command"] or f"supancl.extend_run({match['run']!r}, {match['epochs']})"
         if match["name"] is None:
             return ""
         name = match["name"].replace("-", "_")
         value = match["value"] or ("True" if name in _SWITCHES else "")
-        return f"{'import' if name == 'plugin' else name}{'=' if value and name != 'plugin' else ''}{value}"
+        if name == "plugin":
+            return f"import {value}".strip()
+        return f"{name}={value}" if value else name
 
     return _FLAG.sub(replace, text)
 

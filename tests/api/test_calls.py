@@ -6,6 +6,7 @@ import builtins
 import os
 import pickle
 import shutil
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from supancl import BadInput, EncoderSpec
 from supancl.api.pretraining import open_images
 from supancl.cli.flags import SHORTHANDS, SWITCHES
 from supancl.data.from_python import as_label_array
+from supancl.errors import in_python_words
 from supancl.recipes.shorthands import full_name
 from tests.files import archive, assert_one_line, class_folders, mentions, noise, picture, saved_result
 from tests.files import supancl as command
@@ -208,7 +210,7 @@ def test_a_run_is_extended_with_its_data_where_they_are_now(photos, tmp_path):
     place = shutil.copytree(photos, tmp_path / "photos")
     supancl.pretrain("digits.supsiam", place, tmp_path / "run", **TINY)
     place.rename(tmp_path / "moved")
-    with pytest.raises(BadInput, match=mentions("no data", "pretrain --resume --data NEW")):
+    with pytest.raises(BadInput, match=mentions("no data", "pretrain(resume=True, data='NEW'")):
         supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer")
     assert not (tmp_path / "longer").exists()
     longer = supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer", data=tmp_path / "moved")
@@ -281,12 +283,35 @@ def test_bad_arguments_are_explained_in_one_line(arguments, settings, nouns, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_in_a_message_keeps_its_flags(tmp_path):
-    place = archive(tmp_path / "gone.npz")
-    recipe = supancl.recipe("digits.supsiam", **{"data.source": str(place)})
-    place.unlink()
-    with pytest.raises(BadInput, match=mentions("pretrain --resume --data NEW --out RUN")):
-        supancl.pretrain(recipe)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("see: supancl data check SOURCE --hash FILE", "see: supancl data check SOURCE --hash FILE"),
+        (
+            "supancl pretrain --resume --on-collapse warn --out r/a --plugin mine.py; or --init r/a and another --out",
+            "supancl.pretrain(resume=True, on_collapse='warn', out='r/a'); or init=r/a and another out",
+        ),
+        ("in another folder: --extend r/a --epochs N", "in another folder: supancl.extend_run('r/a', N)"),
+        ("(supancl recipes lists them), or --resume", "(supancl recipes lists them), or resume=True"),
+        ("try a lower --set optimizer.lr", "try a lower optimizer.lr"),
+        ("skip it with --skip-bad-images", "skip it with skip_bad_images=True"),
+        ("register your own with --plugin FILE", "register your own with import FILE"),
+    ],
+)
+def test_flags_are_told_as_arguments(text, expected):
+    assert in_python_words(text) == expected
+
+
+def test_a_stopped_run_on_arrays_says_how_it_continues(tmp_path):
+    class Stop(supancl.Reporter):
+        def on_epoch(self, row):
+            signal.raise_signal(signal.SIGINT)
+
+    call, settings = ("digits.supsiam", (GREY, NUMBERS * 7 + 1), tmp_path / "run"), {**TINY, "epochs": 2}
+    with pytest.raises(supancl.Interrupted, match=mentions("supancl.pretrain(resume=True", "same data")) as error:
+        supancl.pretrain(*call, **settings, reporter=Stop())
+    assert "--" not in str(error.value)
+    assert supancl.pretrain(data=call[1], out=call[2], resume=True).metrics[-1]["epoch"] == 1
 
 
 def test_public_functions_can_be_pickled():
