@@ -96,8 +96,8 @@ def program_name() -> str:
 _VALUE = r"\d[\w.]*|cpu|cuda|bf16|fp32|[A-Z]+\b(?:\.\w+)?|[^\s;,:)]*/[^\s;,:)]*"
 _FLAG = re.compile(
     r"supancl pretrain(?P<flags>(?: --[a-z-]+(?: [^-;,()'\s][^;,()'\s]*)?)+)(?=$|[;,)])"
-    r"|(?P<command>\b(?:supancl|torchrun|evaluate) [^;,)]*)|--extend (?P<run>\S+) --epochs (?P<epochs>\w+)|--set "
-    rf"|--(?P<name>[a-z-]+)(?: (?P<value>{_VALUE}))?"
+    r"|(?P<command>\b(?:supancl|torchrun|evaluate) [^;,)]*)"
+    rf"|(?<![\w./-])--(?:extend (?P<run>\S+) --epochs (?P<epochs>\w+)|set |(?P<name>[a-z-]+)(?: (?P<value>{_VALUE}))?)"
 )
 _SWITCHES = ("resume", "skip_bad_images")
 

@@ -295,6 +295,7 @@ def test_bad_arguments_are_explained_in_one_line(arguments, settings, nouns, tmp
         ("(supancl recipes lists them), or --resume", "(supancl recipes lists them), or resume=True"),
         ("try a lower --set optimizer.lr", "try a lower optimizer.lr"),
         ("skip it with --skip-bad-images", "skip it with skip_bad_images=True"),
+        ("no data at 'old--out/--resume'; check the path", "no data at 'old--out/--resume'; check the path"),
         ("register your own with --plugin FILE", "register your own with import FILE"),
     ],
 )
