@@ -122,8 +122,8 @@ def in_python_words(text: str) -> str:
             return ""
         name = match["name"].replace("-", "_")
         value = match["value"] or ("True" if name in _SWITCHES else "")
-        if name == "plugin":
-            return f"import {value}".strip()
+        if name in ("plugin", "extend"):
+            return f"import {value}".strip() if name == "plugin" else f"supancl.extend_run({value or 'RUN'})"
         return f"{name}={value}" if value else name
 
     return _FLAG.sub(replace, text)
@@ -138,6 +138,8 @@ def explained_in_python(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         except SupanclError as error:
             error.args = tuple(in_python_words(part) if isinstance(part, str) else part for part in error.args)
+            if isinstance(error, Stopped):
+                error.cause = in_python_words(error.cause)
             raise
 
     call.__module__ = "supancl"  # where pickle finds it
