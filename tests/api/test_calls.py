@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,6 +167,24 @@ def test_tensors_and_data_sets_are_read_as_arrays(data, images):
         ours, theirs = getattr(opened, split), getattr(expected, split)
         assert ours.labels.tolist() == theirs.labels.tolist()
         assert torch.equal(pixels(ours), pixels(theirs))
+
+
+def test_photographs_of_a_data_set_are_shrunk_one_by_one(photos, run):
+    """As in a list, but at most the last one is still in memory at its full size."""
+    files, held = sorted((photos / "cat").iterdir()), []
+
+    class Photographs(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(files)
+
+        def __getitem__(self, index):
+            assert sum(image() is not None for image in held) <= 1
+            image = Image.open(files[index]).convert("RGB")
+            held.append(weakref.ref(image))
+            return image
+
+    opened = [Image.open(file).convert("RGB") for file in files]
+    assert torch.equal(supancl.embed(run, Photographs()).values, supancl.embed(run, opened).values)
 
 
 def test_weights_of_several_labels_go_with_their_images():

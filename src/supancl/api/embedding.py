@@ -109,7 +109,8 @@ def find_splits(encoder: Encoder, images: Any, view: View, progress: Any) -> Ite
         store = ArrayImages(torch.from_numpy(np.ascontiguousarray(images, np.float32)))
         yield full_split(store, torch.full((len(store),), -1), [f"images[{i}]" for i in range(len(store))])
         return
-    images, labels = ([images], None) if isinstance(images, (str, Path, Image.Image)) else split_labels(images)
-    spec = DataSpec(short_side=short_side, resample=resample)
-    split = source_from_images(images, None, spec, encoder.spec.channels).splits["train"]
+    spec, channels = DataSpec(short_side=short_side, resample=resample), encoder.spec.channels
+    one_image = isinstance(images, (str, Path, Image.Image))
+    images, labels = ([images], None) if one_image else split_labels(images, spec, channels)
+    split = source_from_images(images, None, spec, channels).splits["train"]
     yield split if labels is None else replace(split, labels=label_numbers(labels, len(split)))

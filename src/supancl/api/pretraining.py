@@ -129,10 +129,9 @@ def find_recipe(recipe: Recipe | str | Path, settings: Mapping[str, Any]) -> Rec
 
 def open_images(recipe: Recipe, data: Any) -> Data:
     """Images, or (images, labels), opened as the recipe says: its channels, and what it holds out, limits and hides."""
-    images, labels = split_labels(data)
     spec = with_short_side(recipe).data
     if is_to_be_fitted(recipe) and isinstance(recipe.views, Crops):  # the size of its views is not chosen yet
         largest = recipe.with_set({"views.size": VIEW_SIZES[-1]})
         spec = with_short_side(largest).data
-    spec = replace(spec, source=FROM_PYTHON, joined=())
-    return prepare_data(source_from_images(images, labels, spec, recipe.encoder.channels), spec)
+    spec, channels = replace(spec, source=FROM_PYTHON, joined=()), recipe.encoder.channels
+    return prepare_data(source_from_images(*split_labels(data, spec, channels), spec, channels), spec)

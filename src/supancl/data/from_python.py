@@ -122,18 +122,24 @@ def check_batch(images: np.ndarray) -> None:
     check_image_array(images.shape, images.dtype, "the array of images")
 
 
-def split_labels(data: Any) -> tuple[Any, Any]:
+def split_labels(data: Any, spec: DataSpec, channels: int) -> tuple[Any, Any]:
     """The images, and their labels or None, of whatever holds both: (images, labels), a data set of torch, or a list of
-    (image, label). A data set is read once, from its first image to its last.
+    (image, label). A data set is read once, and its photographs are shrunk at once: all of them may not fit in memory.
 
-    >>> split_labels([("1.png", "cat"), ("2.png", "dog")])
+    >>> split_labels([("1.png", "cat"), ("2.png", "dog")], DataSpec(), 3)
     (['1.png', '2.png'], ['cat', 'dog'])
     """
     if is_pair(data):
         return data[0], data[1]
     if isinstance(data, torch.utils.data.Dataset):
+
+        def read(row: Any) -> Any:
+            image, *rest = row if isinstance(row, (list, tuple)) else [row]
+            pixels = decode_any(image, channels, spec.short_side, spec.resample).permute(1, 2, 0).numpy()
+            return (pixels, *rest) if isinstance(row, (list, tuple)) else pixels
+
         rows: Any = data
-        data = [rows[i] for i in range(len(rows))] if isinstance(data, Sized) else list(rows)
+        data = [read(row) for row in (map(rows.__getitem__, range(len(rows))) if isinstance(data, Sized) else rows)]
     if not isinstance(data, (list, tuple)) or not data or not isinstance(data[0], (list, tuple)):
         return data, None
     for row in data:
