@@ -280,6 +280,7 @@ def test_a_stopped_run_is_resumed_by_its_folder_alone(tmp_path):
         (("digits.supsiam", []), {}, ["empty"]),
         ((None, None, "nothing-here"), {"resume": True}, ["nothing-here"]),
         (("digits.supsiam", GREY), {"batch_size": 4}, ["no training image has a label", "data=(images, labels)"]),
+        (("digits.supsiam", (GREY, NUMBERS * 2 - 1)), {"batch_size": 4}, ["only one class, '1'", "-1 means no label"]),
         (("digits.supsiam", torch.from_numpy(GREY) / 255), {}, ["float32", "uint8", "ToTensor"]),
         (("digits.supsiam", torch.from_numpy(noise(3, 8, 8))), {}, ["(3, 8, 8)", "image[None]"]),
         (("digits.supsiam", torch.utils.data.DataLoader(Pairs(GREY, NUMBERS))), {}, ["DataLoader", "loader.dataset"]),
@@ -298,7 +299,7 @@ def test_bad_arguments_are_explained_in_one_line(arguments, settings, nouns, tmp
     with pytest.raises(BadInput) as error:
         supancl.pretrain(*arguments, **settings)
     assert_one_line(str(error.value), *nouns)
-    assert "--" not in str(error.value)
+    assert " --" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 

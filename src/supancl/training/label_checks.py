@@ -26,6 +26,8 @@ def check_labels(recipe: Recipe, data: Data) -> None:
     if len(present) == 1:
         # remarks are not shown when the data are refused, so this one is part of the message
         hints = "".join(f" ({remark})" for remark in data.remarks if ONLY_CLASS in remark)
+        if source == FROM_PYTHON and data.train.num_labelled < len(data.train):
+            hints += " (-1 means no label)"
         raise BadInput(
             f"{source}: only one class, {data.classes[present[0]]!r}, has training images; "
             f"{recipe.method} needs two, or use simsiam or byol" + hints
