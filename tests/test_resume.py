@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import shlex
 import signal
 import time
@@ -210,11 +211,11 @@ def test_a_run_that_ended_at_a_loss_without_numbers_goes_on_without_the_step(pol
     data, folder = tiny_data(), tmp_path / "stopped"
     recipe = tiny_recipe("supbyol", train__checkpoint_every=every)
     pretrain(recipe.with_set({"train.on_nan": policy}), data, tmp_path / "whole")
-    way = rf"supancl pretrain --resume --on-nan skip --out {folder}; or start again"
+    way = re.escape(f"supancl.pretrain(resume=True, on_nan='skip', out='{folder}'); or start again")
     with pytest.raises(NonFinite, match=way) as stopped:
         pretrain(recipe, data, folder)
     assert str(stopped.value).startswith(f"{stopped.value.cause}; ")
-    with pytest.raises(NonFinite, match=mentions("step 3", "--on-nan")):
+    with pytest.raises(NonFinite, match=mentions("step 3", "on_nan=")):
         pretrain(None, data, folder, resume=True)  # who does not ask for it is stopped again
     with pytest.raises(Crash):
         pretrain(recipe.with_set({"train.on_nan": policy}), data, folder, resume=True, reporter=CrashAt(6))
@@ -246,7 +247,7 @@ def test_a_run_that_skips_may_be_told_to_stop_and_a_finished_one_is_left_as_it_i
         pretrain(recipe, data, folder, reporter=CrashAt(6))  # the epoch's five steps are saved
     with monkeypatch.context() as patch:
         poisoned(patch, {7})
-        with pytest.raises(NonFinite, match=mentions("step 7", "--on-nan")):
+        with pytest.raises(NonFinite, match=mentions("step 7", "on_nan=")):
             pretrain(recipe.with_set({"train.on_nan": "stop"}), data, folder, resume=True)
         pretrain(recipe, data, folder, resume=True)
     before = (folder / "recipe.json").read_bytes()
@@ -309,7 +310,7 @@ def test_a_run_that_was_stopped_for_a_collapse_goes_on_when_it_is_asked_to_and_s
     collapsing(monkeypatch)
     data, folder, recipe = tiny_data(), tmp_path / "stopped", tiny_recipe("supbyol")
     pretrain(recipe, data, tmp_path / "whole")
-    way = f"; to continue this run anyway: supancl pretrain --resume --on-collapse warn --out {folder}"
+    way = f"; to continue this run anyway: supancl.pretrain(resume=True, on_collapse='warn', out='{folder}')"
     stopping = recipe.with_set({"train.on_collapse": "stop"})
     with pytest.raises(Collapsed, match=mentions("step 3", "collapsed")) as first:
         pretrain(stopping, data, folder)

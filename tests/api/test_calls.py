@@ -6,7 +6,9 @@ import builtins
 import os
 import pickle
 import shutil
+import signal
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +20,10 @@ from PIL import Image
 
 import supancl
 from supancl import BadInput, EncoderSpec
+from supancl.api.pretraining import open_images
 from supancl.cli.flags import SHORTHANDS, SWITCHES
 from supancl.data.from_python import as_label_array
+from supancl.errors import in_python_words
 from supancl.recipes.shorthands import full_name
 from tests.files import archive, assert_one_line, class_folders, mentions, noise, picture, saved_result
 from tests.files import supancl as command
@@ -53,6 +57,10 @@ class Table(dict):
     """As a table of pandas, it has columns, and a loop over it gives their names."""
 
     columns = property(lambda self: list(self))
+
+
+def pixels(split) -> torch.Tensor:
+    return split.batch(torch.arange(len(split))).pixels
 
 
 def same_weights(one: supancl.Encoder, other: supancl.Encoder) -> bool:
@@ -119,6 +127,85 @@ def test_labels_with_gaps_are_read_as_from_a_column():
         assert as_label_array(labels).tolist() == expected
 
 
+class Pairs(torch.utils.data.Dataset):
+    """A data set of torch that does not raise IndexError, as many do not."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index % len(self)], self.labels[index % len(self)]
+
+
+GREY, NUMBERS = noise(20, 8, 8), np.arange(20) % 2
+COLOUR = noise(20, 8, 9, 3)
+CHANNELS_FIRST = torch.from_numpy(COLOUR).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "images"),
+    [
+        ((torch.from_numpy(GREY), torch.from_numpy(NUMBERS).float()), GREY),
+        ((torch.from_numpy(GREY)[:, None], NUMBERS), GREY),
+        ((CHANNELS_FIRST, NUMBERS), COLOUR),
+        ((CHANNELS_FIRST.contiguous(), list(NUMBERS)), COLOUR),
+        ([COLOUR, NUMBERS], COLOUR),
+        (Pairs(CHANNELS_FIRST, torch.from_numpy(NUMBERS)), COLOUR),
+        (Pairs([Image.fromarray(image) for image in GREY], NUMBERS), GREY),
+        (torch.utils.data.TensorDataset(CHANNELS_FIRST, torch.from_numpy(NUMBERS)), COLOUR),
+        ([(image, int(label)) for image, label in zip(GREY, NUMBERS, strict=True)], GREY),
+    ],
+)
+def test_tensors_and_data_sets_are_read_as_arrays(data, images):
+    recipe = supancl.recipe("digits.supsiam")
+    opened, expected = open_images(recipe, data), open_images(recipe, (images, NUMBERS))
+    assert opened.classes == expected.classes == ("0", "1")
+    for split in ("train", "held_out"):
+        ours, theirs = getattr(opened, split), getattr(expected, split)
+        assert ours.labels.tolist() == theirs.labels.tolist()
+        assert torch.equal(pixels(ours), pixels(theirs))
+
+
+def test_photographs_of_a_data_set_are_shrunk_one_by_one(photos, run):
+    """As in a list, but at most the last one is still in memory at its full size."""
+    files, held = sorted((photos / "cat").iterdir()), []
+
+    class Photographs(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(files)
+
+        def __getitem__(self, index):
+            assert sum(image() is not None for image in held) <= 1
+            image = Image.open(files[index]).convert("RGB")
+            held.append(weakref.ref(image))
+            return image
+
+    opened = [Image.open(file).convert("RGB") for file in files]
+    assert torch.equal(supancl.embed(run, Photographs()).values, supancl.embed(run, opened).values)
+
+
+def test_weights_of_several_labels_go_with_their_images():
+    weights = np.eye(3)[np.arange(20) % 3] + 0.5 * np.eye(3)[0]
+    for images in (GREY, list(GREY), torch.from_numpy(GREY)):
+        data = open_images(supancl.recipe("digits.supsiam"), (images, weights))
+        assert data.train.pairs is not None
+        assert data.classes == ("0", "1", "2")
+
+
+def test_integers_with_gaps_train_as_names_do(tmp_path):
+    number, name = {0: 10, 1: 20}.get, {0: "cat", 1: "dog"}.get
+    runs = [
+        supancl.pretrain("digits.supsiam", (images, list(map(label, NUMBERS))), tmp_path / str(i), **TINY)
+        for i, (images, label) in enumerate([(GREY, number), (GREY, name), (list(GREY), number)])
+    ]
+    assert [run.classes for run in runs] == [("10", "20"), ("cat", "dog"), ("10", "20")]
+    assert same_weights(runs[0].encoder, runs[1].encoder)
+    assert supancl.load(tmp_path / "0").classes == ("10", "20")
+
+
 def test_a_recipe_file_and_a_recipe_take_settings_too(tmp_path):
     (tmp_path / "mine.json").write_text('{"recipe": "digits.supsiam", "loss.alpha": 0.25}')
     run = supancl.pretrain(tmp_path / "mine.json", (noise(20, 8, 8), np.arange(20) % 2), tmp_path / "run", **TINY)
@@ -142,7 +229,7 @@ def test_a_run_is_extended_with_its_data_where_they_are_now(photos, tmp_path):
     place = shutil.copytree(photos, tmp_path / "photos")
     supancl.pretrain("digits.supsiam", place, tmp_path / "run", **TINY)
     place.rename(tmp_path / "moved")
-    with pytest.raises(BadInput, match=mentions("no data", "pretrain --resume --data NEW")):
+    with pytest.raises(BadInput, match=mentions("no data", "pretrain(resume=True, data='NEW'")):
         supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer")
     assert not (tmp_path / "longer").exists()
     longer = supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer", data=tmp_path / "moved")
@@ -150,7 +237,7 @@ def test_a_run_is_extended_with_its_data_where_they_are_now(photos, tmp_path):
 
 
 def test_a_run_folder_whose_name_is_no_utf_8_is_refused_at_once(tmp_path):
-    with pytest.raises(BadInput, match=mentions("UTF-8", "--out")):
+    with pytest.raises(BadInput, match=mentions("UTF-8", "choose another out")):
         supancl.pretrain("digits.supsiam", (noise(20, 8, 8), [0, 1] * 10), tmp_path / os.fsdecode(b"h\xfcnd"), **TINY)
     assert list(tmp_path.iterdir()) == []
 
@@ -192,14 +279,78 @@ def test_a_stopped_run_is_resumed_by_its_folder_alone(tmp_path):
         (("digits.supsiam", 3), {}, ["3"]),
         (("digits.supsiam", []), {}, ["empty"]),
         ((None, None, "nothing-here"), {"resume": True}, ["nothing-here"]),
+        (("digits.supsiam", GREY), {"batch_size": 4}, ["no training image has a label", "data=(images, labels)"]),
+        (("digits.supsiam", (GREY, NUMBERS * 2 - 1)), {"batch_size": 4}, ["only one class, '1'", "-1 means no label"]),
+        (("digits.supsiam", torch.from_numpy(GREY) / 255), {}, ["float32", "uint8", "ToTensor"]),
+        (("digits.supsiam", torch.from_numpy(noise(3, 8, 8))), {}, ["(3, 8, 8)", "image[None]"]),
+        (("digits.supsiam", torch.utils.data.DataLoader(Pairs(GREY, NUMBERS))), {}, ["DataLoader", "loader.dataset"]),
+        (("digits.supsiam", (image for image in GREY)), {}, ["generator", "list"]),
+        (("digits.supsiam", {"images": GREY}), {}, ["dict", "list"]),
+        (("digits.supsiam", [(GREY[0], 1, 0), (GREY[1], 1, 1)]), {}, ["(image, label)"]),
+        (("digits.supsiam", (GREY, NUMBERS)), {"batch_size": 99}, ["batch_size=16 or less"]),
+        (("digits.supsiam",), {"device": "cuda"}, ["device=cuda", "use device=cpu"]),
+        (("cifar100.supsiam",), {}, ["data=FOLDER"]),
+        ((), {"resume": True}, ["resume=True with out=DIR"]),
     ],
 )
 def test_bad_arguments_are_explained_in_one_line(arguments, settings, nouns, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BadInput) as error:
         supancl.pretrain(*arguments, **settings)
     assert_one_line(str(error.value), *nouns)
+    assert " --" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("see: supancl data check SOURCE --hash FILE", "see: supancl data check SOURCE --hash FILE"),
+        (
+            "supancl pretrain --resume --on-collapse warn --out r/a --plugin mine.py; or --init r/a and another --out",
+            "supancl.pretrain(resume=True, on_collapse='warn', out='r/a'); or init=r/a and another out",
+        ),
+        ("in another folder: --extend r/a --epochs N", "in another folder: supancl.extend_run('r/a', N)"),
+        ("(supancl recipes lists them), or --resume", "(supancl recipes lists them), or resume=True"),
+        ("try a lower --set optimizer.lr", "try a lower optimizer.lr"),
+        ("skip it with --skip-bad-images", "skip it with skip_bad_images=True"),
+        ("no data at 'old--out/--resume'; check the path", "no data at 'old--out/--resume'; check the path"),
+        ("register your own with --plugin FILE", "register your own with import FILE"),
+    ],
+)
+def test_flags_are_told_as_arguments(text, expected):
+    assert in_python_words(text) == expected
+
+
+def test_a_stopped_run_on_arrays_says_how_it_continues(tmp_path):
+    class Stop(supancl.Reporter):
+        def on_epoch(self, row):
+            signal.raise_signal(signal.SIGINT)
+
+    call, settings = ("digits.supsiam", (GREY, NUMBERS * 7 + 1), tmp_path / "run"), {**TINY, "epochs": 2}
+    with pytest.raises(supancl.Interrupted, match=mentions("supancl.pretrain(resume=True", "same data")) as error:
+        supancl.pretrain(*call, **settings, reporter=Stop())
+    assert "--" not in str(error.value)
+    assert supancl.pretrain(data=call[1], out=call[2], resume=True).metrics[-1]["epoch"] == 1
+
+
+def test_public_functions_can_be_pickled():
+    for name in ("pretrain", "embed", "open_data", "knn_accuracy"):
+        function = getattr(supancl, name)
+        assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_a_taken_folder_is_told_in_words_of_python_and_of_the_command(tmp_path, capsys):
+    call = ("digits.supsiam", (GREY, NUMBERS), tmp_path / "run")
+    supancl.pretrain(*call, **TINY)
+    with pytest.raises(BadInput, match=mentions("resume=True", "another out")) as error:
+        supancl.pretrain(*call, **TINY)
+    assert "--" not in str(error.value)
+    said = command(capsys, "pretrain", "digits.supsiam", "--out", tmp_path / "run")
+    assert_one_line(said.err, "--resume", "--out")
+    with pytest.raises(BadInput, match=mentions("train.epochs = 3", "extend_run")):
+        supancl.pretrain(*call, **{**TINY, "epochs": 3}, resume=True)
 
 
 def test_every_flag_is_a_keyword():
@@ -371,12 +522,39 @@ def test_vectors_go_to_a_linear_encoder():
         (None, Table(path=["1.png"]), ["table", "columns"]),
         (None, torch.zeros(2, 3, 8, 8), ["float32"]),
         (None, tiny_data(), ["data.train", "data.held_out"]),
+        (None, (noise(2, 8, 8), ["cat", "dog"]), ["one integer per image"]),
+        (None, (noise(2, 8, 8), [1, 2, 3]), ["(3,)", "2 images"]),
     ],
 )
 def test_what_cannot_be_embedded_is_explained_in_one_line(encoder, images, nouns, run):
     with pytest.raises(BadInput) as error:
         supancl.embed(run if encoder is None else encoder, images)
     assert_one_line(str(error.value), *nouns)
+
+
+@pytest.mark.parametrize(
+    ("options", "nouns"),
+    [
+        ({"device": "cuda"}, ["device=cuda", "cpu"]),
+        ({"device": torch.device("cuda", 1)}, ["device=cuda:1", "cpu"]),
+        ({"view": "center"}, ["view", "center", "margin, whole"]),
+        ({"batch_size": 0}, ["batch_size", "at least 1"]),
+    ],
+)
+def test_options_of_embed_that_cannot_be_used_are_refused(options, nouns, run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadInput) as error:
+        supancl.embed(run, noise(2, 8, 8), **options)
+    assert_one_line(str(error.value), *nouns)
+
+
+def test_labels_are_embedded_as_they_are_given(run):
+    """Also with gaps: another call with other classes means the same by them."""
+    for images in (GREY, list(GREY)):
+        assert supancl.embed(run, (images, NUMBERS * 10 + 5)).labels.tolist() == (NUMBERS * 10 + 5).tolist()
+    named = supancl.embed(run, Pairs(list(GREY), NUMBERS + 1))
+    assert named.labels.tolist() == (NUMBERS + 1).tolist()
+    assert torch.equal(named.values, supancl.embed(run, GREY).values)
 
 
 def test_the_transform_pickles_without_the_encoder(run):
@@ -391,3 +569,5 @@ def test_a_folder_is_opened_by_its_name(photos):
     assert supancl.open_data(str(photos), 1).train.batch(torch.tensor([0])).pixels.shape[1] == 1
     with pytest.raises(BadInput, match="nowhere"):
         supancl.open_data("nowhere")
+    with pytest.raises(BadInput, match=mentions("tuple", "from_arrays")):
+        supancl.open_data((GREY, NUMBERS))

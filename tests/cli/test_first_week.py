@@ -272,7 +272,7 @@ def test_a_fault_in_ones_own_file_is_placed_where_a_study_trains_side_by_side(tm
     with pytest.raises(BadInput, match=mentions("test_first_week.py", "__call__", "AttributeError", "nothing")):
         runner._train_in_worker(chosen, tmp_path / "run")
     # what says itself what is wrong stays
-    with pytest.raises(BadInput, match=mentions("holds a run", "--resume")) as told:
+    with pytest.raises(BadInput, match=mentions("holds a run", "resume=True")) as told:
         pretrain(chosen, out=tmp_path / "run")
     assert own.describe_plugin_error(told.value) == ""
 

@@ -177,12 +177,16 @@ def test_the_second_call_needs_no_images_of_the_run(place, capsys):
 
 def test_images_labelled_since_the_run_are_remarked_on_and_can_be_used(place, capsys):
     photos, words = ["--data", "photos", "--device", "cpu"], ["--with", "means", "--all"]
-    assert not supancl(capsys, "predict", "run", *photos, *words, "--out", "before.csv").err
+    for name in ("photos", "new"):
+        assert not supancl(capsys, "predict", "run", "--data", name, *words, "--out", f"before-{name}.csv").err
     os.rename("photos/rows/2.png", "photos/columns/2.png")
     said = supancl(capsys, "predict", "run", *photos, *words, "--out", "after.csv")
     assert said.code == 0
     assert_mentions(said.err, "run", "changed", "60 images", "--references photos")
-    assert not supancl(capsys, "predict", "run", "--data", "new", "--out", "new.csv").err
+    said = supancl(capsys, "predict", "run", "--data", "new", "--out", "new.csv")
+    assert_mentions(
+        said.err, "run", "changed", "60 images", "--references SOURCE"
+    )  # of other data the run's are listed
     # the way out works; of what is held out now, some was trained on
     said = supancl(capsys, "predict", "run", *photos, *words, "--references", "photos", "--out", "now.csv")
     assert said.code == 0, said.err

@@ -475,3 +475,11 @@ def test_sums_of_single_precision_targets_keep_more_digits_than_the_targets(kind
     for value in (2.0**24, 1.0, 1.0):  # 2^24 + 1 is 2^24 in single precision
         pool.push(torch.tensor([[value]]), torch.tensor([0]))
     assert pool.class_mean(torch.tensor([0]), torch.zeros(1, 1).double()).item() == (2**24 + 2) / 3
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([0.0, 1.0]), torch.tensor([1, 2])])
+def test_labels_that_are_no_class_numbers_are_refused_with_the_way_out(labels):
+    queue, targets = Queue(size=4, width=3, classes=2), torch.eye(3)[:2]
+    for call in (lambda: queue.push(targets, labels), lambda: queue.class_mean(labels, targets)):
+        with pytest.raises(ValueError, match=r"long\(\)|0 to 1, or -1"):
+            call()

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from supancl import from_arrays
-from supancl.data.from_python import data_from_images
+from supancl.data.from_python import source_from_images
 from supancl.data.label_pairs import count_distinct, label_cell, label_texts, parse_label_set, weight_matrix
 from supancl.data.opening import open_data, peek_data
+from supancl.data.preparing import prepare_data
 from supancl.data.splits import DataSpec
 from supancl.data.survey import survey_data, survey_source
 from supancl.errors import BadInput
@@ -114,10 +115,10 @@ def test_arrays_in_python_and_their_splits_have_the_same_number_of_pairs():
 
 def test_lists_of_images_take_several_labels_too():
     images = list(noise(20, 8, 8))
-    data = data_from_images(images, WEIGHTS, DataSpec("arrays", holdout=0), 1)
+    data = prepare_data(source_from_images(images, WEIGHTS, DataSpec("arrays"), 1), DataSpec("arrays", holdout=0))
     assert torch.equal(data.train.pairs, from_arrays(noise(20, 8, 8), WEIGHTS, spec=DataSpec(holdout=0)).train.pairs)
     with pytest.raises(BadInput, match=mentions("labels", "(20, 1)", "(20,)")):
-        data_from_images(images, np.ones((20, 1), int), DataSpec("arrays"), 1)
+        source_from_images(images, np.ones((20, 1), int), DataSpec("arrays"), 1)
 
 
 def refused_matrix(row: list[float], column: int = 4) -> np.ndarray:

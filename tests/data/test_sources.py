@@ -398,13 +398,49 @@ def test_arrays_from_python_need_no_file():
         (noise(4, 8, 8), [0, 1, 0], ("train_labels", "(3,)", "4 images", "(4,)")),
         (noise(4, 8, 8), [[0], [1], [0], [1]], ("train_labels", "(4, 1)", "4 images", "(4,)")),
         (noise(4, 8, 8), [0, 1, -2, 1], ("train_labels", "-2", "0", "-1")),
-        (noise(4, 8, 8), [0, 1, 0, 10**12], ("train_labels", "1000000000000", "1000000", "-1")),
-        (noise(4, 8, 8), np.array([0, 1, 0, 2**63], np.uint64), ("train_labels", "9223372036854775808")),
+        (noise(4, 3, 8, 8), [0, 1, 0, 1], ("(4, 3, 8, 8)", "transpose(0, 2, 3, 1)")),
     ],
 )
 def test_arrays_that_cannot_be_used_are_bad_input_that_says_why(images, labels, message):
     with pytest.raises(BadInput, match=mentions(*message)):
         from_arrays(images, np.asarray(labels))
+
+
+@pytest.mark.parametrize("label", [10**12, 2**63])
+def test_a_label_of_an_archive_that_is_hardly_a_class_number_is_refused(label, tmp_path):
+    labels = np.array([0, 1, 0, label], np.uint64)
+    path = archive(tmp_path / "large.npz", train_images=noise(4, 8, 8), train_labels=labels)
+    with pytest.raises(BadInput, match=mentions("train_labels", str(label), "1000000", "-1")):
+        source(path)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.uint64])
+def test_integers_with_gaps_are_class_names_in_numeric_order(kind):
+    given, tested = np.array([20, 3, 100, 20] * 10, kind), np.array([3, 7], kind)
+    data = from_arrays(noise(40, 8, 8), given, noise(2, 8, 8), tested)
+    assert data.classes == ("3", "7", "20", "100")
+    assert [data.classes[label] for label in data.train.labels[:4]] == ["20", "3", "100", "20"]
+    assert [data.classes[label] for label in data.held_out.labels] == ["3", "7"]
+    large = np.array([5, 10**12] * 20 if kind == np.int64 else [5, 200] * 20, kind)
+    assert len(from_arrays(noise(40, 8, 8), large).classes) == 2
+
+
+def test_integers_without_gaps_and_numbers_of_class_names_stay_as_they_are():
+    labels = np.arange(40) % 3 - 1
+    data = from_arrays(noise(40, 8, 8), labels, spec=DataSpec(holdout=0))
+    assert data.train.labels.tolist() == labels.tolist()
+    assert data.classes == ("0", "1")
+    numbers = np.arange(40) % 2 * 2
+    named = from_arrays(noise(40, 8, 8), numbers, classes=["cat", "dog", "eel"], spec=DataSpec(holdout=0))
+    assert named.train.labels.tolist() == numbers.tolist()
+
+
+def test_an_archive_whose_class_numbers_have_gaps_says_so(tmp_path):
+    gaps = archive(tmp_path / "gaps.npz", train_images=noise(4, 8, 8), train_labels=[0, 2, 0, 2])
+    opened = source(gaps)
+    assert opened.classes == ("0", "1", "2")
+    assert_mentions(" ".join(opened.remarks), "gaps.npz", "1 has no image", "names")
+    assert source(archive(tmp_path / "none.npz", train_images=noise(4, 8, 8), train_labels=[0, 1, 0, 1])).remarks == ()
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from supancl.data.views.products import render
 from supancl.data.views.specs import Crops, LocalCrops, Masks
 from supancl.errors import BadInput
 from tests.data.test_augment import MEAN, STD, bytes_of, cropped, jittered_by_torchvision
-from tests.files import assert_refused
+from tests.files import assert_refused, mentions
 from tests.helpers import seeded
 
 
@@ -490,3 +490,11 @@ def test_an_image_no_larger_than_the_view_is_resized_whole(side, size):
 def test_vectors_are_evaluated_as_they_are():
     vectors = torch.randn(3, 5)
     assert torch.equal(evaluation_view(Batch(vectors), 5, (0.0,), (1.0,)), vectors)
+
+
+def test_views_of_a_tensor_are_those_of_a_batch_and_floats_are_refused():
+    images = bytes_of(4, 20, 30)
+    views = [Crops(size=8)(batch, MEAN, STD, seeded(0)) for batch in (images, Batch(images))]
+    assert torch.equal(*views)
+    with pytest.raises(BadInput, match=mentions("float32", "uint8")):
+        Crops(size=8)(images / 255, MEAN, STD)

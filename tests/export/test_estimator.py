@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -54,6 +55,29 @@ def fast(**parameters) -> ImageEncoder:
 @pytest.fixture(scope="module")
 def fitted() -> ImageEncoder:
     return fast().fit(*images())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda pixels: torch.from_numpy(pixels).permute(0, 3, 1, 2),
+        lambda pixels: (Image.fromarray(image) for image in pixels),
+    ],
+)
+def test_tensors_and_generators_are_whole(make, fitted):
+    """None of a generator's images is lost by looking at the first one."""
+    pixels, labels = images()
+    other = fast().fit(make(pixels), labels)
+    features = other.transform(make(pixels))
+    assert features.shape[0] == len(pixels)
+    assert np.array_equal(features, fitted.transform(pixels))
+
+
+def test_errors_name_settings_not_flags():
+    pixels, labels = images()
+    with pytest.raises(ValueError, match=mentions("batch_size=32 or less")) as error:
+        fast(settings={**FAST, "batch_size": 99}).fit(pixels, labels)
+    assert "--" not in str(error.value)
 
 
 def test_minus_one_as_a_class_is_warned_about():

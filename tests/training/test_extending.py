@@ -92,9 +92,9 @@ def test_another_rate_and_settings_of_resume_may_be_named(finished: Path, tmp_pa
 @pytest.mark.parametrize(
     ("epochs", "changes", "named"),
     [
-        (2, {}, ("--epochs 2", "2 epochs")),
-        (4, {"loss.alpha": 0.1}, ("loss.alpha", "--init")),
-        (4, {"train.seed": 3}, ("train.seed", "--init")),
+        (2, {}, ("epochs=2", "2 epochs")),
+        (4, {"loss.alpha": 0.1}, ("loss.alpha", "init=")),
+        (4, {"train.seed": 3}, ("train.seed", "init=")),
         (4, {"schedule.restart_rate": 2}, ("schedule.restart_rate", "1")),
     ],
 )
@@ -107,12 +107,12 @@ def test_what_cannot_be_extended_is_refused_and_nothing_is_made(finished, tmp_pa
 def test_an_unfinished_run_and_one_without_checkpoint_say_what_to_do(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(Crash):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "stopped", reporter=CrashAt(7))
-    with pytest.raises(BadInput, match=mentions("not finished", f"--resume --out {tmp_path / 'stopped'}")):
+    with pytest.raises(BadInput, match=mentions("not finished", f"resume=True out={tmp_path / 'stopped'}")):
         extend_run(tmp_path / "stopped", 4, tmp_path / "longer")
     bare = shutil.copytree(finished, tmp_path / "bare")
     for path in checkpoints(bare / "checkpoints"):
         path.unlink()
-    with pytest.raises(BadInput, match=mentions("no checkpoint", f"--init {bare}")):
+    with pytest.raises(BadInput, match=mentions("no checkpoint", f"init={bare}")):
         extend_run(bare, 4, tmp_path / "longer")
 
 
@@ -120,7 +120,7 @@ def test_a_restart_without_its_checkpoint_does_not_begin_at_step_0(finished: Pat
     extending.start_extension(RunFolder(finished), 3, tmp_path / "longer", {}, Notes())
     for path in checkpoints(tmp_path / "longer" / "checkpoints"):
         path.unlink()
-    with pytest.raises(BadInput, match=mentions("schedule.restart_epoch", "step 10", "--extend RUN")):
+    with pytest.raises(BadInput, match=mentions("schedule.restart_epoch", "step 10", "extend_run(RUN)")):
         pretrain(None, tiny_data(), tmp_path / "longer", resume=True)
 
 

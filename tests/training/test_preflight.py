@@ -217,9 +217,9 @@ def test_a_recorded_step_takes_no_batch_of_another_shape() -> None:
 @pytest.mark.parametrize(
     ("settings", "ways"),
     [
-        ({}, ("batches of 8", "--accumulate 2", "--batch-size 4")),
-        ({"train.accumulate": 4}, ("batches of 8", "--batch-size 4")),
-        ({"train.batch_size": 2}, ("batches of 2", "--set views.size", "encoder")),
+        ({}, ("batches of 8", "accumulate=2", "batch_size=4")),
+        ({"train.accumulate": 4}, ("batches of 8", "batch_size=4")),
+        ({"train.batch_size": 2}, ("batches of 2", "(views.size)", "encoder")),
     ],
 )
 def test_too_little_memory_says_what_to_lower(settings, ways, monkeypatch, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_too_little_memory_says_what_to_lower(settings, ways, monkeypatch, tmp_p
 
 
 def test_too_little_memory_on_a_cpu_is_said_as_well(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=mentions("memory", "--set pool.size")):
+    with pytest.raises(BadInput, match=mentions("memory", "pool.size=")):
         pretrain(tiny_recipe(pool__size=2**31 - 1, heads__projector__out=2**14), tiny_data(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

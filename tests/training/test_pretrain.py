@@ -370,7 +370,7 @@ def test_steps_traced_as_one_graph_and_eager_ones_agree(method: str, monkeypatch
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_images(monkeypatch, tmp_path: Path) -> None:
     poisoned(monkeypatch, {3})
-    with pytest.raises(NonFinite, match=mentions("step 3", "train_images[", "--on-nan skip")):
+    with pytest.raises(NonFinite, match=mentions("step 3", "train_images[", "on_nan='skip'")):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
 
 

@@ -101,7 +101,7 @@ def test_a_damaged_encoder_is_written_again_by_resuming_the_finished_run(finishe
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(BadInput, match=mentions(file, "digest", "--resume")):
+    with pytest.raises(BadInput, match=mentions(file, "digest", "resume=True")):
         load_encoder(run)
     pretrain(None, tiny_data(), run, resume=True)
     assert file.read_bytes() == (finished.folder / file.name).read_bytes()
@@ -156,7 +156,7 @@ def test_a_changed_recipe_file_is_refused_on_resume(key: str, finished: Run, tmp
     content["recipe"][section][name] = CHANGES[key]
     (run / "recipe.json").write_text(json.dumps(content))
     before = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-    with pytest.raises(BadInput, match=mentions(run / "recipe.json", key.partition(".")[0], "--init", "--out")):
+    with pytest.raises(BadInput, match=mentions(run / "recipe.json", key.partition(".")[0], "init=", "another out")):
         pretrain(None, tiny_data(), run, resume=True)
     after = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before
@@ -183,7 +183,7 @@ def test_weights_of_another_run_are_refused_and_written_again(finished: Run, tmp
     run = shutil.copytree(finished.folder, tmp_path / "run")
     for name, load in (("encoder.safetensors", load_encoder), ("projector.safetensors", load_projector)):
         shutil.copy(other.folder / name, run / name)
-        with pytest.raises(BadInput, match=mentions(run / name, "another run", run / "recipe.json", "--resume")):
+        with pytest.raises(BadInput, match=mentions(run / name, "another run", run / "recipe.json", "resume")):
             load(run)
     pretrain(None, tiny_data(), run, resume=True)
     for name in ("encoder.safetensors", "projector.safetensors"):

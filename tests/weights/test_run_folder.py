@@ -405,7 +405,7 @@ def test_settings_that_differ_are_refused_from_python_too(tmp_path):
     other = replace(recipe, optimizer=replace(recipe.optimizer, lr=0.123))
     with pytest.raises(BadInput, match=mentions("optimizer.lr", "0.123", "0.05", "recipe.json")):
         pretrain(other, data, tmp_path / "run", resume=True)
-    with pytest.raises(BadInput, match=mentions("holds a run", "--resume", "--out")):
+    with pytest.raises(BadInput, match=mentions("holds a run", "resume=True", "another out")):
         pretrain(recipe, data, tmp_path / "run")
     assert contents(tmp_path) == before
 

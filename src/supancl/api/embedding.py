@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from PIL import Image
 
 from supancl.api.progress import progress_reporter
+from supancl.config import checked
 from supancl.core.encoders import PROJECTOR, Encoder
-from supancl.data.from_python import Images, is_image_file, store_images
+from supancl.data.from_python import Images, is_image_file, label_numbers, source_from_images, split_labels
 from supancl.data.opening import open_source
 from supancl.data.splits import Data, DataSpec, Source, Split, full_split
 from supancl.data.store.memory import ArrayImages
@@ -41,8 +43,9 @@ def embed(
     """The features of images: `.values` (N, width), and `.labels`, -1 where there is none or several.
 
     `encoder` is a run, an encoder, or what `open_encoder` takes: a run folder, an encoder.safetensors, timm:NAME.
-    `images` are an array (N, H, W[, C]) of uint8, a list of Pillow images or paths, a source as for `--data` (a folder:
-    all of its splits, train first), or a split of `open_data`.
+    `images` are an array (N, H, W[, C]) or a tensor (N, C, H, W) of uint8, a list of Pillow images or paths, a data set
+    of torch, (images, labels) with integers as labels, a source as for `--data` (a folder: all of its splits, train
+    first), or a split of `open_data`.
 
     `view` is `margin`, the centre 7/8 of the short side, bilinear, as in linear evaluation; or `whole`, all of the
     short side, bicubic, as in the transfer protocol (App. E). `layer` is one of the encoder's layers, or `projector`.
@@ -56,7 +59,10 @@ def embed(
     tensor([0, 1, 2, 3])
     """
     module = find_encoder(encoder, layer)
-    device = next(module.parameters()).device if device is None else device
+    device = next(module.parameters()).device if device is None else pick_device(str(device))
+    checked(view, View, "view")
+    if batch_size < 1:
+        raise BadInput(f"batch_size = {batch_size}: must be at least 1")
     options.setdefault("progress", progress_reporter(None).on_progress)
     splits = list(find_splits(module, images, view, options["progress"]))
     features = [probes.embed(module, split, device, batch_size, layer, normalize, view, **options) for split in splits]
@@ -100,8 +106,11 @@ def find_splits(encoder: Encoder, images: Any, view: View, progress: Any) -> Ite
         yield from images.splits.values()
         return
     if isinstance(images, np.ndarray) and images.ndim == 2 and encoder.spec.name == "linear":
-        store: Any = ArrayImages(torch.from_numpy(np.ascontiguousarray(images, np.float32)))
-    else:
-        one_image = isinstance(images, (str, Path, Image.Image))
-        store = store_images([images] if one_image else images, encoder.spec.channels, short_side, resample)
-    yield full_split(store, torch.full((len(store),), -1), [f"images[{i}]" for i in range(len(store))])
+        store = ArrayImages(torch.from_numpy(np.ascontiguousarray(images, np.float32)))
+        yield full_split(store, torch.full((len(store),), -1), [f"images[{i}]" for i in range(len(store))])
+        return
+    spec, channels = DataSpec(short_side=short_side, resample=resample), encoder.spec.channels
+    one_image = isinstance(images, (str, Path, Image.Image))
+    images, labels = ([images], None) if one_image else split_labels(images, spec, channels)
+    split = source_from_images(images, None, spec, channels).splits["train"]
+    yield split if labels is None else replace(split, labels=label_numbers(labels, len(split)))

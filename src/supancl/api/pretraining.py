@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from supancl.api.progress import progress_reporter
-from supancl.data.from_python import Images, data_from_images, is_image_file
+from supancl.data.from_python import Images, is_image_file, source_from_images, split_labels
+from supancl.data.preparing import prepare_data
 from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.splits import Data
 from supancl.data.survey import Survey, survey_data, survey_source
@@ -47,10 +46,11 @@ def pretrain(
 
     `recipe` is a name (`supancl recipes` lists them), a file of settings, or a `Recipe`. Without one, the settings are
     chosen from the data and the device. `data` is a source as for `--data` (a folder, a .npz, ...) or several; images,
-    or (images, labels), where images are an array (N, H, W[, C]) of uint8, or a list of Pillow images or paths, and
-    labels are numbers or names, -1 for unlabelled; or what `open_data` returns. `out` is the run folder (else
-    runs/RECIPE-NNN). Further arguments are settings: `epochs=10`, `alpha=0.3`, `batch_size=64`, and any field by its
-    dotted name, `**{"views.size": 64}`; with a name also `compat="released-code"`.
+    or (images, labels), where images are an array (N, H, W[, C]) or a tensor (N, C, H, W) of uint8, or a list of Pillow
+    images or paths, and labels are numbers or names, -1 for unlabelled; a data set of torch; or what `open_data`
+    returns. `out` is the run folder (else runs/RECIPE-NNN). Further arguments are settings: `epochs=10`, `alpha=0.3`,
+    `batch_size=64`, and any field by its dotted name, `**{"views.size": 64}`; with a name also
+    `compat="released-code"`.
 
     `init` starts from trained weights (docs/import.md). `resume` continues the run in `out` with the settings saved
     there. Progress shows in a terminal and in a notebook; `verbose=False` hides it, `True` also prints it to a file. A
@@ -59,6 +59,7 @@ def pretrain(
     >>> run = pretrain("digits.supsiam", out="runs/digits", epochs=1, alpha=0.3, limit=128)
     >>> run.recipe.loss.alpha, run.recipe.train.epochs
     (0.3, 1)
+    >>> import numpy as np
     >>> images, labels = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8), np.arange(40) % 2
     >>> pretrain("digits.supsiam", (images, labels), epochs=1, batch_size=18).folder
     PosixPath('runs/digits.supsiam-001')
@@ -128,14 +129,9 @@ def find_recipe(recipe: Recipe | str | Path, settings: Mapping[str, Any]) -> Rec
 
 def open_images(recipe: Recipe, data: Any) -> Data:
     """Images, or (images, labels), opened as the recipe says: its channels, and what it holds out, limits and hides."""
-    images, labels = data if is_pair(data) else (data, None)
     spec = with_short_side(recipe).data
     if is_to_be_fitted(recipe) and isinstance(recipe.views, Crops):  # the size of its views is not chosen yet
         largest = recipe.with_set({"views.size": VIEW_SIZES[-1]})
         spec = with_short_side(largest).data
-    return data_from_images(images, labels, replace(spec, source=FROM_PYTHON, joined=()), recipe.encoder.channels)
-
-
-def is_pair(data: Any) -> bool:
-    """Whether this is (images, labels), not two images: labels are numbers, texts or None."""
-    return isinstance(data, tuple) and len(data) == 2 and (data[1] is None or np.ndim(data[1]) == 1)
+    spec, channels = replace(spec, source=FROM_PYTHON, joined=()), recipe.encoder.channels
+    return prepare_data(source_from_images(*split_labels(data, spec, channels), spec, channels), spec)

@@ -374,8 +374,12 @@ def _position_in_ring(ring: Tensor, keep: Tensor, rings: int) -> tuple[Tensor, T
 
 
 def _check_labels(labels: Tensor, classes: int) -> None:
+    if labels.is_floating_point():
+        raise ValueError(f"labels of {labels.dtype}; give integers, such as labels.long()")
     # on a GPU this would wait for the device and break the compiled graph; indexing fails there anyway
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
     if labels.numel() and int(labels.max()) >= classes:
-        raise ValueError(f"label {int(labels.max())} in a pool made for {classes} classes")
+        raise ValueError(
+            f"label {int(labels.max())} in a pool made for {classes} classes; labels are 0 to {classes - 1}, or -1"
+        )

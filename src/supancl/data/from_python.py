@@ -1,8 +1,8 @@
-"""Images that are Python objects: arrays, Pillow images, paths of image files, and lists of them."""
+"""Images that are Python objects: arrays, tensors, Pillow images, paths, lists of them, and data sets of torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,19 +11,20 @@ import numpy as np
 from PIL import Image
 
 from supancl.data.decode import LISTED_SUFFIXES, Resample, decode, decode_opened, image_problem, map_in_order
-from supancl.data.opening import from_arrays
-from supancl.data.preparing import prepare_data
 from supancl.data.sources.arrays import (
+    as_array,
     check_image_array,
     check_label_array,
+    close_gaps,
     convert_channels,
     number_labels,
     read_labels,
+    source_from_arrays,
 )
-from supancl.data.splits import Data, DataSpec, Source, full_split
+from supancl.data.splits import DataSpec, Source, full_split
 from supancl.data.store.memory import ArrayImages, Batch, ImageStore, PackedImages
 from supancl.data.views.evaluation import evaluation_short_side, evaluation_view
-from supancl.errors import BadInput
+from supancl.errors import BadInput, plural
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ else:
 
 OneImage = np.ndarray | Image.Image | Path | str
 Images = np.ndarray | Sequence[OneImage]
-KINDS = "arrays (N, H, W[, C]) of uint8, Pillow images or paths"
+KINDS = "an array (N, H, W[, C]) or a tensor (N, C, H, W) of uint8, or a list of Pillow images or paths"
 
 
 def is_image_file(name: object) -> bool:
@@ -57,7 +58,7 @@ def decode_any(image: OneImage, channels: int, short_side: int | None, resample:
             return decode_opened(image, channels, short_side, resample)
         except (OSError, ValueError) as error:
             raise BadInput(f"a Pillow image of mode {image.mode} cannot be used ({image_problem(error)})") from None
-    array = np.asarray(image)
+    array = np.asarray(as_array(image, 3) if hasattr(image, "__array__") else None)
     if array.ndim not in (2, 3) or array.dtype == object:
         raise BadInput(
             f"{_describe(image)} is not one image; give an array (H, W) or (H, W, C), a Pillow image or a path"
@@ -92,6 +93,7 @@ def store_images(
     images: Images, channels: int, short_side: int | None = None, resample: Resample = "bilinear"
 ) -> ImageStore:
     """The images in memory, in their order; photographs shrunk to `short_side`."""
+    images = as_array(images)
     if isinstance(images, np.ndarray) and images.dtype != object:
         check_batch(images)
         return ArrayImages(convert_channels(images if images.ndim == 4 else images[..., None], channels))
@@ -103,10 +105,12 @@ def store_images(
 
 
 def check_is_list(images: Any) -> None:
-    if isinstance(images, (str, Path)) or not isinstance(images, Iterable) or not isinstance(images, Sized):
-        raise BadInput(f"{_describe(images)} is not a list of images; give {KINDS}")
+    if isinstance(images, torch.utils.data.DataLoader):
+        raise BadInput("a DataLoader gives batches; give its data set, loader.dataset")
     if hasattr(images, "columns"):
         raise BadInput("a table is not a list of images; give one of its columns, such as table['path']")
+    if isinstance(images, (str, Path, Mapping)) or not isinstance(images, Iterable) or not isinstance(images, Sized):
+        raise BadInput(f"{_describe(images)} is not a list of images; give {KINDS}")
     if not len(images):
         raise BadInput(f"the list of images is empty; give {KINDS}")
 
@@ -118,26 +122,81 @@ def check_batch(images: np.ndarray) -> None:
     check_image_array(images.shape, images.dtype, "the array of images")
 
 
-def data_from_images(images: Images, labels: Any, spec: DataSpec, channels: int) -> Data:
-    """Data of a run from Python objects: `labels` are numbers or class names, -1, '' or None for unlabelled.
+def split_labels(data: Any, spec: DataSpec, channels: int) -> tuple[Any, Any]:
+    """The images, and their labels or None, of whatever holds both: (images, labels), a data set of torch, or a list of
+    (image, label). A data set is read once, and its photographs are shrunk at once: all of them may not fit in memory.
 
-    Labels (N, C) are weights of several or soft labels, one column per class.
+    >>> split_labels([("1.png", "cat"), ("2.png", "dog")], DataSpec(), 3)
+    (['1.png', '2.png'], ['cat', 'dog'])
     """
+    if is_pair(data):
+        return data[0], data[1]
+    if isinstance(data, torch.utils.data.Dataset):
+
+        def read(row: Any) -> Any:
+            image, *rest = row if isinstance(row, (list, tuple)) else [row]
+            pixels = decode_any(image, channels, spec.short_side, spec.resample).permute(1, 2, 0).numpy()
+            return (pixels, *rest) if isinstance(row, (list, tuple)) else pixels
+
+        rows: Any = data
+        data = [read(row) for row in (map(rows.__getitem__, range(len(rows))) if isinstance(data, Sized) else rows)]
+    if not isinstance(data, (list, tuple)) or not data or not isinstance(data[0], (list, tuple)):
+        return data, None
+    for row in data:
+        if not isinstance(row, (list, tuple)) or len(row) != 2:
+            raise BadInput(f"{_describe(row)} is not (image, label); give pairs of an image and its label")
+    return [image for image, _ in data], [label for _, label in data]
+
+
+def is_pair(data: Any) -> bool:
+    """Whether this is (images, labels), not two images and not two rows (image, label).
+
+    Labels have one dimension, or two if they are weights of several labels.
+    """
+    if not isinstance(data, (list, tuple)) or len(data) != 2:
+        return False
+    images, labels = data
+    if isinstance(images, (str, Path, Image.Image)) or (isinstance(data, list) and isinstance(images, tuple)):
+        return False
+    try:
+        dims = 1 if labels is None else np.ndim(labels)
+    except ValueError:  # a row
+        return False
+    return dims == 1 or (dims == 2 and getattr(images, "ndim", 0) != 2 and not isinstance(labels, Image.Image))
+
+
+def source_from_images(images: Any, labels: Any, spec: DataSpec, channels: int) -> Source:
+    """A source of Python objects: `labels` are numbers or class names, -1, '' or None for unlabelled.
+
+    Labels (N, C) are weights of several or soft labels, one column per class. Other integers are class names: they may
+    have gaps.
+    """
+    images = as_array(images)
     check_is_list(images)
     count = len(images)
-    labels = np.full(count, -1) if labels is None else as_label_array(labels)
+    (labels,), classes = close_gaps(np.full(count, -1) if labels is None else as_label_array(labels))
     if isinstance(images, np.ndarray) and images.dtype != object:
         check_batch(images)
-        return from_arrays(images, labels, spec=spec, channels=channels)
+        return source_from_arrays({"train": (images, labels)}, channels, "the arrays", classes, spec.max_labels)
     check_label_array(labels.shape, labels.dtype, count, "the images: labels")
-    numbered, classes = number_labels({"train": (np.empty(0), labels)}, "the images", None)
+    numbered, classes = number_labels({"train": (np.empty(0), labels)}, "the images", classes)
     by_split, classes = read_labels(numbered, "the images", classes, spec.max_labels)
     ids, pairs = by_split["train"]
     if classes is None:
         classes = tuple(map(str, range(int(ids.max()) + 1 if len(ids) else 0)))
     names = [str(image) if isinstance(image, (str, Path)) else f"images[{i}]" for i, image in enumerate(images)]
-    split = full_split(store_images(images, channels, spec.short_side), ids, names, pairs)
-    return prepare_data(Source({"train": split}, classes), spec)
+    split = full_split(store_images(images, channels, spec.short_side, spec.resample), ids, names, pairs)
+    return Source({"train": split}, classes)
+
+
+def label_numbers(labels: Any, count: int) -> Tensor:
+    """Labels of `count` images as they are given: names would have other numbers where other classes are present."""
+    array = as_label_array(labels)
+    if array.dtype.kind not in "iu" or array.shape != (count,):
+        raise BadInput(
+            f"labels {array.shape} of {array.dtype} for {plural(count, 'image')}; give one integer per image"
+        )
+    return torch.from_numpy(array.astype(np.int64))
 
 
 def as_label_array(labels: Any) -> np.ndarray:
@@ -159,6 +218,7 @@ def as_label_array(labels: Any) -> np.ndarray:
 
 def keep_missing(labels: Any) -> np.ndarray:
     """Labels as an array in which a missing one is still None, NaN or NA: of a list of texts NumPy makes it 'nan'."""
+    labels = labels.cpu() if isinstance(labels, torch.Tensor) else labels
     array = np.asarray(labels)
     return array if hasattr(labels, "dtype") or array.dtype.kind not in "US" else np.asarray(labels, dtype=object)
 
@@ -176,5 +236,6 @@ def is_missing(label: Any) -> bool:
 
 
 def _describe(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return f"an array of shape {tuple(shape)}" if shape is not None else f"{str(value)[:80]!r}"
+    if (shape := getattr(value, "shape", None)) is not None:
+        return f"an array of shape {tuple(shape)}"
+    return repr(str(value)[:80]) if isinstance(value, (str, Path, int, float)) else f"a {type(value).__name__}"

@@ -51,6 +51,8 @@ def open_data(spec: DataSpec | str | Path, channels: int = 3, progress: Progress
     (1618, ('0', '1', '2'))
     """
     spec = DataSpec(source=str(spec)) if isinstance(spec, (str, Path)) else spec
+    if not isinstance(spec, DataSpec):
+        raise BadInput(f"a {type(spec).__name__} is not the name of a source; open arrays with from_arrays")
     return prepare_data(open_source(spec, channels, progress), spec)
 
 
@@ -191,19 +193,21 @@ def from_arrays(
 ) -> Data:
     """Data from arrays in memory: images (N, H, W[, C]) uint8, labels (N,) integers, -1 or None for unlabelled.
 
-    Labels (N, C) are weights of several or soft labels, one column per class.
+    Labels are numbers of `classes`. Without these, each integer is a class of its own, also if they have gaps or do not
+    start at 0. Labels (N, C) are weights of several or soft labels, one column per class.
 
     >>> data = from_arrays(np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2)
     >>> len(data.train), len(data.held_out), data.classes
     (36, 4, ('0', '1'))
     """
+    images, test_images = arrays.as_array(images), arrays.as_array(test_images)
     if channels is None:
         channels = images.shape[3] if images.ndim == 4 else 1
-    splits = {"train": (images, np.full(len(images), -1) if labels is None else labels)}
-    if test_images is not None:
-        no_labels = np.full(len(test_images), -1)
-        splits["test"] = (test_images, no_labels if test_labels is None else test_labels)
-    spec, names = spec or DataSpec(source=arrays.FROM_PYTHON), None if classes is None else tuple(classes)
+    by_split = {"train": (images, labels)} | ({} if test_images is None else {"test": (test_images, test_labels)})
+    given = [np.full(len(x), -1) if y is None else np.asarray(y) for x, y in by_split.values()]
+    numbered, names = arrays.close_gaps(*given) if classes is None else (given, tuple(classes))
+    splits = {name: (by_split[name][0], array) for name, array in zip(by_split, numbered, strict=True)}
+    spec = spec or DataSpec(source=arrays.FROM_PYTHON)
     return prepare_data(arrays.source_from_arrays(splits, channels, "the arrays", names, spec.max_labels), spec)
 
 

@@ -13,16 +13,16 @@ from torch import Tensor
 from supancl.data.hierarchy import list_prefixes
 from supancl.data.label_pairs import check_one_label, label_cell, list_labels
 from supancl.data.levels import with_given_labels, with_leaf_labels
-from supancl.data.opening import is_same_source
+from supancl.data.opening import is_same_source, peek_data
 from supancl.data.sources.csv_table import is_read_as_written
-from supancl.data.splits import Source, Split
+from supancl.data.splits import Data, Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluate.calibration import FittedClassifier, calibrate
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.finetune import FINETUNED
-from supancl.evaluate.overlap import shares_images
+from supancl.evaluate.overlap import is_run_source, shares_images
 from supancl.evaluate.references import References, keep, kept_path, load_references, read_kept
 from supancl.evaluate.sources import check_unchanged, read_source, spec_for
 from supancl.probes import Features
@@ -38,6 +38,7 @@ from supancl.probes.classifiers import (
 from supancl.probes.knn import default_k
 from supancl.probes.several_classifiers import SeveralKnnClassifier, fit_several_linear
 from supancl.probes.several_labels import SeveralFeatures
+from supancl.training.preflight import check_same_data
 from supancl.weights.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
 from supancl.weights.encoder_file import load_encoder
 
@@ -187,15 +188,32 @@ def _was_fitted_on(evaluated: EvaluatedEncoder, source: str, images: Source, ref
 
 
 def _warn_changed(evaluated: EvaluatedEncoder, source: str, images: Source, references: int, as_trained: bool) -> None:
-    """Warn if the run's own images, read as `images`, are no longer those whose features were kept."""
+    """Warn if the run's own images are no longer those whose features were kept.
+
+    They are `images` if `source` is the run's own. Else they are only listed, so that replaced pixels go unnoticed.
+    """
+    is_own = is_run_source(evaluated, source)
     way_out = (
         f"labels are predicted from the {plural(references, 'image')} labelled then; to use those of now, add "
-        f"--references {source}"
+        f"--references {source if is_own else 'SOURCE'}"
     )
     try:
-        check_unchanged(evaluated, source, images, as_trained, way_out)
+        if is_own:
+            check_unchanged(evaluated, source, images, as_trained, way_out)
+        elif evaluated.run is not None and (own := _list_own_images(evaluated)) is not None:
+            check_same_data(evaluated.run, own, way_out, f"{evaluated.location}: ")
     except BadInput as error:
         evaluated.reporter.warn(str(error))
+
+
+def _list_own_images(evaluated: EvaluatedEncoder) -> Data | None:
+    """The run's own images, not decoded; None if they are gone, or if some could not be read: a list has these too."""
+    if evaluated.run is None or evaluated.recipe is None or evaluated.run.read_data()[0].get("skipped"):
+        return None
+    try:
+        return peek_data(evaluated.recipe.data, evaluated.encoder.spec.channels)
+    except (BadInput, OSError):
+        return None
 
 
 def _warn_other_classes(

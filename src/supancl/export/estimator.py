@@ -28,11 +28,11 @@ from supancl.core.encoders import Encoder
 from supancl.core.specs import EncoderSpec
 from supancl.data.from_python import is_missing, keep_missing
 from supancl.data.preparing import prepare_data
-from supancl.data.sources.arrays import FROM_PYTHON
+from supancl.data.sources.arrays import FROM_PYTHON, as_array
 from supancl.data.splits import Data, DataSpec, Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.specs import Masks
-from supancl.errors import BadInput, Interrupted, did_you_mean
+from supancl.errors import BadInput, Interrupted, did_you_mean, in_python_words
 from supancl.export.saving import read_estimator, write_estimator
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.auto import METHODS, TO_BE_CHOSEN
@@ -189,6 +189,7 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """The images as an array or a list; rows of pixels in their shape, vectors as float64."""
         if isinstance(X, (str, Path)):
             raise BadInput(f"{str(X)!r} is not a list of images; list its files, or use supancl.pretrain(data=...)")
+        X = as_array(list(X) if isinstance(X, Iterator) else X)
         if _is_list_of_images(X):
             return list(X)
         if len(getattr(X, "shape", (0, 0))) > 2:
@@ -254,7 +255,7 @@ def _as_value_error() -> Iterator[None]:
     try:
         yield
     except BadInput as error:
-        raise error if isinstance(error, ValueError) else InvalidInput(str(error)) from None
+        raise error if isinstance(error, ValueError) else InvalidInput(in_python_words(str(error))) from None
 
 
 def _is_list_of_images(X: Any) -> bool:

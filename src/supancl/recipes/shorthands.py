@@ -43,5 +43,7 @@ def full_name(recipe: Recipe, name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's: a grid of values often holds them."""
-    return value.item() if isinstance(value, np.generic) else value
+    """NumPy's numbers as Python's, because a grid of values often holds them; a torch.device as its name."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return str(value) if type(value).__module__ == "torch" else value

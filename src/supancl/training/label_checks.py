@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from supancl.core.specs import PoolSpec
 from supancl.data.label_pairs import check_one_label
+from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.sources.folder import ONLY_CLASS
 from supancl.data.splits import Data
 from supancl.errors import BadInput
@@ -18,13 +19,15 @@ def check_labels(recipe: Recipe, data: Data) -> None:
         return
     source, present = str(data.summary.get("source") or "the data"), data.train.class_ids()
     if not present:
+        way_out = "give data=(images, labels)" if source == FROM_PYTHON else "put images into class folders"
         raise BadInput(
-            f"{source}: no training image has a label, which {recipe.method} needs; put images into "
-            "class folders, or use simsiam or byol"
+            f"{source}: no training image has a label, which {recipe.method} needs; {way_out}, or use simsiam or byol"
         )
     if len(present) == 1:
         # remarks are not shown when the data are refused, so this one is part of the message
         hints = "".join(f" ({remark})" for remark in data.remarks if ONLY_CLASS in remark)
+        if source == FROM_PYTHON and data.train.num_labelled < len(data.train):
+            hints += " (-1 means no label)"
         raise BadInput(
             f"{source}: only one class, {data.classes[present[0]]!r}, has training images; "
             f"{recipe.method} needs two, or use simsiam or byol" + hints

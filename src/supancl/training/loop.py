@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked
+from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.splits import Data
 from supancl.data.threads import WaitStopped
 from supancl.errors import Collapsed, Interrupted, NonFinite, program_name
@@ -201,7 +202,8 @@ class Loop:
         name, position = signal.Signals(number).name, f"step {self.trainer.step} of {self.trainer.steps}"
         plugins = plugin_flags(plugins_to_continue(self.folder.read_plugins()))
         command = f"{program_name()} pretrain --resume --out {shlex.quote(str(self.folder.path))}{plugins}"
-        raise Interrupted(f"stopped by {name} at {position}, saved; continue with: {command}", number)
+        again = "; give it the same data again" if self.trainer.recipe.data.source == FROM_PYTHON else ""
+        raise Interrupted(f"stopped by {name} at {position}, saved; continue with: {command}{again}", number)
 
     def roll_back(self) -> None:
         """Load the newest checkpoint, but keep the list of skipped steps."""

@@ -35,8 +35,8 @@ MAX_STEPS = 1_000_000_000  # 12 days at a millisecond per step; more is a typing
 
 def pick_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device with this name, or the best one for "auto"; each rank on this machine (`local_rank`) gets its GPU."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--device cuda: no GPU that torch can use; use --device cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise BadInput(f"--device {name}: no GPU that torch can use; use --device cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and local_rank is not None:
@@ -314,7 +314,7 @@ def resolve_recipe(
     requested = resolve_label_warmup(requested, images) if isinstance(images, int) else requested
     old, new = flattened(replace(saved, sources={})), flattened(replace(requested, sources={}))
     may_change = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), *open_settings(recipe)}
-    for key, value in new.items():
+    for key, value in {"train.epochs": new["train.epochs"], **new}.items():  # first: a warm-up may follow from it
         if key in may_change:
             continue
         same_or_moved = key in ("data.source", "data.joined") and is_same_or_moved(value, old.get(key))

@@ -121,13 +121,19 @@ def source_from_arrays(
         counts = ", ".join(f"{name} {depth}" for name, depth in depth_by_split.items())
         raise BadInput(f"{location}: images have different channel counts ({counts}); convert them to one")
     highest_label = max(int(split.labels.max()) if len(split) else -1 for split in by_split.values())
+    remarks = []
     if classes is None:
         classes = tuple(str(i) for i in range(highest_label + 1))
+        if absent := len(classes) - len({label for split in by_split.values() for label in split.class_ids()}):
+            remarks.append(
+                f"{location}: of the classes 0 to {highest_label}, {plural(absent, 'has', 'have')} no image; number "
+                "them without gaps, or use names as labels"
+            )
     if highest_label >= len(classes):
         raise BadInput(
             f"{location}: label {highest_label} has no name; class_names has {len(classes)}, give one per label"
         )
-    return Source(by_split, classes)
+    return Source(by_split, classes, tuple(remarks))
 
 
 def _check_class_names(classes: Sequence[str], location: str) -> None:
@@ -193,6 +199,23 @@ def number_labels(
     return numbered, classes
 
 
+def close_gaps(*labels: np.ndarray) -> tuple[list[np.ndarray], tuple[str, ...] | None]:
+    """Class numbers 0, 1, ... of integers that have gaps, and the integers as class names; without gaps no names.
+
+    >>> close_gaps(np.array([20, 10, -1, 20]))
+    ([array([ 1,  0, -1,  1])], ('10', '20'))
+    >>> close_gaps(np.array([1, 0, -1]))
+    ([array([ 1,  0, -1])], None)
+    """
+    if any(array.dtype.kind not in "iu" or array.ndim != 1 for array in labels):
+        return list(labels), None
+    used = sorted({number for array in labels for number in np.unique(array).tolist() if number >= 0})
+    if used == list(range(len(used))):
+        return list(labels), None
+    numbered = [np.where(array < 0, array.astype(np.int64), np.searchsorted(used, array)) for array in labels]
+    return numbered, tuple(map(str, used))
+
+
 def _as_text(labels: np.ndarray) -> np.ndarray:
     return np.char.decode(labels, "utf-8", "replace") if labels.dtype.kind == "S" else labels
 
@@ -210,6 +233,28 @@ class _RowNames(Sequence[str]):
         return f"{self.name}[{index}]"
 
 
+def as_array(images: Any, dims: int = 4) -> Any:
+    """A tensor of `dims` dimensions as an array with its channels last; anything else as it is.
+
+    >>> as_array(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), 4).shape
+    (5, 8, 8, 3)
+    """
+    if not isinstance(images, torch.Tensor):
+        return images
+    if images.dtype != torch.uint8:
+        raise BadInput(
+            f"a tensor of images holds {images.dtype}; it must be uint8, 0 to 255; if it is from 0 to 1, as ToTensor "
+            "makes it: (images * 255).round().byte()"
+        )
+    if images.ndim == 3 < dims and images.shape[0] in (1, 3):
+        raise BadInput(
+            f"a tensor of shape {tuple(images.shape)} is one image; give several, or this one as image[None]"
+        )
+    if images.ndim == dims and images.shape[-3] in (1, 3) and images.shape[-1] not in (1, 3):
+        images = images.movedim(-3, -1)
+    return images.cpu().numpy()
+
+
 def check_image_array(shape: tuple[int, ...], dtype: np.dtype[Any], location: str) -> None:
     """Refuse an array that is not one of images; its shape and type are in the header of its file."""
     if dtype != np.uint8:
@@ -217,7 +262,10 @@ def check_image_array(shape: tuple[int, ...], dtype: np.dtype[Any], location: st
         raise BadInput(f"{location} holds {dtype}; images must be uint8, 0 to 255{convert}")
     shape = (*shape, 1) if len(shape) == 3 else shape
     if len(shape) != 4 or shape[3] not in (1, 3):
-        raise BadInput(f"{location} has shape {shape}; it must be (N, H, W), (N, H, W, 1) or (N, H, W, 3)")
+        convert = (
+            "; if it is (N, C, H, W): images.transpose(0, 2, 3, 1)" if len(shape) == 4 and shape[1] in (1, 3) else ""
+        )
+        raise BadInput(f"{location} has shape {shape}; it must be (N, H, W), (N, H, W, 1) or (N, H, W, 3){convert}")
     if not math.prod(shape):
         raise BadInput(f"{location} is empty (shape {shape}); give at least one image of one pixel")
 

@@ -82,7 +82,7 @@ class Crops:
 
     def __call__(
         self,
-        batch: Batch,
+        batch: Batch | Tensor,
         mean: tuple[float, ...],
         std: tuple[float, ...],
         generator: torch.Generator | None = None,
@@ -90,10 +90,16 @@ class Crops:
         renderer: Renderer | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """(views, B, C, size, size): normalised views of a batch of uint8 images.
+        """(views, B, C, size, size): normalised views of a batch of uint8 images, such as a tensor (B, C, H, W).
 
         On a GPU, `renderer` replaces `draw_and_render` by a compiled version, and `dtype` may be bfloat16.
+
+        >>> Crops(size=8)(torch.zeros(5, 3, 20, 30, dtype=torch.uint8), mean=(0.5,) * 3, std=(0.25,) * 3).shape
+        torch.Size([2, 5, 3, 8, 8])
         """
+        batch = batch if isinstance(batch, Batch) else Batch(batch)
+        if batch.pixels.dtype != torch.uint8:
+            raise BadInput(f"images of {batch.pixels.dtype}; views are made of images of uint8, 0 to 255")
         dtype = dtype or torch.float32
         pixels, sizes = batch.pixels, batch.image_sizes().repeat(views, 1)
         uniforms = self.draw_uniforms(len(sizes), pixels.device, generator)
