@@ -92,5 +92,5 @@ def describe(audit: Audit) -> list[str]:
     ]
 
 
-def _end_of(name: str, length: int = 40) -> str:
-    return name if len(name) <= length else f"...{name[3 - length :]}"
+def _end_of(name: str) -> str:
+    return name if len(name) <= 40 else f"...{name[-37:]}"

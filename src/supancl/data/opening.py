@@ -68,13 +68,8 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
                 "remove it for other sources"
             )
         return stream.read_stream(name, channels, spec, progress)
-    if _is_benchmark(name) and not spec.joined:
-        benchmark_name, _, root = name.partition("@")
-        return open_benchmark(benchmark_name, root, channels, spec, progress)
-    listing = (
-        _list_joined(spec, channels, progress) if spec.joined else _read_or_list(spec, channels, progress, lenient)
-    )
-    return apply_hierarchy(load_images(listing, channels, spec, progress), spec)
+    source = load_images(list_source(spec, channels, progress, lenient), channels, spec, progress)
+    return apply_hierarchy(_with_class_order(source, spec), spec)
 
 
 def peek_data(spec: DataSpec, channels: int, progress: Progress | None = None) -> Data:
@@ -88,16 +83,23 @@ def peek_data(spec: DataSpec, channels: int, progress: Progress | None = None) -
     if isinstance(listing, Listing):
         entries = Columns.from_entries(listing.entries)
         store = FileImages(entries.items, channels, spec.short_side, spec.resample)
-        source = _source_from_columns(listing, entries, store)
-        if _is_benchmark(spec.source) and not spec.joined:
-            source = benchmarks.apply_class_order(source, spec.source.partition("@")[0])
-    else:
-        source = listing
-    return prepare_data(source, spec)
+        listing = _with_class_order(_source_from_columns(listing, entries, store), spec)
+    return prepare_data(listing, spec)
 
 
-def list_source(spec: DataSpec, channels: int, progress: Progress | None = None) -> Source | Listing:
-    """What `spec.source` holds: a list of image files, or a source that is in memory already; nothing is decoded."""
+def _with_class_order(source: Source, spec: DataSpec) -> Source:
+    """The source with the classes of a benchmark in their official order."""
+    is_benchmark = _is_benchmark(spec.source) and not spec.joined
+    return benchmarks.apply_class_order(source, spec.source.partition("@")[0]) if is_benchmark else source
+
+
+def list_source(
+    spec: DataSpec, channels: int, progress: Progress | None = None, lenient: bool = False
+) -> Source | Listing:
+    """What `spec.source` holds: a list of image files, or a source that is in memory already; nothing is decoded.
+
+    `lenient` lists empty class folders instead of refusing them.
+    """
     if spec.joined:
         return _list_joined(spec, channels, progress)
     if _is_benchmark(spec.source):
@@ -105,7 +107,7 @@ def list_source(spec: DataSpec, channels: int, progress: Progress | None = None)
         return benchmarks.list_benchmark(benchmark_name, root, channels, None, False)
     if not spec.source:
         raise BadInput(NO_SOURCE)
-    return _read_or_list(spec, channels, progress, lenient=False)
+    return _read_or_list(spec, channels, progress, lenient)
 
 
 def _list_joined(spec: DataSpec, channels: int, progress: Progress | None) -> Listing:

@@ -259,17 +259,17 @@ def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
         splits = {"train": data.train, "test": data.held_out}
     train = splits["train"]
     if "val" not in splits:
-        train, splits["val"] = split_off(train, 0.2, "val", location)
+        train, splits["val"] = hold_out_val(train, location)
     return train, splits["val"], splits["test"]
 
 
-def split_off(train: Split, fraction: float, name: str, location: str) -> tuple[Split, Split]:
+def hold_out_val(train: Split, location: str) -> tuple[Split, Split]:
+    """The labelled images as train and val; val is a fifth of each class."""
     labelled = train.take((train.labels >= 0).nonzero()[:, 0])
-    selected = draw_stratified(labelled.labels, fraction, derive_seed(SPLIT_SEED, len(name)))
+    selected = draw_stratified(labelled.labels, 0.2, derive_seed(SPLIT_SEED, len("val")))
     if not len(selected):
         raise BadInput(
-            f"{location}: too few labelled images to use {fraction:.0%} of each class as {name}; add images "
-            f"or a {name}/ folder"
+            f"{location}: too few labelled images to use 20% of each class as val; add images or a val/ folder"
         )
     remaining = torch.ones(len(labelled), dtype=torch.bool)
     remaining[selected] = False

@@ -18,17 +18,16 @@ from supancl.files import write_atomically
 from supancl.reports.pictures import COLOURS, escape_label
 
 SIDE, GAP, CAPTION = 220, 8, 18
+SCENES = 12  # that are drawn
 MIN_SCORE = 0.5  # of the detections that are drawn
 
 
-def draw_detection_sheet(
-    scenes: Scenes, detections: Sequence[Detections], path: Path, count: int = 12, min_score: float = MIN_SCORE
-) -> None:
+def draw_detection_sheet(scenes: Scenes, detections: Sequence[Detections], path: Path) -> None:
     """Draw images spread evenly over the set, each twice: true boxes on the left, detections on the right.
 
     Boxes of a class have one colour; difficult boxes and crowds are thin.
     """
-    numbers = torch.linspace(0, len(scenes) - 1, min(count, len(scenes))).round().long().unique().tolist()
+    numbers = torch.linspace(0, len(scenes) - 1, min(SCENES, len(scenes))).round().long().unique().tolist()
     columns = min(3, len(numbers))
     rows = -(-len(numbers) // columns)
     width, height = 2 * SIDE + 2 * GAP, SIDE + CAPTION + GAP
@@ -37,7 +36,7 @@ def draw_detection_sheet(
     for slot, number in enumerate(numbers):
         left, top = GAP + slot % columns * (width + GAP), GAP + slot // columns * height
         scene, detected = scenes.scenes[number], detections[number]
-        is_shown = detected.scores >= min_score
+        is_shown = detected.scores >= MIN_SCORE
         truth_is_thin = (scene.difficult | scene.crowd).tolist()
         truth = [scenes.classes[label] for label in scene.labels.tolist()]
         pairs = zip(detected.labels[is_shown].tolist(), detected.scores[is_shown].tolist(), strict=True)
@@ -50,7 +49,7 @@ def draw_detection_sheet(
                 detected.labels[is_shown],
                 names,
                 [False] * len(names),
-                f"found, score >= {min_score:g}",
+                f"found, score >= {MIN_SCORE:g}",
             ),
         )
         for side, (boxes, labels, captions, is_thin, title) in enumerate(panels):

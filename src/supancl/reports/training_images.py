@@ -58,15 +58,11 @@ def describe_training_images(data: Data, recipe: Recipe) -> TrainingImages:
         return TrainingImages(problem="Images that are streamed from shards are not shown.")
     counts, unlabelled = count_images(data.train.image_labels, len(data.classes))
     counts_by_name = [*zip(data.classes, counts, strict=True), *([(UNLABELLED, unlabelled)] if unlabelled else [])]
-    by_class = sorted(counts_by_name, key=_by_count)
+    by_class = sorted(counts_by_name, key=lambda item: -item[1])
     try:
         return TrainingImages(by_class, _draw(data, recipe))
     except (SupanclError, OSError, ValueError, RuntimeError) as error:
         return TrainingImages(by_class, problem=f"Views are not shown: {reason(error)}.")
-
-
-def _by_count(item: tuple[str, int]) -> int:
-    return -item[1]
 
 
 def _draw(data: Data, recipe: Recipe) -> list[tuple[str, list[bytes]]]:
