@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -96,6 +96,21 @@ def report_to(reporter: Reporter) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+class ProgressFunction(Reporter):
+    """Calls a function with progress, and ignores all else."""
+
+    def __init__(self, function: Callable[[str, int, int], None]) -> None:
+        self.function = function
+
+    def on_progress(self, task: str, done: int, total: int) -> None:
+        self.function(task, done, total)
+
+
+def has_reporter() -> bool:
+    """Whether anybody sees what is reported now."""
+    return type(_current.get()) is not Reporter
 
 
 def report_progress(task: str, done: int, total: int) -> None:

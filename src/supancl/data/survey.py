@@ -17,7 +17,6 @@ from supancl.data.opening import list_source, number_classes
 from supancl.data.preparing import USUAL_HOLDOUT, draw_held_out, draw_limited, keep_labels
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split
 from supancl.data.store.building import evenly_spaced_positions, other_positions
-from supancl.data.store.memory import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -42,9 +41,9 @@ class Survey:
         return self.classes > 1
 
 
-def survey_source(spec: DataSpec, channels: int = 3, progress: Progress | None = None) -> Survey:
+def survey_source(spec: DataSpec, channels: int = 3) -> Survey:
     """List `spec.source` and read the sizes of some images from their headers."""
-    source = list_source(spec, channels, progress)
+    source = list_source(spec, channels)
     if isinstance(source, Listing):
         return _survey_listing(source, spec, channels)
     return _survey_splits(apply_hierarchy(source, spec), spec)

@@ -16,7 +16,7 @@ from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
 from supancl.recipes.auto import AS_FOR_IMAGENET, RULES, TO_BE_CHOSEN, fit_recipe, is_to_be_fitted
 from supancl.recipes.recipe import has_fixed_size
-from supancl.reporter import Reporter
+from supancl.reporter import Reporter, report_to
 from supancl.training.preflight import pick_device
 from supancl.weights.start import read_start_spec
 
@@ -59,7 +59,8 @@ def fit_rows(rows: Mapping[str, Recipe], reporter: Reporter) -> dict[str, Recipe
 
 
 def survey_recipe(recipe: Recipe, reporter: Reporter) -> Survey:
-    return survey_source(recipe.data, recipe.encoder.channels, reporter.on_progress)
+    with report_to(reporter):
+        return survey_source(recipe.data, recipe.encoder.channels)
 
 
 def choose_settings(recipe: Recipe, survey: Survey) -> Recipe:

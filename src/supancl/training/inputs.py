@@ -14,7 +14,7 @@ from torch import Tensor
 
 from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.splits import Data, Split
-from supancl.data.store.memory import Batch, Progress
+from supancl.data.store.memory import Batch
 from supancl.data.views.specs import ViewSpec, views_for_rows
 from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
@@ -66,11 +66,9 @@ class Schedule:
 class StepInputs:
     """The training images, and the tensors that a step reads its settings from and adds its losses to."""
 
-    def __init__(
-        self, recipe: Recipe, data: Data, device: torch.device, ranks: Ranks, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, recipe: Recipe, data: Data, device: torch.device, ranks: Ranks) -> None:
         self.device, self.ranks = device, ranks
-        self.images = data.train.place_on(device, progress)
+        self.images = data.train.place_on(device)
         streamed = data.train.is_streamed  # then labels come with the batches
         self.labels = (
             torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.training_labels.to(device)
