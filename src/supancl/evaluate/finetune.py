@@ -62,7 +62,7 @@ def evaluate_finetuning(
     location = resolve_source(evaluated, source)
     _check_request(evaluated, location, out)
     evaluation = open_evaluation_data(evaluated, source, split)
-    data, train, test = evaluation.data, labelled(evaluation.data.train), labelled(evaluation.images)
+    data, train, test = evaluation.data, evaluation.data.train.labelled(), evaluation.images.labelled()
     if len(torch.unique(train.labels)) < 2 or not len(test):
         raise BadInput(
             f"{location}: fine-tuning needs labelled images of two classes to train on and some to test; "
@@ -135,10 +135,6 @@ def check_class_sizes(classes: Sequence[str], location: str, labels: Tensor) -> 
             f"{location}: {quote_classes(classes, too_small)} has fewer than 2 training images; comparing learning "
             "rates (or give one --lr) needs 2, so add images or leave the class out"
         )
-
-
-def labelled(split: Split) -> Split:
-    return split.take((split.labels >= 0).nonzero()[:, 0])
 
 
 def choose_lr(

@@ -165,7 +165,7 @@ def fit_sgd(
 def augmented_epochs(evaluated: EvaluatedEncoder, train: Split, batch_size: int, seed: int) -> EpochOfBatches:
     """Features of new random crops and flips in every epoch (no colour changes, as in MoCo's linear evaluation)."""
     encoder, options = evaluated.encoder.eval(), evaluated.options
-    labelled = train.take((train.labels >= 0).nonzero()[:, 0])
+    labelled = train.labelled()
     views = plain_crops(evaluated, (0.08, 1.0))
 
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:

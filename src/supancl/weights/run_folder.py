@@ -42,6 +42,11 @@ COMMAND_BY_FILE = {
 }  # the file that a run begins with -> its command
 
 
+def folder_of_encoder(path: Path) -> Path:
+    """The run folder that is named by itself or by its encoder.safetensors."""
+    return path.parent if path.name == "encoder.safetensors" else path
+
+
 class RunFolder:
     """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, content.npz,
     finished.json or stopped.json, tensorboard/, evaluate/."""

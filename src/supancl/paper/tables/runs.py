@@ -23,7 +23,7 @@ from supancl.stats import seed_stats
 from supancl.sweeps.runs import read_failure
 from supancl.training.run import read_result
 from supancl.weights.encoder_file import check_same_run, read_header
-from supancl.weights.run_folder import RunFolder
+from supancl.weights.run_folder import RunFolder, folder_of_encoder
 
 # the toy study's names of measures -> the names used for runs
 TOY_NAMES = {"l_ssl": "ssl", "l_sup": "sup", "S_W": "within", "S_W/S_T": "ratio", "k-NN": "knn"}
@@ -204,8 +204,7 @@ def _with_detectors(entries: list[Entry], named_detectors: Sequence[ScoredDetect
         if match is None and detector in detectors_nearby:
             continue
         if match is None:
-            encoder_path = Path(detector.encoder)
-            folder = encoder_path.parent if encoder_path.name == "encoder.safetensors" else encoder_path
+            folder = folder_of_encoder(Path(detector.encoder))
             match = new_entries.setdefault(
                 detector.encoder, _read_entry(folder) if RunFolder(folder).has_run else Entry(folder)
             )
@@ -251,7 +250,7 @@ def _read_entry(path: Path) -> Entry:
         *(Path(str(evaluation["encoder"])) for evaluation in evaluations.values() if evaluation.get("encoder")),
     ]
     for candidate in candidates:
-        folder = RunFolder(candidate.parent if candidate.name == "encoder.safetensors" else candidate)
+        folder = RunFolder(folder_of_encoder(candidate))
         if folder.has_run:
             all_evaluations = evaluations if folder.path == path else read_evaluations(folder.path) | evaluations
             trained, _ = folder.read_recipe()  # raises BadInput if the file is broken
