@@ -21,7 +21,7 @@ from supancl.recipes import RECIPES, Recipe, as_released_code, recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.stats import seed_stats
 from supancl.sweeps.runs import read_failure
-from supancl.training.run import read_result
+from supancl.training.run import read_result, read_results
 from supancl.weights.encoder_file import check_same_run, read_header
 from supancl.weights.run_folder import RunFolder, folder_of_encoder
 
@@ -130,9 +130,8 @@ def changed_fields(trained: Recipe) -> dict[str, Any]:
     original = package_recipe(trained)
     if original is None:
         return {}
-    with_same_epochs = resolve_warmup(
-        original.with_set({"train.epochs": trained.train.epochs})
-    )  # the epochs may shorten the warm-up
+    # the epochs may shorten the warm-up
+    with_same_epochs = resolve_warmup(original.with_set({"train.epochs": trained.train.epochs}))
     original_fields = {**flattened(with_same_epochs), "train.epochs": original.train.epochs}
     # encoder.size determines the views' size and the short side
     ignored = {*fields_marked(trained, INCIDENTAL), "views.size", "data.short_side"}
@@ -243,7 +242,7 @@ def _is_entry(path: Path) -> bool:
 
 
 def _read_entry(path: Path) -> Entry:
-    evaluations = read_evaluations(path)
+    evaluations = read_results(path)
     # the evaluations in a suite's folder name their run as encoder
     candidates = [
         path,
@@ -252,7 +251,7 @@ def _read_entry(path: Path) -> Entry:
     for candidate in candidates:
         folder = RunFolder(folder_of_encoder(candidate))
         if folder.has_run:
-            all_evaluations = evaluations if folder.path == path else read_evaluations(folder.path) | evaluations
+            all_evaluations = evaluations if folder.path == path else read_results(folder.path) | evaluations
             trained, _ = folder.read_recipe()  # raises BadInput if the file is broken
             folder.check_recipe_file()
             if folder.encoder.exists():
@@ -266,11 +265,6 @@ def _read_entry(path: Path) -> Entry:
                 unfinished=_describe_unfinished(folder, trained),
             )
     return Entry(path, None, evaluations)
-
-
-def read_evaluations(run: Path) -> dict[str, dict[str, Any]]:
-    """The evaluations in a run folder by the names of their files."""
-    return {file.stem: read_result(file) for file in sorted(RunFolder(run).evaluations.glob("*.json"))}
 
 
 def _describe_unfinished(folder: RunFolder, trained: Recipe) -> str:
