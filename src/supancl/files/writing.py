@@ -196,7 +196,6 @@ def reason(error: Exception) -> str:
             return cause.strerror
         cause = cause.__context__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    message = " ".join(
-        lines[:2] if lines and lines[0].endswith(":") else lines[:1]
-    )  # a compiler's first line names the backend
+    # a compiler's first line names the backend
+    message = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
     return message.partition(". ")[0].rstrip(".") or type(error).__name__

@@ -81,13 +81,11 @@ class StepInputs:
         ]
         self.schedule = Schedule(recipe, data.train)
         rows = len(self.schedule.rates) + 1
-        self.values = torch.zeros(
-            rows, self.schedule.steps_per_epoch, dtype=torch.float64, device=device
-        )  # this epoch's
+        # rates and momentum of the steps of this epoch
+        self.values = torch.zeros(rows, self.schedule.steps_per_epoch, dtype=torch.float64, device=device)
         self.order = torch.zeros(len(self.labels), dtype=torch.long, device=device)  # of this epoch
-        self.sums = torch.zeros(
-            4, dtype=torch.float64, device=device
-        )  # loss, ssl, sup and number of steps since the last log
+        # loss, ssl, sup and number of steps since the last log
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
         self.momentum = torch.zeros((), dtype=torch.float64, device=device)
         self.rows = torch.arange(recipe.train.batch_size, device=device)
         self.step_tensor = torch.zeros(1, dtype=torch.long, device=device)

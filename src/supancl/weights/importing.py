@@ -157,9 +157,8 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise BadInput(f"{error}; copy or fetch it again") from None
     except UnsafeFile as error:
         refused_name = error.refused_name or "more than tensors and plain containers"
-        is_module = refused_name.startswith(
-            ("torch.nn.", "torchvision.", "timm.", "lightly.")
-        )  # a module, not a dict with one
+        # a module, not a dict with one
+        is_module = refused_name.startswith(("torch.nn.", "torchvision.", "timm.", "lightly."))
         access = ".state_dict()" if is_module else "['state_dict']"
         raise BadInput(
             f"{file} holds {refused_name} and was not opened, because loading it could run code; if you trust it, "

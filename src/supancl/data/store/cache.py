@@ -257,9 +257,8 @@ class CachedImages(PackedImages):
         self.repaired += 1
         image.copy_(decoded)  # the mapping is private; the file is repaired below
         with contextlib.suppress(OSError, BadInput), os.fdopen(open_no_link(path, os.O_RDWR), "rb+") as file:
-            if (
-                os.fstat(file.fileno()).st_ino == self.inodes[int(self.locations[index, 0])]
-            ):  # else the file is another build's
+            # else the file is another build's
+            if os.fstat(file.fileno()).st_ino == self.inodes[int(self.locations[index, 0])]:
                 file.seek(int(self.locations[index, 1]))
                 file.write(decoded.numpy().tobytes())
 

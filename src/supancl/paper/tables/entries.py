@@ -125,9 +125,8 @@ class Entry:
                 probe_name = str(evaluation.get("probe", "lbfgs"))
                 how = probe_of(evaluation)
                 is_other_probe, image_order = int(probe_name != probe), _image_order(evaluation)
-                order = (
-                    (is_other_probe, image_order) if probe == "sgd" else (image_order, is_other_probe)
-                )  # Table 4: the paper's probe comes first
+                # Table 4: the paper's probe comes first
+                order = (is_other_probe, image_order) if probe == "sgd" else (image_order, is_other_probe)
                 yield _read_value(
                     evaluation, "accuracy", f"{how}, {images_of(evaluation)}", order if probe_name in PROBES else (2, 2)
                 )
