@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from supancl.data.columns import Columns
 from supancl.data.decode import map_in_order, try_decode, upright_size
 from supancl.data.hierarchy import apply_hierarchy, build_hierarchy, has_hierarchy
-from supancl.data.imbalance import draw_long_tail
 from supancl.data.label_pairs import ImageLabels, count_distinct, count_images
 from supancl.data.opening import list_source, number_classes
-from supancl.data.preparing import USUAL_HOLDOUT, draw_held_out, draw_limited, keep_labels
+from supancl.data.preparing import USUAL_HOLDOUT, draw_held_out, draw_limited, draw_long_tail, keep_labels
 from supancl.data.splits import Data, DataSpec, Listing, Split
 from supancl.data.store.building import evenly_spaced_positions, other_positions
 
