@@ -85,7 +85,8 @@ for _old, _new in _OLD_NAMES.items():
 
 # --- progress of loops that are far below the command -----------------------------------------------------------------
 
-_current: ContextVar[Reporter] = ContextVar("reporter", default=Reporter())  # noqa: B039 - it has no state
+_NOBODY = Reporter()
+_current: ContextVar[Reporter] = ContextVar("reporter", default=_NOBODY)
 
 
 @contextmanager
@@ -109,8 +110,8 @@ class ProgressFunction(Reporter):
 
 
 def has_reporter() -> bool:
-    """Whether anybody sees what is reported now."""
-    return type(_current.get()) is not Reporter
+    """Whether `report_to` was called, so that somebody has decided who sees what is reported."""
+    return _current.get() is not _NOBODY
 
 
 def report_progress(task: str, done: int, total: int) -> None:

@@ -54,9 +54,7 @@ def prepare_data(source: Source, spec: DataSpec) -> Data:
         train = train.materialize()
         train = train.take(draw_long_tail(train.labels, spec.imbalance))
     partly_labelled, label_remarks = _hide_labels(train, spec.labelled)
-    train = _with_noise(partly_labelled, len(classes), spec)
-    if spec.limit is not None and spec.limit < len(train):
-        train = train.take(draw_limited(len(train), spec.limit))
+    train = _limit(_with_noise(partly_labelled, len(classes), spec), spec.limit)
     if spec.labelled < 1 and (lost := len(partly_labelled.class_ids()) - len(train.class_ids())):
         label_remarks.append(
             f"data.limit = {spec.limit} leaves {lost} of {len(partly_labelled.class_ids())} classes without a label, "
@@ -237,6 +235,10 @@ def _with_noise(train: Split, classes: int, spec: DataSpec) -> Split:
     train = train.materialize()
     noisy = flip_labels(train.labels, classes, spec.label_noise, spec.label_noise_kind, spec.label_noise_seed)
     return replace(train, labels=noisy)
+
+
+def _limit(train: Split, limit: int | None) -> Split:
+    return train if limit is None or limit >= len(train) else train.take(draw_limited(len(train), limit))
 
 
 def draw_limited(count: int, limit: int) -> Tensor:
