@@ -609,7 +609,7 @@ def test_an_archive_that_a_small_file_blows_up_is_refused(place, monkeypatch):
     images = np.zeros((20, 100, 100), np.uint8)
     np.savez_compressed(place / "x.npz", train_images=images, train_labels=np.arange(20) % 2)
     assert len(read_npz(place / "x.npz", 1).splits["train"]) == 20
-    monkeypatch.setattr("supancl.data.sources.npz.MIN_CHECKED_BYTES", 10**5)
+    monkeypatch.setattr("supancl.data.sources.arrays.MIN_CHECKED_BYTES", 10**5)
     with pytest.raises(BadInput, match=mentions("x.npz", "train_images", "200 times", "numpy.savez")):
         read_npz(place / "x.npz", 1)
     np.savez(place / "x.npz", train_images=images, train_labels=np.arange(20) % 2)

@@ -66,7 +66,7 @@ from supancl.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from supancl.api.embedding import embed as embed
-    from supancl.api.extending import extend_run as extend_run
+    from supancl.api.pretraining import extend_run as extend_run
     from supancl.api.pretraining import pretrain as pretrain
     from supancl.core.branches import Branches as Branches
     from supancl.core.branches import BranchSpec as BranchSpec
@@ -140,8 +140,7 @@ __all__ = [
 # imported when they are first used: torch takes seconds
 _NAMES = {
     "supancl.api.embedding": "embed",
-    "supancl.api.extending": "extend_run",
-    "supancl.api.pretraining": "pretrain",
+    "supancl.api.pretraining": "extend_run pretrain",
     "supancl.core.branches": "Branches BranchSpec HeadSpec",
     "supancl.core.encoders": "Encoder EncoderSpec",
     "supancl.core.heads": "MLP",

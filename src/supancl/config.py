@@ -13,7 +13,6 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -51,9 +50,8 @@ Natural = Annotated[int, Within(0, None), Within(None, LARGEST_COUNT)]
 Section = TypeVar("Section")
 
 # Marks of fields: `marked(default, ...)`
-MAY_CHANGE_ON_RESUME = (
-    "may change on resume"  # changes how steps run and failures are handled, not what a step computes
-)
+# changes how steps run and failures are handled, not what a step computes
+MAY_CHANGE_ON_RESUME = "may change on resume"
 AUTOMATIC = "chosen automatically"  # the default means: the best value here; a run keeps the value that was chosen
 INCIDENTAL = "ignored when comparing runs"  # its seed, where and how fast it ran, how often it logged or saved
 FREE_IN_A_SHARED_STEP = "may differ between runs that share a step"  # a tensor on the device, or not used by the step
@@ -285,14 +283,11 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} levels") from None
     level = [value]
     for _ in range(MAX_JSON_DEPTH):
-        level = [item for parent in level if isinstance(parent, (dict, list)) for item in _items(parent)]
+        lists = [list(parent.values()) if isinstance(parent, dict) else parent for parent in level]
+        level = [item for items in lists if isinstance(items, list) for item in items]
         if not level:
             return value
     raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} levels")
-
-
-def _items(parent: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return parent.values() if isinstance(parent, dict) else parent
 
 
 def parse_value(text: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -85,7 +85,8 @@ for _old, _new in _OLD_NAMES.items():
 
 # --- progress of loops that are far below the command -----------------------------------------------------------------
 
-_current: ContextVar[Reporter] = ContextVar("reporter", default=Reporter())  # noqa: B039 - it has no state
+_NOBODY = Reporter()
+_current: ContextVar[Reporter] = ContextVar("reporter", default=_NOBODY)
 
 
 @contextmanager
@@ -96,6 +97,21 @@ def report_to(reporter: Reporter) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+class ProgressFunction(Reporter):
+    """Calls a function with progress, and ignores all else."""
+
+    def __init__(self, function: Callable[[str, int, int], None]) -> None:
+        self.function = function
+
+    def on_progress(self, task: str, done: int, total: int) -> None:
+        self.function(task, done, total)
+
+
+def has_reporter() -> bool:
+    """Whether `report_to` was called, so that somebody has decided who sees what is reported."""
+    return _current.get() is not _NOBODY
 
 
 def report_progress(task: str, done: int, total: int) -> None:

@@ -27,6 +27,7 @@ from supancl.data.store.cache_folders import evict, list_caches, remove_cache
 from supancl.errors import BadInput
 from supancl.evaluate.feature_cache import FeatureCache
 from supancl.files import hold_lock
+from supancl.reporter import ProgressFunction, report_to
 from tests.files import assert_one_line, assert_refused, mentions, picture
 
 
@@ -99,12 +100,14 @@ def test_another_way_of_resizing_has_another_cache_and_is_mended_in_that_way(tmp
 def test_a_second_build_decodes_nothing_and_tells_the_same(tmp_path, small_shards, decodes):
     files = photos(tmp_path / "data")
     told: list[tuple[str, int, int]] = []
-    Cache("here", 3, None).build(files, lambda *what: told.append(what))
+    with report_to(ProgressFunction(lambda *what: told.append(what))):
+        Cache("here", 3, None).build(files)
     assert told == [("decoding images into the cache", done, 12) for done in range(1, 13)]
     assert sorted(decodes) == [file.name for file in files]
     decodes.clear()
     told.clear()
-    images, _, _ = Cache("here", 3, None).build(files, lambda *what: told.append(what))
+    with report_to(ProgressFunction(lambda *what: told.append(what))):
+        images, _, _ = Cache("here", 3, None).build(files)
     assert (decodes, told) == ([], [])
     assert_pixels(images, files)
 
@@ -165,8 +168,8 @@ def test_an_interrupted_build_goes_on_where_it_was(tmp_path, small_shards, decod
         if done == 8:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        Cache("here", 3, None).build(files, stop)
+    with pytest.raises(KeyboardInterrupt), report_to(ProgressFunction(stop)):
+        Cache("here", 3, None).build(files)
     decodes.clear()
     images, _, remarks = Cache("here", 3, None).build(files)
     assert sorted(decodes) == [file.name for file in files[8:]]
@@ -188,7 +191,8 @@ def test_an_image_half_written_when_interrupted_is_not_part_of_the_shard(tmp_pat
 
 def slow_build(files: list[Path], pause: float) -> None:
     shards.SHARD_BYTES = 600
-    Cache("here", 3, None).build(files, lambda *_: time.sleep(pause))
+    with report_to(ProgressFunction(lambda *_: time.sleep(pause))):
+        Cache("here", 3, None).build(files)
 
 
 def child(work, *arguments) -> multiprocessing.Process:
@@ -226,7 +230,8 @@ def test_of_two_builders_one_waits_says_so_and_finds_it_all_done(tmp_path, decod
     other = child(slow_build, files, 0.02)
     wait_for(lambda: (cache.folder / "about.json").exists())
     told: list[tuple[str, int, int]] = []
-    images, broken, _ = cache.build(files, lambda *what: told.append(what))
+    with report_to(ProgressFunction(lambda *what: told.append(what))):
+        images, broken, _ = cache.build(files)
     other.join()
     assert other.exitcode == 0
     assert told == [(f"process {other.pid} is building the cache {cache.folder}; waiting for it", 0, 0)]
@@ -376,7 +381,8 @@ def test_verifying_counts_what_it_mends_even_after_a_first_look(tmp_path):
     for at in (0, 1000, 1001):  # the first image, and one in the middle twice
         flip(bins(cache)[0], at)
     told = []
-    assert images.verify(lambda *what: told.append(what)) == 2
+    with report_to(ProgressFunction(lambda *what: told.append(what))):
+        assert images.verify() == 2
     assert told[-1] == ("comparing checksums", 12, 12)
     assert images.verify() == 0
     assert_pixels(images, files)
@@ -676,8 +682,8 @@ def test_a_reader_that_goes_away_is_not_taken_for_a_full_disk(tmp_path):
     def gone(*_):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    with pytest.raises(BrokenPipeError):
-        Cache("here", 3, None).build(photos(tmp_path / "data", 2), gone)
+    with pytest.raises(BrokenPipeError), report_to(ProgressFunction(gone)):
+        Cache("here", 3, None).build(photos(tmp_path / "data", 2))
 
 
 # --- in_order ---------------------------------------------------------------------------------------------------------

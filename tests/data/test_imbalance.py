@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.data.imbalance import draw_long_tail
 from supancl.data.opening import open_data
+from supancl.data.preparing import draw_long_tail
 from supancl.data.splits import DataSpec
 from supancl.data.survey import survey_data, survey_source
 from tests.files import archive, noise

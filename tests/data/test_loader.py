@@ -14,6 +14,7 @@ from supancl.data.splits import Split, full_split
 from supancl.data.store import memory
 from supancl.data.store.memory import ArrayImages, Batch, FileImages, ImageStore, PackedImages, pad_images
 from supancl.errors import BadInput
+from supancl.reporter import ProgressFunction, report_to
 from tests.files import mentions, noise
 
 CPU = torch.device("cpu")
@@ -210,6 +211,7 @@ def test_whether_batches_have_one_shape_is_known_beforehand():
 def test_packed_images_move_whole_and_say_how_far_they_are():
     images = [torch.from_numpy(noise(1, 2 + i % 3, 3, seed=i)) for i in range(1100)]
     told = []
-    moved = PackedImages.from_images(images).to(CPU, lambda what, done, total: told.append((done, total)))
+    with report_to(ProgressFunction(lambda what, done, total: told.append((done, total)))):
+        moved = PackedImages.from_images(images).to(CPU)
     assert told == [(512, 1100), (1024, 1100), (1100, 1100)]
     assert all(torch.equal(moved.image(i), image) for i, image in enumerate(images))

@@ -18,6 +18,7 @@ from supancl.data.splits import DataSpec, full_split
 from supancl.data.store.memory import ArrayImages, PackedImages
 from supancl.errors import BadInput
 from supancl.files import digest
+from supancl.reporter import ProgressFunction, report_to
 from supancl.reports.contact_sheet import (
     CAPTION,
     GAP,
@@ -134,7 +135,9 @@ def test_only_files_of_equal_size_are_read_and_three_contradictions_are_named(tm
     picture(tmp_path / "a" / "9.bmp", size=(9, 9))
     opened, told = [], []
     monkeypatch.setattr("supancl.data.show.digest", lambda path, really=digest: opened.append(path) or really(path))
-    counted = find_copies(open_source(DataSpec(source=str(tmp_path)), 1), lambda *progress: told.append(progress))
+    source = open_source(DataSpec(source=str(tmp_path)), 1)
+    with report_to(ProgressFunction(lambda *progress: told.append(progress))):
+        counted = find_copies(source)
     assert len(found.items) == len(told) == 10
     assert told[-1] == ("comparing files of equal size", 10, 10)
     assert (counted["files"], counted["labels_differ"], len(counted["examples"])) == (10, 5, 3)

@@ -313,8 +313,10 @@ def test_larger_images_are_brought_down_to_the_short_side(tmp_path):
 def test_reading_tells_how_far_it_is(tmp_path):
     class_folders(tmp_path, each=2)
     told = []
-    open_source(DataSpec(source=str(tmp_path)), 3, lambda *progress: told.append(progress))
-    assert told == [("reading images", done, 4) for done in (1, 2, 3, 4)]
+    open_data(DataSpec(source=str(tmp_path)), 3, lambda *progress: told.append(progress))
+    reading = [("reading images", done, 4) for done in (1, 2, 3, 4)]
+    whole = [[(task, done, 1) for done in (0, 1)] for task in (f"listing {tmp_path}", "gathering the images")]
+    assert told == [*whole[0], *reading, *whole[1]]
 
 
 @pytest.mark.parametrize("memory_gb", [8.0, 1e-9])

@@ -343,7 +343,7 @@ def test_each_process_indexes_in_an_order_of_its_own_whatever_its_number(monkeyp
     monkeypatch.setattr(os, "getpid", lambda: 57)
     monkeypatch.setattr(tar_index, "map_in_order", lambda work, things: orders.append(list(things)) or [])
     for _ in range(2):
-        tar_index._index_all(tars, None)
+        tar_index._index_all(tars)
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(tars)
     assert orders[0] != orders[1]
 

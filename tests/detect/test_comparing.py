@@ -14,8 +14,7 @@ from supancl.detect.layouts import DetectData
 from supancl.detect.saving import DetectFolder
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
-from supancl.reports.detection_table import comparison_markdown, comparison_row
-from supancl.reports.detections import draw_class_bars, draw_comparison_curves
+from supancl.reports.detections import comparison_markdown, comparison_row, draw_class_bars, draw_comparison_curves
 from tests.files import assert_mentions, assert_one_line, mentions
 
 SPEC = DetectSpec(batch_size=10, iters=40)

@@ -17,7 +17,7 @@ from supancl.evaluate import (
     evaluate_transfer,
     protocols,
 )
-from supancl.evaluate.baselines import RANDOM, START, build_random, verdict
+from supancl.evaluate.certainty import RANDOM, START, build_random, verdict
 from supancl.evaluate.cross_validation import plan_cross_validation
 from supancl.evaluate.encoder import EvaluatedEncoder, SourceCache
 from supancl.evaluate.finetune import FineTuning

@@ -257,7 +257,7 @@ GROUPS = (
     Group("probes/ranking.py", ("tests/probes/test_ranking.py",), RANKING),
     Group("probes/sgd.py", ("tests/probes/test_linear.py", "-k", "sgd or epochs or papers"), SGD),
     Group("probes/transfer.py", ("tests/probes/test_transfer.py", EDGES), TRANSFER),
-    Group("probes/one_vs_rest.py", ("tests/probes/test_several_labels.py",), ONE_VS_REST),
+    Group("probes/goals.py", ("tests/probes/test_several_labels.py",), ONE_VS_REST),
     Group("probes/several_labels.py", ("tests/probes/test_several_labels.py",), SEVERAL_LABELS),
     Group("probes/precision.py", ("tests/probes/test_precision.py",), PRECISION),
 )

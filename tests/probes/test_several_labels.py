@@ -14,11 +14,11 @@ from sklearn.multiclass import OneVsRestClassifier
 from supancl.data.label_pairs import pairs_from_matrix
 from supancl.errors import BadInput
 from supancl.probes.features import Features
+from supancl.probes.goals import OneVsRest
 from supancl.probes.knn import knn_predict
 from supancl.probes.linear import PROBE_WEIGHTS, hold_out
 from supancl.probes.logistic import append_ones, solve
 from supancl.probes.newton import polish
-from supancl.probes.one_vs_rest import OneVsRest
 from supancl.probes.precision import mean_average_precision
 from supancl.probes.several_labels import ClassScores, SeveralFeatures, knn_scores, linear_scores, transfer_scores
 from tests.files import mentions

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from supancl import BadInput, load_encoder, recipe
 from supancl.core.encoders import EncoderSpec
-from supancl.training.starting import follow_start
+from supancl.training.fitting import follow_start
 from supancl.weights.encoder_file import save_encoder
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder

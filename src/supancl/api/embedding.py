@@ -22,6 +22,7 @@ from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput
 from supancl.probes import features as probes
 from supancl.probes.features import Features
+from supancl.reporter import ProgressFunction, report_to
 from supancl.training.preflight import pick_device
 from supancl.training.run import Run
 from supancl.weights.encoder_file import load_projector
@@ -101,7 +102,8 @@ def find_splits(encoder: Encoder, images: Any, view: View, progress: Any) -> Ite
     resample: Any = "bicubic" if view == "whole" else "bilinear"
     if isinstance(images, (str, Path)) and not is_image_file(images):
         spec = DataSpec(source=str(images), short_side=short_side, resample=resample)
-        images = open_source(spec, encoder.spec.channels, progress)
+        with report_to(ProgressFunction(progress)):
+            images = open_source(spec, encoder.spec.channels)
     if isinstance(images, Source):
         yield from images.splits.values()
         return

@@ -1,4 +1,4 @@
-"""`supancl.pretrain`: a name, a folder or arrays, and a few settings become a run."""
+"""`supancl.pretrain` and `supancl.extend_run`: a name, a folder or arrays, and a few settings become a run."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from supancl.recipes.plugin_files import refuse_while_loading
 from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
 from supancl.recipes.shorthands import with_settings
 from supancl.reporter import Reporter
+from supancl.training import extending
 from supancl.training import pretrain as training
 from supancl.training.preflight import with_short_side
 from supancl.training.run import Run
@@ -81,6 +82,28 @@ def pretrain(
     else:
         requested, opened, survey = open_request(recipe, data, settings)
     return training.pretrain(requested, opened, out, resume=resume, init=init, reporter=reporter, survey=survey)
+
+
+def extend_run(
+    run: Path | str,
+    epochs: int,
+    out: Path | str | None = None,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    data: DataArgument | None = None,
+    reporter: Reporter | None = None,
+) -> Run:
+    """Continue a finished run to `epochs` in a new folder; `run` itself is only read.
+
+    Weights, target branch, optimizer, pool and random state are those of the run's last checkpoint. The learning rate
+    starts again where a run of `epochs` would be by then, and falls to zero by a cosine; `schedule.restart_rate` in
+    `changes` is another part of the peak. Other settings stay, except those that may also change on resume. `data` are
+    the run's, as for `pretrain`: give arrays again, which a run does not keep, or the place that its source moved to.
+    """
+    if (sources := as_sources(data)) is not None:
+        data, changes = None, {"data.source": sources[0], "data.joined": tuple(sources[1:]), **(changes or {})}
+    opened = open_saved(run, data, {})[1]
+    return extending.extend_run(run, epochs, out, changes=changes, data=opened, reporter=reporter)
 
 
 def as_sources(data: Any) -> list[str] | None:

@@ -49,7 +49,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             )
     audit = audit_labels(evaluated, AuditSettings(args.data, args.k, args.seed, args.view))
     write_audit_tables(audit, out)
-    write_text(out / PAGE, audit_page(audit, evaluated.reporter.on_progress))
+    write_text(out / PAGE, audit_page(audit))
     result = {"out": str(out), **audit.summary, "seconds": round(time.perf_counter() - started, 2)}
     console.print(trust_line(audit.wrong, audit.judged))
     for line in cautions(audit.summary):
@@ -86,5 +86,5 @@ def describe(audit: Audit) -> list[str]:
     ]
 
 
-def _end_of(name: str, length: int = 40) -> str:
-    return name if len(name) <= length else f"...{name[3 - length :]}"
+def _end_of(name: str) -> str:
+    return name if len(name) <= 40 else f"...{name[-37:]}"

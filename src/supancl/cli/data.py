@@ -25,7 +25,7 @@ from supancl.data.store.cache_folders import evict, list_caches, remove_cache
 from supancl.data.survey import Survey
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, CheckFailed, plural
-from supancl.files import check_is_new, left_over_files
+from supancl.files import check_is_new, left_over_files, make_folder
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.auto import default_recipe
 from supancl.reports.contact_sheet import draw_image_sheet, draw_view_sheet
@@ -45,7 +45,6 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    terminal = Terminal(console)
     out = Path(args.out) if args.out else next_folder("show")
     check_sheets(out)  # before the work, not after it
     check_out_folder(args.source, out)
@@ -55,12 +54,12 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     # writes no cache: every image is decoded once, and kept in memory only if there are few
     spec = DataSpec(source=args.source, skip_bad_images=True, short_side=side, cache="never", memory_gb=0.25)
     spec = with_data_fields(spec, args.overrides)
-    source = open_source(spec, channels, terminal.on_progress, lenient=True)
-    sizes = image_sizes(source, terminal.on_progress)
+    source = open_source(spec, channels, lenient=True)
+    sizes = image_sizes(source)
     if shown_recipe is None:
         shown_recipe = fitting_recipe(source, round(float(np.median(sizes.min(1)))))
     facts = describe_source(source, replace(spec, short_side=shown_recipe.data.short_side), channels, sizes)
-    facts["copies"] = find_copies(source, terminal.on_progress)
+    facts["copies"] = find_copies(source)
     print_facts(facts, console)
     print_copies(facts["copies"], console)
     facts["pictures"] = draw_sheets(source, shown_recipe, out, console)
@@ -97,10 +96,7 @@ def draw_sheets(source: Source, shown_recipe: Recipe, out: Path, console: Consol
     if train.batch(train.index[:1] * 0).pixels.ndim != 4 or not isinstance(shown_recipe.views, Crops):
         console.print("vectors have no contact sheet")
         return []
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
+    make_folder(out)
     draw_image_sheet(train, source.classes, out / "images.png")
     draw_view_sheet(train, shown_recipe, out / "views.png")
     console.print(f"contact sheets: {out / 'images.png'} and, of the views of {shown_recipe.name}, {out / 'views.png'}")
@@ -272,14 +268,14 @@ def build_cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         selected.data, source=args.source, short_side=side, cache="always", skip_bad_images=args.skip_bad_images
     )
     started = time.perf_counter()
-    source = open_source(spec, selected.encoder.channels, terminal.on_progress)
+    source = open_source(spec, selected.encoder.channels)
     store = source.splits["train"].store
     if not isinstance(store, CachedImages):
         raise BadInput(f"{args.source} is already in memory; only sources of files can be cached")
     for remark in source.remarks:
         terminal.warn(remark)
     if args.verify:
-        store.verify(terminal.on_progress)
+        store.verify()
     mended = store.repaired if args.verify else None  # opening alone checks only some
     seconds = time.perf_counter() - started
     verified = "" if mended is None else f"; every checksum compared, {plural(mended, 'image')} repaired"
@@ -315,11 +311,7 @@ def check(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def check_files(source: str, path: Path, console: Console) -> dict[str, Any]:
     """Write digests of a source's files, or compare the files with digests written before."""
-    terminal = Terminal(console)
-    try:
-        digests = digest_files(source, terminal.on_progress)
-    finally:
-        terminal.on_end()
+    digests = digest_files(source)
     if not path.exists():
         write_digests(path, digests)
         console.print(f"{path}: digests of {plural(len(digests), 'file')}; the same command compares them later")

@@ -25,8 +25,10 @@ from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, format_scores, precision_of, score_stats, train_detector
 from supancl.errors import BadInput, Interrupted, plural
 from supancl.files import check_no_link, check_writable, jsonable, make_folder, write_sealed_json, write_text
-from supancl.reports.detection_table import COLUMNS, comparison_markdown, comparison_row
 from supancl.reports.detections import (
+    COLUMNS,
+    comparison_markdown,
+    comparison_row,
     draw_class_bars,
     draw_comparison_curves,
     draw_detection_curves,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,6 @@ from supancl.evaluate.finetune import check_whole_encoder
 from supancl.evaluate.naming import data_names
 from supancl.evaluate.suite import make_out_folder
 from supancl.probes.knn import DEFAULT_K
-from supancl.probes.transfer import TransferMetric
 from supancl.reports.score_table import TableFormat
 from supancl.reports.suite_page import write_suite
 
@@ -212,16 +212,10 @@ def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     data = select_sources(args, "transfer")
     encoders = open_encoders(args, progress_console(args.format, console))
     tasks = [
-        ("transfer", name, _transfer_protocol(source, args.metric, name))
+        ("transfer", name, partial(evaluate_transfer, source=source, metric=args.metric, name=name))
         for name, source in zip(data_names(data), data, strict=True)
     ]
     return _print_with_certainty(measure_all(encoders, tasks), args.format, console)
-
-
-def _transfer_protocol(
-    source: str, metric: TransferMetric | None, name: str
-) -> Callable[[EvaluatedEncoder], dict[str, Any]]:
-    return lambda evaluated: evaluate_transfer(evaluated, source, metric, name=name)
 
 
 def fewshot(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -229,11 +223,12 @@ def fewshot(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_at_least(args.queries, 1, "--queries")
     data = select_sources(args, "few-shot")
     encoders = open_encoders(args, progress_console(args.format, console))
-    tasks = [
-        (f"fewshot {args.ways}w{count}s", name, _few_shot_protocol(source, count, args, name))
-        for name, source in zip(data_names(data), data, strict=True)
-        for count in shots
-    ]
+    tasks = []
+    for name, source in zip(data_names(data), data, strict=True):
+        for count in shots:
+            settings = EpisodeSettings(args.ways, count, args.queries, args.episodes, args.seed, args.fill_queries)
+            run = partial(evaluate_few_shot, source=source, settings=settings, name=name, most_shots=max(shots))
+            tasks.append((f"fewshot {args.ways}w{count}s", name, run))
     return print_results(measure_all(encoders, tasks), args.format, console)
 
 
@@ -243,14 +238,6 @@ def check_episodes(args: argparse.Namespace) -> list[int]:
     check_at_least(args.episodes, 1, "--episodes")
     check_at_least(args.seed, 0, "--seed")
     return parse_integers(args.shots, "--shots")
-
-
-def _few_shot_protocol(
-    source: str, shots: int, args: argparse.Namespace, name: str
-) -> Callable[[EvaluatedEncoder], dict[str, Any]]:
-    settings = EpisodeSettings(args.ways, shots, args.queries, args.episodes, args.seed, args.fill_queries)
-    most_shots = max(parse_integers(args.shots, "--shots"))
-    return lambda evaluated: evaluate_few_shot(evaluated, source, settings, name=name, most_shots=most_shots)
 
 
 def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -261,7 +261,7 @@ def add_feature_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-cache", action="store_true", help="compute features without the cache")
     parser.add_argument("--partial", action="store_true", help="accept incomplete benchmark data sets, with a remark")
     parser.add_argument("--columns", default="", help=COLUMNS_HELP)
-    add_skip_flag(parser)
+    parser.add_argument("--skip-bad-images", action="store_true", help=SWITCHES["--skip-bad-images"][1])
 
 
 def add_view_flag(parser: argparse.ArgumentParser) -> None:
@@ -278,7 +278,3 @@ def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
         "--branch", default="online", choices=("online", "target"), help="which branch, if a file has both"
     )
     parser.add_argument("--prefix", help="prefix of the encoder's tensors, if the format is unknown")
-
-
-def add_skip_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--skip-bad-images", action="store_true", help=SWITCHES["--skip-bad-images"][1])

@@ -37,7 +37,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.static:
         draw_panels(to_panels(images, maps), images.classes, out)
     else:
-        write_text(out, map_page(args.data, images, maps, encoders[0].reporter.on_progress))
+        write_text(out, map_page(args.data, images, maps))
     size = out.stat().st_size
     console.print(
         f"{out}: {plural(len(images.names), 'image', number_format=',')}, {plural(len(maps), 'encoder')}, "

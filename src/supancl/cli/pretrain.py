@@ -19,7 +19,6 @@ from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.auto import default_recipe
 from supancl.recipes.recipe import resolve_warmup
-from supancl.reporter import report_progress
 from supancl.reports.sparklines import describe_curves
 from supancl.training.extending import extend_run
 from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
@@ -31,7 +30,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     survey = None
     if args.recipe is None and "data.source" in args.overrides and not args.resume and args.extend is None:
         requested = recipe_from_flags("auto.supsiam", args)
-        survey = survey_source(requested.data, requested.encoder.channels, report_progress)
+        survey = survey_source(requested.data, requested.encoder.channels)
         args.recipe = default_recipe(survey)
     if args.recipe is None and args.extend is None and not (args.resume and args.out):
         raise BadInput(

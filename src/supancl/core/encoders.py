@@ -243,9 +243,9 @@ def _vit_small(spec: EncoderSpec) -> tuple[nn.Module, int]:
     return body, width
 
 
-def sincos_positions(side: int, width: int, temperature: float = 10000.0) -> Tensor:
+def sincos_positions(side: int, width: int) -> Tensor:
     """(side * side, width): a quarter of the width each for sin and cos of the row and of the column, as MoCo-v3."""
-    frequency = temperature ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
+    frequency = 10000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
     row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     across, down = column.reshape(-1, 1) * frequency, row.reshape(-1, 1) * frequency
     return torch.cat([down.sin(), down.cos(), across.sin(), across.cos()], dim=1).float()

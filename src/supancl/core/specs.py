@@ -28,9 +28,8 @@ class EncoderSpec:
 
     name: str = "resnet50"
     channels: Annotated[Count, Within(None, 4096)] = 3
-    size: Annotated[Count, Within(None, 16_384)] = (
-        224  # side of the square input; for `linear` the length of the input vector
-    )
+    # side of the square input; for `linear` the length of the input vector
+    size: Annotated[Count, Within(None, 16_384)] = 224
     width: Count | None = None  # of the features, if the encoder has no fixed width (cnn, linear)
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[Positive, ...] = IMAGENET_STD

@@ -10,9 +10,9 @@ from supancl.config import parse_json
 from supancl.data.decode import map_in_order
 from supancl.data.sources import csv_table
 from supancl.data.sources.tars import find_tars, is_tar
-from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
 from supancl.files import digest, is_as_written, read_text, reason, write_sealed_json
+from supancl.reporter import track
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,12 @@ class Comparison:
         return not (self.changed or self.missing or self.new)
 
 
-def digest_files(source: str, progress: Progress | None = None) -> dict[str, str]:
+def digest_files(source: str) -> dict[str, str]:
     """Name below the source's folder -> sha256, of every file of a folder, .csv, .npz or of tar shards."""
     root, files = _list_files(source)
     digests: dict[str, str] = {}
-    for done, (file, value) in enumerate(zip(files, map_in_order(_try_digest, files), strict=True), start=1):
+    for file, value in track(zip(files, map_in_order(_try_digest, files), strict=True), "reading files", len(files)):
         digests[file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)] = value
-        if progress is not None:
-            progress("reading files", done, len(files))
     return digests
 
 

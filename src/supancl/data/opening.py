@@ -9,6 +9,7 @@ SOURCE is `digits`, `toy`, an image folder, a folder in VOC's layout, a `.npz`, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from supancl.data.store.building import dark_image_remarks, other_positions, sto
 from supancl.data.store.memory import FileImages, ImageStore, Progress
 from supancl.errors import BadInput, did_you_mean, plural, program_name
 from supancl.files import did_you_mean_path
-from supancl.reporter import track_task
+from supancl.reporter import ProgressFunction, report_to, track_task
 
 if TYPE_CHECKING:
     import torch
@@ -53,10 +54,11 @@ def open_data(spec: DataSpec | str | Path, channels: int = 3, progress: Progress
     spec = DataSpec(source=str(spec)) if isinstance(spec, (str, Path)) else spec
     if not isinstance(spec, DataSpec):
         raise BadInput(f"a {type(spec).__name__} is not the name of a source; open arrays with from_arrays")
-    return prepare_data(open_source(spec, channels, progress), spec)
+    with nullcontext() if progress is None else report_to(ProgressFunction(progress)):
+        return prepare_data(open_source(spec, channels), spec)
 
 
-def open_source(spec: DataSpec, channels: int, progress: Progress | None = None, lenient: bool = False) -> Source:
+def open_source(spec: DataSpec, channels: int, lenient: bool = False) -> Source:
     """Open `spec.source`; `lenient` lists empty class folders instead of refusing them."""
     name = spec.source
     if not name:
@@ -69,48 +71,48 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
                 f"{name}: data.stream is for tar shards (shards/{{000..099}}.tar, or a folder of them); "
                 "remove it for other sources"
             )
-        return stream.read_stream(name, channels, spec, progress)
-    if _is_benchmark(name) and not spec.joined:
-        benchmark_name, _, root = name.partition("@")
-        return open_benchmark(benchmark_name, root, channels, spec, progress)
-    listing = (
-        _list_joined(spec, channels, progress) if spec.joined else _read_or_list(spec, channels, progress, lenient)
-    )
-    return apply_hierarchy(load_images(listing, channels, spec, progress), spec)
+        return stream.read_stream(name, channels, spec)
+    source = load_images(list_source(spec, channels, lenient), channels, spec)
+    return apply_hierarchy(_with_class_order(source, spec), spec)
 
 
-def peek_data(spec: DataSpec, channels: int, progress: Progress | None = None) -> Data:
+def peek_data(spec: DataSpec, channels: int) -> Data:
     """The data as `open_data` gives them, but each image is decoded when it is read: for a look at a few of them.
 
     Images that cannot be read are not noticed, so they count.
     """
     if spec.stream:
         raise BadInput(f"{spec.source}: shards that are streamed are not listed; use supancl data show")
-    listing = list_source(spec, channels, progress)
+    listing = list_source(spec, channels)
     if isinstance(listing, Listing):
         entries = Columns.from_entries(listing.entries)
         store = FileImages(entries.items, channels, spec.short_side, spec.resample)
-        source = _source_from_columns(listing, entries, store)
-        if _is_benchmark(spec.source) and not spec.joined:
-            source = benchmarks.apply_class_order(source, spec.source.partition("@")[0])
-    else:
-        source = listing
-    return prepare_data(source, spec)
+        listing = _with_class_order(_source_from_columns(listing, entries, store), spec)
+    return prepare_data(listing, spec)
 
 
-def list_source(spec: DataSpec, channels: int, progress: Progress | None = None) -> Source | Listing:
-    """What `spec.source` holds: a list of image files, or a source that is in memory already; nothing is decoded."""
+def _with_class_order(source: Source, spec: DataSpec) -> Source:
+    """The source with the classes of a benchmark in their official order."""
+    is_benchmark = _is_benchmark(spec.source) and not spec.joined
+    return benchmarks.apply_class_order(source, spec.source.partition("@")[0]) if is_benchmark else source
+
+
+def list_source(spec: DataSpec, channels: int, lenient: bool = False) -> Source | Listing:
+    """What `spec.source` holds: a list of image files, or a source that is in memory already; nothing is decoded.
+
+    `lenient` lists empty class folders instead of refusing them.
+    """
     if spec.joined:
-        return _list_joined(spec, channels, progress)
+        return _list_joined(spec, channels)
     if _is_benchmark(spec.source):
         benchmark_name, _, root = spec.source.partition("@")
         return benchmarks.list_benchmark(benchmark_name, root, channels, None, False)
     if not spec.source:
         raise BadInput(NO_SOURCE)
-    return _read_or_list(spec, channels, progress, lenient=False)
+    return _read_or_list(spec, channels, lenient)
 
 
-def _list_joined(spec: DataSpec, channels: int, progress: Progress | None) -> Listing:
+def _list_joined(spec: DataSpec, channels: int) -> Listing:
     """The images of all sources of `spec`; its columns are those of each .csv."""
     names = [absolute_source(name) for name in spec.all_sources]
     for name, absolute in zip(spec.all_sources, names, strict=True):
@@ -121,11 +123,11 @@ def _list_joined(spec: DataSpec, channels: int, progress: Progress | None) -> Li
     listings = {}
     for name in spec.all_sources:
         columns = spec.columns if name.lower().endswith(".csv") else ""
-        listings[name] = list_source(replace(spec, source=name, joined=(), columns=columns), channels, progress)
+        listings[name] = list_source(replace(spec, source=name, joined=(), columns=columns), channels)
     return join_sources(listings, spec.holdout is None, " + ".join(names))
 
 
-def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, lenient: bool) -> Source | Listing:
+def _read_or_list(spec: DataSpec, channels: int, lenient: bool) -> Source | Listing:
     """A source whose images are in memory, or a list of image files."""
     name = spec.source
     if spec.columns and not name.lower().endswith(".csv"):
@@ -134,7 +136,7 @@ def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, leni
         return arrays.BUILT_IN[name](channels)
     kind, _, library_name = name.partition(":")
     if tars.is_tar(name):
-        return tars.list_tars(name, progress)
+        return tars.list_tars(name)
     with track_task(f"listing {name}"):
         if kind in libraries.READERS:
             return _check_counts(libraries.READERS[kind](library_name, channels), spec)
@@ -168,7 +170,6 @@ def open_benchmark(
     root: Path | str,
     channels: int = 3,
     spec: DataSpec | None = None,
-    progress: Progress | None = None,
     use: Use | None = None,
     partial: bool = False,
 ) -> Source:
@@ -178,7 +179,7 @@ def open_benchmark(
     benchmark's first use. Incomplete data are refused, or with `partial` used with a remark.
     """
     listing, spec = benchmarks.list_benchmark(name, root, channels, use, partial), spec or DataSpec()
-    source = benchmarks.apply_class_order(load_images(listing, channels, spec, progress), name)
+    source = benchmarks.apply_class_order(load_images(listing, channels, spec), name)
     return apply_hierarchy(source, spec)
 
 
@@ -275,14 +276,14 @@ def _existing_path(name: str) -> Path:
 # --- from a list of files to stored images ----------------------------------------------------------------------------
 
 
-def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
+def load_images(listing: Source | Listing, channels: int, spec: DataSpec) -> Source:
     """Decode every listed image once into a store. Unreadable ones are refused, or skipped with a remark."""
     if isinstance(listing, Source):  # images are in memory already
         return listing
     entries, remarks = Columns.from_entries(listing.entries), list[str]()
     items = entries.items
     cache_name = listing.cache_name or absolute_source(spec.source) or str(listing.location)
-    store, unreadable = store_images(items, cache_name, channels, spec, progress, remarks)
+    store, unreadable = store_images(items, cache_name, channels, spec, remarks)
     if unreadable and not spec.skip_bad_images:
         position, reason = unreadable[0]
         others, them = (f" and {len(unreadable) - 1} more", "them") if len(unreadable) > 1 else ("", "it")

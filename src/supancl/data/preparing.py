@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supancl.data.hierarchy import apply_hierarchy
-from supancl.data.imbalance import draw_long_tail
 from supancl.data.label_noise import flip_labels
 from supancl.data.label_pairs import check_one_label, describe_pairs
 from supancl.data.order import derive_seed
@@ -21,6 +20,7 @@ else:
     from supancl.lazy import torch
 
 SPLIT_SEED = 20240  # fixed: every run holds out the same images, whatever its seed
+LONG_TAIL_SEED = 20244  # fixed for the same reason
 USUAL_HOLDOUT = 0.1  # of the labelled training images, where a source has no held-out split
 
 
@@ -170,6 +170,30 @@ def _take_classes(split: Split, classes: Sequence[int], unlabelled: bool = False
     mapped = split.relabelled(ids)
     keep = (mapped.labels >= 0) | ((split.labels < 0) if unlabelled else False)
     return mapped.take(keep.nonzero()[:, 0])
+
+
+def long_tail_sizes(sizes: list[int], ratio: float) -> list[int]:
+    """How many images each class keeps: from the largest size down to a `ratio`-th of it, in equal factors.
+
+    A class with fewer images keeps those that it has, and every class keeps at least one.
+
+    >>> long_tail_sizes([100, 100, 100], 100.0), long_tail_sizes([100, 5, 100], 100.0)
+    ([100, 10, 1], [100, 5, 1])
+    """
+    steps = max(len(sizes) - 1, 1)
+    targets = [round(max(sizes, default=0) * ratio ** (-number / steps)) for number in range(len(sizes))]
+    return [min(size, max(target, 1)) for size, target in zip(sizes, targets, strict=True)]
+
+
+def draw_long_tail(labels: Tensor, ratio: float) -> Tensor:
+    """Positions of the images that `data.imbalance` keeps, in order; all unlabelled ones are."""
+    classes, counts = torch.unique(labels[labels >= 0], return_counts=True)
+    generator = torch.Generator().manual_seed(LONG_TAIL_SEED)
+    positions = [(labels < 0).nonzero()[:, 0]]
+    for number, size in zip(classes.tolist(), long_tail_sizes(counts.tolist(), ratio), strict=True):
+        members = (labels == number).nonzero()[:, 0]
+        positions.append(members[torch.randperm(len(members), generator=generator)[:size].to(members.device)])
+    return torch.cat(positions).sort().values
 
 
 def _hide_labels(train: Split, fraction: float) -> tuple[Split, list[str]]:

@@ -14,9 +14,9 @@ from supancl.data.decode import image_problem, map_in_order, shrunk_size, uprigh
 from supancl.data.label_pairs import count_images, describe_pairs, label_texts
 from supancl.data.splits import DataSpec, Source, Split
 from supancl.data.store.building import AUTO_CACHE_BYTES
-from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
 from supancl.files import digest
+from supancl.reporter import report_progress
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def histogram(source: Source) -> dict[str, dict[str, int]]:
     return counts_by_class | ({"(unlabelled)": unlabelled} if any(unlabelled.values()) else {})
 
 
-def image_sizes(source: Source, progress: Progress | None = None) -> np.ndarray:
+def image_sizes(source: Source) -> np.ndarray:
     """(N, 2): height and width of every image as stored, read from file headers."""
 
     def read_size(item: Any) -> tuple[int, int]:
@@ -78,8 +78,7 @@ def image_sizes(source: Source, progress: Progress | None = None) -> np.ndarray:
         sizes = []
         for done, size in enumerate(map_in_order(read_size, source.items), start=1):
             sizes.append(size)
-            if progress is not None:
-                progress("reading sizes", done, len(source.items))
+            report_progress("reading sizes", done, len(source.items))
         return np.array(sizes, np.int64).reshape(-1, 2)
     return np.concatenate([_array_sizes(split) for split in source.splits.values()])
 
@@ -112,7 +111,7 @@ def summarize_sizes(sizes: np.ndarray) -> dict[str, list[int]]:
 MAX_EXAMPLES = 3  # of copies with different labels
 
 
-def find_copies(source: Source, progress: Progress | None = None) -> dict[str, Any] | None:
+def find_copies(source: Source) -> dict[str, Any] | None:
     """Count files that are byte-for-byte copies of one another; None if the source does not consist of files.
 
     A file that a table lists twice is not a copy. A missing label does not differ from another.
@@ -134,7 +133,7 @@ def find_copies(source: Source, progress: Progress | None = None) -> dict[str, A
             labels[rows] = [numbers.setdefault(text, len(numbers)) for text in texts]
     totals = {"files": 0, "images": 0, "labels_differ": 0, "in_several_splits": 0}
     examples: list[list[str]] = []
-    for group in _group_identical_files(list(files), progress):
+    for group in _group_identical_files(list(files)):
         rows = np.array([files[path] for path in group])
         totals["files"] += len(group)
         totals["images"] += 1
@@ -149,7 +148,7 @@ def find_copies(source: Source, progress: Progress | None = None) -> dict[str, A
     return {**totals, "examples": examples}
 
 
-def _group_identical_files(paths: list[Path], progress: Progress | None) -> Iterator[list[Path]]:
+def _group_identical_files(paths: list[Path]) -> Iterator[list[Path]]:
     """Groups of files with the same content. Only files of equal size are read, one size at a time."""
 
     def nbytes(path: Path) -> int:
@@ -174,6 +173,5 @@ def _group_identical_files(paths: list[Path], progress: Progress | None) -> Iter
         for position, checksum in same_size:
             by_content.setdefault(checksum, []).append(paths[position])
             done += 1
-            if progress is not None:
-                progress("comparing files of equal size", done, len(candidates))
+            report_progress("comparing files of equal size", done, len(candidates))
         yield from (group for group in by_content.values() if len(group) > 1)

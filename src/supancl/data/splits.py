@@ -18,7 +18,7 @@ from supancl.data.decode import Item
 from supancl.data.label_noise import NoiseKind
 from supancl.data.label_pairs import ImageLabels, LabelSet, LabelTable, count_distinct
 from supancl.data.order import Order, WindowedOrder
-from supancl.data.store.memory import Batch, ImageStore, Progress
+from supancl.data.store.memory import Batch, ImageStore
 from supancl.errors import BadInput, plural
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ class Split:
         """Which images each step of a run takes."""
         return Order(self.labels, seed, batch_size, balanced)
 
-    def place_on(self, device: torch.device, progress: Progress | None = None) -> Split:
+    def place_on(self, device: torch.device) -> Split:
         """The split with its pixels on the device if they fit there, else the split itself."""
-        store = self.store.place_on(device, progress)
+        store = self.store.place_on(device)
         return self if store is self.store else replace(self, store=store, index=self.index.to(device))
 
     def names_at(self, positions: Tensor) -> list[str]:
@@ -130,6 +130,10 @@ class Split:
     def take(self, positions: Tensor) -> Split:
         pairs = None if self.pairs is None else self.pairs[positions]
         return replace(self, index=self.index[positions], labels=self.labels[positions], pairs=pairs)
+
+    def labelled(self) -> Split:
+        """The images that have a label."""
+        return self.take((self.labels >= 0).nonzero()[:, 0])
 
     def materialize(self) -> Split:
         """This split with its rows and labels in memory."""

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 from supancl.data.columns import Columns
 from supancl.data.decode import map_in_order, try_decode, upright_size
 from supancl.data.hierarchy import apply_hierarchy, build_hierarchy, has_hierarchy
-from supancl.data.imbalance import draw_long_tail
 from supancl.data.label_pairs import ImageLabels, count_distinct, count_images
 from supancl.data.opening import list_source, number_classes
-from supancl.data.preparing import USUAL_HOLDOUT, draw_held_out, draw_limited, keep_labels
-from supancl.data.splits import Data, DataSpec, Listing, Source, Split
+from supancl.data.preparing import USUAL_HOLDOUT, draw_held_out, draw_limited, draw_long_tail, keep_labels
+from supancl.data.splits import Data, DataSpec, Listing, Split
 from supancl.data.store.building import evenly_spaced_positions, other_positions
-from supancl.data.store.memory import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -42,12 +40,14 @@ class Survey:
         return self.classes > 1
 
 
-def survey_source(spec: DataSpec, channels: int = 3, progress: Progress | None = None) -> Survey:
+def survey_source(spec: DataSpec, channels: int = 3) -> Survey:
     """List `spec.source` and read the sizes of some images from their headers."""
-    source = list_source(spec, channels, progress)
+    source = list_source(spec, channels)
     if isinstance(source, Listing):
         return _survey_listing(source, spec, channels)
-    return _survey_splits(apply_hierarchy(source, spec), spec)
+    source = apply_hierarchy(source, spec)
+    train = source.splits["train"]
+    return _as_trained(spec, train.image_labels, source.classes, _usual_side(train), len(source.splits) > 1)
 
 
 def survey_data(data: Data) -> Survey:
@@ -77,11 +77,6 @@ def _take_readable(columns: Columns, spec: DataSpec, channels: int) -> Columns:
     unreadable = [(position, image) for position, image in decoded if isinstance(image, str)]
     readable = columns.take(other_positions(len(columns), unreadable))
     return readable if readable.has_split("train") else columns
-
-
-def _survey_splits(source: Source, spec: DataSpec) -> Survey:
-    train = source.splits["train"]
-    return _as_trained(spec, train.image_labels, source.classes, _usual_side(train), len(source.splits) > 1)
 
 
 def _as_trained(

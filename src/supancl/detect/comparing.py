@@ -14,6 +14,7 @@ from supancl.detect.spec import DetectSpec
 from supancl.detect.train import score_stats
 from supancl.errors import BadInput
 from supancl.files import is_as_written, read_text
+from supancl.weights.run_folder import folder_of_encoder
 
 FIELDS_NOT_COMPARED = {"seed", "device", "workers", "memory_gb", "log_every", "checkpoint_every", "eval_every"}
 SCORES = ("AP", "AP50", "AP75")
@@ -82,9 +83,7 @@ def _open_run(path: Path, name: str) -> FinishedRun:
 
 def short_name(encoder: str) -> str:
     """A short name for an encoder: `random:resnet18`, or the name of the run folder or of the file."""
-    path = Path(encoder)
-    name_path = path.parent if path.name == "encoder.safetensors" else path
-    return encoder if encoder.startswith("random:") else name_path.name
+    return encoder if encoder.startswith("random:") else folder_of_encoder(Path(encoder)).name
 
 
 def compare_runs(runs: Sequence[FinishedRun]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from supancl.data.threads import ReadingThreads
 from supancl.detect.scenes import Scene, Scenes
 from supancl.errors import BadInput
-from supancl.files import check_writable
+from supancl.files import check_writable, make_folder
 
 JPEG_QUALITY = 95  # high: the images they are cut from are JPEGs already
 THREADS = 8
@@ -38,10 +38,7 @@ def write_crops(
         raise BadInput(f"class {bad_name!r} of {train.location} cannot be the name of a folder; rename the class")
     if not any(bool(boxes_to_crop(scene, min_side, difficult).any()) for scene in train.scenes):
         raise BadInput(f"no box of {train.location} has sides of {min_side} px or more; lower --least")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
+    make_folder(out)
     result: dict[str, Any] = {"out": str(out)}
     for name, scenes in (("train", train), ("val", test)):
         for class_name in sorted({scenes.classes[label] for scene in scenes.scenes for label in scene.labels.tolist()}):

@@ -147,15 +147,13 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
         ]
 
 
-def build_detector(
-    body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization, seed: int | None = None
-) -> Detector:
-    """A detector around `body` (not a copy); `seed` initialises the new layers and leaves the global seed alone.
+def build_detector(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> Detector:
+    """A detector around `body` (not a copy); `spec.seed` initialises the new layers and leaves the global seed alone.
 
     In a process group the batch norms are synchronised; in one process that makes no difference.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(spec.seed if seed is None else seed)
+        torch.manual_seed(spec.seed)
         build_components = _c4_components if spec.arch == "c4" else _fpn_components
         detector = Detector(build_components(body, spec, classes, normalization), spec)
     if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -33,10 +33,8 @@ class LoadedDetector:
 class DetectFolder(RunFolder):
     """detect.json, metrics.jsonl, checkpoints/, detector.safetensors, tensorboard/, evaluate/, pictures."""
 
-    REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {
-        "kind": str,
-        "step": int,
-    }  # detectors count no epochs
+    # detectors count no epochs
+    REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {"kind": str, "step": int}
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

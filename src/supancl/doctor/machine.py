@@ -225,16 +225,16 @@ def nearest_folder(folder: Path) -> Path:
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
-def measure_writing(folder: Path, nbytes: int = PROBE_BYTES) -> float:
+def measure_writing(folder: Path) -> float:
     """Bytes per second, until the disk has them."""
     block = os.urandom(2**20)  # a disk that compresses must not seem fast
     with tempfile.TemporaryFile(dir=folder) as file:
         started = time.perf_counter()
-        for _ in range(nbytes // len(block)):
+        for _ in range(PROBE_BYTES // len(block)):
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-        return nbytes / max(time.perf_counter() - started, 1e-9)
+        return PROBE_BYTES / max(time.perf_counter() - started, 1e-9)
 
 
 def format_gigabytes(nbytes: float) -> str:

@@ -72,6 +72,8 @@ def check_step() -> Iterator[Finding]:
 
 def time_trial(trial: Trial, device: torch.device) -> Finding:
     """Images per second, beside the measured rate if this GPU has one."""
+    from supancl.training.cost import in_words
+
     fitted = fit_auto(trial, device)
     recipe = trial_recipe(fitted, device)
     work = f"{recipe.name}, {recipe.encoder.name}, {recipe.encoder.size} px, batch {recipe.train.batch_size}"
@@ -83,7 +85,7 @@ def time_trial(trial: Trial, device: torch.device) -> Finding:
         advice = advice if not isinstance(error, BadInput) else "the message says how"
         return Finding("training", "problem", f"a step of {work} fails: {reason(error)}", advice)
     values = {"images_per_second": round(rate, 1), "recipe": work, "device": device.type, "images": trial.images}
-    text = f"{trial.images:,} images: {describe_epoch(trial.images / rate)} per epoch, {fitted.train.epochs} epochs; "
+    text = f"{trial.images:,} images: about {in_words(trial.images / rate)} per epoch, {fitted.train.epochs} epochs; "
     text += f"{rate:,.0f} images per second ({work})"
     if device.type != "cuda":
         return Finding("training", "ok", text, values=values)
@@ -97,12 +99,6 @@ def time_trial(trial: Trial, device: torch.device) -> Finding:
     advice = "is another process on this GPU (nvidia-smi), or does it run hot or at a lower power limit?"
     is_slow = ratio < SLOW_SHARE
     return Finding("training", "note" if is_slow else "ok", text, advice if is_slow else "", values)
-
-
-def describe_epoch(seconds: float) -> str:
-    from supancl.training.cost import in_words
-
-    return f"about {in_words(seconds)}"
 
 
 def fit_auto(trial: Trial, device: torch.device) -> Recipe:

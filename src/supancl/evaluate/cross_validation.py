@@ -21,7 +21,7 @@ from supancl.probes.knn import Metric, default_k, knn_correct
 from supancl.probes.linear import stratified_folds
 from supancl.stats import FEW_IMAGES
 from supancl.weights.encoder_file import read_header
-from supancl.weights.run_folder import RunFolder
+from supancl.weights.run_folder import RunFolder, folder_of_encoder
 
 FOLDS = 5  # of the linear classifier; k-NN leaves out one image at a time
 MOST_IMAGES = 5000  # of each kind: more would hardly narrow the interval
@@ -95,7 +95,7 @@ def plan_cross_validation(
     has_label = train.labels >= 0
     unused = train.take((has_label & ~is_used).nonzero()[:, 0]).sample(MOST_IMAGES)
     references = train.take((has_label & is_used).nonzero()[:, 0]).sample(MOST_IMAGES)
-    held_out = evaluation.images.take((evaluation.images.labels >= 0).nonzero()[:, 0])
+    held_out = evaluation.images.labelled()
     labels = torch.cat([held_out.labels, unused.labels])
     testable = torch.bincount(torch.cat([labels, references.labels]))[labels] > 1
     if not len(unused) or int(testable.sum()) <= count or len(torch.unique(labels[testable])) < 2:
@@ -135,7 +135,7 @@ def _start_ignored_labels(run: RunFolder | None, evaluation: EvaluationData, dep
     if start is None:
         return True
     path = Path(start["from"])
-    folder = RunFolder(path.parent if path.name == "encoder.safetensors" else path)
+    folder = RunFolder(folder_of_encoder(path))
     if not folder.has_run:
         is_published = ":" in start["from"]  # such as timm:NAME
         return (is_published or path.exists()) and not _names_classes(str(path), evaluation.data.classes)

@@ -92,7 +92,7 @@ def find_duplicates(
     distinct = torch.tensor(sorted(first_rows.values()))
     proposed = [_propose_by_pixels(pixels.small, distinct, progress)]
     if feature_neighbours is not None:
-        proposed.append(_propose_by_features(torch.tensor(original), feature_neighbours[:, :PROPOSED].cpu()))
+        proposed.append(_pair_with_neighbours(torch.tensor(original), feature_neighbours[:, :PROPOSED].cpu()))
     candidates = torch.cat(proposed).sort(1).values.unique(dim=0)
     pairs += _confirm(pixels.small, candidates[candidates[:, 0] != candidates[:, 1]])
     return sorted(pairs)
@@ -109,11 +109,11 @@ def _propose_by_pixels(small: Tensor, rows: Tensor, progress: Progress | None) -
     values = torch.cat([even[..., :half].flatten(1), odd[..., :half].abs().flatten(1)], 1)
     everyone = Features(values, torch.zeros(len(values), dtype=torch.long))
     matches = other_neighbours(everyone, min(PROPOSED, len(rows) - 1), progress, "comparing pixels")
-    return torch.stack([rows[:, None].expand_as(matches.rows), rows[matches.rows]], 2).flatten(0, 1)
+    return _pair_with_neighbours(rows, matches.rows)
 
 
-def _propose_by_features(original: Tensor, neighbour_rows: Tensor) -> Tensor:
-    return torch.stack([original[:, None].expand_as(neighbour_rows), original[neighbour_rows]], 2).flatten(0, 1)
+def _pair_with_neighbours(rows: Tensor, neighbours: Tensor) -> Tensor:
+    return torch.stack([rows[:, None].expand_as(neighbours), rows[neighbours]], 2).flatten(0, 1)
 
 
 def _confirm(small: Tensor, candidates: Tensor) -> list[DuplicatePair]:

@@ -183,14 +183,10 @@ class EvaluatedEncoder:
         if self.run is None:
             return
         name, source = result_name(base, result), source_of(result)
-        saved_source = source_of(self._saved_result(name))
+        saved_source = source_of(read_json(self.run.evaluations / f"{name}.json"))
         if source and saved_source and not is_same_source(source, saved_source):
             name = f"{name}-{short_digest(source)}"
         self.run.write_evaluation(name, result)
-
-    def _saved_result(self, name: str) -> dict[str, Any]:
-        assert self.run is not None
-        return read_json(self.run.evaluations / f"{name}.json")
 
 
 def plain_crops(evaluated: EvaluatedEncoder, scale: tuple[float, float]) -> Crops:

@@ -62,7 +62,7 @@ def evaluate_finetuning(
     location = resolve_source(evaluated, source)
     _check_request(evaluated, location, out)
     evaluation = open_evaluation_data(evaluated, source, split)
-    data, train, test = evaluation.data, labelled(evaluation.data.train), labelled(evaluation.images)
+    data, train, test = evaluation.data, evaluation.data.train.labelled(), evaluation.images.labelled()
     if len(torch.unique(train.labels)) < 2 or not len(test):
         raise BadInput(
             f"{location}: fine-tuning needs labelled images of two classes to train on and some to test; "
@@ -74,7 +74,7 @@ def evaluate_finetuning(
             f"the classifier is not kept; to predict labels with it, add --out {evaluated.run.path / FINETUNED}"
         )
     if len(settings.lrs) > 1:
-        check_class_sizes(data.classes, location, train.labels, 2, "comparing learning rates (or give one --lr)")
+        check_class_sizes(data.classes, location, train.labels)
     if out is not None:
         check_new(out)  # again: reading the data takes time
         make_folder(out, exist_ok=False)  # an unwritable folder is refused before the work
@@ -126,19 +126,15 @@ def check_whole_encoder(layer: str, normalize: bool) -> None:
         )
 
 
-def check_class_sizes(classes: Sequence[str], location: str, labels: Tensor, least: int, why: str) -> None:
-    """Refuse classes with fewer than `least` training images; `why` says what needs them."""
+def check_class_sizes(classes: Sequence[str], location: str, labels: Tensor) -> None:
+    """Refuse classes with one training image: to compare learning rates, some of each class are held out."""
     label_ids, sizes = torch.unique(labels[labels >= 0], return_counts=True)
-    too_small = {int(label) for label in label_ids[sizes < least]}
+    too_small = {int(label) for label in label_ids[sizes < 2]}
     if too_small:
         raise BadInput(
-            f"{location}: {quote_classes(classes, too_small)} has fewer than {least} training images; {why} needs "
-            f"{least}, so add images or leave the class out"
+            f"{location}: {quote_classes(classes, too_small)} has fewer than 2 training images; comparing learning "
+            "rates (or give one --lr) needs 2, so add images or leave the class out"
         )
-
-
-def labelled(split: Split) -> Split:
-    return split.take((split.labels >= 0).nonzero()[:, 0])
 
 
 def choose_lr(

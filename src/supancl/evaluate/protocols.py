@@ -88,7 +88,9 @@ def evaluate_linear(
 
     judged, outcome = fit(evaluated, evaluation)
     if sgd is None:
-        outcome = describe_fit(evaluated, evaluation.location, outcome)
+        warn_chosen_on(evaluated, evaluation.location, outcome)
+        warn_cut_off(evaluated, evaluation.location, outcome)
+        outcome = rename_weights(outcome)
     # new crops in every epoch would make baselines as slow as the probe itself
     ask = None if augmented else lambda encoder: fit(encoder, evaluation)[0]
     return record_evaluation(
@@ -110,7 +112,8 @@ def evaluate_linear(
 
 def _check_linear(evaluation: EvaluationData, may_lack: bool) -> None:
     """Check the classes of the images to fit and to test."""
-    splits = {"train": evaluation.data.train, describe_images(evaluation.taken_from): evaluation.images}
+    tested = "the held-out part" if evaluation.taken_from == "train" else evaluation.taken_from
+    splits = {"train": evaluation.data.train, tested: evaluation.images}
     check_classes(evaluation.data.classes, evaluation.location, splits, may_lack)
 
 
@@ -140,13 +143,6 @@ def _fit_convex(
     return _linear_answers(evaluation, fitted.is_correct), {**fitted.to_json(), **chosen_on}
 
 
-def describe_fit(evaluated: EvaluatedEncoder, location: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """The outcome of the convex probe, with warnings on how it was chosen and solved."""
-    warn_chosen_on(evaluated, location, outcome)
-    warn_cut_off(evaluated, location, outcome)
-    return rename_weights(outcome)
-
-
 def fit_sgd(
     evaluated: EvaluatedEncoder, evaluation: EvaluationData, sgd: SgdSettings, seed: int, view: View
 ) -> SgdProbe:
@@ -166,15 +162,10 @@ def fit_sgd(
     return sgd_probe(evaluated.features(evaluation.data.train, view), test, **options)
 
 
-def describe_images(taken_from: str) -> str:
-    """What messages call the tested images."""
-    return "the held-out part" if taken_from == "train" else taken_from
-
-
 def augmented_epochs(evaluated: EvaluatedEncoder, train: Split, batch_size: int, seed: int) -> EpochOfBatches:
     """Features of new random crops and flips in every epoch (no colour changes, as in MoCo's linear evaluation)."""
     encoder, options = evaluated.encoder.eval(), evaluated.options
-    labelled = train.take((train.labels >= 0).nonzero()[:, 0])
+    labelled = train.labelled()
     views = plain_crops(evaluated, (0.08, 1.0))
 
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:

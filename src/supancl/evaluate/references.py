@@ -16,7 +16,6 @@ from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.feature_cache import CACHE_VERSION
-from supancl.evaluate.finetune import labelled
 from supancl.evaluate.overlap import shares_pixels
 from supancl.evaluate.sources import data_for
 from supancl.files import make_inner_folder, reason, why_unwritable
@@ -78,7 +77,7 @@ def load_references(
         if source is not None:
             _warn_trained_on(evaluated, source, data.held_out)
         held_out_from = data.summary["held_out_from"]
-        splits = [labelled(split.materialize()) for split in (data.train, data.held_out)]
+        splits = [split.materialize().labelled() for split in (data.train, data.held_out)]
         references, held_out = (_features(evaluated, split, view) for split in splits)
         content = made = FeatureFile(references, held_out, data.classes, made_from, _all_pairs(splits))
         if path is not None and references.values.nbytes + held_out.values.nbytes <= MOST_KEPT_BYTES:

@@ -21,6 +21,7 @@ from supancl.errors import BadInput, NoLevels, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import registered_name
 from supancl.evaluate.overlap import has_separate_test, is_run_source
+from supancl.reporter import report_to
 from supancl.training.preflight import check_same_content, check_same_data
 
 OTHER_DATA = "restore them, or name a different source with --data"
@@ -73,15 +74,16 @@ def read_source(
     Photographs are decoded no larger than the view needs, or with `as_trained` as in `spec`. Several labels per image
     are refused unless the caller can use them, or unless they are a hierarchy, of which each level has one.
     """
-    encoder, options, progress = evaluated.encoder, evaluated.options, evaluated.reporter.on_progress
+    encoder, options = evaluated.encoder, evaluated.options
     spec = _how_to_read(evaluated, spec, None if as_trained else view)
     name, root = None if spec.joined else registered_name(spec.source), spec.source.partition("@")[2]
     use = None if name is None else use or benchmarks.BENCHMARKS[name].uses[0]
 
     def open_with(spec: DataSpec) -> Source:
-        if name is None:
-            return open_source(spec, encoder.spec.channels, progress)
-        return open_benchmark(name, root, encoder.spec.channels, spec, progress, use, options.partial)
+        with report_to(evaluated.reporter):
+            if name is None:
+                return open_source(spec, encoder.spec.channels)
+            return open_benchmark(name, root, encoder.spec.channels, spec, use, options.partial)
 
     def read() -> Source:
         try:
@@ -259,17 +261,17 @@ def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
         splits = {"train": data.train, "test": data.held_out}
     train = splits["train"]
     if "val" not in splits:
-        train, splits["val"] = split_off(train, 0.2, "val", location)
+        train, splits["val"] = hold_out_val(train, location)
     return train, splits["val"], splits["test"]
 
 
-def split_off(train: Split, fraction: float, name: str, location: str) -> tuple[Split, Split]:
-    labelled = train.take((train.labels >= 0).nonzero()[:, 0])
-    selected = draw_stratified(labelled.labels, fraction, derive_seed(SPLIT_SEED, len(name)))
+def hold_out_val(train: Split, location: str) -> tuple[Split, Split]:
+    """The labelled images as train and val; val is a fifth of each class."""
+    labelled = train.labelled()
+    selected = draw_stratified(labelled.labels, 0.2, derive_seed(SPLIT_SEED, len("val")))
     if not len(selected):
         raise BadInput(
-            f"{location}: too few labelled images to use {fraction:.0%} of each class as {name}; add images "
-            f"or a {name}/ folder"
+            f"{location}: too few labelled images to use 20% of each class as val; add images or a val/ folder"
         )
     remaining = torch.ones(len(labelled), dtype=torch.bool)
     remaining[selected] = False

@@ -90,7 +90,8 @@ class Plan:
         return Task("transfer", name, f"transfer-{name}", {}, lambda evaluated: evaluate_transfer(evaluated, source))
 
     def _few_shot(self, name: str, shots: int) -> Task:
-        kind, settings = f"{self.ways}w{shots}s", self.episode_settings(shots)
+        kind = f"{self.ways}w{shots}s"
+        settings = EpisodeSettings(self.ways, shots, self.queries, self.episodes, self.seed, self.fill_queries)
         key = asdict(settings)
         if not self.fill_queries:
             del key["fill_queries"]  # old results have no such setting
@@ -101,9 +102,6 @@ class Plan:
             key,
             lambda evaluated: evaluate_few_shot(evaluated, f"{name}@{self.root}", settings),
         )
-
-    def episode_settings(self, shots: int) -> EpisodeSettings:
-        return EpisodeSettings(self.ways, shots, self.queries, self.episodes, self.seed, self.fill_queries)
 
 
 @dataclass(frozen=True)

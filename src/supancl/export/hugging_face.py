@@ -24,9 +24,8 @@ def write_folder(exported: ExportedEncoder) -> None:
     """Write both files. The weights keep the metadata of encoder.safetensors, so that supancl reads them back."""
     model, arguments, classifier = find_timm_model(exported)
     weights = {name: value.detach().clone() for name, value in exported.encoder.body.state_dict().items()}
-    save_safetensors(
-        exported.folder / WEIGHTS, weights, {**exported.metadata, "format": "pt"}
-    )  # "pt": transformers wants it
+    # "pt": transformers wants it
+    save_safetensors(exported.folder / WEIGHTS, weights, {**exported.metadata, "format": "pt"})
     images = exported.preprocessing
     config = {
         "architecture": model.architecture,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from supancl.data.views.evaluation import evaluation_short_side, evaluation_view
 from supancl.errors import BadInput, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_name
+from supancl.reporter import report_to
 from supancl.weights.encoder_file import SHORT_SIDE
 
 BATCHES = (1, 3, 17)
@@ -47,7 +48,8 @@ def read_check_images(evaluated: EvaluatedEncoder, metadata: Mapping[str, str]) 
     if recipe.data.stream:
         return _noise(evaluated, "noise images (the run streams its data)", metadata)
     try:
-        pairs = _read_pairs(encoder, recipe.data, evaluated.reporter.on_progress)
+        with report_to(evaluated.reporter):
+            pairs = _read_pairs(encoder, recipe.data)
     except (BadInput, OSError, ValueError) as error:
         return _noise(evaluated, f"noise images (the run's data cannot be read: {error})", metadata)
     pixels, pictures = zip(*pairs, strict=True)
@@ -76,10 +78,10 @@ def _noise(evaluated: EvaluatedEncoder, origin: str, metadata: Mapping[str, str]
     return CheckImages(views, (), origin, is_whole)
 
 
-def _read_pairs(encoder: Encoder, data: DataSpec, progress: Callable[..., None]) -> list[tuple[Tensor, Any]]:
+def _read_pairs(encoder: Encoder, data: DataSpec) -> list[tuple[Tensor, Any]]:
     """Decoded pixels and the picture of a few images, held-out ones if the source has a split of them."""
     channels = encoder.spec.channels
-    listed = list_source(data, channels, progress)
+    listed = list_source(data, channels)
     if isinstance(listed, Source):
         split = next(listed.splits[name] for name in ("test", "val", "train") if name in listed.splits)
         pixels = split.sample(BATCHES[-1]).batch(torch.arange(min(BATCHES[-1], len(split)))).pixels

@@ -22,7 +22,7 @@ PROCESS_TOKEN = secrets.token_hex(4)  # process numbers are not unique across ma
 MAKE_ROOM = "Make room (a run then continues with --resume) or choose another --out"
 
 
-def write_atomically(path: Path, write: Callable[[Path], None], way_out: str = MAKE_ROOM) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object], way_out: str = MAKE_ROOM) -> None:
     """Let `write` fill a temporary file next to `path`, then rename it: a reader never sees half a file.
 
     Permissions follow the umask, even if a library makes files for their owner alone (safetensors does).
@@ -129,17 +129,11 @@ def make_folder(folder: Path, exist_ok: bool = True) -> None:
 
 
 def write_text(path: Path, text: str, way_out: str = MAKE_ROOM) -> None:
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    write_atomically(path, write, way_out)
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), way_out)
 
 
-def write_bytes(path: Path, content: bytes, way_out: str = MAKE_ROOM) -> None:
-    def write(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    write_atomically(path, write, way_out)
+def write_bytes(path: Path, content: bytes) -> None:
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -202,7 +196,6 @@ def reason(error: Exception) -> str:
             return cause.strerror
         cause = cause.__context__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    message = " ".join(
-        lines[:2] if lines and lines[0].endswith(":") else lines[:1]
-    )  # a compiler's first line names the backend
+    # a compiler's first line names the backend
+    message = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
     return message.partition(". ")[0].rstrip(".") or type(error).__name__

@@ -112,8 +112,10 @@ def embed(
                 )
             with torch.inference_mode():
                 images = evaluation_view(batch, encoder.size, encoder.mean, encoder.std, view)
+                if half and images.ndim == 4:
+                    images = images.contiguous(memory_format=torch.channels_last)  # as tensor cores read images
                 with autocast_for(device, "bf16" if half else "fp32"):
-                    features = encoder.features(_to_channels_last(images) if half else images, layer).float()
+                    features = encoder.features(images, layer).float()
                 features = F.normalize(features, dim=1) if normalize else features
             if values is None:
                 values = torch.empty(len(split), features.shape[1], device=device if stay else "cpu")
@@ -126,11 +128,6 @@ def embed(
     if values is None:
         values = torch.empty(0, encoder.width, device=device if stay else "cpu")
     return Features(values, split.hide_several_labels().labels.clone().to(values.device))
-
-
-def _to_channels_last(images: Tensor) -> Tensor:
-    """Channels last, as tensor cores read images."""
-    return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
 
 
 # --- checks before anything is fitted ---------------------------------------------------------------------------------

@@ -49,10 +49,8 @@ class FewShot:
     seed: int
     dropped: tuple[int, ...]
     episodes_digest: str  # equal for two encoders with the same episodes
-    queries_used: tuple[int, int] = (
-        0,
-        0,
-    )  # fewest and most per class: small classes have fewer than `queries`
+    # fewest and most per class: small classes have fewer than `queries`
+    queries_used: tuple[int, int] = (0, 0)
     fill_queries: bool = False  # see `sample_episodes`
 
     def to_json(self) -> dict[str, Any]:
@@ -125,9 +123,8 @@ def sample_episodes(
         key = torch.from_numpy(random.random((EPISODE_BLOCK, len(names))))
         rows_of_classes = key.topk(ways, dim=1).indices
         class_blocks.append(names[rows_of_classes])
-        for block in rows_of_classes.split(
-            max(1, MAX_KEYS // (ways * int(sizes.max())))
-        ):  # chunks do not change the stream
+        # chunks do not change the stream
+        for block in rows_of_classes.split(max(1, MAX_KEYS // (ways * int(sizes.max())))):
             key = torch.from_numpy(random.random((len(block), ways, int(sizes.max())), dtype=np.float32))
             key.masked_fill_(torch.arange(key.shape[2]) >= sizes[block][..., None], -1.0)
             keys, column = key.topk(images_per_class, dim=2)

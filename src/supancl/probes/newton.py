@@ -18,13 +18,7 @@ NEWTON_PRODUCTS = 3000  # Hessian-vector products over all steps; features of en
 
 
 def polish(
-    problem: Problem,
-    single: Problem,
-    weight: float,
-    start: Tensor,
-    tolerance: float = POLISH_TOLERANCE,
-    max_steps: int = NEWTON_STEPS,
-    max_products: int = NEWTON_PRODUCTS,
+    problem: Problem, single: Problem, weight: float, start: Tensor, tolerance: float = POLISH_TOLERANCE
 ) -> Solution:
     """Refine a solution in double precision, until the gradient is below `tolerance` of the ridge's gradient.
 
@@ -36,15 +30,15 @@ def polish(
     margins = problem.margins(parameters)
     loss, residual = problem.slope(margins)
     products, relative, converged = 0, float("inf"), False
-    for step in range(max_steps + 1):
+    for step in range(NEWTON_STEPS + 1):
         gradient = problem.gradient(residual).add_(parameters, alpha=2 * weight)
         relative = float(gradient.norm()) / max(2 * weight * float(parameters.norm()), 1e-300)
         converged = relative <= tolerance
-        if converged or step == max_steps or products >= max_products:
+        if converged or step == NEWTON_STEPS or products >= NEWTON_PRODUCTS:
             break
         required_residual = min(0.3, max(0.01, 0.3 * tolerance / relative))
         direction, products_used = newton_direction(
-            single, residual, gradient, weight, required_residual, max_products - products
+            single, residual, gradient, weight, required_residual, NEWTON_PRODUCTS - products
         )
         products += products_used
         slope, squared = float((direction * gradient).sum()), float(direction.square().sum())

@@ -26,9 +26,9 @@ from supancl.probes.classifiers import (
     with_absent_classes,
 )
 from supancl.probes.features import Features
+from supancl.probes.goals import OneVsRest
 from supancl.probes.knn import neighbours, vote_weights
 from supancl.probes.linear import halve
-from supancl.probes.one_vs_rest import OneVsRest
 from supancl.probes.precision import draw_counts
 from supancl.probes.several_labels import SeveralFeatures, check_widths, equalize, linear_scores
 from supancl.stats import Interval, percentile_interval

@@ -38,9 +38,8 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper", **set
     2
     """
     if name not in RECIPES:
-        matches = [
-            candidate for candidate in RECIPES if name in candidate.split(".")
-        ]  # NAME may be a method or a setting only
+        # NAME may be a method or a setting only
+        matches = [candidate for candidate in RECIPES if name in candidate.split(".")]
         if matches:
             raise BadInput(
                 f"unknown recipe {name!r}; did you mean "

@@ -209,7 +209,8 @@ def build_plugin_sections(stored: dict[str, Any], plugins: Sequence[str] = ()) -
         if not isinstance(kind, str) or kind in builtin_kinds:
             continue
         if (name, kind) not in REGISTERED:
-            valid_kinds = ", ".join((*builtin_kinds, *_registered_kinds(name)))
+            registered_kinds = [kind for section, kind in REGISTERED if section == name]
+            valid_kinds = ", ".join((*builtin_kinds, *registered_kinds))
             raise NotRegistered(f"{name}.kind = {kind!r} is none of {valid_kinds}; {plugin_hint(plugins)}")
         sections[name] = from_json(REGISTERED[name, kind], values, name)
     return sections
@@ -353,10 +354,6 @@ def _all_from_notebook(*sections: type) -> bool:
 def _defining_file(section: type) -> str:
     """The file that defines a class, or its module if there is no file."""
     return str(getattr(sys.modules.get(section.__module__), "__file__", None) or section.__module__)
-
-
-def _registered_kinds(name: str) -> list[str]:
-    return [kind for section_name, kind in REGISTERED if section_name == name]
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:

@@ -334,9 +334,8 @@ def recipe_from_json(text: str, location: str) -> Recipe:
     plugins = content.get("plugins")
     plugin_sections = build_plugin_sections(stored, plugins if isinstance(plugins, list) else ())
     parsed = from_json(Recipe, {**stored, **{name: PLACEHOLDERS[name] for name in plugin_sections}}, "")
-    return resolve_warmup(
-        validated_recipe(replace(parsed, **plugin_sections))
-    )  # 0.1.0 wrote what was asked for, and ran this
+    # 0.1.0 wrote what was asked for, and ran this
+    return resolve_warmup(validated_recipe(replace(parsed, **plugin_sections)))
 
 
 def has_fixed_size(encoder: str) -> bool:
@@ -346,9 +345,8 @@ def has_fixed_size(encoder: str) -> bool:
     import timm
 
     name = encoder.removeprefix("timm:")
-    settings = (
-        timm.get_pretrained_cfg(name) if timm.is_model(name) else None
-    )  # an unknown name is reported when it is built
+    # an unknown name is reported when it is built
+    settings = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     return settings is not None and bool(settings.fixed_input_size)
 
 

@@ -58,17 +58,17 @@ def recipe_from_file(name: str, compat: Compat | None = None) -> Recipe:
 
 def for_new_run(built: Recipe) -> Recipe:
     """The recipe without what belongs to the run alone: automatic choices, and where it was extended."""
-    automatic = {key: value for key, value in fields_marked(built, AUTOMATIC).items() if _is_automatic(built, key)}
+    automatic = {
+        key: value
+        for key, value in fields_marked(built, AUTOMATIC).items()
+        if built.sources.get(key, "automatic").startswith("automatic")
+    }
     if built.sources.get("data.short_side", "").startswith("views."):
         automatic["data.short_side"] = None
     restart = {f"schedule.{name}": value for name, value in (("restart_epoch", 0), ("restart_rate", 1.0))}
     fresh = built.with_set({**automatic, **restart})
     sources = {key: text for key, text in fresh.sources.items() if key not in {**automatic, **restart}}
     return replace(fresh, sources=sources)
-
-
-def _is_automatic(built: Recipe, key: str) -> bool:
-    return built.sources.get(key, "automatic").startswith("automatic")
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from supancl.data.splits import Split
-from supancl.data.store.memory import Progress
 from supancl.errors import plural
 from supancl.evaluate.audit import Audit
 from supancl.evaluate.duplicates import DuplicatePair
@@ -53,12 +52,12 @@ ABOUT_SHARE = (
 ABOUT_ALL = "Nothing here replaces a look at the image."
 
 
-def audit_page(audit: Audit, progress: Progress | None = None) -> str:
+def audit_page(audit: Audit) -> str:
     """The page; thumbnails are as small as the number of images shown needs."""
     rows = shown_rows(audit)
     data = page_data(audit, rows)
     splits = take_rows(audit.images.splits.values(), rows)
-    sprites = draw_sprites(splits, thumbnail_bytes(max(1, len(rows)), data), progress)
+    sprites = draw_sprites(splits, thumbnail_bytes(max(1, len(rows)), data))
     title = f"Audit of {audit.images.source}: {plural(len(audit.images.names), 'image', number_format=',')}"
     answer = trust_line(audit.wrong, audit.judged)
     body = BODY.format(

@@ -32,9 +32,8 @@ def comparison_table(result: Result, heads: Mapping[str, str], measures: Measure
     entries = result["summary"]
     ends = [end for end in ("collapsed", "failed") if any(entry[end] for entry in entries)]
     titles = [*heads.values(), *(title for title, _ in measures.values()), "difference", *ends]
-    ranked = {
-        key: [None if entry["failed"] else entry[key] for entry in entries] for key in scores_among(measures)
-    }  # the mean of a row with a failed run is over other seeds
+    # the mean of a row with a failed run is over other seeds
+    ranked = {key: [None if entry["failed"] else entry[key] for entry in entries] for key in scores_among(measures)}
     marks = {key: _marks(values, measures[key][1]) for key, values in ranked.items()}
     differences = {entry["row"]: entry for entry in result["differences"]}
     rows: list[Row] = []

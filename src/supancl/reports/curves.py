@@ -91,9 +91,9 @@ def curve_points(record: RunRecord, key: str) -> list[list[float]]:
     return [[round(row["step"] / unit, 6), float(row[key])] for row in rows if is_number(row.get(key))]
 
 
-def thin_out(points: list[list[float]], most: int = MAX_POINTS) -> list[list[float]]:
-    """At most `most` of the points, evenly spaced, the last one included; each as it was logged."""
-    if len(points) <= most:
+def thin_out(points: list[list[float]]) -> list[list[float]]:
+    """At most MAX_POINTS of the points, evenly spaced, the last one included; each as it was logged."""
+    if len(points) <= MAX_POINTS:
         return points
-    every = -(-len(points) // (most - 1))
+    every = -(-len(points) // (MAX_POINTS - 1))
     return [*points[:-1:every], points[-1]]

@@ -1,4 +1,4 @@
-"""Pictures of detection: true and detected boxes side by side, and the curves of a run."""
+"""Detectors: sheets of images with their boxes, curves, and the table that compares several encoders."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 from torch import Tensor
 
+from supancl.detect.comparing import SCORES
 from supancl.detect.metrics import Detections
 from supancl.detect.scenes import Scenes
 from supancl.errors import make_visible
 from supancl.files import write_atomically
 from supancl.reports.pictures import COLOURS, escape_label
+from supancl.reports.tables import Table, mean_text, to_markdown
 
 SIDE, GAP, CAPTION = 220, 8, 18
+SCENES = 12  # that are drawn
 MIN_SCORE = 0.5  # of the detections that are drawn
+COLUMNS = ["encoder", "seeds", *SCORES, "training, s", "images/s", "GPU, GB"]  # of the table
 
 
-def draw_detection_sheet(
-    scenes: Scenes, detections: Sequence[Detections], path: Path, count: int = 12, min_score: float = MIN_SCORE
-) -> None:
+def draw_detection_sheet(scenes: Scenes, detections: Sequence[Detections], path: Path) -> None:
     """Draw images spread evenly over the set, each twice: true boxes on the left, detections on the right.
 
     Boxes of a class have one colour; difficult boxes and crowds are thin.
     """
-    numbers = torch.linspace(0, len(scenes) - 1, min(count, len(scenes))).round().long().unique().tolist()
+    numbers = torch.linspace(0, len(scenes) - 1, min(SCENES, len(scenes))).round().long().unique().tolist()
     columns = min(3, len(numbers))
     rows = -(-len(numbers) // columns)
     width, height = 2 * SIDE + 2 * GAP, SIDE + CAPTION + GAP
@@ -37,7 +39,7 @@ def draw_detection_sheet(
     for slot, number in enumerate(numbers):
         left, top = GAP + slot % columns * (width + GAP), GAP + slot // columns * height
         scene, detected = scenes.scenes[number], detections[number]
-        is_shown = detected.scores >= min_score
+        is_shown = detected.scores >= MIN_SCORE
         truth_is_thin = (scene.difficult | scene.crowd).tolist()
         truth = [scenes.classes[label] for label in scene.labels.tolist()]
         pairs = zip(detected.labels[is_shown].tolist(), detected.scores[is_shown].tolist(), strict=True)
@@ -50,7 +52,7 @@ def draw_detection_sheet(
                 detected.labels[is_shown],
                 names,
                 [False] * len(names),
-                f"found, score >= {min_score:g}",
+                f"found, score >= {MIN_SCORE:g}",
             ),
         )
         for side, (boxes, labels, captions, is_thin, title) in enumerate(panels):
@@ -165,3 +167,34 @@ def draw_class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path
     axis.grid(axis="y", alpha=0.3)
     axis.legend()
     _save_figure(figure, path)
+
+
+# --- table ------------------------------------------------------------------------------------------------------------
+
+
+def comparison_row(name: str, group: dict[str, Any]) -> list[str]:
+    """A row of the table: name, seeds, AP, AP50, AP75 with deviations, seconds, images per second, memory."""
+    scores = [mean_text(group["spread"][key]["mean"], group["spread"][key]["std"], 2) for key in SCORES]
+    costs = [(group["seconds"], ".0f"), (group["images_per_second"], ".1f"), (group["memory_gb"], ".1f")]
+    return [
+        name,
+        str(len(group["seeds"])),
+        *scores,
+        *("-" if value is None else f"{value:{number_format}}" for value, number_format in costs),
+    ]
+
+
+def comparison_markdown(result: dict[str, Any]) -> str:
+    """The table, AP50 of every class and the remarks, as Markdown."""
+    groups = result["groups"]
+    class_names = sorted({name for group in groups.values() for name in group["classes_AP50"]})
+    by_class = [
+        [name, *(mean_text(group["classes_AP50"].get(name), None, 1) for group in groups.values())]
+        for name in class_names
+    ]
+    tables = [
+        Table(COLUMNS, [comparison_row(name, group) for name, group in groups.items()]),
+        Table(["AP50 of", *groups], by_class),
+    ]
+    notes = [f"Note: {remark}.\n" for remark in result["remarks"]]
+    return "\n".join([*map(to_markdown, tables), *notes])

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from supancl.data.label_pairs import label_cell, list_labels
-from supancl.data.store.memory import Progress
 from supancl.errors import plural
 from supancl.reports.maps import EncoderMap, MappedImages, common_folder
 from supancl.reports.page import html_page
@@ -36,10 +35,10 @@ BODY = """<header class="map-bar"><h1>{title}</h1>
 <div id="tip" class="tip" hidden><canvas class="pixels"></canvas><div></div></div>"""
 
 
-def map_page(source: str, images: MappedImages, maps: Sequence[EncoderMap], progress: Progress | None = None) -> str:
+def map_page(source: str, images: MappedImages, maps: Sequence[EncoderMap]) -> str:
     """The page; at most 6 MB, or of many images 500 bytes each: thumbnails get the room that the rest leaves."""
     data, count = page_data(images, maps), len(images.names)
-    sprites = draw_sprites(images.splits, thumbnail_bytes(count, data), progress)
+    sprites = draw_sprites(images.splits, thumbnail_bytes(count, data))
     title = f"{source}: {plural(count, 'image', number_format=',')}"
     body = BODY.format(title=html.escape(title), columns=min(3, len(maps)))
     return html_page(title, body, data={"map": data, "sprites": sprites.to_page()}, scripts=SCRIPTS, full=True)

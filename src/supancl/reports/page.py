@@ -46,13 +46,13 @@ def html_page(
 """
 
 
-def check_page_place(path: Path, flag: str) -> None:
+def check_page_place(path: Path) -> None:
     """Refuse to replace a file that is not a page of supancl's."""
     if path.is_file():
         with open_regular(path) as file:
             beginning = file.read(1000)
         if GENERATOR.encode() not in beginning:
-            raise BadInput(f"{flag} {path}: this file is not a page that supancl wrote; name another one")
+            raise BadInput(f"--out {path}: this file is not a page that supancl wrote; name another one")
 
 
 def check_picture_place(path: Path, flag: str) -> None:

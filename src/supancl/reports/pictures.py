@@ -105,9 +105,9 @@ def perplexity(count: int) -> float:
     return min(30.0, max(2.0, (count - 1) / 3))
 
 
-def tsne_panels(features: Mapping[str, Features], classes: tuple[str, ...], path: Path, seed: int = 0) -> None:
+def tsne_panels(features: Mapping[str, Features], classes: tuple[str, ...], path: Path) -> None:
     """Draw one map per entry; a class has the same colour and marker in all of them."""
-    panels = [Panel(name, tsne_map(entry, seed), entry.labels.numpy()) for name, entry in features.items()]
+    panels = [Panel(name, tsne_map(entry), entry.labels.numpy()) for name, entry in features.items()]
     draw_panels(panels, classes, path)
 
 

@@ -16,13 +16,13 @@ CURVES = {
 }  # fmt: skip
 
 
-def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
-    """The values as bars from the lowest to the highest; of more than `width`, means of neighbours.
+def sparkline(values: Sequence[float]) -> str:
+    """The values as bars from the lowest to the highest; of more than WIDTH, means of neighbours.
 
     >>> sparkline([0, 1, 2, 7]), sparkline([3, 3])
     ('▁▂▃█', '▁▁')
     """
-    count = min(width, len(values))
+    count = min(WIDTH, len(values))
     bounds = [len(values) * i // count for i in range(count + 1)]
     means = [math.fsum(values[low:high]) / (high - low) for low, high in pairwise(bounds)]
     low, high = min(means), max(means)

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from supancl.data.splits import Split
-from supancl.data.store.memory import Progress
+from supancl.reporter import report_progress
 
 SHEET_SIDE = 2048  # pixels: a browser decodes a sheet in one piece
 SIDES = {2_000: 96, 10_000: 64, 20_000: 48}  # up to so many images -> side of a thumbnail
@@ -73,9 +73,7 @@ def _text_bytes(value: Any) -> int:
     return sum(map(_text_bytes, value)) if isinstance(value, list) else 8
 
 
-def draw_sprites(
-    splits: Sequence[Split], bytes_per_image: float, progress: Progress | None = None, side: int | None = None
-) -> Sprites:
+def draw_sprites(splits: Sequence[Split], bytes_per_image: float, side: int | None = None) -> Sprites:
     """Thumbnails of every image of the splits, one split after the other.
 
     A sheet that needs more than `bytes_per_image` is compressed more. Small images are not enlarged.
@@ -95,8 +93,7 @@ def draw_sprites(
             quality += 1
             content = _encode(sheet, QUALITIES[quality])
         sheets.append(content)
-        if progress is not None:
-            progress("thumbnails", start + len(tiles), count)
+        report_progress("thumbnails", start + len(tiles), count)
     return Sprites(side, columns, sheets, sizes)
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from supancl.data.label_pairs import count_images, label_texts
 from supancl.data.opening import peek_data
 from supancl.data.splits import Data
-from supancl.data.store.memory import Progress
 from supancl.errors import SupanclError
 from supancl.files import reason
 from supancl.recipes import Recipe
@@ -35,12 +34,12 @@ class TrainingImages:
     problem: str = ""
 
 
-def open_training_images(record: RunRecord, progress: Progress | None = None) -> TrainingImages:
+def open_training_images(record: RunRecord) -> TrainingImages:
     """Those of a run whose data can still be opened; else why not."""
     if record.recipe is None:
         return TrainingImages(problem="Images are not shown: this version cannot build the recipe.")
     try:
-        data = peek_data(record.recipe.data, record.recipe.encoder.channels, progress)
+        data = peek_data(record.recipe.data, record.recipe.encoder.channels)
     except (SupanclError, OSError, ValueError, RuntimeError, ImportError) as error:
         line = str(error) if isinstance(error, SupanclError) else reason(error)
         return TrainingImages(problem=f"Images are not shown, because the data cannot be opened: {line}.")
@@ -58,15 +57,11 @@ def describe_training_images(data: Data, recipe: Recipe) -> TrainingImages:
         return TrainingImages(problem="Images that are streamed from shards are not shown.")
     counts, unlabelled = count_images(data.train.image_labels, len(data.classes))
     counts_by_name = [*zip(data.classes, counts, strict=True), *([(UNLABELLED, unlabelled)] if unlabelled else [])]
-    by_class = sorted(counts_by_name, key=_by_count)
+    by_class = sorted(counts_by_name, key=lambda item: -item[1])
     try:
         return TrainingImages(by_class, _draw(data, recipe))
     except (SupanclError, OSError, ValueError, RuntimeError) as error:
         return TrainingImages(by_class, problem=f"Views are not shown: {reason(error)}.")
-
-
-def _by_count(item: tuple[str, int]) -> int:
-    return -item[1]
 
 
 def _draw(data: Data, recipe: Recipe) -> list[tuple[str, list[bytes]]]:

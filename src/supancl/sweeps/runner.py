@@ -33,7 +33,7 @@ from supancl.recipes.plugin_files import load_plugin, loaded_plugins
 from supancl.recipes.plugins import describe_plugin_error
 from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
-from supancl.reporter import Reporter, report_progress
+from supancl.reporter import Reporter
 from supancl.sweeps.runs import (
     FAILURE_FILE,
     Failure,
@@ -208,7 +208,7 @@ def check_monitored(recipe: Recipe) -> None:
 
 def open_recipe_data(recipe: Recipe, several_labels: bool = False) -> Data:
     """The data of a recipe; several labels per image are refused unless the caller can use them."""
-    data = open_data(with_short_side(recipe).data, recipe.encoder.channels, report_progress)
+    data = open_data(with_short_side(recipe).data, recipe.encoder.channels)
     if not several_labels and not data.levels:  # a hierarchy has one leaf per image
         check_one_label(data.train.pairs, recipe.data.source, "a comparison of runs by their accuracy")
     return data

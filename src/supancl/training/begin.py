@@ -141,9 +141,8 @@ def _write_start(
         folder.write_recipe(recipe, data.classes, {**data.summary, **describe_content(data.content), **side}, about)
         folder.write_content(data.content)
     else:
-        for name in (
-            resume_settings(recipe) if trainer.step < trainer.steps else ()
-        ):  # a finished run keeps its settings
+        # a finished run keeps its settings
+        for name in resume_settings(recipe) if trainer.step < trainer.steps else ():
             folder.record_setting(recipe, *name.split("."))
         for name in ("source", "joined"):  # the data may have moved
             folder.record_setting(recipe, "data", name)

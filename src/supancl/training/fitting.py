@@ -1,20 +1,27 @@
-"""Fit `auto.METHOD` to the data and the device of a run."""
+"""Fit a recipe to its run: `auto.METHOD` to the data and the device, the encoder to the weights of --init."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from supancl.config import to_json
+from supancl.core.encoders import EncoderSpec, tensor_shapes
 from supancl.data.splits import Data, DataSpec
 from supancl.data.survey import Survey, survey_data, survey_source
 from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
-from supancl.recipes.auto import RULES, fit_recipe, is_to_be_fitted
-from supancl.reporter import Reporter
+from supancl.recipes.auto import AS_FOR_IMAGENET, RULES, TO_BE_CHOSEN, fit_recipe, is_to_be_fitted
+from supancl.recipes.recipe import has_fixed_size
+from supancl.reporter import Reporter, report_to
 from supancl.training.preflight import pick_device
-from supancl.training.starting import follow_start
+from supancl.weights.start import read_start_spec
 
 LEAST_IMAGES = 2  # to train on: batch norm needs two
+SAME_RESNET = re.compile(r"(?:timm|torchvision):(resnet(?:18|34|50|101|152))")
 
 
 def fit_to_data(
@@ -52,7 +59,8 @@ def fit_rows(rows: Mapping[str, Recipe], reporter: Reporter) -> dict[str, Recipe
 
 
 def survey_recipe(recipe: Recipe, reporter: Reporter) -> Survey:
-    return survey_source(recipe.data, recipe.encoder.channels, reporter.on_progress)
+    with report_to(reporter):
+        return survey_source(recipe.data, recipe.encoder.channels)
 
 
 def choose_settings(recipe: Recipe, survey: Survey) -> Recipe:
@@ -89,3 +97,62 @@ def describe_survey(survey: Survey) -> str:
         f"{survey.labelled:,} labelled, {plural(survey.classes, 'class', 'classes')}" if survey.classes else "no labels"
     )
     return f"{plural(survey.images, 'training image')}, {labels}, {survey.side} px"
+
+
+# --- weights to start from --------------------------------------------------------------------------------------------
+
+
+def follow_start(recipe: Recipe, init: Path | str, reporter: Reporter) -> Recipe:
+    """The recipe with the start's encoder if its own is still open; else refuse a start of another architecture."""
+    if recipe.sources.get("encoder.name") == TO_BE_CHOSEN:
+        return recipe.with_set(_settings_of(read_start_spec(init), recipe), because=f"of the start, {init}")
+    try:
+        spec = read_start_spec(init)
+    except BadInput:
+        if not Path(init).is_file():
+            raise
+        return recipe  # its tensors may have the names of the recipe's encoder
+    _check_architecture(recipe.encoder, spec, init)
+    for name in ("mean", "std"):
+        if getattr(spec, name) != getattr(recipe.encoder, name):
+            theirs = json.dumps(to_json(getattr(spec, name)), separators=(",", ":"))
+            reporter.note(f"{init} was trained with another {name}: --set 'encoder.{name}={theirs}' takes its own")
+    return recipe
+
+
+def _settings_of(spec: EncoderSpec, recipe: Recipe) -> dict[str, Any]:
+    """The fields of the recipe's encoder that follow the start: all that the user did not set."""
+    settings: dict[str, Any] = {"encoder.name": plain_name(spec.name)}
+    free = {"size": TO_BE_CHOSEN, "width": TO_BE_CHOSEN, "mean": AS_FOR_IMAGENET, "std": AS_FOR_IMAGENET}
+    for name, source in free.items():
+        if recipe.sources.get(f"encoder.{name}") == source:
+            settings[f"encoder.{name}"] = to_json(getattr(spec, name))
+    if spec.channels != recipe.encoder.channels:
+        settings["encoder.channels"] = spec.channels
+    return settings
+
+
+def _check_architecture(encoder: EncoderSpec, start: EncoderSpec, init: Path | str) -> None:
+    """Refuse a start whose weights the encoder cannot take, with the settings that it could."""
+    names = ["name", "channels", "width", *["size"] * (encoder.name != "linear" and has_fixed_size(start.name))]
+    ours, theirs = (
+        {"name": plain_name(spec.name), "channels": spec.channels, "width": spec.width, "size": spec.size}
+        for spec in (encoder, start)
+    )
+    differing = [name for name in names if ours[name] != theirs[name]]
+    if not differing or (differing == ["width"] and tensor_shapes(encoder) == tensor_shapes(start)):
+        return
+    has = ", ".join(f"encoder.{name} = {json.dumps(ours[name])}" for name in differing)
+    sets = " ".join(f"--set encoder.{name}={json.dumps(theirs[name])}".replace('"', "") for name in differing)
+    raise BadInput(f"--init {init} is a {plain_name(start.name)}, and the recipe has {has}; {sets} fits it")
+
+
+def plain_name(name: str) -> str:
+    """The architecture alone, without timm's tag of the weights; one name for the ResNets that libraries share.
+
+    >>> plain_name("timm:resnet50.a1_in1k"), plain_name("timm:convnext_tiny.in12k"), plain_name("torchvision:vit_b_16")
+    ('resnet50', 'timm:convnext_tiny', 'torchvision:vit_b_16')
+    """
+    name = name.partition(".")[0] if name.startswith("timm:") else name
+    match = SAME_RESNET.fullmatch(name)
+    return match[1] if match else name

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.splits import Data, Split
-from supancl.data.store.memory import Batch, Progress
+from supancl.data.store.memory import Batch
 from supancl.data.views.specs import ViewSpec, views_for_rows
 from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
@@ -66,11 +66,9 @@ class Schedule:
 class StepInputs:
     """The training images, and the tensors that a step reads its settings from and adds its losses to."""
 
-    def __init__(
-        self, recipe: Recipe, data: Data, device: torch.device, ranks: Ranks, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, recipe: Recipe, data: Data, device: torch.device, ranks: Ranks) -> None:
         self.device, self.ranks = device, ranks
-        self.images = data.train.place_on(device, progress)
+        self.images = data.train.place_on(device)
         streamed = data.train.is_streamed  # then labels come with the batches
         self.labels = (
             torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.training_labels.to(device)
@@ -83,13 +81,11 @@ class StepInputs:
         ]
         self.schedule = Schedule(recipe, data.train)
         rows = len(self.schedule.rates) + 1
-        self.values = torch.zeros(
-            rows, self.schedule.steps_per_epoch, dtype=torch.float64, device=device
-        )  # this epoch's
+        # rates and momentum of the steps of this epoch
+        self.values = torch.zeros(rows, self.schedule.steps_per_epoch, dtype=torch.float64, device=device)
         self.order = torch.zeros(len(self.labels), dtype=torch.long, device=device)  # of this epoch
-        self.sums = torch.zeros(
-            4, dtype=torch.float64, device=device
-        )  # loss, ssl, sup and number of steps since the last log
+        # loss, ssl, sup and number of steps since the last log
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
         self.momentum = torch.zeros((), dtype=torch.float64, device=device)
         self.rows = torch.arange(recipe.train.batch_size, device=device)
         self.step_tensor = torch.zeros(1, dtype=torch.long, device=device)

@@ -58,7 +58,7 @@ def sample_labelled(split: Split, most: int) -> Split:
     From a stream without a list, images are taken as they come, with or without a label.
     """
     if 0 < split.num_labelled < len(split) and split.is_materialized:
-        split = split.take((split.labels >= 0).nonzero()[:, 0])
+        split = split.labelled()
     return split.sample(most)
 
 

@@ -87,7 +87,7 @@ def pretrain(
         stack.enter_context(deterministic_mode(run_recipe.train.deterministic))
         try:
             ranks.assert_equal(run_data.summary.get("fingerprint"), "the data")
-            trainer = trainer_for(run_recipe, run_data, device, reporter.on_progress, ranks)
+            trainer = trainer_for(run_recipe, run_data, device, ranks)
             # within the loop, the bar of the run shows how far it is
             with begin_run(trainer, run_data, folder, resume, init, reporter) as loop, report_to(Reporter()):
                 loop.run()
@@ -133,7 +133,7 @@ def open_device_and_data(
     if memory and reporter.shows_cost:
         reporter.note(f"memory: {memory}, besides the images")
     if data is None:
-        data = open_data(recipe.data, recipe.encoder.channels, reporter.on_progress)
+        data = open_data(recipe.data, recipe.encoder.channels)
     check_data(recipe, data)
     check_ranks(recipe, ranks.size)
     return device, fit_labels(recipe, data)

@@ -40,8 +40,7 @@ class Run:
     @property
     def results(self) -> dict[str, dict[str, Any]]:
         """What `supancl evaluate` has written for this run by now, by name: {"knn": {"accuracy": 93.1, ...}, ...}."""
-        files = sorted(RunFolder(self.folder).evaluations.glob("*.json"))
-        return {file.stem: read_result(file) for file in files}
+        return read_results(self.folder)
 
     def __repr__(self) -> str:
         rest = f": {self._describe()})"
@@ -75,6 +74,11 @@ def read_result(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not is_as_written(content):
         raise BadInput(f"{file} is damaged or was changed, by its digest; {way_out}")
     return {key: value for key, value in content.items() if key != "digest"}
+
+
+def read_results(run: Path) -> dict[str, dict[str, Any]]:
+    """The results in a run folder by the names of their files."""
+    return {file.stem: read_result(file) for file in sorted(RunFolder(run).evaluations.glob("*.json"))}
 
 
 def load(path: Path | str) -> Run:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from supancl.data.feed import Feed
 from supancl.data.splits import Data
-from supancl.data.store.memory import Progress
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.errors import BadInput
 from supancl.files import reason
@@ -28,16 +27,9 @@ from supancl.training.step import Step
 class Trainer:
     """`advance()` takes the next step; `state()` and `load()` write and read the content of a checkpoint."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        data: Data,
-        device: torch.device,
-        progress: Progress | None = None,
-        ranks: Ranks = SINGLE_PROCESS,
-    ) -> None:
+    def __init__(self, recipe: Recipe, data: Data, device: torch.device, ranks: Ranks = SINGLE_PROCESS) -> None:
         self.recipe, self.device, self.ranks = recipe, device, ranks
-        self.inputs = StepInputs(recipe, data, device, ranks, progress)
+        self.inputs = StepInputs(recipe, data, device, ranks)
         pairs = None if data.train.pairs is None else data.train.pairs.shape[1]
         self.model = Model(recipe, len(data.classes), device, ranks, pairs)
         self.feed = Feed(self.inputs.images, self.inputs.local_positions, device, self.inputs.schedule.steps)

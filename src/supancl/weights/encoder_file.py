@@ -23,7 +23,7 @@ from supancl.files import did_you_mean_path, open_regular, reason, write_atomica
 from supancl.recipes.plugin_files import plugin_hint
 from supancl.weights.checkpoint import DamagedFile, checkpoints, load_checkpoint, load_tensors
 from supancl.weights.digests import content_digest
-from supancl.weights.run_folder import RunFolder
+from supancl.weights.run_folder import RunFolder, folder_of_encoder
 
 SCHEMA_VERSION = 1  # of the metadata
 SHORT_SIDE = "short_side"  # in pixels: the median of the training images, as they were stored
@@ -135,7 +135,7 @@ def load_projector(path: Path | str) -> nn.Sequential:
 
     Runs of 0.1.0 have no projector.safetensors; it is read from the checkpoint that holds the same encoder.
     """
-    folder = Path(path).parent if Path(path).name == "encoder.safetensors" else Path(path)
+    folder = folder_of_encoder(Path(path))
     file = folder / "projector.safetensors"
     if file.exists():
         weights, (spec, width) = _read_weights_and_metadata(file, "a projector", "head", "input_width")

@@ -162,12 +162,8 @@ WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:module|_orig_mod)\.")
 FIRST_BLOCK = re.compile(r"^(?P<prefix>(?:.*\.)?)(?P<layer>layer1|2|4)\.0\.conv1\.weight$")
 PATCHES = "patch_embed.proj.weight"
 MAX_SIDE = 128  # patches; images of 2,048 px in patches of 16
-DIMENSIONS = {
-    "conv1.weight": 4,
-    "layer1.0.conv1.weight": 4,
-    PATCHES: 4,
-    "pos_embed": 3,
-}  # of tensors that tell the model
+# dimensions of tensors that tell the model
+DIMENSIONS = {"conv1.weight": 4, "layer1.0.conv1.weight": 4, PATCHES: 4, "pos_embed": 3}
 
 
 class Identified(NamedTuple):

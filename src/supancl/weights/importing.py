@@ -114,11 +114,11 @@ def _open(
         raise BadInput(f"{file}: {file.suffix} is for other programs and is not read back; give the folder it lies in")
     state = _read(file)
     try:
-        identified, names = (
-            _use_named_architecture(state, name, branch, prefix)
-            if name is not None
-            else _identify_backbone(state, branch, prefix)
-        )
+        if name is not None:
+            identified, names = _use_named_architecture(state, name, branch, prefix)
+        else:
+            identified = identify(state, branch, prefix)
+            names = backbone(state, identified.prefix)
         spec = _spec(identified.architecture, names, size, mean, std, is_named=name is not None)
         if described is not None:
             spec = replace(spec, channels=described.channels or spec.channels, width=described.width)
@@ -157,9 +157,8 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise BadInput(f"{error}; copy or fetch it again") from None
     except UnsafeFile as error:
         refused_name = error.refused_name or "more than tensors and plain containers"
-        is_module = refused_name.startswith(
-            ("torch.nn.", "torchvision.", "timm.", "lightly.")
-        )  # a module, not a dict with one
+        # a module, not a dict with one
+        is_module = refused_name.startswith(("torch.nn.", "torchvision.", "timm.", "lightly."))
         access = ".state_dict()" if is_module else "['state_dict']"
         raise BadInput(
             f"{file} holds {refused_name} and was not opened, because loading it could run code; if you trust it, "
@@ -194,13 +193,6 @@ def _check_claimed_bytes(tensors: Mapping[str, Tensor], file: Path) -> None:
         raise BadInput(
             f"{file}: its tensors have {claimed:,} bytes and the file {file.stat().st_size:,}; save contiguous tensors"
         )
-
-
-def _identify_backbone(
-    state: dict[str, Tensor], branch: str, prefix: str | None
-) -> tuple[Identified, dict[str, Tensor]]:
-    identified = identify(state, branch, prefix)
-    return identified, backbone(state, identified.prefix)
 
 
 def _use_named_architecture(

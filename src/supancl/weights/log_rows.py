@@ -41,11 +41,6 @@ def seal_row(row: Mapping[str, Any], number: int) -> str:
     return f'{text[:-1]}, "row": {number}, "crc": "{_checksum(text, number)}"}}'
 
 
-def _gap_row(before: int, until: int, **position: int) -> dict[str, Any]:
-    """A row that stands for the lost rows `before` to `until`."""
-    return {"kind": GAP, **position, "lost": until - before + 1, "until": until}
-
-
 def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a row by name, without its step and epoch: what loggers draw."""
     return {
@@ -114,7 +109,8 @@ def fill_gaps(log: LogRows, lost: Sequence[tuple[int, int]], **position: int) ->
     """The lines of a log with a row in place of each range of lost ones."""
     lines = dict(zip(log.numbers, log.lines, strict=True))
     for before, until in lost:
-        lines[before] = seal_row(_gap_row(before, until, **position), before)
+        gap = {"kind": GAP, **position, "lost": until - before + 1, "until": until}
+        lines[before] = seal_row(gap, before)
     return [lines[number] for number in sorted(lines)]
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from supancl.data.store.cache_folders import CacheFolder, list_caches, remove_cache
+from supancl.data.store.cache_folders import list_caches, remove_cache
 from supancl.errors import BadInput, plural
 from supancl.files import LEFT_OVER_AGE, is_locked, reason
 from supancl.weights.encoder_file import is_readable
@@ -106,11 +106,8 @@ def _cache_deletions() -> Iterator[Deletion]:
         days = (time.time() - cache.last_used) / 86400
         if days >= UNUSED_DAYS and not cache.folder.is_symlink() and not is_locked(cache.folder / ".lock"):
             why = f"cache of {cache.source}, unused for {plural(int(days), 'day')}"
-            yield Deletion("cache", cache.folder, _count_files(cache), cache.nbytes, why)
-
-
-def _count_files(cache: CacheFolder) -> int:
-    return sum(path.is_file() for path in cache.folder.iterdir())
+            files = sum(path.is_file() for path in cache.folder.iterdir())
+            yield Deletion("cache", cache.folder, files, cache.nbytes, why)
 
 
 def delete(deletion: Deletion) -> str:

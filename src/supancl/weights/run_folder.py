@@ -36,21 +36,21 @@ from supancl.weights.digests import content_digest
 from supancl.weights.log_rows import GAP, LogRows, fill_gaps, keep_rows, read_rows
 from supancl.weights.provenance import commit, versions
 
-COMMAND_BY_FILE = {
-    "recipe.json": "pretrain",
-    "detect.json": "detect train",
-}  # the file that a run begins with -> its command
+# the file that a run begins with -> its command
+COMMAND_BY_FILE = {"recipe.json": "pretrain", "detect.json": "detect train"}
+
+
+def folder_of_encoder(path: Path) -> Path:
+    """The run folder that is named by itself or by its encoder.safetensors."""
+    return path.parent if path.name == "encoder.safetensors" else path
 
 
 class RunFolder:
     """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, content.npz,
     finished.json or stopped.json, tensorboard/, evaluate/."""
 
-    REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {
-        "kind": str,
-        "step": int,
-        "epoch": int,
-    }  # every row of metrics.jsonl
+    # every row of metrics.jsonl
+    REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {"kind": str, "step": int, "epoch": int}
 
     def __init__(self, path: Path) -> None:
         self.path = path

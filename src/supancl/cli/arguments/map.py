@@ -35,7 +35,7 @@ def check(args: argparse.Namespace) -> None:
         if path is not None and Path(path).is_dir():
             raise BadInput(f"{flag} {path}: is a folder; give a file")
     if args.static is None:
-        check_page_place(Path(args.out), "--out")
+        check_page_place(Path(args.out))
     else:
         check_picture_place(Path(args.static), "--static")
     check_encoders(*(split_title(text)[1] for text in args.runs))

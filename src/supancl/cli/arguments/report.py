@@ -46,6 +46,6 @@ def check_out(out: Path) -> None:
         raise BadInput(f"--out {out}: a report is an HTML page; name a file that ends in .html")
     if out.is_dir():
         raise BadInput(f"--out {out}: is a folder; name a file in it, such as {out / PAGE}")
-    check_page_place(out, "--out")
+    check_page_place(out)
     if not out.parent.is_dir():
         raise BadInput(f"--out {out}: there is no folder {out.parent}; make it, or name another file")

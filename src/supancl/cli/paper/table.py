@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from supancl.paper.tables.layouts import LAYOUTS, Layout, table_name
 from supancl.paper.tables.make import check_plan, complete
 from supancl.paper.tables.plan import FAILED, Plan, Request, make_plan
 from supancl.paper.tables.runs import read_entries
-from supancl.recipes import Recipe
 from supancl.sweeps.runner import Sweep
 from supancl.sweeps.runs import RunsFailed
 
@@ -71,7 +71,9 @@ def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> di
     require_single_process("a table")
     out = Path(args.out or f"runs/table-{layout.name}")
     sweep = sweep_from_flags(args, out, console)
-    plan = make_plan(layout, request_of(args), sweep)
+    build = partial(recipe_from_flags, args=args)
+    request = Request(build, args.overrides, args.rows, args.family, args.recipe, args.benchmarks)
+    plan = make_plan(layout, request, sweep)
     check_plan(plan, sweep)
     states = show_plan(plan, sweep, console)
     if args.dry_run:
@@ -84,13 +86,6 @@ def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> di
     if failed:
         raise RunsFailed(failed, result | {"rows": [run.name for run in plan.runs]}, out)
     return result
-
-
-def request_of(args: argparse.Namespace) -> Request:
-    def build(name: str) -> Recipe:
-        return recipe_from_flags(name, args)
-
-    return Request(build, args.overrides, args.rows, args.family, args.recipe, args.benchmarks)
 
 
 def show_plan(plan: Plan, sweep: Sweep, console: Console) -> dict[str, str]:

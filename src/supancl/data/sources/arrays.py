@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from supancl.data.label_pairs import ImageLabels, labels_from_pairs, pairs_from_matrix
-from supancl.data.sources.npz import NpzArchive, open_npz
 from supancl.data.sources.toy import toy_source
 from supancl.data.splits import NO_LABEL, DataSpec, Source, full_split, sorted_names
 from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput, did_you_mean, plural
+from supancl.files import check_fits_memory, check_zip, open_regular
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +26,11 @@ else:
     from supancl.lazy import torch
 
 GREY_CHUNK_BYTES = 2**22
+MAX_RATIO = 200  # of the bytes of an array to its bytes in the file: real images compress far less
+MIN_CHECKED_BYTES = 2**28  # smaller arrays may have any ratio: labels in order compress by 1,000
 MAX_CLASSES = 1_000_000  # a larger label is hardly a class number: each number up to it becomes a class
+
+Header = tuple[tuple[int, ...], "np.dtype[Any]"]  # shape and type
 
 
 def digits_source(channels: int) -> Source:
@@ -316,3 +322,64 @@ def convert_channels(images: np.ndarray, channels: int) -> Tensor:
         chunk = pixels[start : start + rows]
         grey[start : start + rows] = (chunk * weights).sum(1, keepdim=True).round().to(torch.uint8)
     return grey
+
+
+# --- .npz files: what their arrays are is known from their headers, before any of them is read ------------------------
+
+
+class NpzArchive:
+    """An open .npz: `headers` has shape and type of each array; `read` reads one. Nothing is ever unpickled."""
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        self.path, self.archive = path, archive
+        members = {member.filename: member for member in archive.infolist()}
+        self.members = {name.removesuffix(".npy"): member for name, member in members.items() if name.endswith(".npy")}
+        self.headers = {name: self._read_header(member) for name, member in self.members.items()}
+
+    def _read_header(self, member: zipfile.ZipInfo) -> Header:
+        with self.archive.open(member) as file:
+            shape, dtype = read_npy_header(file)
+            header_bytes = file.tell()
+        if dtype.hasobject:
+            raise ValueError(
+                f"{member.filename} holds pickled objects, which are never executed; save names as labels.astype(str)"
+            )
+        if math.prod(shape) * dtype.itemsize + header_bytes != member.file_size:
+            raise ValueError(f"{member.filename} has {member.file_size:,} bytes, which do not fit its shape {shape}")
+        return shape, dtype
+
+    def check_sizes(self, names: Sequence[str]) -> None:
+        """Refuse arrays that would not fit into memory, or that a small file blows up."""
+        for name in names:
+            size, stored = self.members[name].file_size, self.members[name].compress_size
+            if size > MIN_CHECKED_BYTES and size > MAX_RATIO * stored:
+                raise BadInput(
+                    f"{self.path}: {name} has {size:,} bytes in {stored:,} of the file, more than {MAX_RATIO} times as "
+                    "many; if you trust it, save it again with numpy.savez, which does not compress"
+                )
+        total = sum(self.members[name].file_size for name in names)
+        check_fits_memory(total, f"{self.path}: {', '.join(names)}", "use a folder of images, or fewer of them")
+
+    def read(self, name: str) -> np.ndarray:
+        with self.archive.open(self.members[name]) as file:
+            array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+            return array
+
+
+def read_npy_header(file: IO[bytes]) -> Header:
+    """Shape and type of an array, from the beginning of its file."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return shape, dtype
+
+
+@contextlib.contextmanager
+def open_npz(path: Path) -> Iterator[NpzArchive]:
+    """Open a .npz; a file that is none raises whatever numpy and zipfile raise."""
+    with open_regular(path) as file:
+        if file.read(6) == np.lib.format.MAGIC_PREFIX:
+            raise ValueError("it is a single array, not an archive")
+        check_zip(file)
+        with zipfile.ZipFile(file) as archive:
+            yield NpzArchive(path, archive)

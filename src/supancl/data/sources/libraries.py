@@ -218,7 +218,8 @@ def list_hugging_face(text: str, channels: int) -> Listing:
         values = data[label] if label else [None] * len(data)
         _check_lists(values, names, f"{location}: column {label}")
         labels = _label_names(values, names)
-        items = _list_rows(datasets, data, image, f"hf:{_cache_name(text)}.{name}")
+        cache_name = os.path.realpath(text) if Path(text).exists() else text
+        items = _list_rows(datasets, data, image, f"hf:{cache_name}.{name}")
         entries += [(split, item, label) for item, label in zip(items, labels, strict=True)]
     label_sets: dict[str, LabelSet] = {label: set_of_names(label) for label in {label for _, _, label in entries}}
     if classes is not None and not {name for labels in label_sets.values() for name in labels} <= set(classes):
@@ -258,10 +259,6 @@ def _list_rows(datasets: Any, data: Any, column: str, name: str) -> Sequence[Pat
     dataset_hash = int(hashlib.sha256(str(data._fingerprint).encode()).hexdigest()[:15], 16)
     read = _column_reader(raw, column)
     return [RowItem(name, i, dataset_hash, read) for i in range(len(data))]
-
-
-def _cache_name(text: str) -> str:
-    return os.path.realpath(text) if Path(text).exists() else text
 
 
 def _load_dataset(datasets: Any, text: str) -> Any:

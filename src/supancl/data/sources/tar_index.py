@@ -21,9 +21,9 @@ from supancl.config import parse_json
 from supancl.data.decode import file_stamp, image_problem, map_in_order
 from supancl.data.sources.tars import iter_samples
 from supancl.data.store.cache import TAR_INDEX_FOLDER, cache_root
-from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
 from supancl.files import make_inner_folder, open_regular, reason, remove_left_over_files, write_atomically
+from supancl.reporter import report_progress
 
 INDEX_VERSION = 2
 ARRAY_DTYPES = {"offsets": "<i8", "lengths": "<i8", "codes": "<i4"}
@@ -84,9 +84,7 @@ class TarIndex:
             )
 
 
-def index_tars(
-    files: Sequence[Path], on_classes: Callable[[int, list[str]], None], progress: Progress | None = None
-) -> list[TarIndex]:
+def index_tars(files: Sequence[Path], on_classes: Callable[[int, list[str]], None]) -> list[TarIndex]:
     """The index of each shard; missing or outdated ones are built.
 
     Calls `on_classes` with each shard's number and class names; together they may be too many to hold.
@@ -109,13 +107,13 @@ def index_tars(
 
     missing = read_indexes(range(len(tars)))
     if missing:
-        _index_all([tars[number] for number in missing], progress)
+        _index_all([tars[number] for number in missing])
         for number in read_indexes(missing):
             raise BadInput(f"{tars[number]}: changes while it is being read; start when it is complete")
     return [indexes[number] for number in range(len(tars))]
 
 
-def _index_all(tars: Sequence[Path], progress: Progress | None) -> None:
+def _index_all(tars: Sequence[Path]) -> None:
     """Index shards in a random order, so that processes share the work; two that do the same one write the same."""
 
     def index(tar: Path) -> None:
@@ -124,8 +122,7 @@ def _index_all(tars: Sequence[Path], progress: Progress | None) -> None:
 
     shuffled = random.Random().sample(tars, len(tars))  # not seeded with the process id, which containers share
     for done, _ in enumerate(map_in_order(index, shuffled), start=1):
-        if progress is not None:
-            progress("indexing tar shards", done, len(tars))
+        report_progress("indexing tar shards", done, len(tars))
 
 
 def index_path(tar: Path, stamp: tuple[int, int] | None = None) -> Path:

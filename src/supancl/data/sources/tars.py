@@ -20,9 +20,9 @@ from typing import Any
 from supancl.config import parse_json
 from supancl.data.decode import LISTED_SUFFIXES, check_image_bytes, file_stamp, open_image_bytes
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing, check_label
-from supancl.data.store.memory import Progress
 from supancl.errors import BadInput, plural
 from supancl.files import open_regular, reason
+from supancl.reporter import report_progress
 
 LABEL_EXTENSIONS = ("cls", "label", "json", "txt")  # in this order of preference: a .txt may be a caption
 MAX_SHARDS = 1_000_000  # that a pattern may name: the largest public sets have a quarter of that
@@ -86,7 +86,7 @@ def find_tars(name: str) -> list[Path]:
     return sorted(paths)
 
 
-def list_tars(name: str, progress: Progress | None = None) -> Listing:
+def list_tars(name: str) -> Listing:
     """List the images of the shards; a word of the file name gives the split (imagenet-val-000), else it is train.
 
     If all labels are numbers they are sorted as numbers: .cls holds class numbers.
@@ -96,8 +96,7 @@ def list_tars(name: str, progress: Progress | None = None) -> Listing:
     for done, path in enumerate(files, start=1):
         split = split_from_name(path)
         entries += [(split, item, label) for item, label in iter_samples(path.resolve())]
-        if progress is not None:
-            progress("reading tar shards", done, len(files))
+        report_progress("reading tar shards", done, len(files))
     check_splits(name, len(files), {split for split, _, _ in entries})
     labels = [label for _, _, label in entries if label]
     remarks = caption_remarks(name, len(set(labels)), len(labels))

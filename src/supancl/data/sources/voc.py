@@ -134,11 +134,8 @@ def _open_annotation(folder: Path, name: str) -> Iterator[Element]:
 
 def _list_classes(tree: Element) -> tuple[list[str], list[bool]]:
     objects = tree.findall("object")
-    return [_text_at(entry, "name") for entry in objects], [_is_difficult(entry) for entry in objects]
-
-
-def _is_difficult(entry: Element) -> bool:
-    return (entry.findtext("difficult") or "").strip() == "1"
+    difficult = [(entry.findtext("difficult") or "").strip() == "1" for entry in objects]
+    return [_text_at(entry, "name") for entry in objects], difficult
 
 
 def _text_at(element: Element, path: str) -> str:

@@ -21,9 +21,9 @@ from supancl.data.decode import (
 )
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import Cache
-from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, Progress, image_checksum
+from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, image_checksum
 from supancl.errors import plural
-from supancl.reporter import track_task
+from supancl.reporter import report_progress, track_task
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,6 @@ def store_images(
     cache_name: str,
     channels: int,
     spec: DataSpec,
-    progress: Progress | None,
     remarks: list[str],
 ) -> tuple[ImageStore, list[tuple[int, str]]]:
     """A store with the readable items in order, and (position, reason) of the unreadable ones.
@@ -58,11 +57,11 @@ def store_images(
     estimate = estimate_bytes(items, channels, spec.short_side)
     if spec.cache == "always" or (spec.cache == "auto" and estimate > AUTO_CACHE_BYTES):
         cache = Cache(cache_name, channels, spec.short_side, spec.resample)
-        cached, unreadable, cache_remarks = cache.build(items, progress)
+        cached, unreadable, cache_remarks = cache.build(items)
         remarks += cache_remarks
         return cached, unreadable
     in_memory = estimate <= 2 * spec.memory_gb * 1e9  # if the estimate is far above, do not even try
-    images, unreadable, checksums_of_readable = _decode_all(items, channels, spec, progress, in_memory, remarks)
+    images, unreadable, checksums_of_readable = _decode_all(items, channels, spec, in_memory, remarks)
     readable_items = TakenItems(items, other_positions(len(items), unreadable)) if unreadable else items
     if images is None:
         checksums = np.array(checksums_of_readable, np.uint32)
@@ -89,7 +88,6 @@ def _decode_all(
     items: Sequence[Path | Item],
     channels: int,
     spec: DataSpec,
-    progress: Progress | None,
     in_memory: bool,
     remarks: list[str],
 ) -> tuple[list[Tensor] | None, list[tuple[int, str]], list[int]]:
@@ -112,8 +110,7 @@ def _decode_all(
                 images.append(image)
             if total_bytes > spec.memory_gb * 1e9:
                 images = None
-        if progress is not None:
-            progress("reading images", done, len(items))
+        report_progress("reading images", done, len(items))
     remarks += large_image_remarks(large)
     return images, unreadable, checksums
 

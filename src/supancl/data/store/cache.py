@@ -31,10 +31,11 @@ from supancl.data.decode import (
     map_in_order,
     try_decode,
 )
-from supancl.data.store.memory import PackedImages, Progress, image_checksum
+from supancl.data.store.memory import PackedImages, image_checksum
 from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, read_index
 from supancl.errors import BadInput
 from supancl.files import hold_lock, make_inner_folder, open_no_link, read_json, reason, write_text
+from supancl.reporter import has_reporter, report_progress
 
 if TYPE_CHECKING:
     import torch
@@ -77,24 +78,19 @@ class Cache:
 
     # --- building ---------------------------------------------------------------------------------------------------
 
-    def build(
-        self, items: Sequence[Item | Path], progress: Progress | None = None
-    ) -> tuple[CachedImages, list[tuple[int, str]], list[str]]:
-        """Decode the images that are not cached yet. Returns images, (position, reason) of unreadable ones, remarks.
-
-        `progress` is called with a total of 0 to say which process the build is waiting for.
-        """
+    def build(self, items: Sequence[Item | Path]) -> tuple[CachedImages, list[tuple[int, str]], list[str]]:
+        """Decode the images that are not cached yet. Returns images, (position, reason) of unreadable ones, remarks."""
         remarks: list[str] = []
 
         def report_waiting(owner: str) -> None:
             message = f"process {owner} is building the cache {self.folder}; waiting for it"
-            remarks.append(message) if progress is None else progress(message, 0, 0)
+            report_progress(message, 0, 0) if has_reporter() else remarks.append(message)
 
         try:
             make_inner_folder(self.folder)
             with hold_lock(self.folder / ".lock", report_waiting):
-                return *self._build_locked(items, progress, remarks), remarks
-        except BrokenPipeError:  # raised by `progress`, not by the cache
+                return *self._build_locked(items, remarks), remarks
+        except BrokenPipeError:  # raised by a reporter, not by the cache
             raise
         except OSError as error:
             raise BadInput(
@@ -102,7 +98,7 @@ class Cache:
             ) from None
 
     def _build_locked(
-        self, items: Sequence[Item | Path], progress: Progress | None, remarks: list[str]
+        self, items: Sequence[Item | Path], remarks: list[str]
     ) -> tuple[CachedImages, list[tuple[int, str]]]:
         """The part of `build` that needs the folder's lock; mapping the images needs it too."""
         self._prepare_folder(remarks.append)
@@ -112,7 +108,7 @@ class Cache:
         cached_stamps = np.concatenate([np.full((1, 2), MISSING_STAMP), *(shard.stamps for shard in shards)])[rows + 1]
         missing = np.flatnonzero((stamps != cached_stamps).any(1) & (stamps != MISSING_STAMP).any(1)).tolist()
         if missing:
-            new_shards, undecodable = self._decode(items, names, missing, stamps, progress, remarks)
+            new_shards, undecodable = self._decode(items, names, missing, stamps, remarks)
             shards, unreadable = shards + new_shards, sorted(unreadable + undecodable)
         shards = self._remove_unused(shards, names)
         _touch(self.folder / "about.json")  # last used, for eviction
@@ -170,7 +166,6 @@ class Cache:
         names: Sequence[str],
         missing: Sequence[int],
         stamps: np.ndarray,
-        progress: Progress | None,
         remarks: list[str],
     ) -> tuple[list[Shard], list[tuple[int, str]]]:
         """Decode these images into new shards; an interruption keeps finished shards."""
@@ -192,8 +187,7 @@ class Cache:
                     writer.add(names[position], stamps[position], image)
                 if done == 256:
                     _check_room(self.folder, writer.bytes / done * (len(missing) - done))
-                if progress is not None:
-                    progress("decoding images into the cache", done, len(missing))
+                report_progress("decoding images into the cache", done, len(missing))
         finally:
             writer.finish()
         remarks += large_image_remarks(large)
@@ -263,20 +257,18 @@ class CachedImages(PackedImages):
         self.repaired += 1
         image.copy_(decoded)  # the mapping is private; the file is repaired below
         with contextlib.suppress(OSError, BadInput), os.fdopen(open_no_link(path, os.O_RDWR), "rb+") as file:
-            if (
-                os.fstat(file.fileno()).st_ino == self.inodes[int(self.locations[index, 0])]
-            ):  # else the file is another build's
+            # else the file is another build's
+            if os.fstat(file.fileno()).st_ino == self.inodes[int(self.locations[index, 0])]:
                 file.seek(int(self.locations[index, 1]))
                 file.write(decoded.numpy().tobytes())
 
-    def verify(self, progress: Progress | None = None) -> int:
+    def verify(self) -> int:
         """Verify every checksum now; returns the number of images repaired."""
         before = self.repaired
         for index in range(len(self)):
             self.verified[index] = False
             self.image(index)
-            if progress is not None:
-                progress("comparing checksums", index + 1, len(self))
+            report_progress("comparing checksums", index + 1, len(self))
         return self.repaired - before
 
 

@@ -67,13 +67,10 @@ def remove_cache(folder: Path, on_wait: Callable[[str], None] = lambda owner: No
 
 
 def evict(
-    keep_bytes: float,
-    root: Path | None = None,
-    on_wait: Callable[[str], None] = lambda owner: None,
-    keep: Path | None = None,
+    keep_bytes: float, on_wait: Callable[[str], None] = lambda owner: None, keep: Path | None = None
 ) -> list[CacheFolder]:
     """Remove the longest unused caches until the others take at most `keep_bytes`; `keep` is never removed."""
-    caches, removed = list_caches(root), []
+    caches, removed = list_caches(), []
     total = sum(cache.nbytes for cache in caches)
     for cache in caches:
         if total > keep_bytes and cache.folder != keep:

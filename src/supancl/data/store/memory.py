@@ -26,6 +26,7 @@ from supancl.data.decode import (
 )
 from supancl.data.threads import ReadingThreads
 from supancl.errors import BadInput
+from supancl.reporter import report_progress
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +106,7 @@ class ImageStore(ABC):
         """Bytes of a batch of these rows, with its padding; 0 if it has none, or if sizes are not known."""
         return 0
 
-    def place_on(self, device: torch.device, progress: Progress | None = None) -> ImageStore:
+    def place_on(self, device: torch.device) -> ImageStore:
         """The store with its pixels on the device, or the store itself if they cannot be moved or do not fit."""
         return self
 
@@ -153,7 +154,7 @@ class ArrayImages(ImageStore):
     def nbytes(self) -> int:
         return self.pixels.nbytes
 
-    def place_on(self, device: torch.device, progress: Progress | None = None) -> ImageStore:
+    def place_on(self, device: torch.device) -> ImageStore:
         if device.type == "cuda" and not fits_on_gpu(self.nbytes, device):
             return self
         return ArrayImages(self.pixels.to(device))
@@ -270,10 +271,10 @@ class PackedImages(ImageStore):
     def pixel_checksums(self, rows: Tensor) -> np.ndarray:
         return np.array([image_checksum(self.image(row).cpu()) for row in rows.tolist()], np.uint32)
 
-    def place_on(self, device: torch.device, progress: Progress | None = None) -> ImageStore:
-        return self.to(device, progress) if device.type == "cuda" and fits_on_gpu(self.nbytes, device) else self
+    def place_on(self, device: torch.device) -> ImageStore:
+        return self.to(device) if device.type == "cuda" and fits_on_gpu(self.nbytes, device) else self
 
-    def to(self, device: torch.device, progress: Progress | None = None) -> PackedImages:
+    def to(self, device: torch.device) -> PackedImages:
         """The same images in one buffer on the device, copied in chunks to save host memory."""
         lengths = self.channels * self.host_sizes.prod(1)
         starts = lengths.cumsum(0) - lengths
@@ -283,8 +284,7 @@ class PackedImages(ImageStore):
             rows = range(begin, min(begin + 512, len(self)))
             chunk = torch.cat([self.image(i).reshape(-1) for i in rows])
             buffer[int(starts[begin]) : int(starts[begin]) + len(chunk)] = chunk.to(device)
-            if progress is not None:
-                progress("moving images to the GPU", rows[-1] + 1, len(self))
+            report_progress("moving images to the GPU", rows[-1] + 1, len(self))
         locations = torch.stack([torch.zeros_like(starts), starts], dim=1)
         return PackedImages([buffer], locations, self.host_sizes, self.channels)
 

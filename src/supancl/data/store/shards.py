@@ -63,9 +63,8 @@ class ShardWriter:
             with file:
                 file.flush()
                 if rows:
-                    file.truncate(
-                        rows[-1][3] + rows[-1][5]
-                    )  # cut off an image that an interrupted add() left incomplete
+                    # cut off an image that an interrupted add() left incomplete
+                    file.truncate(rows[-1][3] + rows[-1][5])
                 os.fsync(file.fileno())
             if rows:
                 os.replace(temporary, path)

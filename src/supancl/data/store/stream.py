@@ -22,7 +22,7 @@ from supancl.data.order import Order, WindowedOrder
 from supancl.data.sources.tar_index import TarIndex, index_tars
 from supancl.data.sources.tars import TarItem, caption_remarks, check_splits, find_tars, split_from_name
 from supancl.data.splits import DataSpec, Source, Split, sorted_names
-from supancl.data.store.memory import Batch, ImageStore, Progress, pad_images
+from supancl.data.store.memory import Batch, ImageStore, pad_images
 from supancl.data.threads import ReadingThreads
 from supancl.errors import BadInput, plural
 
@@ -320,7 +320,7 @@ class FullStream(StreamSplit):
         return self.store.shards[self.begin : self.end]
 
 
-def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
+def read_stream(name: str, channels: int, spec: DataSpec) -> Source:
     """A source with the splits, labels and class order of `list_tars`, without decoding any image."""
     if spec.balanced:
         raise BadInput(
@@ -335,9 +335,7 @@ def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | N
     files = find_tars(name)
     shards: dict[str, list[TarIndex]] = {split: [] for split in SPLIT_ORDER}
     class_names: dict[str, set[str]] = {split: set() for split in SPLIT_ORDER}
-    indexes = index_tars(
-        files, lambda number, names: class_names[split_from_name(files[number])].update(names), progress
-    )
+    indexes = index_tars(files, lambda number, names: class_names[split_from_name(files[number])].update(names))
     for path, shard in zip(files, indexes, strict=True):
         if shard.images:
             shards[split_from_name(path)].append(shard)

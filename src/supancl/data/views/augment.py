@@ -259,9 +259,8 @@ def blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     n, channels, height, width = images.shape
     row = torch.arange(n * channels, device=images.device)[:, None, None]
     source, weight = blur_taps(sigma, width, kernel)
-    lines = (
-        images.permute(0, 3, 1, 2).contiguous().view(n * width, channels * height)
-    )  # with other strides the sums round differently
+    # with other strides the sums round differently
+    lines = images.permute(0, 3, 1, 2).contiguous().view(n * width, channels * height)
     across = weighted_lines(lines, row[:n] * width + source, _expand_weight(weight, width, images.dtype))
     lines = _transpose(across.view(n, width, channels * height)).view(n * channels * height, width)
     source, weight = blur_taps(sigma.repeat_interleave(channels), height, kernel)

@@ -80,13 +80,10 @@ def _enlarged_centre(pixels: Tensor, size: int) -> Tensor:
     height, width = pixels.shape[-2:]
     images = pixels.float()
     if min(height, width) != size:
-        new_height, new_width = (
-            size * side // min(height, width) for side in (height, width)
-        )  # cut off, as torchvision does
-        for sides in (
-            (height, new_width),
-            (new_height, new_width),
-        ):  # first across, then down, bytes after each: as Pillow does
+        # cut off, as torchvision does
+        new_height, new_width = (size * side // min(height, width) for side in (height, width))
+        # first across, then down, bytes after each: as Pillow does
+        for sides in ((height, new_width), (new_height, new_width)):
             images = F.interpolate(images, sides, mode="bicubic", antialias=True).round().clamp(0, 255)
     box = centre_boxes(torch.tensor([images.shape[-2:]]), torch.tensor([[float(size)]]))
     top, left = box.long()[0, :2].tolist()

@@ -125,9 +125,8 @@ def blur_matrix(sigma: Tensor, pixels: int, kernel: int) -> Tensor:
     by_distance = F.pad(weight[:, half:], (0, 1))  # the last entry, 0, is for pixels out of reach
     position = torch.arange(pixels, device=sigma.device)
     distance, position_sum, out_of_reach = position - position[:, None], position + position[:, None], half + 1
-    mirrored_start = torch.where(
-        position > 0, position_sum, out_of_reach
-    )  # a border pixel is its own mirror image: count it once
+    # a border pixel is its own mirror image: count it once
+    mirrored_start = torch.where(position > 0, position_sum, out_of_reach)
     mirrored_end = torch.where(position < pixels - 1, 2 * (pixels - 1) - position_sum, out_of_reach)
     direct, upper, lower = (
         by_distance[:, d.clamp(max=out_of_reach)] for d in (distance.abs(), mirrored_start, mirrored_end)

@@ -21,7 +21,7 @@ from supancl.recipes import Recipe
 from supancl.stats import seed_stats
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_end import has_collapsed
-from supancl.weights.run_folder import RunFolder
+from supancl.weights.run_folder import RunFolder, folder_of_encoder
 
 LARGEST = 1e100  # a larger number in a log or a result is damage
 PROBES = {"lbfgs": "convex probe", "sgd": "SGD probe"}
@@ -63,10 +63,7 @@ class ScoredDetector(NamedTuple):
 
     def began_from(self, run: Path) -> bool:
         """Whether its encoder is that of this run folder, by path."""
-        encoder_path = Path(self.encoder)
-        return (
-            encoder_path.parent if encoder_path.name == "encoder.safetensors" else encoder_path
-        ).resolve() == run.resolve()
+        return folder_of_encoder(Path(self.encoder)).resolve() == run.resolve()
 
 
 @dataclass
@@ -128,9 +125,8 @@ class Entry:
                 probe_name = str(evaluation.get("probe", "lbfgs"))
                 how = probe_of(evaluation)
                 is_other_probe, image_order = int(probe_name != probe), _image_order(evaluation)
-                order = (
-                    (is_other_probe, image_order) if probe == "sgd" else (image_order, is_other_probe)
-                )  # Table 4: the paper's probe comes first
+                # Table 4: the paper's probe comes first
+                order = (is_other_probe, image_order) if probe == "sgd" else (image_order, is_other_probe)
                 yield _read_value(
                     evaluation, "accuracy", f"{how}, {images_of(evaluation)}", order if probe_name in PROBES else (2, 2)
                 )

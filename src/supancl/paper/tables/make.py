@@ -75,7 +75,7 @@ def train(plan: Plan, sweep: Sweep) -> dict[str, Failure]:
     return failed
 
 
-def time_steps(recipe: Recipe, data: Data, max_steps: int = 8) -> float:
+def time_steps(recipe: Recipe, data: Data) -> float:
     """Images per second of a few steps that are not compiled; their results are discarded."""
     device = pick_device(recipe.train.device)
     check_data(recipe, data)
@@ -84,7 +84,7 @@ def time_steps(recipe: Recipe, data: Data, max_steps: int = 8) -> float:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         trainer = Trainer(trial, data, device)
         try:
-            steps = min(max_steps, trainer.steps)
+            steps = min(8, trainer.steps)
             untimed = min(2, steps - 1)  # the device warms up
             started = _synchronized_time(device)
             for step in range(steps):

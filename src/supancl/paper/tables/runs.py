@@ -21,9 +21,9 @@ from supancl.recipes import RECIPES, Recipe, as_released_code, recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.stats import seed_stats
 from supancl.sweeps.runs import read_failure
-from supancl.training.run import read_result
+from supancl.training.run import read_result, read_results
 from supancl.weights.encoder_file import check_same_run, read_header
-from supancl.weights.run_folder import RunFolder
+from supancl.weights.run_folder import RunFolder, folder_of_encoder
 
 # the toy study's names of measures -> the names used for runs
 TOY_NAMES = {"l_ssl": "ssl", "l_sup": "sup", "S_W": "within", "S_W/S_T": "ratio", "k-NN": "knn"}
@@ -130,9 +130,8 @@ def changed_fields(trained: Recipe) -> dict[str, Any]:
     original = package_recipe(trained)
     if original is None:
         return {}
-    with_same_epochs = resolve_warmup(
-        original.with_set({"train.epochs": trained.train.epochs})
-    )  # the epochs may shorten the warm-up
+    # the epochs may shorten the warm-up
+    with_same_epochs = resolve_warmup(original.with_set({"train.epochs": trained.train.epochs}))
     original_fields = {**flattened(with_same_epochs), "train.epochs": original.train.epochs}
     # encoder.size determines the views' size and the short side
     ignored = {*fields_marked(trained, INCIDENTAL), "views.size", "data.short_side"}
@@ -204,8 +203,7 @@ def _with_detectors(entries: list[Entry], named_detectors: Sequence[ScoredDetect
         if match is None and detector in detectors_nearby:
             continue
         if match is None:
-            encoder_path = Path(detector.encoder)
-            folder = encoder_path.parent if encoder_path.name == "encoder.safetensors" else encoder_path
+            folder = folder_of_encoder(Path(detector.encoder))
             match = new_entries.setdefault(
                 detector.encoder, _read_entry(folder) if RunFolder(folder).has_run else Entry(folder)
             )
@@ -244,16 +242,16 @@ def _is_entry(path: Path) -> bool:
 
 
 def _read_entry(path: Path) -> Entry:
-    evaluations = read_evaluations(path)
+    evaluations = read_results(path)
     # the evaluations in a suite's folder name their run as encoder
     candidates = [
         path,
         *(Path(str(evaluation["encoder"])) for evaluation in evaluations.values() if evaluation.get("encoder")),
     ]
     for candidate in candidates:
-        folder = RunFolder(candidate.parent if candidate.name == "encoder.safetensors" else candidate)
+        folder = RunFolder(folder_of_encoder(candidate))
         if folder.has_run:
-            all_evaluations = evaluations if folder.path == path else read_evaluations(folder.path) | evaluations
+            all_evaluations = evaluations if folder.path == path else read_results(folder.path) | evaluations
             trained, _ = folder.read_recipe()  # raises BadInput if the file is broken
             folder.check_recipe_file()
             if folder.encoder.exists():
@@ -267,11 +265,6 @@ def _read_entry(path: Path) -> Entry:
                 unfinished=_describe_unfinished(folder, trained),
             )
     return Entry(path, None, evaluations)
-
-
-def read_evaluations(run: Path) -> dict[str, dict[str, Any]]:
-    """The evaluations in a run folder by the names of their files."""
-    return {file.stem: read_result(file) for file in sorted(RunFolder(run).evaluations.glob("*.json"))}
 
 
 def _describe_unfinished(folder: RunFolder, trained: Recipe) -> str:

@@ -43,11 +43,11 @@ def values_by_alpha(rows: Sequence[Row]) -> dict[float, dict[str, list[float]]]:
     return values
 
 
-def paired_differences(rows: Sequence[Row], measures: Sequence[str] = ("k-NN", "linear")) -> list[dict[str, Any]]:
+def paired_differences(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Inner alphas minus alpha = 0, seed by seed: mean and 95% interval (Student's t; none for one seed)."""
     values = values_by_alpha(rows)
     results = []
-    for measure in measures:
+    for measure in ("k-NN", "linear"):
         for alpha in (alpha for alpha in values if 0 < alpha < 1):
             pairs = zip(values[alpha][measure], values[0.0][measure], strict=True)
             differences = [ours - supervised for ours, supervised in pairs]

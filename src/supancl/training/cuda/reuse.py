@@ -15,7 +15,6 @@ import torch
 
 from supancl.config import FREE_IN_A_SHARED_STEP, fields_marked, flattened
 from supancl.data.splits import Data
-from supancl.data.store.memory import Progress
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.recipes import Recipe
 from supancl.training.trainer import Trainer
@@ -41,13 +40,11 @@ def share_step() -> Iterator[None]:
         _SHARED.reset(token)
 
 
-def trainer_for(
-    recipe: Recipe, data: Data, device: torch.device, progress: Progress | None = None, ranks: Ranks = SINGLE_PROCESS
-) -> Trainer:
+def trainer_for(recipe: Recipe, data: Data, device: torch.device, ranks: Ranks = SINGLE_PROCESS) -> Trainer:
     """A trainer at step 0: that of the previous run, restarted, if its step fits."""
     shared = _SHARED.get()
     if shared is None or ranks.size > 1:
-        return Trainer(recipe, data, device, progress, ranks)
+        return Trainer(recipe, data, device, ranks)
     key = (data.summary.get("source"), data.summary.get("fingerprint"), data.classes, len(data.train), device)
     trainer = shared.trainer if shared.key == key else None
     store = data.train.store
@@ -57,7 +54,7 @@ def trainer_for(
     trainer = shared.trainer = None
     gc.collect()  # a trainer has reference cycles; free its memory before the next one is built
     torch.compiler.reset()  # the compiler gives up on a function after eight modules
-    shared.trainer, shared.key = Trainer(recipe, data, device, progress, ranks), key
+    shared.trainer, shared.key = Trainer(recipe, data, device, ranks), key
     return shared.trainer
 
 
