@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from supancl.config import flattened
 from supancl.core.losses import Align, SemiAlign
@@ -30,6 +30,7 @@ VIEW_SIZES = (32, 64, 96, 128, 160, 224)
 MANY_CLASSES = 1000
 STEPS_PER_EPOCH = 16  # at least, so that a small data set is not one batch
 STEPS_BETWEEN_CHECKS = 200
+FEW_LABELS = 0.2  # of the images; our studies had 1% and 10%
 FEW_IMAGES = 2000  # on a CPU, a small network learns more from fewer than these in the same time
 
 
@@ -167,6 +168,22 @@ RULES: dict[str, Callable[[Facts], Choice]] = {
 def default_recipe(data: Survey) -> str:
     """The recipe for images where none is named: SupSiam if they have labels, else SimSiam."""
     return "auto.supsiam" if data.is_labelled else "auto.simsiam"
+
+
+class Rival(NamedTuple):
+    """A recipe that did better than the default one in our studies of such data."""
+
+    name: str
+    why: str
+
+
+def rival_recipe(data: Survey) -> Rival | None:
+    """What to try besides `default_recipe`: with no or few labels (RESULTS.md, docs/labels.md)."""
+    if not data.is_labelled:
+        return Rival("auto.simclr", "better without labels: docs/choosing.md")
+    if data.labelled <= FEW_LABELS * data.images:
+        return Rival("auto.semi", "better with few labels: docs/choosing.md")
+    return None
 
 
 def is_to_be_fitted(recipe: Recipe) -> bool:

@@ -14,7 +14,15 @@ from supancl.data.splits import Data, DataSpec
 from supancl.data.survey import Survey, survey_data, survey_source
 from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
-from supancl.recipes.auto import AS_FOR_IMAGENET, RULES, TO_BE_CHOSEN, fit_recipe, is_to_be_fitted
+from supancl.recipes.auto import (
+    AS_FOR_IMAGENET,
+    RULES,
+    TO_BE_CHOSEN,
+    default_recipe,
+    fit_recipe,
+    is_to_be_fitted,
+    rival_recipe,
+)
 from supancl.recipes.recipe import has_fixed_size
 from supancl.reporter import Reporter, report_to
 from supancl.training.preflight import pick_device
@@ -90,6 +98,8 @@ def describe_choices(requested: Recipe, fitted: Recipe, survey: Survey) -> Itera
     for name in RULES:
         if name in values and before[name] != values[name] and values[name][0] is not None:
             yield f"  {f'{name} = {values[name][0]}':32} {values[name][1]}"
+    if fitted.name == default_recipe(survey) and (other := rival_recipe(survey)) is not None:
+        yield f"  {f'try also {other.name}':32} {other.why}"
 
 
 def describe_survey(survey: Survey) -> str:
