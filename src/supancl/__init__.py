@@ -59,7 +59,6 @@ from supancl.errors import Collapsed as Collapsed
 from supancl.errors import Interrupted as Interrupted
 from supancl.errors import NonFinite as NonFinite
 from supancl.errors import SupanclError as SupanclError
-from supancl.errors import explained_in_python
 from supancl.lazy import lazy_names
 from supancl.moved import install, moved_attribute
 from supancl.version import __version__ as __version__
@@ -161,7 +160,7 @@ _NAMES = {
 }
 
 if not TYPE_CHECKING:  # so that type checkers and editors report misspelled names
-    __getattr__ = lazy_names(__name__, _NAMES, missing=moved_attribute, wrap=explained_in_python)
+    __getattr__ = lazy_names(__name__, _NAMES, missing=moved_attribute)
 
 
 def __dir__() -> list[str]:

@@ -130,7 +130,7 @@ def in_python_words(text: str) -> str:
 
 
 def explained_in_python(function: Callable[P, T]) -> Callable[P, T]:
-    """The function as a public name of `supancl`: its errors name arguments, where those of the command name flags."""
+    """The function for callers in Python: its errors name arguments, where those of the command name flags."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -142,7 +142,6 @@ def explained_in_python(function: Callable[P, T]) -> Callable[P, T]:
                 error.cause = in_python_words(error.cause)
             raise
 
-    call.__module__ = "supancl"  # where pickle finds it
     return call
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from inspect import isfunction
 from types import ModuleType
 from typing import Any
 
@@ -57,23 +56,16 @@ F = lazy_module("torch.nn.functional")
 dist = lazy_module("torch.distributed")
 
 
-def lazy_names(
-    package: str,
-    modules: Mapping[str, str],
-    missing: Callable[[str, str], Any] | None = None,
-    wrap: Callable[[Any], Any] | None = None,
-) -> Any:
+def lazy_names(package: str, modules: Mapping[str, str], missing: Callable[[str, str], Any] | None = None) -> Any:
     """The `__getattr__` of a package (PEP 562); `modules` maps each module to the names that it defines, in one string.
 
-    Functions are wrapped by `wrap`. Any other name is looked up by `missing(package, name)`.
+    Any other name is looked up by `missing(package, name)`.
     """
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name in module_of:
             value = getattr(import_module(module_of[name]), name)
-            if wrap is not None and isfunction(value):
-                value = wrap(value)
             vars(import_module(package))[name] = value  # the next look-up finds it there
             return value
         if missing is not None:

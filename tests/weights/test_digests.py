@@ -101,7 +101,7 @@ def test_a_damaged_encoder_is_written_again_by_resuming_the_finished_run(finishe
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(BadInput, match=mentions(file, "digest", "resume=True")):
+    with pytest.raises(BadInput, match=mentions(file, "digest", "--resume")):
         load_encoder(run)
     pretrain(None, tiny_data(), run, resume=True)
     assert file.read_bytes() == (finished.folder / file.name).read_bytes()

@@ -19,7 +19,7 @@ from supancl.data.opening import open_source
 from supancl.data.splits import Data, DataSpec, Source, Split, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.evaluation import View, evaluation_short_side
-from supancl.errors import BadInput
+from supancl.errors import BadInput, explained_in_python
 from supancl.probes import features as probes
 from supancl.probes.features import Features
 from supancl.reporter import ProgressFunction, report_to
@@ -31,6 +31,7 @@ from supancl.weights.importing import open_encoder
 ImagesArgument = Split | Source | str | Path | Image.Image | Images
 
 
+@explained_in_python
 def embed(
     encoder: Encoder | Run | str | Path,
     images: ImagesArgument,

@@ -14,7 +14,7 @@ from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.splits import Data
 from supancl.data.survey import Survey, survey_data, survey_source
 from supancl.data.views.specs import Crops
-from supancl.errors import BadInput
+from supancl.errors import BadInput, explained_in_python
 from supancl.recipes import Recipe
 from supancl.recipes import recipe as recipe_named
 from supancl.recipes.auto import VIEW_SIZES, default_recipe, is_to_be_fitted
@@ -32,6 +32,7 @@ Source = str | Path
 DataArgument = Data | Source | list[Source] | Images | tuple[Images, Any]
 
 
+@explained_in_python
 def pretrain(
     recipe: Recipe | str | Path | None = None,
     data: DataArgument | None = None,
@@ -84,6 +85,7 @@ def pretrain(
     return training.pretrain(requested, opened, out, resume=resume, init=init, reporter=reporter, survey=survey)
 
 
+@explained_in_python
 def extend_run(
     run: Path | str,
     epochs: int,
