@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         remote.take(folder)
     remote.unpack(SETS)
     if args.queue:
-        remote.add_commands(args.queue, args.memory, args.commit)
+        remote.add_commands(args.queue, args.memory, args.commit, args.start or len(remote.running()))
     if args.start:
         remote.start(args)
     remote.wait(args.wait)
@@ -188,11 +188,12 @@ class Remote:
             process.returncode = 0  # Python would warn that it still runs, which is what it is meant to do
             say(f"{name}: started with {args.until:.0f} s")
 
-    def row_command(self, plan: str, names: Sequence[str], commit: str) -> str:
+    def row_command(self, plan: str, names: Sequence[str], commit: str, drivers: int) -> str:
         """The command that trains and evaluates these runs of a plan."""
         words = [
             *("python", "-m", "experiments.evidence", "run", "--plan", plan, "--results", str(self.results / plan)),
-            *("--work", str(self.plan_folder(plan)), "--until-seconds", LONG, "--shared"),
+            *("--work", str(self.plan_folder(plan)), "--until-seconds", LONG),
+            *["--shared"] * (drivers > 1),
             *(word for name in names for word in ("--only", name)),
             *(["--commit", commit] if commit else []),
         ]
@@ -209,11 +210,11 @@ class Remote:
         if not (folder / "data").exists():
             (folder / "data").symlink_to(self.data)
         self.place_runs(memory, folder)
-        for path in sorted((RESULTS if plan == FIRST_PLAN else RESULTS / plan).glob("*.json")):
+        for path in sorted(earlier_results(plan).glob("*.json")):
             if not (results / path.name).exists():
                 shutil.copyfile(path, results / path.name)
 
-    def add_commands(self, file: Path, memory: Path, commit: str) -> None:
+    def add_commands(self, file: Path, memory: Path, commit: str, drivers: int) -> None:
         """Put each line of the file into the queue that drivers take from; those of an earlier file come first."""
         queue = self.work / QUEUE
         queue.mkdir(exist_ok=True)
@@ -223,7 +224,7 @@ class Remote:
             if line.startswith("row "):
                 _, plan, *names = line.split()
                 self.prepare_plan(plan, memory)
-                line = self.row_command(plan, names, commit)
+                line = self.row_command(plan, names, commit, drivers)
             (queue / f"{number:03d}.command").write_text(line)
         say(f"{len(lines)} commands added, {taken} before them")
 
@@ -280,9 +281,10 @@ class Remote:
         say("the drivers share the GPU through the multi-process service")
         return shared
 
-    def run_folders(self) -> list[Path]:
-        """The folders of runs: of commands, then of each plan."""
-        return [self.work / "runs", *sorted(self.work.glob("plans/*/runs"))]
+    def run_folders(self) -> dict[Path, Path]:
+        """Folder of runs -> folder of their results: of commands, then of each plan."""
+        plans = {runs: self.results / runs.parent.name for runs in sorted(self.work.glob("plans/*/runs"))}
+        return {self.work / "runs": self.results, **plans}
 
     def wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -297,7 +299,7 @@ class Remote:
             f"{', '.join(self.running()) or 'no driver'}"
         )
         for path in sorted(self.results.rglob("*.json")):
-            if (RESULTS / path.relative_to(self.results)).exists():  # of an earlier machine
+            if (earlier_results(path.parent.name) / path.name).exists():
                 continue
             with contextlib.suppress(ValueError, KeyError, TypeError):  # not of a plan
                 result = json.loads(path.read_text())
@@ -313,10 +315,10 @@ class Remote:
         for path in sorted(self.logs.glob("driver-*.log"), key=lambda log: log.stat().st_mtime)[-4:]:
             lines = path.read_text(errors="replace").splitlines()[-8:]
             say("\n".join([f"--- {path.name}", *(line[:300] for line in lines)]))
-        done = {path.stem for path in self.results.rglob("*.json")}
-        for path in (path for runs in self.run_folders() for path in sorted(runs.glob("*/metrics.jsonl"))):
-            if path.parent.name not in done:
-                say(f"{path.parent.name}: {last_row(path)}")
+        for runs, results in self.run_folders().items():
+            for path in sorted(runs.glob("*/metrics.jsonl")):
+                if not (results / f"{path.parent.name}.json").exists():
+                    say(f"{path.parent.name}: {last_row(path)}")
 
     def collect(self, out: Path, kernels: bool, also: Sequence[str] = ()) -> None:
         """Pack results and logs into few files of limited size, as the machine requires."""
@@ -361,6 +363,11 @@ class Remote:
             say(f"kernels of an earlier machine: {sum(1 for _ in self.kernels.rglob('*'))} files")
         except (OSError, EOFError, tarfile.TarError) as error:
             say(f"kernels of an earlier machine could not be read: {error}")
+
+
+def earlier_results(plan: str) -> Path:
+    """The folder of what earlier machines made of a plan."""
+    return RESULTS if plan == FIRST_PLAN else RESULTS / plan
 
 
 def pack(archive: Path, base: Path, paths: Iterable[Path]) -> None:

@@ -143,10 +143,10 @@ def test_drivers_share_a_queue_of_commands_that_can_be_added_to(sent: Path, caps
         assert sorted(packed.getnames()) == ["added.json", "slow.json"]
 
 
-def test_runs_of_two_plans_have_their_own_folders_and_what_earlier_machines_made(tmp_path: Path) -> None:
+def test_runs_of_two_plans_have_their_own_folders_and_what_earlier_machines_made(tmp_path: Path, capsys) -> None:
     work, queue = Remote(tmp_path / "work"), tmp_path / "queue.txt"
     queue.write_text("row imagenet tuned-byol-1 tuned-byol-2\nrow cifar10 final-byol-0\nrow cifar100 alpha-1-2\n")
-    work.add_commands(queue, tmp_path / "none", "abc1234")
+    work.add_commands(queue, tmp_path / "none", "abc1234", drivers=3)
     commands = [path.read_text() for path in sorted((work.work / "queue").iterdir())]
     assert "--plan imagenet" in commands[0]
     assert "--only tuned-byol-1 --only tuned-byol-2 --commit abc1234" in commands[0]
@@ -154,4 +154,14 @@ def test_runs_of_two_plans_have_their_own_folders_and_what_earlier_machines_made
         args = parser().parse_args(shlex.split(command)[3:])
         assert (args.what, args.results, args.work) == ("run", work.results / plan, work.work / "plans" / plan)
         assert (args.work / "data").resolve() == work.data
+        assert args.shared
         assert read_results(args.results, named_plan(plan))  # of this plan alone, or it would be refused
+    assert "--shared" not in work.row_command("imagenet", ["tuned-byol-1"], "", drivers=1)
+    training = work.plan_folder("cifar10") / "runs" / "final-byol-0"  # photographs have a result of this name
+    training.mkdir(parents=True)
+    (training / "metrics.jsonl").write_text('{"epoch": 3, "step": 9}\n')
+    capsys.readouterr()
+    work.tell()
+    shown = capsys.readouterr().out
+    assert "final-byol-0: epoch 3, step 9" in shown
+    assert "finished" not in shown  # nothing was made on this machine

@@ -194,7 +194,7 @@ def from_arrays(
 ) -> Data:
     """Data from arrays in memory: images (N, H, W[, C]) uint8, labels (N,) integers, -1 or None for unlabelled.
 
-    Labels are numbers of `classes`. Without these, each integer is a class of its own, also if they have gaps or do not
+    Labels are numbers of `classes`. Without these, each integer that occurs is a class: they may have gaps and need not
     start at 0. Labels (N, C) are weights of several or soft labels, one column per class.
 
     >>> data = from_arrays(np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2)
