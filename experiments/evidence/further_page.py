@@ -175,7 +175,13 @@ seeds and tested.
 
 # --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
 
-CIFAR10_PAIRS = (("supsiam", "simsiam"), ("supbyol", "byol"), ("supcon", "simclr"), ("supsiam", "supcon"))
+CIFAR10_PAIRS = (
+    ("supsiam", "simsiam"),
+    ("supbyol", "byol"),
+    ("supcon", "simclr"),
+    ("supsiam", "supcon"),
+    ("supsiam", "supbyol"),
+)
 
 
 def cifar10_part(folder: Path) -> list[str]:

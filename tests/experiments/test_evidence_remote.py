@@ -158,6 +158,7 @@ def test_runs_of_two_plans_have_their_own_folders_and_what_earlier_machines_made
         assert read_results(args.results, named_plan(plan))  # of this plan alone, or it would be refused
     assert "--shared" not in work.row_command("imagenet", ["tuned-byol-1"], "", drivers=1)
     training = work.plan_folder("cifar10") / "runs" / "final-byol-0"  # photographs have a result of this name
+    (work.results / "cifar10" / "final-byol-0.json").unlink(missing_ok=True)
     training.mkdir(parents=True)
     (training / "metrics.jsonl").write_text('{"epoch": 3, "step": 9}\n')
     capsys.readouterr()
