@@ -68,7 +68,7 @@ def test_the_images_of_the_run_are_known_under_another_name(place, capsys, tmp_p
     part = table(place / "half.csv", lines[0].replace("file", "path"), *lines[1:300])
     said = supancl(capsys, "audit", "run", "--data", part.name, "--out", tmp_path / "out")
     assert said.code == 0, said.err
-    assert_mentions(said.out, "trained on these labels")
+    assert_mentions(said.out, "trained with labels of these images")
     # decisions that are saved from the page name images as the tables do
     page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
     shown = json.loads(re.search(r'id="data-audit">(.*?)</script>', page)[1])
@@ -77,7 +77,7 @@ def test_the_images_of_the_run_are_known_under_another_name(place, capsys, tmp_p
     blank = [np.full((8, 8), level, np.uint8) for level in range(40)]
     archive(tmp_path / "other.npz", train_images=np.stack(blank), train_labels=np.arange(40) % 2)
     said = supancl(capsys, "audit", "run", "--data", tmp_path / "other.npz", "--out", tmp_path / "other")
-    assert "trained on these labels" not in said.out
+    assert "trained with labels of these images" not in said.out
 
 
 def test_flipped_labels_are_found_and_corrected(place, capsys, tmp_path) -> None:
@@ -101,7 +101,7 @@ def test_flipped_labels_are_found_and_corrected(place, capsys, tmp_path) -> None
     assert result["suspects"] == len(suspects)
     low, high = result["wrong_interval"]
     assert low < 10 < high
-    assert_mentions(said.out, "601 labels look wrong", f"{result['wrong_percent']:.1f}%", "trained on these labels")
+    assert_mentions(said.out, "601 labels look wrong", f"{result['wrong_percent']:.1f}%", "trained with labels of these images")
     assert json.loads((out / "audit.json").read_text())["made_by"] == "supancl audit"
 
     pair = read(out / "duplicates.csv")[0]

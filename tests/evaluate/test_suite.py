@@ -432,6 +432,12 @@ def test_the_page_and_the_tables_as_files(root, tmp_path):
         "Differences on the same episodes",
     ):
         assert words in page, words
+    (answer,) = re.findall(r'<p class="answer">(.*?)</p>', page)
+    tables = rankings(found.results)
+    columns = sum("best" in marks for table in tables.values() for marks in zip(*table.marks, strict=True))
+    clear = sum(abs(gap["difference"]) > gap["interval"] for gap in told["differences"])
+    assert answer.startswith(f"Highest in {columns} columns: ")
+    assert answer.endswith(f"Clear on the same episodes: {clear} of {len(told['differences'])} differences.")
     best = max(rankings(found.results)["transfer"].cells, key=lambda row: row[0].mean)[0].mean
     assert f"<b>{best:.2f}</b>" in page
     files = {path for path in contents(tmp_path / "out") if "/" not in path and "." in path}
@@ -479,7 +485,8 @@ def test_tables_of_an_earlier_call_go_and_nothing_else_does(root, tmp_path):
         found, _ = measured([run], small(root, **settings), out)
         return write_suite(found.results, {"differences": []}, out).read_text(encoding="utf-8")
 
-    assert "best in bold" not in page_of()
+    assert "best in bold" not in (page := page_of())
+    assert 'class="answer"' not in page  # one encoder
     assert {"knn.md", "transfer.tex", "fewshot-3w1s.csv"} <= {path.name for path in out.iterdir()}
     (out / "transfer.md").write_text("mine now")
     (out / "notes.md").write_text("mine")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,16 @@ def write_plugin(path: Path, **changes: str) -> Path:
     return path
 
 
-def call(*words: object) -> subprocess.CompletedProcess[str]:
-    code = "from supancl.cli import entry; entry()"
-    return subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False)
+@pytest.fixture
+def call(forks: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`supancl WORDS` in a process of its own, which no plugin of another test has reached."""
+    program, environment = str(Path(forks["SUPANCL_FORKS"]).with_name("supancl")), {**os.environ, **forks}
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [program, *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -73,7 +81,7 @@ def call(*words: object) -> subprocess.CompletedProcess[str]:
         ({"encoder": "None"}, ("--set", "encoder.name=own"), ("own", "NoneType", "module")),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_with_its_place(tmp_path, changes, more, nouns):
+def test_a_mistake_is_one_line_with_its_place(call, tmp_path, changes, more, nouns):
     plugin = write_plugin(tmp_path / "mine.py", **changes)
     said = call("pretrain", "my.one", "--plugin", plugin, *TINY[:6], *more, "--out", tmp_path / "run", "--quiet")
     assert said.returncode == 2, said.stderr
@@ -82,7 +90,7 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path, changes, more, nouns):
     assert "internal error" not in said.stderr
 
 
-def test_a_changed_plugin_is_remarked_on_and_a_moved_one_asked_for(tmp_path):
+def test_a_changed_plugin_is_remarked_on_and_a_moved_one_asked_for(call, tmp_path):
     plugin, run = write_plugin(tmp_path / "mine.py"), tmp_path / "run"
     words = ("pretrain", "my.one", *TINY[:6], "--set", "data.limit=64", "--out", run)
     assert call(*words, "--plugin", plugin).returncode == 0
@@ -96,7 +104,7 @@ def test_a_changed_plugin_is_remarked_on_and_a_moved_one_asked_for(tmp_path):
     assert_mentions(call(*resume, moved).stderr, "loss.weight", "recipe.json", "plugin", "mine.py")
 
 
-def test_a_file_that_trains_while_it_is_loaded_is_refused(tmp_path):
+def test_a_file_that_trains_while_it_is_loaded_is_refused(call, tmp_path):
     file = tmp_path / "study.py"
     file.write_text('import supancl\nsupancl.pretrain("digits.supsiam", out="again")\n')
     said = call("recipes", "--plugin", file)

@@ -170,7 +170,7 @@ def cautions(summary: dict[str, Any]) -> list[str]:
         lines.append("these are the labels that the run was trained on, with those that data.label_noise made wrong")
     wrong = summary["wrong_percent"]
     if summary["trained_on_these_labels"]:
-        learned = "the encoder was trained on these labels and may have learned wrong ones"
+        learned = "the encoder was trained with labels of these images and may have learned wrong ones"
         lines.append(learned if wrong is None else f"{learned}: more may be wrong than this says")
     if summary["agreement"] is None and 2 * summary["suspects"] > summary["judged"]:
         lines.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from supancl.evaluate import describe_queries_used, different_images_warnings, o
 from supancl.evaluate.comparison import row_labels
 from supancl.evaluate.naming import figure_of
 from supancl.files import digest, jsonable, read_json, write_text
+from supancl.probes.ranking import Ranking
 from supancl.reports.page import html_page
 from supancl.reports.score_table import TableFormat, ranking_table, score_table
 from supancl.reports.tables import Cell, Table, to_html
@@ -56,7 +58,10 @@ def write_suite(results: Sequence[dict[str, Any]], summary: dict[str, Any], out:
         f"<li>{html.escape(line)}</li>" for line in (*different_images_warnings(results), *overlap_warnings(results))
     )
     warnings = f"<p>Columns that cannot be compared:</p><ul>{warnings}</ul>" if warnings else ""
+    answer = suite_answer(tables.values(), summary["differences"])
+    answer = f'<p class="answer">{html.escape(answer)}</p>' if answer else ""
     body = f"""<h1>Evaluation suite</h1>
+{answer}
 <p>{figures} in percent{marks_note}. &plusmn; is the standard deviation over seeds of one
 recipe, or, for a single few-shot result, the 95% interval over episodes.{ranks_note}</p>
 {warnings}
@@ -67,6 +72,32 @@ recipe, or, for a single few-shot result, the 95% interval over episodes.{ranks_
 {_conditions(results)}"""
     write_text(out / "index.html", html_page("Evaluation suite", body))
     return out / "index.html"
+
+
+def suite_answer(tables: Iterable[Ranking], gaps: Sequence[Mapping[str, Any]]) -> str:
+    """Which encoder has the highest figures, and how many differences are clear; empty with nothing to compare.
+
+    Only differences on the same episodes have an interval; a highest figure may be chance.
+
+    >>> from supancl.probes.ranking import rank_encoders
+    >>> table = rank_encoders({"a": {"pets": 80.0, "dtd": 60.0, "sun": 7.0}, "b": {"pets": 81.0, "dtd": 50.0}})
+    >>> suite_answer([table], [{"difference": 2.0, "interval": 0.5}])
+    'Highest in 3 columns: a in 2, b in 1. Clear on the same episodes: 1 of 1 difference.'
+    """
+    columns = [
+        [name for name, mark in zip(table.encoders, marks, strict=True) if mark == "best"]
+        for table in tables
+        for marks in zip(*table.marks, strict=True)
+        if "best" in marks
+    ]
+    if not columns:
+        return ""
+    wins = Counter(name for best in columns for name in best)
+    shares = ", ".join(f"{name} in {'all' if count == len(columns) else count}" for name, count in wins.most_common())
+    clear = sum(_excludes_zero(gap) for gap in gaps)
+    return f"Highest in {plural(len(columns), 'column')}: {shares}." + (
+        f" Clear on the same episodes: {clear} of {plural(len(gaps), 'difference')}." if gaps else ""
+    )
 
 
 def _remove_earlier(out: Path, keep: Iterable[str]) -> None:
@@ -120,11 +151,14 @@ def _differences(gaps: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def _excludes_zero(gap: Mapping[str, Any]) -> bool:
+    return bool(abs(gap["difference"]) > gap["interval"])
+
+
 def _signed(gap: Mapping[str, Any]) -> Cell:
     """The difference with its interval, in bold if the interval excludes zero."""
-    excludes_zero = abs(gap["difference"]) > gap["interval"]
     number = f"{gap['difference']:+.2f}".replace("-", "−")
-    return Cell(number, f"{gap['interval']:.2f}", "best" if excludes_zero else "")
+    return Cell(number, f"{gap['interval']:.2f}", "best" if _excludes_zero(gap) else "")
 
 
 def _data_sets(results: Sequence[dict[str, Any]]) -> str:
