@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # what measures branch coverage; `make ci` does, and so does: make test COVERED='$(COVER)'
 COVER := --cov --cov-report=
 
-.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-extras test-browser test-faults soak readme first-hour pages test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
+.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-extras test-browser test-faults soak readme first-hour pages screenshots test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
 	bench-step bench-trees bench-scaling results coverage dist lint typecheck net walks mutants golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
@@ -81,6 +81,9 @@ first-hour: need-shared $(READY)  ## from 600 photographs with 120 labels to pre
 
 pages: $(EXTRAS)  ## from a folder of images to report, map and audit, by documented lines alone: some minutes
 	$(BIN)/python tests/real/from_folder_to_pages.py
+
+screenshots: $(EXTRAS)  ## the pictures of pages in docs/figures; that of the suite with DATA=FOLDER of unpacked data sets
+	OMP_NUM_THREADS=2 $(BIN)/python tests/browser/screenshots.py $(if $(DATA),--root $(DATA))
 
 test-slow: $(READY)  ## the full forms of the studies, minutes each
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow

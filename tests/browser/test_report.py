@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from selenium.webdriver import Keys
 
 from supancl.reports.report import report_page
 from supancl.reports.run_record import read_record
@@ -54,6 +55,34 @@ def test_the_curves_are_those_of_the_log(record, show, browser: Browser):
         assert values == f"k-NN {checks[epoch]['knn']:g}, linear {checks[epoch]['linear']:g}"
     for epoch, value in read_off(browser, "s_w/s_t"):
         assert float(value) == checks[epoch]["s_w/s_t"]
+
+
+def test_a_chart_is_read_and_zoomed_with_keys(record, show, browser: Browser):
+    show({"run": record})
+    svg, readout = (browser.find(f"figure[data-chart=loss] {name}") for name in ("svg", ".readout"))
+    browser.run("arguments[0].focus()", svg)
+
+    def press(*keys: str) -> str:
+        browser.pointer().send_keys(*keys).perform()
+        return readout.text.partition(":")[0]
+
+    def ends() -> list[str]:
+        return [press(Keys.HOME), press(Keys.END)]
+
+    whole = ["epoch 1", "epoch 4"]
+    assert [press(Keys.ARROW_RIGHT), press(Keys.ARROW_RIGHT), press(Keys.ARROW_LEFT)] == [
+        "epoch 1",
+        "epoch 2",
+        "epoch 1",
+    ]
+    assert ends() == whole
+    assert press(Keys.ARROW_RIGHT) == "epoch 4"  # there is no further one
+    assert press("+") == "epoch 4"
+    assert ends() == ["epoch 4", "epoch 4"]
+    press(Keys.ESCAPE)
+    assert ends() == whole
+    assert press(Keys.TAB) == ""  # the next thing has the keys
+    assert browser.complaints() == []
 
 
 def test_several_runs_are_in_one_chart(record, show, browser: Browser):

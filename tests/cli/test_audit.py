@@ -101,7 +101,9 @@ def test_flipped_labels_are_found_and_corrected(place, capsys, tmp_path) -> None
     assert result["suspects"] == len(suspects)
     low, high = result["wrong_interval"]
     assert low < 10 < high
-    assert_mentions(said.out, "601 labels look wrong", f"{result['wrong_percent']:.1f}%", "trained with labels of these images")
+    assert_mentions(
+        said.out, "601 labels look wrong", f"{result['wrong_percent']:.1f}%", "trained with labels of these images"
+    )
     assert json.loads((out / "audit.json").read_text())["made_by"] == "supancl audit"
 
     pair = read(out / "duplicates.csv")[0]

@@ -16,7 +16,7 @@ from supancl.evaluate.duplicates import DuplicatePair
 from supancl.files import absolute_path
 from supancl.reports.audit_files import cautions, describe_duplicates, trust_line
 from supancl.reports.maps import common_folder
-from supancl.reports.page import html_page
+from supancl.reports.page import html_page, short_source
 from supancl.reports.sprites import draw_sprites, pack_array, thumbnail_bytes
 
 MOST_SUSPECTS = 2_000  # on the page; the tables have all
@@ -58,7 +58,8 @@ def audit_page(audit: Audit) -> str:
     data = page_data(audit, rows)
     splits = take_rows(audit.images.splits.values(), rows)
     sprites = draw_sprites(splits, thumbnail_bytes(max(1, len(rows)), data))
-    title = f"Audit of {audit.images.source}: {plural(len(audit.images.names), 'image', number_format=',')}"
+    count = plural(len(audit.images.names), "image", number_format=",")
+    title = f"Audit of {short_source(audit.images.source)}: {count}"
     answer = trust_line(audit.wrong, audit.judged)
     body = BODY.format(
         title=html.escape(title),

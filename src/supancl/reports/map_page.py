@@ -12,7 +12,7 @@ import numpy as np
 from supancl.data.label_pairs import label_cell, list_labels
 from supancl.errors import plural
 from supancl.reports.maps import EncoderMap, MappedImages, common_folder
-from supancl.reports.page import html_page
+from supancl.reports.page import html_page, short_source
 from supancl.reports.pictures import COLOURS
 from supancl.reports.sprites import draw_sprites, pack_array, thumbnail_bytes
 
@@ -39,7 +39,7 @@ def map_page(source: str, images: MappedImages, maps: Sequence[EncoderMap]) -> s
     """The page; at most 6 MB, or of many images 500 bytes each: thumbnails get the room that the rest leaves."""
     data, count = page_data(images, maps), len(images.names)
     sprites = draw_sprites(images.splits, thumbnail_bytes(count, data))
-    title = f"{source}: {plural(count, 'image', number_format=',')}"
+    title = f"{short_source(source)}: {plural(count, 'image', number_format=',')}"
     body = BODY.format(title=html.escape(title), columns=min(3, len(maps)))
     return html_page(title, body, data={"map": data, "sprites": sprites.to_page()}, scripts=SCRIPTS, full=True)
 

@@ -19,6 +19,15 @@ GENERATOR = '<meta name="generator" content="supancl">'
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
+def short_source(source: str) -> str:
+    """Sources for a heading: a run knows where its files lie, and a page that is mailed should not begin with that.
+
+    >>> short_source("/home/ann/photos + labels.csv")
+    'photos + labels.csv'
+    """
+    return " + ".join(Path(part).name or part if Path(part).is_absolute() else part for part in source.split(" + "))
+
+
 def html_page(
     title: str, body: str, *, data: Mapping[str, Any] | None = None, scripts: Sequence[str] = (), full: bool = False
 ) -> str:

@@ -133,7 +133,10 @@ def _curves(specs: Mapping[str, Mapping[str, Any]], records: Mapping[str, RunRec
         return "<h2>Curves</h2><p>Nothing is logged.</p>"
     is_thinned = any(len(record.train_rows) > MAX_POINTS for record in records.values())
     thinned = f" Of a long log at most {MAX_POINTS:,} points are drawn, each as it was logged." if is_thinned else ""
-    hint = "Move over a chart to read values, drag to zoom in, double-click to see everything; click a name to hide it."
+    hint = (
+        "Move over a chart to read values, drag to zoom in, double-click to see everything; click a name to hide it. "
+        "Keys: tab to a chart, arrows read, + zooms in, Escape sees everything."
+    )
     words = "".join(f"<li><b>{word}</b>: {text}</li>" for word, text in WORDS.items())
     explained = f"<details><summary>What do the words mean?</summary><ul>{words}</ul></details>"
     return f"<h2>Curves</h2><p>{hint}{thinned}</p>{explained}{charts(specs)}"

@@ -82,7 +82,7 @@ def suite_answer(tables: Iterable[Ranking], gaps: Sequence[Mapping[str, Any]]) -
     >>> from supancl.probes.ranking import rank_encoders
     >>> table = rank_encoders({"a": {"pets": 80.0, "dtd": 60.0, "sun": 7.0}, "b": {"pets": 81.0, "dtd": 50.0}})
     >>> suite_answer([table], [{"difference": 2.0, "interval": 0.5}])
-    'Highest in 3 columns: a in 2, b in 1. Clear on the same episodes: 1 of 1 difference.'
+    'Of 3 columns, a is highest in 2, b in 1. Of 1 difference on the same episodes, 1 is clear.'
     """
     columns = [
         [name for name, mark in zip(table.encoders, marks, strict=True) if mark == "best"]
@@ -92,11 +92,13 @@ def suite_answer(tables: Iterable[Ranking], gaps: Sequence[Mapping[str, Any]]) -
     ]
     if not columns:
         return ""
-    wins = Counter(name for best in columns for name in best)
-    shares = ", ".join(f"{name} in {'all' if count == len(columns) else count}" for name, count in wins.most_common())
+    wins = Counter(name for best in columns for name in best).most_common()
+    shares = [f"{name}{' is highest' * (not place)} in {count}" for place, (name, count) in enumerate(wins)]
     clear = sum(_excludes_zero(gap) for gap in gaps)
-    return f"Highest in {plural(len(columns), 'column')}: {shares}." + (
-        f" Clear on the same episodes: {clear} of {plural(len(gaps), 'difference')}." if gaps else ""
+    return f"Of {plural(len(columns), 'column')}, {', '.join(shares)}." + (
+        f" Of {plural(len(gaps), 'difference')} on the same episodes, {clear} {'is' if clear == 1 else 'are'} clear."
+        if gaps
+        else ""
     )
 
 

@@ -1,6 +1,7 @@
 // Line charts: <figure class="chart" data-chart="NAME">, with data {title, x, curves: [{name, colour, points: [[x, y], ...]}]}.
 // Curves are named if there are several, or if `legend` is true.
-// Move over a chart to read values, drag to zoom in, double-click to see everything again.
+// Move over a chart to read values, drag to zoom in, double-click to see everything again. With the keyboard: arrows, Home
+// and End read values, + zooms in around the one that is read, Escape sees everything again.
 "use strict";
 {
   const WIDTH = 400, HEIGHT = 220, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 30;
@@ -38,15 +39,18 @@
     constructor(figure, spec) {
       this.spec = spec;
       this.range = null; // of x, while zoomed
+      this.at = null; // the x that is read
       this.hidden = new Set();
       const caption = document.createElement("figcaption");
       caption.textContent = spec.title;
       this.svg = document.createElementNS(SVG, "svg");
       this.svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
       this.svg.setAttribute("role", "img");
-      this.svg.setAttribute("aria-label", spec.title);
+      this.svg.setAttribute("aria-label", `${spec.title}; arrow keys read values`);
+      this.svg.setAttribute("tabindex", "0");
       this.readout = document.createElement("div");
       this.readout.className = "readout";
+      this.readout.setAttribute("role", "status"); // a screen reader says it
       figure.append(caption, this.svg, this.readout);
       this.isNamed = spec.curves.length > 1 || spec.legend;
       if (this.isNamed) figure.append(this.legend());
@@ -129,12 +133,33 @@
       const nearest = (points) => points.reduce((best, point) => Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best);
       const found = this.drawn.filter((curve) => curve.points.length).map((curve) => [curve.name, nearest(curve.points)]);
       if (!found.length) return;
-      const at = found[0][1][0];
+      const at = this.at = found[0][1][0];
       this.cursor.setAttribute("x1", this.toX(at));
       this.cursor.setAttribute("x2", this.toX(at));
       this.cursor.setAttribute("visibility", "visible");
       this.readout.textContent = `${this.spec.x} ${shorten(at)}: ` +
         found.map(([name, [, y]]) => (this.isNamed ? `${name} ` : "") + shorten(y)).join(", ");
+    }
+
+    stopReading() {
+      this.at = null;
+      this.readout.textContent = "";
+      this.cursor?.setAttribute("visibility", "hidden");
+    }
+
+    // whether the chart knows the key
+    press(event) {
+      const points = this.drawn.find((curve) => curve.points.length)?.points;
+      if (!points || event.ctrlKey || event.metaKey || event.altKey) return false;
+      const { key } = event, { at } = this, last = points.length - 1, index = points.findIndex(([x]) => x === at);
+      const steps = { ArrowLeft: index < 0 ? last : index - 1, ArrowRight: index + 1, Home: 0, End: last };
+      if (key in steps) this.read(points[Math.min(Math.max(steps[key], 0), last)][0]);
+      else if (key === "Escape" || (key === "+" && at !== null)) {
+        const room = (this.xs[1] - this.xs[0]) / 4;
+        this.zoom(key === "+" ? [at - room, at + room] : null);
+        if (at !== null) this.read(at);
+      } else return false;
+      return true;
     }
 
     listen() {
@@ -164,10 +189,9 @@
         from = null;
         this.box?.setAttribute("visibility", "hidden");
       });
-      this.svg.addEventListener("pointerleave", () => {
-        this.readout.textContent = "";
-        this.cursor?.setAttribute("visibility", "hidden");
-      });
+      this.svg.addEventListener("pointerleave", () => this.stopReading());
+      this.svg.addEventListener("blur", () => this.stopReading());
+      this.svg.addEventListener("keydown", (event) => { if (this.press(event)) event.preventDefault(); });
       this.svg.addEventListener("dblclick", () => this.zoom(null));
     }
   }
