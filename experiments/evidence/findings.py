@@ -133,8 +133,8 @@ def in_short(evidence: Evidence, other_studies: Sequence[str]) -> str:
     lines = [
         *supsiam_sentences(evidence),
         *filter(None, other_studies),
-        f"Methods with one seed: {single} of {len(evidence.methods)}. Longer training was not tested, and the studies "
-        "of other images below are unfinished.",
+        f"Methods with one seed: {single} of {len(evidence.methods)}. Longer training was not tested, and some "
+        "planned runs were not done (listed with each study).",
     ]
     listed = "\n".join(f"- {line}" for line in lines)
     return f"In short, for encoders of CIFAR-100 (32 px, {epochs(evidence)} epochs):\n\n{listed}\n"
@@ -353,12 +353,14 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def readme_block(evidence: Evidence, other_images: str = "") -> str:
-    """The small table and two sentences, then one about other images."""
+    """The small table and two lines, then one about other images."""
     if not any(row.results for row in evidence.methods.values()):
         return "Nothing is measured yet.\n"
-    sentences = [*supsiam_sentences(evidence), *filter(None, [other_images])]
+    listed = "\n".join(f"- {sentence}" for sentence in (*supsiam_sentences(evidence), other_images) if sentence)
     return f"""{small_table(evidence)}{alpha_note(evidence)}
-{" ".join(sentences)} [RESULTS.md]({PAGE}) has all findings, what is not known, and the statistics.
+{listed}
+
+[RESULTS.md]({PAGE}) has all findings, what is not known, and the statistics.
 """
 
 

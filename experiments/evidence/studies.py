@@ -25,6 +25,7 @@ from supancl.files import replace_section
 # question -> the two methods it is about
 QUESTIONS = {
     "labels or none?": ("supsiam", "simsiam"),
+    "the same, with a momentum branch?": ("supbyol", "byol"),
     "SupSiam or SupCon?": ("supsiam", "supcon"),
     "SupSiam or cross-entropy?": ("supsiam", "crossentropy"),
     "SupSiam or SupBYOL?": ("supsiam", "supbyol"),

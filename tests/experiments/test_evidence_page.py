@@ -488,7 +488,7 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
     assert "| SupSiam (alpha 0.5) | yes | 3 | 74.0 ± 0.2 |" in told
     assert "| SupBYOL (alpha 0.8) |" not in told
     assert "On CIFAR-100 itself, SupSiam is better than SimSiam, SupCon and cross-entropy in both accuracies." in told
-    assert len(told.splitlines()) == 9  # title, line, five methods, a blank line, findings
+    assert len(told.splitlines()) == 12  # title, line, five methods, a blank line, two findings, a blank line, a link
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")
     for _ in range(2):
