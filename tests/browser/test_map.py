@@ -75,6 +75,17 @@ def drawn_pixels(browser: Browser, selector: str) -> np.ndarray:
     return np.array(values, np.uint8).reshape(height, width, 4)[..., :3].transpose(2, 0, 1)
 
 
+def test_on_paper_are_maps_and_classes_without_what_is_clicked(page, browser: Browser):
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert not [one for one in browser.find_all("input, select, button") if one.is_displayed()]
+        panels = browser.find_all(".map-panel canvas")
+        assert [canvas.value_of_css_property("object-fit") for canvas in panels] == ["contain"] * len(TITLES)
+        assert all(one.is_displayed() for one in browser.find_all("#classes .name"))
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 def test_classes_splits_and_words_filter(page, browser: Browser):
     _, images, _, _ = page
     assert len(browser.run(SHOWN)) == COUNT

@@ -139,7 +139,7 @@ def _curves(specs: Mapping[str, Mapping[str, Any]], records: Mapping[str, RunRec
     )
     words = "".join(f"<li><b>{word}</b>: {text}</li>" for word, text in WORDS.items())
     explained = f"<details><summary>What do the words mean?</summary><ul>{words}</ul></details>"
-    return f"<h2>Curves</h2><p>{hint}{thinned}</p>{explained}{charts(specs)}"
+    return f'<h2>Curves</h2><p><span class="by-pointer">{hint}</span>{thinned}</p>{explained}{charts(specs)}'
 
 
 # --- recipe -----------------------------------------------------------------------------------------------------------
