@@ -57,8 +57,9 @@ GLOSSARY = """### Words
 - **Alpha**: the weight of the loss that needs no labels; 1 is SimSiam or BYOL, 0 uses labels alone. **Pool**: stored
   targets, whose mean over a class is the supervised target. **EMA**: the target branch is a moving average of the
   online branch.
-- **Collapse**: all images get nearly the same features. **S_W, S_T**: variance of unit features within classes, and of
-  all. **Effective rank**: how many directions the features use.
+- **Collapse**: all images get nearly the same features, or features that use few directions, which can still be
+  classified in part. **Effective rank**: how many directions the features use. **S_W, S_T**: variance of unit features
+  within classes, and of all.
 - **Pets**: 37 breeds of cats and dogs. **Omniglot**: handwritten letters. **GTSRB**: traffic signs. All at 32 px, as
   large as CIFAR's images.
 """
@@ -113,10 +114,13 @@ Omniglot and GTSRB: five classes, five examples of each). "±" is half a 95% int
 - CIFAR-100, {epochs(evidence)} epochs, CIFAR ResNet-18, images of 32 px, batch 256, bf16; hardware:
   {unique(evidence, "hardware")}. Alpha is {stated_alphas(evidence.plan)}, as in the paper's App. H.
 - Learning rate and weight decay of each method: the best of three short runs, chosen on held-out training images. Every
-  run was tested once, and no seed was selected. Failed and collapsed runs are listed.
+  run was tested once (one encoder twice, with equal results), and no seed was selected. Failed and collapsed runs are
+  listed.
 - The linear probe is that of version 0.1.0, which stopped a little early, with a ridge chosen on images that the
   encoder was trained on. That may cost methods with labels more than others; k-NN chooses nothing.
-- "Better" and "worse": the 95% interval of the difference leaves out zero. "No clear difference" does not mean equal.
+- "Better" and "worse": the 95% interval of this one difference leaves out zero. With so many differences, some do so by
+  chance; under [Statistics](#statistics) those of CIFAR-100 are bold that remain if all are allowed for. For CIFAR-10
+  and photographs this was not done. "No clear difference" does not mean equal.
 - {done} of the {steps} runs planned for this study are done. `make results` makes this page from the files in
   experiments/results/; no number is typed, and every verdict follows from the numbers by a rule.
 - Intervals, tests and assumptions are under [Statistics](#statistics), the protocols under
@@ -137,7 +141,13 @@ def in_short(evidence: Evidence, other_studies: Sequence[str]) -> str:
         "planned runs were not done (listed with each study).",
     ]
     listed = "\n".join(f"- {line}" for line in lines)
-    return f"In short, for encoders of CIFAR-100 (32 px, {epochs(evidence)} epochs):\n\n{listed}\n"
+    return f"""SimSiam and BYOL learn from images without labels. SupSiam and SupBYOL are the same with labels, as
+proposed by [Oh and Lee, ICML 2024](docs/paper.md) ("the paper"); SupCon and cross-entropy use labels in other ways.
+Points are percent of accuracy, and [low, high] is a 95% interval over seeds. In short, for encoders of CIFAR-100
+(32 px, {epochs(evidence)} epochs) unless other images are named:
+
+{listed}
+"""
 
 
 def alpha_note(evidence: Evidence) -> str:
@@ -180,7 +190,9 @@ def epochs(evidence: Evidence) -> str:
 
 def known_lines(evidence: Evidence, other_findings: Sequence[str] = ()) -> str:
     answers = {
-        f"Do labels help SimSiam and BYOL? {answer(evidence, ANCL, ACCURACIES)}": pair_sentences(evidence, ANCL),
+        f"Do CIFAR-100's labels help SimSiam and BYOL? {answer(evidence, ANCL, ACCURACIES)}": pair_sentences(
+            evidence, ANCL
+        ),
         f"Do labels help SimCLR and MoCo-v2 on other data? {answer(evidence, CONTRASTIVE, OTHER_DATA)}": pair_sentences(
             evidence, CONTRASTIVE
         ),
@@ -264,10 +276,10 @@ def alpha_sentence(evidence: Evidence) -> str:
     strict = sum(best.inside == "yes" and best.strict.verdict == "helps" for best in bests)
     (alpha, times), *_ = Counter(best.alpha for best in bests).most_common()
     return (
-        f"An alpha between 0 (labels alone) and 1 (no labels) is clearly better than both ends in {inside} of "
-        f"{len(bests)} accuracies ({strict} if all {len(bests)} are allowed for; SupSiam). The highest mean is at "
-        f"alpha {alpha:g} in {times} of {len(bests)}; learning rate and weight decay were chosen at alpha 0.5, which "
-        "may favour it."
+        f"For SupSiam, an alpha between 0 (labels alone) and 1 (no labels) is clearly better than both ends in "
+        f"{inside} of {len(bests)} accuracies ({strict} if intervals are widened for {len(bests)}). The highest mean "
+        f"is at alpha {alpha:g} in {times} of {len(bests)}; learning rate and weight decay were chosen at alpha 0.5, "
+        "which may favour it."
     )
 
 
@@ -286,7 +298,7 @@ def variance_sentence(evidence: Evidence) -> str:
         f"{word} The variance within classes divided by the total variance (S_W/S_T, test images) is {means[0]:.2f} "
         f"with labels alone and {means[-1]:.2f} without labels{course}. Is the variance within classes (S_W) itself "
         f"smaller with labels alone? {within.capitalize()}.{at_half} These are features of the encoder; the paper's "
-        "Table 1 has those of the projector, which were not measured here."
+        "Table 1 has those of the projector, which were measured in the later studies only."
     )
 
 
@@ -328,8 +340,8 @@ def open_lines(evidence: Evidence, other_plans: Sequence[str]) -> str:
     ]
     if single:
         lines.append(
-            f"How much seeds differ for {join_names(single)}: they have one seed. Their intervals assume the deviation "
-            "of the methods that have several."
+            f"How much seeds differ for {join_names(single)}: they have one seed in this study. Their intervals "
+            "assume the deviation of the methods that have several."
         )
     if absent:
         lines.append(f"Anything about {join_names(absent)}: no run is done.")

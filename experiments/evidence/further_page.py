@@ -167,8 +167,8 @@ def change_table(evidence: Evidence) -> str:
     return f"""### What helps SupBYOL?
 
 One seed each, evaluated on the {HELD_OUT:,} held-out training images, which leave an accuracy uncertain by up to
-{image_uncertainty(HELD_OUT)} points: smaller changes say nothing. The best one by linear accuracy is trained with three
-seeds and tested.
+{image_uncertainty(HELD_OUT)} points, and a difference of two by a little more: smaller changes may be nothing. The
+best one by linear accuracy is trained with three seeds and tested.
 
 {table(["change", "linear, held out", "k-NN, held out", "change of linear", ""], lines)}"""
 

@@ -104,8 +104,8 @@ def studies_section(studies: Sequence[Study]) -> str:
 
 The same comparisons after pretraining on [CIFAR-10](#pretrained-on-cifar-10) and on
 [ImageNet photographs](#{IMAGENET_ANCHOR}) (64 px, ResNet-50), whose studies are smaller. "Own classes": difference in
-points of the linear probe, with its 95% interval over seeds. "*": one side has one seed, and the deviation is that of
-methods with several. "Other data": in how many accuracies the first method is clearly better, clearly worse, or
+points of the linear probe, with its 95% interval over seeds. "*": one side or both have one seed, and the deviation is
+that of methods with several. "Other data": in how many accuracies the first method is clearly better, clearly worse, or
 neither. SupSiam has alpha 0.5, SupBYOL 0.8 on CIFAR-100 and CIFAR-10, and 0.5 on photographs.
 
 {studies_table(studies)}{PHOTOGRAPHS_PICTURE * any(study.title == PHOTOGRAPHS for study in with_results(studies))}"""

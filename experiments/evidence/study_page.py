@@ -112,9 +112,9 @@ def differences(rows: Mapping[str, Row], pairs: Sequence[tuple[str, str]], accur
     lenders = [row.name for row in rows.values() if len(row.results) > 1 and not row.collapsed]
     return f"""### Differences
 
-In points; "[low, high]" is a 95% interval over seeds. "*": one side has one seed, and the deviation is that of the rows
-with several ({join_names(lenders) or "none"}). "(no interval)": too few seeds for one. Intervals do not cover other
-test images or settings.
+In points; "[low, high]" is a 95% interval over seeds. "*": one side or both have one seed, and the deviation is that
+of the rows with several ({join_names(lenders) or "none"}). "(no interval)": too few seeds for one. Intervals do
+not cover other test images or settings.
 
 {table(["difference", *accuracies.values()], lines)}"""
 
@@ -129,14 +129,17 @@ Of L2-normalised features: the encoder's for test and training images, the proje
 {table(["method", *RATIOS.values()], lines)}"""
 
 
-def left_over(evidence: Evidence) -> str:
+def left_over(evidence: Evidence, rows: Mapping[str, Row] | None = None) -> str:
+    """Failed, collapsed and missing runs; with `rows`, runs that did not end collapsed are said to be so."""
+    alarms = [row for row in (rows or {}).values() if row.collapsed and not has_ended_collapsed(row, rows or {})]
+    alarmed = {str(result["name"]) for row in alarms for result in row.results}
     unfinished = waiting(evidence.plan, evidence.results)
     missing = (
         f"{plural(len(unfinished), 'run')}: {', '.join(step.name for step in unfinished)}." if unfinished else "none."
     )
     return f"""### Failed, collapsed and not run
 
-{problem_lines(evidence)}
+{problem_lines(evidence, alarmed)}
 
 Not run: {missing}
 """

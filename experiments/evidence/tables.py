@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.evidence.claims import MIN_KNN, cell_decay
@@ -325,10 +325,11 @@ def pilot_cells(result: dict[str, Any] | None) -> list[str]:
 # --- all runs ---------------------------------------------------------------------------------------------------------
 
 
-def problem_lines(evidence: Evidence) -> str:
-    """Failed and collapsed runs, and what could not be measured."""
+def problem_lines(evidence: Evidence, alarmed: Collection[str] = ()) -> str:
+    """Failed and collapsed runs, and what could not be measured; those in `alarmed` trained on (‡)."""
     lines = [
-        f"- {name}: {result['status']}{': ' + result['why'] if result['why'] else ''}"
+        f"- {name}: {'alarm of the monitor ‡' if name in alarmed else result['status']}"
+        f"{': ' + result['why'] if result['why'] else ''}"
         for name, result in evidence.results.items()
         if result["status"] != "finished"
     ]

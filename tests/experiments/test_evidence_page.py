@@ -502,7 +502,7 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
 def test_the_findings_follow_the_numbers() -> None:
     anyhow, contrastive, standing, alpha, variance, collapse = known_lines(Evidence(PLAN, whole(LEVELS))).splitlines()
     assert anyhow.startswith(
-        "- **Do labels help SimSiam and BYOL? It depends.** SupSiam against SimSiam: better in all 8"
+        "- **Do CIFAR-100's labels help SimSiam and BYOL? It depends.** SupSiam against SimSiam: better in all 8"
     )
     assert "on CIFAR-100 no clear difference in both accuracies; on other data no clear" in anyhow
     assert "SupBYOL against BYOL (one seed of SupBYOL and BYOL)" in anyhow
@@ -519,7 +519,7 @@ def test_the_findings_follow_the_numbers() -> None:
     levels = {**LEVELS, "supsiam": 50.0, "supbyol": 40.0, "byol": 60.0}
     worse = known_lines(Evidence(PLAN, whole(levels))).splitlines()[0]
     assert worse.startswith(
-        "- **Do labels help SimSiam and BYOL? No.** SupSiam against SimSiam: on CIFAR-100 worse in both"
+        "- **Do CIFAR-100's labels help SimSiam and BYOL? No.** SupSiam against SimSiam: on CIFAR-100 worse in both"
     )
     few = {name: one for name, one in whole(LEVELS).items() if name.startswith("pilot-")}
     assert known_lines(Evidence(PLAN, few)).count("Not measured yet.") == 4
