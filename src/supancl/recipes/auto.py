@@ -30,6 +30,7 @@ VIEW_SIZES = (32, 64, 96, 128, 160, 224)
 MANY_CLASSES = 1000
 STEPS_PER_EPOCH = 16  # at least, so that a small data set is not one batch
 STEPS_BETWEEN_CHECKS = 200
+CONTRASTIVE_BATCH = 256  # images from which SimCLR was better than SimSiam
 FEW_LABELS = 0.2  # of the images; our studies had 1% and 10%
 FEW_IMAGES = 2000  # on a CPU, a small network learns more from fewer than these in the same time
 
@@ -177,10 +178,14 @@ class Rival(NamedTuple):
     why: str
 
 
-def rival_recipe(data: Survey) -> Rival | None:
-    """What to try besides `default_recipe`: with no or few labels (RESULTS.md, docs/labels.md)."""
+def rival_recipe(data: Survey, batch_size: int) -> Rival | None:
+    """What to try besides `default_recipe`: with no or few labels (RESULTS.md, docs/labels.md).
+
+    SimCLR was better than SimSiam with batches of 256, and not with 32 (docs/log.md).
+    """
     if not data.is_labelled:
-        return Rival("auto.simclr", "better without labels: docs/choosing.md")
+        is_large = batch_size >= CONTRASTIVE_BATCH
+        return Rival("auto.simclr", "better without labels: docs/choosing.md") if is_large else None
     if data.labelled <= FEW_LABELS * data.images:
         return Rival("auto.semi", "better with few labels: docs/choosing.md")
     return None

@@ -98,7 +98,8 @@ def describe_choices(requested: Recipe, fitted: Recipe, survey: Survey) -> Itera
     for name in RULES:
         if name in values and before[name] != values[name] and values[name][0] is not None:
             yield f"  {f'{name} = {values[name][0]}':32} {values[name][1]}"
-    if fitted.name == default_recipe(survey) and (other := rival_recipe(survey)) is not None:
+    other = rival_recipe(survey, fitted.train.batch_size)
+    if fitted.name == default_recipe(survey) and other is not None:
         yield f"  {f'try also {other.name}':32} {other.why}"
 
 
