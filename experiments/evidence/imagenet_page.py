@@ -109,7 +109,8 @@ def imagenet_finding(folder: Path) -> str:
             f"{join_names(again)} collapse at the paper's learning rate and have a lower one than their partner with "
             f"labels, so labels and rate change together.{signs_at_one_rate(rows)}{better_collapsed(rows)}"
         )
-    return " ".join(["**Do labels help on photographs, too?**", *sentences, f"[More](#{ANCHOR})."])
+    question = f"**Do labels help on photographs, too?** ([more](#{ANCHOR}))"
+    return "\n  - ".join([question, *sentences])
 
 
 def signs_at_one_rate(rows: Mapping[str, Row]) -> str:
