@@ -44,8 +44,8 @@ coverage: $(READY)  ## after the targets of `make ci`: nearly every branch has b
 test-experiments: $(READY)  ## experiments/: the evidence, its page and the benchmarks
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/experiments --cov --cov-append --cov-report=
 
-test-paper: $(READY)  ## the paper's tables and figures, from the documented commands to the cell
-	$(BIN)/python -m pytest -n 2 -m "not slow" tests/tables_and_figures --cov --cov-append --cov-report=
+test-paper: $(READY)  ## the toy study, theorems and ablations; tables and figures, from the documented commands to the cell
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests/paper tests/tables_and_figures --cov --cov-append --cov-report=
 
 test-docs: $(READY)  ## every bash and python block of README.md and docs/*.md
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/docs --cov --cov-append --cov-report=
@@ -86,7 +86,7 @@ screenshots: $(EXTRAS)  ## the pictures of pages in docs/figures; that of the su
 	OMP_NUM_THREADS=2 $(BIN)/python tests/browser/screenshots.py $(if $(DATA),--root $(DATA))
 
 test-slow: $(READY)  ## the full forms of the studies, minutes each
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow tests/paper
 
 test-oldest:  ## the suite with the oldest supported versions
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
