@@ -119,7 +119,9 @@ def signs_at_one_rate(rows: Mapping[str, Row]) -> str:
     for ours, theirs in PAIRS[:2]:
         collapsed = f"{theirs}, recipe's rate"
         lower, same = (row_gaps(rows, ours, other, ACCURACIES) for other in (theirs, collapsed))
-        turned = [m for m in OTHER_DATA if m in same and lower[m].verdict == "hurts" and same[m].mean > 0]
+        turned = [
+            m for m in OTHER_DATA if m in same and m in lower and lower[m].verdict == "hurts" and same[m].mean > 0
+        ]
         if turned:
             ahead = join_names([f"{same[m].mean:.1f}" for m in turned])
             sentences += (

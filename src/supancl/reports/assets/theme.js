@@ -4,12 +4,13 @@
   const button = document.getElementById("theme"), { dataset } = document.documentElement;
   const isDark = () => (dataset.theme ? dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
   const show = () => { button.textContent = isDark() ? "Light" : "Dark"; };
-  try { if (sessionStorage.theme) dataset.theme = sessionStorage.theme; } catch { /* no storage */ }
+  if (history.state?.theme) dataset.theme = history.state.theme;
   button.addEventListener("click", () => {
     dataset.theme = isDark() ? "light" : "dark";
-    try { sessionStorage.theme = dataset.theme; } catch { /* not kept */ }
     show();
     document.dispatchEvent(new Event("themechange"));
+    // not in sessionStorage: of a page from disk Chromium loses it in some reloads
+    history.replaceState({ ...history.state, theme: dataset.theme }, "");
   });
   show();
 }
