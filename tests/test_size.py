@@ -93,7 +93,8 @@ def compare(now: Sizes, table: Sizes) -> tuple[list[str], list[str]]:
 
 
 def test_every_file_belongs_to_one_row() -> None:
-    assert {name: rows for name in files() if len(rows := rows_of(name)) != 1} == {}
+    wrong = [f"{name} is in {rows or 'no row'}" for name in files() if len(rows := rows_of(name)) != 1]
+    assert not wrong, f"each file belongs to one row of ROWS: {', '.join(wrong)}"
 
 
 @pytest.mark.filterwarnings("default")  # a table that can be lowered is no failure
@@ -101,7 +102,7 @@ def test_no_total_rises() -> None:
     table = listed()
     assert table["src"] == tuple(map(sum, zip(*(table[row] for row in table if row.startswith("src ")), strict=True)))
     above, below = compare(measured(), table)
-    assert above == [], "more than tests/size.txt allows; take as much out elsewhere"
+    assert not above, f"tests/size.txt allows less, so take as much out elsewhere: {', '.join(above)}"
     if below:
         warnings.warn(f"tests/size.txt can be lowered (python tests/test_size.py): {', '.join(below)}", stacklevel=1)
 
