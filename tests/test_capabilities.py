@@ -3,8 +3,8 @@
     python -m tests.test_capabilities      # print what this tree can do
 
 The list was printed at commit 6d6044a3. A line that no longer holds gets its new spelling, `OLD -> NEW`, or the name
-under which it was let go, `OLD -- gone: "NAME"`; these names are at the top of the file. Each function below finds one
-kind of line: where code moves, the function follows.
+under which it was let go, `OLD -- gone: "NAME"`; these names are at the top of the file. What is said of a command,
+field or function holds for the flags, choices or arguments below it too. Each function here finds one kind of line.
 """
 
 from __future__ import annotations
@@ -230,7 +230,8 @@ def unexplained(listed: list[str], present: set[str]) -> list[str]:
 
 
 def test_nothing_is_lost_without_a_word() -> None:
-    assert unexplained(LIST.read_text().splitlines(), capabilities()) == []
+    lost = unexplained(LIST.read_text().splitlines(), capabilities())
+    assert not lost, "\n".join(["capabilities.txt does not say what became of these:", *lost])
 
 
 if __name__ == "__main__":
