@@ -117,7 +117,7 @@ def test_a_study_goes_on_without_training_and_is_measured_again(kept, capsys):
 
 
 def test_the_results_of_a_study_stand_in_a_table(kept):
-    assert main(["tables", "1", "study", "--json", "table.json", "--quiet"]) == 0
+    assert main(["paper", "table", "1", "study", "--json", "table.json", "--quiet"]) == 0
     then = [json.loads(file.read_text())["accuracy"] for file in Path("study").glob("M-all-*/evaluate/knn.json")]
     lines = json.loads(Path("table.json").read_text())["lines"]
     shown = [line["ours"]["knn"]["mean"] for line in lines if "knn" in line["ours"]]
@@ -138,7 +138,7 @@ def test_a_detector_is_tested_and_goes_on(kept, tmp_path):
         assert main(["detect", "train", "--resume", "--out", "detector", "--quiet"]) == 0
         with mock.patch("supancl.cli.detect.draw_detection_curves"):  # as those of the other one
             assert main(["detect", "train", "--resume", "--out", "detector-stopped", "--quiet"]) == 0
-        assert main(["tables", "4", "finished", "detector", "--quiet"]) == 0
+        assert main(["paper", "table", "4", "finished", "detector", "--quiet"]) == 0
     rows = [json.loads(line) for line in Path("detector-stopped/metrics.jsonl").read_text().splitlines()]
     after = [(row["step"], row["loss"]) for row in rows if row["step"] > 2 and "loss" in row]
     assert after == [

@@ -12,7 +12,7 @@ import pytest
 
 import supancl
 from supancl.cli import choices
-from supancl.cli.commands import COMMANDS, OLD_NAMES, PAPER
+from supancl.cli.commands import COMMANDS, PAPER
 
 SRC = str(Path(supancl.__file__).parents[1])
 HEAVY = ("torch", "torchvision", "timm", "matplotlib", "scipy", "sklearn", "tensorboard")
@@ -24,7 +24,7 @@ SUBCOMMANDS = {
 }
 HELP = [
     [],
-    *([name] for name in (*COMMANDS, *OLD_NAMES)),
+    *([name] for name in COMMANDS),
     *([name, subcommand] for name, names in SUBCOMMANDS.items() for subcommand in names),
 ]
 LINES = {  # command line -> exit code, words of the output

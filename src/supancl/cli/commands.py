@@ -40,6 +40,5 @@ PAPER: dict[str, str] = {
     "table": "a table next to the paper's, from your runs or from --data",
     "figure": "draw a figure from your runs: t-SNE of chosen classes",
 }
-OLD_NAMES = {**{name: name for name in PAPER}, "tables": "table"}  # top-level commands in 0.1.0
 
-__all__ = ["COMMANDS", "GROUPS", "NESTED", "OLD_NAMES", "PAPER"]
+__all__ = ["COMMANDS", "GROUPS", "NESTED", "PAPER"]
