@@ -15,7 +15,7 @@ from supancl import load_encoder, pretrain
 from supancl.cli.runs import runs_table
 from supancl.files import temporary_path
 from supancl.reports.tables import to_text_within
-from supancl.sweeps.runs import is_finished, read_run
+from supancl.sweeps.runs import read_run
 from supancl.weights import pruning
 from supancl.weights.checkpoint import checkpoints
 from supancl.weights.pruning import delete, plan_pruning
@@ -110,7 +110,7 @@ def test_nothing_in_a_folder_makes_the_list_fail(runs: Path, content: bytes) -> 
     found = states(runs)
     assert found["recipe.json"] == "damaged"
     assert found["metrics.jsonl"] == "finished"
-    assert found["finished.json"] == "finished"
+    assert found["finished.json"] == "stopped at 10"
 
 
 def test_links_are_not_followed(runs: Path, tmp_path: Path) -> None:
@@ -132,18 +132,11 @@ def test_pruning_says_what_and_deletes_only_when_told(runs: Path, tmp_path: Path
     gone = {name for name in before if name not in contents(runs)}
     assert gone == {"finished/checkpoints/step-000000010.pt"}
     load_encoder(runs / "finished")
-    assert is_finished(RunFolder(runs / "finished"), tiny_recipe())
+    assert read_end(RunFolder(runs / "finished")) == RunEnd(10, False)
     assert not read_run(runs / "finished").collapsed
     assert states(runs)["finished"] == "finished"
     assert_mentions(supancl(capsys, "runs", "prune").out, "nothing to delete")
     assert_mentions(supancl(capsys, "pretrain", "--resume", "--out", "runs/finished").out, "finished")
-
-
-def test_a_finished_run_of_an_earlier_version_is_pruned_too(runs: Path) -> None:
-    (runs / "finished" / "finished.json").unlink()
-    (deletion,) = plan_pruning(runs).deletions
-    assert delete(deletion) == ""
-    assert read_end(RunFolder(runs / "finished")) == RunEnd(10, False)
 
 
 def test_what_is_in_use_linked_or_needed_stays(runs: Path, tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ from supancl.sweeps.runs import (
     Failure,
     Runs,
     check_same_recipe,
-    is_finished,
     read_failure,
     read_run,
     record_failure,
@@ -52,6 +51,7 @@ from supancl.training.preflight import changed_settings, check_data, check_same_
 from supancl.training.pretrain import pretrain
 from supancl.training.signals import signals_that_stop
 from supancl.weights.checkpoint import checkpoints
+from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class Sweep:
 
     def _train_missing(self, recipes: Mapping[str, Recipe]) -> dict[str, Failure]:
         """Train the runs that have neither finished nor failed; returns all failures, old and new."""
-        finished = [name for name, recipe in recipes.items() if is_finished(RunFolder(self.out / name), recipe)]
+        finished = [name for name in recipes if read_end(RunFolder(self.out / name)) is not None]
         failed = {
             name: failure
             for name in recipes

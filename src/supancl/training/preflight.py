@@ -155,9 +155,7 @@ def check_same_content(folder: RunFolder, data: Data, way_out: str = RESTORE) ->
 
 def check_same_settings(folder: RunFolder, state: dict[str, Any], recipe: Recipe) -> None:
     """Refuse to continue a checkpoint with settings other than those it was trained with."""
-    saved = state.get("settings")
-    if not isinstance(saved, dict):  # a checkpoint of 0.1.0
-        return
+    saved = state["settings"]
     if (key := first_changed_setting(saved, recipe)) is not None:
         value, before = flattened(recipe).get(key), saved.get(key, "its default")
         raise BadInput(

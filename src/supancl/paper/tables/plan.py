@@ -18,7 +18,8 @@ from supancl.paper.tables.runs import read_entries
 from supancl.recipes import RECIPES, Recipe
 from supancl.sweeps.measures import has_projector
 from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, select_rows
-from supancl.sweeps.runs import is_finished, read_failure
+from supancl.sweeps.runs import read_failure
+from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
 
 FAMILIES = ("imagenet100", "cifar100", "cifar10", "vit", "digits")
@@ -49,7 +50,7 @@ class PlannedRun:
 
     @property
     def is_trained(self) -> bool:
-        return RunFolder(self.folder).has_run and is_finished(RunFolder(self.folder), self.recipe)
+        return read_end(RunFolder(self.folder)) is not None
 
     @property
     def images_left(self) -> float | None:
