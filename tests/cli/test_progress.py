@@ -42,7 +42,7 @@ SEEN_ELSEWHERE = {
     "detect",  # tests/detect
     "paper",  # tests/paper
 }
-QUICK = {"recipes", "import", "completion"}  # a second or less
+QUICK = {"recipes", "import"}  # a second or less
 NEW = {"doctor", "audit"}  # tests of their own
 
 

@@ -37,7 +37,6 @@ LINES = {  # command line -> exit code, words of the output
     "pretrain digits.supsam": (2, "did you mean 'digits.supsiam'?"),
     "pretrain digits.supsiam --data nowhere": (2, "no data at 'nowhere'; check the path"),
     "pretrain digits.supsiam --set loss.alfa=1": (2, "did you mean 'loss.alpha'?"),
-    "completion bash": (0, "complete -o default -F _supancl supancl"),
     "report nowhere": (2, "no run folder nowhere"),
     "alpha digits.supsiam --data nowhere": (2, "no data at 'nowhere'; check the path"),
     "paper study pool digits.supsiam --data nowhere": (2, "no data at 'nowhere'; check the path"),

@@ -26,7 +26,6 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "this program": {
         "doctor": "is the installation fine, how fast is this machine, what to change",
-        "completion": "commands and flags for the TAB key of bash, zsh or fish",
     },
     "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},
 }
