@@ -29,7 +29,6 @@ LONG = {
     "map run --data photos --out map.html": {"t-SNE, iterations", "comparing features"},
     "report run --out report.html": {"reading runs"},
     "runs list .": {"reading runs"},
-    "runs prune . --yes": {"reading runs", "deleting"},
     "export run --out exported --format pt2": {"writing formats and comparing them"},
 }
 TRAINED = {  # these train, so they are slower

@@ -9,7 +9,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "alpha": "train several alphas on your data and recommend one",
         "compare": "train several recipes on your data, and say which differ",
         "sweep": "train a recipe with every combination of some settings",
-        "runs": "list runs with their state, size and accuracy, or free their space",
+        "runs": "list runs with their state, size and accuracy",
     },
     "evaluate and use": {
         "evaluate": "k-NN, linear, transfer, few-shot, fine-tuning, or all of them",

@@ -208,13 +208,13 @@ def check_disk(name: str, folder: Path, if_unusable: Status, way_out: str) -> Fi
     place = nearest_folder(folder)
     free = shutil.disk_usage(place).free
     if free < MIN_RUN_BYTES:
-        text, advice = f"{free / 1e6:.0f} MB free in {folder}", f"make room (supancl runs prune), or {way_out}"
+        text, advice = f"{free / 1e6:.0f} MB free in {folder}", f"make room, or {way_out}"
         return Finding(name, if_unusable, text, advice, {"folder": str(folder), "free_bytes": free})
     speed = measure_writing(place)
     values = {"folder": str(folder), "free_bytes": free, "write_bytes_per_second": round(speed)}
     text = f"{format_gigabytes(free)} free, writes {speed / 1e6:,.0f} MB/s: {folder}"
     if free < LITTLE_BYTES:
-        return Finding(name, "note", text, "make room: supancl runs prune says what can be deleted", values)
+        return Finding(name, "note", text, "make room; supancl runs lists the size of each run", values)
     if speed < SLOW_DISK:
         return Finding(name, "note", text, "checkpoints and caches are slow here; a local disk is faster", values)
     return Finding(name, "ok", text, values=values)

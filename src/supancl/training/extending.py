@@ -96,7 +96,7 @@ def load_last_state(run: RunFolder, base: Recipe) -> dict[str, Any]:
     state, _ = load_newest(run.checkpoints)
     if state is None:
         raise BadInput(
-            f"{run.path} keeps no checkpoint to continue from (train.keep=none, or pruned); start another run from its "
+            f"{run.path} keeps no checkpoint to continue from (train.keep=none); start another run from its "
             f"encoder with --init {run.path}"
         )
     if any(row["step"] != state["step"] for row in run.metrics()[-1:]):
