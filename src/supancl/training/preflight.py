@@ -139,10 +139,7 @@ def check_same_content(folder: RunFolder, data: Data, way_out: str = RESTORE) ->
     if saved == current.digest:
         if not current.has_other_stamps(before):
             return []
-        return [
-            "shards have another time or inode than when the run began; their sizes and sampled bytes are the same. To "
-            "compare every byte: supancl data check SOURCE --hash FILE"
-        ]
+        return ["shards have another time or inode than when the run began; their sizes and sampled bytes are the same"]
     names = current.changed_names(before)
     count = plural(len(names), "image or shard", "images or shards") if names else "images"
     example = f", such as {names[0]}" if names else ""
