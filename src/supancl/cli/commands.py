@@ -25,7 +25,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "audit": "labels that look wrong, duplicates and outliers of your images",
     },
     "this program": {
-        "doctor": "is the installation fine, how fast is this machine, what to change",
+        "doctor": "are versions, device and disk fine, and what to change",
     },
     "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},
 }
