@@ -223,7 +223,6 @@ ENTRIES: dict[str, tuple[tuple[str, ...], ...]] = {
 
 # what may be accepted: what is opened, and the first two words of the command
 ACCEPTED = {
-    ("pictures", "data check"): "a file of any kind has a digest; it is not decoded",
     (
         "run/content.npz",
         "pretrain --resume",

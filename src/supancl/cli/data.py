@@ -28,7 +28,6 @@ from supancl.files import check_is_new, left_over_files, make_folder
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.auto import default_recipe
 from supancl.reports.contact_sheet import draw_image_sheet, draw_view_sheet
-from supancl.reports.fonts import has_every_letter
 from supancl.training.fitting import choose_settings
 from supancl.training.preflight import with_short_side
 from supancl.weights.run_folder import next_folder
@@ -99,12 +98,6 @@ def draw_sheets(source: Source, shown_recipe: Recipe, out: Path, console: Consol
     draw_image_sheet(train, source.classes, out / "images.png")
     draw_view_sheet(train, shown_recipe, out / "views.png")
     console.print(f"contact sheets: {out / 'images.png'} and, of the views of {shown_recipe.name}, {out / 'views.png'}")
-    undrawable = [name for name in source.classes if not has_every_letter(name)]
-    if undrawable:
-        console.print(
-            f"no installed font has all letters of {plural(len(undrawable), 'class name')}, such as {undrawable[0]}: "
-            "the sheet has their codes; install a font that has them, such as one of the Noto fonts"
-        )
     return [str(out / "images.png"), str(out / "views.png")]
 
 
