@@ -14,8 +14,6 @@ T = TypeVar("T")
 class Reporter:
     """Receives progress reports. This one ignores them; the one of the terminal is in reports/terminal.py."""
 
-    shows_cost = False  # whether to measure, before the first step, how long the run will take
-
     def note(self, text: str) -> None: ...
 
     def warn(self, text: str) -> None: ...
@@ -35,7 +33,7 @@ class ForwardingReporter(Reporter):
     """Passes every report on to another reporter; a subclass adds what it does with some of them."""
 
     def __init__(self, reporter: Reporter) -> None:
-        self.reporter, self.shows_cost = reporter, reporter.shows_cost
+        self.reporter = reporter
 
     def note(self, text: str) -> None:
         self.reporter.note(text)

@@ -44,7 +44,7 @@ from supancl.sweeps.runs import (
     record_failure,
     retry_flags,
 )
-from supancl.training.cost import SHORT_RUN, available_memory, check_memory, estimate_memory, in_words
+from supancl.training.cost import available_memory, check_memory, estimate_memory, in_words
 from supancl.training.cuda.reuse import share_step
 from supancl.training.fitting import fit_to_data
 from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
@@ -57,6 +57,7 @@ from supancl.weights.run_folder import RunFolder
 T = TypeVar("T")
 MakeReporter = Callable[[], Reporter]
 BYTES_PER_RUN = 1e9  # at least, of a process with a small encoder: 0.9 GB on the digits, most of it torch
+SHORT_RUNS = 60.0  # seconds; of fewer nothing is said
 _stopping: Event | None = None  # set in workers
 
 
@@ -270,7 +271,7 @@ def describe_memory(recipes: Mapping[str, Recipe], jobs: int) -> str:
 def describe_remaining(seconds: float, runs: int, jobs: int) -> str:
     """How long the other runs take if each takes as long as the first, which took `seconds`; empty for a short time."""
     rounds = math.ceil(runs / jobs) - 1
-    if rounds * seconds < SHORT_RUN:
+    if rounds * seconds < SHORT_RUNS:
         return ""
     return f"time: about {in_words(rounds * seconds)} for the other {plural(runs - 1, 'run')}, if each takes as long"
 

@@ -146,7 +146,6 @@ def write_extension(folder: RunFolder, run: RunFolder, recipe: Recipe, base: Rec
             with open_regular(old) as file:
                 write_bytes(new, file.read())
     content = parse_json(read_text(run.recipe_file))
-    content.pop("cost", None)  # that of the old run
     content["recipe"] = to_json(recipe)
     data, classes = run.read_data()
     content["run"] = name_run(recipe, classes, data)

@@ -160,7 +160,7 @@ class RunFolder:
     def write_recipe(
         self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object], about: dict[str, Any] | None = None
     ) -> None:
-        """Write recipe.json; `about` may hold `cost` (the time expected), `init` (the first weights), `hardware`."""
+        """Write recipe.json; `about` may hold `init` (the first weights) and `hardware`."""
         # an absolute path works from any folder
         source, *joined = map(absolute_source, recipe.data.all_sources)
         settings = replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))
