@@ -21,8 +21,9 @@ from supancl import METHODS, Reporter, pretrain
 from supancl.cli import main
 from supancl.cli.pretrain import check_agrees
 from supancl.errors import BadInput, Collapsed, NonFinite
-from supancl.sweeps.runs import is_finished, read_run
+from supancl.sweeps.runs import read_run
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
 from tests.files import assert_mentions, assert_one_line, contents, mentions
 from tests.started import Started
@@ -435,7 +436,7 @@ def test_a_run_that_keeps_no_checkpoint_is_known_to_be_finished(tmp_path: Path) 
     with pytest.raises(BadInput, match=mentions("finished.json", "damaged", "remove")):
         pretrain(None, data, run, resume=True)
     end.write_text(intact)
-    assert is_finished(RunFolder(run), tiny_recipe())
+    assert read_end(RunFolder(run)) is not None
     assert not read_run(run).collapsed
 
 

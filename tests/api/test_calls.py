@@ -314,7 +314,7 @@ def test_bad_arguments_are_explained_in_one_line(arguments, settings, nouns, tmp
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("see: supancl data check SOURCE --hash FILE", "see: supancl data check SOURCE --hash FILE"),
+        ("see: supancl data check NAME --root FOLDER", "see: supancl data check NAME --root FOLDER"),
         (
             "supancl pretrain --resume --on-collapse warn --out r/a --plugin mine.py; or --init r/a and another --out",
             "supancl.pretrain(resume=True, on_collapse='warn', out='r/a'); or init=r/a and another out",

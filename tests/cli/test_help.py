@@ -1,10 +1,10 @@
-"""`supancl --help` is a table of contents; names of 0.1.0 are still commands, and are not in it."""
+"""`supancl --help` is a table of contents."""
 
 from __future__ import annotations
 
 import pytest
 
-from supancl.cli.commands import COMMANDS, OLD_NAMES, PAPER
+from supancl.cli.commands import COMMANDS, PAPER
 from supancl.cli.dispatch import build_parser
 from tests.files import assert_refused, supancl
 
@@ -22,7 +22,7 @@ def test_the_help_is_a_table_of_contents(words, listed, capsys):
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
     named = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert [name for name in named if name in {**COMMANDS, **OLD_NAMES}] == list(listed)
+    assert [name for name in named if name in {**COMMANDS, **PAPER}] == list(listed)
 
 
 def test_whoever_names_no_command_sees_the_contents_and_has_done_nothing(capsys):
@@ -31,17 +31,10 @@ def test_whoever_names_no_command_sees_the_contents_and_has_done_nothing(capsys)
     assert said.err == build_parser().format_help()
 
 
-@pytest.mark.parametrize(("old", "new"), OLD_NAMES.items())
-def test_a_name_of_0_1_0_is_the_same_command(old, new, capsys):
-    assert supancl(capsys, old, "--help").out == supancl(capsys, "paper", new, "--help").out
-    said = supancl(capsys, old, "--help")
-    assert f"usage: supancl paper {new} " in said.out
-    assert f"supancl {old} is now supancl paper {new}" in said.err
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (("toy",), ("'paper toy'",)),
         (("thery",), ("'paper theory'",)),
         (("tabels",), ("'paper table'",)),
         (("evalute",), ("'evaluate'",)),

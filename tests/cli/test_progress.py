@@ -17,7 +17,6 @@ SWEEP = ["--data", "digits", "--set", "data.limit=64", "--seeds", "1", "--jobs",
 LONG = {
     "data show photos --out show": {"listing photos", "reading images"},
     "data cache photos": {"decoding images into the cache"},
-    "data check photos --hash hashes": {"reading files"},
     "evaluate knn run --no-cache": {"taking features", "comparing features"},
     "evaluate linear run": {"choosing the ridge of a linear classifier", "fitting the linear classifier"},
     "evaluate linear run --probe sgd --epochs 2": {"epochs of the linear classifier"},
@@ -28,8 +27,7 @@ LONG = {
     "predict run --data photos --all --with linear --out labels.csv": {"fitting the linear classifier"},
     "map run --data photos --out map.html": {"t-SNE, iterations", "comparing features"},
     "report run --out report.html": {"reading runs"},
-    "runs list .": {"reading runs"},
-    "runs prune . --yes": {"reading runs", "deleting"},
+    "runs .": {"reading runs"},
     "export run --out exported --format pt2": {"writing formats and comparing them"},
 }
 TRAINED = {  # these train, so they are slower
@@ -42,7 +40,7 @@ SEEN_ELSEWHERE = {
     "detect",  # tests/detect
     "paper",  # tests/paper
 }
-QUICK = {"recipes", "import", "completion"}  # a second or less
+QUICK = {"recipes", "import"}  # a second or less
 NEW = {"doctor", "audit"}  # tests of their own
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import supancl
 from supancl.cli import choices
-from supancl.cli.commands import COMMANDS, OLD_NAMES, PAPER
+from supancl.cli.commands import COMMANDS, PAPER
 
 SRC = str(Path(supancl.__file__).parents[1])
 HEAVY = ("torch", "torchvision", "timm", "matplotlib", "scipy", "sklearn", "tensorboard")
@@ -24,7 +24,7 @@ SUBCOMMANDS = {
 }
 HELP = [
     [],
-    *([name] for name in (*COMMANDS, *OLD_NAMES)),
+    *([name] for name in COMMANDS),
     *([name, subcommand] for name, names in SUBCOMMANDS.items() for subcommand in names),
 ]
 LINES = {  # command line -> exit code, words of the output
@@ -37,7 +37,6 @@ LINES = {  # command line -> exit code, words of the output
     "pretrain digits.supsam": (2, "did you mean 'digits.supsiam'?"),
     "pretrain digits.supsiam --data nowhere": (2, "no data at 'nowhere'; check the path"),
     "pretrain digits.supsiam --set loss.alfa=1": (2, "did you mean 'loss.alpha'?"),
-    "completion bash": (0, "complete -o default -F _supancl supancl"),
     "report nowhere": (2, "no run folder nowhere"),
     "alpha digits.supsiam --data nowhere": (2, "no data at 'nowhere'; check the path"),
     "paper study pool digits.supsiam --data nowhere": (2, "no data at 'nowhere'; check the path"),

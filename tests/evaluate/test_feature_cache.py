@@ -1,7 +1,5 @@
 """Features kept on disk: found again for the same weights, pixels, view and layer, and for nothing else."""
 
-import hashlib
-import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,19 +64,6 @@ def test_features_are_taken_once_and_come_back_bit_for_bit(counted):
     relabelled = run.features(split.relabelled(torch.tensor([1, 0])))  # labels are not what features depend on
     assert len(calls) == 1
     assert torch.equal(relabelled.labels, 1 - split.labels)
-
-
-def test_features_of_the_crop_that_blurred_are_not_taken_for_todays(counted):
-    """0.1.0 kept features of crops that began between pixels under version 1."""
-    run, calls = counted
-    split = split_of(ArrayImages(PIXELS))
-    path = run.feature_cache.path(run.weights, split, run.options.describe("margin"))
-    content = json.dumps([1, run.weights, pixels_key(split), run.options.describe("margin")])
-    old = path.with_name(f"{hashlib.sha256(content.encode()).hexdigest()[:24]}.safetensors")
-    wrong = torch.full((len(split), run.encoder.width), 7.0)
-    run.feature_cache.write(old, wrong)
-    assert not torch.equal(run.features(split).values, wrong)
-    assert len(calls) == 1
 
 
 def test_another_view_layer_length_image_or_order_is_taken_anew(counted):

@@ -73,7 +73,7 @@ LIVE = ("run", "cache")  # what is damaged
 
 @cache
 def base() -> Path:
-    """A folder with data, x.tar, run (seed 0), other (seed 1), streamed (a run of x.tar), cache and digests.json."""
+    """A folder with data, x.tar, run (seed 0), other (seed 1), streamed (a run of x.tar) and cache."""
     root = new_folder("corruption")
     class_folders(root / "data", each=12)
     images = sorted((root / "data").rglob("*.png"))
@@ -87,11 +87,8 @@ def base() -> Path:
             for protocol in ("knn", "linear", "variance"):
                 ok("evaluate", protocol, root / name)
             ok("embed", root / name, "--data", root / source, "--out", root / f"{name}.npz")
-        ok("data", "check", root / "data", "--hash", root / "digests.json")
-        ok("data", "check", root / "x.tar", "--hash", root / "other-digests.json")
     for name in LIVE:
         shutil.copytree(root / name, root / "saved" / name)
-    shutil.copy2(root / "digests.json", root / "saved")
     return root
 
 
@@ -198,11 +195,6 @@ def init_run(root: Path) -> Outcome:
     return said, result
 
 
-def check_hash(root: Path) -> Outcome:
-    said = say("data", "check", root / "data", "--hash", root / "digests.json")
-    return said, said.out
-
-
 # pattern of file names -> the readers
 READERS: dict[str, tuple[Callable[[Path], Outcome], ...]] = {
     "run/recipe.json": (resume, embed_run(), evaluate("variance"), make_table("1"), make_table("8")),
@@ -221,7 +213,6 @@ READERS: dict[str, tuple[Callable[[Path], Outcome], ...]] = {
     "cache/*px-*/.lock": (embed_run("--no-cache"),),
     "cache/features/*.safetensors": (embed_run(), evaluate("variance")),
     "cache/tars/*.zip": (embed_run(run="streamed", source="x.tar"), evaluate("knn", run="streamed")),
-    "digests.json": (check_hash,),
 }
 
 
@@ -239,8 +230,6 @@ def twin(name: str) -> bytes | None:
         others = sorted((base() / "other" / "tensorboard").iterdir())
     elif name.startswith("run/"):
         others = [base() / "other" / name.removeprefix("run/")]
-    elif name == "digests.json":
-        others = [base() / "other-digests.json"]
     else:
         group = path.parent if path.parent.name in ("features", "tars") else path.parent.parent
         others = [other for other in sorted(group.rglob(f"*{path.suffix}"))
@@ -256,7 +245,6 @@ def restore() -> Path:
     for name in LIVE:
         shutil.rmtree(root / name, ignore_errors=True)
         shutil.copytree(root / "saved" / name, root / name)
-    shutil.copy2(root / "saved" / "digests.json", root)
     return root
 
 
@@ -269,7 +257,6 @@ ALLOWED = {
     ("run/checkpoints/*.pt", "removed"): "finished.json says that the run is finished, and --resume that it keeps none",
     ("run/metrics.jsonl", "swapped"): "rows do not say of which run they are",
     ("run/evaluate/*.json", "removed"): "a table has an empty cell, or names the other procedure that it took",
-    ("digests.json", "removed"): "the command says that it has written new digests",
 }
 
 
@@ -355,9 +342,6 @@ def check_outcome(said: Said, result: Any, expected: Any, name: str, damage: str
         assert is_named, f"refused without its name: {said.err}"
         refusals = [line for line in said.err.splitlines() if line.startswith("supancl: ")]
         assert len(refusals) == 1, said.err
-        return
-    if name == "digests.json" and damage == "swapped":
-        assert "differs from" in said.err, said.err
         return
     assert said.code == 0, said
     has_warned = ("warning: " in said.err and is_named) or REMARK.search(said.out)

@@ -181,6 +181,7 @@ def arrays(tmp_path: Path) -> Path:
 def test_a_test_split_is_looked_at_only_when_asked_for(tmp_path: Path, capsys) -> None:
     source = arrays(tmp_path)
     command = [
+        "paper",
         "study",
         "positives",
         "digits.supsiam",

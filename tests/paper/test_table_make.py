@@ -53,7 +53,7 @@ def test_a_folder_that_may_not_be_read_beside_a_run_is_passed_over(monkeypatch: 
 
 def test_figure_3_is_drawn_from_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pretrain", "digits.supsiam", *TRAIN[:-2], "--set", "data.limit=128", "--out", "run", "--quiet"]) == 0
-    draw = ["figure", "3", "mine=run", "--per-class", "6", "--classes"]
+    draw = ["paper", "figure", "3", "mine=run", "--per-class", "6", "--classes"]
     assert main([*draw, "0,1,2", "--groups", "round=0", "--out", "figure.png", "--quiet"]) == 0
     assert Path("figure.png").read_bytes().startswith(b"\x89PNG")
     shown = json.loads(Path("figure.json").read_text())

@@ -95,10 +95,10 @@ def test_times_are_said_as_people_say_them() -> None:
 
 
 def test_every_figure_of_the_paper_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["figure"]) == 0
+    assert main(["paper", "figure"]) == 0
     listed = capsys.readouterr().out
     assert all(f"Figure {number}" in listed for number in (1, 2, 3))
-    assert main(["figure", "2"]) == 0
+    assert main(["paper", "figure", "2"]) == 0
     assert "supancl paper toy" in capsys.readouterr().out
-    assert main(["figure", "9"]) == 2
+    assert main(["paper", "figure", "9"]) == 2
     assert "1, 2, 3" in capsys.readouterr().err

@@ -35,9 +35,7 @@ from supancl import (
     register_encoder,
 )
 from supancl.core.encoders import BUILDERS
-from supancl.core.losses import GlobalBatch
 from supancl.core.pools import Stored
-from supancl.distributed import RowRange
 from supancl.paper.tables.layouts import LAYOUTS, NO_PAPER_ROW
 from supancl.recipes import plugin_files
 from supancl.recipes import plugins as own
@@ -606,27 +604,6 @@ def test_alpha_is_handed_to_the_packages_own_loss_alone():
     assert seen == [None]
 
 
-def test_a_loss_of_0_1_0_gets_the_global_batch_under_its_old_name():
-    @dataclass(frozen=True)
-    class Old(Align):
-        kind: str = "old"
-
-        def __call__(self, anchors, targets, labels, pool=None, whole=None):
-            return super().__call__(anchors, targets, labels, pool, whole=whole)
-
-    with pytest.warns(DeprecationWarning, match=r"Old: .*whole is now global_batch.*0\.3\.0"):
-        register(Old)
-    register(Old)  # a second time says nothing
-    anchors, targets = torch.nn.functional.normalize(torch.randn(2, 2, 4, 3), dim=-1)
-    labels, row_range = torch.tensor([0, 1, 0, -1]), RowRange(0, 2, 4)
-    local = anchors[:, :2], targets[:, :2], labels[:2], None
-    batch = GlobalBatch(targets, labels, row_range)
-    with pytest.warns(DeprecationWarning, match="whole is now global_batch"):
-        old = Old(alpha=0.5)(*local, global_batch=batch)
-    assert old == Align(alpha=0.5)(*local, global_batch=batch)
-    assert old.sup != Align(alpha=0.5)(*local).sup
-
-
 def test_a_pool_with_what_the_page_asks_for_and_no_more_is_trained_with(tmp_path):
     class Latest(Pool):
         def __init__(self, width, classes):
@@ -689,7 +666,7 @@ def study(way, text, folder, forks):
 
 
 @pytest.mark.parametrize(
-    "way", ["python own_method.py study", "supancl study --plugin own_method.py"], ids=["file", "plugin"]
+    "way", ["python own_method.py paper study", "supancl paper study --plugin own_method.py"], ids=["file", "plugin"]
 )
 def test_a_study_side_by_side_knows_the_loss_in_every_process(way, tmp_path, forks):
     done = study(way, EXAMPLE.read_text(), tmp_path, forks)
@@ -702,7 +679,7 @@ def test_a_file_that_begins_the_study_anew_in_every_process_is_told_so(tmp_path,
     """It was said that a process was killed for lack of memory."""
     text = EXAMPLE.read_text().replace('if __name__ == "__main__":', "if True:")
     assert text != EXAMPLE.read_text()
-    done = study("python own_method.py study", text, tmp_path, forks)
+    done = study("python own_method.py paper study", text, tmp_path, forks)
     assert done.returncode == 2
     assert "bootstrapping phase" in done.stderr  # by Python, in the process
     last = done.stderr.strip().splitlines()[-1]

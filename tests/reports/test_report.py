@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from supancl.weights.run_end import read_stop, record_stop
 from tests.files import archive, class_folders, noise
 from tests.reports.made import STEPS, log_lines, logged_run
 
-KEPT = Path(__file__).parents[1] / "kept" / "0.1.0"
 NASTY = "<script>document.title = 'broken'</script>"
 
 
@@ -258,16 +256,6 @@ def test_long_curves_keep_their_ends_and_their_values():
 
 def text_of(page: str) -> str:
     return re.sub(r"<[^>]*>", " ", page.partition("<body")[2])
-
-
-def test_runs_of_0_1_0_have_a_report(tmp_path):
-    shutil.copytree(KEPT / "finished", tmp_path / "finished")
-    record = read_record(tmp_path / "finished")
-    assert not record.problems
-    assert record.end_step == 28
-    text = text_of(report_page({"finished": record}, {"finished": open_training_images(record)}))
-    for piece in ("38.67", "29.31", "43.56", "fewshot-digits-5w1s-ep20", "240", "8552e40"):
-        assert piece in text
 
 
 def test_evaluations_are_ranked_where_runs_share_them(tmp_path):

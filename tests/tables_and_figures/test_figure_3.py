@@ -17,7 +17,7 @@ from tests.evaluate.made import run_folder
 from tests.files import TINY, archive, class_folders, noise, supancl
 
 CLASSES = ("1", "3", "5", "8", "9")
-FIGURE = ("figure", "3")
+FIGURE = ("paper", "figure", "3")
 
 
 @pytest.fixture(scope="module")
@@ -236,12 +236,12 @@ def test_other_channels_and_other_images_are_refused(runs, tmp_path, capsys):
 
 
 def test_the_figures_are_listed_with_their_commands(capsys):
-    said = supancl(capsys, "figure")
+    said = supancl(capsys, "paper", "figure")
     assert said.code == 0
     assert [line.split(":")[0] for line in said.out.splitlines()] == ["Figure 1", "Figure 2", "Figure 3"]
-    assert "supancl paper toy" in supancl(capsys, "figure", "2").out
-    assert "supancl paper figure 3" in supancl(capsys, "figure", "Figure 3").out
-    assert supancl(capsys, "figure", "2", "runs/any").code == 2
-    said = supancl(capsys, "figure", "7")
+    assert "supancl paper toy" in supancl(capsys, "paper", "figure", "2").out
+    assert "supancl paper figure 3" in supancl(capsys, "paper", "figure", "Figure 3").out
+    assert supancl(capsys, "paper", "figure", "2", "runs/any").code == 2
+    said = supancl(capsys, "paper", "figure", "7")
     assert said.code == 2
     assert "'7'" in said.err

@@ -13,10 +13,9 @@ from supancl.core.encoders import BUILDERS, width_of
 from supancl.data import survey
 from supancl.data.opening import list_source
 from supancl.training import cost
-from supancl.training.cost import check_memory, estimate_memory, in_words, measure_step
+from supancl.training.cost import check_memory, estimate_memory, in_words
 from supancl.training.trainer import Trainer
 from tests.files import TINY, assert_mentions, class_folders, mentions, noise, supancl
-from tests.tiny import assert_same_bits, flat, tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
 
@@ -120,64 +119,6 @@ def test_a_refused_run_reads_no_image_and_leaves_no_folder(tmp_path, monkeypatch
     assert said.code == 2
     assert_mentions(said.err, "memory")
     assert not (tmp_path / "run").exists()
-
-
-def test_trial_steps_leave_no_trace():
-    settings = tiny_recipe("supbyol", train__epochs=50)
-    trainer, other = (Trainer(settings, tiny_data(), CPU) for _ in range(2))
-    assert measure_step(trainer, short_run=0.0) > 0
-    assert trainer.step == 0
-    for each in (trainer, other):
-        each.advance()
-    assert_same_bits(flat(trainer.state()), flat(other.state()))
-
-
-class SlowTrainer(Trainer):
-    """Each step takes the same number of seconds, by a clock that stands still otherwise."""
-
-    def __init__(self, seconds: float, steps: int, monkeypatch) -> None:
-        super().__init__(tiny_recipe(train__epochs=steps // 5), tiny_data(), CPU)
-        assert self.steps == steps
-        self.now, self.seconds, self.taken = 0.0, seconds, 0
-        monkeypatch.setattr(cost.time, "perf_counter", lambda: self.now)
-
-    def advance(self):
-        self.now, self.taken = self.now + self.seconds, self.taken + 1
-        return super().advance()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "steps", "taken"),
-    [
-        (70.0, 180, 1),  # three hours and a half; one step tells
-        (70.0, 5, 1),
-        (0.1, 6000, 11),
-        (0.01, 60, None),  # a run of seconds
-        (0.05, 1080, None),
-    ],
-)
-def test_the_time_of_the_first_step_decides_whether_a_run_is_measured(seconds, steps, taken, monkeypatch):
-    trainer = SlowTrainer(seconds, steps, monkeypatch)
-    measured = measure_step(trainer)
-    assert measured == (None if taken is None else pytest.approx(seconds))
-    assert trainer.taken == (taken or 1)
-    assert trainer.step == 0
-
-
-def test_time_and_memory_are_said_and_recorded(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("supancl.training.begin.measure_step", lambda trainer: measure_step(trainer, short_run=0.0))
-    class_folders(tmp_path / "data", each=40)
-    run = tmp_path / "run"
-    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", tmp_path / "data", "--epochs", "14",
-                   "--set", "train.monitor_every=0", "--out", run)  # fmt: skip
-    assert said.code == 0, said.err
-    assert_mentions(said.out, "memory", "time", "14 epochs")
-    recorded = json.loads((run / "recipe.json").read_text())["cost"]
-    assert recorded["seconds"] == pytest.approx(14 * 15 * recorded["seconds_per_step"], abs=0.06)  # rounded to 0.1
-    quiet = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", tmp_path / "data", "--epochs", "1",
-                    "--set", "train.monitor_every=0", "--out", tmp_path / "quiet", "--quiet")  # fmt: skip
-    assert quiet.code == 0, quiet.err
-    assert "cost" not in json.loads((tmp_path / "quiet" / "recipe.json").read_text())  # no trial steps for nobody
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(1.23, "1.2 seconds"), (59, "59 seconds"), (125, "2 minutes"),

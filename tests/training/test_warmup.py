@@ -1,18 +1,14 @@
 """The warm-up that is shown is the one that is stored and the one that runs."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from supancl import pretrain, recipe
-from supancl.config import to_json
 from supancl.errors import BadInput
-from supancl.evaluate.naming import group_of
 from supancl.paper.tables.runs import changed_fields
-from supancl.recipes import recipe_from_json
 from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.warmup import resolve_label_warmup
 from supancl.weights.run_folder import RunFolder
@@ -20,7 +16,6 @@ from tests.files import assert_mentions, mentions, supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
-KEPT = Path(__file__).parents[1] / "kept" / "0.1.0" / "cut-warmup"
 SMALL = (
     "--data",
     "digits",
@@ -111,15 +106,6 @@ def test_a_study_says_once_that_it_cuts_and_is_found_again(tmp_path, monkeypatch
     said = supancl(capsys, *command)
     assert said.code == 0, said.err
     assert "2 of 2 runs are already finished" in said.out
-
-
-def test_a_run_of_0_1_0_is_read_as_what_it_did(tmp_path):
-    assert json.loads((KEPT / "recipe.json").read_text())["recipe"]["schedule"]["warmup_epochs"] == 40
-    shutil.copytree(KEPT, tmp_path / "run")
-    before = RunFolder(tmp_path / "run").read_recipe()[0]
-    assert (before.train.epochs, before.schedule.warmup_epochs) == (4, 2)
-    now = recipe_from_json(json.dumps({"recipe": to_json(before)}), "x")
-    assert group_of(before, "same data") == group_of(now, "same data")
 
 
 def test_a_warm_up_that_follows_from_the_epochs_is_no_change_of_its_own():

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from safetensors.torch import load, load_file
 from supancl import EncoderSpec, pretrain
 from supancl.files import digest
 from supancl.weights.encoder_file import read_safetensors, save_safetensors
-from tests.kept.make import narrow_resnet
+from tests.detect.drawn import narrow_resnet18
 from tests.test_resume import crash_and_resume
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -108,7 +107,7 @@ def test_a_detector_file_is_sorted_too(tmp_path):
     from supancl.detect.spec import detect_spec
 
     spec = EncoderSpec("resnet18")
-    with mock.patch("torchvision.models.resnet18", narrow_resnet):
+    with narrow_resnet18():
         detector = build_detector(copy_resnet(spec.build()), detect_spec("c4"), 2, normalization_of(spec))
     found = set()
     for number in range(4):
