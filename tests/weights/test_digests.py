@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from supancl import BadInput, load_encoder, pretrain
 from supancl.training.pretrain import Run
@@ -163,3 +164,14 @@ def test_saving_again_removes_the_checksum_file_of_0_1_0(tmp_path: Path) -> None
     path = save_checkpoint(tmp_path, 3, {"step": 3})
     assert not stale.exists()
     assert load_checkpoint(path)["step"] == 3
+
+
+@pytest.mark.parametrize("value", [torch.eye(3).to_sparse(), torch.empty(2, device="meta")], ids=["sparse", "meta"])
+def test_tensors_without_plain_bytes_have_no_digest_and_such_a_checkpoint_is_damaged(
+    value: Tensor, tmp_path: Path
+) -> None:
+    with pytest.raises(TypeError):
+        content_digest({"w": value})
+    torch.save({"schema_version": 2, "digest": "", "w": value}, tmp_path / "step-000000001.pt")
+    with pytest.raises(BadInput, match=mentions(tmp_path / "step-000000001.pt")):
+        load_checkpoint(tmp_path / "step-000000001.pt")
