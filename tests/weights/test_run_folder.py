@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,15 @@ def test_a_run_that_began_stays_whatever_ends_it(tmp_path):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=Stop())
     assert RunFolder(tmp_path / "run").has_run
     assert RunFolder(tmp_path / "run").read_recipe()[0].name == "tiny.supsiam"
+
+
+def test_a_run_folder_removed_during_training_is_bad_input(tmp_path):
+    class Removes(Reporter):
+        def on_step(self, step, row):
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+    with pytest.raises(BadInput, match=mentions(tmp_path / "run", "removed")):
+        pretrain(tiny_recipe(), tiny_data(), out=tmp_path / "run", reporter=Removes())
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
