@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -14,10 +13,11 @@ import torch
 
 from supancl.cli import doctor
 from supancl.doctor import findings, installation, machine
-from supancl.doctor.findings import Check, Finding, run_check, worst_status
+from supancl.doctor.findings import Check, Finding, run_check
 from tests.files import assert_mentions, supancl
 
 ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
 
 
 def only(check) -> Finding:
@@ -39,10 +39,11 @@ def two_checks(monkeypatch):
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_whole_list(capsys, tmp_path, monkeypatch):
+def test_the_whole_list_without_the_trial(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    said = supancl(capsys, "doctor")
+    monkeypatch.setattr(machine, "PROBE_BYTES", 2**20)
+    said = supancl(capsys, "doctor", "--quick")
     assert said.code == 0, said.err
     assert all(len(line) <= 80 for line in said.out.splitlines() if str(tmp_path) not in line)
     assert_mentions(
@@ -50,10 +51,11 @@ def test_the_whole_list(capsys, tmp_path, monkeypatch):
     )
     assert_mentions(said.out, torch.__version__.partition("+")[0], str(tmp_path / "cache"))
     assert re.search(r"(?m)^(ok|note) +this folder +\S", said.out)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())  # what was written to measure the disk is gone
 
 
-def test_json_has_every_check_with_its_figures(capsys):
+def test_json_has_every_check_with_its_figures(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "CHECKS", [check for check in doctor.CHECKS if not check.is_slow])
     said = supancl(capsys, "doctor", "--json", "-")
     result = json.loads(said.out)
     assert result["status"] in ("ok", "note")
@@ -79,13 +81,6 @@ def test_notes_are_success_and_a_problem_is_a_failed_check(capsys, two_checks):
     assert_mentions(said.err, "second", "mend it")
 
 
-def test_long_texts_are_wrapped_and_names_cannot_move_the_cursor(capsys, two_checks):
-    two_checks(Finding("second", "ok", "a\x1b[2Kb " + "word " * 40, "do " * 40))
-    said = supancl(capsys, "doctor")
-    assert max(map(len, said.out.splitlines())) <= 80
-    assert "\x1b" not in said.out
-
-
 @pytest.mark.parametrize("error", [RuntimeError("broken"), OSError(5, "Input/output error"), ZeroDivisionError()])
 def test_a_check_that_fails_is_a_finding(error):
     def fail():
@@ -101,16 +96,11 @@ def test_a_check_that_fails_is_a_finding(error):
 def test_without_torch_the_rest_is_still_checked(capsys, monkeypatch):
     monkeypatch.setattr(findings, "why_no_torch", lambda: "libcudart.so.13: cannot open shared object file")
     monkeypatch.setattr(installation, "why_no_torch", findings.why_no_torch)
-    said = supancl(capsys, "doctor")
+    said = supancl(capsys, "doctor", "--quick")
     assert said.code == 1
     assert_mentions(said.out, "libcudart.so.13", "force-reinstall torch")
     assert re.search(r"(?m)^note +GPU +not checked", said.out)
     assert re.search(r"(?m)^\w+ +this folder +\d", said.out)
-
-
-def test_the_worst_counts():
-    assert worst_status([]) == "ok"
-    assert worst_status([Finding("a", "note", ""), Finding("b", "problem", ""), Finding("c", "ok", "")]) == "problem"
 
 
 # --- installation -----------------------------------------------------------------------------------------------------
@@ -145,67 +135,6 @@ def test_versions_of_packages(monkeypatch, installed, status, nouns):
     assert_mentions(f"{found.text} {found.advice}", *nouns)
 
 
-def test_a_package_that_cannot_be_imported_is_named(monkeypatch, tmp_path):
-    (tmp_path / "torchvision_stand_in.py").write_text('raise RuntimeError("operator torchvision::nms does not exist")')
-    monkeypatch.syspath_prepend(tmp_path)
-    assert_mentions(installation.why_not_imported("torchvision_stand_in"), "torchvision::nms")
-    monkeypatch.setattr(installation, "why_not_imported", lambda module: "operator torchvision::nms does not exist")
-    found = installation.check_package("torchvision", "torchvision", "99")
-    assert found.status == "problem"
-    assert_mentions(found.advice, "torch", "torchvision", "one release")
-
-
-def test_oldest_versions_come_from_the_installed_package():
-    assert {"torch", "timm", "pillow"} <= set(installation.oldest_versions())
-
-
-def test_sources_without_an_installation_are_a_note(monkeypatch):
-    def not_installed(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(installation, "requires", not_installed)
-    monkeypatch.setattr(installation, "version", not_installed)
-    for (found,) in (installation.check_supancl(), installation.check_extras()):
-        assert found.status == "note"
-        assert_mentions(found.advice, "pip install -e .")
-
-
-def test_an_extra_whose_package_is_missing(monkeypatch):
-    required = ["torch>=2", 'openTSNE>=1 ; extra == "map"', 'onnx>=1; extra == "onnx"']
-    monkeypatch.setattr(installation, "requires", lambda name: required)
-    versions = {"onnx": "1.20"}
-    monkeypatch.setattr(installation, "version", lambda name: versions[name] if name in versions else missing(name))
-
-    def missing(name):
-        raise PackageNotFoundError(name)
-
-    assert installation.packages_missing("map") == ["openTSNE"]
-    assert installation.packages_missing("onnx") == []
-    versions["onnx"] = "0.9"
-    assert installation.packages_missing("onnx") == ["onnx"]
-
-
-def test_another_python_is_a_note(monkeypatch):
-    assert only(installation.check_python()).status == "ok"
-    monkeypatch.setattr(sys, "version_info", (3, 14, 0))
-    assert_mentions(only(installation.check_python()).advice, "3.12")
-
-
-def test_a_copy_that_pip_does_not_know(monkeypatch):
-    monkeypatch.setattr(installation, "version", lambda name: "0.0.1")
-    found = only(installation.check_supancl())
-    assert found.status == "note"
-    assert_mentions(found.advice, "0.0.1", "pip install -e .")
-
-
-def test_a_variable_that_makes_a_gpu_slow(monkeypatch):
-    for name in installation.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert list(installation.check_environment()) == []
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    assert only(installation.check_environment()).status == "note"
-
-
 # --- machine ----------------------------------------------------------------------------------------------------------
 
 
@@ -234,23 +163,6 @@ def test_a_gpu(monkeypatch):
     assert_mentions(only(machine.check_precision()).text, "bf16", "tf32")
 
 
-def test_a_gpu_in_use_an_old_one_and_one_that_fails(monkeypatch):
-    Gpu(monkeypatch, free=20e9)
-    assert_mentions(only(machine.check_gpu()).advice, "another process", "nvidia-smi")
-    Gpu(monkeypatch, "Tesla T4", capability=(7, 5))
-    found = only(machine.check_precision())
-    assert found.status == "note"
-    assert found.values["chosen"] == "fp32"
-
-    def fail(*shape, **options):
-        raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
-
-    monkeypatch.setattr(torch, "ones", fail)
-    found = only(machine.check_gpu())
-    assert found.status == "problem"
-    assert_mentions(f"{found.text} {found.advice}", "no kernel image", "--device cpu")
-
-
 @pytest.mark.parametrize(
     ("build", "driver", "hidden", "status", "nouns"),
     [(None, "580.1.2", False, "note", ("CPU build", "install torch with CUDA")),
@@ -270,69 +182,3 @@ def test_no_gpu_that_torch_can_use(monkeypatch, build, driver, hidden, status, n
     assert_mentions(f"{found.text} {found.advice}", *nouns)
     assert only(machine.check_precision()).status == "ok"
     assert list(machine.check_compiler()) == []
-
-
-def test_the_compiler_on_a_gpu(monkeypatch):
-    Gpu(monkeypatch)
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
-    found = only(machine.check_compiler())
-    assert found.status == "note"
-    assert_mentions(found.text, "triton")
-
-
-def test_the_drivers_version(tmp_path):
-    file = tmp_path / "version"
-    assert machine.find_driver(file) == ""
-    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
-    assert machine.find_driver(file) == "535.104.05"
-
-
-def test_threads_and_cores(monkeypatch):
-    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
-    monkeypatch.setattr(machine, "core_limit", lambda: None)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    found = only(machine.check_cores())
-    assert found.status == "note"
-    assert_mentions(found.advice, "OMP_NUM_THREADS=1", "unset")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert only(machine.check_cores()).status == "ok"
-    monkeypatch.setattr(machine, "core_limit", lambda: 2.0)
-    assert_mentions(only(machine.check_cores()).advice, "OMP_NUM_THREADS=2")
-
-
-@pytest.mark.parametrize(("text", "limit"), [("max 100000", None), ("150000 100000", 1.5), ("nonsense", None)])
-def test_the_limit_of_a_container(tmp_path, text, limit):
-    (tmp_path / "cpu.max").write_text(text)
-    assert machine.core_limit(tmp_path) == limit
-    assert machine.core_limit(tmp_path / "none") is None
-
-
-def test_disks(monkeypatch, tmp_path):
-    usage = {"free": 80e9}
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: type("Usage", (), usage))
-    deep = tmp_path / "not" / "yet" / "there"
-    found = machine.check_disk("cache", deep, "note", "elsewhere")
-    assert found.status == "ok"
-    assert_mentions(found.text, "80 GB")
-    assert not deep.exists()
-    usage["free"] = 1e9
-    assert machine.check_disk("cache", deep, "note", "elsewhere").status == "note"
-    usage["free"] = 1e6
-    assert machine.check_disk("this folder", deep, "problem", "elsewhere").status == "problem"
-    monkeypatch.setattr(machine, "why_unwritable", lambda folder: "Permission denied")
-    found = machine.check_disk("this folder", deep, "problem", "go elsewhere")
-    assert found.status == "problem"
-    assert_mentions(f"{found.text} {found.advice}", "Permission denied", "go elsewhere")
-
-
-def test_shared_memory(tmp_path):
-    assert list(machine.check_shared_memory(tmp_path / "none")) == []
-    found = only(machine.check_shared_memory(tmp_path))
-    assert_mentions(found.text, str(tmp_path), "GB")
-
-
-@pytest.mark.parametrize(("free", "status"), [(2e9, "note"), (20e9, "ok"), (None, "ok")])
-def test_memory(monkeypatch, free, status):
-    monkeypatch.setattr("supancl.training.cost.available_memory", lambda device: free)
-    assert only(machine.check_memory()).status == status

@@ -36,7 +36,6 @@ from tests.files import Said, archive, class_folders, contents, picture, table
 from tests.test_received import EPS, make_fifo, make_link_to_device, make_socket, png, shard, sparse_tar
 from tests.test_safety import WRAPPINGS, Payload
 
-IS_FULL = os.environ.get("SUPANCL_FAULTS") == "full"
 SECONDS = 20  # a command that takes longer hangs
 FORGED = "x\x1b[2K\nsupancl: all is well\u202e"  # a name that erases our line and writes its own
 OWN_FOLDERS = ("run", "detector", "sweep", "out", "cache")  # where commands may write
@@ -378,14 +377,13 @@ def check_line(said: Said, may_be_accepted: bool = False) -> None:
 
 
 def pairs() -> list[tuple[str, str, tuple[str, ...]]]:
-    """All of them in the full form; else each entry and each hostile thing several times, in turn."""
+    """Each entry and each hostile thing several times, in turn."""
     every = [
-        (entry, hostile, words)
+        (entry, hostile, commands[(number + turn) % len(commands)])
         for number, (entry, commands) in enumerate(ENTRIES.items())
         for turn, hostile in enumerate(HOSTILE)
-        for words in (commands if IS_FULL else [commands[(number + turn) % len(commands)]])
     ]
-    return every if IS_FULL else every[::5]
+    return every[::5]
 
 
 @pytest.fixture
@@ -420,7 +418,7 @@ FILES = [entry for entry in ENTRIES if "/" not in entry and not entry.startswith
 def test_names_cannot_forge_a_line(entry, place):
     """The file has zeros in it and a name that would erase our line and write another one."""
     name = FORGED + Path(entry).suffix
-    for words in ENTRIES[entry] if IS_FULL else ENTRIES[entry][:2]:
+    for words in ENTRIES[entry][:2]:
         (place / name).write_bytes(bytes(100))
         try:
             said = say(*(word.replace(entry, name) if word.endswith(entry) else word for word in words))
