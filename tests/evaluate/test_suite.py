@@ -341,13 +341,7 @@ def test_tables_of_an_earlier_call_go_and_nothing_else_does(root, tmp_path):
     (out / "suite.json").write_text(json.dumps(told))
     page_of(protocols=("knn",))
     assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
-        "index.html",
-        "knn.csv",
-        "knn.md",
-        "knn.tex",
-        "notes.md",
-        "suite.json",
-        "transfer.md",
+        *["index.html", "knn.csv", "knn.md", "knn.tex", "notes.md", "suite.json", "transfer.md"],
     ]
     assert (tmp_path / "elsewhere.md").exists()
     assert len(list(out.rglob("evaluate/*.json"))) == 4  # results stay: the next call goes on with them
