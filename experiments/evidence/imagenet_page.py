@@ -9,22 +9,21 @@ from statistics import fmean
 from experiments.evidence.findings import count_words, join_names
 from experiments.evidence.plan import Plan
 from experiments.evidence.plans import IMAGENET_METHODS, IMAGENET_PILOTS, TUNED, imagenet_plan
-from experiments.evidence.results import KINDS, NAMES, Evidence, Gap, Row, gap, read_results, waiting
+from experiments.evidence.results import KINDS, NAMES, Evidence, Gap, Row, gap, read_evidence, waiting
 from experiments.evidence.study_page import (
     SPREAD_NOTE,
+    accuracy_table,
     brief,
-    describe_collapse,
     differences,
     evaluated_with,
     has_ended_collapsed,
     left_over,
-    mark,
     ratio_table,
     row_gaps,
     seeds_text,
     texts,
 )
-from experiments.evidence.tables import average_ranks, stated_alphas, table, unique
+from experiments.evidence.tables import stated_alphas, table, unique
 from supancl.errors import plural
 
 # measure -> title
@@ -55,8 +54,7 @@ PAIRS = (
 
 def imagenet_part(folder: Path, plan: Plan | None = None) -> str:
     """The part as Markdown; empty while the folder holds no result."""
-    plan = plan or imagenet_plan()
-    evidence = Evidence(plan, read_results(folder, plan))
+    evidence = read_evidence(folder, plan or imagenet_plan())
     if not evidence.results:
         return ""
     measured = method_rows(evidence)
@@ -95,7 +93,7 @@ def trained_again(rows: Mapping[str, Row]) -> list[str]:
 
 def imagenet_finding(folder: Path) -> str:
     """For the first page: what labels change on photographs, as a start for detectors too; empty without a pair."""
-    evidence = Evidence(plan := imagenet_plan(), read_results(folder, plan))
+    evidence = read_evidence(folder, imagenet_plan())
     rows = method_rows(evidence)
     sentences = [
         labels_sentence(rows[ours], rows[theirs], gaps, detection_clause(evidence) if ours == "supsiam" else "")
@@ -162,7 +160,7 @@ def labels_sentence(ours: Row, theirs: Row, gaps: Mapping[str, Gap], detection: 
 
 def imagenet_summary(folder: Path) -> str:
     """SupSiam against SimSiam in one sentence, for readers who read no further; empty until both are measured."""
-    evidence = Evidence(plan := imagenet_plan(), read_results(folder, plan))
+    evidence = read_evidence(folder, imagenet_plan())
     rows, ours, theirs = method_rows(evidence), *PAIRS[0]
     gaps = row_gaps(rows, ours, theirs, ACCURACIES)
     if not gaps or has_ended_collapsed(rows[theirs], rows):
@@ -192,8 +190,7 @@ def detection_clause(evidence: Evidence) -> str:
 
 def imagenet_line(folder: Path) -> str:
     """What this study leaves open, for the first page; empty while the folder holds no result."""
-    plan = imagenet_plan()
-    evidence = Evidence(plan, read_results(folder, plan))
+    evidence = read_evidence(folder, plan := imagenet_plan())
     if not evidence.results:
         return ""
     rows = method_rows(evidence)
@@ -240,17 +237,11 @@ def head(evidence: Evidence) -> str:
 
 
 def main_table(rows: Mapping[str, Row]) -> str:
-    ranks, measures = average_ranks(rows.values(), ACCURACIES), (*ACCURACIES, "linear_sgd")
-    lines = [
-        [mark(row, rows), row.seeds, *texts(row, rows, measures), ranks.get(row.name, "-")] for row in rows.values()
-    ]
-    columns = ["method", "seeds", *ACCURACIES.values(), "linear, SGD probe", "average rank"]
     return f"""### Methods
 
 The average rank is over all accuracies but that of the SGD probe, for the rows that have them all; 1 is best. It has
 no interval.
-{describe_collapse(rows)}
-{table(columns, lines)}"""
+{accuracy_table(rows, ACCURACIES, "method", {"linear_sgd": "linear, SGD probe"})}"""
 
 
 def pilot_table(evidence: Evidence) -> str:

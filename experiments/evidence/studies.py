@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.evidence.findings import OTHER_DATA, WORDS
-from experiments.evidence.further_page import cifar10_rows, read_evidence
+from experiments.evidence.further_page import cifar10_rows
 from experiments.evidence.further_plans import cifar10_plan
 from experiments.evidence.imagenet_page import ACCURACIES as IMAGENET_ACCURACIES
 from experiments.evidence.imagenet_page import ANCHOR as IMAGENET_ANCHOR
 from experiments.evidence.imagenet_page import OTHER_DATA as IMAGENET_OTHER_DATA
 from experiments.evidence.imagenet_page import PICTURE, method_rows
 from experiments.evidence.plans import imagenet_plan
-from experiments.evidence.results import ACCURACIES, NAMES, NO_CLEAR_DIFFERENCE, Evidence, Gap
+from experiments.evidence.results import ACCURACIES, NAMES, NO_CLEAR_DIFFERENCE, Evidence, Gap, read_evidence
 from experiments.evidence.study_page import row_gaps
 from experiments.evidence.tables import slug, table
 from supancl.files import replace_section

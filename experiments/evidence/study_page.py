@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from experiments.evidence.findings import LABELLED, join_names
 from experiments.evidence.results import Evidence, Gap, Row, gap, mean_text, waiting
-from experiments.evidence.tables import evaluation_commands, problem_lines, table
+from experiments.evidence.tables import average_ranks, evaluation_commands, problem_lines, table
 from supancl.errors import plural
 from supancl.stats import PooledDeviation, pooled_deviation
 
@@ -63,6 +63,15 @@ def labelled_pairs(rows: Mapping[str, Row]) -> list[tuple[str, str]]:
 def texts(row: Row, rows: Mapping[str, Row], measures: Iterable[str], decimals: int = 2) -> list[str]:
     """The cells of a row, with the deviation over seeds that all rows share."""
     return [row.text(measure, decimals, spread_of(rows, measure)) for measure in measures]
+
+
+def accuracy_table(
+    rows: Mapping[str, Row], titles: Mapping[str, str], first: str, unranked: Mapping[str, str] | None = None
+) -> str:
+    """One row per method or setting, with its average rank in the accuracies of `titles`."""
+    ranks, titles = average_ranks(rows.values(), titles), {**titles, **(unranked or {})}
+    lines = [[mark(row, rows), row.seeds, *texts(row, rows, titles), ranks.get(row.name, "-")] for row in rows.values()]
+    return describe_collapse(rows) + "\n" + table([first, "seeds", *titles.values(), "average rank"], lines)
 
 
 def spread_of(rows: Mapping[str, Row], measure: str) -> PooledDeviation | None:

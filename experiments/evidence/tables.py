@@ -136,8 +136,8 @@ def alpha_table(evidence: Evidence, figures: Sequence[str]) -> str:
         [
             row.name,
             seeds_of(row),
-            mean_text(row.last("ssl"), 4),
-            mean_text(row.last("sup"), 4),
+            row.text("ssl", 4),
+            row.text("sup", 4),
             *cells(row, measures),
             *(f"{METRIC_IMAGENET[row.name][column]:.2f}" for column in (3, 4, 5)),
         ]
@@ -223,10 +223,7 @@ def collapse_table(evidence: Evidence) -> str:
             verdict = {"missing": "not measured yet", "failed": "the run failed"}.get(
                 row.missing_reason, "yes" if row.collapsed else "no"
             )
-            signs = [
-                mean_text(row.last(term), digits)
-                for term, digits in (("target_effective_rank", 1), ("std", 3), ("loss", 3))
-            ]
+            signs = [row.text(term, digits) for term, digits in (("target_effective_rank", 1), ("std", 3), ("loss", 3))]
             lines.append(
                 [
                     decay,

@@ -49,7 +49,7 @@ LEARNING_RATE = {
     "moco3": 0.3,
     "crossentropy": 0.1,
 }
-# where App. H states nothing these replace the above and a decay of 1e-4: `python -m experiments.evidence defaults`
+# where App. H states nothing these replace the above and a decay of 1e-4: the best of RESULTS.md's pilots
 TUNED: dict[str, dict[str, float]] = {
     **{method: {"weight_decay": 1e-4} for method in ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")},
     "moco2": {"lr": 0.3, "weight_decay": 1e-4},
