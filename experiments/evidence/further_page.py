@@ -186,7 +186,8 @@ def cifar10_part(folder: Path) -> list[str]:
     titles = {**TITLES, "crossed": "CIFAR-100 linear"}
     return [
         f"## Pretrained on CIFAR-10\n\n{conditions(evidence)} Learning rate and weight decay are those that pilots "
-        "chose on CIFAR-100; nothing was tuned on CIFAR-10. SupBYOL has alpha 0.8, SupSiam alpha 0.5.\n"
+        "chose on CIFAR-100; nothing was tuned on CIFAR-10. SupBYOL has alpha 0.8, SupSiam alpha 0.5. "
+        "SupCon's projector lacks the authors' batch norm.\n"
         f"{accuracy_table(measured, titles, 'method')}",
         paper_table(measured),
         differences(measured, CIFAR10_PAIRS, titles),

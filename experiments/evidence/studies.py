@@ -107,6 +107,7 @@ The same comparisons after pretraining on [CIFAR-10](#pretrained-on-cifar-10) an
 points of the linear probe, with its 95% interval over seeds. "*": one side or both have one seed, and the deviation is
 that of methods with several. "Other data": in how many accuracies the first method is clearly better, clearly worse, or
 neither. SupSiam has alpha 0.5, SupBYOL 0.8 on CIFAR-100 and CIFAR-10, and 0.5 on photographs.
+The projectors of SupCon and SimCLR lack the authors' batch norm.
 
 {studies_table(studies)}{PHOTOGRAPHS_PICTURE * any(study.title == PHOTOGRAPHS for study in with_results(studies))}"""
 

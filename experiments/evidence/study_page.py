@@ -47,7 +47,7 @@ The monitor raised an alarm in some runs: a batch's targets used fewer than {FEW
 nearly equal. Training continued to the end. †: the run ended collapsed (still so few directions in the projector's
 features of training images, and less than half of the best method's k-NN). ‡: it trained on and did not. The effective
 rank at the end: {", ".join(ends)}.
-Differences to a run with † do not say how much labels help; at another learning rate that method may train.
+Differences to a run with † do not say how much labels help; with another rate, batch or warm-up it may train.
 """
 
 
@@ -122,8 +122,7 @@ def differences(rows: Mapping[str, Row], pairs: Sequence[tuple[str, str]], accur
     return f"""### Differences
 
 In points; "[low, high]" is a 95% interval over seeds. "*": one side or both have one seed, and the deviation is that
-of the rows with several ({join_names(lenders) or "none"}). "(no interval)": too few seeds for one. Intervals do
-not cover other test images or settings.
+of the rows with several ({join_names(lenders) or "none"}).
 
 {table(["difference", *accuracies.values()], lines)}"""
 
