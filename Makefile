@@ -116,8 +116,9 @@ bench-data: $(READY)  ## decoding, cache and memory compared with a DataLoader
 bench-evaluate: $(READY)  ## transfer, few-shot and k-NN compared with reference loops
 	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/evaluate.py
 
-results: $(READY)  ## RESULTS.md, its figures and the tables of README.md and docs/choosing.md from experiments/results/
+results: $(READY)  ## RESULTS.md and the tables of README.md and docs/choosing.md; ACCEPT=--accept also takes changed numbers
 	$(BIN)/python -m experiments.evidence page --readme README.md --choosing docs/choosing.md
+	$(BIN)/python -m tests.test_golden_results $(ACCEPT)
 
 dist: $(READY)  ## wheel and source archive in dist/, and a test of the wheel in a clean environment
 	VENV=$(VENV) .ci/dist

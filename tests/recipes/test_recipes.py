@@ -117,6 +117,20 @@ def test_values_are_the_papers(name: str, field: str, value: object) -> None:
     assert recipe(name).fields()[field][0] == value
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_paper_is_the_source_of_what_it_states_alone(name: str) -> None:
+    fields = recipe(name).fields()
+    cited = {key for key, (_, source) in fields.items() if source.startswith(("App.", "Sec.", "Eq", "Table"))}
+    ours = {"data.cache", "views.local", "encoder.width", "pool.rate", "pool.sharded", "optimizer.encoder_lr_scale",
+            "schedule.granularity", "schedule.restart_epoch", "schedule.restart_rate"}  # fmt: skip
+    unused = {"branches.momentum"} if fields["branches.target"][0] != "momentum" else set()
+    assert not cited & (ours | unused)
+    in_table_f3 = name.endswith("-256") and name.partition(".")[2].startswith(("supcon", "supsiam"))
+    assert (
+        ("App. F.3" in fields["train.batch_size"][1]) == in_table_f3 == (recipe(name).paper == "App. F.3 (Table F.3)")
+    )
+
+
 @pytest.mark.parametrize(("name", "rate"), [("imagenet100.supcon-256", 0.3), ("imagenet100.supsiam-256", 0.4)])
 def test_batch_256_scales_the_rate_as_app_f3_says(name: str, rate: float) -> None:
     assert recipe(name).train.batch_size == 256
