@@ -82,16 +82,6 @@ VECTORS, ON_X = "vectors.safetensors", ("--data", "x.npz")
             ("detect train", "random:resnet18", "--data", ".", "--out", "x.npz/new"),
             ("x.npz/new", "Not a directory", "--out"),
         ),
-        (("detect crops", "--data", ".", "--out", "there"), ("there", "empty", "--out")),
-        (("detect crops", "--data", ".", "--out", "x.npz/new"), ("x.npz/new", "Not a directory")),
-        (
-            ("detect crops", "--data", ".", "--out", "new", "--margin", "nan"),
-            ("margin nan", "least 16", "at least 0"),
-        ),
-        (
-            ("detect crops", "--data", ".", "--out", "new", "--margin", "inf"),
-            ("margin inf", "least 16", "at least 0"),
-        ),
         (("import", "x.npz", "--out", "wide.safetensors"), ("wide.safetensors", "--out")),
         (
             ("import", "x.npz", "--out", "x.npz/new"),

@@ -51,8 +51,8 @@ def test_train_test_and_export(place, tmp_path, capsys, request):
     again = json.loads((tmp_path / "eval.json").read_text())
     assert again["AP"] == told["runs"]["seed 0"]["AP"]
     assert (out / "evaluate" / "detections.png").exists()
-    assert main(["detect", "export", str(out), "--format", "detectron2", "--out", str(tmp_path / "d2.pth")]) == 0
-    assert "roi_heads.res5.norm.weight" in torch.load(tmp_path / "d2.pth", weights_only=True)["model"]
+    assert main(["detect", "export", str(out), "--out", str(tmp_path / "tv.pth")]) == 0
+    assert "layer4.0.conv1.weight" in torch.load(tmp_path / "tv.pth", weights_only=True)
     assert "AP50" in capsys.readouterr().out
     assert train(place, out) == 2
     assert_mentions(capsys.readouterr().err, "holds a run", "--resume")
@@ -156,7 +156,7 @@ def test_coco_files_train_a_pyramid_from_nothing(place, no_curves, tmp_path):
         (["train", "random:cifar-resnet18", "--data", "{place}", "--year", "2012"], ("32 px", "stem")),
         (["train", "random:resnet18", "--data", "{place}"], ("VOC2007",)),
         (["eval", "nowhere"], ("no file", "nowhere")),
-        (["export", "nowhere", "--format", "torchvision", "--out", "x.pth"], ("no file", "nowhere")),
+        (["export", "nowhere", "--out", "x.pth"], ("no file", "nowhere")),
         (["frobnicate"], ("frobnicate", "unknown")),
     ],
 )

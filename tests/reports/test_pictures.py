@@ -12,7 +12,7 @@ from supancl import from_arrays
 from supancl.probes import Features
 from supancl.reports.alpha_page import _unbroken_flags
 from supancl.reports.contact_sheet import draw_image_sheet
-from supancl.reports.detections import draw_class_bars, draw_comparison_curves, draw_detection_curves
+from supancl.reports.detections import draw_detection_curves
 from supancl.reports.fonts import make_drawable
 from supancl.reports.legends import MAX_NAMED, lay_out_legend
 from supancl.reports.pictures import (
@@ -60,9 +60,7 @@ def test_no_picture_fails_for_a_name(tmp_path: Path) -> None:
     ]
     loss_curves({FORMULA: rows}, tmp_path / "loss.png")
     draw_detection_curves({FORMULA: rows, "_b": rows}, tmp_path / "detection.png")
-    draw_comparison_curves({FORMULA: [rows]}, tmp_path / "comparison.png")
-    draw_class_bars({FORMULA: {FORMULA: 1.0, "cat": 2.0}}, tmp_path / "bars.png")
-    assert len(list(tmp_path.glob("*.png"))) == 4
+    assert len(list(tmp_path.glob("*.png"))) == 2
 
 
 def test_a_class_of_one_map_alone_is_in_the_legend(tmp_path: Path, legend: list[str]) -> None:
