@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from experiments.labels.mean_entropy import SemiWithMeanEntropy
 from scipy import stats
 from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -38,7 +39,6 @@ from experiments.evidence.results import Gap, choose, gap, mean_text, read_resul
 from experiments.labels import digits
 from experiments.labels import page as labels_page
 from experiments.labels import runs as labels_runs
-from experiments.labels.mean_entropy import SemiWithMeanEntropy
 from supancl.cli import build_parser
 from supancl.cli.flags import recipe_from_flags
 from supancl.core.losses import SemiAlign

@@ -15,7 +15,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "evaluate": "k-NN, linear, transfer, few-shot, fine-tuning, or all of them",
         "predict": "label images with a run, or fill in missing labels",
         "embed": "write features of images to a file",
-        "detect": "fine-tune, test, compare and export an object detector",
+        "detect": "fine-tune, test and export an object detector",
         "export": "write an encoder for timm, transformers, ONNX or torchvision",
         "import": "convert another library's encoder to encoder.safetensors",
     },
