@@ -97,7 +97,7 @@ def test_a_run_that_starts_from_weights_keeps_its_encoder(monkeypatch):
     smaller = estimate_memory(chosen.with_set({"train.batch_size": 16}), CPU)
     monkeypatch.setattr(cost, "available_memory", lambda device: smaller.total)
     for keeps_encoder, proposed in ((False, "encoder.name"), (True, "train.batch_size=16")):
-        with pytest.raises(BadInput, match=mentions("memory")):
+        with pytest.raises(BadInput, match=mentions(proposed)):
             check_memory(chosen, CPU, keeps_encoder)
 
 
