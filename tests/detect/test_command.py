@@ -51,9 +51,7 @@ def test_train_test_and_export(place, tmp_path, request):
     assert (out / "evaluate" / "detections.png").exists()
     assert main(["detect", "export", str(out), "--out", str(tmp_path / "tv.pth")]) == 0
     assert "layer4.0.conv1.weight" in torch.load(tmp_path / "tv.pth", weights_only=True)
-    assert "AP50" in capsys.readouterr().out
     assert train(place, out) == 2
-    assert_mentions(capsys.readouterr().err, "holds a run", "--resume")
     request.getfixturevalue("no_curves")  # they were looked at above
     assert main(["detect", "train", "--resume", "--out", str(out), "--quiet"]) == 0  # it has ended; it is tested again
     assert main(["detect", "train", "--resume", "--out", str(out), "--lr", "0.7"]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import doctest
 import importlib
 import io
 import json
@@ -16,6 +17,7 @@ import tarfile
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ from experiments.audit import small as audit_small
 from experiments.audit.ranking import roc_area
 from experiments.auto import page as auto_page
 from experiments.auto import runs as auto_runs
-from experiments.evidence import remote
+from experiments.evidence import findings, remote, results, studies, tables
 from experiments.evidence.__main__ import RESULTS, main
 from experiments.evidence.drive import Driver
 from experiments.evidence.further_plans import PLANS
@@ -99,6 +101,12 @@ def test_the_intervals_of_the_page_are_those_of_scipy() -> None:
     lent, reach = gap([70.0], [68.0], PooledDeviation(0.2, 8)), stats.t.ppf(0.975, 8) * 0.2 * 2**0.5
     assert (lent.low, lent.high, lent.borrowed) == (pytest.approx(2 - reach), pytest.approx(2 + reach), True)
     assert gap([70.0], [68.0, 68.4]) == Gap(pytest.approx(1.8))  # one seed and no spread to borrow: no interval
+
+
+@pytest.mark.parametrize("module", [findings, results, studies, tables], ids=lambda module: module.__name__)
+def test_the_examples_of_the_page_s_modules_hold(module: ModuleType) -> None:
+    outcome = doctest.testmod(module)
+    assert outcome.attempted > outcome.failed == 0
 
 
 def test_the_other_pages_hold_the_tables_of_the_committed_results(tmp_path: Path, monkeypatch) -> None:
