@@ -35,6 +35,7 @@ from supancl.data.store.cache_folders import list_caches, remove_cache
 from supancl.detect.saving import DetectFolder
 from supancl.evaluate.feature_cache import FeatureCache
 from supancl.files import check_regular, open_regular, read_text, write_text
+from supancl.weights.checkpoint import load_tensors
 from supancl.weights.encoder_file import save_encoder
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
