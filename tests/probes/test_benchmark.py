@@ -22,6 +22,7 @@ def bench() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PATH.parent))
         patch.setenv("OMP_WAIT_POLICY", "active")  # the script's own setting stays out of the test's process
         spec.loader.exec_module(module)
     return module
