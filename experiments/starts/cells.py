@@ -1,15 +1,16 @@
 """The cells of the study: what a start is worth on data with some labels, used in one way, with one seed.
 
-    python -m experiments.starts.cells --data DIR --out DIR --runs DIR     # as often as drivers should run side by side
+    python -m experiments.starts.cells --data DIR --out DIR --runs DIR    # once for each driver side by side
 
-DIR of --data has the folders of `experiments.starts.data` and the weights. A cell becomes OUT/NAME.json; cells that have
-one are left out, and those whose data are not there. What a way has to choose (learning rate, batch norm) is chosen with
-seed 0 on labelled images held out of the training images, then used for all seeds; test images choose nothing.
+DIR of --data has the folders of `experiments.starts.data` and the weights. A cell becomes OUT/NAME.json; cells that
+have one, or whose data are not there, are left out. Learning rate and batch norm are chosen with seed 0 on labelled
+images held out of the training images, and used for all seeds; test images choose nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import shutil
@@ -29,10 +30,13 @@ from supancl.weights.provenance import commit
 
 STARTS = {name: f"timm:{name}@{name}.safetensors" for name in ("tf_efficientnet_lite0", "tf_efficientnet_lite2")}
 DATA = ("pets", "cub", "cars", "plantvillage")
-FINE_TUNING = [
-    ("--lr", lr, *norm) for norm in ((), ("--freeze-norm",)) for lr in ("0.02", "0.1", "0.5")
-]  # at batch 256
-SUPERVISED_RATES = [("--set", f"optimizer.lr={lr}") for lr in ("0.02", "0.1", "0.5")]
+RATES = ("0.02", "0.1", "0.5")  # at batch 256
+FINE_TUNING = [("--lr", lr, *norm) for norm in ((), ("--freeze-norm",)) for lr in RATES]
+SUPERVISED = [("--set", f"optimizer.lr={lr}") for lr in RATES]
+
+
+class Failed(Exception):
+    """A command ended with an error."""
 
 
 class Way(NamedTuple):
@@ -40,7 +44,6 @@ class Way(NamedTuple):
 
     method: str = ""
     finetune: bool = False
-    probe_first: bool = False
     candidates: Sequence[tuple[str, ...]] = ((),)  # settings of the last step that is trained
 
 
@@ -49,9 +52,9 @@ WAYS = {
     "supsiam": Way("supsiam"),
     "semi": Way("semi"),
     "finetuned": Way(finetune=True, candidates=FINE_TUNING),
-    "probe-finetuned": Way(finetune=True, probe_first=True, candidates=FINE_TUNING),
+    "probe-finetuned": Way(finetune=True, candidates=[("--probe-first", *words) for words in FINE_TUNING]),
     "supsiam-finetuned": Way("supsiam", finetune=True, candidates=FINE_TUNING),
-    "crossentropy": Way("crossentropy", candidates=SUPERVISED_RATES),
+    "crossentropy": Way("crossentropy", candidates=SUPERVISED),
 }
 
 
@@ -94,22 +97,23 @@ class Study:
         way = WAYS[cell.way]
         has_choice = cell.seed == SEEDS[0] or len(way.candidates) == 1 or self.path(cell, seed=SEEDS[0]).exists()
         has_run = not (way.method and way.finetune) or self.path(cell, way=way.method).exists()
-        return Path(cell.data).is_dir() and has_choice and has_run
+        has_files = Path(cell.data).is_dir() and Path(STARTS[cell.start].partition("@")[2]).exists()
+        return has_files and has_choice and has_run
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         way, since, tried = WAYS[cell.way], time.perf_counter(), dict[str, float]()
-        chosen: Sequence[str] = way.candidates[0]
+        chosen = list(way.candidates[0])
         if len(way.candidates) > 1 and cell.seed == SEEDS[0]:
             for candidate in way.candidates:
-                answer = self.train_and_test(cell, f"{cell.labels}-choose", candidate)
-                tried[" ".join(candidate)] = answer["accuracy"]
-            chosen = max(way.candidates, key=lambda candidate: tried[" ".join(candidate)])
+                with contextlib.suppress(Failed):  # a rate may be too high
+                    answer = self.train_and_test(cell, f"{cell.labels}-choose", candidate)
+                    tried[" ".join(candidate)] = answer["accuracy"]
+            chosen = max(tried, key=lambda candidate: tried[candidate]).split()
         elif len(way.candidates) > 1:
             chosen = json.loads(self.path(cell, seed=SEEDS[0]).read_text())["chosen"]
-        choosing_seconds = time.perf_counter() - since
+        choosing = {"chosen": chosen, "tried": tried, "choosing_seconds": round(time.perf_counter() - since, 1)}
         answer = self.train_and_test(cell, f"{cell.labels}-{cell.seed}", chosen)
-        return {**asdict(cell), **answer, "chosen": chosen, "tried": tried, "epochs": self.epochs,
-                "choosing_seconds": round(choosing_seconds, 1), "commit": self.commit or commit()}  # fmt: skip
+        return {**asdict(cell), **answer, **choosing, "epochs": self.epochs, "commit": self.commit or commit()}
 
     # --- the only place that knows the command line -------------------------------------------------------------------
 
@@ -128,14 +132,14 @@ class Study:
                          *(() if way.finetune else chosen), "--set", "train.monitor_every=0",
                          "--set", "train.checkpoint_epochs=100000"]  # fmt: skip
                 self.call(words, commands)
-                seen += steps * self.batch
+                seen = steps * self.batch
             encoder = str(run)
         test = ["--data", source, "--split", "test", "--no-baselines"]
         if way.finetune:
             images = count_rows(source, labelled=True)
             epochs = round(steps / max(1, images // self.batch))
-            test += ["--epochs", str(epochs), "--train-batch", str(self.batch), "--views", "pretraining", *chosen]
-            test += ["--seed", str(cell.seed), *["--probe-first"] * way.probe_first]
+            test += ["--epochs", str(epochs), "--train-batch", str(self.batch), "--views", "pretraining"]
+            test += ["--seed", str(cell.seed), *chosen]
             seen += steps * min(self.batch, images)
         answer = self.call(["evaluate", "finetune" if way.finetune else "linear", encoder, *test], commands)
         seconds = time.perf_counter() - since
@@ -152,7 +156,7 @@ class Study:
         answer = self.runs / f"{time.time_ns()}.json"
         code, lines, _ = called([*words, "--quiet", "--json", str(answer)])
         if code:
-            raise RuntimeError(f"exit {code}: {lines[-1] if lines else shlex.join(words)}")
+            raise Failed(f"exit {code}: {lines[-1] if lines else shlex.join(words)}")
         found: dict[str, Any] = json.loads(answer.read_text())
         answer.unlink()
         return found
@@ -181,7 +185,7 @@ def work(study: Study, cells: Sequence[Cell]) -> None:
                 row = study.measure(cell)
                 write_json(study.path(cell), row)
                 print(f"{cell.name}: {row['accuracy']:.1f}%, {row['seconds']:.0f} s, {len(left) - 1} left", flush=True)
-        except RuntimeError as error:
+        except Failed as error:
             failed.add(cell.name)
             print(f"{cell.name}: failed, {error}", flush=True)
         finally:

@@ -1,24 +1,22 @@
 """A small copy of a data set of photographs, from the git repository that has it at full resolution.
 
-    python -m experiments.starts.data pets REPOSITORY OUT [--classes 50] [--train 24] [--test 26]
+    python -m experiments.starts.data pets REPOSITORY OUT [CLASSES [TRAIN [TEST]]]
 
-Writes OUT/NAME/CLASS/N.jpg (short side 224 px, JPEG quality 85), source.json with the commit and the blob of each image,
-and the tables of the study: LABELS-SEED.csv with `path,label,split`, in which only some training images have a label, and
+Writes OUT/NAME/CLASS/N.jpg (short side 224 px, JPEG quality 85), source.json with the commit and the blob of each
+image, and tables with `path,label,split`: LABELS-SEED.csv, in which only some training images have a label, and
 LABELS-choose.csv, in which a quarter of the labels of seed 0 is held out and no test image occurs.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
 import random
 import re
 import subprocess
-from collections.abc import Sequence
+import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from PIL import Image
 
@@ -32,17 +30,15 @@ CLASS_OF = {  # where an image's path has its class
 SIDE, QUALITY, SEEDS, LABELS = 224, 85, (0, 1, 2), ("4", "all")
 
 
-class Blob(NamedTuple):
-    digest: str
-    class_name: str
-
-
-def list_blobs(name: str, repository: Path) -> list[Blob]:
-    """Every image once, with its class, in the order of the digests, which is as good as random."""
+def digests_by_class(name: str, repository: Path) -> dict[str, list[str]]:
+    """Every image once; the order of the digests is as good as random."""
     listing = git(repository, "ls-tree", "-r", "-z", "HEAD").decode().rstrip("\0").split("\0")
     rows = (line.partition("\t") for line in listing)
     found = {facts.split()[2]: match[1] for facts, _, path in rows if (match := re.search(CLASS_OF[name], path))}
-    return [Blob(digest, found[digest]) for digest in sorted(found)]
+    classes: dict[str, list[str]] = {}
+    for digest in sorted(found):
+        classes.setdefault(found[digest], []).append(digest)
+    return classes
 
 
 def git(repository: Path, *words: str) -> bytes:
@@ -80,10 +76,8 @@ def label_tables(images: dict[str, tuple[list[str], list[str]]]) -> dict[str, li
     return tables
 
 
-def prepare(name: str, repository: Path, out: Path, classes: int, train: int, test: int) -> None:
-    by_class: dict[str, list[str]] = {}
-    for blob in list_blobs(name, repository):
-        by_class.setdefault(blob.class_name, []).append(blob.digest)
+def prepare(name: str, repository: Path, out: Path, classes: int = 50, train: int = 24, test: int = 26) -> None:
+    by_class = digests_by_class(name, repository)
     complete = sorted(class_name for class_name, blobs in by_class.items() if len(blobs) >= train + min(test, 10))
     images, sources = dict[str, tuple[list[str], list[str]]](), dict[str, str]()
     for class_name in sorted(random.Random(name).sample(complete, min(classes, len(complete)))):
@@ -96,26 +90,10 @@ def prepare(name: str, repository: Path, out: Path, classes: int, train: int, te
     commit = git(repository, "rev-parse", "HEAD").decode().strip()
     (out / name / "source.json").write_text(json.dumps({"commit": commit, "images": sources}, indent=1))
     for table, rows in label_tables(images).items():
-        write_table(out / name / f"{table}.csv", rows)
+        with open(out / name / f"{table}.csv", "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("path", "label", "split"), *rows])
     print(f"{name}: {len(images)} classes, {len(sources)} images")
 
 
-def write_table(path: Path, rows: Sequence[Row]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("path", "label", "split"), *rows])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("name", choices=list(CLASS_OF))
-    parser.add_argument("repository", type=Path, help="a git repository, with or without a work tree")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--classes", type=int, default=50)
-    parser.add_argument("--train", type=int, default=24, help="images per class")
-    parser.add_argument("--test", type=int, default=26, help="images per class, at most")
-    args = parser.parse_args()
-    prepare(args.name, args.repository, args.out, args.classes, args.train, args.test)
-
-
 if __name__ == "__main__":
-    main()
+    prepare(sys.argv[1], *map(Path, sys.argv[2:4]), *map(int, sys.argv[4:]))

@@ -10,15 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from experiments.labels import digits, page, runs
-from experiments.labels.mean_entropy import SemiWithMeanEntropy
-from supancl.core.losses import SemiAlign
-from supancl.core.pools import Queue
+from experiments.labels import page, runs
 from supancl.data.splits import DataSpec
 from tests.files import archive
-from tests.helpers import units
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"encoder.name": "cnn", "encoder.width": 8, "train.batch_size": 16, "heads.projector.hidden": [16],
@@ -111,44 +106,6 @@ def test_finished_rows_are_skipped_and_others_written(cifar: Path, small, tmp_pa
     assert json.loads((out / "simsiam-100%.json").read_text())["labels"] == 216
     assert (out / "runs" / "simsiam" / "finished.json").exists()
     assert "simsiam-100%" in capsys.readouterr().out
-
-
-def test_the_mean_entropy_term_is_the_entropy_of_the_mean_class_weights():
-    pool = Queue(8, 6, 4).double()
-    pool.push(units(6, 6, seed=1), torch.tensor([0, 0, 1, 1, 2, -1]))
-    anchors, targets, labels = units(2, 5, 6, seed=2), units(2, 5, 6, seed=3), torch.tensor([0, -1, -1, 2, 3])
-    settings = {"alpha": 0.5, "temperature": 0.2, "warmup": 1}
-    plain = SemiAlign(**settings)(anchors, targets, labels, pool).total
-    found = SemiWithMeanEntropy(weight=0.3, **settings)(anchors, targets, labels, pool).total
-    means = [units(6, 6, seed=1)[rows].mean(0) for rows in ([0, 1], [2, 3], [4])]
-    shares = torch.zeros(3, dtype=torch.float64)
-    for anchor in anchors.flatten(0, 1):
-        powers = torch.stack([torch.exp(anchor @ mean / mean.norm() / 0.2) for mean in means])
-        shares += powers / powers.sum() / 10
-    torch.testing.assert_close(plain - found, 0.3 * -(shares * shares.log()).sum())
-    later = SemiWithMeanEntropy(weight=0.3, **{**settings, "warmup": 2})
-    assert (
-        later(anchors, targets, labels, pool).total
-        == SemiAlign(**{**settings, "warmup": 2})(anchors, targets, labels, pool).total
-    )
-
-
-def test_digits_have_as_many_labels_of_each_class_and_the_test_is_kept_apart():
-    chosen_on, truth = digits.load_splits(20, 0, test=False)
-    tested_on, _ = digits.load_splits(20, 0, test=True)
-    labels = chosen_on.train.labels
-    assert torch.bincount(labels[labels >= 0]).tolist() == [2] * 10
-    assert torch.equal(labels[labels >= 0], torch.from_numpy(truth)[labels >= 0])
-    assert (len(tested_on.test), len(chosen_on.test), len(truth)) == (400, 280, 1117)
-    assert not torch.equal(labels, digits.load_splits(20, 1, test=False)[0].train.labels)
-
-
-@pytest.mark.parametrize("method", [digits.ENTROPY, "semi"])
-def test_a_run_on_digits_is_measured(method):
-    settings = {"loss.warmup": 2, "train.batch_size": 256}
-    found = digits.run(digits.Row(method, 100, 0, settings), test=False, epochs=1)
-    assert set(found["accuracy"]) == set(page.MEASURES)
-    assert found["on"] == "held out"
 
 
 def test_the_page_holds_the_tables_of_the_kept_results():
