@@ -22,7 +22,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from experiments.labels.mean_entropy import SemiWithMeanEntropy
 from scipy import stats
 from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -38,13 +37,10 @@ from experiments.evidence.drive import Driver
 from experiments.evidence.further_plans import PLANS
 from experiments.evidence.plan import Setting, recipe_of, settings_of, words_of
 from experiments.evidence.results import Gap, choose, gap, mean_text, read_results
-from experiments.labels import digits
 from experiments.labels import page as labels_page
 from experiments.labels import runs as labels_runs
 from supancl.cli import build_parser
 from supancl.cli.flags import recipe_from_flags
-from supancl.core.losses import SemiAlign
-from supancl.core.pools import Queue
 from supancl.data.label_noise import flip_labels
 from supancl.probes.features import Features
 from supancl.probes.precision import average_precision
@@ -52,7 +48,6 @@ from supancl.stats import PooledDeviation, welch_interval
 from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 from tests.files import archive, noise
-from tests.helpers import units
 from tests.tiny import tiny_data, tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -312,27 +307,6 @@ def test_labels_runs_few_labels_and_a_long_tail(cifar: Path, tmp_path: Path, mon
     alone, data = labels_runs.prepare(labels_runs.Row("b", "crossentropy", 0.25), cifar, 4)
     assert (len(data.train), int((data.train.labels < 0).sum())) == (56, 0)
     assert 0 <= alone.train.epochs * (56 // 16) - 4 * (216 // 16) < 3  # as many steps as on all images
-
-
-@pytest.mark.parametrize("method", [digits.ENTROPY, "simsiam"])
-def test_labels_on_digits_is_measured(method: str) -> None:
-    settings = {"train.batch_size": 256, **({} if method == "simsiam" else {"loss.warmup": 2})}
-    found = digits.run(digits.Row(method, 100, 0, settings), test=False, epochs=1)
-    assert set(found["accuracy"]) == set(labels_page.MEASURES)
-
-
-def test_the_mean_entropy_term_is_the_entropy_of_the_mean_class_weights() -> None:
-    pool = Queue(8, 6, 4).double()
-    pool.push(units(6, 6, seed=1), torch.tensor([0, 0, 1, 1, 2, -1]))
-    batch = units(2, 5, 6, seed=2), units(2, 5, 6, seed=3), torch.tensor([0, -1, -1, 2, 3]), pool
-    settings = {"alpha": 0.5, "temperature": 0.2, "warmup": 1}
-    found = SemiAlign(**settings)(*batch).total - SemiWithMeanEntropy(weight=0.3, **settings)(*batch).total
-    means = [units(6, 6, seed=1)[rows].mean(0) for rows in ([0, 1], [2, 3], [4])]
-    shares = torch.zeros(3, dtype=torch.float64)
-    for anchor in batch[0].flatten(0, 1):
-        powers = torch.stack([torch.exp(anchor @ mean / mean.norm() / 0.2) for mean in means])
-        shares += powers / powers.sum() / 10
-    torch.testing.assert_close(found, 0.3 * -(shares * shares.log()).sum())
 
 
 # --- benchmarks -------------------------------------------------------------------------------------------------------
