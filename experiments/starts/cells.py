@@ -31,7 +31,10 @@ from supancl.weights.provenance import commit
 STARTS = {name: f"timm:{name}@{name}.safetensors" for name in ("tf_efficientnet_lite0", "tf_efficientnet_lite2")}
 DATA = ("pets", "cub", "cars", "plantvillage")
 RATES = ("0.02", "0.1", "0.5")  # at batch 256
-FINE_TUNING = [("--lr", lr, *norm) for norm in ((), ("--freeze-norm",)) for lr in RATES]
+NORMS = ((), ("--freeze-norm",))
+FINE_TUNING = [("--lr", lr, *norm) for norm in NORMS for lr in RATES]
+# a linear classifier that is fitted to the end has large weights, so the encoder gets large gradients
+FROM_PROBE = [("--probe-first", "--lr", lr, *norm) for norm in NORMS for lr in ("0.004", *RATES[:2])]
 SUPERVISED = [("--set", f"optimizer.lr={lr}") for lr in RATES]
 
 
@@ -52,7 +55,7 @@ WAYS = {
     "supsiam": Way("supsiam"),
     "semi": Way("semi"),
     "finetuned": Way(finetune=True, candidates=FINE_TUNING),
-    "probe-finetuned": Way(finetune=True, candidates=[("--probe-first", *words) for words in FINE_TUNING]),
+    "probe-finetuned": Way(finetune=True, candidates=FROM_PROBE),
     "supsiam-finetuned": Way("supsiam", finetune=True, candidates=FINE_TUNING),
     "crossentropy": Way("crossentropy", candidates=SUPERVISED),
 }
@@ -108,7 +111,7 @@ class Study:
                 with contextlib.suppress(Failed):  # a rate may be too high
                     answer = self.train_and_test(cell, f"{cell.labels}-choose", candidate)
                     tried[" ".join(candidate)] = answer["accuracy"]
-            chosen = max(tried, key=lambda candidate: tried[candidate]).split()
+            chosen = max(tried, key=lambda candidate: tried[candidate], default=" ".join(chosen)).split()
         elif len(way.candidates) > 1:
             chosen = json.loads(self.path(cell, seed=SEEDS[0]).read_text())["chosen"]
         choosing = {"chosen": chosen, "tried": tried, "choosing_seconds": round(time.perf_counter() - since, 1)}

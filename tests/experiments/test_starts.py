@@ -52,7 +52,6 @@ def test_a_table_shows_the_labels_of_a_seed_and_choosing_sees_no_test_image(prep
 
 
 def test_every_way_becomes_a_row_and_the_rows_a_page(prepared: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cells, "FINE_TUNING", [("--lr", "0.1"), ("--lr", "0.1", "--freeze-norm")])
     monkeypatch.setattr(
         cells, "WAYS", {name: way._replace(candidates=way.candidates[:2]) for name, way in cells.WAYS.items()}
     )
