@@ -205,22 +205,6 @@ def test_the_lock_of_a_cache_is_not_taken_through_a_link(leads, place, mine, cac
     assert contents(mine) == before
 
 
-def test_a_damaged_image_is_not_repaired_through_a_link(place, mine, cache_root):
-    cache, files = cached(place)
-    cache.build(files)
-    shard = next(cache.folder.glob("*.bin"))
-    pixels = bytearray(shard.read_bytes())
-    pixels[0] ^= 255
-    (mine / "pixels").write_bytes(pixels)
-    shard.unlink()
-    shard.symlink_to(mine / "pixels")
-    store, unreadable, _ = cache.build(files)
-    assert not unreadable
-    assert torch.equal(store.image(0), decode.decode(files[0], 1))
-    assert store.repaired == 1
-    assert (mine / "pixels").read_bytes() == pixels
-
-
 def test_a_shard_is_not_written_through_a_link(place, mine, cache_root, monkeypatch):
     cache, files = cached(place)
     monkeypatch.setattr(Cache, "_prepare_folder", lambda self, add_remark: (self.folder / "about.json").touch())
