@@ -31,7 +31,6 @@ ROOMS = (
     {"export"},
     {"sweeps"},
     {"paper"},
-    {"doctor"},
     {"cli"},
     {""},  # the package itself, with its public names
     {"__main__"},

@@ -189,6 +189,27 @@ def test_removing_a_cache_that_is_a_link_removes_the_link_alone(place, mine, cac
     assert list_caches() == []
 
 
+@pytest.mark.parametrize("leads", ["to a file", "nowhere"])
+def test_the_lock_of_a_cache_is_not_taken_through_a_link(leads, place, mine, cache_root):
+    cache, files = cached(place)
+    cache.folder.mkdir(parents=True)
+    (cache.folder / ".lock").symlink_to(mine / ("thesis.tex" if leads == "to a file" else "new"))
+    before = contents(mine)
+    with pytest.raises(BadInput, match=mentions(".lock", *LINK)):
+        cache.build(files)
+    assert contents(mine) == before
+
+
+def test_a_shard_is_not_written_through_a_link(place, mine, cache_root, monkeypatch):
+    cache, files = cached(place)
+    monkeypatch.setattr(Cache, "_prepare_folder", lambda self, add_remark: (self.folder / "about.json").touch())
+    cache.folder.mkdir(parents=True)
+    (cache.folder / "shard-000000.bin.tmp").symlink_to(mine / "thesis.tex")
+    with pytest.raises(BadInput, match=mentions(cache.folder, "File exists", "SUPANCL_CACHE")):
+        cache.build(files)
+    assert (mine / "thesis.tex").read_text() == "years of work"
+
+
 @pytest.mark.parametrize("name", ["features", "tars"])
 def test_features_and_indexes_are_not_written_through_a_link(name, place, mine, cache_root):
     cache_root.mkdir(parents=True)

@@ -140,17 +140,19 @@ def test_a_cache_is_built_listed_verified_and_removed(capsys, tmp_path, cache_ro
     source = jpegs(tmp_path / "data")
     said = supancl(capsys, "data", "cache", source, "--short-side", "40", "--json", "-")
     built = json_of(said)
-    assert (built["images"], built["short_side"], built["mended"], built["skipped"]) == (8, 40, None, 0)
+    assert (built["images"], built["short_side"], built["skipped"]) == (8, 40, 0)
     assert built["bytes"] == sum(3 * 40 * (90 * 40 // (70 + i)) for i in range(4)) * 2
     folder = Path(built["folder"])
     assert folder.parent == cache_root
     listed = json_of(supancl(capsys, "data", "cache", "--list", "--json", "-"))
     assert listed["root"] == str(cache_root)
     assert [(each["source"], each["images"]) for each in listed["caches"]] == [(str(source), 8)]
+    said = supancl(capsys, "data", "cache", source, "--short-side", "40", "--verify")
+    assert "8 images at short side 40" in said.out
+    assert said.out.endswith("every checksum compared\n")
     with open(next(folder.glob("*.bin")), "rb+") as file:
         file.write(b"harm")
-    said = supancl(capsys, "data", "cache", source, "--short-side", "40", "--verify")
-    assert said.code == 0, said.err
+    assert_refused(supancl(capsys, "data", "cache", source, "--short-side", "40", "--verify"), folder.name, "--remove")
     said = supancl(capsys, "data", "cache", source, "--remove")
     assert (said.code, folder.exists()) == (0, False)
     assert list_caches() == []

@@ -83,13 +83,10 @@ def test_cached_pixels_are_the_decoded_ones(tmp_path, small_shards, uniform, cha
         assert torch.equal(row[:, : image.shape[1], : image.shape[2]], image)
 
 
-def test_another_way_of_resizing_has_another_cache_and_is_mended_in_that_way(tmp_path):
+def test_another_way_of_resizing_has_another_cache(tmp_path):
     files = photos(tmp_path / "data", 4)
     for resample in ("bilinear", "bicubic"):
-        cache = Cache("here", 3, 5, resample)
-        cache.build(files)
-        flip(bins(cache)[0], 20)
-        images, _, _ = cache.build(files)
+        images, _, _ = Cache("here", 3, 5, resample).build(files)
         for i, file in enumerate(files):
             assert torch.equal(images.image(i), decode(file, 3, 5, resample))
     assert not torch.equal(decode(files[0], 3, 5, "bilinear"), decode(files[0], 3, 5, "bicubic"))
@@ -316,14 +313,24 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 255]))
 
 
-def test_a_flipped_byte_is_mended_from_the_file_in_memory_and_on_disk(tmp_path):
+def test_a_flipped_byte_is_refused_and_the_cache_can_be_built_again(tmp_path):
     files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
     cache.build(files)
-    sound = bins(cache)[0].read_bytes()
-    flip(bins(cache)[0], 1000)
+    flip(bins(cache)[0], 5)
     images, _, _ = cache.build(files)
+    told = mentions(files[0], bins(cache)[0], f"supancl data cache {cache.folder.name} --remove", "--resume")
+    with pytest.raises(BadInput, match=told):
+        images.image(0)
+    assert torch.equal(images.image(1), decode(files[1]))
+    with pytest.raises(BadInput, match=told):
+        images.verify()
+    remove_cache(cache.folder)
+    images, _, _ = cache.build(files)
+    told = []
+    with report_to(ProgressFunction(lambda *what: told.append(what))):
+        images.verify()
+    assert told[-1] == ("comparing checksums", 12, 12)
     assert_pixels(images, files)
-    assert bins(cache)[0].read_bytes() == sound
 
 
 # --- files that change under it ---------------------------------------------------------------------------------------

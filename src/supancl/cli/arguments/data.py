@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     cache.add_argument("--recipe", default="imagenet100.supsiam", help="recipe whose image size is used")
     cache.add_argument("--short-side", type=int, help="decode to this size instead")
     cache.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images")
-    cache.add_argument("--verify", action="store_true", help="compare every checksum and repair what is damaged")
+    cache.add_argument("--verify", action="store_true", help="compare every checksum")
     cache.add_argument("--remove", action="store_true", help="remove the source's caches of every size")
     cache.add_argument("--list", action="store_true", help="list what is cached")
     cache.add_argument("--keep-gb", type=float, help="remove the longest unused caches until at most this much is left")

@@ -8,7 +8,6 @@ new shard, whose entry replaces the old one. Nothing in a cache is ever executed
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -34,7 +33,7 @@ from supancl.data.decode import (
 from supancl.data.store.memory import PackedImages, image_checksum
 from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, read_index
 from supancl.errors import BadInput
-from supancl.files import hold_lock, make_inner_folder, open_no_link, read_json, reason, write_text
+from supancl.files import hold_lock, make_inner_folder, read_json, reason, write_text
 from supancl.reporter import has_reporter, report_progress
 
 if TYPE_CHECKING:
@@ -204,8 +203,10 @@ class Cache:
 
 
 class CachedImages(PackedImages):
-    """Images mapped from a cache. Checksums are verified at the first read, and damaged images are repaired from their
-    source files. They use the system's file cache, not the process's memory."""
+    """Images mapped from a cache. Checksums are compared at the first read.
+
+    They use the system's file cache, not the process's memory.
+    """
 
     def __init__(self, cache: Cache, shards: Sequence[Shard], items: Sequence[Item | Path], rows: np.ndarray) -> None:
         buffers = [torch.from_numpy(np.memmap(shard.path, np.uint8, mode="c")) for shard in shards]
@@ -219,15 +220,16 @@ class CachedImages(PackedImages):
         locations = torch.from_numpy(np.stack([shard_of, offsets], axis=1))
         super().__init__(buffers, locations, torch.from_numpy(sizes), cache.channels)
         self.cache, self.items, self.paths = cache, items, [shard.path for shard in shards]
-        self.inodes = [path.stat().st_ino for path in self.paths]
         self.verified = np.zeros(len(rows), bool)
-        self.repaired = 0  # number of images since the cache was opened
 
     def image(self, index: int) -> Tensor:
         image = super().image(index)
         if not self.verified[index]:
             if image_checksum(image) != self.checksums[index]:
-                self._repair(index, image)
+                raise BadInput(
+                    f"the pixels of {self.items[index]} in {self.paths[int(self.locations[index, 0])]} are damaged; "
+                    f"run supancl data cache {self.cache.folder.name} --remove, then start again or use --resume"
+                )
             self.verified[index] = True
         return image
 
@@ -240,36 +242,12 @@ class CachedImages(PackedImages):
         checksums: np.ndarray = self.checksums[rows.numpy()]
         return checksums
 
-    def _repair(self, index: int, image: Tensor) -> None:
-        """Decode the source file again and restore the pixels, in memory and on disk."""
-        item, path = self.items[index], self.paths[int(self.locations[index, 0])]
-        problem = f"the pixels of {item} in {path} are damaged"
-        decoded = try_decode(item, self.channels, self.cache.short_side, self.cache.resample)
-        if isinstance(decoded, str):
-            raise BadInput(
-                f"{problem}, and the image cannot be read again ({decoded}); restore it, then continue with --resume"
-            )
-        if image_checksum(decoded) != self.checksums[index]:
-            raise BadInput(
-                f"{problem}, and the image has changed since it was cached; run supancl data cache "
-                f"{self.cache.source} --remove, then start again"
-            )
-        self.repaired += 1
-        image.copy_(decoded)  # the mapping is private; the file is repaired below
-        with contextlib.suppress(OSError, BadInput), os.fdopen(open_no_link(path, os.O_RDWR), "rb+") as file:
-            # else the file is another build's
-            if os.fstat(file.fileno()).st_ino == self.inodes[int(self.locations[index, 0])]:
-                file.seek(int(self.locations[index, 1]))
-                file.write(decoded.numpy().tobytes())
-
-    def verify(self) -> int:
-        """Verify every checksum now; returns the number of images repaired."""
-        before = self.repaired
+    def verify(self) -> None:
+        """Compare every checksum now."""
         for index in range(len(self)):
             self.verified[index] = False
             self.image(index)
             report_progress("comparing checksums", index + 1, len(self))
-        return self.repaired - before
 
 
 def _find_rows(shards: Sequence[Shard], names: Sequence[str]) -> np.ndarray:

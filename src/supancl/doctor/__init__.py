@@ -1,1 +1,0 @@
-"""`supancl doctor`: is this installation fine, what does this machine have, and what should be changed?"""
