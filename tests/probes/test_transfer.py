@@ -94,21 +94,21 @@ def broken(features: Features, row: int, value: float) -> Features:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "noun"),
     [
-        {"train": broken(blobs(40), 7, float("nan"))},
-        {"test": broken(blobs(40), 3, float("-inf"))},
-        {"validation": blobs(40, classes=3)},
-        {"test": Features(torch.randn(10, 6), torch.arange(10))},  # classes that are not trained
-        {"test": Features(torch.randn(8, 5), torch.arange(8) % 4)},
-        {"train": Features(torch.randn(8, 6), torch.zeros(8, dtype=torch.long))},
-        {"test": Features(torch.randn(8, 6), torch.full((8,), -1))},
-        {"test": Features(torch.randn(8, 6), torch.zeros(7, dtype=torch.long))},
-        {"weights": ()},
-        {"metric": "top-5"},
+        ({"train": broken(blobs(40), 7, float("nan"))}, "row 7"),
+        ({"test": broken(blobs(40), 3, float("-inf"))}, "row 3"),
+        ({"validation": blobs(40, classes=3)}, "class 3"),
+        ({"test": Features(torch.randn(10, 6), torch.arange(10))}, "test split"),
+        ({"test": Features(torch.randn(8, 5), torch.arange(8) % 4)}, "5 wide"),
+        ({"train": Features(torch.randn(8, 6), torch.zeros(8, dtype=torch.long))}, "only class 0"),
+        ({"test": Features(torch.randn(8, 6), torch.full((8,), -1))}, "labelled"),
+        ({"test": Features(torch.randn(8, 6), torch.zeros(7, dtype=torch.long))}, "7 labels"),
+        ({"weights": ()}, "weights"),
+        ({"metric": "top-5"}, "metric"),
     ],
 )
-def test_what_cannot_be_transferred_is_refused(change) -> None:
+def test_what_cannot_be_transferred_is_refused(change, noun: str) -> None:
     arguments = {"train": blobs(40), "validation": blobs(40, seed=1), "test": blobs(40, seed=2), "weights": (1.0,)}
-    with pytest.raises(BadInput):
+    with pytest.raises(BadInput, match=noun):
         transfer(**(arguments | change))
