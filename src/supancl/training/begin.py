@@ -31,8 +31,10 @@ from supancl.weights.metrics_log import MetricsLog, NoLog
 from supancl.weights.provenance import hardware
 from supancl.weights.run_end import record_stop
 from supancl.weights.run_folder import RunFolder
-from supancl.weights.start import describe_init, fill_encoder
+from supancl.weights.start import describe_init, fill_encoder, load_init
 from supancl.weights.writer import Writer
+
+Start = Path | str | dict[str, str]  # as --init names it, or as recipe.json records it
 
 
 @contextmanager
@@ -42,9 +44,9 @@ def begin_run(
     """The loop of a run, at its first step or where it stopped. Files and threads are closed at the end."""
     with Writer() as writer:  # at its end, pending writes are finished
         recorded = trainer.ranks.on_rank0(folder.read_init) if resume else None
-        init = init if recorded is None else recorded["from"]  # for a run that ended before its first checkpoint
-        state = _load_start(trainer, data, folder, resume, init, reporter)
-        is_filled = state is None and init is not None
+        # a run that ended before its first checkpoint starts again from the recorded weights
+        state = _load_start(trainer, data, folder, resume, init if recorded is None else recorded, reporter)
+        is_filled = state is None and recorded is None and init is not None
         start = describe_init(trainer.model.branches.encoder, str(init)) if is_filled else recorded
         cost = estimate_time(trainer) if reporter.shows_cost else {}
         about = {"cost": cost, "init": start, "hardware": hardware(trainer.device)}
@@ -86,7 +88,7 @@ def note_kept_settings(requested: Recipe | None, resolved: Recipe, reporter: Rep
 
 
 def _load_start(
-    trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | None, reporter: Reporter
+    trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Start | None, reporter: Reporter
 ) -> dict[str, Any] | None:
     """Load the initial weights or the newest checkpoint, and return that checkpoint if there is one."""
     ranks, branches = trainer.ranks, trainer.model.branches
@@ -114,8 +116,11 @@ def _load_start(
     return state
 
 
-def _load_initial_weights(encoder: Any, init: Path | str) -> dict[str, Tensor]:
-    fill_encoder(encoder, init)
+def _load_initial_weights(encoder: Any, init: Start) -> dict[str, Tensor]:
+    if isinstance(init, dict):
+        load_init(encoder, init)
+    else:
+        fill_encoder(encoder, init)
     return {name: value.cpu() for name, value in encoder.state_dict().items()}
 
 
