@@ -79,15 +79,11 @@ def test_new_images_get_all_labels_that_are_probable_enough(place, capsys, words
     rows, summary, printed = predict(capsys, "run", "--data", "new", *words)
     assert len(rows) == 60
     assert f1(rows, truth) > 75
-    assert summary["f1"] == pytest.approx(f1(rows, truth), abs=12)
-    assert summary["f1_interval"][0] < summary["f1"] < summary["f1_interval"][1]
     assert summary["checked_on"] == 120
     assert {len(row["label"].split(";")) for row in rows} >= {1, 2}
-    assert summary["is_threshold_chosen"]
     for row in rows:  # the only label of an image may be below the threshold, others not
         assert ";" not in row["label"] or float(row["confidence"]) >= summary["label_threshold"] - 5e-5
-    values = [f"{name} {summary[key]:.1f}% [" for name, key in (("mAP", "map"), ("F1", "f1"))]
-    assert_mentions(printed, *values, f"probability {summary['label_threshold']:g}", "120 held-out images")
+    assert_mentions(printed, f"mAP {summary['map']:.1f}% [", "probability 0.5", "120 held-out images")
     assert summary["mean_confidence"] == pytest.approx(summary["least_sure_right"], abs=10)
 
 
@@ -100,22 +96,16 @@ def true_matrix(pairs: torch.Tensor) -> np.ndarray:
     return matrix
 
 
-def test_map_and_f1_are_scikit_learns(place, capsys):
-    """Of the kept classifier on the kept held-out features; without a choice, so that F1 has one threshold."""
+def test_map_is_scikit_learns(place, capsys):
+    """Of the kept classifier on the kept held-out features."""
     write(Path("few.csv"), draw(Path("few"), 200, seed=5))
     run_folder(Path("small"), source="few.csv", described=True, data__holdout=0.3)
-    _, summary, printed = predict(capsys, "small", "--data", "photos")
-    assert (summary["is_threshold_chosen"], summary["label_threshold"]) == (False, 0.5)
-    assert_mentions(printed, "the usual one")
+    _, summary, _ = predict(capsys, "small", "--data", "photos")
     kept = load_features(Path("small/predict/references.safetensors"))
     linear = load_classifier(Path("small/predict/linear.safetensors"))
     truth = true_matrix(kept.pairs[1])
     logits = (kept.held_out[0] @ linear.weight.T + linear.bias).double().numpy()
     assert summary["map"] == pytest.approx(100 * average_precision_score(truth, logits, average="macro"), abs=1e-4)
-    probability = 1 / (1 + np.exp(-logits / summary["temperature"]))
-    listed = probability >= 0.5
-    listed[np.arange(len(listed)), probability.argmax(1)] = True
-    assert summary["f1"] == pytest.approx(100 * f1_score(truth, listed, average="samples"))
 
 
 def test_the_linear_classifier_ranks_as_scikit_learns(place, capsys):
@@ -197,9 +187,7 @@ def test_all_says_how_many_have_exactly_their_labels_and_a_second_call_reads_no_
     second, after, _ = predict(capsys, "run", "--data", "new", out="second.csv")
     assert first == second
     assert after["kept"]
-    assert {key: before[key] for key in ("map", "f1", "label_threshold")} == {
-        key: after[key] for key in ("map", "f1", "label_threshold")
-    }
+    assert before["map"] == after["map"]
 
 
 def test_damaged_references_are_made_again(place, capsys):
@@ -248,16 +236,11 @@ def test_without_held_out_labels_the_usual_threshold_is_used_and_nothing_is_judg
     draw(Path("new"), 6, seed=3)
     for words in ((), ("--with", "knn")):
         _, summary, printed = predict(capsys, "whole", "--data", "new", *words, out=f"{len(words)}.csv")
-        assert (summary["label_threshold"], summary["checked_on"], summary["map"], summary["f1"]) == (
-            0.5,
-            0,
-            None,
-            None,
-        )
+        assert (summary["label_threshold"], summary["checked_on"], summary["map"]) == (0.5, 0, None)
         assert_mentions(printed, "probability 0.5", "not fitted")
 
 
-def test_a_test_split_does_not_choose_the_threshold(place, capsys):
+def test_a_test_split_does_not_choose_the_ridge(place, capsys):
     drawn = draw(Path("more"), 300, seed=6)
     lines = [
         f"{path},{';'.join(sorted(labels))},{'train' if i % 2 else 'test'}" for i, (path, labels) in enumerate(drawn)
@@ -265,5 +248,5 @@ def test_a_test_split_does_not_choose_the_threshold(place, capsys):
     Path("tested.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
     run_folder(Path("tested"), source="tested.csv", described=True)
     _, summary, _ = predict(capsys, "tested", "--data", "photos")
-    assert (summary["checked_on"], summary["is_threshold_chosen"], summary["label_threshold"]) == (150, False, 0.5)
+    assert summary["checked_on"] == 150
     assert summary["ridge_chosen_on"] == "none"

@@ -54,11 +54,13 @@ def describe(result: dict[str, Any]) -> list[str]:
         lines += describe_several(result)
     if result["checked_on"]:
         key, what = ("accuracy", "") if "accuracy" in result else ("least_sure_right", "least sure label ")
+        chance = f", chance {result['chance']:.1f}%" if "chance" in result else ""
         low, high = result[f"{key}_interval"]
         right = f"{what}{result[key]:.1f}% [{low:.1f}, {high:.1f}]"
+        how = "labelled images, cross-validated" if result.get("cross_validated") else "held-out images"
         lines.append(
-            f"confidence: fitted on {plural(result['checked_on'], 'held-out image')}; "
-            f"{right} right, mean confidence {result['mean_confidence']:.1f}%"
+            f"expected: {right} right{chance} ({result['checked_on']} {how}); "
+            f"mean confidence {result['mean_confidence']:.1f}%"
         )
     else:
         lines.append("confidence: not fitted, because no labelled image was held out; do not take it for a probability")
@@ -73,14 +75,9 @@ def describe(result: dict[str, Any]) -> list[str]:
 
 
 def describe_several(result: dict[str, Any]) -> list[str]:
-    """From which probability on a class is a label, why, and how good the labels of held-out images are."""
-    images = plural(result["checked_on"], "held-out image")
-    reason = f"the best F1 on {images}" if result["is_threshold_chosen"] else "the usual one; no images chose it"
-    lines = [f"labels: classes of probability {result['label_threshold']:g} or more ({reason}), at least one"]
+    """From which probability on a class is a label, and how well the classes of held-out images are ranked."""
+    lines = [f"labels: classes of probability {result['label_threshold']:g} or more, at least one"]
     if result["checked_on"]:
-        values = [
-            f"{name} {result[key]:.1f}% [{result[f'{key}_interval'][0]:.1f}, {result[f'{key}_interval'][1]:.1f}]"
-            for name, key in (("mAP", "map"), ("F1", "f1"))
-        ]
-        lines.append(f"{', '.join(values)} of {images}")
+        low, high = result["map_interval"]
+        lines.append(f"mAP {result['map']:.1f}% [{low:.1f}, {high:.1f}] of {result['checked_on']} held-out images")
     return lines

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from supancl.evaluate.references import References
-from supancl.probes.classifiers import Classifier, classify, fit_temperature, mean_confidence
-from supancl.probes.several_classifiers import (
-    USUAL_THRESHOLD,
-    check_threshold,
-    fit_several_temperature,
-    rank_classes,
-)
+from supancl.probes import Features
+from supancl.probes.certainty import chance
+from supancl.probes.classifiers import Classifier, classify, fit_temperature
+from supancl.probes.linear import stratified_folds
+from supancl.probes.several_classifiers import LABEL_THRESHOLD, fit_several_temperature, rank_classes
 from supancl.probes.several_labels import ClassScores
 from supancl.stats import wilson_interval
 
@@ -27,6 +25,7 @@ class FittedClassifier(NamedTuple):
     classes: tuple[str, ...]
     references: References
     summary: dict[str, Any]
+    refit: Callable[[References], Classifier] | None = None  # the same classifier of other references
 
 
 class PredictedLabels(NamedTuple):
@@ -48,22 +47,29 @@ def calibrate(fitted: FittedClassifier, most_labels: int) -> tuple[Labeller, dic
 
 
 def _calibrate_one(fitted: FittedClassifier) -> tuple[Labeller, dict[str, Any]]:
-    """The temperature of the confidence, fitted on held-out images, and how often those are predicted right."""
+    """The temperature of the confidence, fitted on unseen images, and how often those are predicted right."""
     held_out = fitted.references.held_out
+    logits, labels = torch.empty(0), held_out.labels
+    if len(labels):
+        logits = fitted.classifier.logits(held_out.values)
+    elif fitted.refit is not None:
+        logits, labels = _cross_validate(fitted.references, fitted.refit)
     number = {name: i for i, name in enumerate(fitted.classes)}
     numbers = torch.tensor([number.get(name, -1) for name in fitted.references.classes], dtype=torch.long)
     temperature = 1.0
     check: dict[str, Any] = {"checked_on": 0, "accuracy": None, "accuracy_interval": None, "mean_confidence": None}
-    if len(held_out.labels):
-        labels = numbers[held_out.labels]
-        temperature = fit_temperature(fitted.classifier.logits(held_out.values), labels)
-        answers = classify(fitted.classifier, held_out.values, temperature)
-        accuracy, *interval = wilson_interval(100 * float((answers.labels == labels).double().mean()), len(labels))
+    if len(labels):
+        labels = numbers[labels]
+        temperature = fit_temperature(logits, labels)
+        confidence, predicted = (logits / temperature).softmax(1).max(1)
+        accuracy, *interval = wilson_interval(100 * float((predicted == labels).double().mean()), len(labels))
         check = {
             "checked_on": len(labels),
             "accuracy": accuracy,
             "accuracy_interval": interval,
-            "mean_confidence": 100 * mean_confidence(answers),
+            "chance": chance(fitted.references.features.labels),
+            "cross_validated": not len(held_out.labels),
+            "mean_confidence": 100 * float(confidence.double().mean()),
         }
 
     def label(values: Tensor) -> PredictedLabels:
@@ -73,38 +79,48 @@ def _calibrate_one(fitted: FittedClassifier) -> tuple[Labeller, dict[str, Any]]:
     return label, {**check, "temperature": temperature}
 
 
+def _cross_validate(references: References, fit: Callable[[References], Classifier]) -> tuple[Tensor, Tensor]:
+    """Logits of each fifth of the references by a classifier of the others, and their classes.
+
+    A class with one reference cannot be tested.
+    """
+    values, labels = references.features
+    is_testable = torch.bincount(labels)[labels] > 1
+    values, labels = values[is_testable], labels[is_testable]
+    fold, logits = stratified_folds(labels), torch.empty(len(labels), len(references.classes))
+    for part in (fold == number for number in torch.unique(fold).tolist()):
+        others = references._replace(features=Features(values[~part], labels[~part]))
+        logits[part] = fit(others).logits(values[part])
+    return logits, labels
+
+
 def _calibrate_several(fitted: FittedClassifier, most_labels: int) -> tuple[Labeller, dict[str, Any]]:
-    """The temperature of the probabilities and the threshold of labels, and mAP and F1 of held-out images."""
+    """The temperature of the probabilities, and mAP of held-out images."""
     classifier, classes = fitted.classifier, len(fitted.classes)
-    temperature, threshold = 1.0, USUAL_THRESHOLD
+    temperature = 1.0
     references, held_out = fitted.references.several
-    check: dict[str, Any] = dict.fromkeys(("map", "map_interval", "f1", "f1_interval"))
-    check |= dict.fromkeys(("least_sure_right", "least_sure_right_interval", "mean_confidence"))
-    check |= {"checked_on": 0, "is_threshold_chosen": False}
+    keys = ("map", "map_interval", "least_sure_right", "least_sure_right_interval", "mean_confidence")
+    check: dict[str, Any] = {"checked_on": 0, **dict.fromkeys(keys)}
     if len(held_out.labels):
         targets, logits = held_out.targets(classes), classifier.logits(held_out.values)
         has_reference = references.targets(classes).any(0)
         temperature = fit_several_temperature(logits[:, has_reference], targets[:, has_reference])
         ranked = rank_classes(classifier, held_out.values, classes, most_labels, temperature)
-        f1_check = check_threshold(ranked, targets, held_out.labels, fitted.references.may_choose)
-        threshold, judged = f1_check.threshold, ClassScores(logits, targets)
-        last = ranked.is_listed(threshold).sum(1, keepdim=True) - 1
+        judged = ClassScores(logits, targets)
+        last = ranked.is_listed().sum(1, keepdim=True) - 1
         least_sure = targets.gather(1, ranked.numbers.gather(1, last))
         right, *interval = wilson_interval(100 * float(least_sure.double().mean()), judged.images)
         check = {
             "checked_on": judged.images,
             "map": judged.value,
             "map_interval": list(judged.interval[1:]),
-            "f1": f1_check.f1,
-            "f1_interval": list(f1_check.interval[1:]),
             "least_sure_right": right,
             "least_sure_right_interval": interval,
-            "mean_confidence": 100 * float(ranked.confidence(threshold).double().mean()),
-            "is_threshold_chosen": f1_check.is_chosen,
+            "mean_confidence": 100 * float(ranked.confidence().double().mean()),
         }
 
     def label(values: Tensor) -> PredictedLabels:
         ranked = rank_classes(classifier, values, classes, most_labels, temperature)
-        return PredictedLabels(ranked.labels(threshold), ranked.confidence(threshold))
+        return PredictedLabels(ranked.labels(), ranked.confidence())
 
-    return label, {**check, "temperature": temperature, "label_threshold": threshold}
+    return label, {**check, "temperature": temperature, "label_threshold": LABEL_THRESHOLD}

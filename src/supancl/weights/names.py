@@ -12,7 +12,7 @@ from supancl.files import did_you_mean_path
 def split_encoder_name(text: str) -> tuple[str | None, Path]:
     """Split NAME@FILE into (NAME, FILE); an existing path gives (None, path), even with an @ in it.
 
-    torchvision:MODEL and timm:MODEL stand for the file in the cache of these libraries, which fetch it if it is missing.
+    torchvision:MODEL and timm:MODEL stand for the file in the cache of these libraries, which fetch a missing one.
     A missing FILE is refused.
     """
     if Path(text).exists() or "@" not in text:
