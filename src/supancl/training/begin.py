@@ -61,6 +61,8 @@ def begin_run(
             _announce(trainer, data, folder, reporter)
             if cost:
                 reporter.note(f"time: {cost['text']}")
+            if state is None and start is not None and trainer.recipe.train.monitor_every:
+                loop.measure_start()
             yield loop
         except Exception as error:
             if trainer.ranks.is_rank0:
