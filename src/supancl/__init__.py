@@ -60,7 +60,6 @@ from supancl.errors import Interrupted as Interrupted
 from supancl.errors import NonFinite as NonFinite
 from supancl.errors import SupanclError as SupanclError
 from supancl.lazy import lazy_names
-from supancl.moved import install, moved_attribute
 from supancl.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -118,8 +117,6 @@ if TYPE_CHECKING:
     from supancl.weights.importing import import_checkpoint as import_checkpoint
     from supancl.weights.importing import open_encoder as open_encoder
 
-install()
-
 # what help() shows and an asterisk imports; every other public name is in _NAMES
 __all__ = [
     "BadInput",
@@ -160,7 +157,7 @@ _NAMES = {
 }
 
 if not TYPE_CHECKING:  # so that type checkers and editors report misspelled names
-    __getattr__ = lazy_names(__name__, _NAMES, missing=moved_attribute)
+    __getattr__ = lazy_names(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,30 +10,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# names of 0.1.0, until 0.3.0
-_OLD_NAMES = {
-    "reading": "on_progress",
-    "begins": "on_start",
-    "stepped": "on_step",
-    "epoch_ended": "on_epoch",
-    "ends": "on_end",
-}
-
 
 class Reporter:
     """Receives progress reports. This one ignores them; the one of the terminal is in reports/terminal.py."""
-
-    shows_cost = False  # whether to measure, before the first step, how long the run will take
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        for old, new in _OLD_NAMES.items():
-            if old in vars(cls) and new not in vars(cls):  # with both, a class works with 0.1.0 and 0.2.0
-                message = f"{cls.__name__}.{old} is called {new} since 0.2.0; 0.3.0 will not call it"
-                warnings.warn(message, DeprecationWarning, stacklevel=2)
-                setattr(cls, new, vars(cls)[old])
-            elif new in vars(cls) and old not in vars(cls):
-                setattr(cls, old, vars(cls)[new])  # for super().OLD(...)
 
     def note(self, text: str) -> None: ...
 
@@ -55,7 +33,7 @@ class ForwardingReporter(Reporter):
     """Passes every report on to another reporter; a subclass adds what it does with some of them."""
 
     def __init__(self, reporter: Reporter) -> None:
-        self.reporter, self.shows_cost = reporter, reporter.shows_cost
+        self.reporter = reporter
 
     def note(self, text: str) -> None:
         self.reporter.note(text)
@@ -77,10 +55,6 @@ class ForwardingReporter(Reporter):
 
     def on_end(self) -> None:
         self.reporter.on_end()
-
-
-for _old, _new in _OLD_NAMES.items():
-    setattr(Reporter, _old, getattr(Reporter, _new))
 
 
 # --- progress of loops that are far below the command -----------------------------------------------------------------

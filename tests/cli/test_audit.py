@@ -15,10 +15,9 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from supancl.data.opening import open_data
-from supancl.reports.audit_files import cautions
 from supancl.weights.run_folder import RunFolder
 from tests.evaluate.made import SPEC, run_folder
-from tests.files import archive, assert_mentions, assert_refused, class_folders, contents, noise, supancl, table
+from tests.files import archive, assert_refused, class_folders, contents, noise, supancl, table
 
 COUNT = 600
 FLIPPED = 60
@@ -68,7 +67,7 @@ def test_the_images_of_the_run_are_known_under_another_name(place, capsys, tmp_p
     part = table(place / "half.csv", lines[0].replace("file", "path"), *lines[1:300])
     said = supancl(capsys, "audit", "run", "--data", part.name, "--out", tmp_path / "out")
     assert said.code == 0, said.err
-    assert_mentions(said.out, "trained with labels of these images")
+    assert json.loads((tmp_path / "out" / "audit.json").read_text())["trained_on_these_labels"]
     # decisions that are saved from the page name images as the tables do
     page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
     shown = json.loads(re.search(r'id="data-audit">(.*?)</script>', page)[1])
@@ -77,7 +76,7 @@ def test_the_images_of_the_run_are_known_under_another_name(place, capsys, tmp_p
     blank = [np.full((8, 8), level, np.uint8) for level in range(40)]
     archive(tmp_path / "other.npz", train_images=np.stack(blank), train_labels=np.arange(40) % 2)
     said = supancl(capsys, "audit", "run", "--data", tmp_path / "other.npz", "--out", tmp_path / "other")
-    assert "trained with labels of these images" not in said.out
+    assert not json.loads((tmp_path / "other" / "audit.json").read_text())["trained_on_these_labels"]
 
 
 def test_flipped_labels_are_found_and_corrected(place, capsys, tmp_path) -> None:
@@ -101,9 +100,7 @@ def test_flipped_labels_are_found_and_corrected(place, capsys, tmp_path) -> None
     assert result["suspects"] == len(suspects)
     low, high = result["wrong_interval"]
     assert low < 10 < high
-    assert_mentions(
-        said.out, "601 labels look wrong", f"{result['wrong_percent']:.1f}%", "trained with labels of these images"
-    )
+    assert f"{result['wrong_percent']:.1f}%" in said.out
     assert json.loads((out / "audit.json").read_text())["made_by"] == "supancl audit"
 
     pair = read(out / "duplicates.csv")[0]
@@ -128,7 +125,6 @@ def test_an_audit_may_be_repeated_but_replaces_nothing_else(place, capsys, tmp_p
     flags = ["--data", data, "--out", tmp_path / "out"]
     said = supancl(capsys, "audit", "run", *flags)
     assert said.code == 0, said.err
-    assert_mentions(said.out, "8 labels", "too few to say")
     once = contents(tmp_path / "out")
     assert supancl(capsys, "audit", "run", *flags).code == 0
     assert contents(tmp_path / "out") == once
@@ -146,39 +142,8 @@ def test_partly_labelled_arrays_and_weight_files(place, capsys, tmp_path) -> Non
     flags = ["--data", tmp_path / "few.npz", "--out", tmp_path / "out"]
     said = supancl(capsys, "audit", "run/encoder.safetensors", *flags)
     assert said.code == 0, said.err
-    assert "trained on" not in said.out
     assert all(row["label"] in ("0", "1") for row in read(tmp_path / "out/suspects.csv"))
     assert read(tmp_path / "out/duplicates.csv")[0]["labels_differ"] == ""  # one of the two has no label
-
-
-@pytest.mark.parametrize(("suspects", "agreement", "warns"), [(61, None, True), (60, None, False), (61, 0.5, False)])
-def test_more_suspects_than_not_among_few_labels_are_a_warning(suspects, agreement, warns) -> None:
-    known = {"with_label_noise": False, "wrong_percent": None, "trained_on_these_labels": False, "judged": 120}
-    lines = cautions({**known, "suspects": suspects, "agreement": agreement})
-    assert [("61 of 120" in line, "means little" in line) for line in lines] == [(True, True)] * warns
-
-
-def test_one_class_or_no_labels_are_refused(place, capsys, tmp_path) -> None:
-    for number, labels in enumerate((np.zeros(20, int), np.full(20, -1), np.arange(20))):
-        data = archive(tmp_path / f"{number}.npz", train_labels=labels)
-        said = supancl(capsys, "audit", "run", "--data", data, "--out", tmp_path / "out")
-        assert_refused(said, data, "two", "--data")
-    assert not (tmp_path / "out").exists()
-
-
-def test_bad_flags_are_refused_before_anything_is_read(place, capsys, tmp_path) -> None:
-    data, out = class_folders(tmp_path / "photos"), tmp_path / "out"
-    for flags, nouns in (
-        (["--data", data, "--corrected", "x.csv"], ("--corrected", "photos")),
-        (["--corrected", "digits.csv"], ("--corrected", "digits.csv", "exists")),
-        (["--corrected", "x.txt"], ("--corrected", ".csv")),
-        (["--lead", "0.1"], ("--lead", "--corrected")),
-        (["--corrected", "x.csv", "--lead", "1.9"], ("--lead", "to 1")),
-        (["--k", "0"], ("--k", "1")),
-    ):
-        assert_refused(supancl(capsys, "audit", "run", *flags, "--out", out), *nouns)
-    assert_refused(supancl(capsys, "audit", "run", "--out", "digits.csv"), "digits.csv", "folder")
-    assert not out.exists()
 
 
 def test_wrong_labels_of_the_run_are_judged_as_it_saw_them(place, capsys, tmp_path) -> None:
@@ -199,7 +164,6 @@ def test_wrong_labels_of_the_run_are_judged_as_it_saw_them(place, capsys, tmp_pa
         said = supancl(capsys, "audit", run, *flags, "--out", out)
         assert said.code == 0, said.err
         assert json.loads((out / "audit.json").read_text())["with_label_noise"] == has_noise
-        assert ("data.label_noise" in said.out) == has_noise
         suspects = {int(row["path"].split("[")[1][:-1]): row["label"] for row in read(out / "suspects.csv")}
         labels = in_run if has_noise else {}
         assert suspects == {row: labels.get(row, str(digits[row])) for row in suspects}
@@ -209,19 +173,8 @@ def test_wrong_labels_of_the_run_are_judged_as_it_saw_them(place, capsys, tmp_pa
     archive(data, **arrays | {"train_labels": digits[1:301]})  # data that have changed: nobody knows its wrong labels
     said = supancl(capsys, "audit", run, "--out", tmp_path / "out", "--json", tmp_path / "changed.json")
     assert not json.loads((tmp_path / "changed.json").read_text())["with_label_noise"]
-    assert_mentions(said.err, "data.label_noise", "changed")
 
 
 def labelled_rows(split) -> tuple[list[int], list[int]]:
     has_label = split.labels >= 0
     return split.index[has_label].tolist(), split.labels[has_label].tolist()
-
-
-def test_a_table_is_not_corrected_by_labels_that_it_does_not_have(place, capsys, tmp_path) -> None:
-    settings = {"data__columns": "image=file", "data__label_noise": 0.2}
-    run_folder(tmp_path / "noisy", source=str(place / "digits.csv"), spec=replace(SPEC, width=64), **settings)
-    said = supancl(
-        capsys, "audit", tmp_path / "noisy", "--out", tmp_path / "out", "--corrected", tmp_path / "fixed.csv"
-    )
-    assert_refused(said, "--corrected", "data.label_noise", "digits.csv")
-    assert not (tmp_path / "fixed.csv").exists()

@@ -19,7 +19,7 @@ from supancl.evaluate.references import load_references
 from supancl.weights.classifier_file import load_classifier, load_features
 from tests.cli.test_predict import CLASSES, texture
 from tests.evaluate.made import run_folder, subject
-from tests.files import assert_mentions, assert_refused, supancl
+from tests.files import assert_mentions, supancl
 
 LEVELS = ("bright", "dark")
 
@@ -79,11 +79,14 @@ def test_new_images_get_all_labels_that_are_probable_enough(place, capsys, words
     rows, summary, printed = predict(capsys, "run", "--data", "new", *words)
     assert len(rows) == 60
     assert f1(rows, truth) > 75
+    assert summary["f1"] == pytest.approx(f1(rows, truth), abs=12)
+    assert summary["f1_interval"][0] < summary["f1"] < summary["f1_interval"][1]
     assert summary["checked_on"] == 120
     assert {len(row["label"].split(";")) for row in rows} >= {1, 2}
     for row in rows:  # the only label of an image may be below the threshold, others not
         assert ";" not in row["label"] or float(row["confidence"]) >= summary["label_threshold"] - 5e-5
-    assert_mentions(printed, f"mAP {summary['map']:.1f}% [", "probability 0.5", "120 held-out images")
+    values = [f"{name} {summary[key]:.1f}% [" for name, key in (("mAP", "map"), ("F1", "f1"))]
+    assert_mentions(printed, *values, f"probability {summary['label_threshold']:g}", "120 held-out images")
     assert summary["mean_confidence"] == pytest.approx(summary["least_sure_right"], abs=10)
 
 
@@ -96,7 +99,7 @@ def true_matrix(pairs: torch.Tensor) -> np.ndarray:
     return matrix
 
 
-def test_map_is_scikit_learns(place, capsys):
+def test_map_and_f1_are_scikit_learns(place, capsys):
     """Of the kept classifier on the kept held-out features."""
     write(Path("few.csv"), draw(Path("few"), 200, seed=5))
     run_folder(Path("small"), source="few.csv", described=True, data__holdout=0.3)
@@ -106,6 +109,10 @@ def test_map_is_scikit_learns(place, capsys):
     truth = true_matrix(kept.pairs[1])
     logits = (kept.held_out[0] @ linear.weight.T + linear.bias).double().numpy()
     assert summary["map"] == pytest.approx(100 * average_precision_score(truth, logits, average="macro"), abs=1e-4)
+    probability = 1 / (1 + np.exp(-logits / summary["temperature"]))
+    listed = probability >= 0.5
+    listed[np.arange(len(listed)), probability.argmax(1)] = True
+    assert summary["f1"] == pytest.approx(100 * f1_score(truth, listed, average="samples"))
 
 
 def test_the_linear_classifier_ranks_as_scikit_learns(place, capsys):
@@ -187,56 +194,22 @@ def test_all_says_how_many_have_exactly_their_labels_and_a_second_call_reads_no_
     second, after, _ = predict(capsys, "run", "--data", "new", out="second.csv")
     assert first == second
     assert after["kept"]
-    assert before["map"] == after["map"]
+    assert {key: before[key] for key in ("map", "f1", "label_threshold")} == {
+        key: after[key] for key in ("map", "f1", "label_threshold")
+    }
 
 
-def test_damaged_references_are_made_again(place, capsys):
-    draw(Path("new"), 6, seed=3)
-    first, *_ = predict(capsys, "run", "--data", "new")
-    file = Path("run/predict/references.safetensors")
-    content = bytearray(file.read_bytes())
-    content[-9] ^= 0xFF
-    file.write_bytes(content)
-    again, *_ = predict(capsys, "run", "--data", "new", out="again.csv")
-    assert [row["label"] for row in again] == [row["label"] for row in first]
-
-
-def test_few_labels_of_an_encoder_file_and_what_is_refused(place, capsys):
-    draw(Path("new"), 6, seed=3)
-    words = ["run/encoder.safetensors", "--data", "new", "--references", "photos.csv"]
-    rows, summary, _ = predict(capsys, *words)
-    assert len(rows) == 6
-    assert 25 < summary["checked_on"] < 40  # a tenth is held out
-    write_one()
-    tuned = supancl(
-        capsys, "evaluate", "finetune", "run", "--data", "one.csv", "--epochs", 1, "--lr", "0.1", "--train-batch", 8,
-        "--device", "cpu", "--out", "tuned",
-    )  # fmt: skip
-    assert tuned.code == 0, tuned.err
-    said = supancl(
-        capsys, "predict", "run", "--data", "new", "--with", "tuned", "--references", "photos.csv", "--out", "x.csv"
-    )
-    assert_refused(said, "photos.csv", "several", "one label")
-    assert_refused(supancl(capsys, "predict", *words, "--with", "means", "--out", "x.csv"), "--with means", "one label")
-
-
-def test_a_class_with_a_separator_gets_a_warning(place, capsys):
-    images = np.stack([np.asarray(Image.open(f"photos/{i}.png")) for i in range(120)])
-    labels = np.eye(3)[np.arange(120) % 3] + np.eye(3)[np.arange(120) // 40] * 1.0
-    np.savez("odd.npz", train_images=images, train_labels=(labels > 0).astype(float), class_names=["a;b", "c:2", "d"])
-    run_folder(Path("odd"), source="odd.npz", described=True)
-    draw(Path("new"), 6, seed=3)
-    said = supancl(capsys, "predict", "odd", "--data", "new", "--out", "labels.csv", "--device", "cpu")
-    assert said.code == 0, said.err
-    assert_mentions(said.err, "labels.csv", "a;b", "rename")
-
-
-def test_without_held_out_labels_the_usual_threshold_is_used_and_nothing_is_judged(place, capsys):
+def test_without_held_out_labels_nothing_is_judged(place, capsys):
     run_folder(Path("whole"), source="photos.csv", described=True, data__holdout=0.0)
     draw(Path("new"), 6, seed=3)
     for words in ((), ("--with", "knn")):
         _, summary, printed = predict(capsys, "whole", "--data", "new", *words, out=f"{len(words)}.csv")
-        assert (summary["label_threshold"], summary["checked_on"], summary["map"]) == (0.5, 0, None)
+        assert (summary["label_threshold"], summary["checked_on"], summary["map"], summary["f1"]) == (
+            0.5,
+            0,
+            None,
+            None,
+        )
         assert_mentions(printed, "probability 0.5", "not fitted")
 
 

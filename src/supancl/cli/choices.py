@@ -2,7 +2,6 @@
 
 SUITE_PROTOCOLS = ("knn", "transfer", "fewshot")  # evaluate.suite.PROTOCOLS
 TABLE_FORMATS = ("text", "markdown", "latex", "csv")  # reports.tables.FORMATS, paper.tables.formats.FORMATS
-DETECTOR_FORMATS = ("detectron2", "torchvision")  # detect.export.FORMATS
 VOC_YEARS = ("07+12", "2007", "2012")  # detect.layouts.YEARS
 # paper.tables.layouts.LAYOUTS
 PAPER_TABLES = ("1", "2", "3", "4", "5", "6", "7", "8", "F.1", "F.2", "F.3", "G.1", "H.1")

@@ -9,13 +9,13 @@ GROUPS: dict[str, dict[str, str]] = {
         "alpha": "train several alphas on your data and recommend one",
         "compare": "train several recipes on your data, and say which differ",
         "sweep": "train a recipe with every combination of some settings",
-        "runs": "list runs with their state, size and accuracy, or free their space",
+        "runs": "list runs with their state, size and accuracy",
     },
     "evaluate and use": {
         "evaluate": "k-NN, linear, transfer, few-shot, fine-tuning, or all of them",
         "predict": "label images with a run, or fill in missing labels",
         "embed": "write features of images to a file",
-        "detect": "fine-tune, test, compare and export an object detector",
+        "detect": "fine-tune, test and export an object detector",
         "export": "write an encoder for timm, transformers, ONNX or torchvision",
         "import": "convert another library's encoder to encoder.safetensors",
     },
@@ -25,8 +25,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "audit": "labels that look wrong, duplicates and outliers of your images",
     },
     "this program": {
-        "doctor": "is the installation fine, how fast is this machine, what to change",
-        "completion": "commands and flags for the TAB key of bash, zsh or fish",
+        "doctor": "are versions, device and disk fine, and what to change",
     },
     "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},
 }
@@ -40,6 +39,5 @@ PAPER: dict[str, str] = {
     "table": "a table next to the paper's, from your runs or from --data",
     "figure": "draw a figure from your runs: t-SNE of chosen classes",
 }
-OLD_NAMES = {**{name: name for name in PAPER}, "tables": "table"}  # top-level commands in 0.1.0
 
-__all__ = ["COMMANDS", "GROUPS", "NESTED", "OLD_NAMES", "PAPER"]
+__all__ = ["COMMANDS", "GROUPS", "NESTED", "PAPER"]

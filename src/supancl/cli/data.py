@@ -14,7 +14,6 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.config import replaced
-from supancl.data.file_digests import compare_digests, digest_files, write_digests
 from supancl.data.opening import absolute_source, open_source
 from supancl.data.show import describe_source, find_copies, image_sizes
 from supancl.data.sources import benchmarks
@@ -29,7 +28,6 @@ from supancl.files import check_is_new, left_over_files, make_folder
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.auto import default_recipe
 from supancl.reports.contact_sheet import draw_image_sheet, draw_view_sheet
-from supancl.reports.fonts import has_every_letter
 from supancl.training.fitting import choose_settings
 from supancl.training.preflight import with_short_side
 from supancl.weights.run_folder import next_folder
@@ -100,12 +98,6 @@ def draw_sheets(source: Source, shown_recipe: Recipe, out: Path, console: Consol
     draw_image_sheet(train, source.classes, out / "images.png")
     draw_view_sheet(train, shown_recipe, out / "views.png")
     console.print(f"contact sheets: {out / 'images.png'} and, of the views of {shown_recipe.name}, {out / 'views.png'}")
-    undrawable = [name for name in source.classes if not has_every_letter(name)]
-    if undrawable:
-        console.print(
-            f"no installed font has all letters of {plural(len(undrawable), 'class name')}, such as {undrawable[0]}: "
-            "the sheet has their codes; install a font that has them, such as one of the Noto fonts"
-        )
     return [str(out / "images.png"), str(out / "views.png")]
 
 
@@ -298,34 +290,12 @@ def build_cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def check(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    if args.hash:
-        return check_files(args.name, Path(args.hash), console)
     outcome = benchmarks.check_benchmark(args.name, Path(args.root))
     for line in outcome.lines:
         console.print(line)
     result = {**asdict(outcome), "folder": str(outcome.folder), "ok": outcome.ok}
     if not outcome.ok:
         raise CheckFailed(f"{args.name} in {args.root} is incomplete; see: supancl data where {args.name}", result)
-    return result
-
-
-def check_files(source: str, path: Path, console: Console) -> dict[str, Any]:
-    """Write digests of a source's files, or compare the files with digests written before."""
-    digests = digest_files(source)
-    if not path.exists():
-        write_digests(path, digests)
-        console.print(f"{path}: digests of {plural(len(digests), 'file')}; the same command compares them later")
-        return {"source": source, "files": len(digests), "written": str(path)}
-    outcome = compare_digests(path, digests)
-    result = {"source": source, "files": len(digests), "ok": outcome.is_same, **asdict(outcome)}
-    for kind in ("changed", "missing", "new"):
-        for name in result[kind][:MAX_CLASSES]:
-            console.print(f"{kind}: {name}")
-    counts = f"{outcome.same} the same, {len(outcome.changed)} changed, {len(outcome.missing)} missing, "
-    counts += f"{len(outcome.new)} new"
-    if not outcome.is_same:
-        raise CheckFailed(f"{source} differs from {path}: {counts}; restore the files, or write another --hash", result)
-    console.print(f"{source} is as in {path}: {counts}")
     return result
 
 

@@ -1,4 +1,4 @@
-"""`supancl detect train|eval|compare|crops|export`."""
+"""`supancl detect train|eval|export`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
-from supancl.detect.comparing import compare_runs, open_finished_runs
-from supancl.detect.crops import check_crops, write_crops
 from supancl.detect.export import export_detector
-from supancl.detect.layouts import DetectData, open_scenes, open_test
+from supancl.detect.layouts import DetectData, open_test
 from supancl.detect.metrics import coco_evaluator, coco_scores
 from supancl.detect.model import absolute_encoder_name, move_to_device
 from supancl.detect.saving import DetectFolder, load_detector
@@ -23,24 +21,15 @@ from supancl.detect.scenes import prepare_for_testing, relabelled
 from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, format_scores, precision_of, score_stats, train_detector
-from supancl.errors import BadInput, Interrupted, plural
+from supancl.errors import BadInput, Interrupted
 from supancl.files import check_no_link, check_writable, jsonable, make_folder, write_sealed_json, write_text
-from supancl.reports.detections import (
-    COLUMNS,
-    comparison_markdown,
-    comparison_row,
-    draw_class_bars,
-    draw_comparison_curves,
-    draw_detection_curves,
-    draw_detection_sheet,
-)
+from supancl.reports.detections import draw_detection_curves, draw_detection_sheet
 from supancl.training.preflight import pick_device
 from supancl.weights.run_folder import next_folder
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    actions = {"train": train, "eval": evaluate, "compare": compare, "crops": crops, "export": export}
-    return actions[args.action](args, console)
+    return {"train": train, "eval": evaluate, "export": export}[args.action](args, console)
 
 
 def data_from_flags(args: argparse.Namespace, saved: DetectData | None = None) -> DetectData:
@@ -144,44 +133,6 @@ def score_cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-# --- crops and compare ------------------------------------------------------------------------------------------------
-
-
-def crops(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    check_crops(Path(args.out), args.margin, args.least)
-    train, test = open_scenes(data_from_flags(args))
-    terminal = Terminal(console)
-    for remark in (*train.remarks, *test.remarks):
-        terminal.warn(remark)
-    options = {"margin": args.margin, "min_side": args.least, "difficult": args.difficult}
-    result = write_crops(train, test, Path(args.out), **options, progress=terminal.on_progress)
-    terminal.on_end()
-    rows = [
-        [name, *(str(result[name][key]) for key in ("images", "boxes", "crops")), str(len(result[name]["classes"]))]
-        for name in ("train", "val")
-    ]
-    console.print(table(f"crops -> {args.out}", ["split", "images", "boxes", "crops", "classes"], rows))
-    console.print(f"pretrain on them: supancl pretrain imagenet100.supsiam --data {shlex.quote(args.out)}")
-    return result
-
-
-def compare(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    runs = [run for text in args.runs for run in open_finished_runs(text)]
-    result, out = compare_runs(runs), Path(args.out)
-    make_folder(out)
-    for remark in result["remarks"]:
-        Terminal(console).warn(remark)
-    groups = {name: [run.rows for run in runs if run.name == name] for name in result["groups"]}
-    draw_comparison_curves(groups, out / "curves.png")
-    draw_class_bars({name: group["classes_AP50"] for name, group in result["groups"].items()}, out / "classes.png")
-    texts = {"compare.json": json.dumps(jsonable(result), indent=2) + "\n", "compare.md": comparison_markdown(result)}
-    for name, text in texts.items():
-        write_text(out / name, text)
-    rows = [comparison_row(name, group) for name, group in result["groups"].items()]
-    console.print(table(f"{plural(len(runs), 'run')} -> {out}", COLUMNS, rows))
-    return result
-
-
 # --- eval and export --------------------------------------------------------------------------------------------------
 
 
@@ -203,7 +154,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     detections = detect(detector, test, device, precision, terminal.on_progress)
     scores = coco_scores(test, detections)
     make_folder(out)
-    # detect.json, which `compare` reads, has the scores on the run's own test images
+    # detect.json, which tables read, has the scores on the run's own test images
     name = "detect" if args.out or requested == saved_data else f"detect-{data_label(requested)}"
     picture = out / ("detections.png" if name == "detect" else f"{name}.png")
     draw_detection_sheet(test, detections, picture)
@@ -230,9 +181,6 @@ def data_label(data: DetectData) -> str:
 
 
 def export(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    result = export_detector(args.detector, args.format, args.out)
-    console.print(
-        f"{result['out']}: {result['tensors']} tensors of the {result['what']} under {args.format}'s names"
-        + (f"; its settings: {result['settings']}" if result["settings"] else "")
-    )
+    result = export_detector(args.detector, args.out)
+    console.print(f"{result['out']}: {result['tensors']} tensors of the {result['what']} under torchvision's names")
     return result

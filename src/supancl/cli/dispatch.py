@@ -42,18 +42,11 @@ from supancl.version import __version__
 
 
 class CommandLine(OneLineParser):
-    """The parser of `supancl`. It still takes commands of 0.1.0: `supancl toy` is `supancl paper toy`."""
+    """The parser of `supancl`; it takes common flags also before the command."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
-        words = move_common_flags(words)
-        position = next((position for position, word in enumerate(words) if not word.startswith("-")), len(words))
-        for old in words[position : position + 1]:
-            words[position : position + 1] = new = current_spelling(old)
-            if new != [old] and should_print():
-                text = f"{program_name()} {old} is now {program_name()} {' '.join(new)}"
-                print(f"warning: {text}; supancl 0.3.0 removes the old spelling", file=sys.stderr)
-        return super().parse_known_args(words, namespace)
+        return super().parse_known_args(move_common_flags(words), namespace)
 
 
 SIGNAL_CODES = 128  # exit codes above are those of signals
@@ -70,15 +63,6 @@ def move_common_flags(words: list[str]) -> list[str]:
     while count < len(words) and (flag := words[count].partition("=")[0]) in COMMON_FLAGS:
         count += 1 + (0 if "=" in words[count] else COMMON_FLAGS[flag])
     return words[count:] + words[:count] if count < len(words) else words
-
-
-def current_spelling(name: str) -> list[str]:
-    """The current spelling of a command of 0.1.0.
-
-    >>> current_spelling("tables"), current_spelling("evaluate")
-    (['paper', 'table'], ['evaluate'])
-    """
-    return ["paper", commands.OLD_NAMES[name]] if name in commands.OLD_NAMES else [name]
 
 
 def torch_version() -> str:
@@ -104,7 +88,6 @@ def build_parser() -> argparse.ArgumentParser:
         description=f"Pretrain image encoders with all, some or no labels, and evaluate them.\n\n{contents}",
         epilog=f"{program_name()} COMMAND --help lists the flags of a command",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        spellings={name: " ".join(current_spelling(name)) for name in (*commands.COMMANDS, *commands.OLD_NAMES)},
     )
     parser.add_argument("--version", action="version", version=f"supancl {__version__} (torch {torch_version()})")
     subparsers = parser.add_subparsers(

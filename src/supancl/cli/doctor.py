@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from supancl.doctor import installation, machine, speed
+from supancl.doctor import installation, machine
 from supancl.doctor.findings import Check, Finding, as_json, run_checks, worst_status
 from supancl.errors import CheckFailed, make_visible, plural
 
@@ -22,8 +22,6 @@ CHECKS = (
     Check("GPU", machine.check_gpu, needs_torch=True),
     Check("precision", machine.check_precision, needs_torch=True),
     Check("compiler", machine.check_compiler, needs_torch=True),
-    Check("training", speed.check_step, needs_torch=True, is_slow=True),
-    Check("decoding", speed.check_jpeg, needs_torch=True, is_slow=True),
     Check("cores", machine.check_cores, needs_torch=True),
     Check("memory", machine.check_memory, needs_torch=True),
     Check("shared mem.", machine.check_shared_memory),
@@ -38,10 +36,7 @@ INDENT = 21  # of the third column
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Print one line per check, and what to change; a problem is exit code 1."""
-    checks = [check for check in CHECKS if not (args.quick and check.is_slow)]
-    if not args.quick:
-        console.print("about half a minute, most of it to try some training steps (--quick: without)")
-    findings = run_checks(checks)
+    findings = run_checks(CHECKS)
     width = min(console.width, MAX_WIDTH) if console.is_terminal else 80
     for finding in findings:
         print_finding(finding, width, console)

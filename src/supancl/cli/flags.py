@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from supancl.cli.commands import PAPER
 from supancl.cli.console import print_error
 from supancl.config import parse_value
 from supancl.errors import BadInput, did_you_mean
@@ -20,26 +21,20 @@ from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
 ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
 # commands that people expect -> where to find them here
 OTHER_PLACES = {
-    name: f"did you mean 'evaluate {name}'?"
-    for name in ("knn", "linear", "transfer", "fewshot", "variance", "finetune", "suite")
+    **{name: f"evaluate {name}" for name in ("knn", "linear", "transfer", "fewshot", "variance", "finetune", "suite")},
+    **{name: f"paper {name}" for name in PAPER},
 }
 
 
 class OneLineParser(argparse.ArgumentParser):
     """A parser whose errors are one line and suggest the nearest command.
 
-    `fill` adds the arguments when the parser is used; `spellings` maps a word to the command as it is typed.
+    `fill` adds the arguments when the parser is used.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        fill: Callable[[OneLineParser], None] | None = None,
-        spellings: Mapping[str, str] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *args: Any, fill: Callable[[OneLineParser], None] | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.fill, self.spellings = fill, spellings or {}
+        self.fill = fill
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown flags here, not in the parent parser, so that the error names this command's --help."""
@@ -68,16 +63,16 @@ class OneLineParser(argparse.ArgumentParser):
         return f"; did you mean {close[0]}?" if close else ""
 
     def _nearest_command(self, word: str, choices: Iterable[str]) -> str:
-        close = get_close_matches(word, sorted(self.spellings), n=1, cutoff=0.5)
-        return f"; did you mean {self.spellings[close[0]]!r}?" if close else did_you_mean(word, choices)
+        spellings = {**OTHER_PLACES, **{name: name for name in choices}}
+        close = get_close_matches(word, sorted(spellings), n=1, cutoff=0.5)
+        return f"; did you mean {spellings[close[0]]!r}?" if close else did_you_mean(word, choices)
 
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message:
             word = message.split("invalid choice: ")[1].split("'")[1]
             choices = self._subparsers._group_actions[0].choices if self._subparsers else ()
             if choices and word not in choices:
-                hint = "; " + OTHER_PLACES[word] if word in OTHER_PLACES else self._nearest_command(word, choices)
-                message = f"unknown command {word!r}{hint}"
+                message = f"unknown command {word!r}{self._nearest_command(word, choices)}"
         elif self._subparsers and message.startswith("the following arguments are required"):
             message = f"name one of {', '.join(sorted(self._subparsers._group_actions[0].choices or ()))}"
         print_error(f"{' '.join(message.split())} (see {self.prog} --help)")

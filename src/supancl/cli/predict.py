@@ -75,9 +75,13 @@ def describe(result: dict[str, Any]) -> list[str]:
 
 
 def describe_several(result: dict[str, Any]) -> list[str]:
-    """From which probability on a class is a label, and how well the classes of held-out images are ranked."""
+    """From which probability on a class is a label, and how good the labels of held-out images are."""
+    images = plural(result["checked_on"], "held-out image")
     lines = [f"labels: classes of probability {result['label_threshold']:g} or more, at least one"]
     if result["checked_on"]:
-        low, high = result["map_interval"]
-        lines.append(f"mAP {result['map']:.1f}% [{low:.1f}, {high:.1f}] of {result['checked_on']} held-out images")
+        values = [
+            f"{name} {result[key]:.1f}% [{result[f'{key}_interval'][0]:.1f}, {result[f'{key}_interval'][1]:.1f}]"
+            for name, key in (("mAP", "map"), ("F1", "f1"))
+        ]
+        lines.append(f"{', '.join(values)} of {images}")
     return lines

@@ -1,4 +1,4 @@
-"""`supancl runs list|prune`."""
+"""`supancl runs`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.console import Terminal, duration, line_width
-from supancl.errors import plural
-from supancl.reporter import track
+from supancl.cli.console import duration, line_width
 from supancl.reports.tables import Table, to_text_within
 from supancl.weights.run_list import ListedRun, list_runs
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    return {"list": show_list, "prune": prune}[args.action](args, console)
-
-
-def show_list(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     folder = Path(args.folder)
     runs = list_runs(folder)
     if runs:
@@ -81,32 +75,3 @@ def format_bytes(nbytes: int) -> str:
         if nbytes >= size:
             return f"{nbytes / size:,.1f} {unit}"
     return f"{nbytes / 1e3:.0f} kB"
-
-
-def prune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    from supancl.weights.pruning import delete, plan_pruning  # here, because `runs list` needs no torch
-
-    terminal = Terminal(console)
-    plan = plan_pruning(Path(args.folder), caches=not args.keep_caches)
-    for remark in plan.remarks:
-        terminal.warn(remark)
-    for deletion in plan.deletions:
-        count = f"{plural(deletion.files, 'checkpoint')}, " if deletion.kind == "checkpoints" else ""
-        console.print(f"{deletion.path}: {count}{format_bytes(deletion.nbytes)} ({deletion.why})")
-    deleted = [deletion for deletion in plan.deletions if args.yes]
-    for deletion in track(list(deleted), "deleting"):
-        if why := delete(deletion):
-            terminal.warn(why)
-            deleted.remove(deletion)
-    total = format_bytes(sum(deletion.nbytes for deletion in (deleted if args.yes else plan.deletions)))
-    if not plan.deletions:
-        console.print(f"nothing to delete below {args.folder}")
-    elif args.yes:
-        console.print(f"deleted {total}")
-    else:
-        console.print(
-            f"{total} could be deleted, and nothing was: add --yes. A run without a checkpoint can be evaluated and "
-            "used, and start others (--init, --from), but not be extended"
-        )
-    as_json = [deletion._asdict() | {"path": str(deletion.path)} for deletion in plan.deletions]
-    return {"folder": args.folder, "deletions": as_json, "deleted": len(deleted), "remarks": plan.remarks}

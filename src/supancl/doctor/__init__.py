@@ -1,1 +1,1 @@
-"""`supancl doctor`: is this installation fine, how fast is this machine, and what should be changed?"""
+"""`supancl doctor`: is this installation fine, what does this machine have, and what should be changed?"""

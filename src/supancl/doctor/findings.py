@@ -29,7 +29,6 @@ class Check:
     name: str
     run: Callable[[], Iterable[Finding]]
     needs_torch: bool = False
-    is_slow: bool = False  # left out by --quick
 
 
 def run_checks(checks: Sequence[Check]) -> list[Finding]:

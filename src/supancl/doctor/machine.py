@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
-import time
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -28,8 +26,6 @@ CUDA_INDEX = "https://pytorch.org/get-started/locally"
 LOW_GPU_SHARE = 0.5  # of its memory free, below which another process is named
 MIN_RUN_BYTES = 100e6  # a run of a small encoder with two checkpoints
 LITTLE_BYTES = 5e9  # less space is soon used up by checkpoints and caches
-PROBE_BYTES = 32 * 2**20  # written to measure a disk
-SLOW_DISK = 50e6  # bytes per second; a checkpoint of a ResNet-50 then takes several seconds
 MIN_SHARED_BYTES = 64 * 2**20  # Docker's default
 MIN_WIDTH = 80
 
@@ -202,39 +198,22 @@ def check_cache_folder() -> Iterator[Finding]:
 
 
 def check_disk(name: str, folder: Path, if_unusable: Status, way_out: str) -> Finding:
-    """Free space and write speed of a folder, or of the folder in which it would be made."""
+    """Free space of a folder, or of the folder in which it would be made."""
     if why := why_unwritable(folder):
         return Finding(name, if_unusable, f"{folder} cannot be written ({why})", way_out, {"folder": str(folder)})
-    place = nearest_folder(folder)
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(nearest_folder(folder)).free
     if free < MIN_RUN_BYTES:
-        text, advice = f"{free / 1e6:.0f} MB free in {folder}", f"make room (supancl runs prune), or {way_out}"
+        text, advice = f"{free / 1e6:.0f} MB free in {folder}", f"make room, or {way_out}"
         return Finding(name, if_unusable, text, advice, {"folder": str(folder), "free_bytes": free})
-    speed = measure_writing(place)
-    values = {"folder": str(folder), "free_bytes": free, "write_bytes_per_second": round(speed)}
-    text = f"{format_gigabytes(free)} free, writes {speed / 1e6:,.0f} MB/s: {folder}"
+    values, text = {"folder": str(folder), "free_bytes": free}, f"{format_gigabytes(free)} free in {folder}"
     if free < LITTLE_BYTES:
-        return Finding(name, "note", text, "make room: supancl runs prune says what can be deleted", values)
-    if speed < SLOW_DISK:
-        return Finding(name, "note", text, "checkpoints and caches are slow here; a local disk is faster", values)
+        return Finding(name, "note", text, "make room; supancl runs lists the size of each run", values)
     return Finding(name, "ok", text, values=values)
 
 
 def nearest_folder(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-
-
-def measure_writing(folder: Path) -> float:
-    """Bytes per second, until the disk has them."""
-    block = os.urandom(2**20)  # a disk that compresses must not seem fast
-    with tempfile.TemporaryFile(dir=folder) as file:
-        started = time.perf_counter()
-        for _ in range(PROBE_BYTES // len(block)):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        return PROBE_BYTES / max(time.perf_counter() - started, 1e-9)
 
 
 def format_gigabytes(nbytes: float) -> str:

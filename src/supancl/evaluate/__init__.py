@@ -1,7 +1,5 @@
 """Evaluation protocols on real data: from an encoder and a source of images to results."""
 
-from typing import TYPE_CHECKING, Any
-
 from supancl.evaluate.comparison import (
     describe_episode_images,
     describe_queries_used,
@@ -17,7 +15,6 @@ from supancl.evaluate.finetune import FineTuning, evaluate_finetuning
 from supancl.evaluate.nearest import evaluate_knn
 from supancl.evaluate.protocols import SgdSettings, evaluate_linear, evaluate_transfer, evaluate_variance
 from supancl.evaluate.suite import Plan, Suite, run_suite
-from supancl.moved import moved_attribute
 
 __all__ = [
     "EpisodeSettings",
@@ -44,9 +41,3 @@ __all__ = [
     "rankings",
     "run_suite",
 ]
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        return moved_attribute(__name__, name)

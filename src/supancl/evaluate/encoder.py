@@ -27,7 +27,7 @@ from supancl.probes import Features, embed
 from supancl.probes.certainty import Judgement
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
-from supancl.weights.encoder_file import has_digest, load_projector
+from supancl.weights.encoder_file import load_projector
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
 
@@ -214,6 +214,4 @@ def open_evaluated_encoder(
         reporter.warn(better_start)
     if run is not None and recipe is not None and (early := run.describe_early_end(recipe)):
         reporter.warn(f"{location}: {early}; the evaluated encoder is the last one that it saved")
-    if run is not None and not has_digest(run.encoder):
-        reporter.warn(f"{run.encoder} has no digest (supancl 0.1.0 wrote it), so damage to it would go unnoticed")
     return evaluated

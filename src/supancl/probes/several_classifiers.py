@@ -27,9 +27,11 @@ from supancl.probes.classifiers import (
 from supancl.probes.features import Features
 from supancl.probes.goals import OneVsRest
 from supancl.probes.knn import neighbours, vote_weights
+from supancl.probes.precision import draw_counts
 from supancl.probes.several_labels import SeveralFeatures, check_widths, equalize, linear_scores
+from supancl.stats import Interval, percentile_interval
 
-LABEL_THRESHOLD = 0.5  # of the probability from which on a class is listed
+THRESHOLD = 0.5  # the probability from which on a class is listed
 MAX_LOGIT = 14.0  # of k-NN: a probability of a millionth, or of all but a millionth
 
 
@@ -120,19 +122,22 @@ class RankedClasses(NamedTuple):
     numbers: Tensor
     probabilities: Tensor
 
+    @property
     def is_listed(self) -> Tensor:
         """Which of the classes are an image's labels: those from the threshold on, and always the first."""
-        listed = self.probabilities >= LABEL_THRESHOLD
+        listed = self.probabilities >= THRESHOLD
         listed[:, 0] = True
         return listed
 
+    @property
     def labels(self) -> Tensor:
         """(images, L): the listed classes, and -1 in place of the others."""
-        return torch.where(self.is_listed(), self.numbers, -1)
+        return torch.where(self.is_listed, self.numbers, -1)
 
+    @property
     def confidence(self) -> Tensor:
         """The probability of the least sure class that is listed."""
-        return torch.where(self.is_listed(), self.probabilities, 1.0).amin(1)
+        return torch.where(self.is_listed, self.probabilities, 1.0).amin(1)
 
 
 def rank_classes(classifier: Classifier, values: Tensor, classes: int, most: int, temperature: float) -> RankedClasses:
@@ -146,3 +151,12 @@ def rank_classes(classifier: Classifier, values: Tensor, classes: int, most: int
     if not chunks:
         return RankedClasses(torch.empty(0, count, dtype=torch.long), torch.empty(0, count))
     return RankedClasses(torch.cat([chunk.indices for chunk in chunks]), torch.cat([chunk.values for chunk in chunks]))
+
+
+def mean_f1(ranked: RankedClasses, targets: Tensor) -> Interval:
+    """The mean over images in percent of the F1 of their listed classes: 2 x right / (listed + true)."""
+    listed = ranked.is_listed
+    right = (targets.gather(1, ranked.numbers) & listed).sum(1).double()
+    values = 2 * right / (listed.sum(1) + targets.sum(1))
+    draws = torch.cat([counts.T.double() @ values / len(values) for counts in draw_counts(len(values))])
+    return percentile_interval(100 * float(values.mean()), 100 * draws.numpy())

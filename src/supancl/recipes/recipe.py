@@ -29,7 +29,6 @@ from supancl.config import (
     validated,
 )
 from supancl.core.losses import Align, Loss, SemiAlign
-from supancl.core.methods import METHODS, Method
 from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import BranchSpec, EncoderSpec, HeadSpec, PoolSpec, check_size
 from supancl.data.splits import DataSpec
@@ -335,8 +334,7 @@ def recipe_from_json(text: str, location: str) -> Recipe:
     plugins = content.get("plugins")
     plugin_sections = build_plugin_sections(stored, plugins if isinstance(plugins, list) else ())
     parsed = from_json(Recipe, {**stored, **{name: PLACEHOLDERS[name] for name in plugin_sections}}, "")
-    # 0.1.0 wrote what was asked for, and ran this
-    return resolve_warmup(validated_recipe(replace(parsed, **plugin_sections)))
+    return validated_recipe(replace(parsed, **plugin_sections))
 
 
 def has_fixed_size(encoder: str) -> bool:
@@ -349,7 +347,3 @@ def has_fixed_size(encoder: str) -> bool:
     # an unknown name is reported when it is built
     settings = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     return settings is not None and bool(settings.fixed_input_size)
-
-
-def get_method(method: str) -> Method:
-    return METHODS[method]

@@ -103,7 +103,6 @@ class Terminal(Reporter):
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.shows_cost = not console.quiet  # trial steps would be taken for nobody
         self.errors = SafeConsole(stderr=True)
         self.progress: Progress | None = None
         self.task, self.is_training = "", False  # what the bar shows

@@ -20,7 +20,7 @@ from supancl.evaluate import (
     evaluate_variance,
     open_evaluated_encoder,
 )
-from supancl.evaluate.naming import has_old_crop, non_default_settings, source_of
+from supancl.evaluate.naming import non_default_settings, source_of
 from supancl.probes.knn import DEFAULT_K
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import TrainedRun
@@ -58,11 +58,7 @@ class Measurement:
             return False
         if not is_same_source(source_of(evaluation), self.source or run_source):
             return False
-        if self.protocol == "linear" and (
-            evaluation.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in evaluation)
-        ):  # 0.1.0 did not write it, and chose differently
-            return False
-        if has_old_crop(evaluation):
+        if self.protocol == "linear" and evaluation.get("probe") != self.probe:
             return False
         k = evaluation.get("default_k") if self.k is None else self.k
         if self.protocol == "knn" and evaluation.get("k") != k:

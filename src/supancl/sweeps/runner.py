@@ -39,24 +39,25 @@ from supancl.sweeps.runs import (
     Failure,
     Runs,
     check_same_recipe,
-    is_finished,
     read_failure,
     read_run,
     record_failure,
     retry_flags,
 )
-from supancl.training.cost import SHORT_RUN, available_memory, check_memory, estimate_memory, in_words
+from supancl.training.cost import available_memory, check_memory, estimate_memory, in_words
 from supancl.training.cuda.reuse import share_step
 from supancl.training.fitting import fit_to_data
 from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
 from supancl.training.pretrain import pretrain
 from supancl.training.signals import signals_that_stop
 from supancl.weights.checkpoint import checkpoints
+from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
 
 T = TypeVar("T")
 MakeReporter = Callable[[], Reporter]
 BYTES_PER_RUN = 1e9  # at least, of a process with a small encoder: 0.9 GB on the digits, most of it torch
+SHORT_RUNS = 60.0  # seconds; of fewer nothing is said
 _stopping: Event | None = None  # set in workers
 
 
@@ -123,7 +124,7 @@ class Sweep:
 
     def _train_missing(self, recipes: Mapping[str, Recipe]) -> dict[str, Failure]:
         """Train the runs that have neither finished nor failed; returns all failures, old and new."""
-        finished = [name for name, recipe in recipes.items() if is_finished(RunFolder(self.out / name), recipe)]
+        finished = [name for name in recipes if read_end(RunFolder(self.out / name)) is not None]
         failed = {
             name: failure
             for name in recipes
@@ -270,7 +271,7 @@ def describe_memory(recipes: Mapping[str, Recipe], jobs: int) -> str:
 def describe_remaining(seconds: float, runs: int, jobs: int) -> str:
     """How long the other runs take if each takes as long as the first, which took `seconds`; empty for a short time."""
     rounds = math.ceil(runs / jobs) - 1
-    if rounds * seconds < SHORT_RUN:
+    if rounds * seconds < SHORT_RUNS:
         return ""
     return f"time: about {in_words(rounds * seconds)} for the other {plural(runs - 1, 'run')}, if each takes as long"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from supancl.data.splits import Data
 from supancl.errors import BadInput
 from supancl.recipes import Recipe
 from supancl.recipes.plugin_files import changed_plugins
-from supancl.reporter import Reporter, track_task
-from supancl.training.cost import describe_time, measure_step
+from supancl.reporter import Reporter
 from supancl.training.loop import Loop, resume_settings
 from supancl.training.monitor import check_collapsed_run
 from supancl.training.preflight import (
@@ -48,8 +47,7 @@ def begin_run(
         state = _load_start(trainer, data, folder, resume, init if recorded is None else recorded, reporter)
         is_filled = state is None and recorded is None and init is not None
         start = describe_init(trainer.model.branches.encoder, str(init)) if is_filled else recorded
-        cost = estimate_time(trainer) if reporter.shows_cost else {}
-        about = {"cost": cost, "init": start, "hardware": hardware(trainer.device)}
+        about = {"init": start, "hardware": hardware(trainer.device)}
         for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state, about)):
             reporter.warn(remark)
         log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.is_rank0 else NoLog()
@@ -59,8 +57,6 @@ def begin_run(
                 loop.save()  # a checkpoint to roll back to
                 loop.wait_for_writer()
             _announce(trainer, data, folder, reporter)
-            if cost:
-                reporter.note(f"time: {cost['text']}")
             if state is None and start is not None and trainer.recipe.train.monitor_every:
                 loop.measure_start()
             yield loop
@@ -72,13 +68,6 @@ def begin_run(
             trainer.feed.close()
             log.close()
             reporter.on_end()
-
-
-def estimate_time(trainer: Trainer) -> dict[str, Any]:
-    """What `describe_time` returns; nothing if a trial step fails: the run will fail in the same way, and report it."""
-    with track_task("trying some steps, to tell how long the run takes"), suppress(Exception):
-        return describe_time(trainer, measure_step(trainer))
-    return {}
 
 
 def note_kept_settings(requested: Recipe | None, resolved: Recipe, reporter: Reporter) -> None:

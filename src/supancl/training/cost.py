@@ -1,10 +1,7 @@
-"""What a run will cost, before it starts: memory from the shapes of its tensors, time from a few trial steps."""
+"""The memory that a run will take, from the shapes of its tensors; and figures in words."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,16 +20,11 @@ from supancl.data.views.specs import Crops
 from supancl.distributed import SINGLE_PROCESS
 from supancl.errors import BadInput
 from supancl.recipes import Recipe
-from supancl.training.trainer import Trainer
 
 PROCESS_BYTES = 0.8e9  # Python with torch, before anything is loaded
 WORKSPACE = 1.3  # gradients of activations and the libraries' buffers, as a part of what backward needs
 MEASURED_IMAGES = 4  # whose activations are added up
 DAY = 86_400.0  # seconds
-SHORT_RUN = 60.0  # seconds; a shorter run tells soon enough how long it takes
-SLOW_STEP = 1.0  # seconds; of slower steps one is enough, because they vary little and more would take long
-WARM_UP_STEPS = 12  # on a GPU: they allocate, choose kernels, compile and capture
-TIMED_STEPS = 50
 LADDER: tuple[dict[str, Any], ...] = (
     {"pool.size": 8192},
     {"train.batch_size": 64},
@@ -175,72 +167,11 @@ def _with_smaller(recipe: Recipe, settings: dict[str, Any]) -> Recipe | None:
         return None
 
 
-def measure_step(trainer: Trainer, short_run: float = SHORT_RUN) -> float | None:
-    """Seconds per step, by trial steps after which the trainer is as it was.
-
-    None for several ranks, and if the first step says that the run takes less than `short_run` seconds.
-    """
-    remaining = trainer.steps - trainer.step
-    if remaining == 0 or trainer.ranks.size > 1:
-        return None
-    before = copy.deepcopy(trainer.state())
-    try:
-        seconds = _take_steps(trainer, 1)
-        return None if seconds * remaining < short_run else _measure_settled_step(trainer, seconds)
-    finally:
-        trainer.load(before)
-
-
-def _measure_settled_step(trainer: Trainer, seconds: float) -> float:
-    """Seconds per step at its final speed; `seconds` is the time of the first step."""
-    warms_up = trainer.device.type == "cuda" or trainer.compilation.enabled
-    if warms_up and trainer.step < trainer.steps:
-        seconds = _take_steps(trainer, 1)
-    if seconds > SLOW_STEP or trainer.steps - trainer.step < WARM_UP_STEPS + TIMED_STEPS:
-        return seconds
-    if warms_up:
-        _take_steps(trainer, WARM_UP_STEPS)
-    return _take_steps(trainer, max(3, min(TIMED_STEPS, int(SLOW_STEP / seconds))))
-
-
-def _take_steps(trainer: Trainer, count: int) -> float:
-    """Take steps, and return the seconds per step."""
-    _wait_for(trainer.device)
-    started = time.perf_counter()
-    for _ in range(count):
-        trainer.advance()
-        if trainer.captured.is_due:
-            with contextlib.suppress(Exception):  # the run will report it
-                trainer.capture()
-    _wait_for(trainer.device)
-    return (time.perf_counter() - started) / count
-
-
-def describe_time(trainer: Trainer, seconds_per_step: float | None) -> dict[str, Any]:
-    """What recipe.json records of the expected time, and a line for the user; empty if it was not measured."""
-    if seconds_per_step is None:
-        return {}
-    epochs = (trainer.steps - trainer.step) / trainer.steps_per_epoch
-    seconds = seconds_per_step * (trainer.steps - trainer.step)
-    per_epoch = seconds_per_step * trainer.steps_per_epoch
-    text = (
-        f"about {in_words(seconds)} for {epochs:.0f} epochs of {in_words(per_epoch)}, checks of the encoder not counted"
-    )
-    if seconds > DAY:
-        text += "; that is more than a day: fewer --epochs, smaller views (--set views.size) or a GPU would be faster"
-    return {"seconds_per_step": round(seconds_per_step, 6), "seconds": round(seconds, 1), "text": text}
-
-
 def in_words(seconds: float) -> str:
     for unit, length in (("days", DAY), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} seconds" if seconds >= 10 else f"{seconds:.1f} seconds"
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def in_gigabytes(nbytes: float) -> str:

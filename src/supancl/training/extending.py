@@ -96,7 +96,7 @@ def load_last_state(run: RunFolder, base: Recipe) -> dict[str, Any]:
     state, _ = load_newest(run.checkpoints)
     if state is None:
         raise BadInput(
-            f"{run.path} keeps no checkpoint to continue from (train.keep=none, or pruned); start another run from its "
+            f"{run.path} keeps no checkpoint to continue from (train.keep=none); start another run from its "
             f"encoder with --init {run.path}"
         )
     if any(row["step"] != state["step"] for row in run.metrics()[-1:]):
@@ -146,7 +146,6 @@ def write_extension(folder: RunFolder, run: RunFolder, recipe: Recipe, base: Rec
             with open_regular(old) as file:
                 write_bytes(new, file.read())
     content = parse_json(read_text(run.recipe_file))
-    content.pop("cost", None)  # that of the old run
     content["recipe"] = to_json(recipe)
     data, classes = run.read_data()
     content["run"] = name_run(recipe, classes, data)

@@ -139,10 +139,7 @@ def check_same_content(folder: RunFolder, data: Data, way_out: str = RESTORE) ->
     if saved == current.digest:
         if not current.has_other_stamps(before):
             return []
-        return [
-            "shards have another time or inode than when the run began; their sizes and sampled bytes are the same. To "
-            "compare every byte: supancl data check SOURCE --hash FILE"
-        ]
+        return ["shards have another time or inode than when the run began; their sizes and sampled bytes are the same"]
     names = current.changed_names(before)
     count = plural(len(names), "image or shard", "images or shards") if names else "images"
     example = f", such as {names[0]}" if names else ""
@@ -155,9 +152,7 @@ def check_same_content(folder: RunFolder, data: Data, way_out: str = RESTORE) ->
 
 def check_same_settings(folder: RunFolder, state: dict[str, Any], recipe: Recipe) -> None:
     """Refuse to continue a checkpoint with settings other than those it was trained with."""
-    saved = state.get("settings")
-    if not isinstance(saved, dict):  # a checkpoint of 0.1.0
-        return
+    saved = state["settings"]
     if (key := first_changed_setting(saved, recipe)) is not None:
         value, before = flattened(recipe).get(key), saved.get(key, "its default")
         raise BadInput(

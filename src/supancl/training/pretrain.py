@@ -132,7 +132,7 @@ def open_device_and_data(
             check_source(name)
     # before the data are read, which may take an hour
     memory = check_memory(recipe, device, keeps_encoder=init is not None)
-    if memory and reporter.shows_cost:
+    if memory:
         reporter.note(f"memory: {memory}, besides the images")
     if data is None:
         data = open_data(recipe.data, recipe.encoder.channels)

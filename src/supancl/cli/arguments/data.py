@@ -30,14 +30,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     check = subparsers.add_parser(
         "check",
         parents=[common_flags()],
-        help="is a benchmark data set complete and in the right layout? Has any file of a source changed?",
+        help="is a benchmark data set complete and in the right layout?",
     )
-    check.add_argument("name", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; or, with --hash, a source")
-    which = check.add_mutually_exclusive_group(required=True)
-    which.add_argument("--root", help="the folder that contains the benchmark")
-    which.add_argument(
-        "--hash", metavar="FILE", help="write a sha256 of every file of the source to FILE, or compare with those in it"
-    )
+    check.add_argument("name", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
+    check.add_argument("--root", required=True, help="the folder that contains the benchmark")
     where = subparsers.add_parser(
         "where", parents=[common_flags()], help="what to download for a benchmark, and where to put it"
     )
@@ -47,5 +43,3 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     if args.action == "show" or (args.action == "cache" and not args.remove):
         check_data(args.source)
-    if args.action == "check" and args.hash:
-        check_data(args.name)

@@ -1,10 +1,10 @@
-"""The arguments of `supancl detect train|eval|compare|crops|export`."""
+"""The arguments of `supancl detect train|eval|export`."""
 
 from __future__ import annotations
 
 import argparse
 
-from supancl.cli.choices import DETECTOR_FORMATS, VOC_YEARS
+from supancl.cli.choices import VOC_YEARS
 from supancl.cli.flags import Override, common_flags
 
 SHORTHANDS = {
@@ -39,28 +39,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_data(test)
     test.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     test.add_argument("--out", help="folder for the picture and the scores (default: the run folder)")
-    compare = subparsers.add_parser(
-        "compare", parents=[common_flags()], help="compare encoders over seeds in one table and figure"
-    )
-    compare.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="folders of runs, or of several seeds")
-    compare.add_argument("--out", required=True, help="folder for compare.json, compare.md, curves.png, classes.png")
-    crops = subparsers.add_parser(
-        "crops", parents=[common_flags()], help="cut out annotated objects as images to pretrain on"
-    )
-    add_data(crops)
-    crops.add_argument("--out", required=True, help="folder for train/CLASS/*.jpg and val/CLASS/*.jpg")
-    crops.add_argument(
-        "--margin", type=float, default=0.1, help="surroundings, as a fraction of the box (default: 0.1)"
-    )
-    crops.add_argument(
-        "--least", type=int, default=16, metavar="PX", help="leave out boxes with a shorter side (default: 16)"
-    )
-    crops.add_argument("--difficult", action="store_true", help="include VOC's difficult boxes")
-    export = subparsers.add_parser(
-        "export", parents=[common_flags()], help="export weights for Detectron2 or torchvision"
-    )
+    export = subparsers.add_parser("export", parents=[common_flags()], help="export weights for torchvision")
     export.add_argument("detector", help="a detector's run, or an encoder (exports the backbone)")
-    export.add_argument("--format", required=True, choices=DETECTOR_FORMATS)
     export.add_argument("--out", required=True, metavar="FILE", help="a .pth file")
 
 

@@ -1,9 +1,8 @@
-"""The arguments of `supancl doctor`."""
+"""`supancl doctor` takes no arguments of its own."""
 
 from __future__ import annotations
 
 import argparse
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="skip the trial of training and decoding")
+def arguments(parser: argparse.ArgumentParser) -> None: ...
