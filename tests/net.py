@@ -83,16 +83,14 @@ def differences(before: Any, now: Any, name: str = "") -> Iterator[tuple[str, st
 
 def describe(before: Outcome, now: Outcome) -> list[str]:
     """Lines on what differs in a case: the parts of the checkpoint by name, and the first of all else."""
-    failed = [
-        f"FAILED {side}: {found['failed']}" for side, found in (("before", before), ("now", now)) if "failed" in found
-    ]
+    failed = [f"{side} FAILED: {of['failed']}" for side, of in (("before", before), ("now", now)) if "failed" in of]
     if failed:
         return failed
     found = list(differences(before, now))
     parts = [name.removeprefix(".state.") for name, _ in found if name.startswith(".state.")]
     others = [f"{name}: {values}" for name, values in found if not name.startswith(".state.")]
     more = [f"and {len(others) - SHOWN} more"] if len(others) > SHOWN else []
-    return [f"DIFFERS in {line}" for line in [", ".join(parts)] * bool(parts) + others[:SHOWN] + more]
+    return [f"checkpoint: {', '.join(parts)}"] * bool(parts) + others[:SHOWN] + more
 
 
 def compare(base: str, only: str) -> int:
@@ -101,7 +99,7 @@ def compare(base: str, only: str) -> int:
     found = {name: describe(before.get(name, {}), now.get(name, {})) for name in names}
     bad = [name for name in names if found[name]]
     for name in bad:
-        print(name, *found[name], sep="\n    ")
+        print(f"DIFFERS  {name}", *found[name], sep="\n         ")
     print(f"{len(names) - len(bad)} of {len(names)} cases are equal to {base}")
     return 1 if bad or not names else 0
 

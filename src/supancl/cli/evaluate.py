@@ -171,7 +171,10 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         check_at_least(lr, 0, "--lr", above=True)
     check_whole_encoder(args.layer, args.normalize)
     (evaluated,) = open_encoders(args, console)
-    settings = FineTuning(args.epochs, args.train_batch, tuple(dict.fromkeys(lrs)), args.weight_decay, args.seed)
+    chosen = {
+        name: getattr(args, name) for name in ("epochs", "weight_decay", "seed", "views", "freeze_norm", "probe_first")
+    }
+    settings = FineTuning(batch_size=args.train_batch, lrs=tuple(dict.fromkeys(lrs)), **chosen)
     result = evaluate_finetuning(evaluated, args.data, settings, Path(args.out) if args.out else None, args.split)
     console.print(
         f"fine-tuned (lr {result['lr']:g}, {plural(result['epochs'], 'epoch')}): "

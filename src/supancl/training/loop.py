@@ -171,7 +171,7 @@ class Loop:
 
     def save(self) -> None:
         self.log.sync()
-        state = {**self.trainer.state(), "log_rows": self.log.rows}
+        state = self.trainer.state()
         trainer, keep_all = self.trainer, self.trainer.recipe.train.keep == "all"
         trainer.ranks.on_rank0(lambda: self.writer.save(self.folder.checkpoints, trainer.step, state, keep_all))
 

@@ -108,6 +108,9 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lr", default="0.01,0.1,1", help="of several, the best on held-out training images is used")
     parser.add_argument("--weight-decay", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--views", default="crops", choices=("crops", "pretraining"), help="pretraining: colours too")
+    parser.add_argument("--freeze-norm", action="store_true", help="batch norm keeps the encoder's statistics")
+    parser.add_argument("--probe-first", action="store_true", help="start from the linear classifier on the encoder")
     parser.add_argument("--out", help="folder for the fine-tuned encoder and its classifier")
 
 
