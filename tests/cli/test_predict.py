@@ -250,9 +250,9 @@ def test_class_means_label_new_images(place, capsys):
     assert fraction_right(rows) > 0.6
 
 
-def test_an_encoder_without_a_run_needs_references(place, capsys):
+def test_an_encoder_without_a_run_needs_labelled_images(place, capsys):
     file = "run/encoder.safetensors"
-    assert_mentions(refused(capsys, file, "--data", "new"), file, "--references")
+    assert_mentions(refused(capsys, file, "--data", "new"), "new", "--references")
     rows = predict(capsys, file, "--data", "new", "--references", "photos")
     assert fraction_right(rows) > 0.75
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 import torchvision
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from supancl import BadInput, load_encoder, recipe
 from supancl.core.encoders import EncoderSpec
@@ -61,23 +63,51 @@ def model_folder(path: Path, weights: dict[str, torch.Tensor], **config: object)
     return path
 
 
-def test_weights_of_timm_come_from_its_cache(home: Path, weights) -> None:
+def test_weights_of_timm_are_fetched_into_its_cache_once_they_are_named(home: Path, weights, monkeypatch) -> None:
     for name in (SMALL, TAGGED):
-        with pytest.raises(
-            BadInput, match=mentions(f"timm:{name}", f"hf download timm/{TAGGED}", home / "hf", "@FILE")
-        ):
+        places = (f"timm:{name}", "offline", f"https://huggingface.co/timm/{TAGGED}", "HF_HOME", "@FILE")
+        with pytest.raises(BadInput, match=mentions(*places)):
             open_encoder(f"timm:{name}")
-    cache_for_timm(home, weights)
-    encoder = open_encoder(f"timm:{TAGGED}")
+    fetched, content = [], save(weights)
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            fetched.append((self.command, self.path))
+            self.send_response(200)
+            for key, value in (("ETag", '"abc"'), ("X-Repo-Commit", "f00d"), ("Content-Length", str(len(content)))):
+                self.send_header(key, value)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            address + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        encoder = open_encoder(f"timm:{TAGGED}")
+        server.shutdown()
+    assert {path for _, path in fetched} == {f"/timm/{TAGGED}/resolve/main/model.safetensors"}
+    assert [command for command, _ in fetched].count("GET") == 1
     assert torch.equal(encoder.body.state_dict()["conv1.0.weight"], weights["conv1.0.weight"])
     assert encoder.mean == MEAN
+    assert open_encoder(f"timm:{TAGGED}").mean == MEAN  # from the cache: the server is gone
     with pytest.raises(BadInput, match=mentions("r16_in1k", TAGGED)):
         open_encoder(f"timm:{SMALL}.r16_in1k")
 
 
 def test_weights_of_torchvision_come_from_its_cache(home: Path) -> None:
     url = torchvision.models.get_model_weights("resnet18").DEFAULT.url
-    with pytest.raises(BadInput, match=mentions(url, home / "torch/hub/checkpoints", "@FILE")):
+    with pytest.raises(BadInput, match=mentions("HF_HUB_OFFLINE", url, home / "torch/hub/checkpoints", "@FILE")):
         open_encoder("torchvision:resnet18")
     with quickly_built():
         state = torchvision.models.resnet18().state_dict()

@@ -54,11 +54,13 @@ def describe(result: dict[str, Any]) -> list[str]:
         lines += describe_several(result)
     if result["checked_on"]:
         key, what = ("accuracy", "") if "accuracy" in result else ("least_sure_right", "least sure label ")
+        chance = f", chance {result['chance']:.1f}%" if "chance" in result else ""
         low, high = result[f"{key}_interval"]
         right = f"{what}{result[key]:.1f}% [{low:.1f}, {high:.1f}]"
+        how = "labelled images, cross-validated" if result.get("cross_validated") else "held-out images"
         lines.append(
-            f"confidence: fitted on {plural(result['checked_on'], 'held-out image')}; "
-            f"{right} right, mean confidence {result['mean_confidence']:.1f}%"
+            f"expected: {right} right{chance} ({result['checked_on']} {how}); "
+            f"mean confidence {result['mean_confidence']:.1f}%"
         )
     else:
         lines.append("confidence: not fitted, because no labelled image was held out; do not take it for a probability")

@@ -48,10 +48,18 @@ class Encoder(nn.Module):
         self.body: nn.Module
         self.body, self.width = _build(spec)
         self.projector: nn.Module | None = None  # of its run; set by `load_projector`
+        self.freeze_norm = False  # in train mode too, batch norms use the statistics that they have
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
         return features
+
+    def train(self, mode: bool = True) -> Encoder:
+        super().train(mode)
+        for module in self.modules() if self.freeze_norm else ():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        return self
 
     @property
     def transform(self) -> Preprocessing:

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from supancl.evaluate.references import References
-from supancl.probes.classifiers import Classifier, classify, fit_temperature, mean_confidence
+from supancl.probes import Features
+from supancl.probes.certainty import chance
+from supancl.probes.classifiers import Classifier, classify, fit_temperature
+from supancl.probes.linear import stratified_folds
 from supancl.probes.several_classifiers import THRESHOLD, fit_several_temperature, mean_f1, rank_classes
 from supancl.probes.several_labels import ClassScores
 from supancl.stats import wilson_interval
@@ -22,6 +25,7 @@ class FittedClassifier(NamedTuple):
     classes: tuple[str, ...]
     references: References
     summary: dict[str, Any]
+    refit: Callable[[References], Classifier] | None = None  # the same classifier of other references
 
 
 class PredictedLabels(NamedTuple):
@@ -43,22 +47,29 @@ def calibrate(fitted: FittedClassifier, most_labels: int) -> tuple[Labeller, dic
 
 
 def _calibrate_one(fitted: FittedClassifier) -> tuple[Labeller, dict[str, Any]]:
-    """The temperature of the confidence, fitted on held-out images, and how often those are predicted right."""
+    """The temperature of the confidence, fitted on unseen images, and how often those are predicted right."""
     held_out = fitted.references.held_out
+    logits, labels = torch.empty(0), held_out.labels
+    if len(labels):
+        logits = fitted.classifier.logits(held_out.values)
+    elif fitted.refit is not None:
+        logits, labels = _cross_validate(fitted.references, fitted.refit)
     number = {name: i for i, name in enumerate(fitted.classes)}
     numbers = torch.tensor([number.get(name, -1) for name in fitted.references.classes], dtype=torch.long)
     temperature = 1.0
     check: dict[str, Any] = {"checked_on": 0, "accuracy": None, "accuracy_interval": None, "mean_confidence": None}
-    if len(held_out.labels):
-        labels = numbers[held_out.labels]
-        temperature = fit_temperature(fitted.classifier.logits(held_out.values), labels)
-        answers = classify(fitted.classifier, held_out.values, temperature)
-        accuracy, *interval = wilson_interval(100 * float((answers.labels == labels).double().mean()), len(labels))
+    if len(labels):
+        labels = numbers[labels]
+        temperature = fit_temperature(logits, labels)
+        confidence, predicted = (logits / temperature).softmax(1).max(1)
+        accuracy, *interval = wilson_interval(100 * float((predicted == labels).double().mean()), len(labels))
         check = {
             "checked_on": len(labels),
             "accuracy": accuracy,
             "accuracy_interval": interval,
-            "mean_confidence": 100 * mean_confidence(answers),
+            "chance": chance(fitted.references.features.labels),
+            "cross_validated": not len(held_out.labels),
+            "mean_confidence": 100 * float(confidence.double().mean()),
         }
 
     def label(values: Tensor) -> PredictedLabels:
@@ -66,6 +77,21 @@ def _calibrate_one(fitted: FittedClassifier) -> tuple[Labeller, dict[str, Any]]:
         return PredictedLabels(predicted.labels[:, None], predicted.confidence)
 
     return label, {**check, "temperature": temperature}
+
+
+def _cross_validate(references: References, fit: Callable[[References], Classifier]) -> tuple[Tensor, Tensor]:
+    """Logits of each fifth of the references by a classifier of the others, and their classes.
+
+    A class with one reference cannot be tested.
+    """
+    values, labels = references.features
+    is_testable = torch.bincount(labels)[labels] > 1
+    values, labels = values[is_testable], labels[is_testable]
+    fold, logits = stratified_folds(labels), torch.empty(len(labels), len(references.classes))
+    for part in (fold == number for number in torch.unique(fold).tolist()):
+        others = references._replace(features=Features(values[~part], labels[~part]))
+        logits[part] = fit(others).logits(values[part])
+    return logits, labels
 
 
 def _calibrate_several(fitted: FittedClassifier, most_labels: int) -> tuple[Labeller, dict[str, Any]]:

@@ -118,7 +118,7 @@ def _used_labels(
     unused = torch.zeros(len(train), dtype=torch.bool)
     recipe = evaluated.recipe
     if recipe is None:
-        return None if _names_classes(evaluated.location, evaluation.data.classes) else unused
+        return None if names_classes(evaluated.location, evaluation.data.classes) else unused
     if not _start_ignored_labels(evaluated.run, evaluation):
         return None
     if not recipe.loss.supervised or not shares_images(evaluated, evaluation.source, (train, evaluation.images)):
@@ -138,7 +138,7 @@ def _start_ignored_labels(run: RunFolder | None, evaluation: EvaluationData, dep
     folder = RunFolder(folder_of_encoder(path))
     if not folder.has_run:
         is_published = ":" in start["from"]  # such as timm:NAME
-        return (is_published or path.exists()) and not _names_classes(str(path), evaluation.data.classes)
+        return (is_published or path.exists()) and not names_classes(str(path), evaluation.data.classes)
     try:
         recipe, classes = folder.read_recipe()
     except BadInput:
@@ -147,7 +147,7 @@ def _start_ignored_labels(run: RunFolder | None, evaluation: EvaluationData, dep
     return not used and depth < 100 and _start_ignored_labels(folder, evaluation, depth + 1)
 
 
-def _names_classes(location: str, classes: tuple[str, ...]) -> bool:
+def names_classes(location: str, classes: tuple[str, ...]) -> bool:
     """Whether a weight file of ours says that it was trained with labels of these classes."""
     try:
         metadata, _ = read_header(Path(location))

@@ -210,6 +210,8 @@ def open_evaluated_encoder(
         run.check_recipe_file()
     elif RunFolder(Path(location)).leftover_files[1:]:  # more than the encoder
         reporter.warn(f"{location} has no recipe.json, so nothing is known of the run's data and held-out images")
+    if run is not None and (better_start := run.compare_with_start()):
+        reporter.warn(better_start)
     if run is not None and recipe is not None and (early := run.describe_early_end(recipe)):
         reporter.warn(f"{location}: {early}; the evaluated encoder is the last one that it saved")
     return evaluated

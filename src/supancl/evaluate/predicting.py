@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from supancl.data.splits import Data, Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluate.calibration import FittedClassifier, calibrate
+from supancl.evaluate.cross_validation import names_classes
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.finetune import FINETUNED
@@ -27,6 +28,7 @@ from supancl.evaluate.references import References, keep, kept_path, load_refere
 from supancl.evaluate.sources import check_unchanged, read_source, spec_for
 from supancl.probes import Features
 from supancl.probes.classifiers import (
+    Classifier,
     KnnClassifier,
     LinearClassifier,
     Ridge,
@@ -50,7 +52,7 @@ class PredictSettings:
     """How to predict: `classifier` is linear, knn, means, finetuned or the folder of a fine-tuned classifier."""
 
     classifier: str | None = None  # None: linear, or knn if there is one class
-    references: str | None = None  # a labelled source; None: the run's own labelled images
+    references: str | None = None  # a labelled source; None: the run's own labelled images, without a run the source's
     k: int | None = None  # None: `default_k`
     every_image: bool = False  # predict images that have a label too
     view: View = "margin"
@@ -142,6 +144,8 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
             f"{source}: all of its {plural(total, 'image has', 'images have')} a label (the name of a folder counts as "
             "one), so there is nothing to predict; to predict them anyway, add --all"
         )
+    if settings.references is None and evaluated.run is None and tuned is None:
+        settings = replace(settings, references=source)  # an encoder without a run has no labelled images of its own
     fitted = _fit(evaluated, tuned, settings)
     if fitted.references.is_kept:
         _warn_changed(evaluated, source, all_labels, len(fitted.references.features.labels), is_compared_with_run)
@@ -266,19 +270,32 @@ def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: Pr
         own = evaluated.run is not None and not tuned.source
         source = settings.references or (None if own else tuned.source)
         references = load_references(evaluated, source, settings.view, "references-finetuned")
-        classifier = LinearClassifier(tuned.weight, tuned.bias)
-        return FittedClassifier(classifier, tuned.classes, references, {"classifier": FINETUNED})
+        layer = LinearClassifier(tuned.weight, tuned.bias)
+        return FittedClassifier(layer, tuned.classes, references, {"classifier": FINETUNED})
     references = load_references(evaluated, settings.references, settings.view, "references", several_labels=True)
+    has_seen_labels = evaluated.run is not None or names_classes(evaluated.location, references.classes)
+    is_cross_validated = references.may_choose and references.pairs is None and not has_seen_labels
+    if is_cross_validated:
+        references = references.with_held_out()
     has_classes = references.pairs is not None or len(torch.unique(references.features.labels)) > 1
-    if settings.classifier == "linear" or (settings.classifier is None and has_classes):
-        classifier, about = _linear(evaluated, references)
-        return FittedClassifier(classifier, references.classes, references, {"classifier": "linear", **about})
-    if settings.classifier == "means":
+    name, device = settings.classifier or ("linear" if has_classes else "knn"), evaluated.options.device
+    if name == "means":
         check_one_label(None if references.pairs is None else references.pairs[0], evaluated.location, "--with means")
-        means = fit_means(references.features, len(references.classes))
-        return FittedClassifier(means, references.classes, references, {"classifier": "means"})
-    knn = _knn(references, settings.k, evaluated.options.device)
-    return FittedClassifier(knn, references.classes, references, {"classifier": "knn", "k": knn.k})
+    fit: dict[str, Callable[[References], Classifier]] = {
+        "linear": lambda some: _fit_linear(some, device)[0],
+        "means": lambda some: fit_means(some.features, len(some.classes)),
+        "knn": lambda some: _knn(some, settings.k, device),
+    }
+    about: dict[str, Any] = {}
+    classifier: Classifier
+    if name == "linear":
+        classifier, about = _linear(evaluated, references)
+    else:
+        classifier = fit[name](references)
+    if isinstance(classifier, (KnnClassifier, SeveralKnnClassifier)):
+        about["k"] = classifier.k
+    refit = fit[name] if is_cross_validated else None
+    return FittedClassifier(classifier, references.classes, references, {"classifier": name, **about}, refit)
 
 
 def _knn(references: References, k: int | None, device: torch.device) -> KnnClassifier | SeveralKnnClassifier:

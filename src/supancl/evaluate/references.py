@@ -39,6 +39,13 @@ class References(NamedTuple):
     pairs: tuple[Tensor, Tensor] | None = None  # all labels of both, if images have several; others are the rarest
     is_kept: bool = False  # whether they are what an earlier call has kept, so that no image was read now
 
+    def with_held_out(self) -> References:
+        """The held-out images as references too: an encoder that has not seen labels is cross-validated over all."""
+        if not len(self.held_out.labels):
+            return self
+        features = Features(*(torch.cat(parts) for parts in zip(self.features, self.held_out, strict=True)))
+        return self._replace(features=features, held_out=Features(features.values[:0], features.labels[:0]))
+
     @property
     def several(self) -> tuple[SeveralFeatures, SeveralFeatures]:
         """Both with all their labels; only if `pairs` has these."""
@@ -59,11 +66,6 @@ def load_references(
     that the run was trained with; a named source is taken as it is now. Several labels per image are refused unless the
     caller can use them.
     """
-    if source is None and evaluated.run is None:
-        raise BadInput(
-            f"{evaluated.location} is not a run folder, so it has no labelled images to compare with; name some with "
-            "--references SOURCE"
-        )
     made_from = _describe(evaluated, view) if source is None else ""
     path = kept_path(evaluated, name) if made_from else None
     content = None if path is None else read_kept(evaluated, path, load_features, made_from)

@@ -6,7 +6,6 @@ the predicted class is about the fraction of predictions that are right.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar
@@ -217,7 +216,3 @@ def evenly_spaced(values: Tensor) -> Tensor:
     if len(values) <= MOST_COMPARED:
         return values
     return values[torch.linspace(0, len(values) - 1, MOST_COMPARED).round().long()]
-
-
-def mean_confidence(answers: Predicted) -> float:
-    return float(answers.confidence.double().mean()) if len(answers.labels) else math.nan

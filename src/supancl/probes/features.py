@@ -19,6 +19,7 @@ from supancl.data.threads import ReadingThreads
 from supancl.data.views.evaluation import View, evaluation_view
 from supancl.errors import BadInput, plural
 
+CPU_PIXELS_PER_BATCH = 8 * 224**2
 MOST_PADDED_BYTES = 2**29  # of a batch as it is read; as floating-point numbers it is four times as large
 Rows = Tensor | np.ndarray  # (N, width), any floating type; an array may be a memory map, read in chunks
 
@@ -98,6 +99,8 @@ def embed(
     `half` runs the encoder in bfloat16, as the monitor does; `stay` leaves features and labels on the device.
     """
     device = torch.device(device)
+    if device.type == "cpu":  # for larger batches more time goes into getting memory than into computing
+        batch_size = min(batch_size, max(8, CPU_PIXELS_PER_BATCH // encoder.size**2))
     training = encoder.training
     encoder.eval()
     values: Tensor | None = None  # filled batch by batch: concatenating a list would take twice the memory

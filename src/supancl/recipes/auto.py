@@ -32,7 +32,12 @@ STEPS_PER_EPOCH = 16  # at least, so that a small data set is not one batch
 STEPS_BETWEEN_CHECKS = 200
 CONTRASTIVE_BATCH = 256  # images from which SimCLR was better than SimSiam
 FEW_LABELS = 0.2  # of the images; our studies had 1% and 10%
+CPU_HEAD = 256  # width of the heads' layers on a CPU
 FEW_IMAGES = 2000  # on a CPU, a small network learns more from fewer than these in the same time
+
+
+START = "timm:tf_efficientnet_lite0"  # trained weights for photographs, on any device
+START_GAIN = ""  # over a run from scratch, in words, once docs/starts.md has measured it
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,14 @@ def choose_blur(facts: Facts) -> Choice:
     return (0.0, "small images are not blurred: App. H") if facts.size <= 32 else (0.5, "as for ImageNet: Sec. 5.1")
 
 
+def choose_head(name: str, facts: Facts) -> Choice:
+    """Hidden widths or output width of a head: on a CPU wide heads cost more than the small encoder before them."""
+    value = facts.settings[name]
+    if facts.on_gpu:
+        return value, "as for CIFAR: App. C and H"
+    return ([min(width, CPU_HEAD) for width in value] if isinstance(value, tuple) else min(value, CPU_HEAD)), "on a CPU"
+
+
 def choose_rate(facts: Facts) -> Choice:
     lr, reference = facts.settings["optimizer.lr"], facts.settings["optimizer.reference_batch"]
     return lr, f"for batch {reference}, scaled to {facts.batch}; best in pilots"
@@ -148,11 +161,13 @@ def choose_pool_size(facts: Facts) -> Choice:
     return size, f"{images} in {plural(facts.data.classes, 'class', 'classes', ',')}"
 
 
+HEADS = ("heads.projector.hidden", "heads.projector.out", "heads.predictor.hidden")
 RULES: dict[str, Callable[[Facts], Choice]] = {
     "views.size": choose_size,
     "views.blur": choose_blur,
     "encoder.name": choose_encoder,
     "encoder.width": choose_width,
+    **{name: partial(choose_head, name) for name in HEADS},
     "train.batch_size": choose_batch,
     "train.epochs": choose_epochs,
     "train.monitor_every": choose_interval,
@@ -215,6 +230,10 @@ def build(method: str) -> Recipe:
     """The recipe before it is fitted: CIFAR's heads and rates, photographs' views and statistics."""
     base = cifar.build("cifar100", method)
     unused = {"pool.kind", "pool.size"} if base.pool.kind == "none" else set()
+    if base.heads.projector.out is None:  # a classifier
+        unused.update(HEADS)
+    if base.heads.predictor is None:
+        unused.add(HEADS[-1])
     if not (isinstance(base.loss, Align) and base.loss.supervised):
         unused.add("loss.alpha")
     if not isinstance(base.loss, SemiAlign):

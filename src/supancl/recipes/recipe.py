@@ -58,6 +58,7 @@ class OptimizerSpec:
     weight_decay: NotNegative = 1e-4  # on every parameter, batch norm and bias included
     # the encoder's rate is this times that of the projector; below 1 for a run that starts from good weights
     encoder_lr_scale: Annotated[float, Within(0, 100)] = 1.0
+    freeze_norm: bool = False  # the encoder's batch norms keep the statistics that they start with
 
 
 @dataclass(frozen=True)

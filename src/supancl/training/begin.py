@@ -30,8 +30,10 @@ from supancl.weights.metrics_log import MetricsLog, NoLog
 from supancl.weights.provenance import hardware
 from supancl.weights.run_end import record_stop
 from supancl.weights.run_folder import RunFolder
-from supancl.weights.start import describe_init, fill_encoder
+from supancl.weights.start import describe_init, fill_encoder, load_init
 from supancl.weights.writer import Writer
+
+Start = Path | str | dict[str, str]  # as --init names it, or as recipe.json records it
 
 
 @contextmanager
@@ -41,9 +43,9 @@ def begin_run(
     """The loop of a run, at its first step or where it stopped. Files and threads are closed at the end."""
     with Writer() as writer:  # at its end, pending writes are finished
         recorded = trainer.ranks.on_rank0(folder.read_init) if resume else None
-        init = init if recorded is None else recorded["from"]  # for a run that ended before its first checkpoint
-        state = _load_start(trainer, data, folder, resume, init, reporter)
-        is_filled = state is None and init is not None
+        # a run that ended before its first checkpoint starts again from the recorded weights
+        state = _load_start(trainer, data, folder, resume, init if recorded is None else recorded, reporter)
+        is_filled = state is None and recorded is None and init is not None
         start = describe_init(trainer.model.branches.encoder, str(init)) if is_filled else recorded
         about = {"init": start, "hardware": hardware(trainer.device)}
         for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, about)):
@@ -55,6 +57,8 @@ def begin_run(
                 loop.save()  # a checkpoint to roll back to
                 loop.wait_for_writer()
             _announce(trainer, data, folder, reporter)
+            if state is None and start is not None and trainer.recipe.train.monitor_every:
+                loop.measure_start()
             yield loop
         except Exception as error:
             if trainer.ranks.is_rank0:
@@ -75,7 +79,7 @@ def note_kept_settings(requested: Recipe | None, resolved: Recipe, reporter: Rep
 
 
 def _load_start(
-    trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | None, reporter: Reporter
+    trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Start | None, reporter: Reporter
 ) -> dict[str, Any] | None:
     """Load the initial weights or the newest checkpoint, and return that checkpoint if there is one."""
     ranks, branches = trainer.ranks, trainer.model.branches
@@ -103,8 +107,11 @@ def _load_start(
     return state
 
 
-def _load_initial_weights(encoder: Any, init: Path | str) -> dict[str, Tensor]:
-    fill_encoder(encoder, init)
+def _load_initial_weights(encoder: Any, init: Start) -> dict[str, Tensor]:
+    if isinstance(init, dict):
+        load_init(encoder, init)
+    else:
+        fill_encoder(encoder, init)
     return {name: value.cpu() for name, value in encoder.state_dict().items()}
 
 

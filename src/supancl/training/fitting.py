@@ -17,6 +17,8 @@ from supancl.recipes import Recipe
 from supancl.recipes.auto import (
     AS_FOR_IMAGENET,
     RULES,
+    START,
+    START_GAIN,
     TO_BE_CHOSEN,
     default_recipe,
     fit_recipe,
@@ -28,6 +30,7 @@ from supancl.reporter import Reporter, report_to
 from supancl.training.preflight import pick_device
 from supancl.weights.start import read_start_spec
 
+LEAST_SIDE = 32  # of photographs, in pixels
 LEAST_IMAGES = 2  # to train on: batch norm needs two
 SAME_RESNET = re.compile(r"(?:timm|torchvision):(resnet(?:18|34|50|101|152))")
 
@@ -46,6 +49,13 @@ def fit_to_data(
     fitted = choose_settings(recipe, survey)
     for line in describe_choices(requested, fitted, survey):
         reporter.note(line)
+    if (
+        recipe.sources.get("encoder.name") == TO_BE_CHOSEN
+        and recipe.encoder.channels == 3
+        and survey.side >= LEAST_SIDE
+    ):
+        gain = START_GAIN and f" ({START_GAIN}: docs/starts.md)"
+        reporter.note(f"worth more than any setting: trained weights{gain}, --init {START}")
     return fitted
 
 

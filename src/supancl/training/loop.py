@@ -51,6 +51,18 @@ class Loop:
     writer: Writer
     rollbacks: int = 0
 
+    def measure_start(self) -> None:
+        """Log how good the weights of --init are on the held-out images: `RunFolder.compare_with_start` reads it."""
+        row: dict[str, Any] = {"kind": "start", "step": 0, "epoch": 0}
+        row |= self.trainer.ranks.on_rank0(lambda: self.monitor_values(torch.empty(0), is_last=True))
+        self.log.write(row)
+        if "linear_interval" in row:
+            low, high = row["linear_interval"]
+            self.reporter.note(
+                f"before training: linear {row['linear']:.1f}% [{low:.1f}, {high:.1f}] and k-NN {row['knn']:.1f}% of "
+                f"{row['knn_queries']} held-out images"
+            )
+
     def run(self) -> None:
         """Train to the last step, or until a signal, a collapse or a non-finite loss."""
         trainer, settings = self.trainer, self.trainer.recipe.train

@@ -28,6 +28,10 @@ class Model:
         self.device, self.pairs = device, pairs
         torch.manual_seed(recipe.train.seed)
         self.branches, self.pool = _assemble(recipe, classes, ranks, pairs)
+        for encoder in (self.branches.encoder, self.branches.target_encoder):
+            if isinstance(encoder, Encoder):
+                encoder.freeze_norm = recipe.optimizer.freeze_norm
+                encoder.train()
         self.branches.to(device)
         if self.pool is not None:
             self.pool.to(device)

@@ -91,6 +91,8 @@ def pretrain(
             # within the loop, the bar of the run shows how far it is
             with begin_run(trainer, run_data, folder, resume, init, reporter) as loop, report_to(Reporter()):
                 loop.run()
+            if better_start := ranks.on_rank0(folder.compare_with_start):
+                reporter.warn(better_start)
             encoder = trainer.model.copy_encoder(run_recipe)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

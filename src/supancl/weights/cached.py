@@ -1,13 +1,14 @@
-"""Weight files that torchvision, timm and Hugging Face keep on this machine. Nothing is downloaded."""
+"""Weight files in the caches of torchvision, timm and Hugging Face, which fetch what is named and not there."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from supancl.config import parse_json
 from supancl.errors import BadInput, did_you_mean
-from supancl.files import read_text, reason
+from supancl.files import make_folder, read_text, reason
 from supancl.weights.timm_names import from_timm
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -25,16 +26,63 @@ class DescribedWeights(NamedTuple):
     width: int | None = None  # of an architecture without a fixed one
 
 
-def find_cached_weights(name: str) -> Path:
-    """The file in which the library keeps torchvision:MODEL or timm:MODEL[.TAG]; else say what to fetch, and where."""
-    kind, _, model = name.partition(":")
-    return _find_timm(model) if kind == "timm" else _find_torchvision(model)
-
-
-def _find_timm(model: str) -> Path:
-    import timm
+def find_weights(name: str, fetch: bool = True) -> Path:
+    """The file of torchvision:MODEL or timm:MODEL[.TAG] in that library's cache; it is fetched if it is not there."""
+    import torch
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.constants import HF_HUB_CACHE
+
+    kind, _, model = name.partition(":")
+    repository, files, url = _timm_place(model) if kind == "timm" else ("", (), _torchvision_url(model))
+    folder = Path(torch.hub.get_dir(), "checkpoints")
+    cached = [try_to_load_from_cache(repository, file) for file in files if repository]
+    if url and (folder / Path(url).name).is_file():
+        cached.append(str(folder / Path(url).name))
+    for file in cached:
+        if isinstance(file, str):
+            return Path(file)
+    try:
+        if not fetch:
+            raise OSError("what a run started from is only looked for")
+        return _fetch_from_hub(repository, files) if repository else _fetch_url(url, folder)
+    except Exception as error:  # each library for fetching has its own
+        place = f"{files[0]} of https://huggingface.co/{repository}" if repository else url
+        cache = "set HF_HOME to a cache that has it" if repository else f"put it into {folder}"
+        raise BadInput(
+            f"{name}: its weights are not on this machine and were not fetched ({reason(error)}); fetch {place} and "
+            f"give {name}@FILE, or {cache}"
+        ) from None
+
+
+def _fetch_from_hub(repository: str, files: Sequence[str]) -> Path:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import EntryNotFoundError
+
+    for file in files:
+        try:
+            # fails at once without a network, where the next line would try again for half a minute
+            get_hf_file_metadata(hf_hub_url(repository, file))
+            return Path(hf_hub_download(repository, file))
+        except EntryNotFoundError:
+            continue
+    raise OSError(f"no {' or '.join(files)} there")
+
+
+def _fetch_url(url: str, folder: Path) -> Path:
+    import torch
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    if HF_HUB_OFFLINE:
+        raise OSError("HF_HUB_OFFLINE is set")
+    path = folder / Path(url).name
+    make_folder(folder)
+    digest = torch.hub.HASH_REGEX.search(path.name)
+    torch.hub.download_url_to_file(url, str(path), digest[1] if digest else None)
+    return path
+
+
+def _timm_place(model: str) -> tuple[str, tuple[str, ...], str]:
+    """The repository of a model's weights on Hugging Face, the names that their file may have, and another address."""
+    import timm
 
     if not timm.is_model(model):
         raise BadInput(f"timm has no model {model!r}{did_you_mean(model, timm.list_models())}")
@@ -43,43 +91,17 @@ def _find_timm(model: str) -> Path:
         hint = did_you_mean(model, tagged) if tagged else f"; give timm:{model}@FILE"
         raise BadInput(f"timm has no weights {model!r}{hint}")
     settings: Any = timm.get_pretrained_cfg(model)
-    repository = settings.hf_hub_id
-    for file in (settings.hf_hub_filename, *WEIGHT_FILES) if repository else ():
-        cached = try_to_load_from_cache(repository, file) if file else None
-        if isinstance(cached, str):
-            return Path(cached)
-    if settings.url and (path := _hub_folder() / Path(settings.url).name).is_file():
-        return path
-    fetch = (
-        f"fetch them with: hf download {repository} {settings.hf_hub_filename or WEIGHT_FILES[0]} (into {HF_HUB_CACHE})"
-        if repository
-        else f"fetch {settings.url} into {_hub_folder()}"
-    )
-    raise BadInput(
-        f"timm:{model}: no weight file on this machine, and nothing is downloaded; {fetch}, or give timm:{model}@FILE"
-    )
+    named = settings.hf_hub_filename
+    return settings.hf_hub_id or "", (named,) if named else WEIGHT_FILES, settings.url or ""
 
 
-def _find_torchvision(model: str) -> Path:
+def _torchvision_url(model: str) -> str:
     import torchvision
 
     names = torchvision.models.list_models(module=torchvision.models)
     if model not in names:
         raise BadInput(f"torchvision has no classifier {model!r}{did_you_mean(model, names)}")
-    url = torchvision.models.get_model_weights(model).DEFAULT.url
-    path = _hub_folder() / Path(url).name
-    if path.is_file():
-        return path
-    raise BadInput(
-        f"torchvision:{model}: no weight file on this machine, and nothing is downloaded; fetch {url} into "
-        f"{path.parent}, or give torchvision:{model}@FILE"
-    )
-
-
-def _hub_folder() -> Path:
-    import torch
-
-    return Path(torch.hub.get_dir(), "checkpoints")
+    return str(torchvision.models.get_model_weights(model).DEFAULT.url)
 
 
 def is_model_folder(path: Path) -> bool:

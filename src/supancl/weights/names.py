@@ -12,15 +12,16 @@ from supancl.files import did_you_mean_path
 def split_encoder_name(text: str) -> tuple[str | None, Path]:
     """Split NAME@FILE into (NAME, FILE); an existing path gives (None, path), even with an @ in it.
 
-    torchvision:MODEL and timm:MODEL stand for the file in the cache of these libraries. A missing file is refused.
+    torchvision:MODEL and timm:MODEL stand for the file in the cache of these libraries, which fetch a missing one.
+    A missing FILE is refused.
     """
     if Path(text).exists() or "@" not in text:
         if not Path(text).exists():
             kind = text.partition(":")[0]
             if kind in ("torchvision", "timm"):
-                from supancl.weights.cached import find_cached_weights
+                from supancl.weights.cached import find_weights
 
-                return text, find_cached_weights(text)
+                return text, find_weights(text)
             options = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME[@FILE] or timm:NAME[@FILE]"
             hint = did_you_mean_path(text) or suggest_timm(text)
             raise BadInput(f"no file {text}{hint or f'; give {options}'}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from supancl.core.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput
-from supancl.weights.cached import is_model_folder
+from supancl.weights.cached import find_weights, is_model_folder
 from supancl.weights.digests import content_digest
 from supancl.weights.encoder_file import find_encoder_file, initialize_encoder, read_encoder_spec
 from supancl.weights.importing import open_encoder
@@ -65,8 +65,10 @@ def _absolute(init: str) -> str:
 
 
 def load_init(encoder: Encoder, init: dict[str, str]) -> Encoder:
-    """Fill an encoder of the run's architecture with the weights that the run started from."""
-    fill_encoder(encoder, init["from"])
+    """Fill an encoder of the run's architecture with the weights that the run started from; nothing is fetched."""
+    name, file = init["from"].partition("@")[::2]
+    is_cached = not file and name.startswith(("timm:", "torchvision:"))
+    fill_encoder(encoder, f"{name}@{find_weights(name, fetch=False)}" if is_cached else init["from"])
     if _digest(encoder) != init["digest"]:
         raise BadInput(f"{init['from']} has changed since the run started from it; restore it")
     return encoder

@@ -13,7 +13,7 @@ from supancl.reports.prediction_table import check_table
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_encoder_flags(parser)
     parser.add_argument("--data", required=True, help="images to label: anything that pretrain's --data takes")
-    parser.add_argument("--out", required=True, help="the .csv to write (docs/predict.md)")
+    parser.add_argument("--out", default="labels.csv", help="the .csv to write (default labels.csv)")
     parser.add_argument(
         "--with",
         dest="classifier",
@@ -21,7 +21,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="linear (default), knn, means (for classes of very different size), finetuned, or the folder of a "
         "fine-tuned classifier",
     )
-    parser.add_argument("--references", help="labelled images to compare with (default: those of the run)")
+    parser.add_argument(
+        "--references",
+        help="labelled images to compare with (default: those of the run; without a run those of --data)",
+    )
     parser.add_argument(
         "--k", type=int, help="nearest neighbours that vote, with --with knn (default: as for evaluate knn)"
     )
