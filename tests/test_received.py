@@ -195,7 +195,7 @@ def test_the_lock_of_a_cache_is_not_taken_through_a_link(leads, place, mine, cac
     cache.folder.mkdir(parents=True)
     (cache.folder / ".lock").symlink_to(mine / ("thesis.tex" if leads == "to a file" else "new"))
     before = contents(mine)
-    with pytest.raises(BadInput, match=mentions(".lock", *LINK)):
+    with pytest.raises(BadInput, match=mentions(".lock")):
         cache.build(files)
     assert contents(mine) == before
 
