@@ -58,7 +58,7 @@ def test_from_an_archive_to_the_map_and_the_page(place, capsys):
     assert supancl(capsys, "evaluate", "transfer", "run", "--data", "several.npz", "--device", "cpu").code == 0
     assert supancl(capsys, "report", "run").code == 0
     assert f"{result['map']:.2f}" in (place / "run" / "report.html").read_text()
-    listed = supancl(capsys, "runs", "list", ".")
+    listed = supancl(capsys, "runs", ".")
     assert listed.code == 0, listed.err
     assert f"mAP {result['map']:.1f}" in listed.out
 

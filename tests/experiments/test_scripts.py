@@ -27,7 +27,6 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from experiments.audit import page as audit_page
 from experiments.audit import runs as audit_runs
-from experiments.audit import small as audit_small
 from experiments.audit.ranking import roc_area
 from experiments.auto import page as auto_page
 from experiments.auto import runs as auto_runs
@@ -111,7 +110,6 @@ def test_the_other_pages_hold_the_tables_of_the_committed_results(tmp_path: Path
     found = audit_page.read_results()
     assert audit_page.found_table(found) in docs["audit"]
     assert audit_page.accuracy_table(found) in (ROOT / "RESULTS.md").read_text()
-    assert all(table(audit_small.read_rows(name)) in docs["audit"] for name, table in audit_small.TABLES.items())
     assert auto_page.table(auto_page.read_results()) in docs["own-data"]
     assert auto_page.starts_table(auto_page.read_all()) in docs["own-data"]
     assert auto_page.few_table() in docs["own-data"]

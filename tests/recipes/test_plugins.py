@@ -426,7 +426,7 @@ def study(way, text, folder, forks):
 
 
 @pytest.mark.parametrize(
-    "way", ["python own_method.py study", "supancl study --plugin own_method.py"], ids=["file", "plugin"]
+    "way", ["python own_method.py paper study", "supancl paper study --plugin own_method.py"], ids=["file", "plugin"]
 )
 def test_a_study_side_by_side_knows_the_loss_in_every_process(way, tmp_path, forks):
     done = study(way, EXAMPLE.read_text(), tmp_path, forks)

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from supancl import BadInput, load_encoder, pretrain
 from supancl.training.pretrain import Run
-from supancl.weights.checkpoint import DamagedFile, checkpoints, load_checkpoint, save_checkpoint
+from supancl.weights.checkpoint import DamagedFile, checkpoints, load_checkpoint
 from supancl.weights.digests import content_digest
 from supancl.weights.encoder_file import load_projector, read_safetensors
-from tests.files import assert_mentions, mentions
-from tests.tiny import Notes, tiny_data, tiny_recipe
+from tests.files import mentions
+from tests.tiny import tiny_data, tiny_recipe
 
 ROUNDS = 60
 
@@ -139,31 +139,13 @@ def test_files_of_other_programs_with_a_digest_of_their_own_are_read(tmp_path: P
     assert (tensors["w"].tolist(), metadata) == ([1.0, 1.0], {"digest": "theirs"})
 
 
-def test_a_checkpoint_without_its_digest_is_damaged_and_one_of_0_1_0_is_read_with_a_remark(
-    finished: Run, tmp_path: Path
-) -> None:
+def test_a_checkpoint_without_its_digest_is_damaged(finished: Run, tmp_path: Path) -> None:
     run = shutil.copytree(finished.folder, tmp_path / "run")
     *_, newest = checkpoints(run / "checkpoints")
     content = torch.load(newest, weights_only=True)
     torch.save({key: value for key, value in content.items() if key != "digest"}, newest)
     with pytest.raises(DamagedFile, match=mentions(newest, "digest")):
         load_checkpoint(newest)
-    for path in checkpoints(run / "checkpoints"):
-        content = torch.load(path, weights_only=True)
-        old = {key: value for key, value in content.items() if key not in ("digest", "settings", "log_rows")}
-        torch.save(old | {"schema_version": 1}, path)
-    notes = Notes()
-    pretrain(None, tiny_data(), run, resume=True, reporter=notes)
-    (warning,) = notes.warnings
-    assert_mentions(warning, newest, "digest", "0.1.0")
-
-
-def test_saving_again_removes_the_checksum_file_of_0_1_0(tmp_path: Path) -> None:
-    stale = tmp_path / "step-000000003.sha256"
-    stale.write_text("0" * 64)
-    path = save_checkpoint(tmp_path, 3, {"step": 3})
-    assert not stale.exists()
-    assert load_checkpoint(path)["step"] == 3
 
 
 @pytest.mark.parametrize("value", [torch.eye(3).to_sparse(), torch.empty(2, device="meta")], ids=["sparse", "meta"])
