@@ -56,7 +56,7 @@ def test_a_partly_labelled_folder_is_labelled_by_its_own_labels(place, capsys, w
 
 
 def test_a_cross_validated_accuracy_of_labels_that_mean_nothing_is_near_chance(place, capsys) -> None:
-    """An image must not be among the references that it is tested with: a classifier of 512 features fits any labels."""
+    """An image must not be among the references that it is tested with: 512 features fit any labels."""
     for i, file in enumerate(sorted(Path("photos").glob("*/*.png"))):
         target = Path("random", "ab"[i % 2] if i < 40 else "unlabelled", file.name)
         target.parent.mkdir(parents=True, exist_ok=True)

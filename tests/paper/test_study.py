@@ -156,7 +156,7 @@ def arrays(tmp_path: Path) -> Path:
 
 def test_a_test_split_is_looked_at_only_when_asked_for(tmp_path: Path) -> None:
     source = arrays(tmp_path)
-    command = ["study", "positives", "digits.supsiam", "--data", str(source), "--rows", "M-1", *SMALL]
+    command = ["paper", "study", "positives", "digits.supsiam", "--data", str(source), "--rows", "M-1", *SMALL]
     command += ["--set", "data.holdout=null", "--batch-size", "8"]
     assert main([*command, "--out", str(tmp_path / "a")]) == 0
     a = json.loads((tmp_path / "a" / "M-1-seed-0" / "evaluate" / "knn.json").read_text())
@@ -170,7 +170,8 @@ def test_a_run_that_fails_is_in_no_mean_and_does_not_end_the_study(study: Path, 
     out = tmp_path / "again"
     shutil.copytree(study, out)
     shutil.rmtree(out / "none-seed-1" / "checkpoints")  # as one that failed before the end of its first epoch
-    (out / "none-seed-1" / "metrics.jsonl").unlink()
+    for name in ("metrics.jsonl", "finished.json"):
+        (out / "none-seed-1" / name).unlink()
     (out / "none-seed-1" / FAILURE_FILE).write_text(json.dumps({"reason": "the loss is not finite", "exit_code": 4}))
     command = [*STUDY, "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
     assert main(command) == 4

@@ -17,7 +17,7 @@ from tests.evaluate.made import run_folder
 from tests.files import TINY, class_folders, supancl
 
 CLASSES = ("1", "3", "5", "8", "9")
-FIGURE = ("figure", "3")
+FIGURE = ("paper", "figure", "3")
 
 
 @pytest.fixture(scope="module")

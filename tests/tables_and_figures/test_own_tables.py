@@ -6,15 +6,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.paper.toy.training import Size
 from supancl.weights.run_folder import RunFolder
-from tests.detect.drawn import TINY, write_voc
-from tests.kept.make import narrow_resnet
+from tests.detect.drawn import TINY, narrow_resnet18, write_voc
 from tests.tables_and_figures.made import DIGITS, SMALL, colours, edit, ours, run, table
 
 TOY = Size(dimensions=40, train=40, test=10, width=6, epochs=1, batch=16)
@@ -111,7 +109,7 @@ def test_table_4_from_an_sgd_probe_and_detectors(tmp_path: Path) -> None:
         for key, value in {**TINY, "iters": 2, "batch_size": 2}.items()
         for word in ("--set", f"{key}={json.dumps(value)}")
     ]
-    with mock.patch("torchvision.models.resnet18", narrow_resnet):
+    with narrow_resnet18():
         small = ["--epochs", "1", "--device", "cpu", "--set", "schedule.warmup_epochs=0", "--set", "views.size=32"]
         small += ["--set", "encoder.name=resnet18", *heads]
         run("pretrain", "imagenet100.supsiam", "--data", data, *small, "--out", folder)
