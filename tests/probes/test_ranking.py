@@ -46,6 +46,13 @@ def test_how_many_seeds_is_said_of_two_or_more_and_of_an_encoder_without_results
     scores = {"none": {}, "one": {"x": 1.0}, "two": {"x": [1.0, 2.0]}, "some": {"x": [1.0, 3.0], "y": 2.0}}
     found = rank_encoders(scores)
     assert [found.seeds(row) for row in range(4)] == ["", "", " (n = 2)", " (n = 1 to 2)"]
+    assert found.cells[1][0].uncertainty is None  # of one number
+
+
+def test_one_encoder_is_the_best_of_nothing() -> None:
+    alone = rank_encoders({"a": {"x": 1.0, "y": 2.0}})
+    assert alone.marks == (("", ""),)
+    assert alone.to_json()["rows"][0]["average_rank"] is None
 
 
 def test_without_a_common_data_set_there_is_no_rank() -> None:
