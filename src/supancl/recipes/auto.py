@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from supancl.config import flattened
 from supancl.core.losses import Align, SemiAlign
@@ -33,9 +33,9 @@ STEPS_BETWEEN_CHECKS = 200
 CONTRASTIVE_BATCH = 256  # images from which SimCLR was better than SimSiam
 FEW_LABELS = 0.2  # of the images; our studies had 1% and 10%
 CPU_HEAD = 256  # width of the heads' layers on a CPU
+LONG_RUN = 700  # steps; a shorter run from a start stays near it: docs/log.md
+SHORT_RUN_RATE = 0.1  # of the encoder, as a part of the projector's
 FEW_IMAGES = 2000  # on a CPU, a small network learns more from fewer than these in the same time
-
-
 START = "timm:tf_efficientnet_lite0"  # trained weights for photographs, on any device
 START_GAIN = ""  # over a run from scratch, in words, once docs/starts.md has measured it
 
@@ -46,6 +46,7 @@ class Facts:
 
     data: Survey
     on_gpu: bool
+    has_start: bool  # trained weights, with --init
     settings: dict[str, Any]
     still_open: frozenset[str] = frozenset()  # settings that are yet to be chosen
 
@@ -56,6 +57,14 @@ class Facts:
     @property
     def batch(self) -> int:
         return int(self.settings["train.batch_size"])
+
+    @property
+    def steps(self) -> int:
+        return max(self.data.images // self.batch, 1) * int(self.settings["train.epochs"])
+
+    @property
+    def is_short_from_start(self) -> bool:
+        return self.has_start and self.steps < LONG_RUN
 
     @property
     def needs_small_network(self) -> bool:
@@ -102,6 +111,8 @@ def choose_epochs(facts: Facts) -> Choice:
     seen, least, most = (2_000_000, 40, 400) if facts.on_gpu else (60_000, 10, 100)
     if facts.needs_small_network:
         seen, most = 150_000, 250
+    if facts.has_start and not facts.on_gpu:
+        seen, least, most = 5_000, 4, 20
     epochs = min(max(round(seen / max(facts.data.images, 1)), least), most)
     return epochs, f"about {epochs * facts.data.images:,} images are seen in all"
 
@@ -115,7 +126,21 @@ def choose_interval(facts: Facts) -> Choice:
 
 def choose_warmup(facts: Facts) -> Choice:
     epochs = int(facts.settings["train.epochs"])
+    if facts.is_short_from_start:
+        return min(1, epochs // 2), f"few steps from a start: {facts.steps:,}"
     return min(10, epochs // 10), "a tenth of the epochs, at most 10"
+
+
+def choose_encoder_rate(facts: Facts) -> Choice:
+    if facts.is_short_from_start:
+        return SHORT_RUN_RATE, f"so few steps ({facts.steps:,}) should stay near the start"
+    return 1.0, "as from random weights"
+
+
+def choose_norm(facts: Facts) -> Choice:
+    if facts.is_short_from_start:
+        return True, "new statistics of few images cost accuracy: docs/log.md"
+    return False, "as from random weights"
 
 
 def choose_blur(facts: Facts) -> Choice:
@@ -123,11 +148,11 @@ def choose_blur(facts: Facts) -> Choice:
 
 
 def choose_head(name: str, facts: Facts) -> Choice:
-    """Hidden widths or output width of a head: on a CPU wide heads cost more than the small encoder before them."""
     value = facts.settings[name]
     if facts.on_gpu:
         return value, "as for CIFAR: App. C and H"
-    return ([min(width, CPU_HEAD) for width in value] if isinstance(value, tuple) else min(value, CPU_HEAD)), "on a CPU"
+    smaller = [min(width, CPU_HEAD) for width in value] if isinstance(value, tuple) else min(value, CPU_HEAD)
+    return smaller, "wide heads are slow on a CPU: docs/log.md"
 
 
 def choose_rate(facts: Facts) -> Choice:
@@ -140,8 +165,7 @@ def choose_alpha(facts: Facts) -> Choice:
 
 
 def choose_label_warmup(facts: Facts) -> Choice:
-    steps = max(facts.data.images // facts.batch, 1) * int(facts.settings["train.epochs"])
-    return steps // 10, "a tenth of the steps"
+    return facts.steps // 10, "a tenth of the steps"
 
 
 def choose_pool_kind(facts: Facts) -> Choice:
@@ -173,6 +197,8 @@ RULES: dict[str, Callable[[Facts], Choice]] = {
     "train.monitor_every": choose_interval,
     "train.checkpoint_epochs": choose_interval,
     "optimizer.lr": choose_rate,
+    "optimizer.encoder_lr_scale": choose_encoder_rate,
+    "optimizer.freeze_norm": choose_norm,
     "schedule.warmup_epochs": choose_warmup,
     "loss.alpha": choose_alpha,
     "loss.warmup": choose_label_warmup,
@@ -186,24 +212,15 @@ def default_recipe(data: Survey) -> str:
     return "auto.supsiam" if data.is_labelled else "auto.simsiam"
 
 
-class Rival(NamedTuple):
-    """A recipe that did better than the default one in our studies of such data."""
-
-    name: str
-    why: str
-
-
-def rival_recipe(data: Survey, batch_size: int) -> Rival | None:
-    """What to try besides `default_recipe`: with no or few labels (RESULTS.md, docs/labels.md).
+def rival_recipe(data: Survey, batch_size: int) -> str | None:
+    """What did better than `default_recipe` in our studies with no or few labels (RESULTS.md, docs/labels.md).
 
     SimCLR was better than SimSiam with batches of 256, and not with 32 (docs/log.md).
     """
     if not data.is_labelled:
         is_large = batch_size >= CONTRASTIVE_BATCH
-        return Rival("auto.simclr", "better without labels: docs/choosing.md") if is_large else None
-    if data.labelled <= FEW_LABELS * data.images:
-        return Rival("auto.semi", "better with few labels: docs/choosing.md")
-    return None
+        return "auto.simclr" if is_large else None
+    return "auto.semi" if data.labelled <= FEW_LABELS * data.images else None
 
 
 def is_to_be_fitted(recipe: Recipe) -> bool:
@@ -216,11 +233,11 @@ def open_settings(recipe: Recipe) -> list[str]:
     return [*names, "data.short_side"] if names else []
 
 
-def fit_recipe(recipe: Recipe, data: Survey, on_gpu: bool) -> Recipe:
+def fit_recipe(recipe: Recipe, data: Survey, on_gpu: bool, has_start: bool = False) -> Recipe:
     """Choose the settings that are still open; their sources become the reasons."""
     for name, rule in RULES.items():
         if recipe.sources.get(name) == TO_BE_CHOSEN:
-            facts = Facts(data, on_gpu, flattened(recipe), frozenset(open_settings(recipe)))
+            facts = Facts(data, on_gpu, has_start, flattened(recipe), frozenset(open_settings(recipe)))
             value, why = rule(facts)
             recipe = recipe.with_set({name: value}, because=why)
     return recipe

@@ -46,7 +46,7 @@ def fit_to_data(
         return recipe
     if survey is None:
         survey = survey_recipe(recipe, reporter) if data is None else survey_data(data)
-    fitted = choose_settings(recipe, survey)
+    fitted = choose_settings(recipe, survey, has_start=init is not None)
     for line in describe_choices(requested, fitted, survey):
         reporter.note(line)
     if (
@@ -55,7 +55,7 @@ def fit_to_data(
         and survey.side >= LEAST_SIDE
     ):
         gain = START_GAIN and f" ({START_GAIN}: docs/starts.md)"
-        reporter.note(f"worth more than any setting: trained weights{gain}, --init {START}")
+        reporter.note(f"worth most: trained weights{gain}, --init {START}; or without training: predict {START}")
     return fitted
 
 
@@ -81,9 +81,9 @@ def survey_recipe(recipe: Recipe, reporter: Reporter) -> Survey:
         return survey_source(recipe.data, recipe.encoder.channels)
 
 
-def choose_settings(recipe: Recipe, survey: Survey) -> Recipe:
+def choose_settings(recipe: Recipe, survey: Survey, has_start: bool = False) -> Recipe:
     check_enough_images(recipe.data, survey)
-    return fit_recipe(recipe, survey, _is_on_gpu(recipe))
+    return fit_recipe(recipe, survey, _is_on_gpu(recipe), has_start)
 
 
 def check_enough_images(spec: DataSpec, survey: Survey) -> None:
@@ -110,7 +110,7 @@ def describe_choices(requested: Recipe, fitted: Recipe, survey: Survey) -> Itera
             yield f"  {f'{name} = {values[name][0]}':32} {values[name][1]}"
     other = rival_recipe(survey, fitted.train.batch_size)
     if fitted.name == default_recipe(survey) and other is not None:
-        yield f"  {f'try also {other.name}':32} {other.why}"
+        yield f"  {f'try also {other}':32} better with {'few' if survey.is_labelled else 'no'} labels: docs/choosing.md"
 
 
 def describe_survey(survey: Survey) -> str:
