@@ -124,13 +124,6 @@ def test_gpus(monkeypatch):
     assert only(doctor.check_gpu()).status == "ok"
 
 
-def test_the_drivers_version(tmp_path):
-    file = tmp_path / "version"
-    assert doctor.find_driver(file) == ""
-    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
-    assert doctor.find_driver(file) == "535.104.05"
-
-
 def test_threads_and_memory(monkeypatch):
     monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda process: {0, 1, 2})
     for threads, status in ((1, "note"), (3, "ok"), (4, "note")):

@@ -115,10 +115,7 @@ def _overlapping_groups(results: Results) -> dict[tuple[str, str], dict[str, Non
 
 
 def describe_episode_images(results: Results) -> dict[str, str]:
-    """Few-shot protocol -> a legend of its images: `digits 450 images, 16 queries a class`.
-
-    Old results have no `queries_used`; the requested number is used for them.
-    """
+    """Few-shot protocol -> a legend of its images: `digits 450 images, 16 queries a class`."""
     columns: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for result in results:
         if result.get("protocol") == "fewshot" and "images" in result:
@@ -135,7 +132,7 @@ def describe_episode_images(results: Results) -> dict[str, str]:
 
 def describe_queries_used(column: Results) -> str:
     """`16 queries a class`: the number that was really used."""
-    used = [count for result in column for count in result.get("queries_used", [result["queries"]])]
+    used = [count for result in column for count in result["queries_used"]]
     return f"{describe_queries(min(used), max(used))} a class"
 
 

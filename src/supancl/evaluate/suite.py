@@ -158,8 +158,7 @@ def describe_result(result: dict[str, Any]) -> str:
     text = f"{figure.value:.2f}" if figure.name == "accuracy" else f"{figure.name} {figure.value:.2f}"
     if "interval" in result:
         return f"{text} ± {result['interval']:.2f}"
-    if figure.interval is None:  # measured by an older version
-        return text
+    assert figure.interval is not None
     low, high = figure.interval
     return f"{text} [{low:.1f}, {high:.1f}] of {plural(result['tested_images'], 'image')}"
 

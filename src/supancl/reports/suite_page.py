@@ -129,9 +129,8 @@ def _describe(protocol: str, results: Sequence[dict[str, Any]]) -> str:
             f"images, {'mAP' if 'map' in result else 'top-1'}."
         )
     if result["protocol"] == "transfer":
-        candidates = result.get("tried") or result["weights"]  # the older name
         return (
-            f"Logistic regression on frozen features; the best of {len(candidates)} regularisers on "
+            f"Logistic regression on frozen features; the best of {len(result['tried'])} regularisers on "
             "validation, refitted on train and validation, tested once."
         )
     queries = describe_queries_used([result for result in results if result["task"] == protocol])

@@ -5,11 +5,9 @@ A sweep that is started again in the same folder continues where it stopped.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import shlex
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -44,7 +42,7 @@ from supancl.sweeps.runs import (
     record_failure,
     retry_flags,
 )
-from supancl.training.cost import available_memory, check_memory, estimate_memory, in_words
+from supancl.training.cost import available_memory, check_memory, estimate_memory
 from supancl.training.cuda.reuse import share_step
 from supancl.training.fitting import fit_to_data
 from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
@@ -57,7 +55,6 @@ from supancl.weights.run_folder import RunFolder
 T = TypeVar("T")
 MakeReporter = Callable[[], Reporter]
 BYTES_PER_RUN = 1e9  # at least, of a process with a small encoder: 0.9 GB on the digits, most of it torch
-SHORT_RUNS = 60.0  # seconds; of fewer nothing is said
 _stopping: Event | None = None  # set in workers
 
 
@@ -139,7 +136,6 @@ class Sweep:
         jobs = self.jobs_for(next(iter(recipes.values())))
         if missing and (line := describe_memory(missing, jobs)):
             self.reporter.note(line)
-        started, is_first = time.perf_counter(), True
 
         def how_to_continue(extra_flags: str = "") -> str:
             return (
@@ -155,9 +151,6 @@ class Sweep:
                     failed[name] = failure
                 outcome = "trained" if failure is None else f"failed ({failure.reason}):"
                 self.reporter.note(f"{outcome} {name} ({done} of {len(recipes)})")
-                if is_first and (line := describe_remaining(time.perf_counter() - started, len(missing), jobs)):
-                    self.reporter.note(line)
-                is_first = False
                 self.reporter.on_progress("training runs", done, len(recipes))
         except Interrupted as stop:
             signal_name = signal.Signals(stop.signal_number).name
@@ -266,14 +259,6 @@ def describe_memory(recipes: Mapping[str, Recipe], jobs: int) -> str:
     at_once = min(jobs, len(recipes))
     side_by_side = f"; {at_once} runs train at once" if at_once > 1 else ""
     return f"memory: {text} for the largest run, besides the images{side_by_side}"
-
-
-def describe_remaining(seconds: float, runs: int, jobs: int) -> str:
-    """How long the other runs take if each takes as long as the first, which took `seconds`; empty for a short time."""
-    rounds = math.ceil(runs / jobs) - 1
-    if rounds * seconds < SHORT_RUNS:
-        return ""
-    return f"time: about {in_words(rounds * seconds)} for the other {plural(runs - 1, 'run')}, if each takes as long"
 
 
 def train_each(

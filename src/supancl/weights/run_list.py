@@ -47,8 +47,6 @@ class ListedRun:
     linear: float | None = None
     tested_images: int | None = None
     has_several_labels: bool = False  # then `knn` and `linear` are mean average precision
-    finished: bool = False
-    end_step: int | None = None
     problem: str = ""  # of a damaged one
 
 
@@ -90,16 +88,15 @@ def describe_run(path: Path) -> ListedRun:
             f"recipe.json: {reason(error)}" if isinstance(error, (OSError, ValueError)) else "no recipe.json of supancl"
         )
         return ListedRun(path, "damaged", nbytes=nbytes, last_written=_mtime(path), problem=why)
-    end = read_end(folder)
-    end_step = None if end is None else end.step
+    is_finished = read_end(folder) is not None
     knn, linear = (_newest_accuracy(folder, rows, name) for name in ("knn", "linear"))
     last = rows[-1] if rows else {}
     return ListedRun(
         path,
-        _state(folder, rows, end_step),
+        _state(folder, is_finished),
         recipe,
         data,
-        _epochs_done(last, end_step is not None),
+        _epochs_done(last, is_finished),
         epochs,
         nbytes,
         _mtime(folder.metrics_file if folder.metrics_file.exists() else folder.recipe_file),
@@ -107,17 +104,15 @@ def describe_run(path: Path) -> ListedRun:
         linear.percent,
         linear.images or knn.images,
         knn.is_map or linear.is_map,
-        end_step is not None,
-        end_step,
     )
 
 
-def _state(folder: RunFolder, rows: list[dict[str, Any]], end_step: int | None) -> str:
+def _state(folder: RunFolder, is_finished: bool) -> str:
     if is_locked(folder.lock_file):
         return "running"
     if peek_collapsed(folder):
         return "collapsed"
-    if end_step is not None:
+    if is_finished:
         return "finished"
     newest = folder.checkpoint_files()[-1:]
     step = newest[0].stem.removeprefix("step-").lstrip("0") if newest else ""
