@@ -13,7 +13,7 @@ A package whose `__init__` collects names from slow modules uses `lazy_names`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -56,11 +56,8 @@ F = lazy_module("torch.nn.functional")
 dist = lazy_module("torch.distributed")
 
 
-def lazy_names(package: str, modules: Mapping[str, str], missing: Callable[[str, str], Any] | None = None) -> Any:
-    """The `__getattr__` of a package (PEP 562); `modules` maps each module to the names that it defines, in one string.
-
-    Any other name is looked up by `missing(package, name)`.
-    """
+def lazy_names(package: str, modules: Mapping[str, str]) -> Any:
+    """The `__getattr__` of a package (PEP 562); `modules` maps each module to the names that it defines, in one string."""
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
@@ -68,8 +65,6 @@ def lazy_names(package: str, modules: Mapping[str, str], missing: Callable[[str,
             value = getattr(import_module(module_of[name]), name)
             vars(import_module(package))[name] = value  # the next look-up finds it there
             return value
-        if missing is not None:
-            return missing(package, name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,34 +10,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# names of 0.1.0, until 0.3.0
-_OLD_NAMES = {
-    "reading": "on_progress",
-    "begins": "on_start",
-    "stepped": "on_step",
-    "epoch_ended": "on_epoch",
-    "ends": "on_end",
-}
-
 
 class Reporter:
     """Receives progress reports. This one ignores them; the one of the terminal is in reports/terminal.py."""
 
-    shows_cost = False  # whether to measure, before the first step, how long the run will take
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        for old, new in _OLD_NAMES.items():
-            if old in vars(cls) and new not in vars(cls):  # with both, a class works with 0.1.0 and 0.2.0
-                message = f"{cls.__name__}.{old} is called {new} since 0.2.0; 0.3.0 will not call it"
-                warnings.warn(message, DeprecationWarning, stacklevel=2)
-                setattr(cls, new, vars(cls)[old])
-            elif new in vars(cls) and old not in vars(cls):
-                setattr(cls, old, vars(cls)[new])  # for super().OLD(...)
-
     def note(self, text: str) -> None: ...
 
     def warn(self, text: str) -> None: ...
+
+    def show(self, table: Any) -> None: ...
 
     def on_progress(self, task: str, done: int, total: int) -> None: ...
 
@@ -55,13 +35,16 @@ class ForwardingReporter(Reporter):
     """Passes every report on to another reporter; a subclass adds what it does with some of them."""
 
     def __init__(self, reporter: Reporter) -> None:
-        self.reporter, self.shows_cost = reporter, reporter.shows_cost
+        self.reporter = reporter
 
     def note(self, text: str) -> None:
         self.reporter.note(text)
 
     def warn(self, text: str) -> None:
         self.reporter.warn(text)
+
+    def show(self, table: Any) -> None:
+        self.reporter.show(table)
 
     def on_progress(self, task: str, done: int, total: int) -> None:
         self.reporter.on_progress(task, done, total)
@@ -79,14 +62,35 @@ class ForwardingReporter(Reporter):
         self.reporter.on_end()
 
 
-for _old, _new in _OLD_NAMES.items():
-    setattr(Reporter, _old, getattr(Reporter, _new))
-
-
 # --- progress of loops that are far below the command -----------------------------------------------------------------
 
-_NOBODY = Reporter()
-_current: ContextVar[Reporter] = ContextVar("reporter", default=_NOBODY)
+_current: ContextVar[Reporter | None] = ContextVar("reporter", default=None)
+_default: list[Callable[[], Reporter]] = [Reporter]
+
+
+def set_default_reporter(make: Callable[[], Reporter]) -> None:
+    """Set what receives reports outside of `report_to`, as when a function is called from Python."""
+    _default[0] = make
+
+
+def current_reporter() -> Reporter:
+    """The reporter of `report_to`, which the command line sets once, or the default one."""
+    return _current.get() or _default[0]()
+
+
+def say(text: str) -> None:
+    """Print one line of a result."""
+    current_reporter().note(text)
+
+
+def show(table: Any) -> None:
+    """Print a table, or text of several lines."""
+    current_reporter().show(table)
+
+
+def warn(text: str) -> None:
+    """Print a warning, also if the command is quiet."""
+    current_reporter().warn(text)
 
 
 @contextmanager
@@ -109,14 +113,9 @@ class ProgressFunction(Reporter):
         self.function(task, done, total)
 
 
-def has_reporter() -> bool:
-    """Whether `report_to` was called, so that somebody has decided who sees what is reported."""
-    return _current.get() is not _NOBODY
-
-
 def report_progress(task: str, done: int, total: int) -> None:
     """`on_progress` of the current reporter."""
-    _current.get().on_progress(task, done, total)
+    current_reporter().on_progress(task, done, total)
 
 
 def track(items: Iterable[T], task: str, total: int | None = None) -> Iterator[T]:
@@ -125,7 +124,7 @@ def track(items: Iterable[T], task: str, total: int | None = None) -> Iterator[T
     >>> list(track("ab", "reading letters"))
     ['a', 'b']
     """
-    reporter, done = _current.get(), 0
+    reporter, done = current_reporter(), 0
     total = len(items) if total is None and isinstance(items, Collection) else total or 0
     if total == 0:
         yield from items

@@ -1,69 +1,96 @@
-"""`supancl doctor`. Nothing here needs torch to be importable: that is one of the things to find out."""
+"""`doctor`: is the installation fine? Nothing here needs torch: that is one of the things to find out."""
 
 from __future__ import annotations
 
-import argparse
-import textwrap
-from typing import Any
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.text import Text
+from supancl.data.store.cache import cache_root
+from supancl.errors import CheckFailed
+from supancl.files import reason, why_unwritable
+from supancl.reporter import show
+from supancl.version import __version__
 
-from supancl.doctor import installation, machine, speed
-from supancl.doctor.findings import Check, Finding, as_json, run_checks, worst_status
-from supancl.errors import CheckFailed, make_visible, plural
-
-CHECKS = (
-    Check("Python", installation.check_python),
-    Check("supancl", installation.check_supancl),
-    Check("packages", installation.check_packages),
-    Check("extras", installation.check_extras),
-    Check("variables", installation.check_environment),
-    Check("GPU", machine.check_gpu, needs_torch=True),
-    Check("precision", machine.check_precision, needs_torch=True),
-    Check("compiler", machine.check_compiler, needs_torch=True),
-    Check("training", speed.check_step, needs_torch=True, is_slow=True),
-    Check("decoding", speed.check_jpeg, needs_torch=True, is_slow=True),
-    Check("cores", machine.check_cores, needs_torch=True),
-    Check("memory", machine.check_memory, needs_torch=True),
-    Check("shared mem.", machine.check_shared_memory),
-    Check("this folder", machine.check_run_folder),
-    Check("cache", machine.check_cache_folder),
-    Check("terminal", machine.check_terminal),
-)
-STYLES = {"ok": "green", "note": "yellow", "problem": "red"}
-MAX_WIDTH = 100
-INDENT = 21  # of the third column
+PACKAGES = {
+    "torch": "torch", "torchvision": "torchvision", "timm": "timm", "numpy": "numpy", "scikit-learn": "sklearn",
+    "scipy": "scipy", "pillow": "PIL", "safetensors": "safetensors",
+}  # fmt: skip
+EXTRAS = {
+    "openTSNE": "large maps", "onnx": "export", "transformers": "export", "datasets": "hf:NAME", "pyarrow": ".parquet",
+    "pycocotools": "detect", "wandb": "logger", "mlflow-skinny": "logger", "argcomplete": "TAB",
+}  # fmt: skip
+LITTLE_SPACE = 5e9  # bytes on a disk
 
 
-def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Print one line per check, and what to change; a problem is exit code 1."""
-    checks = [check for check in CHECKS if not (args.quick and check.is_slow)]
-    if not args.quick:
-        console.print("about half a minute, most of it to try some training steps (--quick: without)")
-    findings = run_checks(checks)
-    width = min(console.width, MAX_WIDTH) if console.is_terminal else 80
-    for finding in findings:
-        print_finding(finding, width, console)
-    result: dict[str, Any] = {"status": worst_status(findings), "checks": list(as_json(findings))}
-    problems, notes = (sum(finding.status == name for finding in findings) for name in ("problem", "note"))
-    if problems:
-        names = ", ".join(dict.fromkeys(finding.name for finding in findings if finding.status == "problem"))
-        message = f"{plural(problems, 'problem')} that training cannot do without: {names}; change what the list says"
-        raise CheckFailed(message, result)
-    console.print(f"training works; {plural(notes, 'note')} on what could be better" if notes else "everything is fine")
+class Finding(NamedTuple):
+    """A line of the list; a problem is something that training cannot do without."""
+
+    name: str
+    text: str
+    is_problem: bool = False
+
+
+def doctor() -> dict[str, Any]:
+    """Check the installation: versions, device, memory and disk.
+
+    Examples
+    --------
+    $ supancl doctor
+    """
+    findings = list(examine())
+    show("".join(f"{'PROBLEM' if f.is_problem else 'ok':9}{f.name:14}{f.text}\n" for f in findings))
+    result = {"checks": [finding._asdict() for finding in findings]}
+    if problems := [finding.name for finding in findings if finding.is_problem]:
+        raise CheckFailed(f"training does not work without: {', '.join(problems)}", result)
     return result
 
 
-def print_finding(finding: Finding, width: int, console: Console) -> None:
-    """`ok  name  text`, and below it what to change, in aligned columns."""
-    head = Text(f"{finding.status:8}{finding.name:{INDENT - 8}}")
-    head.stylize(STYLES[finding.status], 0, 8)
-    lines = fill(finding.text, width)
-    lines += [f"{'->' if number == 0 else '  '} {line}" for number, line in enumerate(fill(finding.advice, width - 3))]
-    for number, line in enumerate(lines):
-        console.print((head if number == 0 else Text(" " * INDENT)) + line)
+def examine() -> Iterator[Finding]:
+    """Every check, in the order of the list."""
+    yield Finding("Python", f"{platform.python_version()}, {platform.system()} {platform.machine()}")
+    yield Finding("supancl", f"{__version__} in {Path(__file__).resolve().parents[1]}")
+    for package, module in PACKAGES.items():
+        try:
+            import_module(module)
+            yield Finding(package, version(package))
+        except Exception as error:  # mismatched binaries raise OSError, RuntimeError or AttributeError
+            yield Finding(package, f"cannot be imported ({reason(error)}); pip install {package}", is_problem=True)
+    missing = [f"{name} ({use})" for name, use in EXTRAS.items() if not is_installed(name)]
+    yield Finding("extras", f"not installed: {', '.join(missing)}" if missing else "all installed")
+    yield Finding("device", describe_device())
+    yield Finding("cores", f"{len(os.sched_getaffinity(0))}")
+    for name, folder in (("this folder", Path.cwd()), ("cache", cache_root())):
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        little = "; that is little" if free < LITTLE_SPACE else ""
+        why = why_unwritable(folder)
+        text = f"{folder}: cannot be written ({why})" if why else f"{folder}: {free / 1e9:.0f} GB free{little}"
+        yield Finding(name, text, is_problem=bool(why) and name != "cache")
 
 
-def fill(text: str, width: int) -> list[str]:
-    return textwrap.wrap(make_visible(text), max(width - INDENT, 20), break_long_words=False, break_on_hyphens=False)
+def is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
+def describe_device() -> str:
+    """The GPUs with their memory, or how much memory a CPU run has."""
+    try:
+        import torch
+
+        from supancl.training.memory import available_memory
+
+        names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        if names:
+            return ", ".join(f"{gpu.name} ({gpu.total_memory / 1e9:.0f} GB)" for gpu in names)
+        return f"CPU, {(available_memory(torch.device('cpu')) or 0) / 1e9:.0f} GB of memory free; no GPU that torch can use"
+    except Exception as error:
+        return f"unknown ({reason(error)})"

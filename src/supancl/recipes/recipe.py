@@ -69,7 +69,7 @@ class TrainSpec:
     batch_size: Count = 128
     accumulate: Count = 1  # micro-batches per step; they add up to the batch size
     seed: Annotated[int, Within(0, 2**63 - 1)] = marked(0, INCIDENTAL, FREE_IN_A_SHARED_STEP)
-    device: Literal["auto", "cpu", "cuda"] = marked("auto", INCIDENTAL, FREE_IN_A_SHARED_STEP)
+    device: str = marked("auto", INCIDENTAL, FREE_IN_A_SHARED_STEP)  # auto, cpu, cuda or cuda:N
     precision: Literal["auto", "fp32", "bf16"] = marked("auto", AUTOMATIC)  # auto: bf16 on a GPU that has it
     # None: on a GPU, if the run is long enough to repay the minute that compiling takes
     compile: bool | None = marked(None, AUTOMATIC, MAY_CHANGE_ON_RESUME, INCIDENTAL)

@@ -23,7 +23,7 @@ from supancl.files import (
 from supancl.reports.prediction_table import check_table
 
 if TYPE_CHECKING:  # it needs torch, which takes seconds, and the checks below do not
-    from supancl.evaluate.audit import Audit, AuditedImages
+    from supancl.evaluation.audit import Audit, AuditedImages
     from supancl.probes.label_scores import WrongShare
 
 SUMMARY = "audit.json"

@@ -19,7 +19,7 @@ from supancl.files import (
 )
 
 if TYPE_CHECKING:  # it needs torch, which takes seconds, and `check_table` does not
-    from supancl.evaluate.predicting import Predictions
+    from supancl.evaluation.predicting import Predictions
 
 COLUMNS = ("path", "label", "confidence", "unlike", "source", "split")
 

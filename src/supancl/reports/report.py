@@ -17,7 +17,7 @@ from supancl.reports.run_record import RunRecord, format_interval
 from supancl.reports.tables import Cell, Row, Table, to_html
 from supancl.reports.training_images import TrainingImages, images_html
 from supancl.reports.verdict import Verdict, find_verdict
-from supancl.training.cost import in_words
+from supancl.stats import duration
 from supancl.version import __version__
 
 RELOAD_SECONDS = 15  # of an open page, while the run trains
@@ -109,7 +109,7 @@ def _overview(records: Mapping[str, RunRecord], verdicts: Mapping[str, Verdict])
                 _number(record.last("s_w/s_t"), 3),
                 _number(record.last("effective_rank"), 1),
                 _number(record.last("std"), 3),
-                in_words(record.seconds) if record.seconds else "",
+                duration(record.seconds) if record.seconds else "",
             ]
         )
     return Table(columns, rows, "lll" + "r" * (len(columns) - 3))
@@ -243,7 +243,7 @@ def _conditions(records: Mapping[str, RunRecord]) -> str:
     for name, record in records.items():
         versions = ", ".join(f"{package} {version}" for package, version in record.about("versions").items())
         hardware = str(record.content.get("hardware") or record.settings.get("train.device") or "")
-        time = in_words(record.seconds) if record.seconds else ""
+        time = duration(record.seconds) if record.seconds else ""
         speed = f"{record.images_per_second:,.0f}" if record.images_per_second else ""
         init = record.about("init").get("from", "random weights")
         rows.append([name, time, speed, hardware, str(init), str(record.content.get("commit") or ""), versions])

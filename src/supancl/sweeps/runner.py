@@ -5,15 +5,13 @@ A sweep that is started again in the same folder continues where it stopped.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import shlex
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from supancl.core.precision import pick_device
 from supancl.data.decode import available_cores
 from supancl.data.label_pairs import check_one_label
 from supancl.data.opening import open_data
@@ -33,7 +32,7 @@ from supancl.recipes.plugin_files import load_plugin, loaded_plugins
 from supancl.recipes.plugins import describe_plugin_error
 from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
-from supancl.reporter import Reporter
+from supancl.reporter import Reporter, current_reporter, report_to
 from supancl.sweeps.runs import (
     FAILURE_FILE,
     Failure,
@@ -45,13 +44,12 @@ from supancl.sweeps.runs import (
     record_failure,
     retry_flags,
 )
-from supancl.training.cost import SHORT_RUN, available_memory, check_memory, estimate_memory, in_words
 from supancl.training.cuda.reuse import share_step
-from supancl.training.fitting import fit_to_data
-from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
-from supancl.training.pretrain import pretrain
+from supancl.training.memory import available_memory, check_memory, estimate_memory
 from supancl.training.signals import signals_that_stop
+from supancl.training.start import changed_settings, check_data, resolve, train, with_short_side
 from supancl.weights.checkpoint import checkpoints
+from supancl.weights.run_data import check_same_data
 from supancl.weights.run_folder import RunFolder
 
 T = TypeVar("T")
@@ -71,7 +69,6 @@ class Sweep:
     seeds: int = 1
     jobs: int | None = None  # runs in parallel; None: as many as suit the recipe
     retry: bool = False  # continue runs that failed before
-    reporter: Reporter = field(default_factory=Reporter)
     run_reporter: MakeReporter = Reporter  # makes the reporter of each run; it is pickled for parallel runs
 
     def __post_init__(self) -> None:
@@ -79,6 +76,10 @@ class Sweep:
             raise BadInput(f"--seeds {self.seeds}: must be at least 1")
         if self.jobs is not None and self.jobs < 1:
             raise BadInput(f"--jobs {self.jobs}: must be at least 1")
+
+    @property
+    def reporter(self) -> Reporter:
+        return current_reporter()
 
     def check_folder(self, base: Recipe) -> None:
         """Refuse a folder that cannot be used. Call it before reading the data, which may take an hour."""
@@ -136,9 +137,11 @@ class Sweep:
         if failed:
             self.reporter.note(f"failed before: {', '.join(failed)}; continue them with {retry_flags(failed)}")
         jobs = self.jobs_for(next(iter(recipes.values())))
-        if missing and (line := describe_memory(missing, jobs)):
-            self.reporter.note(line)
-        started, is_first = time.perf_counter(), True
+        for name, recipe in missing.items():
+            try:
+                check_memory(recipe, pick_device(recipe.train.device))
+            except BadInput as error:
+                raise BadInput(f"{name}: {error}") from None
 
         def how_to_continue(extra_flags: str = "") -> str:
             return (
@@ -154,9 +157,6 @@ class Sweep:
                     failed[name] = failure
                 outcome = "trained" if failure is None else f"failed ({failure.reason}):"
                 self.reporter.note(f"{outcome} {name} ({done} of {len(recipes)})")
-                if is_first and (line := describe_remaining(time.perf_counter() - started, len(missing), jobs)):
-                    self.reporter.note(line)
-                is_first = False
                 self.reporter.on_progress("training runs", done, len(recipes))
         except Interrupted as stop:
             signal_name = signal.Signals(stop.signal_number).name
@@ -194,13 +194,6 @@ def check_run(recipe: Recipe, folder: RunFolder, data: Data) -> None:
         check_same_data(folder, data, "restore them, or choose another --out", f"{folder.path}: ")
 
 
-def check_overrides(overrides: Mapping[str, Any], varied: Mapping[str, str]) -> None:
-    """Refuse overrides of fields that the sweep sets; `varied` maps each to the flag to use instead."""
-    for name, instead in varied.items():
-        if name in overrides:
-            raise BadInput(f"{name} is set by this study; give {instead} instead")
-
-
 def check_monitored(recipe: Recipe) -> None:
     if recipe.train.monitor_every == 0:
         raise BadInput("train.monitor_every = 0: a study needs the last check of each run; leave it at 1")
@@ -214,18 +207,16 @@ def open_recipe_data(recipe: Recipe, several_labels: bool = False) -> Data:
     return data
 
 
-def open_held_out(
-    base: Recipe, because: str, reporter: Reporter, hint: str = "", several_labels: bool = False
-) -> tuple[Recipe, Data]:
+def open_held_out(base: Recipe, because: str, hint: str = "", several_labels: bool = False) -> tuple[Recipe, Data]:
     """The recipe, fitted if it is an `auto` one, and its data with held-out images to compare runs on.
 
     Nothing is chosen on a test set: without a validation split, a tenth of the training images is held out.
     """
-    base = fit_to_data(base, None, None, reporter)  # once: a run that fits itself could not be continued
+    base = resolve(base)  # once: a run that fits itself could not be continued
     data = open_recipe_data(base, several_labels)
     if data.summary["held_out_from"] == "test":
         base = base.with_set({"data.holdout": 0.1}, because=because)
-        reporter.note(
+        current_reporter().note(
             f"the data have a test split but no val split: 10% of the training images are held out instead{hint}"
         )
         data = open_recipe_data(base, several_labels)
@@ -246,33 +237,9 @@ def default_jobs(recipe: Recipe) -> int:
     if recipe.encoder.name not in ("cnn", "linear") or device.type != "cpu":
         return 1
     available, needed = available_memory(device), estimate_memory(recipe, device)
-    bytes_per_run = max(BYTES_PER_RUN, needed.total if needed is not None else 0)
+    bytes_per_run = max(BYTES_PER_RUN, needed or 0)
     fitting = available_cores() if available is None else int(available // bytes_per_run)
     return max(1, min(available_cores(), fitting))
-
-
-def describe_memory(recipes: Mapping[str, Recipe], jobs: int) -> str:
-    """How much memory the largest of these runs needs, empty if that is unknown; it is refused if it does not fit."""
-    device = pick_device(next(iter(recipes.values())).train.device)
-    needed = {name: memory.total for name, recipe in recipes.items() if (memory := estimate_memory(recipe, device))}
-    if not needed:
-        return ""
-    largest = max(needed, key=needed.__getitem__)
-    try:
-        text = check_memory(recipes[largest], device)
-    except BadInput as error:
-        raise BadInput(f"{largest}: {error}") from None
-    at_once = min(jobs, len(recipes))
-    side_by_side = f"; {at_once} runs train at once" if at_once > 1 else ""
-    return f"memory: {text} for the largest run, besides the images{side_by_side}"
-
-
-def describe_remaining(seconds: float, runs: int, jobs: int) -> str:
-    """How long the other runs take if each takes as long as the first, which took `seconds`; empty for a short time."""
-    rounds = math.ceil(runs / jobs) - 1
-    if rounds * seconds < SHORT_RUN:
-        return ""
-    return f"time: about {in_words(rounds * seconds)} for the other {plural(runs - 1, 'run')}, if each takes as long"
 
 
 def train_each(
@@ -352,7 +319,8 @@ def train_run(recipe: Recipe, path: Path, run_reporter: MakeReporter = Reporter)
         changed = changed_settings(recipe, saved)
         to_train = saved.with_set(changed) if changed else None
     try:
-        pretrain(to_train, out=path, resume=folder.has_run, reporter=run_reporter())
+        with report_to(run_reporter()):
+            train(to_train, out=path, resume=folder.has_run)
     except (Collapsed, NonFinite) as error:
         failure = Failure(error.cause, error.exit_code)
         record_failure(path, failure)

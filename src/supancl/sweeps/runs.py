@@ -14,7 +14,7 @@ from supancl.data.opening import absolute_source, is_same_source
 from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, plural
 from supancl.files import read_text, write_text
 from supancl.recipes import Recipe
-from supancl.training.preflight import is_same_or_automatic
+from supancl.training.start import is_same_or_automatic
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_end import has_collapsed, read_end
 from supancl.weights.run_folder import RunFolder

@@ -12,7 +12,7 @@ from supancl.errors import BadInput, plural
 from supancl.files import is_as_written, read_text, reason
 from supancl.recipes import Recipe
 from supancl.weights.encoder_file import load_encoder
-from supancl.weights.run_end import has_collapsed
+from supancl.weights.run_end import has_collapsed, read_end
 from supancl.weights.run_folder import RunFolder
 
 LINE = 80  # characters that repr() takes at most
@@ -100,3 +100,16 @@ def load(path: Path | str) -> Run:
         raise BadInput(f"{path} holds no run (no recipe.json); give a run folder")
     folder.check_recipe_file()
     return Run(folder.path, encoder, folder.metrics(), bool(has_collapsed(folder)))
+
+
+def read_finished_run(out: Path | str | None) -> Run | None:
+    """The run in this folder if it is finished and none of its checkpoints was kept, else None."""
+    folder = RunFolder(Path(out or ""))
+    if out is None or not folder.has_run or not folder.end_file.exists() or folder.checkpoint_files():
+        return None
+    if (end := read_end(folder)) is None:  # to start again at step 0 would overwrite the encoder
+        raise BadInput(
+            f"{folder.end_file} is damaged or of another run, and there is no checkpoint; restore it, or remove it to "
+            "start again at step 0"
+        )
+    return Run(folder.path, load_encoder(folder.path), folder.metrics(), end.collapsed)

@@ -1,6 +1,6 @@
 """What an encoder is called in timm, and which encoder a timm architecture with its arguments is.
 
-Architectures that timm lacks have names that begin with `supancl_`; `supancl.export.timm_models` registers them.
+Architectures that timm lacks have names that begin with `supancl_`; `supancl.use.timm_models` registers them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TimmModel(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether timm knows it only after `import supancl.export.timm_models`."""
+        """Whether timm knows it only after `import supancl.use.timm_models`."""
         return self.architecture.startswith("supancl_")
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
+from supancl.core.precision import pick_device
 from supancl.data.splits import Data
 from supancl.errors import BadInput, plural
-from supancl.evaluate import EvaluatedEncoder, run_suite
-from supancl.evaluate import Plan as SuitePlan
-from supancl.evaluate.naming import registered_name
-from supancl.evaluate.sources import data_for
+from supancl.evaluation import EvaluatedEncoder, run_suite
+from supancl.evaluation import Plan as SuitePlan
+from supancl.evaluation.naming import registered_name
+from supancl.evaluation.sources import data_for
 from supancl.paper.tables.cells import FilledTable, fill
 from supancl.paper.tables.plan import DONE, Plan, PlannedRun, by_source
 from supancl.paper.tables.runs import read_entries
@@ -22,7 +23,7 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
 from supancl.sweeps.runner import Sweep, open_recipe_data
 from supancl.sweeps.runs import Failure, RunsFailed, check_same_recipe
-from supancl.training.preflight import check_data, pick_device, with_speed
+from supancl.training.start import check_data, with_speed
 from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 
@@ -110,7 +111,7 @@ def evaluate(plan: Plan, runs: list[PlannedRun], sweep: Sweep) -> list[str]:
     if not runs:
         return []
     sweep.reporter.note(f"evaluating {plural(len(runs), 'run')}")
-    evaluator, failures = RunEvaluator(runs[0].recipe.train.device, sweep.reporter), []
+    evaluator, failures = RunEvaluator(runs[0].recipe.train.device), []
     for run in runs:
         for measurement in measurements(plan, run, evaluator):
             try:

@@ -10,14 +10,15 @@ from typing import Any
 from supancl.core.methods import COLLAPSE_CELLS
 from supancl.data.sources.benchmarks import find_benchmarks
 from supancl.errors import BadInput, plural
-from supancl.paper.collapse import cell_name, cell_recipe, check_base
+from supancl.paper.pool_and_ema import cell_name, cell_recipe, check_base
 from supancl.paper.study_rows import STUDIES, Rows, Study, batch_rows, check_supcon, memory_rows
 from supancl.paper.tables.entries import MONITOR, PROJECTOR_FEATURES
 from supancl.paper.tables.layouts import Layout
 from supancl.paper.tables.runs import read_entries
 from supancl.recipes import RECIPES, Recipe
 from supancl.sweeps.measures import has_projector
-from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, select_rows
+from supancl.sweeps.options import check_overrides
+from supancl.sweeps.runner import Sweep, check_monitored, select_rows
 from supancl.sweeps.runs import is_finished, read_failure
 from supancl.weights.run_folder import RunFolder
 
@@ -170,7 +171,7 @@ def recipe_family(recipe: Recipe) -> str:
 
 def make_plan(layout: Layout, request: Request, sweep: Sweep) -> Plan:
     """Plan the table's rows, or those of --rows, with every seed, in the folder of the sweep."""
-    check_overrides(request.overrides, {"train.seed": "--seeds N"})
+    check_overrides(request.overrides, {"train.seed": "seeds"})
     root = Path(request.benchmarks) if request.benchmarks else None
     if root is not None and not root.is_dir():
         raise BadInput(f"--benchmarks {root}: no such folder; give the folder that holds the data sets")

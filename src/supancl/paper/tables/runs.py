@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.errors import BadInput
-from supancl.evaluate.naming import group_of
+from supancl.evaluation.naming import group_of
 from supancl.paper.tables.entries import Entry, MeasuredValue, ScoredDetector
-from supancl.paper.toy import tables as toy_tables
+from supancl.paper.toy_study import tables as toy_tables
 from supancl.recipes import RECIPES, Recipe, as_released_code, recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.stats import seed_stats
@@ -305,11 +305,11 @@ def holds_detectors(path: Path) -> bool:
 
 def read_detectors(path: Path) -> list[ScoredDetector]:
     """Read the detectors of a folder of `supancl detect train`: one, or one per seed."""
-    from supancl.detect.comparing import (  # slow to import
+    from supancl.detection.comparing import (  # slow to import
         FIELDS_NOT_COMPARED,
         open_finished_runs,
     )
-    from supancl.detect.spec import detect_spec
+    from supancl.detection.spec import detect_spec
 
     detectors = []
     for run in open_finished_runs(str(path)):

@@ -1,1 +1,0 @@
-"""`supancl doctor`: is this installation fine, how fast is this machine, and what should be changed?"""
