@@ -30,6 +30,8 @@ class Reporter:
 
     def on_end(self) -> None: ...
 
+    def on_finished(self, folder: Path) -> None: ...
+
 
 class ForwardingReporter(Reporter):
     """Passes every report on to another reporter; a subclass adds what it does with some of them."""
@@ -60,6 +62,9 @@ class ForwardingReporter(Reporter):
 
     def on_end(self) -> None:
         self.reporter.on_end()
+
+    def on_finished(self, folder: Path) -> None:
+        self.reporter.on_finished(folder)
 
 
 # --- progress of loops that are far below the command -----------------------------------------------------------------

@@ -53,6 +53,10 @@ class Features:
     def __repr__(self) -> str:
         return f"Features({len(self)} x {self.values.shape[1]}, {int((self.labels >= 0).sum())} labelled)"
 
+    def summary(self) -> dict[str, Any]:
+        """What `--json` writes of features."""
+        return {"images": len(self), "width": self.values.shape[1], "labelled": int((self.labels >= 0).sum())}
+
     def labelled(self) -> Features:
         """Those of images with a label."""
         has_label = self.labels >= 0

@@ -21,6 +21,8 @@ class RecipeSettings(TypedDict, total=False):
 
     Parameters
     ----------
+    method
+        supsiam, simsiam, supbyol, byol, supcon, simclr, supmoco, moco2, semi or crossentropy, where no recipe is named
     encoder
         architecture: cnn, cifar-resnet18, resnet18, resnet50, vit-small, timm:NAME, torchvision:NAME; in Python also a
         torch module
@@ -59,6 +61,7 @@ class RecipeSettings(TypedDict, total=False):
         what to do when the loss is not finite
     """
 
+    method: str
     encoder: str
     size: int
     epochs: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -19,9 +20,11 @@ from rich.text import Text
 
 from supancl.data.splits import Data
 from supancl.distributed import should_print
-from supancl.errors import make_visible, plural
+from supancl.errors import make_visible, plural, program_name
 from supancl.recipes import Recipe
+from supancl.recipes.plugin_files import loaded_plugins, plugin_flags
 from supancl.reporter import Reporter
+from supancl.reports.sparklines import describe_curves
 from supancl.reports.tables import Table, to_text, to_text_within
 from supancl.reports.wrapping import FittingTable, fill_lines, wrap_line
 from supancl.stats import FEW_IMAGES, duration
@@ -293,6 +296,17 @@ class Terminal(Reporter):
             self.progress.stop()
             self.progress, self.task, Terminal.with_bar = None, "", None
             atexit.unregister(self.on_end)
+
+    def on_finished(self, folder: Path) -> None:
+        """Print the curves, the verdict and the next command."""
+        from supancl.reports.run_record import read_record
+        from supancl.reports.verdict import find_verdict
+
+        record = read_record(folder)
+        for line in describe_curves(record.rows) if block_letter() != "#" else ():
+            self.note(line)
+        self.note(find_verdict(record).sentence)
+        self.note(f"next: {program_name()} predict {shlex.quote(str(folder))}{plugin_flags(loaded_plugins())}")
 
 
 def describe_interval(row: dict[str, Any], name: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import supancl
 from supancl.config import parse_json
 from supancl.core.encoders import Encoder
 from supancl.errors import BadInput, plural
@@ -14,6 +15,9 @@ from supancl.recipes import Recipe
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_end import has_collapsed, read_end
 from supancl.weights.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from supancl.probes import Features
 
 LINE = 80  # characters that repr() takes at most
 
@@ -41,6 +45,31 @@ class Run:
     def results(self) -> dict[str, dict[str, Any]]:
         """What `supancl evaluate` has written for this run by now, by name: {"knn": {"accuracy": 93.1, ...}, ...}."""
         return read_results(self.folder)
+
+    def evaluate(self, protocol: str | None = None, **settings: Any) -> dict[str, Any]:
+        """`supancl.evaluate` of this run: k-NN and linear accuracy, or one protocol."""
+        return supancl.evaluate(self, protocol, **settings)
+
+    def predict(self, data: str | Path | None = None, **settings: Any) -> dict[str, Any]:
+        """`supancl.predict` with this run: a table of labels for images."""
+        return supancl.predict(self, data=data, **settings)
+
+    def embed(self, data: Any, **settings: Any) -> Features:
+        """`supancl.embed` with this run: the features of images."""
+        return supancl.embed(self, data, **settings)
+
+    def export(self, out: str | Path, **settings: Any) -> dict[str, Any]:
+        """`supancl.export` of this run: its encoder for other libraries."""
+        return supancl.export(self, out, **settings)
+
+    def report(self, **settings: Any) -> dict[str, Any]:
+        """`supancl.report` of this run: one page."""
+        return supancl.report(self, **settings)
+
+    def summary(self) -> dict[str, Any]:
+        """What `--json` writes of a run."""
+        last = {key: value for row in self.metrics[-2:] for key, value in row.items() if key != "kind"}
+        return {"run": str(self.folder), "collapsed": self.collapsed, "last": last}
 
     def __repr__(self) -> str:
         rest = f": {self._describe()})"

@@ -44,7 +44,7 @@ from supancl.distributed import from_environment, join_ranks
 from supancl.errors import BadInput, is_out_of_memory
 from supancl.files import make_folder, open_regular, read_text, reason, temporary_path, write_bytes, write_sealed_json
 from supancl.loggers import open_loggers
-from supancl.recipes import Recipe, find_recipe
+from supancl.recipes import Recipe, find_recipe, register_encoder
 from supancl.recipes.auto import (
     VIEW_SIZES,
     default_recipe,
@@ -136,6 +136,12 @@ def pretrain(
     """
     refuse_while_loading()
     given: dict[str, Any] = {**settings, **parse_set(set)}
+    if not isinstance(given.get("encoder", ""), str):
+        given["encoder"] = register_module(given["encoder"])
+    if (method := given.pop("method", None)) is not None:
+        if recipe is not None:
+            raise BadInput(f"method {method}: {recipe} has its own method; give one of them")
+        recipe = method
     if (sources := as_sources(data)) is not None:
         data, given = None, {"data.source": sources[0], "data.joined": tuple(sources[1:]), **given}
     if "labels" in given:
@@ -153,16 +159,23 @@ def pretrain(
             if out is not None and RunFolder(Path(out)).has_run:
                 requested = requested_again(RunFolder(Path(out)), recipe, compat, given)
                 opened = open_given(requested or RunFolder(Path(out)).read_recipe()[0], data)
-                return train(requested, opened, out, resume=True)
+                return finished(train(requested, opened, out, resume=True))
             if recipe is None and not given:  # with several machines, the run may be on the first one's disk alone
-                return train(None, None, out, resume=True)
+                return finished(train(None, None, out, resume=True))
         if recipe is None and data is None and sources is None:
             raise BadInput(
                 "no images: give data, such as a folder (docs/own-data.md), a recipe that names its data (supancl "
                 "recipes), or resume with out"
             )
         requested, opened = requested_recipe(recipe, data, compat, given)
-        return train(requested, opened, out, resume=resume, init=init)
+        return finished(train(requested, opened, out, resume=resume, init=init))
+
+
+def finished(run: Run) -> Run:
+    """The run, of which the reporter tells how it ended; other ranks than the first may not see its folder."""
+    if from_environment().rank == 0:
+        current_reporter().on_finished(run.folder)
+    return run
 
 
 def train(
@@ -190,9 +203,9 @@ def train(
         reporter = current_reporter() if ranks.is_rank0 else Reporter()
         stack.enter_context(report_to(reporter))
         resolved = ranks.on_rank0(lambda: settle_recipe(recipe, data, run_folder_for(recipe, out), resume, init))
-        if resume and (finished := ranks.on_rank0(lambda: read_finished_run(out))) is not None:
-            reporter.note(f"{finished.folder} is finished and keeps no checkpoint; to train it again, remove it")
-            return finished
+        if resume and (ended := ranks.on_rank0(lambda: read_finished_run(out))) is not None:
+            reporter.note(f"{ended.folder} is finished and keeps no checkpoint; to train it again, remove it")
+            return ended
         device = pick_device(resolved.train.device, None if ranks.size == 1 else ranks.local_rank)
         run_data = ranks.on_every_rank(lambda: open_checked(resolved, data, check_memory(resolved, device), ranks.size))
         images = len(run_data.train)
@@ -223,6 +236,15 @@ def train(
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def register_module(module: Any) -> str:
+    """The name under which copies of this torch module are encoders."""
+    import copy
+
+    name = type(module).__name__
+    register_encoder(name, lambda spec: copy.deepcopy(module))
+    return name
 
 
 def as_sources(data: Any) -> list[str] | None:
