@@ -45,7 +45,7 @@ def doctor() -> dict[str, Any]:
     """
     findings = list(examine())
     show("".join(f"{'PROBLEM' if f.is_problem else 'ok':9}{f.name:14}{f.text}\n" for f in findings))
-    result = {"checks": [finding._asdict() for finding in findings]}
+    result: dict[str, Any] = {"checks": [finding._asdict() for finding in findings]}
     if problems := [finding.name for finding in findings if finding.is_problem]:
         raise CheckFailed(f"training does not work without: {', '.join(problems)}", result)
     return result
@@ -91,6 +91,7 @@ def describe_device() -> str:
         names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         if names:
             return ", ".join(f"{gpu.name} ({gpu.total_memory / 1e9:.0f} GB)" for gpu in names)
-        return f"CPU, {(available_memory(torch.device('cpu')) or 0) / 1e9:.0f} GB of memory free; no GPU that torch can use"
+        free = (available_memory(torch.device("cpu")) or 0) / 1e9
+        return f"CPU, {free:.0f} GB of memory free; no GPU that torch can use"
     except Exception as error:
         return f"unknown ({reason(error)})"

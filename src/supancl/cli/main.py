@@ -98,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Pretrain image encoders with all, some or no labels, and use them.",
     )
     parser.add_argument("--version", action="version", version=describe_version())
-    common = argparse.ArgumentParser(add_help=False)
+    common = OneLineParser(add_help=False)
     group = common.add_argument_group("any command")
     group.add_argument("--json", metavar="FILE", help="write the result as JSON (-: standard output)")
     group.add_argument("--quiet", action="store_true", help="print only warnings and errors")
@@ -134,7 +134,7 @@ def parse(words: list[str]) -> argparse.Namespace:
         raise BadInput(f"unknown command {words[0]!r}; {hint} (see {program_name()} --help)")
     parser = build_parser()
     if "_ARGCOMPLETE" in os.environ:
-        import argcomplete
+        import argcomplete  # type: ignore[import-not-found]
 
         argcomplete.autocomplete(parser)
     return parser.parse_args(with_default_command(words))

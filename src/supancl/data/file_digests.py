@@ -71,7 +71,7 @@ def compare_digests(path: Path, digests: Mapping[str, str]) -> Comparison:
         content = parse_json(read_text(path))
         before = {str(name): str(value) for name, value in content["sha256"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise BadInput(f"{path}: not a file of digests; give one that --hash wrote, or a new name") from None
+        raise BadInput(f"{path}: not a file of digests; give one that hash wrote, or a new name") from None
     if not is_as_written(content):
         raise BadInput(f"{path} is damaged: it differs from its digest; restore it, or give a new name")
     return Comparison(

@@ -75,7 +75,7 @@ def _open_run(path: Path, name: str) -> FinishedRun:
         if not is_as_written(scores):
             raise ValueError("damaged")
     except OSError:
-        raise BadInput(f"{path} has not been tested (no {file.name} in evaluate/); finish it with --resume") from None
+        raise BadInput(f"{path} has not been tested (no {file.name} in evaluate/); finish it with resume") from None
     except (ValueError, TypeError):
         raise BadInput(f"{file}: not the scores of a detector; run supancl detect eval again") from None
     return FinishedRun(path, name or short_name(encoder), encoder, spec, folder.metrics(), scores, settings)

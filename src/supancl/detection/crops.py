@@ -37,7 +37,7 @@ def write_crops(
     if bad_name is not None:
         raise BadInput(f"class {bad_name!r} of {train.location} cannot be the name of a folder; rename the class")
     if not any(bool(boxes_to_crop(scene, min_side, difficult).any()) for scene in train.scenes):
-        raise BadInput(f"no box of {train.location} has sides of {min_side} px or more; lower --least")
+        raise BadInput(f"no box of {train.location} has sides of {min_side} px or more; lower least")
     make_folder(out)
     result: dict[str, Any] = {"out": str(out)}
     for name, scenes in (("train", train), ("val", test)):
@@ -65,10 +65,10 @@ def write_crops(
 def check_crops(out: Path, margin: float, min_side: int) -> None:
     """Refuse bad settings before the images are looked up."""
     if not 0 <= margin < inf or min_side < 1:
-        raise BadInput(f"--margin {margin:g} and --least {min_side}: must be at least 0 and at least 1")
+        raise BadInput(f"margin {margin:g} and least {min_side}: must be at least 0 and at least 1")
     check_writable(out)
     if out.exists() and any(out.iterdir()):
-        raise BadInput(f"{out} is not empty; choose another --out")
+        raise BadInput(f"{out} is not empty; choose another out")
 
 
 def _crop_image(scenes: Scenes, out: Path, margin: float, min_side: int, difficult: bool, position: int) -> list[str]:

@@ -31,14 +31,14 @@ DETECTRON2_NAMES = (
 def export_detector(path: str, format: str, out: Path | str) -> dict[str, Any]:
     """Write a detector's run, or an encoder, for another library; returns what was written."""
     if format not in FORMATS:
-        raise BadInput(f"--format {format}: must be one of {', '.join(FORMATS)}")
+        raise BadInput(f"format {format}: must be one of {', '.join(FORMATS)}")
     file, settings = Path(out), Path(out).with_suffix(".yaml") if format == "detectron2" else None
     if file.suffix not in (".pth", ".pt"):
-        raise BadInput(f"--out {file}: must end in .pth or .pt, which both libraries read")
+        raise BadInput(f"out {file}: must end in .pth or .pt, which both libraries read")
     for target in filter(None, (file, settings)):
         check_is_new(target)
     if not file.parent.is_dir():
-        raise BadInput(f"no folder {file.parent}; create it, or choose another --out")
+        raise BadInput(f"no folder {file.parent}; create it, or choose another out")
     if Path(path).exists() and is_detector(Path(path)):
         saved = load_detector(path)
         state, kind = convert_weights(saved.detector, format)

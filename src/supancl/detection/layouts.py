@@ -41,7 +41,7 @@ class DetectData:
 def open_scenes(data: DetectData) -> tuple[Scenes, Scenes]:
     """The training and the test images, under one list of class names."""
     if Path(data.root).is_file() and not data.test:
-        raise BadInput(f"{data.root} is the training set; give the test set with --test FILE.json")
+        raise BadInput(f"{data.root} is the training set; give the test set with test FILE.json")
     train, test = _readers(data)
     return unify_classes(train(), test())
 
@@ -64,13 +64,13 @@ def _readers(data: DetectData) -> tuple[Callable[[], Scenes], Callable[[], Scene
             _read_coco_folder, data, official[1], "val"
         )
     if data.year not in YEARS:
-        raise BadInput(f"--year {data.year}: must be one of {', '.join(YEARS)}")
+        raise BadInput(f"year {data.year}: must be one of {', '.join(YEARS)}")
     train_lists, test_lists = YEARS[data.year]
     if data.test:  # train on VOC, test on other images with its classes
         return partial(read_voc, root, train_lists), partial(read_coco, Path(data.test), data.images)
     if data.images:
         raise BadInput(
-            f"--images {data.images} is for a COCO JSON; the images of VOC are in JPEGImages of {root}; leave it out"
+            f"images {data.images} is for a COCO JSON; the images of VOC are in JPEGImages of {root}; leave it out"
         )
     return partial(read_voc, root, train_lists), partial(read_voc, root, test_lists)
 
@@ -83,7 +83,7 @@ def _read_coco_folder(data: DetectData, files: list[Path], name: str) -> Scenes:
     if not files:
         raise BadInput(
             f"{root / 'annotations'} holds no instances_{name}*.json"
-            + ("; name the test set with --test" if name == "val" else "")
+            + ("; name the test set with test" if name == "val" else "")
         )
     return read_coco(files[0], data.images or str(root / files[0].stem.removeprefix("instances_")))
 
@@ -110,7 +110,7 @@ def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
             entries += [(folder, image) for image in read_list(folder, name)]
         except (OSError, UnicodeDecodeError):
             file = folder / "ImageSets" / "Main" / f"{name}.txt"
-            raise BadInput(f"cannot read the list {file}; choose the lists with --year {' or '.join(YEARS)}") from None
+            raise BadInput(f"cannot read the list {file}; choose the lists with year {' or '.join(YEARS)}") from None
     annotations = [read_annotation(folder, name) for folder, name in entries]
     classes = tuple(sorted({name for annotation in annotations for name in annotation.names}))
     location = ", ".join(f"VOC{year} {name}" for year, name in lists) + f" in {root}"
@@ -137,7 +137,7 @@ def _year_folder(root: Path, year: str) -> Path:
             return folder
     raise BadInput(
         f"{root} holds no VOC{year} (VOCdevkit/VOC{year}/Annotations); unpack it there, or choose another "
-        f"--year ({', '.join(YEARS)})"
+        f"year ({', '.join(YEARS)})"
     )
 
 
@@ -168,7 +168,7 @@ def read_coco(file: Path, images: str = "") -> Scenes:
             "annotations and categories"
         ) from None
     size_remarks = check_images(
-        [scene for scene, _ in parsed], str(file), "restore it, or give the folder of the images with --images"
+        [scene for scene, _ in parsed], str(file), "restore it, or give the folder of the images with images"
     )
     flat_count = sum(_is_flat(entry) for entry in content["annotations"])
     remarks = (*remark_on_cut_boxes(sum(cut for _, cut in parsed), str(file)), *size_remarks)

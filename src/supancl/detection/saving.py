@@ -60,7 +60,7 @@ class DetectFolder(RunFolder):
             ) from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadInput(
-                f"{self.recipe_file}: damaged ({type(error).__name__}: {error}); restore it, or choose another --out"
+                f"{self.recipe_file}: damaged ({type(error).__name__}: {error}); restore it, or choose another out"
             ) from None
         except BadInput as error:
             raise BadInput(f"{self.recipe_file}: {error}; restore the file") from None

@@ -94,8 +94,8 @@ class Training:
         self.loss_sums, self.steps_summed = {}, 0
         if not all(value == value and abs(value) != float("inf") for value in means.values()):
             raise NonFinite(
-                f"the loss is not a finite number at or before step {self.step}; try a lower --set "
-                "lr=VALUE, a longer --set warmup=N, or --precision fp32"
+                f"the loss is not a finite number at or before step {self.step}; try a lower "
+                "lr=VALUE, a longer warmup=N, or precision fp32"
             )
         return means
 
@@ -109,7 +109,7 @@ class Training:
 
     def load(self, state: dict[str, Any], folder: DetectFolder) -> None:
         if state.get("kind") != "detector":
-            raise BadInput(f"{folder.checkpoints} holds checkpoints of another kind of run; choose another --out")
+            raise BadInput(f"{folder.checkpoints} holds checkpoints of another kind of run; choose another out")
         self.detector.load_state_dict(state["detector"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])

@@ -194,7 +194,7 @@ def _check_labels(images: AuditedImages) -> None:
         raise BadInput(
             f"{images.source}: {plural(labelled, 'labelled image')}, and "
             f"{plural(count, 'class has', 'classes have')} two or more; an audit compares at least two such classes, "
-            "so label more images, or name other --data"
+            "so label more images, or name other data"
         )
 
 

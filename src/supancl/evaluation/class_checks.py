@@ -24,7 +24,7 @@ def check_classes(
     for name, present in sets.items():
         if not present:
             raise BadInput(
-                f"{location}: no labelled image in {name}; label some of them, or name labelled ones with --data"
+                f"{location}: no labelled image in {name}; label some of them, or name labelled ones with data"
             )
     if len(expected) < 2:
         raise BadInput(

@@ -31,7 +31,7 @@ def check_seeds(encoders: Sequence[EvaluatedEncoder]) -> None:
         if first.recipe.train.seed == second.recipe.train.seed:
             raise BadInput(
                 f"{first.location} and {second.location} are both of seed {first.recipe.train.seed} and would count as "
-                f"two seeds of {first.label}; name one of them, or train the other with another --seed"
+                f"two seeds of {first.label}; name one of them, or train the other with another seed"
             )
 
 

@@ -59,7 +59,7 @@ def embed_to_file(
     with track_task(f"writing {out.name}"):
         write_atomically(out, lambda path: WRITERS[out.suffix.lower()](embedding, path))
     values, labels = (torch.cat(parts) for parts in zip(*features.values(), strict=True))
-    written = Features(values, labels, [name for split in data.splits for name in embedding.names(split)])
+    written = Features(values, labels, paths=[name for split in data.splits for name in embedding.names(split)])
     result = {
         "out": str(out),
         "encoder": evaluated.location,

@@ -146,7 +146,7 @@ class EvaluatedEncoder:
         if why := cache.write(path, features.values):
             self.warn_once(
                 f"features cannot be cached in {cache.folder} ({why}), so they are computed each "
-                "time; set SUPANCL_CACHE to another folder, or pass --no-cache"
+                "time; set SUPANCL_CACHE to another folder, or pass no_cache"
             )
         return features
 

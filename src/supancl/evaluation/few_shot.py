@@ -123,8 +123,8 @@ def check_episodes(
     if usable < ways:
         small_ones = f" (too small: {quote_classes(classes, small)})" if small else ""
         among = " among those that the run held out" if held_out else ""
-        remedies = ["lower --ways or --shots"] if int((sizes > 1).sum()) > 1 else []
-        remedies += ["name other --data", "pretrain with a larger data.holdout"] if held_out else ["add images"]
+        remedies = ["lower ways or shots"] if int((sizes > 1).sum()) > 1 else []
+        remedies += ["name other data", "pretrain with a larger data.holdout"] if held_out else ["add images"]
         raise BadInput(
             f"{location}: {plural(usable, 'class has', 'classes have')} more than "
             f"{plural(shots, 'image')}{among}, {ways} ways need {ways} such{small_ones}; {', or '.join(remedies)}"

@@ -71,7 +71,7 @@ def evaluate_finetuning(
     warn_unknown(evaluated, data.classes, location, (train,), test)
     if out is None and evaluated.run is not None:
         evaluated.reporter.note(
-            f"the classifier is not kept; to predict labels with it, add --out {evaluated.run.path / FINETUNED}"
+            f"the classifier is not kept; to predict labels with it, add out {evaluated.run.path / FINETUNED}"
         )
     if len(settings.lrs) > 1:
         check_class_sizes(data.classes, location, train.labels)
@@ -122,7 +122,7 @@ def _check_request(evaluated: EvaluatedEncoder, location: str, out: Path | None)
 def check_whole_encoder(layer: str, normalize: bool) -> None:
     if layer != "pooled" or normalize:
         raise BadInput(
-            "fine-tuning trains the whole encoder and a classifier on its output; leave --layer and --normalize out"
+            "fine-tuning trains the whole encoder and a classifier on its output; leave layer and normalize out"
         )
 
 
@@ -133,7 +133,7 @@ def check_class_sizes(classes: Sequence[str], location: str, labels: Tensor) -> 
     if too_small:
         raise BadInput(
             f"{location}: {quote_classes(classes, too_small)} has fewer than 2 training images; comparing learning "
-            "rates (or give one --lr) needs 2, so add images or leave the class out"
+            "rates (or give one lr) needs 2, so add images or leave the class out"
         )
 
 
@@ -158,7 +158,7 @@ def choose_lr(
         evaluated.reporter.note(f"learning rate {lr:g}: {outcome}")
     if all(math.isnan(value) for value in accuracy_by_lr.values()):
         raise NonFinite(
-            f"fine-tuning: the loss is not finite at any of --lr {', '.join(map(str, settings.lrs))}; try lower ones"
+            f"fine-tuning: the loss is not finite at any of lr {', '.join(map(str, settings.lrs))}; try lower ones"
         )
     return max(
         (lr for lr in settings.lrs if not math.isnan(accuracy_by_lr[lr])), key=lambda lr: accuracy_by_lr[lr]
@@ -223,7 +223,7 @@ def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, s
         total += loss.detach()
         evaluated.reporter.on_progress(f"fine-tuning, lr {lr:g}", step + 1, steps)
     if not bool(torch.isfinite(total)):
-        raise NonFinite(f"fine-tuning with lr {lr:g}: the loss is not finite; try a lower --lr")
+        raise NonFinite(f"fine-tuning with lr {lr:g}: the loss is not finite; try a lower lr")
     return model.eval()
 
 

@@ -144,7 +144,7 @@ def _check_references(data: Data, location: str, references: Split, images: Spli
     if not present or not images.num_labelled:
         raise BadInput(
             f"{location}: k-NN needs labelled images, both as references and to test; "
-            f"there are {references.num_labelled} and {images.num_labelled}; name labelled ones with --data"
+            f"there are {references.num_labelled} and {images.num_labelled}; name labelled ones with data"
         )
     if len(present) == 1:  # every prediction would be this class
         raise BadInput(

@@ -140,7 +140,7 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
     if not count:
         raise BadInput(
             f"{source}: all of its {plural(total, 'image has', 'images have')} a label (the name of a folder counts as "
-            "one), so there is nothing to predict; to predict them anyway, add --all"
+            "one), so there is nothing to predict; to predict them anyway, add all"
         )
     fitted = _fit(evaluated, tuned, settings)
     if fitted.references.is_kept:
@@ -195,7 +195,7 @@ def _warn_changed(evaluated: EvaluatedEncoder, source: str, images: Source, refe
     is_own = is_run_source(evaluated, source)
     way_out = (
         f"labels are predicted from the {plural(references, 'image')} labelled then; to use those of now, add "
-        f"--references {source if is_own else 'SOURCE'}"
+        f"references {source if is_own else 'SOURCE'}"
     )
     try:
         if is_own:
@@ -225,7 +225,7 @@ def _warn_other_classes(
     if given and not given & expected and not every_image:
         evaluated.reporter.warn(
             f"{source}: {plural(len(given), 'label is', 'labels are')} kept, such as {min(given)!r}, but none is a "
-            "class of the references; if folders are no labels here, add --all"
+            "class of the references; if folders are no labels here, add all"
         )
 
 
@@ -239,9 +239,7 @@ def _open_tuned(evaluated: EvaluatedEncoder, name: str | None) -> tuple[Evaluate
     folder = Path(name)
     if name == FINETUNED:
         if evaluated.run is None:
-            raise BadInput(
-                f"--with {name}: {evaluated.location} is not a run folder; give the folder of the classifier"
-            )
+            raise BadInput(f"with {name}: {evaluated.location} is not a run folder; give the folder of the classifier")
         folder = evaluated.run.path / FINETUNED
         if not folder.exists():
             raise BadInput(
@@ -249,7 +247,7 @@ def _open_tuned(evaluated: EvaluatedEncoder, name: str | None) -> tuple[Evaluate
                 f"label, with: supancl evaluate finetune {evaluated.location} --out {folder}"
             )
     elif not folder.exists():
-        raise BadInput(f"--with {name}: no such classifier or folder{did_you_mean(name, CLASSIFIERS)}")
+        raise BadInput(f"with {name}: no such classifier or folder{did_you_mean(name, CLASSIFIERS)}")
     folder = folder if folder.is_dir() else folder.parent
     content, encoder = load_classifier(folder / CLASSIFIER_FILE), load_encoder(folder)
     if content.made_from != encoder_key(encoder):
@@ -257,7 +255,7 @@ def _open_tuned(evaluated: EvaluatedEncoder, name: str | None) -> tuple[Evaluate
             f"{folder / CLASSIFIER_FILE} was fitted with another encoder than that next to it; copy both again"
         )
     if evaluated.options.layer != "pooled" or evaluated.options.normalize:
-        raise BadInput(f"--with {name}: its classifier is on the encoder's output; leave --layer and --normalize out")
+        raise BadInput(f"with {name}: its classifier is on the encoder's output; leave layer and normalize out")
     return EvaluatedEncoder(evaluated.location, encoder, evaluated.options, evaluated.reporter), content
 
 
@@ -274,7 +272,7 @@ def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: Pr
         classifier, about = _linear(evaluated, references)
         return FittedClassifier(classifier, references.classes, references, {"classifier": "linear", **about})
     if settings.classifier == "means":
-        check_one_label(None if references.pairs is None else references.pairs[0], evaluated.location, "--with means")
+        check_one_label(None if references.pairs is None else references.pairs[0], evaluated.location, "with means")
         means = fit_means(references.features, len(references.classes))
         return FittedClassifier(means, references.classes, references, {"classifier": "means"})
     knn = _knn(references, settings.k, evaluated.options.device)

@@ -67,7 +67,7 @@ def evaluate_linear(
     """
     augmented = sgd is not None and sgd.augmented
     if augmented and evaluated.encoder.spec.name == "linear":
-        raise BadInput(f"{evaluated.location}: --augmented crops images, but this encoder takes vectors; leave it out")
+        raise BadInput(f"{evaluated.location}: augmented crops images, but this encoder takes vectors; leave it out")
     since = time.perf_counter()
     evaluation = open_evaluation_data(evaluated, source, split, view, several_labels=sgd is None)
     _check_linear(evaluation, may_lack=sgd is None)  # a class of one image has none held out
@@ -229,7 +229,7 @@ def evaluate_transfer(
         problem, by_level = take_each_level(data, partial(_at_level, problem[0]))
     splits, _ = problem
     if metric is not None and splits[2].pairs is not None:
-        raise BadInput(f"--metric {metric}: {source} has several labels per image, which mAP judges; leave it out")
+        raise BadInput(f"metric {metric}: {source} has several labels per image, which mAP judges; leave it out")
     kind = metric or default_metric(source)
     fit = partial(_fit_transfer, view=view, metric=kind, location=source)
     judged, outcome = fit(evaluated, problem)

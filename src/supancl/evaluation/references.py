@@ -62,7 +62,7 @@ def load_references(
     if source is None and evaluated.run is None:
         raise BadInput(
             f"{evaluated.location} is not a run folder, so it has no labelled images to compare with; name some with "
-            "--references SOURCE"
+            "references SOURCE"
         )
     made_from = _describe(evaluated, view) if source is None else ""
     path = kept_path(evaluated, name) if made_from else None
@@ -71,7 +71,7 @@ def load_references(
     if content is not None and evaluated.run is not None:
         held_out_from = evaluated.run.read_data()[0].get("held_out_from")
     else:
-        way_out = "restore them, or name labelled images with --references SOURCE" if source is None else None
+        way_out = "restore them, or name labelled images with references SOURCE" if source is None else None
         data = data_for(evaluated, source, view, several_labels, way_out)
         _check_labels(data, source or evaluated.location)
         if source is not None:
@@ -79,7 +79,7 @@ def load_references(
         held_out_from = data.summary["held_out_from"]
         splits = [split.materialize().labelled() for split in (data.train, data.held_out)]
         references, held_out = (_features(evaluated, split, view) for split in splits)
-        content = made = FeatureFile(references, held_out, data.classes, made_from, _all_pairs(splits))
+        content = made = FeatureFile(references.pair, held_out.pair, data.classes, made_from, _all_pairs(splits))
         if path is not None and references.values.nbytes + held_out.values.nbytes <= MOST_KEPT_BYTES:
             keep(evaluated, path, lambda file: save_features(file, made))
     features, held_out = Features(*content.references), Features(*content.held_out)
@@ -114,7 +114,7 @@ def _check_labels(data: Data, location: str) -> None:
         only = f"only class {data.classes[present[0]]!r} has labelled images" if present else "no image has a label"
         raise BadInput(
             f"{location}: {only} to compare with, and predicting needs two classes; name labelled images with "
-            "--references SOURCE"
+            "references SOURCE"
         )
 
 

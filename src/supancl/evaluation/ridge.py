@@ -52,7 +52,7 @@ def warn_chosen_on(evaluated: EvaluatedEncoder, location: str, outcome: Mapping[
         evaluated.reporter.warn(
             f"{location}: the ridge was chosen on images that the encoder was trained on, so it may be "
             "too weak; to choose it on others, pretrain with --set data.holdout=0.1 and evaluate "
-            "the run on its own data with --split test"
+            "the run on its own data with split test"
         )
 
 
@@ -64,7 +64,7 @@ def rename_weights(outcome: Mapping[str, Any]) -> dict[str, Any]:
 def warn_cut_off(evaluated: EvaluatedEncoder, location: str, outcome: Mapping[str, Any]) -> None:
     """Warn of a classifier that did not reach its optimum: its predictions may differ."""
     if outcome["cut_off"]:
-        unit = "" if evaluated.options.normalize else "; normalised features (--normalize) are often easier to fit"
+        unit = "" if evaluated.options.normalize else "; normalised features (normalize) are often easier to fit"
         evaluated.reporter.warn(
             f"{location}: the final classifier did not reach its optimum (residual "
             f"{outcome['residual']:.2g}), so its accuracy may differ{unit}"

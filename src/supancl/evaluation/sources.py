@@ -24,7 +24,7 @@ from supancl.evaluation.overlap import has_separate_test, is_run_source
 from supancl.reporter import report_to
 from supancl.weights.run_data import check_same_content, check_same_data
 
-OTHER_DATA = "restore them, or name a different source with --data"
+OTHER_DATA = "restore them, or name a different source with data"
 
 
 def check_input_kind(encoder: Encoder, split: Split, source: str) -> None:
@@ -33,7 +33,7 @@ def check_input_kind(encoder: Encoder, split: Split, source: str) -> None:
     vectors = pixels.ndim == 2
     if vectors != (encoder.spec.name == "linear"):
         kind, expected = ("vectors", "images") if vectors else ("images", "vectors (toy)")
-        raise BadInput(f"{source} holds {kind}, encoder {encoder.spec.name!r} takes {expected}; choose other --data")
+        raise BadInput(f"{source} holds {kind}, encoder {encoder.spec.name!r} takes {expected}; choose other data")
     if not vectors and pixels.shape[1] != encoder.spec.channels:
         raise BadInput(
             f"{source}: its images can be read in grey or RGB, but encoder {encoder.spec.name!r} takes "
@@ -52,7 +52,7 @@ def spec_for(evaluated: EvaluatedEncoder, source: str | None) -> DataSpec:
     run_data = None if evaluated.recipe is None else evaluated.recipe.data
     if source is None:
         if run_data is None:
-            raise BadInput(f"{evaluated.location} is not a run folder, so it has no data; name some with --data")
+            raise BadInput(f"{evaluated.location} is not a run folder, so it has no data; name some with data")
         return run_data
     if run_data is None or not is_run_source(evaluated, source):
         columns = evaluated.options.columns if source.lower().endswith(".csv") else ""
@@ -241,7 +241,7 @@ def _select_images(evaluated: EvaluatedEncoder, source: str | None, split: str, 
     if split == "held-out":
         return EvaluationData(source, location, data, data.held_out, held_out_from, split)
     if data.test is None:
-        raise BadInput(f"{location} has no test split; leave --split out to test images held out of train")
+        raise BadInput(f"{location} has no test split; leave split out to test images held out of train")
     # if the test split is the held-out one, both names mean the same images
     return EvaluationData(source, location, data, data.test, "test", "held-out" if held_out_from == "test" else "test")
 

@@ -29,7 +29,7 @@ from supancl.reporter import Reporter
 PROTOCOLS = ("knn", "transfer", "fewshot")
 VERSION = 3  # results of another version are measured again
 
-OUT_OF_MEMORY = "the GPU does not have enough memory; lower --batch-size, or pass --device cpu"
+OUT_OF_MEMORY = "the GPU does not have enough memory; lower batch_size, or pass device cpu"
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def describe_result(result: dict[str, Any]) -> str:
 def make_out_folder(out: Path) -> None:
     """Make the folder before the work, so that an unwritable one is refused early."""
     if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {out} is a file; name a folder")
+        raise BadInput(f"out {out} is a file; name a folder")
     check_writable(out)
     make_folder(out)
 

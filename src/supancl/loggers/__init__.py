@@ -24,9 +24,9 @@ LOGGERS: dict[str, type[RunLogger]] = {logger.name: logger for logger in (WandbL
 def check_logger(name: str) -> None:
     """Refuse an unknown logger, and one whose package is missing. Nothing is imported."""
     if name == "tensorboard":
-        raise BadInput("--logger tensorboard: every run writes RUN/tensorboard already; leave the flag out")
+        raise BadInput("logger tensorboard: every run writes RUN/tensorboard already; leave the flag out")
     if name not in LOGGERS:
-        raise BadInput(f"--logger {name}: no such logger{did_you_mean(name, LOGGERS)}")
+        raise BadInput(f"logger {name}: no such logger{did_you_mean(name, LOGGERS)}")
     if find_spec(name) is None:
         raise BadInput(f"--logger {name}: the package {name} is not installed; pip install 'supancl[{name}]'")
 

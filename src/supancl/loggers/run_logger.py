@@ -183,8 +183,8 @@ class RunLogger(ForwardingReporter, ABC):
             with suppress(Exception):
                 self.close(False)
             self.warn_user(
-                f"--logger {self.name} failed ({reason(error)}) and is left out; {self.folder / 'metrics.jsonl'} has "
-                f"every row, and --resume --out {self.folder} --logger {self.name} sends those that are missing"
+                f"logger {self.name} failed ({reason(error)}) and is left out; {self.folder / 'metrics.jsonl'} has "
+                f"every row, and resume out {self.folder} logger {self.name} sends those that are missing"
             )
 
 

@@ -71,7 +71,7 @@ def open_rows(base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> tuple[Ro
         data = open_recipe_data(base)
         if data.test is None:
             source = base.data.source
-            raise BadInput(f"--on-test: {source} has no test split; omit --on-test to evaluate on held-out images")
+            raise BadInput(f"on_test: {source} has no test split; omit on_test to evaluate on held-out images")
         return rows, data
     with_holdout, data = open_held_out(base, "study", " (on_test uses the test split)")
     if with_holdout is not base:
@@ -147,7 +147,7 @@ def differences(results: list[dict[str, Any]], reference: str) -> list[str]:
     if len(by_row) < 2 or reference not in by_row:
         return []
     if all(len(values) < 2 for values in by_row.values()):
-        return ["one seed shows no clear difference; give --seeds 3 or more"]
+        return ["one seed shows no clear difference; give seeds 3 or more"]
     lines = []
     for row in (row for row in by_row if row != reference):
         seeds = sorted(by_row[row].keys() & by_row[reference].keys())  # a failed run has no difference

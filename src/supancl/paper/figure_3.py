@@ -135,7 +135,7 @@ def draw_figure(
     write_text(
         out.with_suffix(".json"),
         json.dumps(jsonable(result), indent=1, ensure_ascii=False) + "\n",
-        "Make room, or choose another --out",
+        "Make room, or choose another out",
     )
     return result
 
@@ -214,14 +214,14 @@ def choose_classes(
     grouped_names = [name for group in groups.values() for name in group]
     outside = [name for name in grouped_names if name not in listed]
     if requested and outside:
-        raise BadInput(f"--groups: {outside[0]!r} is not in --classes; add it there or omit --classes")
+        raise BadInput(f"groups: {outside[0]!r} is not in classes; add it there or omit classes")
     if repeated := next((name for name in grouped_names if grouped_names.count(name) > 1), None):
-        raise BadInput(f"--groups: {repeated!r} is in two groups; a class has one group")
+        raise BadInput(f"groups: {repeated!r} is in two groups; a class has one group")
     if groups and (ungrouped := [name for name in listed if name not in grouped_names]):
         groups["others"] = ungrouped
     classes = list(dict.fromkeys([name for group in groups.values() for name in group] or listed))
     if len(classes) < 2:
-        raise BadInput(f"{source}: {plural(len(classes), 'class', 'classes')} to show; name two or more with --classes")
+        raise BadInput(f"{source}: {plural(len(classes), 'class', 'classes')} to show; name two or more with classes")
     groups = groups or {"": classes}
     return FigureClasses(
         classes, {group: [classes.index(name) for name in members] for group, members in groups.items()}
@@ -237,7 +237,7 @@ def default_classes(class_names: Sequence[str], source: str) -> tuple[list[str],
         return list(class_names), {}
     raise BadInput(
         f"{source}: does not have the paper's 15 dog and 5 bird classes; choose from its {len(class_names)} classes "
-        f"with --classes, such as {','.join(class_names[:3])}"
+        f"with classes, such as {','.join(class_names[:3])}"
     )
 
 
@@ -292,7 +292,7 @@ def extract_panel(
         if not bool((split.labels == label).any()):
             raise BadInput(
                 f"{evaluated.location}: no image of class {name!r} in {split_name}; choose "
-                "other --classes, or another --split"
+                "other classes, or another split"
             )
     images = split.take(positions)
     features = evaluated.features(images)
@@ -318,9 +318,9 @@ def check_same_images(first: PanelImages, other: PanelImages, split: str) -> Non
     first_names, other_names = ([Path(name).name for name in panel.images] for panel in (first, other))
     if first_names != other_names or not torch.equal(first.features.labels, other.features.labels):
         raise BadInput(
-            f"{first.evaluated.location} and {other.evaluated.location} would show different images (--split "
-            f"{split}), because their data or held-out images differ; give --data with a source that has a test split, "
-            "and --split test"
+            f"{first.evaluated.location} and {other.evaluated.location} would show different images (split "
+            f"{split}), because their data or held-out images differ; give data with a source that has a test split, "
+            "and split test"
         )
 
 

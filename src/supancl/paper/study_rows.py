@@ -87,7 +87,7 @@ def check_pool(base: Recipe) -> None:
     if base.pool.kind not in ("queue", "class-queues"):
         raise BadInput(
             f"{base.name} has pool.kind = {base.pool.kind!r}, which has no M targets to draw; "
-            "use supsiam or supbyol, or --set pool.kind=queue"
+            "use supsiam or supbyol, or pool.kind=queue"
         )
 
 
@@ -123,7 +123,7 @@ STUDIES: dict[str, Study] = {
         "Table 7",
         "table7",
         "queue",
-        {"pool.kind": "--rows"},
+        {"pool.kind": "rows"},
         pool_rows,
         check_supervised_target,
         pool_average,
@@ -134,7 +134,7 @@ STUDIES: dict[str, Study] = {
         "Table F.2",
         "f2",
         "M-all",
-        {"loss.samples": "--rows"},
+        {"loss.samples": "rows"},
         positive_rows,
         check_pool,
         lambda row, recipe: _average(POSITIVES, row.removeprefix("M-")),
@@ -145,7 +145,7 @@ STUDIES: dict[str, Study] = {
         "Table F.3",
         "f3",
         "batch-128",
-        {"train.batch_size": "--rows"},
+        {"train.batch_size": "rows"},
         batch_rows,
         lambda base: None,
         batch_average,
@@ -156,7 +156,7 @@ STUDIES: dict[str, Study] = {
         "Table F.3",
         "f3",
         "batch-128",
-        {"train.batch_size": "--rows", "loss.against": "--rows", "pool.kind": "--rows"},
+        {"train.batch_size": "rows", "loss.against": "rows", "pool.kind": "rows"},
         memory_rows,
         check_supcon,
         batch_average,
@@ -167,7 +167,7 @@ STUDIES: dict[str, Study] = {
         "Table F.1",
         "f1",
         "alpha-0.5",
-        {"loss.alpha": "--rows"},
+        {"loss.alpha": "rows"},
         alpha_rows,
         check_alpha,
         lambda row, recipe: _average(ALPHA, row.removeprefix("alpha-")),

@@ -37,7 +37,7 @@ class Features:
     __slots__ = ("labels", "paths", "values")
 
     def __init__(
-        self, values: Tensor | np.ndarray, labels: Tensor | np.ndarray | Sequence[int], paths: Sequence[str] = ()
+        self, values: Tensor | np.ndarray, labels: Tensor | np.ndarray | Sequence[int], *, paths: Sequence[str] = ()
     ) -> None:
         self.values, self.labels, self.paths = torch.as_tensor(values), torch.as_tensor(labels), list(paths)
 
@@ -45,7 +45,12 @@ class Features:
         return len(self.values)
 
     def __iter__(self) -> Iterator[Tensor]:
-        yield from (self.values, self.labels)
+        yield from self.pair
+
+    @property
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """Values and labels."""
+        return self.values, self.labels
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.values.cpu().numpy(), dtype)
@@ -63,7 +68,7 @@ class Features:
         if bool(has_label.all()):
             return self
         paths = [path for path, kept in zip(self.paths, has_label.tolist(), strict=False) if kept]
-        return Features(self.values[has_label], self.labels[has_label], paths)
+        return Features(self.values[has_label], self.labels[has_label], paths=paths)
 
 
 class Labelled(Protocol):

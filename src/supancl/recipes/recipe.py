@@ -151,7 +151,7 @@ class Recipe:
                 "batch norm needs 2, so raise it or lower train.accumulate"
             )
 
-    def with_set(self, overrides: Mapping[str, Any], because: str = "--set") -> Recipe:
+    def with_set(self, overrides: Mapping[str, Any], because: str = "set") -> Recipe:
         """Return the recipe with dotted fields set and checked; `because` becomes their source.
 
         >>> from supancl.recipes import recipe
@@ -176,8 +176,7 @@ class Recipe:
             if not inner or section not in SECTIONS:
                 if section == "compat":
                     raise BadInput(
-                        f"compat = {value!r} changes several fields; pass --compat, or in Python "
-                        "recipe(NAME, compat=...)"
+                        f"compat = {value!r} changes several fields; pass compat, or in Python recipe(NAME, compat=...)"
                     )
                 if section in SECTIONS:
                     replaced(changed, dotted, value)  # raises with the reason

@@ -122,7 +122,7 @@ def parse_set(given: Mapping[str, Any] | Iterable[str] | None) -> dict[str, Any]
     for text in given or ():
         name, equals, value = text.partition("=")
         if not equals:
-            raise BadInput(f"--set {text}: must be FIELD=VALUE, such as loss.alpha=0.3")
+            raise BadInput(f"{text}: must be FIELD=VALUE, such as loss.alpha=0.3")
         settings[name] = parse_value(value)
     return settings
 

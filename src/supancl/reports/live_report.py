@@ -72,5 +72,5 @@ class LiveReport(ForwardingReporter):
         if not self.has_warned:
             self.has_warned = True
             self.reporter.warn(
-                f"--report-every: {self.folder}/{PAGE} is not up to date ({reason(error)}); training goes on"
+                f"report_every: {self.folder}/{PAGE} is not up to date ({reason(error)}); training goes on"
             )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # it needs torch, which takes seconds, and `check_table` does
 COLUMNS = ("path", "label", "confidence", "unlike", "source", "split")
 
 
-def check_table(out: Path, flag: str = "--out") -> None:
+def check_table(out: Path, flag: str = "out") -> None:
     """Refuse a table that cannot be written, before the work. `flag` is what the user named it with."""
     if out.suffix.lower() != ".csv":
         raise BadInput(f"{flag} {out}: must end in .csv")

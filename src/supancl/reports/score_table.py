@@ -105,7 +105,7 @@ def print_score_tables(results: list[dict[str, Any]], form: TableFormat) -> dict
                 f"± {gap['interval']:.2f} (same episodes)"
             )
         if len(gaps) > MAX_DIFFERENCES:
-            say(f"{plural(len(gaps) - MAX_DIFFERENCES, 'more difference')}: --json")
+            say(f"{plural(len(gaps) - MAX_DIFFERENCES, 'more difference')}: json")
     return {
         "results": results,
         "tables": {name: ranking.to_json() for name, ranking in tables.items()},

@@ -165,7 +165,7 @@ class Terminal(Reporter):
 
     def show(self, table: Any) -> None:
         if isinstance(table, NarrowTable):
-            table = to_text_within(table.table, line_width(self.console), table.optional, "--json FILE")
+            table = to_text_within(table.table, line_width(self.console), table.optional, "json FILE")
         elif isinstance(table, Table):
             table = to_text(table, line_width(self.console))
         self.console.print(table, end="" if isinstance(table, str) else "\n")

@@ -76,13 +76,15 @@ def compare(*recipes: str, leave_out: float = 0.0, shots: int = 5, **settings: U
     if len(epochs) > 1:
         say(f"the recipes train for {' and '.join(map(str, epochs))} epochs; set epochs to give all the same")
     sweep = request.sweep()
-    say(
-        f"rows: {len(rows.recipes)}, seeds: {request.seeds}, runs: {len(rows.recipes) * request.seeds}, in {request.out}"
-    )
+    say(f"rows: {len(rows.recipes)}, seeds: {request.seeds}, {len(rows.recipes) * request.seeds} runs in {request.out}")
     result, runs = train_and_compare(rows.recipes, rows.labels, sweep, against, leave_out, shots)  # type: ignore[arg-type]
     measures = measures_in(result)
     table = comparison_table(result, heads, measures)
-    show(NarrowTable(table, [title for key, (title, _) in reversed(measures.items()) if not key.startswith("linear")]))
+    show(
+        NarrowTable(
+            table, [title for key, (title, _) in reversed(list(measures.items())) if not key.startswith("linear")]
+        )
+    )
     for line in result["findings"]:
         say(line)
     write_comparison(result, table, measures, request.out)

@@ -185,7 +185,7 @@ def check_same_images(groups: Sequence[RowGroup]) -> None:
         if not is_same or not _are_equal(group.held_out, groups[0].held_out):
             raise BadInput(
                 f"{first} and {name} hold out different images ({reference.data.source} and {recipe.data.source}), so "
-                "they cannot be compared; give one --data, data.holdout and data.leave_out to both"
+                "they cannot be compared; give one data, data.holdout and data.leave_out to both"
             )
 
 
@@ -233,7 +233,7 @@ def compare_rows(
     if held_out is not None and held_out < TOO_FEW_IMAGES:
         findings = [
             f"too few images to say which is better: {held_out} held out, {TOO_FEW_IMAGES} are needed; "
-            "label more images, or hold out more: --set data.holdout=0.3"
+            "label more images, or hold out more: data.holdout=0.3"
         ]
     elif held_out is not None and held_out < FEW_IMAGES and len(seeds) > 1:
         findings.append(f"intervals are over seeds; other images than these {held_out} may change more")
@@ -265,7 +265,7 @@ def describe_differences(comparison: Result, values: Mapping[str, Any], others: 
     """A sentence per recipe: how it differs from the first."""
     by_row, reference = {entry["row"]: entry for entry in comparison["differences"]}, comparison["reference"]
     if others and all(entry["n"] < 2 for entry in by_row.values()):
-        return ["one seed shows no clear difference; run with --seeds 3 or more"]
+        return ["one seed shows no clear difference; run with seeds 3 or more"]
     lines = []
     for row in others:
         entry = by_row.get(row)
@@ -292,7 +292,7 @@ def describe_choice(comparison: Result, values: Mapping[str, Mapping[int, float]
     figure = "mAP" if by.endswith(" mAP") else "accuracy"
     text = f"{best}{shared} the best {by.removesuffix(' mAP')} {figure} ({mean:.2f}%, {plural(len(seeds), 'seed')})"
     if len(seeds) < 2:
-        return [f"{text}, but one seed shows no clear difference; run with --seeds 3 or more"]
+        return [f"{text}, but one seed shows no clear difference; run with seeds 3 or more"]
     verdicts = [entry["verdict"] for entry in comparison["differences"]]
     close = [entry["row"] for entry in comparison["differences"] if entry["verdict"] != "worse"]
     lines = [f"{text}; {verdicts.count('worse')} of {plural(len(complete), 'other')} clearly worse"]

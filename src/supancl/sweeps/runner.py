@@ -73,9 +73,9 @@ class Sweep:
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
-            raise BadInput(f"--seeds {self.seeds}: must be at least 1")
+            raise BadInput(f"seeds {self.seeds}: must be at least 1")
         if self.jobs is not None and self.jobs < 1:
-            raise BadInput(f"--jobs {self.jobs}: must be at least 1")
+            raise BadInput(f"jobs {self.jobs}: must be at least 1")
 
     @property
     def reporter(self) -> Reporter:
@@ -86,7 +86,7 @@ class Sweep:
         folder = RunFolder(self.out)
         folder.check_place()
         if folder.has_run:
-            raise BadInput(f"{self.out} already holds a single run; choose another --out for a study")
+            raise BadInput(f"{self.out} already holds a single run; choose another out for a study")
         for source in base.data.all_sources:
             check_out_folder(source, self.out)
 
@@ -164,7 +164,7 @@ class Sweep:
         except BrokenProcessPool:
             raise BadInput(
                 f"one of {jobs} processes was killed, most likely for lack of memory, "
-                f"{how_to_continue(f'--jobs {max(1, jobs // 2)} ')}"
+                f"{how_to_continue(f'jobs {max(1, jobs // 2)} ')}"
             ) from None
         return failed
 
@@ -182,7 +182,7 @@ def select_rows(rows: Mapping[str, T], requested: str | None, kind: str) -> dict
     names = list(rows) if requested is None else [name.strip() for name in requested.split(",")]
     for name in names:
         if name not in rows:
-            raise BadInput(f"--rows {requested}: no row {name!r} in this {kind}{did_you_mean(name, rows)}")
+            raise BadInput(f"rows {requested}: no row {name!r} in this {kind}{did_you_mean(name, rows)}")
     return {name: row for name, row in rows.items() if name in names}
 
 
@@ -191,7 +191,7 @@ def check_run(recipe: Recipe, folder: RunFolder, data: Data) -> None:
     check_same_recipe(recipe, folder)
     check_data(recipe, data)
     if folder.has_run and checkpoints(folder.checkpoints):  # without one it starts over
-        check_same_data(folder, data, "restore them, or choose another --out", f"{folder.path}: ")
+        check_same_data(folder, data, "restore them, or choose another out", f"{folder.path}: ")
 
 
 def check_monitored(recipe: Recipe) -> None:
@@ -223,7 +223,7 @@ def open_held_out(base: Recipe, because: str, hint: str = "", several_labels: bo
     if data.train.class_ids() and not data.held_out.class_ids():
         raise BadInput(
             f"{base.data.source}: no held-out image has a label to evaluate on; leave out "
-            "--set data.holdout=0, or add labels to val/"
+            "data.holdout=0, or add labels to val/"
         )
     return base, data
 

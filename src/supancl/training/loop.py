@@ -103,7 +103,7 @@ class Loop:
                     raise NonFinite(
                         f"the weights are not finite numbers after step {trainer.step}; nothing was saved over "
                         "the last checkpoint",
-                        "try a lower --set optimizer.lr",
+                        "try a lower optimizer.lr",
                     )
                 if epoch_ends:
                     self.end_epoch(targets)
@@ -233,9 +233,7 @@ def report_compile_failures(trainer: Trainer, reporter: Reporter) -> None:
 def take_compile_failures(trainer: Trainer) -> list[str]:
     """Messages about failures of the compiler since the last call."""
     prefix = "" if trainer.ranks.is_rank0 else "another rank: "
-    return [
-        f"{prefix}{line}; --set train.compile=false skips the attempt" for line in trainer.compilation.take_failures()
-    ]
+    return [f"{prefix}{line}; train.compile=false skips the attempt" for line in trainer.compilation.take_failures()]
 
 
 def capture_step(trainer: Trainer, reporter: Reporter) -> None:
@@ -245,7 +243,7 @@ def capture_step(trainer: Trainer, reporter: Reporter) -> None:
     except RuntimeError as error:
         reporter.warn(
             f"the step could not be captured as a CUDA graph ({reason(error)}); continuing without, at about "
-            "0.4 of the speed for small images; --set train.replay=false skips the attempt"
+            "0.4 of the speed for small images; train.replay=false skips the attempt"
         )
 
 
@@ -308,7 +306,7 @@ def _load_start(
         raise BadInput(
             f"{folder.path}: schedule.restart_epoch = {trainer.recipe.schedule.restart_epoch} is for a run that "
             f"continues another one at step {restart}, and no checkpoint of that step is here; extend that run with "
-            "--extend RUN, or leave the setting at 0"
+            "extend RUN, or leave the setting at 0"
         )
     return state
 
@@ -364,7 +362,7 @@ def _announce(trainer: Trainer, data: Data, folder: RunFolder, reporter: Reporte
         )
     if settings.compile and settings.sync_norm and ranks.size > 1:
         reporter.note(
-            "several ranks with synchronised norms compile only views and pool (on a GPU); --set "
+            "several ranks with synchronised norms compile only views and pool (on a GPU); set "
             "train.sync_norm=false also compiles the branches, with norms over the images of each rank"
         )
     if trainer.device.type == "cuda" and settings.replay and not trainer.feed.has_one_shape:
@@ -383,7 +381,7 @@ def check_same_settings(folder: RunFolder, state: dict[str, Any], recipe: Recipe
         value, before = flattened(recipe).get(key), saved.get(key, "its default")
         raise BadInput(
             f"{folder.recipe_file} was changed: {key} is {value!r}, the run was trained with {before!r}; put that "
-            f"back, or start another run with --init {folder.path} and another --out"
+            f"back, or start another run with init {folder.path} and another out"
         )
 
 
@@ -396,5 +394,5 @@ def check_same_device(folder: RunFolder, state: dict[str, Any], device: torch.de
     advice = "hide the GPU with CUDA_VISIBLE_DEVICES=" if device.type == "cuda" else "continue it where there is one"
     raise BadInput(
         f"{folder.path} was started on {original} and cannot continue on {current}; {advice}, or start another run "
-        f"from its encoder with --init {folder.path}"
+        f"from its encoder with init {folder.path}"
     )

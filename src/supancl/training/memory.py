@@ -26,7 +26,7 @@ def check_memory(recipe: Recipe, device: torch.device) -> str:
         return ""
     if needed > available:
         raise BadInput(
-            f"the run needs about {needed / 1e9:.1f} GB of memory, and {device.type} has {available / 1e9:.1f} GB left; "
+            f"the run needs about {needed / 1e9:.1f} GB of memory, and {device.type} has {available / 1e9:.1f} left; "
             "set a smaller train.batch_size, views.size, pool.size or encoder.name"
         )
     return f"memory: about {needed / 1e9:.1f} GB of {available / 1e9:.1f} GB, besides the images"

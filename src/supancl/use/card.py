@@ -221,8 +221,8 @@ def _counts(data: dict[str, Any]) -> str:
 def _changed_settings(sources: Any) -> str:
     """The flags that the run was started with; paths and the device are left out."""
     flags = {str(flag) for field, flag in dict(sources).items() if field not in ("data.source", "data.joined")}
-    flags.discard("--set")  # of a field that follows another one
-    return ", ".join(f"`{flag}`" for flag in sorted(flags) if flag.startswith("--") and "--device" not in flag)
+    flags.discard("set")  # of a field that follows another one
+    return ", ".join(f"`{flag}`" for flag in sorted(flags) if flag.startswith("--") and "device" not in flag)
 
 
 def _results(evaluated: EvaluatedEncoder) -> Iterator[str]:

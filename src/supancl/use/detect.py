@@ -148,7 +148,7 @@ def detect(
 
 
 def place_of_data(
-    data: str | None, year: str | None, test: str | None, images: str | None, saved: DetectData | None = None
+    saved: DetectData | None, data: str | None, year: str | None, test: str | None, images: str | None
 ) -> DetectData:
     """The images that are named, or those of a saved run."""
     from supancl.detection.layouts import DetectData
@@ -183,7 +183,7 @@ def resolve_settings(
                 "name an encoder: a run folder, an encoder.safetensors, a checkpoint or random:resnet50"
                 + (f"; {out} holds no run to continue" if resume else "")
             )
-        return encoder, place_of_data(*places), detect_spec("c4", overrides)
+        return encoder, place_of_data(None, *places), detect_spec("c4", overrides)
     spec, data, saved_encoder, _ = DetectFolder(started).read_settings()
     requested = detect_spec(spec.arch, {"iters": spec.iters, **overrides})
     for name in overrides:
@@ -194,7 +194,7 @@ def resolve_settings(
             )
     if encoder is not None and absolute_encoder_name(encoder) != saved_encoder:
         raise BadInput(f"{started} began from {saved_encoder}, not from {encoder}; leave it out to continue")
-    return saved_encoder, place_of_data(*places, saved=data), spec
+    return saved_encoder, place_of_data(data, *places), spec
 
 
 def print_scores(result: dict[str, Any]) -> None:
@@ -262,7 +262,7 @@ def test(
     saved, on = load_detector(detector), pick_device(device)
     run = DetectFolder(Path(detector) if Path(detector).is_dir() else Path(detector).parent)
     saved_data = run.read_settings()[1] if run.has_run else None
-    requested = place_of_data(data, year, test, images, saved_data)
+    requested = place_of_data(saved_data, data, year, test, images)
     folder = Path(out) if out else run.path / "evaluate"
     check_writable(folder)
     if not out:

@@ -95,7 +95,7 @@ def embed(
     found = [probes.embed(module, split, *how, current_reporter().on_progress) for split in splits]
     values, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
     paths = [name for split in splits for name in split.names_at(torch.arange(len(split)))]
-    return probes.Features(values, labels, paths)
+    return probes.Features(values, labels, paths=paths)
 
 
 def find_splits(encoder: Encoder, images: Any, view: View) -> Iterator[Split]:

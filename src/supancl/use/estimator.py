@@ -32,7 +32,7 @@ from supancl.data.sources.arrays import FROM_PYTHON, as_array
 from supancl.data.splits import Data, DataSpec, Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.specs import Masks
-from supancl.errors import BadInput, Interrupted, did_you_mean, in_python_words
+from supancl.errors import BadInput, Interrupted, did_you_mean
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.auto import METHODS, TO_BE_CHOSEN
 from supancl.recipes.shorthands import with_settings
@@ -134,7 +134,7 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                     f"the encoder was fitted to {expected}, these are {given}; give {expected} (image_shape)"
                 )
             if not is_vectors:
-                return embed(self.encoder_, images).values.numpy()
+                return np.asarray(embed(self.encoder_, images))
         # in double precision a row's features do not depend on the others in its batch
         weights = self.encoder_.body.state_dict()["1.weight"].cpu().double().numpy()
         features: np.ndarray = (self._standardize(images) @ weights.T).astype(np.float32)
@@ -255,7 +255,7 @@ def _as_value_error() -> Iterator[None]:
     try:
         yield
     except BadInput as error:
-        raise error if isinstance(error, ValueError) else InvalidInput(in_python_words(str(error))) from None
+        raise error if isinstance(error, ValueError) else InvalidInput(str(error)) from None
 
 
 def _is_list_of_images(X: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from typing_extensions import TypedDict, Unpack
 
@@ -15,10 +15,12 @@ from supancl.errors import BadInput, CheckFailed, did_you_mean, plural
 from supancl.reporter import say, show
 
 if TYPE_CHECKING:
+    from supancl.core.encoders import Encoder
     from supancl.evaluation import EvaluatedEncoder
+    from supancl.training.run import Run
 
-EncoderArgument = "Run | Encoder | str | Path"
-EncodersArgument = "Run | Encoder | str | Path | list[str] | Sequence[Run | Encoder | str | Path]"
+EncoderArgument: TypeAlias = "Run | Encoder | str | Path"
+EncodersArgument: TypeAlias = "EncoderArgument | list[str] | Sequence[EncoderArgument]"
 Split = Literal["held-out", "test"]
 Format = Literal["text", "markdown", "latex", "csv", "json"]
 NOT_MEASURABLE = "not measurable"

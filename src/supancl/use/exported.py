@@ -19,7 +19,7 @@ from supancl.files import reason, write_atomically
 from supancl.use.images import CheckImages
 
 TORCH_TOLERANCE, ONNX_TOLERANCE = 1e-5, 1e-4
-MAKE_ROOM = "Make room, or choose another --out"
+MAKE_ROOM = "Make room, or choose another out"
 Features = Callable[[Tensor], Tensor]  # normalised images -> features
 
 

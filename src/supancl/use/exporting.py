@@ -53,15 +53,14 @@ def export_encoder(
     check_out(folder)
     for name in names if formats is not None else ():  # before any work
         if missing := describe_missing(FORMATS[name].packages, FORMATS[name].extra):
-            raise BadInput(f"--format {name}: {missing}")
+            raise BadInput(f"format {name}: {missing}")
     if Path(location).exists() and is_detector(Path(location)):
         raise BadInput(
             f"{location} is a detector; export it with: {program_name()} detect export {location} "
-            "--format torchvision --out FILE.pth"
+            "format torchvision out FILE.pth"
         )
-    evaluated = open_evaluated_encoder(
-        str(location), EvaluationOptions(torch.device("cpu"), cache_features=False), reporter or Reporter()
-    )
+    options = EvaluationOptions(torch.device("cpu"), cache_features=False)
+    evaluated = open_evaluated_encoder(str(location), options)
     with _temporary_folder(folder) as temporary:
         exported = _prepare(evaluated, temporary)
         written, left_out = _write_formats(exported, names, is_choice=formats is not None)
@@ -119,7 +118,7 @@ def _write_formats(
             written[name] = write_and_check(exported, FORMATS[name])
         except CannotHold as error:
             if is_choice:
-                raise BadInput(f"--format {name}: {error}; leave --format out for every format that works") from None
+                raise BadInput(f"format {name}: {error}; leave format out for every format that works") from None
             left_out[name] = str(error)
     if not written:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())

@@ -86,7 +86,7 @@ def predict(
         warn(f"{table}: names written with escapes: {changed}; rename these files to use the table as data")
     if predictions.unreadable_classes:
         warn(
-            f"{table}: read as data, it would not have the class {predictions.unreadable_classes[0]!r}: a ';' separates "
+            f"{table}: read as data, it would lack the class {predictions.unreadable_classes[0]!r}: a ';' separates "
             "labels, spaces around a name are cut off, and -1 is no label; rename the class first"
         )
     if not predictions.has_files:

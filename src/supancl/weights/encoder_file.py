@@ -178,7 +178,7 @@ def _projector_from_checkpoint(folder: Path) -> dict[str, Tensor]:
             }
     raise BadInput(
         f"{folder} has no projector.safetensors, and no checkpoint holds the projector of its encoder; name "
-        "another run folder, finish the run with --resume, or choose another --layer"
+        "another run folder, finish the run with resume, or choose another layer"
     )
 
 
@@ -247,7 +247,7 @@ def initialize_encoder(encoder: Encoder, path: Path | str) -> None:
         try:
             content = load_tensors(file, mapped=True)
         except DamagedFile as error:
-            raise BadInput(f"{error}; copy it again, or give another --init") from None
+            raise BadInput(f"{error}; copy it again, or give another init") from None
         inner = content.get("state_dict", content)
         if not isinstance(inner, dict):
             raise BadInput(f"{file}: its state_dict is of type {type(inner).__name__}; give a dict of tensors by name")

@@ -218,11 +218,11 @@ def _spec(
     if channels != 3 and (mean is None or std is None):
         raise BadInput(
             f"takes images of {plural(channels, 'channel')}, and ImageNet's mean and std are for 3; give "
-            f"mean and std with {plural(channels, 'number')} each (--mean, --std)"
+            f"mean and std with {plural(channels, 'number')} each (mean, std)"
         )
     native_size = image_side(names)
     if size is not None and native_size is not None and size != native_size:
-        raise BadInput(f"its positions are for images of {native_size} px, not {size}; leave size out (--size)")
+        raise BadInput(f"its positions are for images of {native_size} px, not {size}; leave size out (size)")
     default_size = native_size or (32 if name.startswith("cifar-") else 224)
     default_mean, default_std = _default_mean_and_std(name if is_named else "")
     spec = {

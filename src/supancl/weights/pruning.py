@@ -20,7 +20,7 @@ from supancl.files import LEFT_OVER_AGE, is_locked, reason
 from supancl.weights.encoder_file import is_readable
 from supancl.weights.run_end import RunEnd, has_collapsed, record_end
 from supancl.weights.run_folder import RunFolder
-from supancl.weights.run_list import INNER_FOLDERS, ListedRun, describe_run, folder_bytes, list_runs
+from supancl.weights.run_list import INNER_FOLDERS, ListedRun, describe_run, find_listed_runs, folder_bytes
 
 TEMPORARY_NAME = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # files.temporary_path
 UNUSED_DAYS = 30  # after which a cache may go: decoding again takes minutes
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 def plan_pruning(folder: Path, caches: bool = True) -> Plan:
     """What could be deleted below a folder; nothing is deleted."""
     plan = Plan([], [])
-    runs = list_runs(folder)
+    runs = find_listed_runs(folder)
     for run in runs:
         if run.recipe != "detector" and run.finished and run.state != "running":
             _plan_run(run, plan)

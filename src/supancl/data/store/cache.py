@@ -247,12 +247,12 @@ class CachedImages(PackedImages):
         decoded = try_decode(item, self.channels, self.cache.short_side, self.cache.resample)
         if isinstance(decoded, str):
             raise BadInput(
-                f"{problem}, and the image cannot be read again ({decoded}); restore it, then continue with --resume"
+                f"{problem}, and the image cannot be read again ({decoded}); restore it, then continue with resume"
             )
         if image_checksum(decoded) != self.checksums[index]:
             raise BadInput(
                 f"{problem}, and the image has changed since it was cached; run supancl data cache "
-                f"{self.cache.source} --remove, then start again"
+                f"{self.cache.source} remove, then start again"
             )
         self.repaired += 1
         image.copy_(decoded)  # the mapping is private; the file is repaired below

@@ -78,4 +78,4 @@ def write(result: dict[str, Any], folder: Path) -> None:
         "toy.json": json.dumps(jsonable(result), indent=2) + "\n",
     }  # toy.json comes last: it marks the study as complete
     for name, text in files.items():
-        write_text(folder / name, text, "Make room, or choose another --out")
+        write_text(folder / name, text, "Make room, or choose another out")
