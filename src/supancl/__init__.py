@@ -130,10 +130,10 @@ if TYPE_CHECKING:
     from supancl.weights.importing import open_encoder as open_encoder
 
 
-def _terminal() -> Reporter:
+def _terminal(verbose: bool | None) -> Reporter:
     from supancl.reports.terminal import python_terminal
 
-    return python_terminal()
+    return python_terminal(verbose)
 
 
 set_default_reporter(_terminal)

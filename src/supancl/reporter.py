@@ -70,17 +70,26 @@ class ForwardingReporter(Reporter):
 # --- progress of loops that are far below the command -----------------------------------------------------------------
 
 _current: ContextVar[Reporter | None] = ContextVar("reporter", default=None)
-_default: list[Callable[[], Reporter]] = [Reporter]
+_default: list[Callable[[bool | None], Reporter]] = [lambda verbose: Reporter()]
 
 
-def set_default_reporter(make: Callable[[], Reporter]) -> None:
-    """Set what receives reports outside of `report_to`, as when a function is called from Python."""
+def set_default_reporter(make: Callable[[bool | None], Reporter]) -> None:
+    """Set what makes the reporter of calls from Python: one that prints, or not, or as suits the output (None)."""
     _default[0] = make
+
+
+def default_reporter(verbose: bool | None) -> Reporter:
+    return _default[0](verbose)
 
 
 def current_reporter() -> Reporter:
     """The reporter of `report_to`, which the command line sets once, or the default one."""
-    return _current.get() or _default[0]()
+    return _current.get() or default_reporter(None)
+
+
+def has_reporter() -> bool:
+    """Whether `report_to` was called, as by the command line."""
+    return _current.get() is not None
 
 
 def say(text: str) -> None:

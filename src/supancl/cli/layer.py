@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from textwrap import fill
 from types import GenericAlias, MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
 
@@ -187,7 +188,7 @@ def add_commands(
         child = subparsers.add_parser(
             name or DEFAULT,
             help=description.partition("\n")[0].rstrip("."),
-            description=description,
+            description="\n\n".join(fill(" ".join(part.split()), 79) for part in description.split("\n\n")),
             epilog="\n".join(["examples:", *examples]) if examples else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[common],

@@ -11,7 +11,6 @@ from supancl.core.losses import Align, Contrast
 from supancl.errors import BadInput
 from supancl.paper.numbers import ALPHA, BATCH, POOL_DESIGN, POSITIVES
 from supancl.recipes import Recipe
-from supancl.sweeps.alpha import check_alpha
 
 CLASS_QUEUES = (80, 20, 5, 1)  # targets per class in Table 7
 SAMPLES = (1, 4, 16, None)  # M in Table F.2; None is all
@@ -34,6 +33,14 @@ class Study:
     rows: Callable[[Recipe], Rows]
     check: Callable[[Recipe], None]  # BadInput if the study cannot vary this recipe
     average: Callable[[str, str], float | None]  # (row, recipe's name) -> the paper's Avg over 11 data sets
+
+
+def check_alpha(base: Recipe) -> None:
+    """Refuse a recipe in which alpha cannot be varied."""
+    if not isinstance(base.loss, Align) or base.heads.predictor is None:
+        raise BadInput(f"{base.name} has no alpha; use a simsiam, supsiam, byol or supbyol recipe")
+    if base.pool.kind == "none":
+        raise BadInput(f"{base.name} has no pool; use supsiam or supbyol, or pool.kind=queue")
 
 
 def pool_rows(base: Recipe) -> Rows:

@@ -212,6 +212,12 @@ class Recipe:
         values = flattened(replace(self, sources={}))
         return {key: (value, self._source(key)) for key, value in values.items() if key not in INTERNAL}
 
+    def __str__(self) -> str:
+        """A short table; `fields()` has every value with its source."""
+        fields = self.fields()
+        rows = [f"{name:24} {fields[name][0]}" for name in SHOWN if fields.get(name, ("",))[0] not in (None, "")]
+        return "\n".join([f"{self.name}: {self.paper}", *rows])
+
     def _suggest_field(self, dotted: str, siblings: tuple[str, ...] = ()) -> str:
         """The end of a message about an unknown field: a suggestion, or where valid fields are listed."""
         valid_names = sorted({*self.fields(), *siblings})
@@ -244,6 +250,11 @@ class Recipe:
 
 
 INTERNAL = ("name", "method", "paper", "sources")
+SHOWN = (  # when a recipe is printed
+    "method", "data.source", "views.size", "encoder.name", "loss.alpha", "loss.temperature", "pool.kind", "pool.size",
+    "branches.target", "branches.momentum", "optimizer.name", "optimizer.lr", "optimizer.weight_decay",
+    "schedule.warmup_epochs", "train.epochs", "train.batch_size", "train.seed", "train.device",
+)  # fmt: skip
 SECTIONS = ("data", "views", "encoder", "heads", "branches", "pool", "loss", "optimizer", "schedule", "train")
 
 

@@ -81,9 +81,10 @@ def discard_output(stream: IO[str]) -> None:
 
 
 @cache
-def python_terminal() -> Reporter:
-    """For calls from Python: shows progress in a terminal and in a notebook, not in a file."""
-    return Terminal(make_console(False, False)) if sys.stdout.isatty() or is_notebook() else Reporter()
+def python_terminal(verbose: bool | None) -> Reporter:
+    """For calls from Python: unless it is said, shows progress in a terminal and in a notebook, not in a file."""
+    shows = sys.stdout.isatty() or is_notebook() if verbose is None else verbose
+    return Terminal(make_console(False, False)) if shows else Reporter()
 
 
 def is_notebook() -> bool:

@@ -36,7 +36,7 @@ def compare(*recipes: str, leave_out: float = 0.0, shots: int = 5, **settings: U
     Examples
     --------
     $ supancl compare supsiam simsiam --data photos
-    $ supancl compare --data photos --set loss.alpha=0,0.2,0.5,0.8,1 --leave-out 0.3
+    $ supancl compare --data photos --set loss.alpha=0,0.5,1 --leave-out 0.3
     """
     require_single_process("a comparison")
     request = SweepRequest("compare", settings)

@@ -11,6 +11,7 @@ from supancl.errors import BadInput
 from supancl.loggers import open_loggers
 from supancl.recipes import Recipe, find_recipe, recipe
 from supancl.recipes.shorthands import RecipeSettings, full_name, parse_set
+from supancl.reporter import has_reporter
 from supancl.reports.terminal import print_warning
 from supancl.training.start import as_sources
 from supancl.weights.run_folder import next_folder
@@ -88,7 +89,9 @@ class SweepRequest:
 
         # the runs may be trained in other processes, and say nothing but what their loggers warn of
         run_reporter = partial(open_loggers, tuple(self.options.get("logger") or ()), warn=print_warning)
-        jobs, retry = self.options.get("jobs"), self.options.get("retry", False)
+        # several processes would import a user's script again, so from Python runs are trained one by one
+        jobs = self.options.get("jobs", None if has_reporter() else 1)
+        retry = self.options.get("retry", False)
         return Sweep(self.out, self.seeds, jobs, retry, run_reporter=run_reporter)
 
 

@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -57,7 +57,7 @@ from supancl.recipes.plugin_files import refuse_while_loading
 from supancl.recipes.recipe import TrainSpec, fixed_settings, resolve_warmup, validated_recipe
 from supancl.recipes.shorthands import RecipeSettings, full_name, parse_set, with_settings
 from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
-from supancl.reporter import Reporter, current_reporter, report_to
+from supancl.reporter import Reporter, current_reporter, default_reporter, report_to
 from supancl.weights.provenance import commit, versions
 from supancl.weights.run_data import is_same_or_moved
 from supancl.weights.run_folder import RunFolder, name_run, next_folder
@@ -128,7 +128,7 @@ def pretrain(
     Examples
     --------
     $ supancl pretrain --data photos
-    $ supancl pretrain supsiam --data photos --init timm:resnet18 --epochs 20
+    $ supancl pretrain supsiam --data photos --init timm:resnet18
 
     >>> run = pretrain("digits.supsiam", out="runs/digits", epochs=1, alpha=0.3, limit=128)
     >>> run.recipe.loss.alpha, run.recipe.train.epochs
@@ -147,9 +147,9 @@ def pretrain(
     if "labels" in given:
         raise BadInput("labels go with their images: data=(images, labels)")
     with ExitStack() as stack:
-        stack.enter_context(nullcontext() if reporter is None else report_to(reporter))
-        stack.enter_context(report_to(Reporter()) if verbose is False else nullcontext())
-        stack.enter_context(report_to(open_loggers(logger or (), current_reporter())))
+        if reporter is None:
+            reporter = current_reporter() if verbose is None else default_reporter(verbose)
+        stack.enter_context(report_to(open_loggers(logger or (), reporter)))
         if extend is not None and not (resume and RunFolder(Path(out or "")).has_run):
             out, resume = extend_run(RunFolder(Path(extend)), out, recipe, init, compat, given, data is None), True
             recipe, given = None, {}

@@ -215,7 +215,7 @@ def score_cell(value: float | None) -> str:
 # --- test -------------------------------------------------------------------------------------------------------------
 
 
-def test(
+def score(
     detector: str,
     *,
     data: str | None = None,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from supancl.api.embedding import embed
-from supancl.api.pretraining import open_images
-from supancl.api.progress import progress_reporter
 from supancl.config import LARGEST_COUNT, to_json
 from supancl.core.encoders import Encoder
 from supancl.core.specs import EncoderSpec
@@ -36,7 +33,8 @@ from supancl.errors import BadInput, Interrupted, did_you_mean
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.auto import METHODS, TO_BE_CHOSEN
 from supancl.recipes.shorthands import with_settings
-from supancl.training.pretrain import pretrain
+from supancl.training.start import open_given, pretrain
+from supancl.use.embed import embed
 from supancl.use.saving import read_estimator, write_estimator
 
 # what trains where there are no labels, or only one class
@@ -115,7 +113,7 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 self._center, self._scale = measure_columns(images)
                 data = vector_data(self._standardize(images), labels, requested)
             else:
-                data = open_images(requested, (images, labels))
+                data = cast(Data, open_given(requested, (images, labels)))
             self.encoder_, self.recipe_ = self._train(requested, data)
         self.classes_ = classes
         self._n_features_out = self.encoder_.width
@@ -237,9 +235,8 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
 
     def _train(self, requested: Recipe, data: Data) -> tuple[Encoder, Recipe]:
         with TemporaryDirectory(prefix="supancl-") as folder:
-            reporter = progress_reporter(bool(self.verbose))
             try:
-                run = pretrain(requested, data, Path(folder) / "run", init=self.init, reporter=reporter)
+                run = pretrain(requested, data, Path(folder) / "run", init=self.init, verbose=bool(self.verbose))
                 self._short_side = data.train.median_short_side()
             except Interrupted as error:
                 if error.signal_number != signal.SIGINT:

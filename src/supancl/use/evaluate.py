@@ -263,6 +263,11 @@ def variance(
 ) -> dict[str, Any]:
     """Measure variance within classes, effective rank and neural collapse.
 
+    Parameters
+    ----------
+    encoder
+        one of those that evaluate takes
+
     Examples
     --------
     $ supancl evaluate variance runs/photos
@@ -401,6 +406,8 @@ def finetune(
 
     Parameters
     ----------
+    encoder
+        one of those that evaluate takes
     epochs
         passes over the training images
     train_batch

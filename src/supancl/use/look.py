@@ -75,7 +75,7 @@ def map(
     Examples
     --------
     $ supancl map runs/photos
-    $ supancl map before=timm:resnet18 after=runs/photos --data photos --out map.html
+    $ supancl map timm:resnet18 runs/photos --data photos --out map.html
     """
     require_single_process("a map")
     if not encoders:
