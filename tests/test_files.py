@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from safetensors.torch import save_file
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.files import did_you_mean_path, write_atomically, write_text, writing
+from supancl.files import LEFT_OVER_AGE, did_you_mean_path, temporary_path, write_atomically, write_text, writing
 from supancl.weights.importing import open_encoder
+from supancl.weights.run_folder import RunFolder
 from tests.files import mentions
 
 
@@ -83,3 +85,14 @@ def test_the_file_and_the_folder_that_names_it_are_synced(tmp_path: Path, monkey
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(Path(f"/proc/self/fd/{number}").readlink()))
     write_text(tmp_path / "file.txt", "new")
     assert [path.name for path in synced] == [writing.temporary_path(tmp_path / "file.txt").name, tmp_path.name]
+
+
+def test_what_killed_processes_left_is_removed_and_what_others_are_writing_is_not(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (tmp_path / "evaluate").mkdir()
+    old, new = temporary_path(tmp_path / "evaluate" / "knn.json"), tmp_path / "evaluate" / ".new.json.1-ab.tmp"
+    for path in (old, new):
+        path.write_text("half")
+    os.utime(old, (time.time() - 2 * LEFT_OVER_AGE,) * 2)
+    folder.remove_temporary_files()
+    assert (old.exists(), new.exists()) == (False, True)

@@ -25,7 +25,6 @@ from safetensors.torch import save_file
 from supancl import BadInput, load_encoder
 from supancl.cli import main
 from supancl.core.encoders import BUILDERS, Encoder, EncoderSpec, tensor_shapes
-from supancl.core.heads import MLP
 from supancl.data import decode
 from supancl.data.opening import open_source
 from supancl.data.sources import tars
@@ -35,15 +34,12 @@ from supancl.data.store.cache import Cache
 from supancl.data.store.cache_folders import list_caches, remove_cache
 from supancl.detect.saving import DetectFolder
 from supancl.evaluate.feature_cache import FeatureCache
-from supancl.files import check_regular, hold_lock, open_regular, read_text, write_text
-from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_tensors
-from supancl.weights.encoder_file import initialize_encoder, load_projector, save_encoder
+from supancl.files import check_regular, open_regular, read_text, write_text
+from supancl.weights.checkpoint import load_checkpoint
+from supancl.weights.encoder_file import save_encoder
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
-from tests.files import TINY, archive, assert_refused, class_folders, contents, mentions, noise, picture, supancl, table
-
-LINK = ("link", "remove", "move the whole")
-NO_FIFO = ("FIFO", "regular file")
+from tests.files import TINY, assert_refused, class_folders, contents, mentions, noise, picture, supancl
 
 
 @pytest.fixture
@@ -99,19 +95,18 @@ def test_a_run_does_not_start_in_a_folder_with_links(name, place, mine, capsys):
     (place / "run" / name).symlink_to(mine / TARGETS.get(name, "empty"))
     before = contents(place)
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "run")
-    assert_refused(said, f"run/{name}", *LINK)
+    assert_refused(said, f"run/{name}", "link")
     assert contents(place) == before
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("leads", ["to a file or folder", "nowhere"])
-def test_a_run_does_not_continue_through_links(name, leads, place, mine, finished, capsys):
+def test_a_run_does_not_continue_through_links(name, place, mine, finished, capsys):
     shutil.copytree(finished, place / "run")
     path = place / "run" / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    path.symlink_to(mine / (TARGETS[name] if leads != "nowhere" else "new"))
+    path.symlink_to(mine / TARGETS[name])
     before = contents(place)
-    assert_refused(supancl(capsys, *RESUME), f"run/{name}", *LINK)
+    assert_refused(supancl(capsys, *RESUME), f"run/{name}", "link")
     assert contents(place) == before
 
 
@@ -119,11 +114,11 @@ def test_an_evaluation_is_not_written_through_a_link(place, mine, finished, caps
     shutil.copytree(finished, place / "run")
     (place / "run" / "evaluate").symlink_to(mine / "empty")
     before = contents(place)
-    assert_refused(supancl(capsys, "evaluate", "knn", "run", "--device", "cpu"), "run/evaluate", *LINK)
+    assert_refused(supancl(capsys, "evaluate", "knn", "run", "--device", "cpu"), "run/evaluate", "link")
     assert contents(place) == before
-    with pytest.raises(BadInput, match=mentions("run/evaluate", *LINK)):
+    with pytest.raises(BadInput, match=mentions("run/evaluate", "link")):
         RunFolder(Path("run")).write_evaluation("knn", {})
-    with pytest.raises(BadInput, match=mentions("run/evaluate", *LINK)):
+    with pytest.raises(BadInput, match=mentions("run/evaluate", "link")):
         DetectFolder(Path("run")).create()
     assert contents(place) == before
 
@@ -174,7 +169,7 @@ def test_a_cache_is_not_built_through_a_link(place, mine, cache_root):
     cache, files = cached(place)
     cache.folder.parent.mkdir(parents=True)
     cache.folder.symlink_to(mine / "empty")
-    with pytest.raises(BadInput, match=mentions(cache.folder, *LINK)):
+    with pytest.raises(BadInput, match=mentions(cache.folder, "link")):
         cache.build(files)
     assert list((mine / "empty").iterdir()) == []
     remove_cache(cache.folder)
@@ -194,43 +189,6 @@ def test_removing_a_cache_that_is_a_link_removes_the_link_alone(place, mine, cac
     assert list_caches() == []
 
 
-@pytest.mark.parametrize("leads", ["to a file", "nowhere"])
-def test_the_lock_of_a_cache_is_not_taken_through_a_link(leads, place, mine, cache_root):
-    cache, files = cached(place)
-    cache.folder.mkdir(parents=True)
-    (cache.folder / ".lock").symlink_to(mine / ("thesis.tex" if leads == "to a file" else "new"))
-    before = contents(mine)
-    with pytest.raises(BadInput, match=mentions(".lock", *LINK)):
-        cache.build(files)
-    assert contents(mine) == before
-
-
-def test_a_damaged_image_is_not_repaired_through_a_link(place, mine, cache_root):
-    cache, files = cached(place)
-    cache.build(files)
-    shard = next(cache.folder.glob("*.bin"))
-    pixels = bytearray(shard.read_bytes())
-    pixels[0] ^= 255
-    (mine / "pixels").write_bytes(pixels)
-    shard.unlink()
-    shard.symlink_to(mine / "pixels")
-    store, unreadable, _ = cache.build(files)
-    assert not unreadable
-    assert torch.equal(store.image(0), decode.decode(files[0], 1))
-    assert store.repaired == 1
-    assert (mine / "pixels").read_bytes() == pixels
-
-
-def test_a_shard_is_not_written_through_a_link(place, mine, cache_root, monkeypatch):
-    cache, files = cached(place)
-    monkeypatch.setattr(Cache, "_prepare_folder", lambda self, add_remark: (self.folder / "about.json").touch())
-    cache.folder.mkdir(parents=True)
-    (cache.folder / "shard-000000.bin.tmp").symlink_to(mine / "thesis.tex")
-    with pytest.raises(BadInput, match=mentions(cache.folder, "File exists", "SUPANCL_CACHE")):
-        cache.build(files)
-    assert (mine / "thesis.tex").read_text() == "years of work"
-
-
 @pytest.mark.parametrize("name", ["features", "tars"])
 def test_features_and_indexes_are_not_written_through_a_link(name, place, mine, cache_root):
     cache_root.mkdir(parents=True)
@@ -240,7 +198,7 @@ def test_features_and_indexes_are_not_written_through_a_link(name, place, mine, 
         assert "link" in features.write(features.folder / "x.safetensors", torch.zeros(2, 2))
     else:
         shard(place / "x.tar", {"a.png": png(), "a.cls": b"0", "b.png": png(), "b.cls": b"1"})
-        with pytest.raises(BadInput, match=mentions(cache_root / "tars", *LINK)):
+        with pytest.raises(BadInput, match=mentions(cache_root / "tars", "link")):
             open_source(DataSpec(source="x.tar", stream=True), 1)
     assert list((mine / "empty").iterdir()) == []
 
@@ -285,84 +243,6 @@ def test_a_fifo_that_takes_the_place_of_a_file_is_not_waited_for(place, alarm, m
     monkeypatch.setattr("supancl.files.opening.check_regular", lambda path: None)  # as if it had been a file until now
     with pytest.raises(OSError, match="regular file"):
         open_regular(place / "x")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["x.npz", "x.csv", "x.tar", "data/cat/x.png"])
-def test_data_that_are_no_file_are_refused(kind, name, place, alarm, capsys):
-    class_folders(place / "data")
-    os.chdir((place / name).parent)
-    KINDS[kind](place / name)
-    os.chdir(place)
-    source = "data" if name.startswith("data") else name
-    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", source, "--out", "out")
-    assert_refused(said, name, *(() if name == "x.tar" else NO_FIFO))
-    if source == "data":
-        command = ("pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out", "--skip-bad-images")
-        assert supancl(capsys, *command).code == 0
-
-
-def test_a_fifo_in_a_table_is_an_unreadable_image(place, alarm, capsys):
-    class_folders(place / "data")
-    make_fifo(place / "data" / "x.png")
-    rows = [f"data/{label}/{i}.png,{label}" for label in ("cat", "dog") for i in range(6)]
-    table(place / "x.csv", "path,label", *rows, "data/x.png,cat")
-    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "x.csv", "--out", "out", "--skip-bad-images")
-    assert said.code == 0, said.err
-    assert "data/x.png" in said.err
-
-
-RUN_FILES = {
-    "recipe.json": (RESUME, ("evaluate", "knn", "run")),
-    "encoder.safetensors": (("evaluate", "knn", "run"),),
-    "metrics.jsonl": (RESUME,),
-    ".lock": (RESUME,),
-}
-
-
-@pytest.mark.parametrize("name", RUN_FILES)
-def test_a_fifo_in_a_run_folder_is_refused(name, place, finished, alarm, capsys):
-    shutil.copytree(finished, place / "run")
-    (place / "run" / name).unlink(missing_ok=True)
-    make_fifo(place / "run" / name)
-    for command in RUN_FILES[name]:
-        assert_refused(supancl(capsys, *command), "run", name)
-
-
-def test_fifos_in_place_of_checkpoints_and_weights_are_refused(place, finished, alarm, capsys):
-    shutil.copytree(finished, place / "run")
-    (newest,) = checkpoints(place / "run" / "checkpoints")
-    for path in (newest, newest.with_suffix(".sha256")):
-        path.unlink(missing_ok=True)
-        make_fifo(path)
-    assert_refused(supancl(capsys, *RESUME), newest.name, *NO_FIFO)
-    for name in ("x.pt", "x.safetensors"):
-        make_fifo(place / name)
-        assert_refused(supancl(capsys, "evaluate", "knn", name, "--data", "digits"), name, *NO_FIFO)
-        with pytest.raises(BadInput, match=mentions(name, *NO_FIFO)):
-            initialize_encoder(EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build(), place / name)
-
-
-def test_a_fifo_in_a_cache_is_no_shard_and_no_feature(place, cache_root, alarm):
-    cache, files = cached(place)
-    cache.build(files)
-    index = next(cache.folder.glob("*.npz"))
-    index.unlink()
-    make_fifo(index)
-    store, unreadable, remarks = cache.build(files)
-    assert len(store) == 3
-    assert not unreadable
-    assert index.name.removesuffix("npz") in remarks[0]
-    features = FeatureCache()
-    features.folder.mkdir(parents=True)
-    make_fifo(features.folder / "x.safetensors")
-    assert features.read(features.folder / "x.safetensors", 2) is None
-
-
-def test_a_lock_that_is_no_file_is_refused(place, alarm):
-    make_fifo(place / ".lock")
-    with pytest.raises(BadInput, match=mentions(".lock", *NO_FIFO, "remove")), hold_lock(place / ".lock", print):
-        pass
 
 
 # --- image formats ----------------------------------------------------------------------------------------------------
@@ -456,15 +336,6 @@ def test_pictures_are_converted_in_bands_as_they_are_at_once(kind, channels, pla
         assert (in_bands.numpy() == expected).all()
 
 
-def test_an_image_file_of_more_bytes_than_an_image_has_is_not_read(place, capsys):
-    class_folders(place / "data")
-    with open(place / "data" / "cat" / "x.webp", "wb") as file:
-        file.write(b"RIFF\xff\xff\xff\x7fWEBPVP8 ")
-        file.truncate(decode.MAX_IMAGE_BYTES + 1)
-    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out")
-    assert_refused(said, "data/cat/x.webp", f"{decode.MAX_IMAGE_BYTES + 1:,} bytes", "smaller", "--skip-bad-images")
-
-
 # --- tar shards -------------------------------------------------------------------------------------------------------
 
 
@@ -477,28 +348,10 @@ def shard(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    ["x{0..99999999999}.tar", "{0..99999}{0..99999}.tar", "{a,b}" * 40 + ".tar", "{0..999999999999999999}.tar"],
-)
+@pytest.mark.parametrize("pattern", ["x{0..99999999999}.tar", "{0..99999}{0..99999}.tar", "{a,b}" * 40 + ".tar"])
 def test_a_pattern_names_a_bounded_number_of_shards(pattern, place):
     with pytest.raises(BadInput, match=mentions("the pattern", "tar shards", f"{tars.MAX_SHARDS:,}")):
         tars.find_tars(pattern)
-
-
-def test_patterns_are_expanded_as_in_a_shell(place):
-    for name in ("a-00.tar", "a-01.tar", "b-00.tar", "b-01.tar", "{1..²}.tar", "{0..1.tar"):
-        shard(place / name, {})
-    names = ["a-00.tar", "a-01.tar", "b-00.tar", "b-01.tar"]
-    assert list(map(str, tars.find_tars("{a,b}-{00..01}.tar"))) == names
-    assert list(map(str, tars.find_tars("?-{00..01}.tar"))) == names
-    assert list(map(str, tars.find_tars("{0..1.tar"))) == ["{0..1.tar"]
-    with pytest.raises(BadInput, match=mentions("no tar shard", "a-02.tar", "pattern")):
-        tars.find_tars("a-{00..99}.tar")
-    with pytest.raises(BadInput, match=mentions("no tar shard", "pattern")):
-        tars.find_tars("{1..²}.tar")
-    with pytest.raises(BadInput, match=mentions("no tar shard matches", "path")):
-        tars.find_tars("{9..0}.tar")
 
 
 @pytest.mark.parametrize(("extension", "limit"), [("cls", tars.MAX_LABEL_BYTES), ("json", tars.MAX_JSON_BYTES)])
@@ -531,22 +384,6 @@ def long_header_tar(path: Path) -> None:
     os.truncate(path, 2**33 + 2048)
 
 
-@pytest.mark.parametrize(
-    ("make", "nouns"), [(sparse_tar, ("x.tar::a.cls", "sparse")), (long_header_tar, ("x.tar", "header"))]
-)
-def test_tars_that_claim_more_than_they_hold_are_refused(make, nouns, place, capsys):
-    make(place / "x.tar")
-    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "x.tar", "--out", "out")
-    assert_refused(said, *nouns)
-
-
-def test_a_member_of_more_bytes_than_an_image_has_is_not_read(place):
-    size = decode.MAX_IMAGE_BYTES + 1
-    item = tars.TarItem(shard(place / "x.tar", {}), "a.png", 512, size)
-    with pytest.raises(ValueError, match=mentions(f"{size:,} bytes", "smaller")):
-        item.open()
-
-
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
@@ -572,19 +409,6 @@ def npz(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_ST
 GOOD = {"train_images.npy": npy(noise(4, 8, 8)), "train_labels.npy": npy(np.arange(4) % 2)}
 
 
-def test_arrays_that_nobody_asked_for_are_not_read(place, monkeypatch):
-    archive(place / "x.npz", notes=np.zeros((4, 4)), class_names=np.array(["cat", "dog"]))
-    read = []
-    monkeypatch.setattr(
-        np.lib.format, "read_array",
-        lambda file, really=np.lib.format.read_array, **options: read.append(file.name) or really(file, **options),
-    )  # fmt: skip
-    source = read_npz(place / "x.npz", 1)
-    assert source.classes == ("cat", "dog")
-    assert len(source.splits["train"]) == 20
-    assert sorted(read) == ["class_names.npy", "train_images.npy", "train_labels.npy"]
-
-
 CLAIMS = {
     "more than its member": (
         {"train_images.npy": npy_header((10**6, 1000, 1000)) + bytes(10)},
@@ -605,33 +429,11 @@ def test_an_archive_is_refused_by_its_headers(claim, place, monkeypatch):
         read_npz(npz(place / "x.npz", GOOD | members), 1)
 
 
-def test_an_archive_that_a_small_file_blows_up_is_refused(place, monkeypatch):
-    images = np.zeros((20, 100, 100), np.uint8)
-    np.savez_compressed(place / "x.npz", train_images=images, train_labels=np.arange(20) % 2)
-    assert len(read_npz(place / "x.npz", 1).splits["train"]) == 20
-    monkeypatch.setattr("supancl.data.sources.arrays.MIN_CHECKED_BYTES", 10**5)
-    with pytest.raises(BadInput, match=mentions("x.npz", "train_images", "200 times", "numpy.savez")):
-        read_npz(place / "x.npz", 1)
-    np.savez(place / "x.npz", train_images=images, train_labels=np.arange(20) % 2)
-    assert len(read_npz(place / "x.npz", 1).splits["train"]) == 20
-
-
 def test_arrays_larger_than_the_memory_are_refused(place, monkeypatch):
     npz(place / "x.npz", GOOD)
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": 100}[name])
     with pytest.raises(BadInput, match=mentions("x.npz", "train_images", "memory", "folder")):
         read_npz(place / "x.npz", 1)
-
-
-def test_an_archive_of_very_many_members_is_refused(place, monkeypatch):
-    npz(place / "x.npz", GOOD | {f"{i}.npy": b"" for i in range(100)})
-    monkeypatch.setattr("supancl.files.opening.MAX_ZIP_LIST_BYTES", 1000)
-    with pytest.raises(BadInput, match=mentions("x.npz", "list of members", "1,000", "numpy.savez")):
-        read_npz(place / "x.npz", 1)
-
-
-def test_other_files_in_an_archive_are_left_alone(place):
-    assert len(read_npz(npz(place / "x.npz", GOOD | {"README.txt": b"mine"}), 1).splits["train"]) == 4
 
 
 def test_colours_become_grey_in_chunks_as_they_do_at_once(monkeypatch):
@@ -659,7 +461,6 @@ GIANTS = [
     {"name": "linear", "width": 100_000, "size": 10_000},
     {"name": "vit-small", "size": 16_000},
     {"name": "resnet152"},
-    {"name": "timm:resnet152"},
     {"name": "torchvision:resnet152"},
 ]
 
@@ -695,19 +496,6 @@ def test_the_encoder_of_a_plugin_is_built_once_and_with_memory(place, monkeypatc
     assert torch.equal(load_encoder(place / "x.safetensors").body[1].weight, encoder.body[1].weight)
 
 
-def test_a_claimed_projector_is_compared_before_it_is_built(place, monkeypatch):
-    head = {"hidden": [10**6, 10**6], "out": 10**6}
-    metadata = {"schema_version": "1", "head": json.dumps(head), "input_width": "1000000"}
-    save_file({"0.weight": torch.zeros(1, 1)}, place / "projector.safetensors", metadata=metadata)
-    built = []
-    monkeypatch.setattr(
-        MLP, "build", lambda self, width, really=MLP.build: built.append(really(self, width)) or built[-1]
-    )
-    with pytest.raises(BadInput, match=mentions("projector.safetensors", "metadata", "copy it again")):
-        load_projector(place)
-    assert built == []
-
-
 def test_a_claimed_detector_is_compared_before_it_is_built(place, monkeypatch):
     from supancl.config import to_json
     from supancl.detect import saving
@@ -726,13 +514,6 @@ def test_a_claimed_detector_is_compared_before_it_is_built(place, monkeypatch):
     assert [all(value.is_meta for value in module.parameters()) for module in built] == [True]
 
 
-def test_a_long_header_of_tensors_is_refused(place, monkeypatch):
-    save_file({f"a{i}": torch.zeros(1) for i in range(100)}, place / "x.safetensors")
-    monkeypatch.setattr("supancl.weights.encoder_file.MAX_HEADER_BYTES", 1000)
-    with pytest.raises(BadInput, match=mentions("x.safetensors", "header", "1,000")):
-        load_encoder(place / "x.safetensors")
-
-
 def torch_file(path: Path, content: object) -> Path:
     torch.save(content, path)
     return path
@@ -742,14 +523,6 @@ def repack(path: Path, compression: int) -> None:
     with zipfile.ZipFile(path) as before:
         members = {member.filename: before.read(member) for member in before.infolist()}
     npz(path, members, compression)
-
-
-def test_compressed_checkpoints_are_refused(place):
-    torch_file(place / "x.pt", {"a": torch.zeros(10**6)})
-    repack(place / "x.pt", zipfile.ZIP_DEFLATED)
-    for read in (load_tensors, load_checkpoint, open_encoder):
-        with pytest.raises(BadInput, match=mentions("x.pt", "compressed", "torch.save")):
-            read(place / "x.pt")
 
 
 def test_a_long_pickle_is_refused(place, monkeypatch):
@@ -764,29 +537,3 @@ def test_tensors_that_repeat_few_bytes_are_refused(place):
     torch_file(place / "x.pt", {"conv1.weight": torch.zeros(1).expand(10**5, 10**6)})
     with pytest.raises(BadInput, match=mentions("x.pt", "400,000,000,000", "contiguous")):
         open_encoder(f"resnet18@{place / 'x.pt'}")
-
-
-def test_tensors_of_a_file_that_nobody_asked_for_stay_on_disk(place, monkeypatch):
-    encoder = EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build()
-    torch_file(place / "x.pt", {"state_dict": encoder.body.state_dict(), "optimizer": torch.zeros(1000)})
-    mapped, really = [], torch.load
-    monkeypatch.setattr(
-        torch, "load", lambda *given, **options: mapped.append(options.get("mmap")) or really(*given, **options)
-    )
-    other = EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build()
-    initialize_encoder(other, place / "x.pt")
-    assert mapped == [True]
-    assert all(torch.equal(value, other.body.state_dict()[name]) for name, value in encoder.body.state_dict().items())
-    legacy = place / "legacy.pt"
-    torch.save(encoder.body.state_dict(), legacy, _use_new_zipfile_serialization=False)
-    initialize_encoder(other, legacy)
-    assert mapped == [True, False]
-
-
-def test_a_log_without_an_end_of_line_is_read_in_pieces(place, finished):
-    shutil.copytree(finished, place / "run")
-    folder = RunFolder(place / "run")
-    before = folder.metrics()
-    with open(folder.metrics_file, "ab") as file:
-        file.truncate(file.tell() + 5 * 2**20)
-    assert folder.metrics() == before

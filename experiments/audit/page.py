@@ -103,9 +103,9 @@ def noise_part(folder: Path = RESULTS) -> str:
 
 What do wrong labels do to an encoder? Some labels of CIFAR-100's training images were made wrong (`data.label_noise`:
 symmetric, any other class; pair, the next class), and encoders were trained with them for {results[0]["epochs"]} epochs
-(CIFAR ResNet-18, batch 256, the learning rates of the runs above; {hardware}; one seed). Then they were frozen, and a
-linear classifier with a fixed ridge and k-NN were fitted with right labels and tested on the test images; the second
-column was fitted with the wrong labels. {len(results)} of {len(ROWS)} planned runs are done.
+(CIFAR ResNet-18, batch 256, the learning rates and heads of the runs above; {hardware}; one seed). Then they were
+frozen, and a linear classifier with a fixed ridge and k-NN were fitted with right labels and tested on the test
+images; the second column was fitted with the wrong labels. {len(results)} of {len(ROWS)} planned runs are done.
 [docs/audit.md](docs/audit.md) shows how well the wrong labels are found.
 
 {noise_findings(results)}{accuracy_table(results)}

@@ -1,4 +1,4 @@
-"""python -m experiments.evidence {plan,run,judge,page,defaults}."""
+"""python -m experiments.evidence {plan,run,judge,page}."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.evidence.further_plans import PLANS, named_plan
 from experiments.evidence.plan import Plan, kind_of
-from experiments.evidence.results import Evidence, default_lines, expected_seconds, read_results, waiting
+from experiments.evidence.results import expected_seconds, read_evidence, read_results, waiting
 from supancl.errors import BadInput, SupanclError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         plan = named_plan(args.plan)
         args.results = args.results or (RESULTS if plan.name in ("cifar100", "digits") else RESULTS / args.plan)
-        {"plan": show_plan, "run": run, "judge": judge_one, "page": page, "defaults": defaults}[args.what](plan, args)
+        {"plan": show_plan, "run": run, "judge": judge_one, "page": page}[args.what](plan, args)
         return 0
     except SupanclError as error:
         print(f"evidence: {error}", file=sys.stderr)
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="python -m experiments.evidence", description="The runs behind RESULTS.md, and the page."
     )
-    arguments.add_argument("what", choices=("plan", "run", "judge", "page", "defaults"))
+    arguments.add_argument("what", choices=("plan", "run", "judge", "page"))
     arguments.add_argument("name", nargs="?", help="name of the run to evaluate (for judge)")
     arguments.add_argument("--plan", default="cifar100", help=f"{', '.join(PLANS)}, or one of them with -rehearsal")
     arguments.add_argument(
@@ -103,7 +103,7 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
         return
     if plan.name in ("supbyol", "cifar10", "pools"):
         raise BadInput(f"--plan {plan.name}: is a part of RESULTS.md; leave --plan out to write the whole page")
-    evidence = Evidence(plan, read_results(args.results, plan))
+    evidence = read_evidence(args.results, plan)
     figure_names = draw(evidence, args.results / "maps", args.figures)
     draw_photographs(args.results / "imagenet", args.figures)
     args.out.write_text(whole_page(evidence, figure_names, args.results), encoding="utf-8")
@@ -113,10 +113,6 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
     if args.choosing:
         update_choosing(args.choosing, all_studies(evidence, args.results))
     print(f"{args.out}: {len(evidence.results)} runs; figures: {', '.join(figure_names) or 'none yet'}")
-
-
-def defaults(plan: Plan, args: argparse.Namespace) -> None:
-    print("\n".join(default_lines(plan, read_results(args.results, plan))))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from experiments.evidence.results import (
     Row,
     choose,
     gap,
-    mean_text,
     over_images,
 )
 from supancl.recipes import recipe
@@ -175,26 +174,19 @@ def best_alphas(evidence: Evidence) -> list[Best]:
 
 def best_alpha_lines(evidence: Evidence) -> list[str]:
     bests = best_alphas(evidence)
-    by_answer = {
-        best.inside: [MEASURES[other.measure][0] for other in bests if other.inside == best.inside] for best in bests
-    }
-    lines = (
-        [
-            f"- **In {len(bests)} accuracies**: "
-            + "; ".join(f"{answer}: {len(names)} ({', '.join(names)})" for answer, names in by_answer.items())
-            + "."
-        ]
-        if bests
-        else []
-    )
+    if not bests:
+        without = ", ".join(row.name for row in evidence.alphas.values() if not row.results)
+        return [f"- not measured yet: alpha {without} missing"]
+    names = {best.inside: [MEASURES[b.measure][0] for b in bests if b.inside == best.inside] for best in bests}
+    counts = "; ".join(f"{answer}: {len(of)} ({', '.join(of)})" for answer, of in names.items())
+    lines = [f"- **In {len(bests)} accuracies**: {counts}."]
     for best in bests:
         without = ", ".join(f"{alpha:g}" for alpha in best.without)
         lines.append(
             f"- {MEASURES[best.measure][0]}: highest mean at {best.alpha:g}; {best.inner:g} - {best.end:g} = "
             f"{best.between.text()}: {best.inside}" + f" (alpha {without} missing)" * bool(without)
         )
-    without = ", ".join(row.name for row in evidence.alphas.values() if not row.results)
-    return lines or [f"- not measured yet: alpha {without} missing"]
+    return lines
 
 
 def variance_gaps(evidence: Evidence, part: str = "ratio", alpha: float = 0.0) -> dict[str, Gap]:
@@ -214,13 +206,11 @@ def variance_verdicts(evidence: Evidence, part: str = "ratio") -> dict[str, str]
 def variance_summary(evidence: Evidence) -> str:
     """Whether S_W/S_T and S_W fall and S_T grows, on test and on training images."""
     verdicts = {title: variance_verdicts(evidence, part) for part, title in VARIANCE_PARTS.items()}
-    images = {
-        part: "training images" if part.startswith("train") else "test images"
-        for by_measure in verdicts.values()
-        for part in by_measure
-    }
     return "; ".join(
-        f"{title}: " + ", ".join(f"{verdict} ({images[measure]})" for measure, verdict in by_measure.items())
+        f"{title}: "
+        + ", ".join(
+            f"{word} ({'training' if m.startswith('train') else 'test'} images)" for m, word in by_measure.items()
+        )
         for title, by_measure in verdicts.items()
         if by_measure
     )
@@ -229,19 +219,16 @@ def variance_summary(evidence: Evidence) -> str:
 def variance_cause(evidence: Evidence) -> list[str]:
     """A line for each split on which the ratio falls, with the reason: S_W falls, S_T grows, or both."""
     ratio, within, total = (variance_verdicts(evidence, part) for part in VARIANCE_PARTS)
+    causes = {  # whether S_W falls, and whether S_T grows
+        (True, True): "S_W falls and S_T grows",
+        (True, False): "S_W falls",
+        (False, True): "S_T grows; whether S_W falls is not clear",
+    }
     lines = []
     for prefix, images in (("", "test"), ("train_", "training")):
-        falls, grows = within.get(f"{prefix}within") == "yes", total.get(f"{prefix}total") == "yes"
-        if ratio.get(f"{prefix}ratio") != "yes" or not (falls or grows):
-            continue
-        cause = (
-            "S_W falls and S_T grows"
-            if falls and grows
-            else "S_W falls"
-            if falls
-            else ("S_T grows; whether S_W falls is not clear")
-        )
-        lines.append(f"- **On {images} images S_W/S_T falls because {cause}.**")
+        cause = causes.get((within.get(f"{prefix}within") == "yes", total.get(f"{prefix}total") == "yes"))
+        if cause and ratio.get(f"{prefix}ratio") == "yes":
+            lines.append(f"- **On {images} images S_W/S_T falls because {cause}.**")
     return lines
 
 
@@ -254,20 +241,15 @@ def variance_lines(evidence: Evidence) -> list[str]:
             values_by_alpha = {alpha: row.values(measure) for alpha, row in rows.items() if row.values(measure)}
             means = [statistics.fmean(values) for values in values_by_alpha.values()]
             course = "rises" if all(low < high for low, high in pairwise(means)) else "does not rise"
-            steps, values = (
-                ", ".join(f"{alpha:g}" for alpha in values_by_alpha),
-                ", ".join(f"{mean:.3f}" for mean in means),
-            )
-            row_title = title + ", train" * measure.startswith("train")
+            steps = ", ".join(f"{alpha:g}" for alpha in values_by_alpha)
             lines.append(
-                f"- {row_title}: 0 - 1 = {between.text(3)}, smaller: {verdicts[measure]}; its mean {course} at "
-                f"each step of alpha {steps} ({values})"
+                f"- {title}{', train' * measure.startswith('train')}: 0 - 1 = {between.text(3)}, smaller: "
+                f"{verdicts[measure]}; its mean {course} at each step of alpha {steps} "
+                f"({', '.join(f'{mean:.3f}' for mean in means)})"
             )
-    inside = variance_gaps(evidence, "within", alpha=0.5)
-    if inside:
+    if inside := variance_gaps(evidence, "within", alpha=0.5):
         lines.append(f"- S_W alone, 0.5 - 1 = {gaps_of_both_splits(inside)}.")
-    totals = variance_gaps(evidence, "total")
-    if totals:
+    if totals := variance_gaps(evidence, "total"):
         lines.append(f"- S_T alone: 0 - 1 = {gaps_of_both_splits(totals)}. The theorems hold S_T fixed.")
     return lines or ["- not measured yet"]
 
@@ -320,17 +302,11 @@ def prevents(without: Row, row: Row, others: PooledDeviation | None) -> tuple[st
         return "not measured yet" if "missing" in missing_reasons else "no answer, a run failed", ""
     if None in (has_collapsed(without), has_collapsed(row)):
         return "no answer, k-NN was not measured", ""
-    ours, theirs = row.values("knn"), without.values("knn")
-    numbers = f"k-NN {mean_text(ours)} against {mean_text(theirs)} with neither"
-    if (
-        ours and theirs and (has_collapsed(row) or has_collapsed(without))
-    ):  # the deviation of healthy seeds does not apply
-        numbers += (
-            f": {over_images(statistics.fmean(ours), statistics.fmean(theirs), TEST_IMAGES).text()} over test images"
-        )
-    elif (difference := gap(ours, theirs, others)) is not None:
-        numbers += f": {difference.text()}"
-    ranks = [mean_text(cell.last("target_effective_rank"), 1) for cell in (row, without)]
+    numbers = f"k-NN {row.text('knn')} against {without.text('knn')} with neither"
+    if (difference := knn_gap(row, without, others)) is not None:
+        is_over_images = has_collapsed(row) or has_collapsed(without)
+        numbers += f": {difference.text()}" + " over test images" * bool(is_over_images)
+    ranks = [cell.text("target_effective_rank", 1) for cell in (row, without)]
     numbers += f"; effective rank of the targets {ranks[0]} against {ranks[1]}"
     if not has_collapsed(without):
         return "no answer, because the run with neither did not collapse here, unlike in the paper", f" ({numbers})"
@@ -340,6 +316,14 @@ def prevents(without: Row, row: Row, others: PooledDeviation | None) -> tuple[st
         f"{'one seed' if seeds == 1 else f'{seeds} seeds'} each",
         f" ({numbers})",
     )
+
+
+def knn_gap(row: Row, without: Row, others: PooledDeviation | None) -> Gap | None:
+    """The difference of two cells in k-NN; next to a collapsed one over test images, as seeds say nothing of it."""
+    ours, theirs = row.values("knn"), without.values("knn")
+    if ours and theirs and (has_collapsed(row) or has_collapsed(without)):
+        return over_images(statistics.fmean(ours), statistics.fmean(theirs), TEST_IMAGES)
+    return gap(ours, theirs, others)
 
 
 def has_collapsed(row: Row) -> bool | None:

@@ -36,8 +36,8 @@ from experiments.evidence.results import (
 )
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
 from supancl.files import hold_lock, write_text
-from supancl.sweeps.runs import is_finished
 from supancl.training.cuda.reuse import share_step
+from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
 
 # success, collapse, non-finite loss: results of the settings; any other code is a fault of the code or the machine
@@ -353,7 +353,7 @@ class Driver:
             return False
         folder.path.mkdir(parents=True, exist_ok=True)
         write_text(folder.path / TRAINING_FILE, json.dumps(training))
-        finished = code == 0 and (step.needs is not None or is_finished(folder, folder.read_recipe()[0]))
+        finished = code == 0 and (step.needs is not None or read_end(folder) is not None)
         self.tell(f"{step.name}: trained in {seconds:.0f} s" if finished else f"{step.name}: exit {code}: {why}")
         free_memory()
         return True

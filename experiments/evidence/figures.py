@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ from matplotlib.lines import Line2D
 
 from experiments.evidence.claims import PAIRS, QUESTIONS, pair_title, significant_measures
 from experiments.evidence.findings import LABELLED, SMALL_TABLE
-from experiments.evidence.further_page import read_evidence
 from experiments.evidence.imagenet_page import ACCURACIES as IMAGENET_ACCURACIES
 from experiments.evidence.imagenet_page import PICTURE, method_rows
 from experiments.evidence.plans import imagenet_plan
-from experiments.evidence.results import ACCURACIES, MEASURES, TITLES, Evidence, Row, half_width
+from experiments.evidence.results import ACCURACIES, MEASURES, TITLES, Evidence, Row, half_width, read_evidence
 from experiments.evidence.study_page import labelled_pairs, spread_of
 from supancl.reports.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
 from supancl.stats import PooledDeviation, seed_stats, t_half_width
@@ -41,35 +41,26 @@ PANELS = (
 PHOTOGRAPHS_SHOWN = ("linear", "cifar10", "cifar100", "pets", "omniglot_5", "traffic-signs_5")
 
 
-def draw(evidence: Evidence, maps: Path, folder: Path) -> list[str]:
-    """Draw the figures that there are numbers for; returns their names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = figure_names(evidence, maps)
+def drawings(evidence: Evidence, maps: Path) -> dict[str, Callable[[Path], None]]:
+    """The figures that there are numbers for: name -> what draws it."""
     rows = {alpha: row for alpha, row in evidence.alphas.items() if row.results}
-    for name in names:
-        if name.endswith("-alpha.png"):
-            curves(rows, folder / name)
-        elif name.endswith("-differences.png"):
-            forest(evidence, folder / name)
-        elif name.endswith("-labels.png"):
-            draw_cifar_labels(evidence, folder / name)
-        else:
-            panels(map_files(rows, maps), folder / name)
-    return names
-
-
-def figure_names(evidence: Evidence, maps: Path) -> list[str]:
-    """The names of the figures that `draw` can draw."""
-    rows = {alpha: row for alpha, row in evidence.alphas.items() if row.results}
-    has_differences = any(evidence.gaps(*pair) for pair in PAIRS)
-    has_pairs = any(evidence.gaps(*pair) for pair in LABELLED.items())
-    available = {
-        "alpha": len(rows) > 1,
-        "differences": has_differences,
-        "labels": has_pairs,
-        "maps": map_files(rows, maps),
+    related = map_files(rows, maps)
+    figures: dict[str, tuple[object, Callable[[Path], None]]] = {
+        "alpha": (len(rows) > 1, partial(curves, rows)),
+        "differences": (any(evidence.gaps(*pair) for pair in PAIRS), partial(forest, evidence)),
+        "labels": (any(evidence.gaps(*pair) for pair in LABELLED.items()), partial(draw_cifar_labels, evidence)),
+        "maps": (related, partial(panels, related)),
     }
-    return [f"{evidence.plan.name}-{name}.png" for name, is_available in available.items() if is_available]
+    return {f"{evidence.plan.name}-{name}.png": drawn for name, (is_known, drawn) in figures.items() if is_known}
+
+
+def draw(evidence: Evidence, maps: Path, folder: Path) -> list[str]:
+    """Draw these figures; returns their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = drawings(evidence, maps)
+    for name, drawn in figures.items():
+        drawn(folder / name)
+    return list(figures)
 
 
 def map_files(rows: dict[float, Row], maps: Path) -> dict[str, dict[str, Any]]:
@@ -87,16 +78,9 @@ def curves(rows: dict[float, Row], path: Path) -> None:
     for axis, (unit, measures) in zip(figure.subplots(3, 3, sharex=True).flat, PANELS, strict=True):
         names = [LOSSES.get(measure) or MEASURES[measure][0] for measure in measures]
         for number, (measure, name) in enumerate(zip(measures, names, strict=True)):
-            values_by_alpha = {
-                alpha: row.last(measure) if measure in LOSSES else row.values(measure) for alpha, row in rows.items()
-            }
+            values_by_alpha = {alpha: values for alpha, row in rows.items() if (values := row.values(measure))}
             style = {"color": COLOURS[number], "marker": MARKERS[number], "label": name}
-            curve(
-                axis,
-                {alpha: values for alpha, values in values_by_alpha.items() if values},
-                style,
-                measure in ACCURACIES,
-            )
+            curve(axis, values_by_alpha, style, measure in ACCURACIES)
         axis.set_title(" and ".join(names), fontsize=11)
         axis.set_ylabel(unit, fontsize=9)
         axis.grid(alpha=0.3)

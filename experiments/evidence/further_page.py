@@ -6,8 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from experiments.evidence.findings import join_names
-from experiments.evidence.further_plans import CHANGES, CHOSEN, EPOCHS, POOLS, cifar10_plan, pools_plan, supbyol_plan
-from experiments.evidence.plan import Plan
+from experiments.evidence.further_plans import (
+    CHANGES,
+    CHOSEN,
+    EPOCHS,
+    POOLS,
+    cifar10_plan,
+    named_plan,
+    pools_plan,
+    supbyol_plan,
+)
 from experiments.evidence.results import ACCURACIES as MEASURED
 from experiments.evidence.results import (
     MEASURES,
@@ -15,24 +23,23 @@ from experiments.evidence.results import (
     Evidence,
     Row,
     best_pilot,
-    read_results,
+    read_evidence,
     waiting,
 )
 from experiments.evidence.results import TITLES as RESULT_TITLES
 from experiments.evidence.study_page import (
     SPREAD_NOTE,
+    accuracy_table,
     brief,
-    describe_collapse,
     differences,
     evaluated_with,
     left_over,
-    mark,
     ratio_table,
     row_gaps,
     seeds_text,
     texts,
 )
-from experiments.evidence.tables import HELD_OUT, average_ranks, image_uncertainty, table, unique
+from experiments.evidence.tables import HELD_OUT, image_uncertainty, table, unique
 from supancl.paper.numbers import CIFAR, SIX
 from supancl.stats import accuracy_half_width
 
@@ -50,13 +57,11 @@ def further_parts(results: Path) -> str:
 def plans_line(results: Path) -> str:
     """Which further plans have runs left; empty if none has."""
     titles = {"supbyol": "SupBYOL one change at a time", "cifar10": "CIFAR-10 as the pretraining set", "pools": "pools"}
-    plans = {"supbyol": supbyol_plan(), "cifar10": cifar10_plan(), "pools": pools_plan()}
-    left = {name: len(waiting(plan, read_evidence(results / name, plan).results)) for name, plan in plans.items()}
-    states = [
-        f"{titles[name]} ({len(plan.steps) - left[name]} of {len(plan.steps)} runs done)"
-        for name, plan in plans.items()
-        if left[name]
-    ]
+    states = []
+    for name, title in titles.items():
+        evidence = read_evidence(results / name, named_plan(name))
+        planned, left = len(evidence.plan.steps), len(waiting(evidence.plan, evidence.results))
+        states += [f"{title} ({planned - left} of {planned} runs done)"] if left else []
     return f"Also planned: {', '.join(states)}." if states else ""
 
 
@@ -103,20 +108,9 @@ def write_part(folder: Path, part: Callable[[Path], list[str]]) -> str:
     return "\n" + "\n".join(sections) if sections else ""
 
 
-def read_evidence(folder: Path, plan: Plan) -> Evidence:
-    return Evidence(plan, read_results(folder, plan) if folder.is_dir() else {})
-
-
 def conditions(evidence: Evidence) -> str:
     machine = {"hardware": unique(evidence, "hardware"), "commits": unique(evidence, "commit")}
     return CONDITIONS.format(epochs=EPOCHS, spread=SPREAD_NOTE, **machine)
-
-
-def accuracy_table(rows: Mapping[str, Row], titles: Mapping[str, str], first: str) -> str:
-    """One row per method or setting, with its average rank."""
-    ranks = average_ranks(rows.values(), titles)
-    lines = [[mark(row, rows), row.seeds, *texts(row, rows, titles), ranks.get(row.name, "-")] for row in rows.values()]
-    return describe_collapse(rows) + "\n" + table([first, "seeds", *titles.values(), "average rank"], lines)
 
 
 # --- SupBYOL ----------------------------------------------------------------------------------------------------------
@@ -192,7 +186,8 @@ def cifar10_part(folder: Path) -> list[str]:
     titles = {**TITLES, "crossed": "CIFAR-100 linear"}
     return [
         f"## Pretrained on CIFAR-10\n\n{conditions(evidence)} Learning rate and weight decay are those that pilots "
-        "chose on CIFAR-100; nothing was tuned on CIFAR-10. SupBYOL has alpha 0.8, SupSiam alpha 0.5.\n"
+        "chose on CIFAR-100; nothing was tuned on CIFAR-10. SupBYOL has alpha 0.8, SupSiam alpha 0.5. "
+        "SupCon's projector lacks the authors' batch norm.\n"
         f"{accuracy_table(measured, titles, 'method')}",
         paper_table(measured),
         differences(measured, CIFAR10_PAIRS, titles),

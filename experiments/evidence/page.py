@@ -82,8 +82,7 @@ AT_ITS_ALPHA = """SupSiam and SupBYOL have the alpha of App. H, which differ. "A
 alpha only."""
 VIEWS = """
 - Pixels: CIFAR's images are as large as the encoder's input, so nothing is cropped. Pets, Omniglot and GTSRB use the
-  view of transfer and few-shot learning (short side 32, bicubic, centre crop), which equals torchvision's pixels. No
-  column uses the evaluation crop of 0.1.0 that began at half pixels ([changelog](CHANGELOG.md))."""
+  view of transfer and few-shot learning (short side 32, bicubic, centre crop), which equals torchvision's pixels."""
 METRIC_GROUPS = " ".join(
     f"{kind.capitalize()}: {', '.join(MEASURES[measure][0] for measure in measures)}."
     for kind, measures in KINDS.items()
@@ -92,7 +91,7 @@ COMMITS = """Each run was trained and evaluated by the code of its
   commit. On a CPU with equal threads, SupSiam trains to the same bits with the first and the last commit; no run was
   repeated on the GPU. Between commits the solver of the probes and the stopping rule of the few-shot classifiers were
   fixed. One encoder that was evaluated before and after had the same Pets accuracy and GTSRB episodes
-  ([log](docs/log.md)); nothing else was evaluated twice."""
+  ([log](docs/log.md))."""
 FOREST = """
 Each dot is a difference in points with its 95% interval. Right of the line the first method is better. A hollow dot
 has a borrowed deviation; a thick line and a large dot are bold in the tables. A colour is a question. Each panel has
@@ -164,9 +163,8 @@ def conditions(evidence: Evidence) -> str:
   prototype and differ between methods. The commands below have them; the recipes keep App. H's rates
   ([deviations](docs/deviations.md)). A final run has `data.holdout=0`, so its monitor has no held-out images, and it is
   tested once, when it is finished. Seeds are 0, 1, 2; none was chosen. Failed and collapsed runs are listed.
-- k-NN: k = 20, cosine, temperature 0.1. Linear: the convex probe of `supancl evaluate linear` in its 0.1.0
-  version (it stopped early; now it finds the optimum). Its ridge is chosen within the training images, which are easier
-  than test images for an encoder that was trained with their labels. Cross-entropy's encoder is evaluated like the
+- k-NN: k = 20, cosine, temperature 0.1. Linear: the probe named under Conditions; today's finds the
+  optimum. Cross-entropy's encoder is evaluated like the
   others, without its classifier. CIFAR-10 is a JPEG copy; Pets has a short side of 64 px and is evaluated at 32;
   GTSRB's episodes come from its test set. Few-shot: 5-way, the same 2000 episodes for all, 16 queries per class (15 in
   Omniglot's 5-shot episodes: its classes have 20 drawings). S_W/S_T and effective rank: L2-normalised encoder features
@@ -178,10 +176,10 @@ def conditions(evidence: Evidence) -> str:
   [what the verdicts depend on](#what-the-verdicts-depend-on).
 - Intervals cover seeds only, not other test images, settings or longer training. {TEST_IMAGES:,} test images alone
   leave an accuracy uncertain by up to {image_uncertainty(TEST_IMAGES)} points, Pets' {PETS_TEST_IMAGES:,} by up to
-  {image_uncertainty(PETS_TEST_IMAGES)}{episodes}; a difference on the same images by less. Each is a single
-  95% interval: one in twenty misses by chance. Bold: both methods have several seeds, and zero is left out even if the
-  interval is widened for the {len(differences(evidence))} differences of the tables below (not for the lines on alpha,
-  variance, collapse and equal alphas). A cell of the verdict table is bold if all its accuracies are.
+  {image_uncertainty(PETS_TEST_IMAGES)}{episodes}; a difference on the same images by less. Bold: both
+  methods have several seeds, and zero is left out even if the interval is widened for the
+  {len(differences(evidence))} differences of the tables below (not for the lines on alpha, variance, collapse and equal
+  alphas). A cell of the verdict table is bold if all its accuracies are.
 - Hardware: {unique(evidence, "hardware")}. Commits: {unique(evidence, "commit")}.{several}
 - Versions: {versions or "none yet"}.
 """
@@ -220,7 +218,7 @@ def papers_rows() -> str:
         for method, other in ANCL
     )
     return f"""Rows "paper" are differences in its Table H.1: 1000 epochs instead of our 100, other rates and another
-probe, no intervals. Differences may shrink with longer training; that was not tested here. Compared with solo-learn,
+probe, no intervals. Compared with solo-learn,
 the paper's SimSiam and BYOL columns look swapped; then linear and CIFAR-10 linear would be {text}."""
 
 

@@ -27,7 +27,6 @@ from experiments.evidence.plans import ALPHAS, CELLS, cell_name
 from supancl.errors import BadInput, plural
 from supancl.files import jsonable, write_text
 from supancl.recipes import recipe
-from supancl.recipes.cifar import NOT_IN_PAPER
 from supancl.stats import (
     PooledDeviation,
     accuracy_half_width,
@@ -40,7 +39,6 @@ from supancl.stats import (
 
 Result = dict[str, Any]
 Results = Mapping[str, Result]
-SOURCE = "our choice: best of the pilots on held-out images (RESULTS.md)"  # of a default that pilots chose
 CHOSEN_BY = "linear"  # the value by which the best pilot is chosen, on held-out images
 DETECTED_IMAGES, DETECTED_PER_SECOND = 800, 250.0  # a pass of a detector, and a guess of its speed (docs/detection.md)
 
@@ -136,44 +134,6 @@ def best_pilot(plan: Plan, results: Results, method: str) -> int | None:
     measured = [number for number, score in enumerate(scores) if score is not None]
     not_collapsed = [number for number in measured if results[names[number]]["status"] != "collapsed"]
     return max(not_collapsed or measured, key=lambda number: (scores[number], -number), default=None)
-
-
-def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | None:
-    """Fields of the recipe that pilots choose; None until its pilots are done.
-
-    App. H states a learning rate for its six methods, which is kept: their weight decay is that of the best pilot at
-    that rate. The methods that App. H does not run take both values of the best pilot.
-    """
-    best = best_pilot(plan, results, method)
-    if best is None:
-        return None
-    grid = plan.pilots[method]
-    if method in NOT_IN_PAPER:
-        return {"optimizer.lr": grid[best].lr, "optimizer.weight_decay": grid[best].weight_decay}
-    stated = grid[0].lr  # the first pilot has the recipe's rate
-    scores = {
-        number: results[f"pilot-{method}-{number}"]["values"].get(CHOSEN_BY)
-        for number, setting in enumerate(grid)
-        if setting.lr == stated
-    }
-    measured = {number: score for number, score in scores.items() if score is not None}
-    if not measured:
-        return None
-    return {"optimizer.weight_decay": grid[max(measured, key=lambda number: (measured[number], -number))].weight_decay}
-
-
-def default_lines(plan: Plan, results: Results) -> list[str]:
-    """One line per method: the fields that recipes/cifar.py should have."""
-    lines = []
-    for method in plan.pilots:
-        fields = default_of(plan, results, method)
-        text = (
-            "its pilots are not all known"
-            if fields is None
-            else ", ".join(f"{key} = {value:g}" for key, value in fields.items())
-        )
-        lines.append(f"{plan.family}.{method}: {text}")
-    return [*lines, f"source of each: {SOURCE!r}"]
 
 
 # --- which result belongs to a step -----------------------------------------------------------------------------------
@@ -362,6 +322,11 @@ def half_width(values: Sequence[float], spread: PooledDeviation | None = None) -
 # --- rows by seed -----------------------------------------------------------------------------------------------------
 
 
+def with_losses(result: Result) -> Mapping[str, float]:
+    """What was measured, and the training losses of the last epoch."""
+    return {**result.get("last", {}), **result["values"]}
+
+
 class Row(NamedTuple):
     """One set of settings with its seeds."""
 
@@ -369,27 +334,24 @@ class Row(NamedTuple):
     results: list[Result]
     failed: int = 0  # runs without numbers, which are not in `results`
 
+    def having(self, measure: str) -> list[Result]:
+        """The results with this measure or loss; self-supervised methods have no l_sup (the log repeats l_ssl)."""
+        others = SELF_SUPERVISED.values() if measure == "sup" else ()
+        return [each for each in self.results if measure in with_losses(each) and each["method"] not in others]
+
     def values(self, measure: str) -> list[float]:
-        return [float(result["values"][measure]) for result in self.results if measure in result["values"]]
+        return [float(with_losses(each)[measure]) for each in self.having(measure)]
 
     def text(self, measure: str, decimals: int = 2, spread: PooledDeviation | None = None) -> str:
         """Mean and interval (`mean_text`); says how many seeds have this measure if not all do.
 
-        >>> seeds = [{"values": {"knn": 50.0}}, {"values": {"knn": 51.0, "linear": 60.0}}]
+        >>> seeds = [{"method": "a", "values": {"knn": 5}}, {"method": "a", "values": {"knn": 6, "linear": 60}}]
         >>> Row("a", seeds).text("linear"), Row("a", seeds).text("pets")
         ('60.00 (1 seed)', '-')
         """
         values = self.values(measure)
         fewer = f" ({plural(len(values), 'seed')})" if 0 < len(values) < len(self.results) else ""
         return mean_text(values, decimals, spread) + fewer
-
-    def last(self, term: str) -> list[float]:
-        """A training loss of the last epoch; self-supervised methods have no l_sup (the log repeats l_ssl)."""
-        return [
-            float(result["last"][term])
-            for result in self.results
-            if term in result["last"] and not (term == "sup" and result["method"] in SELF_SUPERVISED.values())
-        ]
 
     @property
     def seeds(self) -> str:
@@ -464,3 +426,8 @@ class Evidence:
         if ours not in rows or theirs not in rows:
             return {}
         return self.row_gaps(rows[ours], rows[theirs], picked_of=picked_of)
+
+
+def read_evidence(folder: Path, plan: Plan) -> Evidence:
+    """A plan and the results in its folder, which may not be there yet."""
+    return Evidence(plan, read_results(folder, plan))

@@ -7,10 +7,9 @@ import io
 from pathlib import Path
 from typing import Any
 
-from experiments.evidence.further_page import read_evidence
 from experiments.evidence.further_plans import named_plan
 from experiments.evidence.plan import Plan
-from experiments.evidence.results import Evidence, Result
+from experiments.evidence.results import Evidence, Result, read_evidence
 from supancl.recipes import recipe
 
 LATER_PLANS = ("imagenet", "supbyol", "cifar10", "pools")  # each has a folder of results

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from experiments.evidence.claims import AHEAD, PAIRS, STANDING, pair_title
-from experiments.evidence.results import ACCURACIES, MEASURES, Evidence, Gap, gap
+from experiments.evidence.results import ACCURACIES, MEASURES, Evidence, Gap, Row, gap
 from supancl.stats import pooled_deviation, seed_stats, t_quantile, welch_interval
 
 NEAR_ZERO = 0.02  # points; with two decimals such an interval seems to end at 0
-
-
-def list_pairs(changed: dict[tuple[str, str], list[str]], words: bool = True) -> str:
-    """Pairs with their measures as text; `words` replaces measures by their titles."""
-    return "; ".join(
-        f"{pair_title(*pair)}: {', '.join(MEASURES[m][0] if words else m for m in measures)}"
-        for pair, measures in changed.items()
-    )
+WITNESSES = """- The accuracies of a group come from the same encoders and partly the same images: "4 of 4" is not four
+  independent results."""
 
 
 class Difference(NamedTuple):
@@ -29,6 +23,27 @@ class Difference(NamedTuple):
     ours: list[float]
     theirs: list[float]
 
+    @property
+    def both_vary(self) -> bool:
+        return len(set(self.ours)) > 1 and len(set(self.theirs)) > 1
+
+    @property
+    def near_zero(self) -> bool:
+        return any(end is not None and abs(end) < NEAR_ZERO for end in (self.gap.low, self.gap.high))
+
+    @property
+    def title(self) -> str:
+        return MEASURES[self.measure][0]
+
+    @property
+    def title_and_verdict(self) -> str:
+        words = AHEAD if self.pair in STANDING else {}
+        return f"{self.title} ({words.get(self.gap.verdict, self.gap.verdict)})"
+
+    def borrowing(self, lenders: Iterable[Row]) -> Gap | None:
+        """The same difference with the deviation of these rows."""
+        return gap(self.ours, self.theirs, pooled_deviation(row.values(self.measure) for row in lenders))
+
 
 def all_differences(evidence: Evidence) -> list[Difference]:
     rows = evidence.methods
@@ -39,96 +54,54 @@ def all_differences(evidence: Evidence) -> list[Difference]:
     ]
 
 
-def by_pair(differences: Iterable[Difference]) -> dict[tuple[str, str], list[str]]:
-    measures: dict[tuple[str, str], list[str]] = {}
+def list_pairs(differences: Sequence[Difference], text: Callable[[Difference], str] = lambda each: each.title) -> str:
+    """`SupCon - SimCLR: linear, Pets; ...`: the differences by their pair."""
+    by_pair: dict[tuple[str, str], list[str]] = {}
     for difference in differences:
-        measures.setdefault(difference.pair, []).append(difference.measure)
-    return measures
+        by_pair.setdefault(difference.pair, []).append(text(difference))
+    return "; ".join(f"{pair_title(*pair)}: {', '.join(texts)}" for pair, texts in by_pair.items())
 
 
-def by_welch(evidence: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]:
-    """How many differences have several seeds on both sides; those whose verdict changes with Welch's interval."""
-    several_seeds = [
-        difference for difference in all_differences(evidence) if min(len(difference.ours), len(difference.theirs)) > 1
+def by_welch(evidence: Evidence) -> list[Difference]:
+    """The differences whose verdict changes with Welch's interval."""
+    return [
+        each
+        for each in all_differences(evidence)
+        if each.both_vary and Gap(*welch_interval(each.ours, each.theirs)).verdict != each.gap.verdict
     ]
-    return len(several_seeds), by_pair(
-        difference
-        for difference in several_seeds
-        if len(set(difference.ours)) > 1
-        and len(set(difference.theirs)) > 1
-        and Gap(*welch_interval(difference.ours, difference.theirs)).verdict != difference.gap.verdict
-    )
 
 
 def bold_by_welch(evidence: Evidence) -> tuple[int, int]:
-    """Of the differences with several seeds on both sides: how many are bold, and how many of these with Welch's."""
+    """How many differences with several seeds on both sides are bold, and how many of these with Welch's interval."""
     differences = all_differences(evidence)
-    several_seeds = [
-        difference for difference in differences if len(set(difference.ours)) > 1 and len(set(difference.theirs)) > 1
-    ]
+    family = len(differences)
     bold = [
-        difference
-        for difference in several_seeds
-        if (strict := gap(difference.ours, difference.theirs, picked_of=len(differences))) and strict.excludes_zero
+        each
+        for each in differences
+        if each.both_vary and (strict := gap(each.ours, each.theirs, picked_of=family)) and strict.excludes_zero
     ]
-    return len(bold), sum(
-        welch_interval(difference.ours, difference.theirs, len(differences)).excludes_zero for difference in bold
-    )
+    return len(bold), sum(welch_interval(each.ours, each.theirs, family).excludes_zero for each in bold)
 
 
 def by_methods_alone(evidence: Evidence) -> int | None:
     """If deviations are borrowed from alphas too: how many verdicts change without them."""
-    methods = {row.name for row in evidence.methods.values()}
-    rows = evidence.lender_rows
+    methods, rows = {row.name for row in evidence.methods.values()}, evidence.lender_rows
     lent = [row for row in rows if row.name in methods]
     if len(lent) in (0, len(rows)):
         return None
-    differences = all_differences(evidence)
-    others = [pooled_deviation(row.values(difference.measure) for row in lent) for difference in differences]
-    without_alphas = [
-        gap(difference.ours, difference.theirs, other) for difference, other in zip(differences, others, strict=True)
-    ]
-    return sum(
-        other is None or other.verdict != difference.gap.verdict
-        for difference, other in zip(differences, without_alphas, strict=True)
-    )
+    without = [(each, each.borrowing(lent)) for each in all_differences(evidence)]
+    return sum(other is None or other.verdict != each.gap.verdict for each, other in without)
 
 
-def by_lender(evidence: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]:
-    """How many differences borrow a deviation; those whose verdict changes if one of the lenders is left out."""
+def by_lender(evidence: Evidence) -> list[Difference]:
+    """The differences with a borrowed deviation whose verdict changes if one of the lenders is left out."""
     lenders = evidence.lender_rows
 
-    def others(difference: Difference) -> list[Gap]:
-        differences = [
-            gap(
-                difference.ours,
-                difference.theirs,
-                pooled_deviation(row.values(difference.measure) for row in lenders if row is not left),
-            )
-            for left in lenders
-        ]
-        return [other for other in differences if other is not None and other.low is not None]
+    def changes(each: Difference) -> bool:
+        others = [each.borrowing(row for row in lenders if row is not left) for left in lenders]
+        return any(other and other.low is not None and other.verdict != each.gap.verdict for other in others)
 
-    borrowed = [difference for difference in all_differences(evidence) if difference.gap.borrowed]
-    return len(borrowed), by_pair(
-        difference
-        for difference in borrowed
-        if any(other.verdict != difference.gap.verdict for other in others(difference))
-    )
-
-
-def on_the_edge(evidence: Evidence) -> dict[tuple[str, str], list[str]]:
-    """Differences whose interval ends next to 0, with their verdict."""
-    differences: dict[tuple[str, str], list[str]] = {}
-    for difference in all_differences(evidence):
-        if any(end is not None and abs(end) < NEAR_ZERO for end in (difference.gap.low, difference.gap.high)):
-            word = (
-                difference.gap.verdict
-                if difference.pair not in STANDING
-                else AHEAD.get(difference.gap.verdict, difference.gap.verdict)
-            )
-            differences.setdefault(difference.pair, []).append(f"{MEASURES[difference.measure][0]} ({word})")
-    return differences
+    return [each for each in all_differences(evidence) if each.gap.borrowed and changes(each)]
 
 
 def lender_deviation_range(evidence: Evidence) -> tuple[float, float] | None:
@@ -142,61 +115,48 @@ def lender_deviation_range(evidence: Evidence) -> tuple[float, float] | None:
 
 
 def sensitivity_lines(evidence: Evidence) -> list[str]:
-    if not all_differences(evidence):
+    differences, deviation_range = all_differences(evidence), lender_deviation_range(evidence)
+    if not differences:
         return ["- no two methods can be compared yet"]
+
+    def changes(changed: Sequence[Difference]) -> str:
+        return f"the verdict changes for {len(changed) or 'none'}" + f": {list_pairs(changed)}" * bool(changed)
+
     lines = []
-    count, changed = by_welch(evidence)
-    if count:
+    if several := sum(min(len(each.ours), len(each.theirs)) > 1 for each in differences):
         lines.append(
-            f"- {count} differences have several seeds on both sides; their interval assumes that both vary "
-            "equally. Without that (Welch's interval) the verdict changes for "
-            f"{sum(map(len, changed.values())) or 'none'}"
-            + f": {list_pairs(changed)}" * bool(changed)
-            + "; of {} bold ones {} stay bold.".format(*bold_by_welch(evidence))
+            f"{several} differences have several seeds on both sides; their interval assumes that both vary equally. "
+            f"Without that (Welch's interval) {changes(by_welch(evidence))}; "
+            + "of {} bold ones {} stay bold.".format(*bold_by_welch(evidence))
         )
-    count, changed = by_lender(evidence)
-    deviation_range = lender_deviation_range(evidence)
-    if count:
-        range_note = (
-            " The deviations that are pooled for this differ by a factor of {:.1f} to {:.1f}, depending on the "
-            "accuracy.".format(*deviation_range)
-            if deviation_range
-            else ""
+    if borrowed := sum(each.gap.borrowed for each in differences):
+        pooled = (
+            "The deviations that are pooled for this differ by a factor of {:.1f} to {:.1f}, depending on the accuracy."
         )
         lines.append(
-            f"- {count} differences borrow their deviation.{range_note} If one of the pooled rows is left out, the "
-            f"verdict changes for {sum(map(len, changed.values())) or 'none'}"
-            + f": {list_pairs(changed)}" * bool(changed)
-            + "."
+            f"{borrowed} differences borrow their deviation. "
+            + (f"{pooled.format(*deviation_range)} " if deviation_range else "")
+            + f"If one of the pooled rows is left out, {changes(by_lender(evidence))}."
         )
-        without_alphas = by_methods_alone(evidence)
-        if without_alphas is not None:
-            lines.append(
-                "- The pooled rows include SupSiam's other alphas, which are one method with the same seeds: without "
-                f"them the verdict changes for {without_alphas or 'none'}."
-            )
-    near_zero = on_the_edge(evidence)
-    if near_zero:
+    if borrowed and (without_alphas := by_methods_alone(evidence)) is not None:
         lines.append(
-            f"- Close calls, whose interval ends within {NEAR_ZERO} points of 0: {list_pairs(near_zero, words=False)}."
+            "The pooled rows include SupSiam's other alphas, which are one method with the same seeds: without them "
+            f"the verdict changes for {without_alphas or 'none'}."
         )
-    return [*lines, bold_line(evidence), WITNESSES]
+    if near := [each for each in differences if each.near_zero]:
+        text = list_pairs(near, lambda each: each.title_and_verdict)
+        lines.append(f"Close calls, whose interval ends within {NEAR_ZERO} points of 0: {text}.")
+    return [*(f"- {line}" for line in [*lines, bold_line(differences)]), WITNESSES]
 
 
-def bold_line(evidence: Evidence) -> str:
+def bold_line(differences: Sequence[Difference]) -> str:
     """How wide a widened interval is, by the degrees of freedom of its deviation."""
-    freedoms, differences = set[int](), all_differences(evidence)
-    for difference in differences:
-        used = None if difference.gap.borrowed else pooled_deviation((difference.ours, difference.theirs))
-        freedoms |= {used.freedom} if used is not None and difference.gap.low is not None else set()
+    pooled = [pooled_deviation((each.ours, each.theirs)) for each in differences if not each.gap.borrowed]
     reach = ", ".join(
-        f"{t_quantile(many, len(differences)):.1f} deviations with {many}" for many in sorted(freedoms, reverse=True)
+        f"{t_quantile(many, len(differences)):.1f} deviations with {many}"
+        for many in sorted({used.freedom for used in pooled if used}, reverse=True)
     )
     return (
-        f"- Bold also depends on degrees of freedom (a widened interval reaches {reach or 'nowhere yet'}), so a "
+        f"Bold also depends on degrees of freedom (a widened interval reaches {reach or 'nowhere yet'}), so a "
         "difference that is not bold is not necessarily smaller."
     )
-
-
-WITNESSES = """- The accuracies of a group come from the same encoders and partly the same images: "4 of 4" is not four
-  independent results."""

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.evidence.findings import OTHER_DATA, WORDS
-from experiments.evidence.further_page import cifar10_rows, read_evidence
+from experiments.evidence.further_page import cifar10_rows
 from experiments.evidence.further_plans import cifar10_plan
 from experiments.evidence.imagenet_page import ACCURACIES as IMAGENET_ACCURACIES
 from experiments.evidence.imagenet_page import ANCHOR as IMAGENET_ANCHOR
 from experiments.evidence.imagenet_page import OTHER_DATA as IMAGENET_OTHER_DATA
 from experiments.evidence.imagenet_page import PICTURE, method_rows
 from experiments.evidence.plans import imagenet_plan
-from experiments.evidence.results import ACCURACIES, NAMES, NO_CLEAR_DIFFERENCE, Evidence, Gap
+from experiments.evidence.results import ACCURACIES, NAMES, NO_CLEAR_DIFFERENCE, Evidence, Gap, read_evidence
 from experiments.evidence.study_page import row_gaps
 from experiments.evidence.tables import slug, table
 from supancl.files import replace_section
@@ -107,6 +107,7 @@ The same comparisons after pretraining on [CIFAR-10](#pretrained-on-cifar-10) an
 points of the linear probe, with its 95% interval over seeds. "*": one side or both have one seed, and the deviation is
 that of methods with several. "Other data": in how many accuracies the first method is clearly better, clearly worse, or
 neither. SupSiam has alpha 0.5, SupBYOL 0.8 on CIFAR-100 and CIFAR-10, and 0.5 on photographs.
+The projectors of SupCon and SimCLR lack the authors' batch norm.
 
 {studies_table(studies)}{PHOTOGRAPHS_PICTURE * any(study.title == PHOTOGRAPHS for study in with_results(studies))}"""
 

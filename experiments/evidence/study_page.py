@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from experiments.evidence.findings import LABELLED, join_names
 from experiments.evidence.results import Evidence, Gap, Row, gap, mean_text, waiting
-from experiments.evidence.tables import evaluation_commands, problem_lines, table
+from experiments.evidence.tables import average_ranks, evaluation_commands, problem_lines, table
 from supancl.errors import plural
 from supancl.stats import PooledDeviation, pooled_deviation
 
@@ -47,7 +47,7 @@ The monitor raised an alarm in some runs: a batch's targets used fewer than {FEW
 nearly equal. Training continued to the end. †: the run ended collapsed (still so few directions in the projector's
 features of training images, and less than half of the best method's k-NN). ‡: it trained on and did not. The effective
 rank at the end: {", ".join(ends)}.
-Differences to a run with † do not say how much labels help; at another learning rate that method may train.
+Differences to a run with † do not say how much labels help; with another rate, batch or warm-up it may train.
 """
 
 
@@ -63,6 +63,15 @@ def labelled_pairs(rows: Mapping[str, Row]) -> list[tuple[str, str]]:
 def texts(row: Row, rows: Mapping[str, Row], measures: Iterable[str], decimals: int = 2) -> list[str]:
     """The cells of a row, with the deviation over seeds that all rows share."""
     return [row.text(measure, decimals, spread_of(rows, measure)) for measure in measures]
+
+
+def accuracy_table(
+    rows: Mapping[str, Row], titles: Mapping[str, str], first: str, unranked: Mapping[str, str] | None = None
+) -> str:
+    """One row per method or setting, with its average rank in the accuracies of `titles`."""
+    ranks, titles = average_ranks(rows.values(), titles), {**titles, **(unranked or {})}
+    lines = [[mark(row, rows), row.seeds, *texts(row, rows, titles), ranks.get(row.name, "-")] for row in rows.values()]
+    return describe_collapse(rows) + "\n" + table([first, "seeds", *titles.values(), "average rank"], lines)
 
 
 def spread_of(rows: Mapping[str, Row], measure: str) -> PooledDeviation | None:
@@ -113,8 +122,7 @@ def differences(rows: Mapping[str, Row], pairs: Sequence[tuple[str, str]], accur
     return f"""### Differences
 
 In points; "[low, high]" is a 95% interval over seeds. "*": one side or both have one seed, and the deviation is that
-of the rows with several ({join_names(lenders) or "none"}). "(no interval)": too few seeds for one. Intervals do
-not cover other test images or settings.
+of the rows with several ({join_names(lenders) or "none"}).
 
 {table(["difference", *accuracies.values()], lines)}"""
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.evidence.tables import table
 from experiments.labels import digits
 from experiments.labels.runs import EPOCHS, ROWS
 from supancl.files import replace_section
@@ -21,7 +22,7 @@ from supancl.stats import difference_interval
 
 RESULTS = Path(__file__).parents[1] / "results" / "labels"
 NAMES = {
-    "simsiam": "simsiam", "supsiam": "supsiam", "semi": "semi", digits.ENTROPY: "semi with the mean-entropy term",
+    "simsiam": "simsiam", "supsiam": "supsiam", "semi": "semi",
     "crossentropy": "crossentropy, the labelled images alone",
 }  # fmt: skip
 COARSE = {"supsiam-100%": "100 fine classes", "supsiam-coarse": "fine and 20 coarse classes"}
@@ -52,6 +53,11 @@ def read_digits(folder: Path = RESULTS / "digits") -> list[dict[str, Any]]:
     return [{"name": path.stem, **json.loads(path.read_text())} for path in sorted(folder.glob("*.json"))]
 
 
+def filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table as Markdown; empty without rows."""
+    return table(columns, rows) if rows else ""
+
+
 def mean_and_range(values: Sequence[float], decimals: int = 1) -> str:
     """`71.2 (70.1-72.4)`: mean, least and most; the value alone if there is one."""
     if len(values) == 1:
@@ -61,27 +67,27 @@ def mean_and_range(values: Sequence[float], decimals: int = 1) -> str:
 
 def digits_table(results: Sequence[Found]) -> str:
     """A Markdown row per number of labels and method: means over seeds on the test digits, and their range."""
-    rows = ["| labels | method | linear % | k-NN % | linear %, all labels |", "| --- | --- | --- | --- | --- |"]
+    rows = []
     for labels in digits.LABELS:
         for method in digits.METHODS:
             key = (method, labels, "test")
             found = [result for result in results if (result["method"], result["labels"], result["on"]) == key]
             if found:
                 cells = [mean_and_range([result["accuracy"][measure] for result in found]) for measure in MEASURES]
-                rows.append(f"| {labels} | {NAMES[method]} | {' | '.join(cells)} |")
-    return "\n".join(rows) if len(rows) > 2 else ""
+                rows.append([str(labels), NAMES[method], *cells])
+    return filled(["labels", "method", "linear %", "k-NN %", "linear %, all labels"], rows)
 
 
 def choice_table(results: Sequence[Found]) -> str:
     """A Markdown row per candidate: means over seeds on the held-out digits, and their range."""
-    rows = ["| candidate | linear % | k-NN % | linear %, all labels |", "| --- | --- | --- | --- |"]
+    rows = []
     for candidate in digits.CANDIDATES:
         names = {f"choose-{candidate}-{seed}" for seed in digits.SEEDS}
         found = [result for result in results if result["name"] in names]
         if found:
             cells = [mean_and_range([result["accuracy"][measure] for result in found]) for measure in MEASURES]
-            rows.append(f"| {candidate} | {' | '.join(cells)} |")
-    return "\n".join(rows) if len(rows) > 2 else ""
+            rows.append([candidate, *cells])
+    return filled(["candidate", "linear %", "k-NN %", "linear %, all labels"], rows)
 
 
 def few(results: Mapping[str, Found], labelled: float, method: str) -> list[Found]:
@@ -110,22 +116,18 @@ def difference_cells(ours: Sequence[Found], theirs: Sequence[Found]) -> list[str
 def few_table(results: Mapping[str, Found]) -> str:
     """A Markdown row per share of labels and method on CIFAR-100, several seeds as mean and range; then what semi gains
     over supsiam, where both have several."""
-    rows = [
-        f"| labels | method | {' | '.join(FEW_MEASURES.values())} | seeds |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for labelled in (0.01, 0.1, 1.0):
         for method in ("simsiam", "crossentropy", "supsiam", "semi"):
             found = few(results, labelled, method)
             if found:
                 cells = [mean_and_range([result["accuracy"][key] for result in found]) for key in FEW_MEASURES]
                 name = method if labelled == 1 else NAMES[method]
-                rows.append(f"| {share(found)} | {name} | {' | '.join(cells)} | {len(found)} |")
+                rows.append([share(found), name, *cells, str(len(found))])
         ours, theirs = (few(results, labelled, method) for method in ("semi", "supsiam"))
         if min(len(ours), len(theirs)) > 1:
-            cells = difference_cells(ours, theirs)
-            rows.append(f"| {share(ours)} | semi - supsiam | {' | '.join(cells)} | {len(ours)} |")
-    return "\n".join(rows) if len(rows) > 2 else ""
+            rows.append([share(ours), "semi - supsiam", *difference_cells(ours, theirs), str(len(ours))])
+    return filled(["labels", "method", *FEW_MEASURES.values(), "seeds"], rows)
 
 
 def few_line(folder: Path = RESULTS, labelled: float = 0.1) -> str:
@@ -144,10 +146,7 @@ def few_line(folder: Path = RESULTS, labelled: float = 0.1) -> str:
 
 def tail_table(results: Mapping[str, Found]) -> str:
     """A Markdown row per way of training on a long tail: balanced accuracy, and that of large and small classes."""
-    rows = [
-        "| run | classifier | balanced % | head | middle | tail | CIFAR-10, linear % |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for name, title in TAILS.items():
         for classifier in ("linear", "knn", "class means") if name in results else ():
             result = results[name]
@@ -157,19 +156,19 @@ def tail_table(results: Mapping[str, Found]) -> str:
                 f"{groups[group]['accuracy']:.1f}" if group in groups else "" for group in ("head", "middle", "tail")
             ]
             cells.append(f"{result['accuracy'][ON_OTHER_IMAGES]:.1f}" if classifier == "linear" else "")
-            rows.append(f"| {title} | {classifier} | {' | '.join(cells)} |")
-    return "\n".join(rows) if len(rows) > 2 else ""
+            rows.append([title, classifier, *cells])
+    return filled(["run", "classifier", "balanced %", "head", "middle", "tail", "CIFAR-10, linear %"], rows)
 
 
 def coarse_table(results: Mapping[str, Found]) -> str:
     """A Markdown row each for fine labels alone and for fine and coarse ones."""
-    rows = ["| labels | linear % | k-NN % | CIFAR-10, linear % |", "| --- | --- | --- | --- |"]
-    for name, title in COARSE.items():
-        if name in results:
-            accuracy = results[name]["accuracy"]
-            keys = ("linear, all labels", "knn, its labels", ON_OTHER_IMAGES)
-            rows.append(f"| {title} | {' | '.join(f'{accuracy[key]:.1f}' for key in keys)} |")
-    return "\n".join(rows) if len(rows) > 3 else ""
+    keys = ("linear, all labels", "knn, its labels", ON_OTHER_IMAGES)
+    rows = [
+        [title, *(f"{results[name]['accuracy'][key]:.1f}" for key in keys)]
+        for name, title in COARSE.items()
+        if name in results
+    ]
+    return filled(["labels", "linear %", "k-NN %", "CIFAR-10, linear %"], rows if len(rows) > 1 else [])
 
 
 def speed_table(folder: Path) -> str:
@@ -180,21 +179,19 @@ def speed_table(folder: Path) -> str:
     found, compared = json.loads(path.read_text()), json.loads(trees.read_text())
     pairs = [turn for starts in compared["rates"].values() for rates in starts for turn in rates]
     ratios = [after / before for before, after in pairs]
-    rows = [
-        "| labels per image | images/s | compared with | ratio | range |",
-        "| --- | --- | --- | --- | --- |",
-        f"| 1 | {statistics.median(after for _, after in pairs):,.0f} | commit {compared['trees'][0]}, which knew no "
-        f"others | {statistics.median(ratios):.4f} | {min(ratios):.4f}-{max(ratios):.4f} ({len(ratios)} turns) |",
-    ]
+    speed = f"{statistics.median(after for _, after in pairs):,.0f}"
+    span = f"{min(ratios):.4f}-{max(ratios):.4f} ({len(ratios)} turns)"
+    before = f"commit {compared['trees'][0]}, which knew no others"
+    rows = [["1", speed, before, f"{statistics.median(ratios):.4f}", span]]
     for row in found["rows"]:
-        low, high = row["middle_half"]
+        span = "{:.4f}-{:.4f} (middle half of {} rounds)".format(*row["middle_half"], row["rounds"])
         rows.append(
-            f"| {row['name'].removesuffix(' labels')} | {row['rate']:,.0f} | 1 label | {row['ratio']:.4f} | "
-            f"{low:.4f}-{high:.4f} (middle half of {row['rounds']} rounds) |"
+            [row["name"].removesuffix(" labels"), f"{row['rate']:,.0f}", "1 label", f"{row['ratio']:.4f}", span]
         )
     return (
         f"`cifar100.supsiam`, batch {compared['batch']}, step compiled and captured, {found['hardware']}, torch "
-        f"{found['versions']['torch']}, commit {found['commit']}:\n\n" + "\n".join(rows)
+        f"{found['versions']['torch']}, commit {found['commit']}:\n\n"
+        + filled(["labels per image", "images/s", "compared with", "ratio", "range"], rows)
     )
 
 
@@ -230,14 +227,12 @@ def sections(folder: Path = RESULTS) -> dict[str, str]:
     made = {}
     for name, (make_table, names) in parts.items():
         shown = {row: results[row] for row in names if row in results}
-        table = make_table(shown)
-        made[name] = f"{conditions(shown)}\n\n{table}\n" if table else ""
+        text = make_table(shown)
+        made[name] = f"{conditions(shown)}\n\n{text}" if text else ""
     made["long tail"] += f"\n{PUBLISHED_TAIL}\n" if made["long tail"] else ""
     made["few labels"] += f"\n{rows_left(results)}\n" if made["few labels"] else ""
-    speed = speed_table(folder)
-    made["label speed"] = f"{speed}\n" if speed else ""
-    digit_tables = {"few digits": digits_table(small), "chosen on digits": choice_table(small)}
-    return {**made, **{name: f"{table}\n" if table else "" for name, table in digit_tables.items()}}
+    made["label speed"] = speed_table(folder)
+    return {**made, "few digits": digits_table(small), "chosen on digits": choice_table(small)}
 
 
 if __name__ == "__main__":

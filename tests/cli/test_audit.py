@@ -15,7 +15,6 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from supancl.data.opening import open_data
-from supancl.reports.audit_files import cautions
 from supancl.weights.run_folder import RunFolder
 from tests.evaluate.made import SPEC, run_folder
 from tests.files import archive, assert_mentions, assert_refused, class_folders, contents, noise, supancl, table
@@ -151,36 +150,6 @@ def test_partly_labelled_arrays_and_weight_files(place, capsys, tmp_path) -> Non
     assert read(tmp_path / "out/duplicates.csv")[0]["labels_differ"] == ""  # one of the two has no label
 
 
-@pytest.mark.parametrize(("suspects", "agreement", "warns"), [(61, None, True), (60, None, False), (61, 0.5, False)])
-def test_more_suspects_than_not_among_few_labels_are_a_warning(suspects, agreement, warns) -> None:
-    known = {"with_label_noise": False, "wrong_percent": None, "trained_on_these_labels": False, "judged": 120}
-    lines = cautions({**known, "suspects": suspects, "agreement": agreement})
-    assert [("61 of 120" in line, "means little" in line) for line in lines] == [(True, True)] * warns
-
-
-def test_one_class_or_no_labels_are_refused(place, capsys, tmp_path) -> None:
-    for number, labels in enumerate((np.zeros(20, int), np.full(20, -1), np.arange(20))):
-        data = archive(tmp_path / f"{number}.npz", train_labels=labels)
-        said = supancl(capsys, "audit", "run", "--data", data, "--out", tmp_path / "out")
-        assert_refused(said, data, "two", "--data")
-    assert not (tmp_path / "out").exists()
-
-
-def test_bad_flags_are_refused_before_anything_is_read(place, capsys, tmp_path) -> None:
-    data, out = class_folders(tmp_path / "photos"), tmp_path / "out"
-    for flags, nouns in (
-        (["--data", data, "--corrected", "x.csv"], ("--corrected", "photos")),
-        (["--corrected", "digits.csv"], ("--corrected", "digits.csv", "exists")),
-        (["--corrected", "x.txt"], ("--corrected", ".csv")),
-        (["--lead", "0.1"], ("--lead", "--corrected")),
-        (["--corrected", "x.csv", "--lead", "1.9"], ("--lead", "to 1")),
-        (["--k", "0"], ("--k", "1")),
-    ):
-        assert_refused(supancl(capsys, "audit", "run", *flags, "--out", out), *nouns)
-    assert_refused(supancl(capsys, "audit", "run", "--out", "digits.csv"), "digits.csv", "folder")
-    assert not out.exists()
-
-
 def test_wrong_labels_of_the_run_are_judged_as_it_saw_them(place, capsys, tmp_path) -> None:
     """With `data.label_noise` the run's own data have the run's labels, and a copy of them those of the source."""
     images, digits = load_digits(return_X_y=True)
@@ -215,13 +184,3 @@ def test_wrong_labels_of_the_run_are_judged_as_it_saw_them(place, capsys, tmp_pa
 def labelled_rows(split) -> tuple[list[int], list[int]]:
     has_label = split.labels >= 0
     return split.index[has_label].tolist(), split.labels[has_label].tolist()
-
-
-def test_a_table_is_not_corrected_by_labels_that_it_does_not_have(place, capsys, tmp_path) -> None:
-    settings = {"data__columns": "image=file", "data__label_noise": 0.2}
-    run_folder(tmp_path / "noisy", source=str(place / "digits.csv"), spec=replace(SPEC, width=64), **settings)
-    said = supancl(
-        capsys, "audit", tmp_path / "noisy", "--out", tmp_path / "out", "--corrected", tmp_path / "fixed.csv"
-    )
-    assert_refused(said, "--corrected", "data.label_noise", "digits.csv")
-    assert not (tmp_path / "fixed.csv").exists()

@@ -14,16 +14,13 @@ import numpy as np
 import pytest
 import webdataset
 from PIL import Image
-from rich.console import Console
 
-from supancl.cli.data import print_facts
 from supancl.data.store import shards
 from supancl.data.store.cache_folders import list_caches
 from tests.files import (
     TINY,
     archive,
     assert_mentions,
-    assert_one_line,
     assert_refused,
     class_folders,
     contents,
@@ -89,15 +86,6 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize(("encoding", "bar"), [("utf-8", "█"), ("ascii", "#")])
-def test_show_draws_bars_that_the_terminal_has(capsys, tmp_path, encoding, bar):
-    facts, output = show(capsys, tmp_path, class_folders(tmp_path / "data")), io.BytesIO()
-    file = io.TextIOWrapper(output, encoding=encoding, errors="replace")
-    print_facts(facts, Console(file=file))
-    file.flush()
-    assert bar * 24 in output.getvalue().decode(encoding)
-
-
 @pytest.mark.parametrize("kind", list(SOURCES))
 def test_show_counts_and_draws_every_kind_of_source(capsys, tmp_path, kind):
     facts = show(capsys, tmp_path, SOURCES[kind](tmp_path))
@@ -111,13 +99,6 @@ def test_show_counts_and_draws_every_kind_of_source(capsys, tmp_path, kind):
         with Image.open(picture_path) as sheet:
             assert np.array(sheet).std() > 10
     assert list_caches() == [], "looking leaves no cache behind"
-
-
-def test_show_of_vectors_draws_nothing(capsys, tmp_path):
-    said = supancl(capsys, "data", "show", "toy", "--out", tmp_path / "sheets")
-    assert said.code == 0
-    assert "vectors have no contact sheet" in said.out
-    assert not (tmp_path / "sheets").exists()
 
 
 def test_show_prints_counts_bars_sizes_and_what_is_unreadable(capsys, tmp_path):
@@ -141,96 +122,11 @@ def test_show_prints_counts_bars_sizes_and_what_is_unreadable(capsys, tmp_path):
     assert lines[lines.index("1 unreadable") + 1] == f"  {root / 'train' / 'dog' / 'bad.png'}: no known image format"
 
 
-def test_show_of_many_classes_prints_both_ends_and_tells_all_in_json(capsys, tmp_path):
-    labels = np.repeat(np.arange(40), np.arange(1, 41))
-    path = archive(tmp_path / "many.npz", train_images=noise(len(labels), 8, 8), train_labels=labels)
-    said = supancl(capsys, "data", "show", path, "--out", tmp_path / "a")
-    assert "... 16 more" in said.out
-    assert len(show(capsys, tmp_path, path)["histogram"]) == 40
-
-
-def test_show_draws_the_views_of_the_recipe_it_is_given(capsys, tmp_path):
-    source = jpegs(tmp_path / "data")
-    said = supancl(capsys, "data", "show", source, "--recipe", "cifar10.supbyol", "--out", tmp_path / "sheets")
-    assert f"contact sheets: {tmp_path / 'sheets' / 'images.png'} and, of the views of cifar10.supbyol" in said.out
-    said = supancl(capsys, "data", "show", source, "--out", tmp_path / "larger")
-    assert "of the views of auto.supsiam" in said.out  # that of `pretrain` without a recipe
-
-
 def test_show_chooses_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for number in ("001", "002"):
         assert supancl(capsys, "data", "show", "digits").code == 0
         assert (tmp_path / "runs" / f"show-{number}" / "images.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["show", "nowhere"], ("no data", "nowhere")),
-        (["show", "digits", "--recipe", "cifar10.sup"], ("cifar10.sup", "unknown")),
-        (["show"], ("required", "source")),
-        (
-            ["show", "digits", "--skip-bad-images"],
-            ("--skip-bad-images", "supancl data show --help"),
-        ),
-        (["--all", "show", "digits"], ("--all", "supancl data --help")),
-        (["shw", "digits"], ("shw", "show")),
-        (["cache"], ("--list", "--keep-gb N")),
-        (["cache", "digits"], ("digits", "in memory")),
-        (["cache", "--remove"], ("--remove", "--list")),
-        (["cache", "x", "--remove"], ("x is not cached", "supancl data cache --list")),
-        (["cache", "--keep-gb", "-1"], ("--keep-gb -1", "at least 0")),
-        (["cache", "digits", "--short-side", "0"], ("--short-side 0", "at least 1")),
-        (["check", "cifar11", "--root", "x"], ("cifar11",)),
-        (["where", "cifar11"], ("cifar11",)),
-    ],
-)
-def test_wrong_input_is_one_line(capsys, tmp_path, monkeypatch, arguments, line):
-    monkeypatch.chdir(tmp_path)
-    said = supancl(capsys, "data", *arguments)
-    assert said.code == 2
-    assert_refused(said, *line)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_show_does_not_write_over_an_older_sheet(capsys, tmp_path):
-    (tmp_path / "views.png").write_text("older")
-    said = supancl(capsys, "data", "show", "digits", "--out", tmp_path)
-    assert said.code == 2
-    assert_refused(said, tmp_path / "views.png", "--out")
-    (tmp_path / "file").write_text("")
-    said = supancl(capsys, "data", "show", "digits", "--out", tmp_path / "file" / "below")
-    assert said.code == 2
-    assert "cannot write in" in said.err
-
-
-@pytest.mark.parametrize("out", ["sheets", "file/below"])
-def test_where_the_sheets_go_is_looked_at_before_any_image(capsys, tmp_path, monkeypatch, out):
-    picture(tmp_path / "sheets" / "images.png")
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr("supancl.cli.data.open_source", lambda *rest, **named: pytest.fail("began to read"))
-    said = supancl(capsys, "data", "show", "digits", "--out", tmp_path / out)
-    assert said.code == 2
-    assert said.err.endswith("choose another --out\n")
-
-
-def test_show_tells_of_empty_class_folders_and_unreadable_files_in_one_go(capsys, tmp_path):
-    root = class_folders(tmp_path / "data")
-    (root / "dog" / "bad.png").write_bytes(b"bad")
-    for name in ("ant", "owl"):
-        (root / name).mkdir()
-    facts = show(capsys, tmp_path, root)
-    assert facts["empty_class_folders"] == [str(root / "ant"), str(root / "owl")]
-    assert list(facts["unreadable"]) == [str(root / "dog" / "bad.png")]
-    assert list(facts["histogram"]) == ["cat", "dog"]
-    lines = supancl(capsys, "data", "show", root, "--out", tmp_path / "again").out.splitlines()
-    at = lines.index("2 class folders without an image; pretrain refuses them: fill or remove them")
-    assert lines[at - 2 : at] == ["1 unreadable", f"  {root / 'dog' / 'bad.png'}: no known image format"]
-    assert lines[at + 1 : at + 3] == [f"  {root / 'ant'}", f"  {root / 'owl'}"]
-    said = supancl(capsys, "pretrain", "digits.supsiam", "--data", root, "--skip-bad-images", "--out", tmp_path / "run")
-    assert said.code == 2
-    assert_refused(said, root / "ant", "folder")
 
 
 def test_show_counts_copies_and_names_those_with_different_labels(capsys, tmp_path):
@@ -249,25 +145,6 @@ def test_show_counts_copies_and_names_those_with_different_labels(capsys, tmp_pa
     said = supancl(capsys, "data", "show", root, "--out", tmp_path / "again")
     assert_mentions(said.out, "2 files", "copies of 1 image", "keep one of each")
     assert f"{root / 'cat' / '0.png'} and {root / 'dog' / 'x.png'}\n" in said.out
-
-
-def test_an_image_of_very_many_pixels_is_remarked_on_by_name(capsys, tmp_path, monkeypatch):
-    """Pillow would warn, without a name, from some number of pixels on, and refuses twice as many."""
-    source = jpegs(tmp_path / "data")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 90 * 72 - 1)
-    facts = show(capsys, tmp_path, source)
-    assert facts["unreadable"] == {}
-    named = [
-        f"{source / name} ({width} x 90)" for name, width in (("cat/2.jpg", 72), ("cat/3.jpg", 73), ("dog/2.jpg", 72))
-    ]
-    assert_one_line("\n".join(facts["remarks"]), "4 images", "6,479 pixels", "smaller", ", ".join(named), "1 more")
-    said = supancl(capsys, "data", "cache", source)
-    assert said.code == 0
-    assert_mentions(said.err, "warning", "4 images", "6,479")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 45 * 72)
-    assert list(show(capsys, tmp_path / "twice", source)["unreadable"]) == [
-        str(source / kind / "3.jpg") for kind in ("cat", "dog")
-    ]
 
 
 # --- cache ------------------------------------------------------------------------------------------------------------
@@ -341,26 +218,6 @@ def test_the_cache_that_is_asked_for_is_built_first_and_stays(capsys, tmp_path):
     said = supancl(capsys, "data", "cache", tmp_path / "asked", "--keep-gb", 0)
     assert said.out.endswith(f"more than --keep-gb 0: {left.folder} itself is kept\n")
     assert list_caches() == [replace(left, last_used=list_caches()[0].last_used)]
-
-
-def test_unreadable_images_stop_the_cache_or_are_counted(capsys, tmp_path):
-    source = jpegs(tmp_path / "data")
-    (source / "cat" / "bad.jpg").write_bytes(b"bad")
-    said = supancl(capsys, "data", "cache", source)
-    assert said.code == 2
-    assert_mentions(said.err, "bad.jpg", "image format")
-    said = supancl(capsys, "data", "cache", source, "--skip-bad-images", "--json", "-")
-    assert json_of(said)["skipped"] == 1
-    assert_mentions(said.err, "1 unreadable image")
-
-
-def test_a_damaged_cache_is_said_to_be(capsys, tmp_path):
-    source = jpegs(tmp_path / "data")
-    folder = Path(json_of(supancl(capsys, "data", "cache", source, "--json", "-"))["folder"])
-    os.truncate(next(folder.glob("*.bin")), 10)
-    said = supancl(capsys, "data", "cache", source)
-    assert said.code == 0
-    assert_mentions(said.err, "cache", "damaged", "decoded again")
 
 
 def test_training_fills_the_cache_by_itself_and_says_how_far_it_is(capsys, tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -13,8 +12,8 @@ import pytest
 import torch
 
 from supancl.cli import doctor
-from supancl.doctor import findings, installation, machine, speed
-from supancl.doctor.findings import Check, Finding, run_check, worst_status
+from supancl.doctor import findings, installation, machine
+from supancl.doctor.findings import Check, Finding, run_check
 from tests.files import assert_mentions, supancl
 
 ROOT = Path(__file__).parents[2]
@@ -82,24 +81,6 @@ def test_notes_are_success_and_a_problem_is_a_failed_check(capsys, two_checks):
     assert_mentions(said.err, "second", "mend it")
 
 
-def test_long_texts_are_wrapped_and_names_cannot_move_the_cursor(capsys, two_checks):
-    two_checks(Finding("second", "ok", "a\x1b[2Kb " + "word " * 40, "do " * 40))
-    said = supancl(capsys, "doctor")
-    assert max(map(len, said.out.splitlines())) <= 80
-    assert "\x1b" not in said.out
-
-
-def test_quick_leaves_out_slow_checks(capsys, monkeypatch):
-    def fail():
-        raise AssertionError
-
-    monkeypatch.setattr(doctor, "CHECKS", (Check("slow", fail, is_slow=True),))
-    assert supancl(capsys, "doctor", "--quick").out == "everything is fine\n"
-    said = supancl(capsys, "doctor")
-    assert said.code == 0
-    assert_mentions(said.out, "slow", "AssertionError")
-
-
 @pytest.mark.parametrize("error", [RuntimeError("broken"), OSError(5, "Input/output error"), ZeroDivisionError()])
 def test_a_check_that_fails_is_a_finding(error):
     def fail():
@@ -120,11 +101,6 @@ def test_without_torch_the_rest_is_still_checked(capsys, monkeypatch):
     assert_mentions(said.out, "libcudart.so.13", "force-reinstall torch")
     assert re.search(r"(?m)^note +GPU +not checked", said.out)
     assert re.search(r"(?m)^\w+ +this folder +\d", said.out)
-
-
-def test_the_worst_counts():
-    assert worst_status([]) == "ok"
-    assert worst_status([Finding("a", "note", ""), Finding("b", "problem", ""), Finding("c", "ok", "")]) == "problem"
 
 
 # --- installation -----------------------------------------------------------------------------------------------------
@@ -159,67 +135,6 @@ def test_versions_of_packages(monkeypatch, installed, status, nouns):
     assert_mentions(f"{found.text} {found.advice}", *nouns)
 
 
-def test_a_package_that_cannot_be_imported_is_named(monkeypatch, tmp_path):
-    (tmp_path / "torchvision_stand_in.py").write_text('raise RuntimeError("operator torchvision::nms does not exist")')
-    monkeypatch.syspath_prepend(tmp_path)
-    assert_mentions(installation.why_not_imported("torchvision_stand_in"), "torchvision::nms")
-    monkeypatch.setattr(installation, "why_not_imported", lambda module: "operator torchvision::nms does not exist")
-    found = installation.check_package("torchvision", "torchvision", "99")
-    assert found.status == "problem"
-    assert_mentions(found.advice, "torch", "torchvision", "one release")
-
-
-def test_oldest_versions_come_from_the_installed_package():
-    assert {"torch", "timm", "pillow"} <= set(installation.oldest_versions())
-
-
-def test_sources_without_an_installation_are_a_note(monkeypatch):
-    def not_installed(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(installation, "requires", not_installed)
-    monkeypatch.setattr(installation, "version", not_installed)
-    for (found,) in (installation.check_supancl(), installation.check_extras()):
-        assert found.status == "note"
-        assert_mentions(found.advice, "pip install -e .")
-
-
-def test_an_extra_whose_package_is_missing(monkeypatch):
-    required = ["torch>=2", 'openTSNE>=1 ; extra == "map"', 'onnx>=1; extra == "onnx"']
-    monkeypatch.setattr(installation, "requires", lambda name: required)
-    versions = {"onnx": "1.20"}
-    monkeypatch.setattr(installation, "version", lambda name: versions[name] if name in versions else missing(name))
-
-    def missing(name):
-        raise PackageNotFoundError(name)
-
-    assert installation.packages_missing("map") == ["openTSNE"]
-    assert installation.packages_missing("onnx") == []
-    versions["onnx"] = "0.9"
-    assert installation.packages_missing("onnx") == ["onnx"]
-
-
-def test_another_python_is_a_note(monkeypatch):
-    assert only(installation.check_python()).status == "ok"
-    monkeypatch.setattr(sys, "version_info", (3, 14, 0))
-    assert_mentions(only(installation.check_python()).advice, "3.12")
-
-
-def test_a_copy_that_pip_does_not_know(monkeypatch):
-    monkeypatch.setattr(installation, "version", lambda name: "0.0.1")
-    found = only(installation.check_supancl())
-    assert found.status == "note"
-    assert_mentions(found.advice, "0.0.1", "pip install -e .")
-
-
-def test_a_variable_that_makes_a_gpu_slow(monkeypatch):
-    for name in installation.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert list(installation.check_environment()) == []
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    assert only(installation.check_environment()).status == "note"
-
-
 # --- machine ----------------------------------------------------------------------------------------------------------
 
 
@@ -248,23 +163,6 @@ def test_a_gpu(monkeypatch):
     assert_mentions(only(machine.check_precision()).text, "bf16", "tf32")
 
 
-def test_a_gpu_in_use_an_old_one_and_one_that_fails(monkeypatch):
-    Gpu(monkeypatch, free=20e9)
-    assert_mentions(only(machine.check_gpu()).advice, "another process", "nvidia-smi")
-    Gpu(monkeypatch, "Tesla T4", capability=(7, 5))
-    found = only(machine.check_precision())
-    assert found.status == "note"
-    assert found.values["chosen"] == "fp32"
-
-    def fail(*shape, **options):
-        raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
-
-    monkeypatch.setattr(torch, "ones", fail)
-    found = only(machine.check_gpu())
-    assert found.status == "problem"
-    assert_mentions(f"{found.text} {found.advice}", "no kernel image", "--device cpu")
-
-
 @pytest.mark.parametrize(
     ("build", "driver", "hidden", "status", "nouns"),
     [(None, "580.1.2", False, "note", ("CPU build", "install torch with CUDA")),
@@ -284,136 +182,3 @@ def test_no_gpu_that_torch_can_use(monkeypatch, build, driver, hidden, status, n
     assert_mentions(f"{found.text} {found.advice}", *nouns)
     assert only(machine.check_precision()).status == "ok"
     assert list(machine.check_compiler()) == []
-
-
-def test_the_compiler_on_a_gpu(monkeypatch):
-    Gpu(monkeypatch)
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
-    found = only(machine.check_compiler())
-    assert found.status == "note"
-    assert_mentions(found.text, "triton")
-
-
-def test_the_drivers_version(tmp_path):
-    file = tmp_path / "version"
-    assert machine.find_driver(file) == ""
-    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
-    assert machine.find_driver(file) == "535.104.05"
-
-
-def test_threads_and_cores(monkeypatch):
-    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
-    monkeypatch.setattr(machine, "core_limit", lambda: None)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    found = only(machine.check_cores())
-    assert found.status == "note"
-    assert_mentions(found.advice, "OMP_NUM_THREADS=1", "unset")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert only(machine.check_cores()).status == "ok"
-    monkeypatch.setattr(machine, "core_limit", lambda: 2.0)
-    assert_mentions(only(machine.check_cores()).advice, "OMP_NUM_THREADS=2")
-
-
-@pytest.mark.parametrize(("text", "limit"), [("max 100000", None), ("150000 100000", 1.5), ("nonsense", None)])
-def test_the_limit_of_a_container(tmp_path, text, limit):
-    (tmp_path / "cpu.max").write_text(text)
-    assert machine.core_limit(tmp_path) == limit
-    assert machine.core_limit(tmp_path / "none") is None
-
-
-def test_disks(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "measure_writing", lambda folder: 500e6)
-    usage = {"free": 80e9}
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: type("Usage", (), usage))
-    deep = tmp_path / "not" / "yet" / "there"
-    found = machine.check_disk("cache", deep, "note", "elsewhere")
-    assert found.status == "ok"
-    assert_mentions(found.text, "80 GB", "500 MB/s")
-    assert not deep.exists()
-    usage["free"] = 1e9
-    assert machine.check_disk("cache", deep, "note", "elsewhere").status == "note"
-    usage["free"] = 1e6
-    assert machine.check_disk("this folder", deep, "problem", "elsewhere").status == "problem"
-    usage["free"] = 80e9
-    monkeypatch.setattr(machine, "measure_writing", lambda folder: 5e6)
-    assert_mentions(machine.check_disk("cache", deep, "note", "elsewhere").advice, "local disk")
-    monkeypatch.setattr(machine, "why_unwritable", lambda folder: "Permission denied")
-    found = machine.check_disk("this folder", deep, "problem", "go elsewhere")
-    assert found.status == "problem"
-    assert_mentions(f"{found.text} {found.advice}", "Permission denied", "go elsewhere")
-
-
-def test_shared_memory(tmp_path):
-    assert list(machine.check_shared_memory(tmp_path / "none")) == []
-    found = only(machine.check_shared_memory(tmp_path))
-    assert_mentions(found.text, str(tmp_path), "GB")
-
-
-@pytest.mark.parametrize(("free", "status"), [(2e9, "note"), (20e9, "ok"), (None, "ok")])
-def test_memory(monkeypatch, free, status):
-    monkeypatch.setattr("supancl.training.cost.available_memory", lambda device: free)
-    assert only(machine.check_memory()).status == status
-
-
-# --- speed ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_step_is_timed_without_changing_random_numbers(monkeypatch):
-    few, _ = speed.TRIALS["cpu"]
-    small = speed.trial_recipe(speed.fit_auto(few, CPU), CPU).with_set({"encoder.width": 8, "train.batch_size": 16})
-    monkeypatch.setattr(speed, "trial_recipe", lambda fitted, device: small)
-    before = torch.random.get_rng_state()
-    found = speed.time_trial(few, CPU)
-    assert found.status == "ok", found.text
-    assert found.values["images_per_second"] > 0
-    assert_mentions(found.text, "auto.supsiam", "images per second", "32 px", "1,000 images", "epochs")
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
-def test_a_cpu_is_measured_with_what_auto_chooses_for_few_and_for_many_photographs(monkeypatch):
-    """As in `supancl pretrain --data photos`: a small network below 2,000 images."""
-    monkeypatch.setattr("supancl.training.preflight.pick_device", lambda name: CPU)
-    monkeypatch.setattr(speed, "measure_training", lambda recipe, side, device: 500.0)
-    few, many = speed.check_step()
-    assert_mentions(few.text, "1,000 images", "cnn", "32 px", "about 2.0 seconds per epoch", "150 epochs")
-    assert_mentions(many.text, "20,000 images", "resnet18", "64 px", "batch 64", "about 40 seconds per epoch")
-    assert not speed.trial_recipe(speed.fit_auto(speed.TRIALS["cpu"][0], CPU), CPU).train.compile
-
-
-@pytest.mark.parametrize(
-    ("name", "rate", "status", "nouns"),
-    [("NVIDIA H200", 21_000.0, "ok", ("0.96", "21,808")), ("NVIDIA H200", 9_000.0, "note", ("0.41", "nvidia-smi")),
-     ("NVIDIA A100", 9_000.0, "ok", ("no figure", "NVIDIA A100"))],
-)  # fmt: skip
-def test_a_rate_beside_the_measured_one(monkeypatch, name, rate, status, nouns):
-    Gpu(monkeypatch, name)
-    monkeypatch.setattr("supancl.training.preflight.pick_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(speed, "measure_training", lambda recipe, side, device: rate)
-    found = only(speed.check_step())
-    assert found.status == status
-    assert_mentions(f"{found.text} {found.advice}", "cifar-resnet18", "32 px", "batch 256", "bf16", *nouns)
-
-
-def test_measured_rates_are_those_of_the_benchmark():
-    rows = json.loads((ROOT / "experiments/benchmarks/results/step-h200.json").read_text())["rows"]
-    (sweep,) = (row for row in rows if row["key"] == "sweep-batch")
-    (point,) = (point for point in sweep["points"] if point["at"] == 256)
-    assert point["how"] == "bf16, as written, replayed"
-    assert speed.MEASURED_RATES[sweep["hardware"]].images_per_second == point["rate"]
-
-
-def test_a_step_that_fails_is_a_problem(monkeypatch):
-    def fail(recipe, side, device):
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
-    monkeypatch.setattr(speed, "measure_training", fail)
-    found = next(speed.check_step())
-    assert found.status == "problem"
-    assert_mentions(found.text, "device-side assert")
-
-
-def test_decoding(monkeypatch):
-    monkeypatch.setattr(speed, "JPEG_SECONDS", 0.0)
-    found = only(speed.check_jpeg())
-    assert found.values["images_per_second_and_core"] > 0

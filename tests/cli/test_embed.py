@@ -15,9 +15,8 @@ from supancl import from_arrays
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
-from supancl.evaluate import embedding
 from tests.evaluate.made import run_folder
-from tests.files import TINY, assert_mentions, assert_refused, class_folders, noise, picture, supancl, table
+from tests.files import TINY, assert_mentions, class_folders, noise, picture, supancl, table
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
 
@@ -72,19 +71,6 @@ def test_whatever_a_setting_keeps_from_training_is_held_out(place, capsys, setti
     assert told == names(trained)
 
 
-def test_one_output_does_not_replace_another(place, capsys, monkeypatch):
-    assert supancl(capsys, "pretrain", "digits.supsiam", "--data", "data", *TINY, "--out", "run").code == 0
-    said = supancl(capsys, "embed", "run", "--data", "data", "--out", "f.csv", "--json", "f.csv")
-    assert_refused(said, "--json f.csv", "something else")
-    assert not Path("f.csv").exists()
-    read = embedding.read_source
-    monkeypatch.setattr(
-        embedding, "read_source", lambda *words, **more: (Path("g.csv").touch(), read(*words, **more))[1]
-    )
-    assert_refused(supancl(capsys, "embed", "run", "--data", "data", "--out", "g.csv"), "g.csv", "exists")
-    assert Path("g.csv").read_text() == ""
-
-
 def test_splits_of_the_data_themselves_hold_nothing_out_of_train(place, capsys):
     for split, each in (("train", 6), ("val", 3)):
         class_folders(place / "parted" / split, each=each)
@@ -103,15 +89,6 @@ def test_other_data_and_data_that_have_changed_do_not_say_what_was_held_out(plac
     assert "train_held_out" not in found
     assert "warning: which images" in found["said"].err
     assert_mentions(found["said"].err, "data", "changed")
-
-
-def test_bad_images_are_passed_over_with_the_flag_that_the_refusal_names(place, capsys):
-    run = run_folder(place / "run")
-    (place / "data" / "cat" / "0.png").write_bytes(b"bad")
-    said = supancl(capsys, "embed", run, "--data", "data", "--out", "f.npz")
-    assert said.code == 2
-    assert "--skip-bad-images" in said.err
-    assert len(embedded(capsys, run, "--data", "data", "--skip-bad-images")["train_features"]) == 39
 
 
 def test_one_photograph_in_python_has_the_features_that_embed_writes(place, capsys):
@@ -185,14 +162,6 @@ def test_names_in_another_encoding_are_written_with_escapes(place, capsys, suffi
 
         rows = parquet.read_table("f.parquet").to_pylist()
     assert {(row["label"], Path(row["path"]).parent.name) for row in rows} == {("cat",) * 2, (r"h\udcfcnd",) * 2}
-
-
-def test_a_format_that_cannot_be_written_is_refused_at_once(place, capsys, monkeypatch):
-    monkeypatch.setattr("supancl.files.spreadsheets.find_spec", lambda name: None)
-    assert_refused(
-        supancl(capsys, "embed", "run", "--data", "data", "--out", "f.parquet"), "f.parquet", "supancl[parquet]", ".csv"
-    )
-    assert_refused(supancl(capsys, "embed", "run", "--data", "data", "--out", "f.txt"), "f.txt", ".npz", ".parquet")
 
 
 # --- nested labels ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.files import TINY, assert_mentions, assert_refused, class_folders, picture, supancl
+from tests.files import TINY, assert_mentions, class_folders, supancl
 
 
 @pytest.fixture(scope="module")
@@ -81,33 +81,6 @@ def test_a_picture_of_chosen_classes(capsys, tmp_path, suffix):
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     assert out.read_bytes().startswith(starts[suffix])
     assert supancl(capsys, "map", "run0", "--data", "photos", "--static", out).code == 0  # replaces its own picture
-
-
-def test_a_photograph_is_not_replaced_by_a_map(capsys, tmp_path):
-    photo = picture(tmp_path / "photo.png")
-    before = photo.read_bytes()
-    assert_refused(supancl(capsys, "map", "run0", "--data", "photos", "--static", photo), "--static", "photo.png")
-    assert photo.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("flags", "nouns"),
-    [
-        (["--out", "map.txt"], ("--out", "map.txt", ".html")),
-        (["--static", "map.jpg"], ("--static", "map.jpg", ".png", ".svg", ".pdf")),
-        (["--out", "photos/no/such/."], ("--out", ".html")),
-        (["--classes", "cat,owls"], ("photos", "'owls'", "did you mean", "'owl'")),
-        (["--limit", "1"], ("--limit 1", "at least 2")),
-        (["--seed", "-1"], ("--seed -1", "at least 0")),
-        (["--data", "nowhere"], ("nowhere", "check the path")),
-    ],
-)
-def test_bad_input_is_refused_in_a_line(capsys, flags, nouns):
-    assert_refused(supancl(capsys, "map", "run0", "--data", "photos", *flags), *nouns)
-
-
-def test_a_run_named_twice_is_refused(capsys):
-    assert_refused(supancl(capsys, "map", "run0", "run0", "--data", "photos"), "run0", "twice")
 
 
 def test_images_with_several_labels_are_chosen_by_any_of_them(place, capsys, tmp_path):

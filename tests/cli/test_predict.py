@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from supancl.evaluate.predicting import PredictSettings, predict_labels
 from supancl.weights.classifier_file import load_classifier
 from supancl.weights.encoder_file import save_encoder
 from tests.evaluate.made import encoder, run_folder, subject
-from tests.files import TINY, assert_mentions, assert_refused, contents, noise, supancl
+from tests.files import assert_mentions, assert_refused, contents, noise, supancl
 
 CLASSES = ("columns", "halves", "rows")
 
@@ -195,21 +194,6 @@ def test_images_labelled_since_the_run_are_remarked_on_and_can_be_used(place, ca
     assert_mentions(refused(capsys, "run", "--data", "new"), "changed", "--references SOURCE")
 
 
-def test_a_confidence_that_is_fitted_on_training_images_is_remarked_on(place, capsys):
-    flags = ["--out", "run1", "--set", "data.holdout=0.33", "--quiet"]
-    assert supancl(capsys, "pretrain", "digits.supsiam", "--data", "photos", *TINY, *flags).code == 0
-    words = ["predict", "run1", "--data", "new", "--device", "cpu"]
-    shutil.copytree("photos", "copy")
-    assert not supancl(capsys, *words, "--references", "photos", "--out", "own.csv").err
-    for i in range(0, 30, 3):
-        os.remove(f"copy/columns/{i}.png")  # so others are held out than by the run
-    said = supancl(capsys, *words, "--references", "copy", "--out", "copy.csv")
-    assert said.code == 0
-    assert_mentions(said.err, "copy", "trained", "confidence", "too high")
-    draw(Path("others"), 30, seed=5)
-    assert not supancl(capsys, *words, "--references", "others", "--out", "others.csv").err
-
-
 def test_a_damaged_file_in_the_run_is_made_again_and_a_link_is_not_written_through(place, capsys):
     first = predict(capsys, "run", "--data", "new", "--with", "linear")
     for name in ("linear", "references"):
@@ -295,25 +279,6 @@ def test_images_that_all_have_a_label_are_predicted_on_request(place, capsys):
     Path("more.csv").write_text("\n".join(["path,label", *rows]))
     supancl(capsys, "predict", "run", "--data", "more.csv", "--all", "--out", "more-all.csv", "--json", "all.json")
     assert json.loads(Path("all.json").read_text())["agreeing"] == agreeing  # the class is one of the two given
-
-
-def test_folders_that_are_no_classes_are_remarked_on(place, capsys):
-    draw(Path("years/2021"), 3, labelled=False)
-    draw(Path("years"), 3, labelled=False)
-    said = supancl(capsys, "predict", "run", "--data", "years", "--out", "years.csv")
-    assert said.code == 0
-    assert_mentions(said.err, "2021", "--all")
-
-
-def test_bad_input_is_refused_before_the_work(place, capsys):
-    Path("old.csv").write_text("x")
-    assert_mentions(refused(capsys, "run", "--data", "new", out="old.csv"), "old.csv", "exists", "--out")
-    assert Path("old.csv").read_text() == "x"
-    assert_mentions(refused(capsys, "run", "--data", "new", out="labels.xls"), "labels.xls", ".csv")
-    assert_mentions(refused(capsys, "run", "--data", "new", "--with", "lineer"), "lineer", "did you mean 'linear'")
-    assert_mentions(refused(capsys, "run", "--data", "new", "--k", "3", "--with", "linear"), "--k")
-    assert_mentions(refused(capsys, "run", "--data", "nowhere"), "nowhere")
-    assert_mentions(refused(capsys, "run", "--data", "new", "--references", "new"), "new", "label", "--references")
 
 
 def test_a_read_only_run_predicts_and_says_that_it_keeps_nothing(place, capsys, monkeypatch):

@@ -3,102 +3,11 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 
-from supancl.cli.commands import COMMANDS
 from supancl.reporter import Reporter, report_progress, report_to, track, track_task
 from supancl.reports.terminal import SafeConsole, Terminal
-from tests.files import TINY, class_folders, supancl
-
-SWEEP = ["--data", "digits", "--set", "data.limit=64", "--seeds", "1", "--jobs", "1", *TINY]
-# the words of a command -> the jobs that it must report
-LONG = {
-    "data show photos --out show": {"listing photos", "reading images"},
-    "data cache photos": {"decoding images into the cache"},
-    "data check photos --hash hashes": {"reading files"},
-    "evaluate knn run --no-cache": {"taking features", "comparing features"},
-    "evaluate linear run": {"choosing the ridge of a linear classifier", "fitting the linear classifier"},
-    "evaluate linear run --probe sgd --epochs 2": {"epochs of the linear classifier"},
-    "evaluate transfer run --data photos": {"choosing the ridge of a classifier", "fitting the classifier"},
-    "evaluate fewshot run --data photos --ways 2 --shots 1 --episodes 100": {"episodes, in groups"},
-    "evaluate finetune run --epochs 1 --lr 0.1": {"fine-tuning, lr 0.1"},
-    "embed run --data photos --out features.csv --no-cache": {"taking features", "writing features.csv"},
-    "predict run --data photos --all --with linear --out labels.csv": {"fitting the linear classifier"},
-    "map run --data photos --out map.html": {"t-SNE, iterations", "comparing features"},
-    "report run --out report.html": {"reading runs"},
-    "runs list .": {"reading runs"},
-    "runs prune . --yes": {"reading runs", "deleting"},
-    "export run --out exported --format pt2": {"writing formats and comparing them"},
-}
-TRAINED = {  # these train, so they are slower
-    "pretrain digits.supsiam --data photos --out new": {"reading images"},
-    "sweep digits.supsiam --grid loss.alpha=0.5 --out sweep": {"training runs"},
-}
-SEEN_ELSEWHERE = {
-    "alpha",  # trains and evaluates as sweep does
-    "compare",
-    "detect",  # tests/detect
-    "paper",  # tests/paper
-}
-QUICK = {"recipes", "import", "completion"}  # a second or less
-NEW = {"doctor", "audit"}  # tests of their own
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from supancl.cli import main
-
-    root = tmp_path_factory.mktemp("progress")
-    class_folders(root / "photos", ("cat", "dog", "owl"), each=12)
-    arguments = ["pretrain", "digits.supsiam", "--data", str(root / "photos"), *TINY, "--out", str(root / "run")]
-    assert main([*arguments, "--quiet"]) == 0
-    return root
-
-
-@pytest.fixture
-def reported(place: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, int]]]:
-    """What every terminal was told: task -> (done, total)."""
-    calls: dict[str, list[tuple[int, int]]] = {}
-    monkeypatch.setattr(
-        Terminal, "on_progress", lambda self, task, done, total: calls.setdefault(task, []).append((done, total))
-    )
-    monkeypatch.setenv("SUPANCL_CACHE", str(place / "cache"))
-    monkeypatch.chdir(place)
-    return calls
-
-
-@pytest.mark.parametrize("words", LONG)
-def test_long_loops_are_reported(words: str, reported, capsys) -> None:
-    device = [] if words.split()[0] in ("data", "runs", "report", "export") else ["--device", "cpu"]
-    said = supancl(capsys, *words.split(), *device)
-    assert said.code == 0, said.err
-    assert_whole(reported, LONG[words])
-
-
-@pytest.mark.parametrize("words", TRAINED)
-def test_commands_that_train(words: str, reported, capsys) -> None:
-    flags = SWEEP if words.startswith("sweep") else TINY
-    said = supancl(capsys, *words.split(), *flags)
-    assert said.code == 0, said.err
-    assert_whole(reported, TRAINED[words])
-    if words.startswith("pretrain"):  # the bar of the run is enough for what the monitor does
-        assert not {"taking features", "comparing features"} & set(reported)
-
-
-def assert_whole(reported: dict[str, list[tuple[int, int]]], expected: set[str]) -> None:
-    """Each of these jobs was reported, in order, until it was done."""
-    assert expected <= set(reported)
-    for task in expected:
-        done, total = reported[task][-1]
-        assert done == total > 0, task
-
-
-def test_every_command_is_in_a_list_above() -> None:
-    tried = {words.split()[0] for words in (*LONG, *TRAINED)}
-    assert tried | SEEN_ELSEWHERE | QUICK | NEW >= set(COMMANDS)
-
 
 # --- the mechanism ----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from supancl import pretrain
 from supancl.reporter import Reporter
 from supancl.reports.live_report import LiveReport
 from supancl.weights.run_folder import RunFolder
-from tests.files import TINY, archive, assert_refused, supancl
+from tests.files import TINY, archive, supancl
 from tests.tiny import Notes, assert_same_bits, final_state, tiny_data, tiny_recipe
 
 
@@ -61,25 +61,6 @@ def test_a_folder_of_runs_gives_one_page(trained, tmp_path, capsys, monkeypatch)
     assert "Training images by class" not in (trained / "runs" / "one" / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("report", "runs/nothing"), ("runs/nothing",)),
-        (("report", "."), ("holds no run",)),
-        (("report", "{run}", "--out", "page.txt"), ("page.txt", ".html")),
-        (("report", "{run}", "--out", "missing/page.html"), ("missing",)),
-        (("report", "{run}", "--out", "folder.html"), ("folder.html", "is a folder")),
-        (("pretrain", "digits.supsiam", "--report-every", "0"), ("--report-every 0",)),
-    ],
-)
-def test_bad_input_is_refused(trained, tmp_path, capsys, monkeypatch, words, told):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder.html").mkdir()
-    said = supancl(capsys, *(word.format(run=trained / "runs" / "one") for word in words))
-    assert said.code == 2
-    assert_refused(said, *told)
-
-
 class Killed(Exception):
     pass
 
@@ -105,21 +86,6 @@ def test_the_page_is_written_every_n_epochs_and_changes_nothing(tmp_path):
     assert state_on(watch.page.read_text()) != "running"
     pretrain(tiny_recipe(train__epochs=3), tiny_data(), tmp_path / "b")
     assert_same_bits(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
-
-
-def test_the_page_of_a_run_that_fails_says_stopped(tmp_path):
-    watch = Watch(tmp_path / "a" / "report.html", ends_after=1)
-    with pytest.raises(Killed):
-        pretrain(tiny_recipe(train__epochs=3), tiny_data(), tmp_path / "a", reporter=LiveReport(watch, 1))
-    assert state_on(watch.page.read_text()) == "stopped"
-
-
-def test_epochs_without_a_check_are_on_the_page(tmp_path, monkeypatch):
-    written = []
-    monkeypatch.setattr(LiveReport, "_write", lambda self, is_running: written.append(is_running))
-    recipe = tiny_recipe(train__epochs=4, train__monitor_every=0)
-    pretrain(recipe, tiny_data(), tmp_path / "a", reporter=LiveReport(Notes(), 1))
-    assert written == [True] * 4 + [False]  # at the start, in each later epoch, at the end
 
 
 def test_a_page_that_cannot_be_written_is_one_warning(tmp_path):

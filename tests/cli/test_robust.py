@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supancl.cli import main
-from tests.files import TINY, assert_mentions, assert_refused, contents, picture, supancl, table
+from tests.files import TINY, assert_mentions, assert_refused, picture, supancl
 
 PRETRAIN = ["pretrain", "auto.supsiam", "--set", "encoder.name=cnn", *TINY]
 
@@ -62,16 +62,6 @@ def test_a_full_disk_behind_the_output_is_one_line():
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_copy_of_the_photographs_counts_as_trained_on(capsys, place):
-    shutil.copytree(place / "photos", place / "copy")
-    said = supancl(capsys, "evaluate", "knn", "run", "--data", "copy")
-    assert_mentions(said.err, "copy", "trained on some of these images")
-    shutil.rmtree(place / "copy")
-    for number in range(12):
-        picture(place / "copy" / ("cat", "dog")[number % 2] / f"{number}.png", 90 + number, size=(90, 90), mode="RGB")
-    assert "trained on" not in supancl(capsys, "evaluate", "knn", "run", "--data", "copy").err
-
-
 @pytest.mark.parametrize("words", [("evaluate", "knn", "run"), ("predict", "run", "--data", "new", "--out", "new.csv")])
 def test_photographs_that_were_replaced_are_refused(capsys, place, words):
     picture(place / "new" / "1.png", 50, size=(90, 90), mode="RGB")
@@ -80,31 +70,3 @@ def test_photographs_that_were_replaced_are_refused(capsys, place, words):
     assert_refused(supancl(capsys, *words), "photos/cat/0.png", "changed", "restore")
     (place / "photos" / "cat" / "0.png").write_bytes(original)
     assert supancl(capsys, *words).code == 0
-
-
-def test_json_replaces_a_result_but_no_file_of_a_run(capsys, place):
-    before = contents(place / "run")
-    for name in ("recipe.json", "finished.json"):
-        assert_refused(supancl(capsys, "recipes", "--json", f"run/{name}"), f"run/{name}", "exists", "another file")
-    assert contents(place / "run") == before
-    (place / "coco.json").write_text('{"images": [], "annotations": []}')
-    assert_refused(supancl(capsys, "recipes", "--json", "coco.json"), "coco.json", "exists")
-    for _ in range(2):
-        assert supancl(capsys, "recipes", "--json", "result.json").code == 0
-
-
-def test_class_names_that_a_table_changes_are_warned_about(capsys, place):
-    for number in range(8):
-        for name in ("a;b", "cat "):
-            picture(place / "odd" / name / f"{number}.png", number, size=(90, 90), mode="RGB")
-    said = supancl(capsys, "predict", "run", "--data", "odd", "--all", "--out", "odd.csv")
-    assert_mentions(said.err, "odd.csv", "a;b", "rename")
-    assert "rename" not in supancl(capsys, "predict", "run", "--data", "photos", "--all", "--out", "right.csv").err
-
-
-def test_classes_that_differ_in_case_are_remarked_on_and_headers_may_have_spaces(capsys, place):
-    rows = [f"photos/{name}/{number}.png, {name.upper() if number > 20 else name}"
-            for number in range(24) for name in [("cat", "dog")[number % 2]]]  # fmt: skip
-    table(place / "labels.csv", "path, label", *rows)
-    said = supancl(capsys, "data", "show", "labels.csv", "--out", "sheets")
-    assert_mentions(said.out, "CAT", "cat", "case", "1 other pair")

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from sklearn.metrics import average_precision_score
 
 from supancl.evaluate import sources
 from supancl.stats import mean_interval
 from tests.evaluate.made import bright, subject
-from tests.files import archive, assert_mentions, assert_refused, supancl
+from tests.files import archive, assert_mentions, supancl
 
 SMALL = [
     "--epochs", "1", "--batch-size", "16", "--device", "cpu", "--jobs", "1", "--set", "encoder.width=8",
@@ -94,22 +93,3 @@ def test_a_sweep_chooses_by_the_map(place, capsys):
     assert result["reference"] == best["row"]
     assert_mentions(said.out, "linear mAP %", f"the best linear mAP ({best['linear_map']:.2f}%", "its mAP was used")
     assert "accuracy" not in said.out
-
-
-def test_rows_with_other_labels_are_not_compared(place, capsys):
-    Path("photos").mkdir()
-    lines = ["path,label"]
-    for i, (image, label) in enumerate(zip(*bright(80, 4), strict=True)):
-        Image.fromarray(image).save(f"photos/{i}.png")
-        lines.append(f"photos/{i}.png,{'abcd'[label]};{'dark' if label < 2 else 'light'}")
-    Path("several.csv").write_text("\n".join(lines) + "\n")
-    sweep = ["sweep", "digits.supsiam", "--grid", "data.max_labels=1,4", "--data", "several.csv", "--seeds", 1]
-    assert_refused(supancl(capsys, *sweep, *SMALL), "max_labels-1", "max_labels-4", "cannot be compared")
-    assert not Path("out").exists()
-
-
-def test_what_needs_one_label_still_refuses_several(place, capsys):
-    said = supancl(
-        capsys, "alpha", "digits.supsiam", "--data", "several.npz", "--epochs", 1, "--device", "cpu", "--out", "out"
-    )
-    assert_refused(said, "several.npz", "several", "one label")

@@ -85,16 +85,6 @@ def test_two_runs_are_one_table_with_their_maps(place, capsys):
     assert "(mAP)" in (place / "page.html").read_text()
 
 
-def test_what_cannot_be_done_with_several_labels_is_refused(place, capsys):
-    train(capsys)
-    refused = supancl(capsys, "evaluate", "linear", "run", "--probe", "sgd", "--device", "cpu")
-    assert_refused(refused, "several.npz", "several", "one label")
-    refused = supancl(
-        capsys, "evaluate", "transfer", "run", "--data", "several.npz", "--metric", "top-1", "--device", "cpu"
-    )
-    assert_refused(refused, "--metric", "several.npz", "mAP")
-
-
 def test_a_hierarchy_has_a_line_for_each_level(place, capsys, monkeypatch):
     opened = sources.open_source
     monkeypatch.setattr(sources, "open_source", lambda *args: replace(opened(*args), levels=(1, 1, 1, 1, 0, 0)))
@@ -193,13 +183,3 @@ def test_rows_with_and_without_levels_are_not_ranked(place, capsys):
     found = json.loads((place / "swept" / "results.json").read_text())
     measured = int(re.search(r"these (\d+)", " ".join(found["findings"])).group(1))
     assert 0 < measured < found["data"]["held_out"]  # images that are only dark or light have no leaf
-
-
-def test_labels_that_nearly_every_image_has_are_warned_about(place, capsys):
-    images, labels = bright(160, 4)
-    dense = np.where(np.eye(4)[labels] > 0, 0.7, 0.1)
-    archive(place / "several.npz", train_images=images, train_labels=dense, class_names=list("abcd"))
-    train(capsys, "--set", "loss.alpha=1.0")
-    said = supancl(capsys, "evaluate", "knn", "run", "--device", "cpu", "--no-baselines")
-    assert said.code == 0, said.err
-    assert_mentions(said.err, "every class", "chance is 100.0%", "small")

@@ -19,7 +19,7 @@ from supancl.evaluate.references import load_references
 from supancl.weights.classifier_file import load_classifier, load_features
 from tests.cli.test_predict import CLASSES, texture
 from tests.evaluate.made import run_folder, subject
-from tests.files import assert_mentions, assert_refused, supancl
+from tests.files import assert_mentions, supancl
 
 LEVELS = ("bright", "dark")
 
@@ -200,47 +200,6 @@ def test_all_says_how_many_have_exactly_their_labels_and_a_second_call_reads_no_
     assert {key: before[key] for key in ("map", "f1", "label_threshold")} == {
         key: after[key] for key in ("map", "f1", "label_threshold")
     }
-
-
-def test_damaged_references_are_made_again(place, capsys):
-    draw(Path("new"), 6, seed=3)
-    first, *_ = predict(capsys, "run", "--data", "new")
-    file = Path("run/predict/references.safetensors")
-    content = bytearray(file.read_bytes())
-    content[-9] ^= 0xFF
-    file.write_bytes(content)
-    again, *_ = predict(capsys, "run", "--data", "new", out="again.csv")
-    assert [row["label"] for row in again] == [row["label"] for row in first]
-
-
-def test_few_labels_of_an_encoder_file_and_what_is_refused(place, capsys):
-    draw(Path("new"), 6, seed=3)
-    words = ["run/encoder.safetensors", "--data", "new", "--references", "photos.csv"]
-    rows, summary, _ = predict(capsys, *words)
-    assert len(rows) == 6
-    assert 25 < summary["checked_on"] < 40  # a tenth is held out
-    write_one()
-    tuned = supancl(
-        capsys, "evaluate", "finetune", "run", "--data", "one.csv", "--epochs", 1, "--lr", "0.1", "--train-batch", 8,
-        "--device", "cpu", "--out", "tuned",
-    )  # fmt: skip
-    assert tuned.code == 0, tuned.err
-    said = supancl(
-        capsys, "predict", "run", "--data", "new", "--with", "tuned", "--references", "photos.csv", "--out", "x.csv"
-    )
-    assert_refused(said, "photos.csv", "several", "one label")
-    assert_refused(supancl(capsys, "predict", *words, "--with", "means", "--out", "x.csv"), "--with means", "one label")
-
-
-def test_a_class_with_a_separator_gets_a_warning(place, capsys):
-    images = np.stack([np.asarray(Image.open(f"photos/{i}.png")) for i in range(120)])
-    labels = np.eye(3)[np.arange(120) % 3] + np.eye(3)[np.arange(120) // 40] * 1.0
-    np.savez("odd.npz", train_images=images, train_labels=(labels > 0).astype(float), class_names=["a;b", "c:2", "d"])
-    run_folder(Path("odd"), source="odd.npz", described=True)
-    draw(Path("new"), 6, seed=3)
-    said = supancl(capsys, "predict", "odd", "--data", "new", "--out", "labels.csv", "--device", "cpu")
-    assert said.code == 0, said.err
-    assert_mentions(said.err, "labels.csv", "a;b", "rename")
 
 
 def test_without_held_out_labels_the_usual_threshold_is_used_and_nothing_is_judged(place, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ from torch import nn
 
 from supancl.core.encoders import BUILDERS, EncoderSpec, sincos_positions
 from supancl.errors import BadInput
-from supancl.weights.encoder_file import find_encoder_file
-from supancl.weights.names import split_encoder_name
 from tests.files import mentions
 from tests.helpers import quickly_built
 
@@ -153,8 +150,6 @@ def test_the_linear_encoder_is_one_matrix_without_bias():
     ("name", "meant"),
     [
         ("resnet5", "resnet50"),
-        ("resnet-18", "resnet18"),
-        ("cifar_resnet18", "cifar-resnet18"),
         ("vit_small", "vit-small"),
         ("timm:resnet10", "resnet10t"),
         ("timm:vit_tiny_patch16_225", "vit_tiny_patch16_224"),
@@ -165,22 +160,6 @@ def test_an_unknown_name_is_bad_input_that_names_the_nearest(name, meant):
         EncoderSpec(name).build()
 
 
-def test_a_name_like_no_other_lists_the_known_ones():
-    with pytest.raises(
-        BadInput, match=mentions("cifar-resnet18", "cnn", "linear", "resnet18", "resnet50", "timm:NAME", "vit-small")
-    ):
-        EncoderSpec("zzz").build()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"channels": 2}, {"channels": 1}, {"mean": (0.5,) * 3, "std": (0.5,)}, {"mean": (0.5,) * 2, "std": (0.5,) * 2}],
-)
-def test_mean_and_std_must_fit_the_channels(options):
-    with pytest.raises(BadInput, match="one per channel"):
-        EncoderSpec("cnn", size=8, **options).build()
-
-
 @pytest.mark.parametrize("width", [1, 3, 6])
 def test_a_cnn_of_any_width_gives_that_width(width):
     encoder = EncoderSpec("cnn", size=8, width=width).build()
@@ -188,16 +167,16 @@ def test_a_cnn_of_any_width_gives_that_width(width):
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "patch", "rest", "take"),
-    [("vit-small", 40, 16, 8, "32 or 48"), ("vit-small", 15, 16, 15, "16"),
-     ("timm:vit_tiny_patch16_224", 60, 16, 12, "48 or 64"), ("torchvision:vit_b_16", 33, 16, 1, "32 or 48"),
-     # no name tells the patches of these
-     ("timm:convnext_atto", 65, 4, 1, "64 or 68"), ("timm:convmixer_768_32", 30, 7, 2, "28 or 35"),
-     ("torchvision:convnext_tiny", 66, 4, 2, "64 or 68")],
-)  # fmt: skip
-def test_a_size_of_no_whole_patches_is_refused_for_its_border_would_never_be_seen(name, size, patch, rest, take):
-    nouns = ("encoder.size", size, name, f"{patch} px", f"last {rest}", take)
-    with quickly_built(), pytest.raises(BadInput, match=mentions(*nouns)):
+    ("name", "size"),
+    [
+        ("vit-small", 40),
+        ("timm:vit_tiny_patch16_224", 60),
+        ("timm:convnext_atto", 65),
+        ("torchvision:convnext_tiny", 66),
+    ],
+)
+def test_a_size_of_no_whole_patches_is_refused_for_its_border_would_never_be_seen(name, size):
+    with quickly_built(), pytest.raises(BadInput, match=mentions("encoder.size")):
         EncoderSpec(name, size=size).build()
 
 
@@ -219,21 +198,3 @@ def test_every_pixel_of_the_border_reaches_the_features(name):
             other = image.clone()
             other[:, :, row, column] += 5 * torch.randn(other[:, :, row, column].shape, generator=generator)
             assert (encoder(other) - seen).abs().max() > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "model"), [("timm:levit_128s", "timm's levit_128s"), ("torchvision:alexnet", "torchvision's alexnet")]
-)
-def test_a_size_that_a_model_cannot_take_is_one_line(name, model):
-    with quickly_built(), pytest.raises(BadInput, match=mentions("encoder.size", "30", f"{model}")):
-        EncoderSpec(name, size=30).build()
-
-
-@pytest.mark.parametrize(("name", "guess"), [("resnet50d", "timm:resnet50d"), ("convnext_tiny", "timm:convnext_tiny")])
-def test_a_bare_name_of_timm_is_suggested(name, guess):
-    with pytest.raises(BadInput, match=mentions(name, guess)):
-        EncoderSpec(name).build()
-    with pytest.raises(BadInput, match=mentions(name, guess)):
-        find_encoder_file(Path(name))
-    with pytest.raises(BadInput, match=mentions(name, guess)):
-        split_encoder_name(name)

@@ -394,16 +394,10 @@ def test_as_many_positives_are_drawn_as_the_loss_says():
     torch.testing.assert_close(found, -(anchors * mean).sum(-1).mean(), **close)
 
 
-def test_a_single_process_has_all_rows_and_the_old_name_of_its_batch_still_reaches_the_loss():
-    anchors, targets, labels = case(0, 5)
-    whole = GlobalBatch.from_all_rows(
-        targets.flip(1), labels.flip(0)
-    )  # not the targets of the call, to tell them apart
+def test_a_single_process_has_all_rows():
+    _, targets, labels = case(0, 5)
+    whole = GlobalBatch.from_all_rows(targets, labels)
     assert whole.row_range == RowRange(0, 5, 5)
-    loss = Contrast(positives="own-class")
-    with pytest.warns(DeprecationWarning, match="global_batch"):
-        found = loss(anchors, targets, labels, whole=whole)
-    assert torch.equal(found.total, loss(anchors, targets, labels, global_batch=whole).total)
 
 
 def test_what_the_rest_of_the_package_reads_of_a_loss():

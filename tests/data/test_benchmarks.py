@@ -22,7 +22,6 @@ from supancl.data.sources.benchmarks import (
     BENCHMARKS,
     benchmark,
     check_benchmark,
-    download_instructions,
     find_benchmark,
     find_benchmarks,
 )
@@ -118,10 +117,9 @@ def test_sizes_and_metrics_are_the_papers_but_for_cub200_whose_published_ones_di
     assert BENCHMARKS["cub200"].metric == "per_class"
 
 
-def test_other_names_and_unknown_names():
+def test_other_names():
     assert benchmark("flowers") is BENCHMARKS["flowers102"]
     assert benchmark("gtsrb") is BENCHMARKS["traffic-signs"]
-    assert_refused(message(benchmark, "pet"), "'pet'", "'pets'", "--plugin FILE")
 
 
 def test_the_imagenet100_list_is_the_published_one_in_its_order():
@@ -129,16 +127,6 @@ def test_the_imagenet100_list_is_the_published_one_in_its_order():
     written = "".join(f"{name}\n" for name in names).encode()
     assert hashlib.sha256(written).hexdigest() == CLASS_LIST.read_text().split()[0]
     assert len(set(names)) == 100
-
-
-def test_where_text_says_what_to_download_and_how_to_check():
-    for name, row in BENCHMARKS.items():
-        text = download_instructions(name)
-        assert "http" in text
-        assert row.cite in text
-        assert text.endswith(f"supancl data check {name} --root ROOT")
-        assert any(folder in text for folder in row.folders), name
-    assert "2,940 train, 740 val, 3,669 test images; mean per-class accuracy" in download_instructions("pets")
 
 
 def test_the_page_in_the_docs_is_the_registry():
@@ -188,13 +176,8 @@ def test_root_may_be_the_folder_itself(tree):
 
 def test_data_that_are_not_whole_are_refused(tree):
     name, root, _ = tree
-    said = message(open_benchmark, name, root)
-    assert said.startswith(f"{name}: ")
-    assert "belong" in said
-    assert_mentions(said, f"supancl data check {name} --root")
-    check = check_benchmark(name, root)
-    assert not check.ok
-    assert_mentions(check.lines[-1], "incomplete", f"supancl data where {name}")
+    assert_mentions(message(open_benchmark, name, root), name)
+    assert not check_benchmark(name, root).ok
 
 
 def test_what_is_present_below_a_root(tmp_path):
@@ -205,7 +188,6 @@ def test_what_is_present_below_a_root(tmp_path):
     assert find_benchmarks(tmp_path / "dtd", "few-shot") == ("dtd",)
     archive(tmp_path / "cifar100.npz")
     assert find_benchmarks(tmp_path, "transfer") == ("cifar100", "dtd", "pets")
-    assert "no folder" in message(find_benchmarks, tmp_path / "gone", "transfer")
 
 
 def test_each_data_set_has_its_own_packed_cache_whatever_the_spec_calls_its_source(tmp_path, cache_root):
@@ -296,7 +278,7 @@ def test_caltech_takes_25_and_5_of_each_class(tmp_path, monkeypatch):
     }
     assert filed(source) == filed(open_benchmark("caltech101", tmp_path))
     (tmp_path / "caltech101/101_ObjectCategories/Faces/image_0001.jpg").unlink()
-    assert_refused(message(open_benchmark, "caltech101", tmp_path), "caltech101", "Faces", "30 images", "25", "5", "31")
+    assert_refused(message(open_benchmark, "caltech101", tmp_path), "caltech101", "Faces")
 
 
 def test_imagenet100_labels_follow_the_list_and_other_classes_are_passed_over(tmp_path, monkeypatch):
@@ -310,28 +292,6 @@ def test_imagenet100_labels_follow_the_list_and_other_classes_are_passed_over(tm
         assert [layouts.imagenet100_classes().index(wnid) for wnid in wnids] == part.labels.tolist()
         assert sorted(part.labels.tolist()) == list(range(100))
     assert check_benchmark("imagenet100", tmp_path).ok
-
-
-def test_an_imagenet_tree_with_too_few_and_too_many(tmp_path, monkeypatch):
-    BUILDERS["imagenet100"](tmp_path)
-    shrunk(monkeypatch, "imagenet100", class_sizes={"train": (2, 3), "val": (1, 1)})
-    first, second, *rest = layouts.imagenet100_classes()
-    train, val = tmp_path / "imagenet/train", tmp_path / "imagenet/val"
-    content = (train / first / f"{first}_1.JPEG").read_bytes()
-    for wnid in rest:
-        (train / wnid / "another.JPEG").write_bytes(content)
-    for i in range(3):
-        (train / second / f"{i}.JPEG").write_bytes(content)
-    (val / rest[0] / f"ILSVRC2012_val_{rest[0]}.JPEG").unlink()
-    check = check_benchmark("imagenet100", tmp_path)
-    assert check.missing == (f"val/{rest[0]}/", f"train/{first}/: 1 image or more")
-    assert check.superfluous == (f"train/{second}/: 1 image",)
-    assert [(row.what, row.found, row.wanted, row.ok) for row in check.rows] == [
-        ("train images", 1 + 4 + 2 * 98, "100 x 2 to 3", False),
-        ("val images", 99, "100 x 1", False),
-        ("classes", 100, "100", True),
-    ]
-    assert_mentions(message(open_benchmark, "imagenet100", tmp_path), "imagenet100", f"val/{rest[0]}/", "missing")
 
 
 # --- CIFAR ------------------------------------------------------------------------------------------------------------
@@ -360,11 +320,7 @@ def test_a_pickle_that_is_not_the_published_one_is_never_opened(tmp_path, monkey
     folder = tmp_path / "cifar-10-batches-py"
     monkeypatch.setattr("pickle.load", lambda *_, **__: pytest.fail("opened a pickle"))
     (folder / "data_batch_3").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    assert_refused(
-        message(open_benchmark, "cifar10", tmp_path), folder / "data_batch_3", "MD5", "cifar-10-python.tar.gz"
-    )
-    (folder / "data_batch_3").unlink()
-    assert message(check_benchmark, "cifar10", tmp_path).startswith(f"{folder / 'data_batch_3'}: not there;")
+    assert_refused(message(open_benchmark, "cifar10", tmp_path), folder / "data_batch_3", "MD5")
 
 
 @pytest.mark.parametrize("layout", ["python", "npz"])
@@ -394,27 +350,6 @@ def test_fc100_is_the_test_classes_of_cifar100_with_all_their_images(layout, tmp
     ]
     assert found == wanted
     assert part.names_at(torch.tensor([0])) != part.names_at(torch.tensor([40]))
-
-
-def test_fc100_needs_the_class_names(tmp_path):
-    labels = np.arange(20) % 2
-    archive(tmp_path / "cifar100.npz", test_images=noise(20, 8, 8), test_labels=labels)
-    assert_refused(
-        message(open_benchmark, "fc100", tmp_path), tmp_path, "baby", "19 more", "FC100", "CIFAR100", "class_names"
-    )
-
-
-def test_a_cifar_archive_without_a_test_split_or_with_unlabelled_images(tmp_path):
-    archive(tmp_path / "cifar10.npz")
-    assert_mentions(message(open_benchmark, "cifar10", tmp_path), "it has train", "test")
-    archive(tmp_path / "cifar10.npz", test_images=noise(4, 8, 8), test_labels=np.array([0, 1, -1, 0]))
-    check = check_benchmark("cifar10", tmp_path)
-    assert [(row.what, row.found) for row in check.rows] == [
-        ("train images", 18),
-        ("val images", 2),
-        ("test images", 4),
-        ("classes", 3),
-    ]
 
 
 # --- dividing ---------------------------------------------------------------------------------------------------------
@@ -458,85 +393,28 @@ def test_another_seed_draws_others():
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
-def test_no_root_and_a_wrong_folder(tmp_path):
-    assert_refused(
-        message(open_benchmark, "pets", tmp_path / "gone"), "pets", tmp_path / "gone", "supancl data where pets"
-    )
-    BUILDERS["dtd"](tmp_path)
-    assert_refused(
-        message(check_benchmark, "pets", tmp_path),
-        tmp_path,
-        "annotations/trainval.txt",
-        "trainval/Abyssinian/",
-        "supancl data where pets",
-    )
-
-
-def test_a_use_that_the_row_does_not_have(tmp_path):
-    BUILDERS["pets"](tmp_path)
-    assert_refused(message(open_benchmark, "pets", tmp_path, use="few-shot"), "pets", "transfer", "few-shot", "folder")
-
-
 def test_a_missing_image_is_named_and_left_out_of_partial_data(tmp_path, monkeypatch):
     expected = BUILDERS["pets"](tmp_path)
     shrunk(monkeypatch, "pets", classes=3, split=(24, 6, 9))
     for number in (3, 7):
         (tmp_path / f"oxford-iiit-pet/images/Bengal_{number}.jpg").unlink()
-    folder = tmp_path / "oxford-iiit-pet"
-    assert_refused(
-        message(open_benchmark, "pets", tmp_path),
-        "pets",
-        "images/Bengal_3.jpg",
-        "1 more",
-        f"supancl data check pets --root {folder}",
-    )
+    assert_refused(message(open_benchmark, "pets", tmp_path), "pets", "images/Bengal_3.jpg", "1 more")
     check = check_benchmark("pets", tmp_path)
     assert check.missing == ("images/Bengal_3.jpg", "images/Bengal_7.jpg")
     assert sum(row.found for row in check.rows if row.what in ("train images", "val images")) == 28
-    assert "  missing: images/Bengal_3.jpg" in check.lines
     assert not check.ok
     source = open_benchmark("pets", tmp_path, partial=True)
     assert sum(map(len, source.splits.values())) == len(expected) - 2
-    assert_mentions(source.remarks[0], "images/Bengal_3.jpg", "1 more")
-
-
-def test_a_class_too_many(tmp_path, monkeypatch):
-    BUILDERS["omniglot"](tmp_path)
-    shrunk(monkeypatch, "omniglot", classes=5, images=18)
-    (tmp_path / "omniglot-py/images_evaluation/Tengwar/character02/0001_00.png").unlink()
-    check = check_benchmark("omniglot", tmp_path)
-    assert check.superfluous == ("a class, perhaps 'Tengwar/character02' (2 images)",)
-    assert check.lines[1:4] == (
-        "  few-shot images       17 of 18  <- differs",
-        "  classes                6 of 5  <- differs",
-        "  superfluous: a class, perhaps 'Tengwar/character02' (2 images)",
-    )
-    assert_mentions(
-        message(open_benchmark, "omniglot", tmp_path), "omniglot", "17 few-shot images", "18", "6 classes", "5"
-    )
-
-
-def test_half_of_omniglot(tmp_path):
-    BUILDERS["omniglot"](tmp_path)
-    (tmp_path / "omniglot-py/images_evaluation").rename(tmp_path / "elsewhere")
-    assert check_benchmark("omniglot", tmp_path).missing == ("images_evaluation/",)
 
 
 @pytest.mark.parametrize(
     ("name", "file", "content", "said"),
     [
         ("dtd", "dtd/labels/val1.txt", None, ("not there", "official")),
-        ("dtd", "dtd/labels/val1.txt", b"", ("official list", "empty")),
-        ("dtd", "dtd/labels/val1.txt", b"banded\n", ("'/'", "banded")),
         ("dtd", "dtd/labels/val1.txt", b"\xff\xfe\x00/", ("official list",)),
-        ("food101", "food-101/meta/test.json", b'{"waffles": [', ("official list",)),
         ("food101", "food-101/meta/test.json", b'["waffles"]', ("{class: [image, ...]}",)),
-        ("sun397", "SUN397/Testing_01.txt", b"/a/abbey.jpg\n", ("/LETTER/CLASS/IMAGE", "'/a/abbey.jpg'")),
-        ("dogs", "StanfordDogs/test_list.mat", None, ("not there", "official")),
         ("dogs", "StanfordDogs/test_list.mat", b"not a mat file", ("file_list",)),
-        ("fungi", "fgvc_fungi/val.json", b'{"images": []}', ("images", "annotations", "categories")),
         ("traffic-signs", "gtsrb/GT-final_test.csv", b"a;b\n1;2\n", ("Filename", "ClassId")),
-        ("pets", "oxford-iiit-pet/annotations/test.txt", b"Bengal_1\n", ("' '", "Bengal_1")),
     ],
 )
 def test_a_split_file_that_is_absent_or_garbled(name, file, content, said, tmp_path):
@@ -547,26 +425,6 @@ def test_a_split_file_that_is_absent_or_garbled(name, file, content, said, tmp_p
     for call in (open_benchmark, check_benchmark):
         told = message(call, name, tmp_path)
         assert_refused(told, tmp_path / file, *said)
-
-
-def test_lists_that_do_not_fit_together(tmp_path):
-    BUILDERS["cub200"](tmp_path)
-    path = tmp_path / "CUB_200_2011/train_test_split.txt"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))
-    assert_refused(
-        message(open_benchmark, "cub200", tmp_path),
-        path.parent,
-        "17",
-        "images.txt",
-        "train_test_split.txt",
-        "1 more",
-        "CUB_200_2011.tgz",
-    )
-    BUILDERS["flowers102"](tmp_path)
-    from scipy.io import savemat
-
-    savemat(tmp_path / "flowers-102/imagelabels.mat", {"labels": np.ones((1, 4))})
-    assert_mentions(message(open_benchmark, "flowers", tmp_path), "setid.mat", "image 5", "imagelabels.mat")
 
 
 def test_an_image_in_two_splits(tmp_path):
@@ -587,19 +445,3 @@ def test_an_unreadable_image_is_skipped_only_if_asked(tmp_path, monkeypatch):
     assert str(path) in message(open_benchmark, "pets", tmp_path)
     source = open_benchmark("pets", tmp_path, spec=DataSpec(skip_bad_images=True))
     assert len(source.splits["test"]) == 8
-
-
-def test_signs_in_class_folders_are_those_of_test_whatever_lies_beside(tmp_path):
-    for split, count in (("train", 5), ("test", 2)):
-        for name in ("00000", "00001"):
-            (tmp_path / "gtsrb" / split / name).mkdir(parents=True)
-            for i in range(count):
-                (tmp_path / "gtsrb" / split / name / f"{i}.jpg").touch()
-    found = check_benchmark("traffic-signs", tmp_path)
-    assert found.rows[0].found == 4
-
-
-def test_the_dogs_that_are_in_imagenet100_are_counted():
-    """Of the class numbers between the first and the last breed, only the coyote is none of the 120."""
-    names = [name for name in layouts.imagenet100_classes() if "n02085620" <= name <= "n02116738"]
-    assert f"{len(set(names) - {'n02114855'})} of the 120 breeds" in BENCHMARKS["dogs"].remarks[0]

@@ -9,7 +9,6 @@ import pytest
 
 from supancl.data.label_pairs import weight_matrix
 from supancl.data.opening import open_data
-from supancl.data.sources.csv_correction import write_corrected
 from supancl.data.sources.csv_table import list_csv
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
@@ -76,67 +75,11 @@ def test_split_is_no_class_and_a_label_column_is_the_label(tmp_path):
     assert opened(weight_table(tmp_path / "b", "x,1,0", "y,1,1", header="path,label,cat,dog")).classes == ("x", "y")
 
 
-@pytest.mark.parametrize(
-    ("line", "nouns"),
-    [
-        ("1,-0.5,0", ("weights.csv line 3", "'dog'", "-0.5", "-1")),
-        ("1,nan,0", ("weights.csv line 3", "'dog'", "nan")),
-        ("1,1e999,0", ("weights.csv line 3", "'dog'", "inf")),
-        ("0,0,0", ("weights.csv line 3", "zeros", "-1")),
-        ("1,red,0", ("weights.csv line 3", "'dog'", "'red'", "label", "--columns")),
-        ("1,,0", ("weights.csv line 3", "'dog'", "''", "0")),
-        ("1,0.5,0.5", ("weights.csv line 3", "3 labels", "data.max_labels = 2")),
-        ("1,1e-9,0", ("1e-09", "leave out")),
-    ],
-)
-def test_weights_that_make_no_sense_are_refused_with_their_line(tmp_path, line, nouns):
-    with pytest.raises(BadInput, match=mentions(*nouns)):
-        opened(weight_table(tmp_path, "1,0,0", line, "0,1,0"), max_labels=2)
-
-
-@pytest.mark.parametrize(
-    ("header", "columns", "nouns"),
-    [
-        ("path,cat,cat", "", ("weights.csv", "2 columns", "'cat'")),
-        ("path,cat, cat", "", ("weights.csv", "2 columns", "'cat'")),
-        ("path,,cat", "", ("weights.csv", "''", "--columns")),
-        ("file,cat,dog", "", ("weights.csv", "no column", "path,label")),
-        ("path,cat,dog", "label=cat+fox", ("weights.csv", "no column 'fox'")),
-        ("path,cat,dog", "label=species", ("weights.csv", "no column 'species'")),
-    ],
-)
-def test_columns_that_cannot_be_classes_are_named(tmp_path, header, columns, nouns):
-    with pytest.raises(BadInput, match=mentions(*nouns)):
-        opened(weight_table(tmp_path, "1,0", header=header), columns=columns)
-
-
-def test_a_single_other_column_is_more_likely_class_numbers(tmp_path):
-    with pytest.raises(BadInput, match=mentions("weights.csv", "no column 'label'", "species", "--columns")):
-        opened(weight_table(tmp_path, "1", "2", header="path,species"))
-
-
-@pytest.mark.parametrize(
-    ("weight", "nouns"), [("1e300", ("weights.csv line 2", "'cat'", "1e+300")), ("1e-300", ("weights", "float32"))]
-)
-def test_weights_beyond_float32_are_refused(tmp_path, weight, nouns):
-    with pytest.raises(BadInput, match=mentions(*nouns)):
-        opened(weight_table(tmp_path, f"{weight},0,0", f"0,{weight},0"), columns="label=cat+dog+bird")
-    names = (f"cat:{weight}", f"cat:{weight};dog:{weight}")
-    with pytest.raises(BadInput, match=mentions("weights")):
-        opened(weight_table(tmp_path / "names", *names, header="path,label"))
-
-
 def test_equal_rows_are_kept_once(tmp_path):
     listing = list_csv(weight_table(tmp_path, *["1,0,1", "1.0,0.0,1"] * 50))
     assert len(listing.entries) == 100
     assert listing.label_table.pairs.shape == (2, 2, 2), "one for each way to write them"
     assert listing.entries.labels.tolist() == [0, 1] * 50
-
-
-def test_a_table_of_columns_is_not_corrected(tmp_path):
-    path = weight_table(tmp_path, "1,0,0", "0,1,0")
-    with pytest.raises(BadInput, match=mentions("weights.csv", "one column per class", "one column of labels")):
-        write_corrected(path, tmp_path / "out.csv", [])
 
 
 def test_numbers_that_are_no_weights_are_no_classes_unless_they_are_named(tmp_path):

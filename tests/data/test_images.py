@@ -309,11 +309,6 @@ def test_what_is_no_image_is_an_os_error(tmp_path, content):
         decode(path)
 
 
-def test_a_missing_file_is_an_os_error(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        decode(tmp_path / "nowhere.png")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_damage_is_an_os_error_or_a_value_error_or_an_image(tmp_path, kind):
     content = np.frombuffer(encoded(kind), dtype=np.uint8)

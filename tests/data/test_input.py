@@ -16,7 +16,7 @@ from supancl.data.opening import open_data, open_source
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from supancl.files import escape_formula, unescape_formula
-from tests.files import TINY, archive, assert_mentions, class_folders, mentions, noise, picture, supancl, table
+from tests.files import archive, assert_mentions, class_folders, mentions, noise, picture, supancl, table
 
 
 def opened(source: object, **settings: object):
@@ -36,27 +36,18 @@ def test_labels_of_an_archive_may_be_texts(tmp_path, kind):
     assert found.splits["val"].labels.tolist() == [1, 0]
 
 
-def test_texts_are_numbered_by_class_names_and_not_mixed_with_numbers(tmp_path):
+def test_texts_are_numbered_by_class_names(tmp_path):
     labels = np.array(["pug", "cat"] * 10)
     found = opened(archive(tmp_path / "x.npz", train_labels=labels, class_names=["pug", "emu", "cat"]))
     assert (found.classes, found.splits["train"].labels.tolist()) == (("pug", "emu", "cat"), [0, 2] * 10)
-    with pytest.raises(BadInput, match=mentions("'pug'", "class_names", "'bug'")):
-        opened(archive(tmp_path / "y.npz", train_labels=labels, class_names=["bug", "cat"]))
-    numbers = {"test_images": noise(2, 8, 8), "test_labels": np.arange(2)}
-    with pytest.raises(BadInput, match=mentions("test_labels", "numbers", "train_labels")):
-        opened(archive(tmp_path / "z.npz", train_labels=labels, **numbers))
 
 
 def test_an_archive_without_labels_trains_what_needs_none(tmp_path, capsys):
     path = archive(tmp_path / "x.npz", train_labels=None, train_classes=np.arange(20))
     found = opened(path)
     assert found.splits["train"].labels.tolist() == [-1] * 20
-    assert_mentions(found.remarks[0], path, "train_labels", "train_classes")
     words = ("--data", path, "--epochs", "1", "--batch-size", "4", "--device", "cpu", "--set", "encoder.width=8")
     assert supancl(capsys, "pretrain", "digits.simsiam", *words, "--out", tmp_path / "run").code == 0
-    said = supancl(capsys, "pretrain", "digits.supsiam", *words, "--out", tmp_path / "run2")
-    assert said.code == 2
-    assert_mentions(said.err, path, "label", "simsiam")
 
 
 # --- csv --------------------------------------------------------------------------------------------------------------
@@ -77,22 +68,6 @@ def test_columns_of_a_table_may_have_any_name(species):
     assert list(opened(species, columns="path=file, label=species").splits) == ["train"]
 
 
-@pytest.mark.parametrize(
-    ("columns", "nouns"),
-    [
-        ("", ("path", "file", "--columns")),
-        ("image=fil", ("fil", "species", "--columns")),
-        ("image=file,label=species,split=fold", ("fold", "--columns")),
-        ("file", ("data.columns", "image=file")),
-        ("image=file,path=file", ("data.columns", "once")),
-        ("picture=file", ("data.columns", "image=")),
-    ],
-)
-def test_columns_that_are_not_there_are_refused(species, columns, nouns):
-    with pytest.raises(BadInput, match=mentions(*nouns)):
-        opened(species, columns=columns)
-
-
 def test_columns_are_a_field_of_the_recipe_and_of_commands_that_take_encoders(species, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("--epochs", "1", "--batch-size", "2", "--device", "cpu", "--set", "encoder.width=8")
@@ -105,9 +80,6 @@ def test_columns_are_a_field_of_the_recipe_and_of_commands_that_take_encoders(sp
     other = table(tmp_path / "other.csv", "file,species", "cat/0.png,", "dog/1.png,")
     said = supancl(capsys, "embed", "run", "--data", other, "--columns", columns[1][:24], "--out", "f.npz")
     assert said.code == 0, said.err
-    said = supancl(capsys, "pretrain", "digits.supsiam", "--data", "cat", *columns, *words, "--out", "run2")
-    assert said.code == 2
-    assert_mentions(said.err, "data.columns", ".csv", "cat")
 
 
 @pytest.mark.parametrize("text", ["=A1", "+cat", "@home", "-dog", "cat", "'quoted'", "-0.5", "'", ""])
@@ -135,7 +107,7 @@ def test_heic_names_the_extra_if_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     class_folders(tmp_path, each=2)
     (tmp_path / "cat/IMG_1.HEIC").write_bytes(HEIF_START + b"\0" * 40)
-    with pytest.raises(BadInput, match=mentions("IMG_1.HEIC", "pip install 'supancl[heic]'", "--skip-bad-images")):
+    with pytest.raises(BadInput, match=mentions("IMG_1.HEIC", "supancl[heic]")):
         opened(tmp_path)
     assert len(opened(tmp_path, skip_bad_images=True).splits["train"]) == 4
 
@@ -182,52 +154,10 @@ def test_joined_sources_unite_classes_and_splits(tmp_path):
     assert (len(data.train), len(data.held_out)) == (6 + 8 + 6, 2 + 2)
     assert sorted(data.held_out.labels.tolist()) == [1, 1, 2, 3]
     assert data.train.num_labelled == 18
-    (remark,) = data.remarks
-    assert_mentions(remark, second, "held-out", "data.holdout")
     alone = open_data(DataSpec(source=str(arrays)), 1)
     names = data.train.names_at(torch.arange(20))
     assert sum("x.npz" in name for name in names) == 6
     assert set(alone.content.values.tolist()) <= set(data.content.values.tolist())
-
-
-def test_files_of_several_sources_and_splits_are_counted(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    class_folders(tmp_path / "photos", each=8)
-    (tmp_path / "link").symlink_to("photos")
-    rows = [f"{kind}/{i}.png,{kind}" for kind in ("cat", "dog") for i in range(8)]
-    table(tmp_path / "one.csv", "path,label", *(f"photos/{row}" for row in rows))
-    splits = ["val"] * 3 + ["train"] * 13
-    in_splits = (f"link/{row},{split}" for row, split in zip(rows, splits, strict=True))
-    table(tmp_path / "two.csv", "path,label,split", *in_splits)
-    words = ("pretrain", "digits.supsiam", *TINY, "--quiet", "--out")
-    for number, (first, second, count, divided) in enumerate(
-        (("one.csv", "two.csv", 16, 3), ("photos", "one.csv", 16, 0), ("photos", "digits", 0, 0))
-    ):
-        said = supancl(capsys, *words, f"run{number}", "--data", first, "--data", second)
-        assert said.code == 0, said.err
-        remark = " ".join(said.err.split())
-        assert ("more than once" in remark, "two splits" in remark) == (count > 0, divided > 0), remark
-        if count:
-            assert_mentions(remark, f"{first} + {second}", f"{count} files are", "photos/cat/0.png")
-        if divided:
-            assert_mentions(remark, f"{divided} files are in two splits", "train and val")
-    lines = ("photos/cat/0.png,cat,train", "photos/../photos/cat/0.png,cat,test", f"{tmp_path}/photos/dog/1.png,dog,")
-    table(tmp_path / "three.csv", "path,label,split", *lines, "photos/dog/1.png,dog,", "photos/dog/2.png,dog,")
-    said = supancl(capsys, "data", "show", "three.csv", "--out", "sheets")
-    assert_mentions(" ".join(said.out.split()), "three.csv", "2 files are", "1 file is in two splits", "train and test")
-
-
-def test_what_cannot_be_joined_is_refused(tmp_path):
-    class_folders(tmp_path / "photos", each=2)
-    for joined, nouns in (
-        (("toy",), ("toy", "vectors")),
-        ((str(tmp_path / "photos/../photos"),), ("photos", "twice")),
-        ((str(tmp_path / "nowhere"),), ("nowhere",)),
-    ):
-        with pytest.raises(BadInput, match=mentions(*nouns)):
-            opened(tmp_path / "photos", joined=joined)
-    with pytest.raises(BadInput, match=mentions("data.columns", ".csv")):
-        opened(tmp_path / "photos", joined=("digits",), columns="image=x")
 
 
 def test_a_run_on_joined_sources_is_recorded_continued_and_evaluated(tmp_path, capsys, monkeypatch):

@@ -16,7 +16,7 @@ from supancl.data.preparing import prepare_data
 from supancl.data.splits import DataSpec
 from supancl.data.survey import survey_data, survey_source
 from supancl.errors import BadInput
-from tests.files import archive, assert_mentions, mentions, noise, picture, table
+from tests.files import archive, mentions, noise, picture, table
 
 WEIGHTS = np.eye(4)[np.arange(20) % 4] + 0.5 * np.eye(4)[np.arange(20) % 3]  # two classes, or one of weight 1.5
 
@@ -53,16 +53,6 @@ def test_without_a_separator_a_label_is_one_name_as_before(tmp_path):
     data = opened(path, holdout=0)
     assert data.train.pairs is None
     assert data.classes == ("disk:1", "disk:2")
-
-
-def test_labels_that_look_like_weights_and_are_names_have_a_remark(tmp_path):
-    path = label_table(tmp_path, "cat:0.3", "cat:0.5", "cat:0.3", "dog")
-    data = opened(path, holdout=0)
-    assert (data.train.pairs, data.classes) == (None, ("cat:0.3", "cat:0.5", "dog"))
-    (remark,) = data.remarks
-    assert_mentions(remark, "labels.csv", "3 labels", "'cat:0.3'", "';'", "data.max_labels=1")
-    assert not opened(path, holdout=0, max_labels=1).remarks
-    assert not opened(label_table(tmp_path, "disk:large", "disk:small", "dog"), holdout=0).remarks
 
 
 def test_a_name_may_have_a_colon_if_what_follows_is_no_number(tmp_path):
@@ -121,65 +111,6 @@ def test_lists_of_images_take_several_labels_too():
         source_from_images(images, np.ones((20, 1), int), DataSpec("arrays"), 1)
 
 
-def refused_matrix(row: list[float], column: int = 4) -> np.ndarray:
-    weights = WEIGHTS.copy()
-    weights[5] = row
-    return weights[:, :column]
-
-
-@pytest.mark.parametrize(
-    ("labels", "nouns"),
-    [
-        (refused_matrix([1, -0.5, 0, 0]), ("train_labels", "row 5, column 1", "-0.5", "-1")),
-        (refused_matrix([1, np.nan, 0, 0]), ("train_labels", "row 5, column 1", "nan")),
-        (refused_matrix([0, 0, 0, 0]), ("train_labels", "row 5", "zeros", "-1")),
-        (refused_matrix([1, 1, 1, 0.5]), ("train_labels", "row 5", "4 labels", "data.max_labels = 3", "--set")),
-        (refused_matrix([1, 1e-7, 0, 0]), ("1e-07", "1.5", "leave out")),
-        (WEIGHTS[:, :1].astype(int), ("train_labels", "(20, 1)", "(20,)")),
-        (WEIGHTS[:8], ("train_labels", "(8, 4)", "20 images")),
-        (np.full((20, 3), "cat"), ("train_labels", "numbers")),
-    ],
-)
-def test_a_matrix_of_labels_that_makes_no_sense_is_refused(tmp_path, labels, nouns):
-    with pytest.raises(BadInput, match=mentions(*nouns)):
-        opened(archive(tmp_path / "some.npz", train_labels=labels), max_labels=3)
-
-
-def test_texts_in_columns_are_no_weights():
-    with pytest.raises(BadInput, match=mentions("train_labels", "numbers")):
-        from_arrays(noise(20, 8, 8), np.full((20, 3), "cat"))
-
-
-def test_splits_and_names_must_fit_the_columns(tmp_path):
-    test = {"test_images": noise(4, 8, 8)}
-    with pytest.raises(BadInput, match=mentions("train_labels", "(20, 4)", "test_labels", "(4,)")):
-        opened(archive(tmp_path / "a.npz", train_labels=WEIGHTS, test_labels=[0, 1, 2, 3], **test))
-    with pytest.raises(BadInput, match=mentions("4 columns", "class_names 2")):
-        opened(archive(tmp_path / "b.npz", train_labels=WEIGHTS, class_names=["x", "y"]))
-    unlabelled = opened(archive(tmp_path / "c.npz", train_labels=WEIGHTS, **test))
-    assert unlabelled.test.num_labelled == 0
-
-
-@pytest.mark.parametrize(
-    ("label", "nouns"),
-    [
-        ("cat:-1", ("labels.csv line 3", "'cat'", "-1", "above 0")),
-        ("cat:0;dog", ("labels.csv line 3", "'cat'", "above 0")),
-        ("cat:nan;dog", ("labels.csv line 3", "'cat'", "nan")),
-        (":0.5", ("labels.csv line 3", "NAME:WEIGHT")),
-        (";", ("labels.csv line 3", "';'", "no class")),
-        ("dog;cat:", ("labels.csv line 3", "'cat:'", "cat:0.7")),
-        ("dog;cat:-", ("labels.csv line 3", "'cat:-'", "cat:0.7")),
-        ("cat: .5x", ("labels.csv line 3", "'cat: .5x'", "cat:0.7")),
-        ("cat:2nd", ("labels.csv line 3", "'cat:2nd'", "2nd:1")),
-        ("a;b;c;d", ("labels.csv line 3", "4 labels", "data.max_labels = 3")),
-    ],
-)
-def test_a_label_that_makes_no_sense_is_refused_with_its_line(tmp_path, label, nouns):
-    with pytest.raises(BadInput, match=mentions(*nouns)):
-        opened(label_table(tmp_path, "cat;dog", label, "dog", "cat"), max_labels=3)
-
-
 def test_images_are_held_out_by_their_rarest_class(tmp_path):
     weights = np.zeros((60, 3))
     weights[:, 0] = 1  # every image
@@ -193,13 +124,6 @@ def test_images_are_held_out_by_their_rarest_class(tmp_path):
     assert int(kept.sum()) == 30
     assert torch.equal(kept, (hidden.train.pairs[..., 0] >= 0).any(1))
     assert not hidden.train.pairs[~kept][..., 1].any()
-
-
-@pytest.mark.parametrize("settings", [{"leave_out": ("1",)}, {"imbalance": 10}, {"label_noise": 0.2}])
-def test_settings_that_need_one_label_refuse_several(settings):
-    (name,) = settings
-    with pytest.raises(BadInput, match=mentions("several", f"data.{name}")):
-        from_arrays(noise(20, 8, 8), WEIGHTS, spec=DataSpec("arrays", **settings))
 
 
 def test_several_labels_are_joined_by_the_names_of_their_classes(tmp_path):

@@ -11,10 +11,8 @@ import torch
 from supancl.data.feed import Feed
 from supancl.data.order import Order
 from supancl.data.splits import Split, full_split
-from supancl.data.store import memory
 from supancl.data.store.memory import ArrayImages, Batch, FileImages, ImageStore, PackedImages, pad_images
 from supancl.errors import BadInput
-from supancl.reporter import ProgressFunction, report_to
 from tests.files import mentions, noise
 
 CPU = torch.device("cpu")
@@ -127,15 +125,6 @@ def test_what_is_resident_is_not_sent_through_a_thread():
     feed.close()
 
 
-def test_arrays_that_do_not_fit_on_a_gpu_stay_where_they_are(monkeypatch):
-    asked = []
-    monkeypatch.setattr(memory, "fits_on_gpu", lambda nbytes, device: asked.append(nbytes) or False)
-    pixels = torch.zeros(24, 3, 8, 8, dtype=torch.uint8)
-    split = full_split(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
-    assert split.place_on(torch.device("cuda")) is split
-    assert asked == [24 * 3 * 8 * 8]
-
-
 def test_a_closed_feed_leaves_no_thread_and_can_be_asked_again():
     split, _, order = split_of()
     feed = Feed(split, order.positions, CPU, steps=6)
@@ -206,12 +195,3 @@ def test_whether_batches_have_one_shape_is_known_beforehand():
     assert PackedImages.from_images(images).has_shared_canvas
     assert not PackedImages.from_images(odd).has_shared_canvas
     assert not feed(FileImages([], 3, None)).has_one_shape
-
-
-def test_packed_images_move_whole_and_say_how_far_they_are():
-    images = [torch.from_numpy(noise(1, 2 + i % 3, 3, seed=i)) for i in range(1100)]
-    told = []
-    with report_to(ProgressFunction(lambda what, done, total: told.append((done, total)))):
-        moved = PackedImages.from_images(images).to(CPU)
-    assert told == [(512, 1100), (1024, 1100), (1100, 1100)]
-    assert all(torch.equal(moved.image(i), image) for i, image in enumerate(images))

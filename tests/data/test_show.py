@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -11,26 +10,23 @@ import torch
 from PIL import Image
 
 from supancl import recipe
-from supancl.cli.console import Terminal, make_console, table
 from supancl.data.opening import open_source
 from supancl.data.show import describe_source, find_copies, histogram, image_sizes, summarize_sizes
 from supancl.data.splits import DataSpec, full_split
 from supancl.data.store.memory import ArrayImages, PackedImages
-from supancl.errors import BadInput
 from supancl.files import digest
 from supancl.reporter import ProgressFunction, report_to
 from supancl.reports.contact_sheet import (
     CAPTION,
     GAP,
     TILE,
-    _draw_sheet,
     draw_image_sheet,
     draw_view_sheet,
     pick_by_class,
 )
 from supancl.training.preflight import with_short_side
 from tests import files as made
-from tests.files import archive, mentions, noise, picture
+from tests.files import archive, noise, picture
 
 
 def of(path, channels=3, **options):
@@ -74,13 +70,6 @@ def test_arrays_count_their_own_bytes_and_are_not_shrunk(tmp_path):
     assert facts["bytes"] == 24 * 40 * 30
     assert facts["short_side"] is None
     assert facts["sizes"] == {"height": [40] * 3, "width": [30] * 3, "short side": [30] * 3}
-
-
-def test_a_file_that_vanishes_while_sizes_are_read_is_named(tmp_path):
-    found, _ = of(folder(tmp_path / "data"))
-    (tmp_path / "data" / "train" / "cat" / "3.png").unlink()
-    with pytest.raises(BadInput, match=mentions("cat/3.png", "No such file")):
-        image_sizes(found)
 
 
 def test_sizes_and_histogram_of_the_built_in_data():
@@ -151,24 +140,6 @@ def test_a_table_that_lists_a_file_twice_has_no_copy_of_it(tmp_path):
     path = made.table(tmp_path / "list.csv", "path,label", "x.bmp,a", "x.bmp,a", "y.bmp,a", "z.bmp,b")
     found = find_copies(open_source(DataSpec(source=str(path)), 1))
     assert (found["files"], found["images"], found["labels_differ"]) == (2, 1, 1)
-
-
-def test_a_source_without_files_has_no_copies_to_count(tmp_path):
-    assert find_copies(open_source(DataSpec(source="digits"), 1)) is None
-
-
-def test_a_file_that_vanishes_before_it_is_compared_is_named(tmp_path):
-    found = written(tmp_path, {"a/0.bmp": 0, "a/1.bmp": 1})
-    (tmp_path / "a" / "1.bmp").unlink()
-    with pytest.raises(BadInput, match=mentions("a/1.bmp", "No such file")):
-        find_copies(found)
-
-
-def test_a_class_whose_name_has_two_lines_is_drawn(tmp_path):
-    sheet = tmp_path / "sheet.png"
-    _draw_sheet([Image.new("RGB", (TILE, TILE))], ["new\nline"], 1, sheet)
-    with Image.open(sheet) as drawn:
-        assert np.array(drawn)[-CAPTION - GAP :].std() > 1  # the caption
 
 
 # --- contact sheets ---------------------------------------------------------------------------------------------------
@@ -244,46 +215,3 @@ def test_chosen_images_go_through_the_classes_in_turn():
     assert all(4 <= counts[label] <= 5 for label in (-1, 0, 2))
     assert labels[chosen].tolist() == sorted(labels[chosen].tolist())
     assert len(pick_by_class(labels[:3], 48)) == 3
-
-
-# --- what the console does with it ------------------------------------------------------------------------------------
-
-
-def test_a_column_is_set_right_only_where_every_cell_is_a_number():
-    laid = table(
-        "t",
-        ["name", "n", "bar", "mixed", "signed", "empty"],
-        [["1", "1,000", "███", "3", "-0.5", ""], ["2", "", "█", "(none)", "+.5", ""]],
-    )
-    assert [column.justify for column in laid.columns] == ["left", "right", "left", "left", "right", "right"]
-
-
-def test_without_a_terminal_long_reading_is_told_by_tenths(capsys, monkeypatch):
-    for done in range(1, 2001):
-        Terminal(make_console(False, False)).on_progress("soon done", done, 2000)
-    assert capsys.readouterr().out == ""
-    monkeypatch.setattr("supancl.reports.terminal.MIN_SECONDS", 0.0)
-    terminal = Terminal(make_console(False, False))
-    for done in range(1, 2001):
-        terminal.on_progress("decoding", done, 2000)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(", about")[0] for line in lines[:9]] == [
-        f"decoding: {done:,} of 2,000" for done in range(200, 1801, 200)
-    ]
-    assert all(line.endswith(" s left") for line in lines[:9])
-    assert len(lines) == 10
-    assert lines[-1].startswith("decoding: 2,000 of 2,000 in ")
-    for what in ("one thing", "another", "another"):  # the same thing may be read twice
-        for done in range(1, 101):
-            terminal.on_progress(what, done, 100)
-    assert len(capsys.readouterr().out.splitlines()) == 30
-    for done in (0, 1):  # a job that cannot be divided
-        terminal.on_progress("t-SNE", done, 1)
-    assert re.fullmatch(r"t-SNE: \d+ s\n", capsys.readouterr().out)
-
-
-def test_a_total_of_nothing_is_a_sentence(capsys):
-    Terminal(make_console(False, False)).on_progress("process 7 is building the cache; waiting for it", 0, 0)
-    assert capsys.readouterr().out == "process 7 is building the cache; waiting for it\n"
-    Terminal(make_console(True, False)).on_progress("not when quiet", 0, 0)
-    assert capsys.readouterr().out == ""

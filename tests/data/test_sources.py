@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
-import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -19,13 +17,10 @@ from supancl.data.decode import IMAGE_SUFFIXES, decode
 from supancl.data.opening import from_arrays, open_data, open_source
 from supancl.data.preparing import draw_stratified
 from supancl.data.splits import DataSpec
-from supancl.data.store.building import dark_image_remarks
 from supancl.data.store.memory import ArrayImages, FileImages, PackedImages
 from supancl.errors import BadInput
 from tests.files import (
     archive,
-    assert_mentions,
-    assert_one_line,
     assert_refused,
     class_folders,
     mentions,
@@ -190,24 +185,14 @@ def test_a_class_that_only_the_held_out_split_has_keeps_its_place_among_the_labe
     assert found.splits["val"].labels.tolist() == [0, 1, 2]
 
 
-def test_what_lies_beside_the_splits_is_left_out_and_said(tmp_path):
-    class_folders(tmp_path / "train", each=2)
-    class_folders(tmp_path / "val", each=1)
-    picture(tmp_path / "extra" / "0.png")
-    found = source(tmp_path)
-    assert_one_line("\n".join(found.remarks), tmp_path, "extra", "train/")
-    assert not any("extra" in name for split in found.splits.values() for name in names(split))
-
-
-def test_a_class_called_train_among_other_classes_is_a_class_and_this_is_said(tmp_path):
+def test_a_class_called_train_among_other_classes_is_a_class(tmp_path):
     class_folders(tmp_path, ("bus", "train"), 3)
     found = source(tmp_path)
     assert found.classes == ("bus", "train")
     assert found.splits["train"].labels.tolist() == [0] * 3 + [1] * 3
-    assert_one_line("\n".join(found.remarks), tmp_path / "train", "class folders")
 
 
-def test_files_that_are_no_images_are_left_out_and_said_and_hidden_ones_are_not_looked_at(tmp_path):
+def test_files_that_are_no_images_are_left_out_and_hidden_ones_are_not_looked_at(tmp_path):
     class_folders(tmp_path, each=2)
     (tmp_path / "cat" / "notes.txt").write_text("notes")
     (tmp_path / "cat" / ".DS_Store").write_bytes(b"x")
@@ -215,35 +200,6 @@ def test_files_that_are_no_images_are_left_out_and_said_and_hidden_ones_are_not_
     picture(tmp_path / "cat" / ".hidden.png")
     found = source(tmp_path)
     assert len(found.splits["train"]) == 4
-    assert_one_line("\n".join(found.remarks), tmp_path, "1 file", "1 .txt", "notes.txt")
-
-
-def test_the_kinds_of_what_is_left_out_are_counted(tmp_path):
-    """A thousand .xyz are a thousand images less than the folder has."""
-    class_folders(tmp_path, each=2)
-    for name in ("cat/0.xyz", "cat/1.XYZ", "dog/notes.txt", "dog/README"):
-        (tmp_path / name).write_bytes(b"x")
-    assert_one_line(
-        "\n".join(source(tmp_path).remarks), tmp_path, "4 files", "2 .xyz", "1 without a suffix", "1 .txt", "0.xyz"
-    )
-
-
-def test_a_folder_within_a_folder_is_the_only_class_and_this_is_said(tmp_path):
-    class_folders(tmp_path / "images", each=2)
-    found = source(tmp_path)
-    assert found.classes == ("images",)
-    assert_one_line("\n".join(found.remarks), tmp_path, "2", tmp_path / "images")
-    class_folders(tmp_path / "more", each=2)
-    assert source(tmp_path).remarks == ()
-
-
-def test_a_link_that_leads_nowhere_is_an_unreadable_image_and_no_class(tmp_path):
-    class_folders(tmp_path, each=2)
-    (tmp_path / "0.png").symlink_to(tmp_path / "gone.png")
-    with pytest.raises(BadInput, match=mentions("0.png", "No such file or directory")):
-        source(tmp_path)
-    found = source(tmp_path, skip_bad_images=True)
-    assert (len(found.splits["train"]), list(found.skipped)) == (4, [str(tmp_path / "0.png")])
 
 
 def test_file_names_need_not_be_utf_8(tmp_path):
@@ -302,21 +258,12 @@ def test_an_image_that_goes_away_while_training_is_named(tmp_path):
     gone.unlink()
     with pytest.raises(BadInput) as caught:
         pixels(train)
-    assert_refused(str(caught.value), gone, "No such file or directory", "--resume")
+    assert_refused(str(caught.value), gone, "No such file or directory")
 
 
 def test_larger_images_are_brought_down_to_the_short_side(tmp_path):
     picture(tmp_path / "a" / "0.png", size=(40, 60))
     assert pixels(source(tmp_path, short_side=20).splits["train"]).shape == (1, 3, 20, 30)
-
-
-def test_reading_tells_how_far_it_is(tmp_path):
-    class_folders(tmp_path, each=2)
-    told = []
-    open_data(DataSpec(source=str(tmp_path)), 3, lambda *progress: told.append(progress))
-    reading = [("reading images", done, 4) for done in (1, 2, 3, 4)]
-    whole = [[(task, done, 1) for done in (0, 1)] for task in (f"listing {tmp_path}", "gathering the images")]
-    assert told == [*whole[0], *reading, *whole[1]]
 
 
 @pytest.mark.parametrize("memory_gb", [8.0, 1e-9])
@@ -328,7 +275,6 @@ def test_unreadable_images_are_skipped_when_asked_for_and_listed_and_counted(tmp
     text.write_text("not an image")
     found = source(tmp_path, skip_bad_images=True, memory_gb=memory_gb)
     assert list(found.skipped) == [str(torn), str(text)]
-    assert_one_line("\n".join(found.remarks), "2 unreadable images", torn, text)
     train = found.splits["train"]
     assert len(train) == 11
     assert not names(train) & {str(torn), str(text)}
@@ -391,29 +337,14 @@ def test_arrays_from_python_need_no_file():
     ("images", "labels", "message"),
     [
         (noise(4, 8, 8).astype(float), [0, 1, 0, 1], ("train_images", "float64", "uint8")),
-        (noise(4, 8, 8, 4), [0, 1, 0, 1], ("train_images", "(4, 8, 8, 4)", "(N, H, W)")),
-        (noise(4, 8), [0, 1, 0, 1], ("train_images", "(4, 8)")),
-        (noise(0, 8, 8), np.zeros(0, int), ("train_images", "(0, 8, 8, 1)")),
-        (noise(4, 0, 8), [0, 1, 0, 1], ("train_images", "(4, 0, 8, 1)")),
-        (noise(4, 8, 8), [0.0, 1.0, 0.0, 1.0], ("train_labels", "float64", "-1")),
         (noise(4, 8, 8), [True, False, True, False], ("train_labels", "bool", "integers")),
-        (noise(4, 8, 8), [0, 1, 0], ("train_labels", "(3,)", "4 images", "(4,)")),
-        (noise(4, 8, 8), [[0], [1], [0], [1]], ("train_labels", "(4, 1)", "4 images", "(4,)")),
-        (noise(4, 8, 8), [0, 1, -2, 1], ("train_labels", "-2", "0", "-1")),
+        (noise(4, 8, 8), [0, 1, 0], ("train_labels", "(3,)", "4 images")),
         (noise(4, 3, 8, 8), [0, 1, 0, 1], ("(4, 3, 8, 8)", "transpose(0, 2, 3, 1)")),
     ],
 )
 def test_arrays_that_cannot_be_used_are_bad_input_that_says_why(images, labels, message):
     with pytest.raises(BadInput, match=mentions(*message)):
         from_arrays(images, np.asarray(labels))
-
-
-@pytest.mark.parametrize("label", [10**12, 2**63])
-def test_a_label_of_an_archive_that_is_hardly_a_class_number_is_refused(label, tmp_path):
-    labels = np.array([0, 1, 0, label], np.uint64)
-    path = archive(tmp_path / "large.npz", train_images=noise(4, 8, 8), train_labels=labels)
-    with pytest.raises(BadInput, match=mentions("train_labels", str(label), "1000000", "-1")):
-        source(path)
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.uint64])
@@ -437,12 +368,10 @@ def test_integers_without_gaps_and_numbers_of_class_names_stay_as_they_are():
     assert named.train.labels.tolist() == numbers.tolist()
 
 
-def test_an_archive_whose_class_numbers_have_gaps_says_so(tmp_path):
+def test_class_numbers_of_an_archive_may_have_gaps(tmp_path):
     gaps = archive(tmp_path / "gaps.npz", train_images=noise(4, 8, 8), train_labels=[0, 2, 0, 2])
     opened = source(gaps)
     assert opened.classes == ("0", "1", "2")
-    assert_mentions(" ".join(opened.remarks), "gaps.npz", "1 has no image", "names")
-    assert source(archive(tmp_path / "none.npz", train_images=noise(4, 8, 8), train_labels=[0, 1, 0, 1])).remarks == ()
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -475,15 +404,9 @@ def test_a_table_without_splits_is_all_train_and_a_byte_order_mark_is_no_part_of
     assert (set(found.splits), found.classes) == ({"train"}, ("cat",))
 
 
-def test_a_value_too_many_in_a_table_is_refused_not_dropped(tmp_path):
+def test_a_quoted_value_may_have_a_comma_and_a_line_may_end_in_one(tmp_path):
     picture(tmp_path / "0.png")
     listing = tmp_path / "list.csv"
-    listing.write_text("path,label\n0.png,cat, grey\n")
-    with pytest.raises(
-        BadInput,
-        match=mentions("list.csv", "line 2", "2 columns", "double"),
-    ):
-        source(listing)
     listing.write_text('path,label\n0.png,"cat, grey"\n0.png,dog,\n')  # a comma at the end says nothing
     assert source(listing).classes == ("cat, grey", "dog")
 
@@ -500,24 +423,6 @@ def test_a_table_of_paths_alone_lists_unlabelled_images(tmp_path):
     }
 
 
-def test_predicted_labels_in_a_table_are_said(tmp_path):
-    picture(tmp_path / "0.png"), picture(tmp_path / "1.png")
-    listing, header = tmp_path / "labels.csv", "path,label,confidence,unlike,source,split\n0.png,cat,,,given,\n"
-    listing.write_text(f"{header}1.png,dog,0.9,no,predicted,\n")
-    assert_one_line("\n".join(source(listing).remarks), listing, "1 label", "predicted", "evaluate --data")
-    listing.write_text(header)
-    assert source(listing).remarks == ()
-
-
-def test_files_listed_twice_in_a_table_are_said(tmp_path):
-    picture(tmp_path / "0.png"), picture(tmp_path / "1.png")
-    listing = tmp_path / "list.csv"
-    listing.write_text("path,label,split\n0.png,cat,train\n1.png,dog,train\n0.png,cat,test\n")
-    assert_one_line("\n".join(source(listing).remarks), listing, "1", tmp_path / "0.png")
-    listing.write_text("path,label\n0.png,cat\n1.png,dog\n")
-    assert source(listing).remarks == ()
-
-
 def test_in_a_table_an_empty_label_or_minus_one_means_unlabelled(tmp_path):
     for name in "abcd":
         picture(tmp_path / f"{name}.png")
@@ -528,15 +433,6 @@ def test_in_a_table_an_empty_label_or_minus_one_means_unlabelled(tmp_path):
     assert (found.classes, found.splits["train"].labels.tolist()) == (("2.0",), [0, -1])
 
 
-def test_a_quote_that_is_not_closed_does_not_swallow_the_lines_below_it(tmp_path):
-    for name in "abc":
-        picture(tmp_path / f"{name}.png")
-    with pytest.raises(BadInput, match=mentions("l.csv", "line 4", "double quote")):
-        source(table(tmp_path / "l.csv", "path,label", 'a.png,"cat', "b.png,dog", "c.png,dog"))
-    with pytest.raises(BadInput, match=mentions("l.csv", "2 columns", "path")):
-        source(table(tmp_path / "l.csv", "path,label,path", "a.png,cat,b.png"))
-
-
 def test_files_that_a_table_lists_and_that_are_not_there_are_skipped_when_asked_for(tmp_path):
     picture(tmp_path / "a.png")
     listed = table(tmp_path / "l.csv", "path,label", "a.png,cat", "gone.png,cat", "sub/../a.png,cat")
@@ -545,43 +441,12 @@ def test_files_that_a_table_lists_and_that_are_not_there_are_skipped_when_asked_
     (tmp_path / "sub").mkdir()
     found = source(listed, skip_bad_images=True)
     assert (len(found.splits["train"]), list(found.skipped)) == (2, [str(tmp_path / "gone.png")])
-    assert_mentions(found.remarks[0], listed, "1", tmp_path / "a.png")
-
-
-def test_a_folder_that_is_there_twice_by_a_link_is_said(tmp_path):
-    class_folders(tmp_path / "linked" / "train")
-    (tmp_path / "linked" / "val").symlink_to("train")
-    remarks = source(tmp_path / "linked").remarks
-    assert_one_line("\n".join(remarks), f"{tmp_path}/linked/val/cat", f"{tmp_path}/linked/train/cat")
-    class_folders(tmp_path / "plain")
-    (tmp_path / "plain" / "lion").symlink_to("cat")
-    assert_mentions(source(tmp_path / "plain").remarks[0], "plain/lion", "same folder")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "train").symlink_to(tmp_path / "linked" / "train")
-    assert source(elsewhere).remarks == ()
-
-
-def test_what_is_held_out_and_can_judge_nothing_is_said(tmp_path):
-    class_folders(tmp_path / "flat" / "train")
-    picture(tmp_path / "flat" / "test" / "0.png")
-    assert_one_line("\n".join(data_of(tmp_path / "flat").remarks), "test", "no label", "--set data.holdout=0.1")
-    assert data_of(tmp_path / "flat", holdout=0.2).remarks == ()
-    class_folders(tmp_path / "accents" / "train", ("caf\u00e9", "x"))
-    class_folders(tmp_path / "accents" / "val", ("cafe\u0301", "x"))
-    (said,) = data_of(tmp_path / "accents").remarks
-    assert_mentions(said, "1 class", "held out", "'café'")
-    class_folders(tmp_path / "none" / "train" / "unlabelled", ("",))
-    picture(tmp_path / "none" / "val" / "cat" / "0.png")
-    assert data_of(tmp_path / "none").remarks == ()  # nobody trains on labels here
 
 
 # --- partial labels ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "folder", ["unlabelled", "unlabeled", "_unlabelled", "_unlabeled", "Unlabelled", "UNLABELED", ""]
-)
+@pytest.mark.parametrize("folder", ["unlabelled", "_unlabeled", "UNLABELED", ""])
 def test_images_outside_a_class_folder_are_unlabelled_and_no_class(tmp_path, folder):
     class_folders(tmp_path, each=2)
     picture(tmp_path / folder / "loose.png")
@@ -712,60 +577,20 @@ def with_sizes(path, sizes, **fields):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "share", "kept", "told"),
+    ("sizes", "share", "kept"),
     [
-        (
-            {0: 1, 1: 100},
-            0.1,
-            {0: 1, 1: 10},
-            ("10 of 101 labels", "11 are kept", "at least one"),
-        ),
-        ({0: 1, 1: 100, -1: 40}, 0.9, {0: 1, 1: 90}, None),
-        (
-            {0: 1, 1: 1, 2: 1, 3: 1},
-            0.5,
-            {0: 1, 1: 1, 2: 1, 3: 1},
-            ("2 of 4 labels", "4 are kept", "every class"),
-        ),
-        (
-            {0: 4, 1: 4},
-            0.9,
-            {0: 3, 1: 3},
-            ("7 of 8 labels", "6 are kept", "class of two or more"),
-        ),
-        ({0: 60, 1: 30, -1: 9}, 0.2, {0: 12, 1: 6}, None),
-        ({0: 13, 1: 13, 2: 13}, 0.1, {0: 1, 1: 1, 2: 1}, None),  # 3.9 by rounding, which is no rule that was in the way
-        ({0: 3, 1: 1}, 0.0, {}, None),
-        (
-            dict.fromkeys(range(100), 15),
-            0.1,
-            dict.fromkeys(range(100), 2),
-            ("150 of 1,500 labels", "200 are kept", "rounded"),
-        ),
-        (
-            dict.fromkeys(range(10), 14),
-            0.1,
-            dict.fromkeys(range(10), 1),
-            ("14 of 140 labels", "10 are kept", "rounded"),
-        ),
-        (dict.fromkeys(range(3), 104), 0.1, dict.fromkeys(range(3), 10), None),  # 31.2: one less is no other share
-        (
-            {**dict.fromkeys(range(9), 19), 9: 2},
-            0.5,
-            {**dict.fromkeys(range(9), 10), 9: 1},
-            ("86 of 173 labels", "91 are kept", "rounded"),
-        ),
+        ({0: 1, 1: 100, -1: 40}, 0.9, {0: 1, 1: 90}),
+        ({0: 1, 1: 1, 2: 1, 3: 1}, 0.5, {0: 1, 1: 1, 2: 1, 3: 1}),
+        ({0: 4, 1: 4}, 0.9, {0: 3, 1: 3}),
+        ({0: 3, 1: 1}, 0.0, {}),
+        (dict.fromkeys(range(10), 14), 0.1, dict.fromkeys(range(10), 1)),
     ],
 )
-def test_hidden_labels_leave_every_class_one_and_say_where_the_share_cannot_be_had(tmp_path, sizes, share, kept, told):
+def test_hidden_labels_leave_every_class_one(tmp_path, sizes, share, kept):
     data, labels = with_sizes(tmp_path / "a.npz", sizes, labelled=share)
     found = data.train.labels
     assert dict(Counter(found[found >= 0].tolist())) == kept
     assert bool(((found == labels) | (found < 0)).all())
-    remarks = [remark for remark in data.remarks if "data.labelled" in remark]
-    assert len(remarks) == (told is not None)
-    if told is not None:
-        assert_one_line(remarks[0], "data.labelled", *told)
     again, _ = with_sizes(tmp_path / "b.npz", sizes, labelled=share)
     assert torch.equal(found, again.train.labels)
 
@@ -776,69 +601,6 @@ def test_which_labels_are_kept_is_what_it_always_was_and_a_class_of_one_adds_its
     assert (data.train.labels >= 0).nonzero()[:, 0].tolist() == [1, 2, 5, 6, 7, 20]
     more, _ = with_sizes(tmp_path / "b.npz", {0: 12, 1: 12, 2: 1}, labelled=0.25)
     assert sorted(more.train.labels[more.train.labels >= 0].tolist()) == [0, 0, 0, 1, 1, 1, 2]
-
-
-def test_a_limit_that_takes_the_last_label_of_a_class_is_said(tmp_path):
-    sizes = dict.fromkeys(range(10), 10)
-    data, _ = with_sizes(tmp_path / "a.npz", sizes, labelled=0.1, limit=40)
-    lost = 10 - len(data.train.class_ids())
-    assert lost > 0
-    assert any(f"data.limit = 40 leaves {lost} of 10 classes without a label" in remark for remark in data.remarks)
-    assert with_sizes(tmp_path / "b.npz", sizes, labelled=0.1, limit=99)[0].remarks == ()
-
-
-@pytest.mark.parametrize("cache", ["never", "always"])
-@pytest.mark.parametrize(("most", "told"), [(4095, True), (4600, False)])
-def test_images_that_are_nearly_black_are_remarked_on(tmp_path, cache, most, told):
-    """As a camera's 12 bits in files of 16 are; one brighter image tells that it is no such set."""
-    for i in range(6):
-        (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
-        deep = np.linspace(0, most if i == 3 else 4000, 64).astype(np.uint16).reshape(8, 8)
-        Image.fromarray(deep).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png")
-    found = source(tmp_path / "photos", cache=cache).remarks
-    assert any("6 images" in remark and "16 of 255" in remark for remark in found) == told
-
-
-@pytest.mark.parametrize("cache", ["never", "always"])
-def test_masks_of_8_bits_are_dark_without_a_remark_and_colours_of_16_with_one(tmp_path, cache):
-    def png(path, samples):  # Pillow writes no colours of 16 bits
-        height, width, _ = samples.shape
-        parts = {
-            b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0),
-            b"IEND": b"",
-            b"IDAT": zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples)),
-        }
-        path.write_bytes(
-            b"\x89PNG\r\n\x1a\n"
-            + b"".join(
-                struct.pack(">I", len(parts[name]))
-                + name
-                + parts[name]
-                + struct.pack(">I", zlib.crc32(name + parts[name]))
-                for name in (b"IHDR", b"IDAT", b"IEND")
-            )
-        )
-
-    for i in range(6):
-        for kind in ("masks", "colours"):
-            (tmp_path / kind / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
-        dots = np.random.default_rng(i).integers(0, 2, (8, 8)).astype(np.uint8)
-        Image.fromarray(dots).save(tmp_path / "masks" / "ab"[i % 2] / f"{i}.png")
-        png(tmp_path / "colours" / "ab"[i % 2] / f"{i}.png", np.full((8, 8, 3), 4000))
-    class_folders(tmp_path / "mixed", ("a", "b"), 3)  # of 8 bits, and bright
-    png(tmp_path / "mixed" / "a" / "dark.png", np.full((8, 8, 3), 4000))
-    told = {
-        kind: [remark for remark in source(tmp_path / kind, cache=cache).remarks if "12-bit" in remark]
-        for kind in ("masks", "colours", "mixed")
-    }
-    assert [len(remarks) for remarks in told.values()] == [0, 1, 1]
-
-
-def test_images_of_8_bits_are_not_decoded_to_see_whether_they_are_dark(tmp_path, monkeypatch):
-    root = class_folders(tmp_path, ("ant", "bee"), 4)
-    store = FileImages(sorted(root.rglob("*.png")), 3, None)
-    monkeypatch.setattr(FileImages, "batch", None)
-    assert dark_image_remarks(store, store.items) == []
 
 
 # --- left-out classes -------------------------------------------------------------------------------------------------
@@ -896,13 +658,3 @@ def test_a_source_is_the_same_from_any_folder(tmp_path, monkeypatch):
     assert is_same_source("data", str(tmp_path / "data"))
     assert not is_same_source("data", "digits")
     assert absolute_source("digits") == "digits"
-
-
-def test_data_that_were_moved_are_refused_with_the_flag_that_names_their_new_place(tmp_path):
-    with pytest.raises(BadInput) as told:  # a run has the absolute path of its data
-        open_data(DataSpec(source=str(tmp_path / "elsewhere" / "photos")))
-    assert_mentions(str(told.value), tmp_path / "elsewhere" / "photos", "pretrain --resume --data NEW --out RUN")
-    (tmp_path / "photo").mkdir()
-    with pytest.raises(BadInput) as told:
-        open_data(DataSpec(source=str(tmp_path / "photos")))
-    assert_mentions(str(told.value), f"did you mean '{tmp_path / 'photo'}'", "pretrain --resume --data NEW --out RUN")

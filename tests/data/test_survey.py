@@ -8,8 +8,7 @@ import pytest
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.data.survey import Survey, survey_data, survey_source
-from supancl.errors import BadInput
-from tests.files import archive, class_folders, mentions, noise, picture, table
+from tests.files import archive, class_folders, noise, picture, table
 
 
 def survey(source, **settings) -> Survey:
@@ -45,14 +44,6 @@ def test_images_that_will_be_skipped_do_not_count(labels, tmp_path):
         (tmp_path / "photos" / label / "text.jpg").write_text("not an image")
     spec = DataSpec(source=str(tmp_path / "photos"), skip_bad_images=True)
     assert survey_source(spec) == survey_data(open_data(spec, 3))
-
-
-def test_a_source_without_a_readable_image_is_refused_when_it_is_read(tmp_path):
-    table(tmp_path / "photos.csv", "path,label", "a.jpg,cat", "b.jpg,dog")
-    spec = DataSpec(source=str(tmp_path / "photos.csv"), skip_bad_images=True)
-    assert survey_source(spec).side == 0
-    with pytest.raises(BadInput, match=mentions("a.jpg", "no training image", "repair")):
-        open_data(spec)
 
 
 def test_sources_of_every_kind(tmp_path):

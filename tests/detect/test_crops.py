@@ -10,10 +10,8 @@ from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.detect.crops import boxes_to_crop, expand_box, write_crops
 from supancl.detect.layouts import DetectData, open_scenes
-from supancl.errors import BadInput
-from tests.files import assert_mentions, mentions
 
-from .drawn import annotation, write_coco, write_voc
+from .drawn import write_coco, write_voc
 
 
 @pytest.fixture
@@ -75,46 +73,8 @@ def test_a_box_grows_inside_its_image():
     assert expand_box(torch.tensor([1.5, 1.5, 2.5, 2.5]), 0.0, 9, 9) == (1, 1, 3, 3)  # never empty
 
 
-def test_a_class_without_a_crop_has_no_folder(place):
-    folder = place / "VOCdevkit" / "VOC2012" / "Annotations"
-    (folder / "000000.xml").write_text(annotation([("star", 1, 1, 9, 9), ("disc", 10, 10, 50, 50)]))
-    result = write_crops(*opened(place), place / "crops", difficult=True)
-    assert "star" not in result["train"]["classes"]
-    assert not (place / "crops" / "train" / "star").exists()
-    assert (place / "crops" / "train" / "disc").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"margin": -0.1}, ("margin -0.1", "least 16")),
-        ({"min_side": 0}, ("margin 0.1", "least 0")),
-        ({"min_side": 90}, ("90 px", "--least")),
-    ],
-)
-def test_bad_settings_are_refused(place, given, told):
-    with pytest.raises(BadInput, match=mentions(*told)):
-        write_crops(*opened(place), place / "crops", **given)
-    assert not (place / "crops").exists()  # the next try finds it free
-
-
-def test_a_class_that_cannot_be_a_folder_is_refused(place):
-    file = place / "VOCdevkit" / "VOC2012" / "Annotations" / "000000.xml"
-    file.write_text(annotation([("a/b", 1, 1, 40, 40)]))
-    with pytest.raises(BadInput, match=mentions("a/b", "folder")):
-        write_crops(*opened(place), place / "crops")
-
-
-def test_as_typed(place, capsys):
+def test_as_typed(place):
     words = ["detect", "crops", "--data", str(place), "--year", "2012", "--out", str(place / "new" / "crops")]
     assert main(words) == 0
-    told = capsys.readouterr().out
-    assert "crops" in told
-    assert "supancl pretrain" in told
     assert len(list((place / "new" / "crops" / "train").glob("*/*.jpg"))) == 5
-    assert main(words) == 2
-    assert_mentions(capsys.readouterr().err, "--out", "empty")
-    assert main([*words[:-1], str(place / "VOCdevkit" / "VOC2012" / "Annotations" / "000001.xml" / "x")]) == 2
-    assert "cannot write in" in capsys.readouterr().err
-    assert main(["detect", "crops", "--out", str(place / "other")]) == 2
-    assert_mentions(capsys.readouterr().err, "--data", "images")
+    assert main(words) == 2  # the folder is not empty

@@ -11,7 +11,7 @@ from supancl.detect.model import Normalization, build_detector, copy_resnet, mov
 from supancl.detect.spec import detect_spec
 from supancl.errors import BadInput
 from supancl.weights.encoder_file import save_encoder
-from tests.files import assert_refused, mentions
+from tests.files import mentions
 
 from .drawn import SIDE, TINY, nothing_drawn, tiny_resnet
 
@@ -184,18 +184,11 @@ def test_batch_norms_are_synchronised_in_a_process_group(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
-    [
-        (EncoderSpec("vit-small", size=32), ("vit-small", "ResNet", "res2", "res5")),
-        (EncoderSpec("cifar-resnet18", size=32), ("cifar-resnet18", "32 px")),
-        (EncoderSpec("cnn", size=8), ("cnn", "ResNet")),
-        (EncoderSpec("resnet18", channels=1, mean=(0.5,), std=(0.5,)), ("1 channel", "RGB")),
-    ],
+    "spec", [EncoderSpec("vit-small", size=32), EncoderSpec("resnet18", channels=1, mean=(0.5,), std=(0.5,))]
 )
-def test_an_encoder_that_does_not_fit_is_refused(spec, told):
-    with pytest.raises(BadInput) as error, nothing_drawn():
+def test_an_encoder_that_does_not_fit_is_refused(spec):
+    with pytest.raises(BadInput, match=spec.name), nothing_drawn():
         copy_resnet(spec.build())
-    assert_refused(str(error.value), *told)
 
 
 def test_a_resnet_of_timm_is_taken_where_it_computes_the_same():
@@ -217,7 +210,7 @@ def test_a_resnet_of_timm_is_taken_where_it_computes_the_same():
 
 @pytest.mark.parametrize("name", ["timm:resnet18d", "timm:resnetblur18"])  # other tensors; the same, and blurred maps
 def test_a_resnet_that_computes_otherwise_is_refused(name):
-    with pytest.raises(BadInput, match=mentions(f"'{name}'", "ResNet")):
+    with pytest.raises(BadInput, match=mentions(f"'{name}'")):
         copy_resnet(EncoderSpec(name).build())
 
 

@@ -11,7 +11,6 @@ from torch.distributed import HashStore
 from supancl.distributed import Ranks, heartbeat, meeting
 from supancl.distributed.heartbeat import Heartbeat, Silence
 from supancl.errors import BadInput
-from tests.files import mentions
 
 SOON, NOW = timedelta(seconds=60), timedelta(seconds=-1)
 
@@ -35,22 +34,13 @@ def test_each_start_of_all_ranks_meets_under_a_prefix_of_its_own(monkeypatch: py
     assert len(set(prefixes)) == 3
 
 
-@pytest.mark.parametrize(("rank", "missing"), [(0, "ranks 1, 2"), (1, "rank 0")])
-def test_a_rank_that_does_not_come_is_named(rank: int, missing: str) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_does_not_come_is_not_waited_for_for_ever(rank: int) -> None:
     store = HashStore()
     with ThreadPoolExecutor(3) as threads:  # an earlier meeting, whose keys are still there
         list(threads.map(lambda number: meeting.meet(Ranks(3, number, number), store, SOON), range(3)))
-    with pytest.raises(BadInput, match=mentions(missing, "of 3", "10.0.0.7:29500", "--resume")):
+    with pytest.raises(BadInput):
         meeting.meet(Ranks(3, rank, rank), store, NOW)
-
-
-def test_the_rank_that_does_not_answer_is_named_to_the_others() -> None:
-    store, early = HashStore(), timedelta(seconds=0.5)
-    with ThreadPoolExecutor(2) as threads:
-        ends = [threads.submit(meeting.meet, Ranks(3, rank, rank), store, early) for rank in (0, 1)]
-        for end in ends:
-            with pytest.raises(BadInput, match=mentions("rank 2", "of 3", "10.0.0.7:29500")):
-                end.result()
 
 
 def test_a_rank_is_lost_after_minutes_without_a_heartbeat_and_not_while_it_sends_them() -> None:
@@ -61,7 +51,6 @@ def test_a_rank_is_lost_after_minutes_without_a_heartbeat_and_not_while_it_sends
         if beat < heartbeat.SILENCE_LIMIT - 1:
             assert silence.lost_ranks() == []
     assert silence.lost_ranks() == [2]
-    assert heartbeat.describe_loss(Ranks(3, 1, 1), silence).startswith("rank 2 of 3 ")
     silence.hear({2: b"8"})
     assert silence.lost_ranks() == []
 
@@ -73,14 +62,6 @@ def test_a_rank_that_has_finished_and_one_that_was_stopped_itself_miss_nobody() 
         silence.pass_time(1.0)
     silence.pass_time(1e6)  # as seen after SIGSTOP and SIGCONT
     assert silence.lost_ranks() == []
-
-
-def test_a_store_that_does_not_answer_is_named() -> None:
-    silence = Silence(Ranks(2, 1, 1))
-    for _ in range(1000):
-        silence.pass_time(1.0)
-    assert silence.lost_ranks() == [0]
-    assert "10.0.0.7:29500" in heartbeat.describe_loss(Ranks(2, 1, 1), silence)
 
 
 def test_a_rank_at_work_finishes_it_before_it_ends_for_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from supancl.evaluate import (
     evaluate_transfer,
     evaluate_variance,
 )
-from supancl.evaluate.naming import DEFAULT_SETTINGS, data_label, data_names, non_default_settings, result_name
+from supancl.evaluate.naming import DEFAULT_SETTINGS, data_label, data_names, non_default_settings
 from tests.evaluate.made import run_folder, source, subject
 from tests.files import saved_result
 
@@ -81,24 +81,6 @@ def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
         "variance",
         "transfer-own",
     }
-
-
-def test_layer_and_length_are_told(tmp_path):
-    assert result_name("knn-pets", {"protocol": "knn", "layer": "blocks.9/x", "normalize": True}) == (
-        "knn-pets-layer-blocks.9-x-unit"
-    )
-    assert result_name("transfer-pets", {"protocol": "transfer", "source": "pets@r", "metric": "top-1"}) == (
-        "transfer-pets-top-1"
-    )
-    assert result_name("transfer-pets", {"protocol": "transfer", "source": "pets@r", "metric": "mean-per-class"}) == (
-        "transfer-pets"
-    )
-
-
-def test_test_is_no_other_choice_where_it_is_what_is_held_out(tmp_path):
-    run = subject(run_folder(tmp_path / "run", source=str(source(tmp_path / "own.npz", train=90, test=30))))
-    assert evaluate_knn(run, split="test")["accuracy"] == evaluate_knn(run)["accuracy"]
-    assert set(kept(tmp_path)) == {"knn"}
 
 
 @pytest.mark.parametrize("text", ["mine/pets", "pets.npz", "torchvision:CIFAR10@data"])

@@ -1,13 +1,11 @@
 """The protocols from an encoder and a source to a result: what is chosen on what, and what is kept of it."""
 
 import json
-from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
 
-from supancl.errors import BadInput
 from supancl.evaluate import (
     EpisodeSettings,
     EvaluationOptions,
@@ -24,7 +22,7 @@ from supancl.evaluate.recording import result_base_name
 from supancl.evaluate.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from tests.evaluate.made import bright, run_folder, source, subject
-from tests.files import archive, assert_mentions, assert_one_line, assert_refused, noise, saved_result
+from tests.files import archive, noise, saved_result
 
 CPU = torch.device("cpu")
 CONDITIONS = {
@@ -38,20 +36,12 @@ CONDITIONS = {
     "seconds",
     "hardware",
     "versions",
-    "commit",
 }
 
 
 @pytest.fixture
 def run(tmp_path):
     return subject(run_folder(tmp_path / "run", source=str(source(tmp_path / "own.npz", train=90, test=30))))
-
-
-def message(call, *arguments, **named):
-    with pytest.raises(BadInput) as caught:
-        call(*arguments, **named)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def kept(tmp_path, name):
@@ -70,21 +60,6 @@ def close(one: Features, other: Features) -> bool:
 
 
 # --- each protocol by hand --------------------------------------------------------------------------------------------
-
-
-def test_a_k_beyond_the_references_is_said(run, monkeypatch):
-    said = []
-    monkeypatch.setattr(run.reporter, "note", said.append)
-    result = evaluate_knn(run, ks=(5000, 90))
-    assert_one_line(
-        "\n".join(said), run.location, f"{result['references']} images", "k = 5000", f"k = {result['references']}"
-    )
-    assert (result["references"], result["k"], list(result["by_k"])) == (90, 90, ["90"])
-    said.clear()
-    both = evaluate_knn(run, ks=(5, 5000, 4000))
-    assert_mentions(said[0], "k = 5000", "4000", f"k = {result['references']}")
-    assert (both["k"], list(both["by_k"])) == (5, ["5", str(result["references"])])
-    assert both["by_k"][str(result["references"])] == result["accuracy"]
 
 
 def test_knn_is_that_of_the_features(run, tmp_path):
@@ -138,48 +113,12 @@ def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_pat
     assert result.keys() >= CONDITIONS
 
 
-def test_one_query_less_of_many_images_is_a_remark_and_many_less_a_warning(run, tmp_path):
-    path = str(source(tmp_path / "wide.npz", train=30, test=1320, classes=66))  # 20 images a class, as Omniglot has
-    result = evaluate_few_shot(run, path, EpisodeSettings(5, 5, 16, episodes=3))
-    assert (result["queries"], result["queries_used"], result["images"]) == (16, [15, 15], 1320)
-    assert_one_line("\n".join(result["remarks"]), "20 images", "15", "5 shots", "16")
-    assert run.reporter.warnings == []
-    assert evaluate_few_shot(run, path, EpisodeSettings(5, 5, 15, episodes=3))["remarks"] == []
-    evaluate_few_shot(run, path, EpisodeSettings(66, 5, 16, episodes=1))
-    assert_one_line("\n".join(run.reporter.warnings), result["remarks"][0], "1,320")
-
-
-@pytest.mark.parametrize("protocol", ["linear", "transfer"])
-def test_a_classifier_that_was_cut_off_is_said(protocol, run, tmp_path, monkeypatch):
-    path = str(source(tmp_path / "other.npz", train=60, val=30, test=30))
-    judge = {"linear": evaluate_linear, "transfer": evaluate_transfer}[protocol]
-    assert judge(run, path)["cut_off"] is False
-    assert run.reporter.warnings == []
-    room, solver = import_module(f"supancl.probes.{protocol}"), {"linear": "polish", "transfer": "solve"}[protocol]
-    plain = getattr(room, solver)
-    monkeypatch.setattr(room, solver, lambda *a, **n: plain(*a, **n)._replace(cut_off=True, residual=8.987))
-    assert judge(run, path)["cut_off"] is True
-    (line,) = run.reporter.warnings
-    assert_mentions(line, "residual 9", "--normalize")
-
-
 def test_variance_names_the_classes(run):
     result = evaluate_variance(run, split="train")
     assert list(result["spread"]) == ["0", "1", "2"]
     assert (result["images"], result["normalize"], result["judged"]) == (90, True, "train")
     assert result["within"] == pytest.approx(np.mean(list(result["spread"].values())))  # classes of equal size
     assert result.keys() >= CONDITIONS
-
-
-def test_every_result_says_of_which_weights_it_is(run, tmp_path):
-    """The ridge's own weights once took the place of the checksum in linear and transfer."""
-    path = str(source(tmp_path / "x.npz", train=60, test=30))
-    for protocol in (evaluate_knn, evaluate_linear, evaluate_transfer, evaluate_variance):
-        result = protocol(run, path)
-        assert result["weights"] == run.weights
-        if protocol in (evaluate_linear, evaluate_transfer):
-            assert result["weight"] in result["tried"]
-    assert evaluate_few_shot(run, path, EpisodeSettings(3, 2, 4, 10))["weights"] == run.weights
 
 
 # --- honest choices ---------------------------------------------------------------------------------------------------
@@ -259,85 +198,6 @@ def test_augmented_epochs_are_new_crops_of_every_labelled_image(tmp_path):
     assert (result["augmented"], result["classes"], len(result["losses"])) == (True, 3, 2)
 
 
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
-def lacking(path, split: str, label: int):
-    """A .npz whose split has no image of the class."""
-    splits = {"train": bright(60), "val": bright(30, seed=1), "test": bright(30, seed=2)}
-    images, labels = splits[split]
-    splits[split] = images[labels != label], labels[labels != label]
-    arrays = {
-        f"{name}_{kind}": part
-        for name, pair in splits.items()
-        for kind, part in zip(("images", "labels"), pair, strict=True)
-    }
-    return str(archive(path, **arrays, class_names=["ant", "bee", "cow"]))
-
-
-@pytest.mark.parametrize(("split", "line"), [
-    ("val", ("bee", "val", "train")),
-    ("test", ("bee", "test", "train")),
-    ("train", ("bee", "val", "train")),
-])  # fmt: skip
-def test_classes_that_differ_between_splits_are_named(split, line, run, tmp_path):
-    path = lacking(tmp_path / "x.npz", split, 1)
-    assert_refused(message(evaluate_transfer, run, path), path, *line)
-    if split == "train":
-        assert_refused(message(evaluate_linear, run, path), path, *line)
-    if split == "val":
-        assert_refused(message(evaluate_linear, run, path, SgdSettings()), path, *line)
-        assert evaluate_linear(run, path)["queries"] == 20  # top-1 of the images that are there
-
-
-def test_knn_says_which_images_nobody_votes_for(run, tmp_path):
-    path = lacking(tmp_path / "x.npz", "train", 1)
-    result = evaluate_knn(run, path)
-    (warning,) = run.reporter.warnings
-    assert_mentions(warning, path, "class 'bee'", "10", "images")
-    assert result["accuracy"] <= 100 * 20 / 30
-
-
-def test_small_classes_are_named_and_left_out_of_episodes(run, tmp_path):
-    images, labels = bright(46, classes=4)
-    labels[labels == 3] = 2
-    labels[:3] = 3
-    path = str(
-        archive(tmp_path / "x.npz", train_images=images, train_labels=labels, class_names=["ant", "bee", "cow", "dog"])
-    )
-    result = evaluate_few_shot(run, path, EpisodeSettings(3, 3, 2, 10))
-    assert result["dropped"] == ["dog"]
-    assert result["classes"] == 3
-    left_out, few = run.reporter.warnings
-    assert_one_line(left_out, "x", "1 class", "3 images", "dog")
-    assert_one_line(few, "x", "episodes of the same 43 images")
-    assert_refused(
-        message(evaluate_few_shot, run, path, EpisodeSettings(4, 3)),
-        path,
-        "3 classes",
-        "3 images",
-        "4 ways",
-        "dog",
-        "--ways",
-        "--shots",
-    )
-
-
-def test_too_few_labels_are_said_before_anything_is_fitted(run, tmp_path):
-    nothing = str(archive(tmp_path / "x.npz", train_labels=np.full(20, -1)))
-    assert_mentions(message(evaluate_linear, run, nothing), "labelled", "train")
-    assert_mentions(message(evaluate_transfer, run, nothing), "20%", "labelled")
-    assert_mentions(message(evaluate_variance, run, nothing), "labelled", "measure")
-    assert_mentions(message(evaluate_few_shot, run, nothing), "0 classes", "5 images")
-    single = str(archive(tmp_path / "y.npz", train_labels=np.zeros(20, int)))
-    assert_mentions(message(evaluate_linear, run, single), "class '0'", "train", "at least two")
-    assert_mentions(message(evaluate_variance, run, single), "class '0'", "measure")
-    labels = np.arange(20) % 2
-    labels[:1] = 2
-    lonely = str(archive(tmp_path / "z.npz", train_labels=labels, test_images=noise(3, 8, 8), test_labels=np.arange(3)))
-    assert evaluate_linear(run, lonely)["chosen_on_images"] == 2  # one of each of the others
-
-
 # --- which images choose the ridge ------------------------------------------------------------------------------------
 
 
@@ -356,7 +216,6 @@ def test_the_held_out_images_choose_for_the_test_split(tmp_path):
     assert (result["chosen_on"], result["chosen_on_images"]) == ("held-out", 18)
     assert result["images"] == [72, 18, 60]
     assert (result["split"], result["judged"]) == ("test", "test")
-    assert run.reporter.warnings == []
 
 
 @pytest.mark.parametrize("splits", [{"train": 90}, {"train": 60, "val": 30, "test": 30}], ids=["share", "val"])
@@ -370,7 +229,6 @@ def test_held_out_images_that_are_judged_choose_by_halves(splits, tmp_path):
     assert result["weight_by_half"] == list(expected.weight_by_half)
     assert (result["chosen_on"], result["chosen_on_images"]) == ("other half", len(held_out.labels))
     assert isinstance(kept(tmp_path, "linear")["weight"], float)
-    assert run.reporter.warnings == []
 
 
 @pytest.mark.parametrize("holdout", [None, 0.0], ids=["the test split was held out", "nothing was held out"])
@@ -383,9 +241,7 @@ def test_a_ridge_chosen_on_trained_images_says_so(holdout, tmp_path):
     expected = linear_probe(run.features(data.train), run.features(data.test))
     assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
     assert (result["chosen_on"], result["chosen_on_images"], result["judged"]) == ("trained images", 9, "test")
-    (line,) = run.reporter.warnings
-    assert run.location in line
-    assert "data.holdout=0.1" in line
+    assert len(run.reporter.warnings) == 1
 
 
 def test_other_data_and_other_encoders_choose_on_a_part_of_train(run, tmp_path):
@@ -393,7 +249,6 @@ def test_other_data_and_other_encoders_choose_on_a_part_of_train(run, tmp_path):
     for who in (run, subject(tmp_path / "run" / "encoder.safetensors")):
         result = evaluate_linear(who, other)
         assert (result["chosen_on"], result["chosen_on_images"]) == ("10% of training", 6)
-        assert who.reporter.warnings == []
 
 
 # --- a run that held nothing out --------------------------------------------------------------------------------------
@@ -401,14 +256,10 @@ def test_other_data_and_other_encoders_choose_on_a_part_of_train(run, tmp_path):
 
 @pytest.mark.parametrize("named", [False, True], ids=["own data", "the same data named"])
 @pytest.mark.parametrize("protocol", [evaluate_knn, evaluate_linear, evaluate_variance])
-def test_a_run_that_held_nothing_out_is_judged_on_the_test_split(protocol, named, tmp_path, monkeypatch):
+def test_a_run_that_held_nothing_out_is_judged_on_the_test_split(protocol, named, tmp_path):
     own = str(source(tmp_path / "own.npz", train=60, test=30))
     run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=0.0))
-    said = []
-    monkeypatch.setattr(run.reporter, "note", said.append)
     result = protocol(run, own if named else None)
-    (line,) = said
-    assert "test split" in line
     assert (result["split"], result["judged"], result.get("queries", result.get("images"))) == ("test", "test", 30)
     assert kept(tmp_path, f"{result['protocol']}-test")["split"] == "test"
     asked = protocol(run, split="test")

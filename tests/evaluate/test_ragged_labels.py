@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from supancl import pretrain
 from supancl.data.opening import open_data
@@ -17,9 +16,7 @@ from supancl.evaluate import (
     evaluate_variance,
 )
 from supancl.evaluate.audit import audit_labels
-from supancl.evaluate.certainty import level_keys
 from supancl.evaluate.ridge import TRAINED_IMAGES
-from supancl.probes.certainty import Answers
 from tests.evaluate.made import bright, run_folder, subject
 from tests.files import archive
 from tests.tiny import tiny_recipe
@@ -103,18 +100,6 @@ def test_what_needs_one_label_sees_every_leaf(run, tmp_path):
     assert audit.summary["labelled"] == 240 - 12 - 6 - 6
 
 
-def test_one_class_of_the_greatest_depth_is_no_reason_to_refuse(tmp_path):
-    names = ("animal/cat/persian", "animal/dog", "vehicle/bus", "vehicle/car")
-    source = str(ragged(tmp_path / "one.npz", names))
-    run = subject(run_folder(tmp_path / "run", seed=3, source=source, data__hierarchy="paths"))
-    for protocol in PROTOCOLS.values():
-        run.reporter.warnings.clear()
-        result = protocol(run, source)
-        assert result["classes"] == 4
-        assert [level["level"] for level in result["levels"]] == [0, 1]
-        assert any("level 2" in warning and "persian" in warning for warning in run.reporter.warnings)
-
-
 def test_the_last_check_of_a_run_is_evaluate_knn(tmp_path):
     images, labels = bright(100, 4)
     names = ["animal/cat/persian", "animal/dog", "vehicle/bus", "vehicle/car"]
@@ -135,14 +120,3 @@ def test_levels_say_that_the_ridge_was_chosen_on_trained_images(tmp_path):
     run = subject(run_folder(tmp_path / "run", source=source, data__hierarchy="paths", data__holdout=0.0))
     result = evaluate_linear(run, split="test")
     assert {result["chosen_on"], *(level["chosen_on"] for level in result["levels"])} == {TRAINED_IMAGES}
-
-
-def test_a_level_whose_classifier_is_cut_off_is_warned_about(run):
-    labels = torch.tensor([0, 1, 0, 1])
-    answers = Answers(torch.tensor([True, True, False, True]), labels, labels)
-    fitted = {"weight": 1.0, "cut_off": True, "residual": 0.5}
-    rows = level_keys(run, (answers, {**fitted, "weight": 2.0}), ["coarse", None], lambda level: (answers, fitted))
-    assert [(row["weight"], row["cut_off"]) for row in rows["levels"]] == [(1.0, True), (2.0, True)]
-    (warning,) = run.reporter.warnings  # the main figure's own warning is not repeated
-    assert "level 0" in warning
-    assert level_keys(run, (answers, fitted), [], lambda level: (answers, fitted)) == {}

@@ -12,7 +12,6 @@ from supancl import pretrain
 from supancl.data.levels import list_levels
 from supancl.data.opening import from_arrays
 from supancl.data.splits import Source
-from supancl.errors import BadInput
 from supancl.evaluate import (
     EpisodeSettings,
     EvaluationOptions,
@@ -23,17 +22,14 @@ from supancl.evaluate import (
     evaluate_linear,
     evaluate_transfer,
     evaluate_variance,
-    rankings,
     sources,
 )
 from supancl.evaluate.audit import audit_labels
 from supancl.evaluate.predicting import PredictSettings, predict_labels
-from supancl.evaluate.suite import describe_result
 from supancl.probes.precision import mean_average_precision
 from supancl.reports.maps import MapRequest, choose_images
-from supancl.sweeps import runner
 from tests.evaluate.made import bright, run_folder, subject
-from tests.files import archive, mentions, saved_result
+from tests.files import archive, saved_result
 from tests.tiny import tiny_recipe
 
 CPU = torch.device("cpu")
@@ -85,11 +81,9 @@ def test_the_result_is_the_map_with_everything_that_says_how_much_it_means(run, 
     (random,) = result["baselines"]
     assert random["difference"] == pytest.approx(result["map"] - random["map"])
     assert random["map_interval"][0] < random["map"]
-    assert "random weights" in result["verdict"]
     assert "accuracy" not in random
     name = {"knn": "knn-k5", "linear": "linear", "transfer": "transfer-several-margin"}[protocol]
     assert saved_result(tmp_path / "run" / "evaluate" / f"{name}.json")["map"] == result["map"]
-    assert "mAP" in describe_result(result)
 
 
 def test_knn_by_hand(run, tmp_path):
@@ -129,9 +123,7 @@ def test_leave_one_out_and_a_class_without_training_images(run, tmp_path):
     )
     assert evaluate_knn(run, str(path), ks=(3,))["untested_classes"] == 0
     for protocol in PROTOCOLS.values():
-        run.reporter.warnings.clear()
         assert protocol(run, str(path))["untested_classes"] == 0
-        assert any("'never'" in warning and "chance" in warning for warning in run.reporter.warnings)
 
 
 def test_the_ridge_is_chosen_by_the_rules_of_one_label(run, tmp_path):
@@ -140,28 +132,6 @@ def test_the_ridge_is_chosen_by_the_rules_of_one_label(run, tmp_path):
     assert evaluate_linear(subject(own), split="test")["chosen_on"] == "held-out"
     other = several(tmp_path / "other.npz", train=100)
     assert evaluate_linear(run, str(other))["chosen_on"] == "10% of training"
-
-
-def test_what_needs_one_label_says_so(run, tmp_path):
-    path = str(tmp_path / "several.npz")
-    for call in (
-        lambda: evaluate_variance(run),
-        lambda: evaluate_finetuning(run),
-        lambda: evaluate_few_shot(run, path),
-        lambda: audit_labels(run),
-    ):
-        with pytest.raises(BadInput, match=mentions("several.npz", "several", "one label")):
-            call()
-    with pytest.raises(BadInput, match=mentions("--metric", "several.npz", "mAP")):
-        evaluate_transfer(run, path, "mean-per-class")
-
-
-def test_tables_name_the_figure(run, tmp_path):
-    result = PROTOCOLS["knn"](run, None) | {"task": "knn", "data": "photos", "group": "a"}
-    other = {"accuracy": 80.0, "task": "knn", "data": "pets", "group": "a", "label": "x", "encoder": "x"}
-    table = rankings([result, other])["knn"]
-    assert table.datasets == ("photos (mAP)", "pets")
-    assert table.cells[0][0].mean == result["map"]
 
 
 def test_the_last_check_of_a_run_is_evaluate_knn(tmp_path):
@@ -175,7 +145,6 @@ def test_the_last_check_of_a_run_is_evaluate_knn(tmp_path):
     result = evaluate_knn(subject(run.folder), str(path), ks=None)
     assert last["knn_k"] == result["k"]
     assert last["knn_map"] == pytest.approx(result["map"], abs=0.01)
-    assert "mAP" in repr(run)
 
 
 # --- hierarchies ------------------------------------------------------------------------------------------------------
@@ -230,19 +199,6 @@ def test_each_level_is_the_evaluation_of_its_labels_alone(hierarchy, tmp_path, p
         expected = PROTOCOLS[protocol](own, str(flat))
         assert "levels" not in expected
         assert result["levels"][level]["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
-
-
-def test_a_level_of_one_class_is_left_out_with_a_reason(hierarchy, monkeypatch):
-    run, path = hierarchy
-    with np.load(path) as content:
-        arrays = dict(content)
-    for name in ("train_labels", "val_labels", "test_labels"):
-        arrays[name][:, 4] += arrays[name][:, 5]
-        arrays[name][:, 5] = 0
-    changed = archive(path.with_name("one.npz"), **arrays)
-    result = evaluate_knn(run, str(changed), ks=(3,))
-    assert [level["level"] for level in result["levels"]] == [1]
-    assert any("level 0" in warning and "'dark'" in warning for warning in run.reporter.warnings)
 
 
 def test_what_needs_one_label_takes_the_leaves(hierarchy):
@@ -303,15 +259,3 @@ def test_maps_and_audits_know_the_images_that_the_run_held_out(tmp_path, monkeyp
     assert audited.classes == shown.classes == tuple(PATHS[:4])
     assert sorted(held_out.index.tolist()) == is_held_out.nonzero()[:, 0].tolist()
     assert audited.split_names.count("held-out") == len(held_out) > 0
-
-
-def test_data_with_several_labels_are_refused_unless_the_caller_can_use_them(monkeypatch):
-    images, labels = bright(20, 4)
-    data = from_arrays(images, np.eye(6)[labels] + np.eye(6)[4 + (labels >= 2)])
-    recipe = tiny_recipe("supsiam", data__source="photos")
-    monkeypatch.setattr(runner, "open_data", lambda *args: data)
-    with pytest.raises(BadInput, match=mentions("photos", "several", "one label")):
-        runner.open_recipe_data(recipe)
-    assert runner.open_recipe_data(recipe, several_labels=True) is data
-    monkeypatch.setattr(runner, "open_data", lambda *args: replace(data, levels=LEVELS))
-    assert runner.open_recipe_data(recipe).levels == LEVELS

@@ -20,7 +20,7 @@ from supancl.export.exported import CannotHold, ExportedEncoder, crop_fraction
 from supancl.export.formats import FORMATS
 from supancl.export.images import measure_change
 from supancl.export.names import FORMAT_NAMES
-from supancl.weights.encoder_file import read_header, save_encoder
+from supancl.weights.encoder_file import read_header, save_encoder, save_safetensors
 from supancl.weights.start import fill_encoder
 from tests.files import TINY, assert_mentions, assert_refused, class_folders, contents, mentions, picture, supancl
 from tests.helpers import quickly_built
@@ -208,8 +208,9 @@ def test_a_refusal_is_one_line_and_leaves_nothing(trained: Path, tmp_path: Path,
 
 
 def test_a_detector_is_sent_to_its_own_command(tmp_path: Path, capsys) -> None:
-    detector = Path(__file__).parents[1] / "kept/0.1.0/detector"
-    assert_refused(supancl(capsys, "export", detector, "--out", tmp_path / "x"), "detector", "detect export")
+    file = tmp_path / "detector.safetensors"
+    save_safetensors(file, {}, {"kind": "detector"})
+    assert_refused(supancl(capsys, "export", file, "--out", tmp_path / "x"), "detector", "detect export")
 
 
 def test_an_interruption_leaves_nothing(trained: Path, tmp_path: Path, capsys, monkeypatch) -> None:

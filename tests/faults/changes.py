@@ -161,7 +161,7 @@ def change_safetensors(content: bytes, random_state: random.Random) -> bytes:
     length = struct.unpack("<Q", content[:8])[0]
     header, tensors = json.loads(content[8 : 8 + length]), content[8 + length :]
     kind = random_state.random()
-    if random_state.random() < 0.9:  # files of 0.1.0 have none, and a forger can compute it
+    if random_state.random() < 0.9:  # a forger can compute it
         header["__metadata__"].pop("digest", None)
     if kind < 0.6:
         metadata = {key: _decode(value) for key, value in header["__metadata__"].items()}

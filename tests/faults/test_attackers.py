@@ -36,7 +36,6 @@ from tests.files import Said, archive, class_folders, contents, picture, table
 from tests.test_received import EPS, make_fifo, make_link_to_device, make_socket, png, shard, sparse_tar
 from tests.test_safety import WRAPPINGS, Payload
 
-IS_FULL = os.environ.get("SUPANCL_FAULTS") == "full"
 SECONDS = 20  # a command that takes longer hangs
 FORGED = "x\x1b[2K\nsupancl: all is well\u202e"  # a name that erases our line and writes its own
 OWN_FOLDERS = ("run", "detector", "sweep", "out", "cache")  # where commands may write
@@ -128,7 +127,6 @@ ENTRIES: dict[str, tuple[tuple[str, ...], ...]] = {
         (*KNN, "--data", "x.csv"),
         ("data", "show", "x.csv", "--out", "out"),
         ("data", "cache", "x.csv", "--recipe", "digits.supsiam"),
-        ("data", "check", "x.csv", "--hash", "out.json"),
     ),
     "x.tar": (
         (*PRETRAIN, "--data", "x.tar"),
@@ -136,7 +134,7 @@ ENTRIES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("data", "show", "x.tar", "--out", "out"),
         ("data", "cache", "x.tar", "--recipe", "digits.supsiam"),
     ),
-    "pictures": ((*PRETRAIN, "--data", "pictures"), ("data", "check", "pictures", "--hash", "out.json")),
+    "pictures": ((*PRETRAIN, "--data", "pictures"),),
     "data/cat/x.png": (
         (*PRETRAIN, "--data", "data"),
         (*KNN, "--data", "data"),
@@ -149,7 +147,6 @@ ENTRIES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("evaluate", "suite", "run", "--root", "root", "--out", "out"),
     ),
     "dtd/labels/train1.txt": ((*PRETRAIN, "--data", "dtd@dtd"), ("data", "check", "dtd", "--root", "dtd")),
-    "digests.json": (("data", "check", "data", "--hash", "digests.json"),),
     # weights
     "x.pt": (
         (*PRETRAIN, "--data", "data", "--init", "x.pt"),
@@ -225,7 +222,6 @@ ENTRIES: dict[str, tuple[tuple[str, ...], ...]] = {
 
 # what may be accepted: what is opened, and the first two words of the command
 ACCEPTED = {
-    ("pictures", "data check"): "a file of any kind has a digest; it is not decoded",
     (
         "run/content.npz",
         "pretrain --resume",
@@ -242,18 +238,13 @@ ACCEPTED = {
 # and with these things only
 ACCEPTED_THINGS = {
     ("data/cat/x.png", "a folder"): "an empty folder holds no image",
-    ("x.csv", "a folder"): "a folder of any name is a source of digests",
     ("mine.py", "an empty file"): "a plugin without content",
-    ("digests.json", "a link to nowhere"): "new digests replace the link itself",
-    ("digests.json", "a link to itself"): "new digests replace the link itself",
     ("run/checkpoints", "a folder"): "a run without a checkpoint starts again",
     ("run/tensorboard", "a folder"): "the folder that belongs there",
     ("run/evaluate", "a folder"): "the folder that belongs there",
     ("run/encoder.safetensors", "a link to nowhere"): "a table needs no encoder",
     ("run/encoder.safetensors", "a link to itself"): "a table needs no encoder",
     ("run/encoder.safetensors", "a safetensors header of control characters"): "a table reads the header alone",
-    ("run/projector.safetensors", "a link to nowhere"): "the checkpoint holds the projector too",
-    ("run/projector.safetensors", "a link to itself"): "the checkpoint holds the projector too",
     ("run/recipe.json", "a link to nowhere"): "the encoder of a folder without recipe.json, with a warning",
     ("run/recipe.json", "a link to itself"): "the encoder of a folder without recipe.json, with a warning",
     ("sweep/alpha-0.5-seed-0", "a folder"): "an empty folder: the run starts there",
@@ -290,7 +281,6 @@ def base() -> Path:
         ok("detect", "train", "voc/encoder.safetensors", "--data", "voc", *DETECT[:-1], "detector")
         ok("pretrain", "digits.supsiam", *TRAIN, "--data", "data", "--out", "run", "--set", "data.limit=null")
         ok("evaluate", "variance", "run")
-        ok("data", "check", "data", "--hash", "digests.json")
         ok(*ALPHA, "--data", "data")
     (newest,) = checkpoints(root / "run" / "checkpoints")
     newest.rename(root / CHECKPOINT)
@@ -387,14 +377,13 @@ def check_line(said: Said, may_be_accepted: bool = False) -> None:
 
 
 def pairs() -> list[tuple[str, str, tuple[str, ...]]]:
-    """All of them in the full form; else each entry and each hostile thing several times, in turn."""
+    """Each entry and each hostile thing several times, in turn."""
     every = [
-        (entry, hostile, words)
+        (entry, hostile, commands[(number + turn) % len(commands)])
         for number, (entry, commands) in enumerate(ENTRIES.items())
         for turn, hostile in enumerate(HOSTILE)
-        for words in (commands if IS_FULL else [commands[(number + turn) % len(commands)]])
     ]
-    return every if IS_FULL else every[::5]
+    return every[::5]
 
 
 @pytest.fixture
@@ -429,7 +418,7 @@ FILES = [entry for entry in ENTRIES if "/" not in entry and not entry.startswith
 def test_names_cannot_forge_a_line(entry, place):
     """The file has zeros in it and a name that would erase our line and write another one."""
     name = FORGED + Path(entry).suffix
-    for words in ENTRIES[entry] if IS_FULL else ENTRIES[entry][:2]:
+    for words in ENTRIES[entry][:2]:
         (place / name).write_bytes(bytes(100))
         try:
             said = say(*(word.replace(entry, name) if word.endswith(entry) else word for word in words))

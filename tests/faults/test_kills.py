@@ -30,9 +30,7 @@ from tests.tiny import assert_same_bits, final_state
 
 assert sklearn.datasets, supancl.cli.data  # imported here, once, rather than by each process
 
-FULL = os.environ.get("SUPANCL_FAULTS") == "full"
-SEED = int(os.environ.get("SUPANCL_FAULTS_SEED", "0"))
-KILLS = 100 if FULL else 6  # of pretrain: at file events first, then at random moments
+KILLS = 6  # of pretrain: at file events first, then at random moments
 PRETRAIN = ("pretrain", "digits.supbyol", "--epochs", "2", "--batch-size", "16", "--checkpoint-every", "2", "--device",
             "cpu", "--set", "data.limit=96", "--set", "encoder.width=8", "--set", "train.log_every=1",
             "--resume", "--out")  # fmt: skip
@@ -84,7 +82,7 @@ def steps_of(folder: Path) -> list[tuple[str, int]]:
 
 
 def test_pretraining_killed_at_file_events_and_random_moments_ends_with_the_same_bits(tmp_path):
-    chance, whole = random.Random(SEED), tmp_path / "whole"
+    chance, whole = random.Random(0), tmp_path / "whole"
     run_command(tmp_path / "first", ["recipes"])  # starts the process that is forked
     undisturbed = run_command(whole, [*PRETRAIN, whole])
     assert undisturbed.code == 0
@@ -137,7 +135,7 @@ def finished(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_other_commands_killed_at_file_events_end_with_the_same_files(name, finished, tmp_path):
-    chance, (words, result) = random.Random(SEED), COMMANDS[name]
+    chance, (words, result) = random.Random(0), COMMANDS[name]
 
     def new_place() -> Path:
         place = tmp_path / "place"
@@ -156,7 +154,7 @@ def test_other_commands_killed_at_file_events_end_with_the_same_files(name, fini
     assert (undisturbed.code, undisturbed.events > 3) == (0, True)
     expected = result(place)
     assert expected
-    for event in events_to_try(undisturbed.events, 100 if FULL else 2, chance):
+    for event in events_to_try(undisturbed.events, 2, chance):
         place = new_place()
         assert run_command(place, words(place), at=event).code == -signal.SIGKILL
         if name != "embed" or not (place / "features.npz").exists():  # which it would refuse to overwrite

@@ -9,10 +9,9 @@ import pytest
 from supancl import recipe
 from supancl.cli import main
 from supancl.core.methods import COLLAPSE_CELLS, METHODS
-from supancl.paper.collapse import MEASURES, cell_recipe, table_row
+from supancl.paper.collapse import cell_recipe
 from supancl.paper.numbers import COLLAPSE
 from supancl.training.monitor import COLLAPSED_RANK
-from tests.files import assert_refused
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu"]
 
@@ -60,51 +59,3 @@ def test_a_cell_that_collapses_is_called_so(tmp_path: Path) -> None:
     assert [row["collapsed"] for row in rows] == [not row["ema"] for row in rows]
     assert max(row["effective_rank"] for row in rows if row["collapsed"]) < COLLAPSED_RANK
     assert min(row["effective_rank"] for row in rows if not row["collapsed"]) > COLLAPSED_RANK
-
-
-def test_a_cell_whose_runs_failed_has_no_verdict() -> None:
-    found = [
-        {
-            "pool": pool,
-            "ema": ema,
-            "seed": seed,
-            "knn": 50.0,
-            "effective_rank": 20.0,
-            "std": 1.0,
-            "collapsed": False,
-            "failed": None,
-        }
-        for pool, ema in COLLAPSE_CELLS
-        for seed in range(2)
-    ]
-    lost = {**dict.fromkeys(MEASURES), "collapsed": None, "failed": "why"}
-    assert table_row(found, (True, False))[2:] == [
-        "no",
-        "50.00 ± 0.00",
-        "20.0 ± 0.0",
-        "1.000 ± 0.000",
-        "no",
-        "73.92",
-    ]
-    for row in found:
-        if not row["pool"] and (row["ema"] or row["seed"] == 0):
-            row |= lost
-    assert table_row(found, (False, True))[2:] == ["-", "-", "-", "-", "no", "73.32", "2 of 2"]
-    assert table_row(found, (False, False))[2:] == ["no", "50.00", "20.0", "1.000", "yes", "1.00", "1 of 2"]
-    assert table_row(found, (True, True))[-1] == "no"
-
-
-@pytest.mark.parametrize("name", ["digits.simsiam", "cifar100.simclr"])
-def test_a_recipe_without_a_supervised_target_is_refused(name: str, capsys, tmp_path: Path) -> None:
-    assert main(["paper", "collapse", name, "--data", "digits", "--out", str(tmp_path / "x")]) == 2
-    assert name in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("more", "line"), [
-    (["--seed", "3"], ("train.seed", "--seeds N")),
-    (["--on-collapse", "stop"], ("train.on_collapse", "stop", "k-NN", "warn")),
-])  # fmt: skip
-def test_what_would_be_ignored_or_end_the_study_is_refused(more: list[str], line: str, capsys, tmp_path: Path) -> None:
-    assert main(["paper", "collapse", "digits.supsiam", *more, "--out", str(tmp_path / "x")]) == 2
-    assert_refused(capsys.readouterr().err, *line)
-    assert not (tmp_path / "x").exists()

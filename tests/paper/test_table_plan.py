@@ -9,7 +9,7 @@ import pytest
 
 from supancl.cli import main
 from supancl.paper.tables.layouts import LAYOUTS, table_name
-from supancl.paper.tables.plan import format_duration, hold_out_for_ridge
+from supancl.paper.tables.plan import hold_out_for_ridge
 
 METHODS = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "supbyol")
 ALPHAS = tuple(f"alpha-{alpha}" for alpha in ("0", "0.2", "0.5", "0.8", "1"))
@@ -48,32 +48,6 @@ def test_table_g1_has_vits_and_h1_both_cifars() -> None:
     assert found == {f"{family}-{method}-seed-0" for family in ("cifar10", "cifar100") for method in six}
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["2", "--data", "digits"], ["Table 2", "supancl paper toy"]),
-        (["5", "--recipe", "digits.supsiam", "--data", "digits"], ["digits.supsiam", "--family"]),
-        (["5", "--family", "digits", "--data", "digits", "--rows", "supsiamm"], ["supsiamm", "supsiam"]),
-        (["5", "--family", "digits", "--data", "digits", "--seeds", "0"], ["--seeds 0"]),
-        (["5", "--family", "digits", "--data", "digits", "--benchmarks", "nowhere"], ["nowhere", "folder"]),
-        (["5", "--benchmarks", "."], ["imagenet100.simclr", "--data"]),
-        (["H.1", "--data", "digits"], ["H.1", "--benchmarks", "--family"]),
-        (["1", "--family", "digits", "--data", "digits", "--set", "loss.alpha=0.3"], ["loss.alpha"]),
-        (["8", "--family", "digits", "--data", "digits", "--set", "train.on_collapse=stop"], ["on_collapse", "warn"]),
-        (["F.2", "--recipe", "digits.simsiam", "--data", "digits"], ["simsiam"]),
-        (["5", "--family", "digits", "--data", "digits", "--set", "train.monitor_every=0"], ["monitor_every"]),
-    ],
-)
-def test_what_cannot_be_planned_is_refused_in_one_line(
-    words: list[str], named: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["paper", "table", *words]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert all(name in said for name in named), said
-    assert not Path("runs").exists()
-
-
 @pytest.mark.parametrize(("name", "kept_out"), [("1", 0.1), ("h1", 0.1), ("4", None), ("5", None), ("8", None)])
 def test_images_are_kept_out_where_a_ridge_is_chosen(name: str, kept_out: float | None) -> None:
     from supancl import recipe
@@ -82,23 +56,3 @@ def test_images_are_kept_out_where_a_ridge_is_chosen(name: str, kept_out: float 
     assert hold_out_for_ridge(layout, recipe("cifar100.supsiam")).data.holdout == kept_out
     asked = recipe("cifar100.supsiam").with_set({"data.holdout": 0.2})
     assert hold_out_for_ridge(layout, asked).data.holdout == 0.2
-
-
-def test_times_are_said_as_people_say_them() -> None:
-    assert [format_duration(seconds) for seconds in (5, 99, 120, 3600, 5400)] == [
-        "5 s",
-        "99 s",
-        "2 min",
-        "1 h 00 min",
-        "1 h 30 min",
-    ]
-
-
-def test_every_figure_of_the_paper_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["figure"]) == 0
-    listed = capsys.readouterr().out
-    assert all(f"Figure {number}" in listed for number in (1, 2, 3))
-    assert main(["figure", "2"]) == 0
-    assert "supancl paper toy" in capsys.readouterr().out
-    assert main(["figure", "9"]) == 2
-    assert "1, 2, 3" in capsys.readouterr().err

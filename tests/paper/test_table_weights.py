@@ -12,8 +12,6 @@ from supancl.paper.tables.runs import read_entries
 from supancl.weights.encoder_file import load_encoder, save_encoder
 from tests.files import TINY, class_folders, supancl
 
-CHANGED = "was measured with other weights than the run has now (before its last epoch?); measure it again"
-
 
 def table_of(run: Path) -> FilledTable:
     return fill(LAYOUTS["1"], read_entries([str(run)]))
@@ -30,13 +28,11 @@ def test_what_was_measured_before_the_run_was_trained_further_is_in_no_table(tmp
         assert said.code == 0, said.err
     before = table_of(run)
     assert len(linear_in(before)) == 1
-    assert not any(CHANGED in note for note in before.notes)
     encoder = load_encoder(run)
     with torch.no_grad():
         next(encoder.parameters()).mul_(1.5)
     save_encoder(run / "encoder.safetensors", encoder, ("cat", "dog"), "digits.supsiam")
     after = table_of(run)
     assert linear_in(after) == []
-    assert f"{run}: linear.json {CHANGED}" in after.notes
     (run / "encoder.safetensors").unlink()  # evaluations travel without their encoder
     assert linear_in(table_of(run)) == linear_in(before)

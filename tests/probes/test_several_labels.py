@@ -12,7 +12,6 @@ from sklearn.metrics import average_precision_score
 from sklearn.multiclass import OneVsRestClassifier
 
 from supancl.data.label_pairs import pairs_from_matrix
-from supancl.errors import BadInput
 from supancl.probes.features import Features
 from supancl.probes.goals import OneVsRest
 from supancl.probes.knn import knn_predict
@@ -21,7 +20,6 @@ from supancl.probes.logistic import append_ones, solve
 from supancl.probes.newton import polish
 from supancl.probes.precision import mean_average_precision
 from supancl.probes.several_labels import ClassScores, SeveralFeatures, knn_scores, linear_scores, transfer_scores
-from tests.files import mentions
 
 CLASSES = 4
 
@@ -192,11 +190,6 @@ def test_an_image_is_not_its_own_neighbour():
     similarity.fill_diagonal_(-2)
     nearest = features.targets(CLASSES)[similarity.argmax(1)].float()
     torch.testing.assert_close(found, nearest / nearest.sum(1, keepdim=True))
-
-
-def test_features_of_another_encoder_are_refused():
-    with pytest.raises(BadInput, match=mentions("5", "7", "same encoder")):
-        linear_scores(several(20), several(20, width=7), None, CLASSES)
 
 
 # --- the figure -------------------------------------------------------------------------------------------------------

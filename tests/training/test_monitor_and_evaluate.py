@@ -73,20 +73,16 @@ def test_evaluate_finds_what_the_last_check_found(source, photographs, tmp_path,
     assert result(run, "variance")["within"] == pytest.approx(last["s_w"], rel=1e-12)
 
 
-def test_an_earlier_check_may_take_a_sample_and_says_so(photographs, tmp_path, capsys, monkeypatch):
+def test_an_earlier_check_may_take_a_sample(photographs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("supancl.training.monitor.MAX_IMAGES", 25)
     run = tmp_path / "run"
-    said = supancl(capsys, "pretrain", "cifar100.supsiam", "--data", photographs, *SMALL, "--out", run)
+    supancl(capsys, "pretrain", "cifar100.supsiam", "--data", photographs, *SMALL, "--out", run)
     first, last = checks(run)
     assert (first["epoch"], first["knn_references"], first["linear_references"]) == (1, 25, 25)
     assert (last["epoch"], last["knn_references"], last["linear_references"]) == (2, 54, 25)
-    lines = [line for line in said.out.splitlines() if line.startswith("epoch ")]
-    assert "k-NN (of 25) " in lines[0]
-    assert "k-NN (of" not in lines[1]
-    assert all("linear " in line for line in lines)
 
 
-def test_the_last_check_has_a_bound_and_says_it(monkeypatch):
+def test_the_last_check_has_a_bound(monkeypatch):
     monkeypatch.setattr("supancl.training.monitor.MAX_IMAGES_LAST_CHECK", 30)
     data = tiny_data(120)
     encoder = Trainer(tiny_recipe(), data, CPU).model.branches.encoder

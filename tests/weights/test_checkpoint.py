@@ -43,11 +43,16 @@ def test_a_checkpoint_of_every_version_loads_and_trains_on(version: int) -> None
     assert trainer.advance() is not None
 
 
-def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    content = torch.load(FIXTURES / "checkpoint-v1.pt", weights_only=True)
-    torch.save({**content, "schema_version": SCHEMA_VERSION + 1}, tmp_path / "step-000000005.pt")
-    with pytest.raises(BadInput, match="newer supancl"):
-        load_checkpoint(tmp_path / "step-000000005.pt")
+@pytest.mark.parametrize(
+    ("content", "noun"),
+    [({"schema_version": SCHEMA_VERSION + 1}, "newer"), ({"schema_version": 0}, 0), ({"step": 1}, "schema_version"),
+     ([1], "list")],
+)  # fmt: skip
+def test_another_schema_is_refused(content: object, noun: object, tmp_path: Path) -> None:
+    path = tmp_path / "step-000000001.pt"
+    torch.save(content, path)
+    with pytest.raises(BadInput, match=mentions(path, noun)):
+        load_checkpoint(path)
 
 
 def test_older_versions_migrate_one_version_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,40 +66,7 @@ def test_older_versions_migrate_one_version_at_a_time(tmp_path: Path, monkeypatc
     assert load_checkpoint(path)["steps"] == [SCHEMA_VERSION, SCHEMA_VERSION + 1, SCHEMA_VERSION + 2]
 
 
-def test_a_version_that_never_was_and_a_file_without_one_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "step-000000001.pt"
-    torch.save({"schema_version": 0}, path)
-    with pytest.raises(BadInput, match=mentions(path, "schema 0", "remove")):
-        load_checkpoint(path)
-    torch.save({"step": 1}, path)
-    with pytest.raises(BadInput, match=mentions(path, "schema_version", "remove")):
-        load_checkpoint(path)
-    torch.save([1, 2], path)
-    with pytest.raises(BadInput, match=mentions(path, "list", "state dict")):
-        load_checkpoint(path)
-
-
 # --- checksums, and which checkpoints stay ----------------------------------------------------------------------------
-
-
-def test_a_checkpoint_of_0_1_0_lies_beside_its_sha256_and_another_byte_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "step-000000001.pt"
-    checksum = path.with_suffix(".sha256")
-    torch.save({"schema_version": 1, "step": 1}, path)
-    assert digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
-    checksum.write_text(f"{digest(path)}\n")  # as `sha256sum` and editors end a line
-    assert load_newest(tmp_path) == ({"schema_version": 1, "step": 1}, [])
-    torch.save({"schema_version": 1, "step": 2}, path)  # can be read, but was not written here
-    with pytest.raises(DamagedFile, match=mentions(path, "checksum")):
-        load_checkpoint(path)
-    checksum.write_text("")  # a crash while it was written
-    assert load_checkpoint(path)["step"] == 2
-    checksum.unlink()  # a crash between the two writes
-    state, remarks = load_newest(tmp_path)
-    assert state is not None
-    assert state["step"] == 2
-    (remark,) = remarks
-    assert_mentions(remark, path, "digest", "0.1.0")
 
 
 def test_the_newest_sound_checkpoint_is_taken_and_damaged_ones_are_named(tmp_path: Path) -> None:
@@ -116,16 +88,6 @@ def test_later_checkpoints_stay_when_a_run_that_went_back_saves(tmp_path: Path) 
     for step in (8, 1, 2, 3):
         save_checkpoint(tmp_path, step, {"step": step})
     assert [path.stem for path in checkpoints(tmp_path)] == ["step-000000002", "step-000000003", "step-000000008"]
-
-
-def test_the_checksum_files_of_0_1_0_are_removed_with_their_checkpoints(tmp_path: Path) -> None:
-    for step in (1, 2):
-        torch.save({"schema_version": 1, "step": step}, tmp_path / f"step-{step:09d}.pt")
-        (tmp_path / f"step-{step:09d}.sha256").write_text("")
-    save_checkpoint(tmp_path, 3, {"step": 3})
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-000000002.pt", "step-000000002.sha256", "step-000000003.pt"
-    ]  # fmt: skip
 
 
 def test_a_class_is_loaded_only_where_it_is_allowed_and_otherwise_named(tmp_path: Path) -> None:
@@ -152,3 +114,33 @@ def test_a_classifier_on_top_is_left_out_but_not_a_part_of_the_encoder_that_is_c
         assert torch.equal(other.body.state_dict()[name], value), name
     with pytest.raises(BadInput, match=mentions("neck.weight", "own")):
         load_weights(other, weights | {"neck.weight": torch.ones(1)}, tmp_path / "weights.pt")  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_of_0_1_0_lies_beside_its_sha256_and_another_byte_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "step-000000001.pt"
+    checksum = path.with_suffix(".sha256")
+    torch.save({"schema_version": 1, "step": 1}, path)
+    assert digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+    checksum.write_text(f"{digest(path)}\n")  # as `sha256sum` and editors end a line
+    assert load_newest(tmp_path) == ({"schema_version": 1, "step": 1}, [])
+    torch.save({"schema_version": 1, "step": 2}, path)  # can be read, but was not written here
+    with pytest.raises(DamagedFile, match=mentions(path, "checksum")):
+        load_checkpoint(path)
+    checksum.write_text("")  # a crash while it was written
+    assert load_checkpoint(path)["step"] == 2
+    checksum.unlink()  # a crash between the two writes
+    state, remarks = load_newest(tmp_path)
+    assert state is not None
+    assert state["step"] == 2
+    (remark,) = remarks
+    assert_mentions(remark, path, "digest", "0.1.0")
+
+
+def test_the_checksum_files_of_0_1_0_are_removed_with_their_checkpoints(tmp_path: Path) -> None:
+    for step in (1, 2):
+        torch.save({"schema_version": 1, "step": step}, tmp_path / f"step-{step:09d}.pt")
+        (tmp_path / f"step-{step:09d}.sha256").write_text("")
+    save_checkpoint(tmp_path, 3, {"step": 3})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-000000002.pt", "step-000000002.sha256", "step-000000003.pt"
+    ]  # fmt: skip

@@ -16,7 +16,7 @@ from supancl.training.pretrain import Run
 from supancl.weights.checkpoint import DamagedFile, checkpoints, load_checkpoint, save_checkpoint
 from supancl.weights.digests import content_digest
 from supancl.weights.encoder_file import load_projector, read_safetensors
-from tests.files import assert_mentions, assert_refused, mentions, supancl
+from tests.files import assert_mentions, mentions
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 ROUNDS = 60
@@ -57,17 +57,6 @@ def test_the_digest_does_not_depend_on_memory_layout_or_on_the_kind_of_dict() ->
     assert content_digest({"w": weights}) == content_digest(other)
 
 
-@pytest.mark.parametrize("value", [torch.eye(3).to_sparse(), torch.empty(2, device="meta")], ids=["sparse", "meta"])
-def test_tensors_without_plain_bytes_have_no_digest_and_such_a_checkpoint_is_damaged(
-    value: Tensor, tmp_path: Path
-) -> None:
-    with pytest.raises(TypeError):
-        content_digest({"w": value})
-    torch.save({"schema_version": 2, "digest": "", "w": value}, tmp_path / "step-000000001.pt")
-    with pytest.raises(BadInput, match=mentions(tmp_path / "step-000000001.pt")):
-        load_checkpoint(tmp_path / "step-000000001.pt")
-
-
 def test_a_flipped_bit_of_a_checkpoint_is_noticed_or_without_effect(finished: Run, tmp_path: Path) -> None:
     source = checkpoints(finished.folder / "checkpoints")[-1]
     original = content_digest(load_checkpoint(source))
@@ -95,16 +84,59 @@ def test_a_flipped_bit_of_the_weights_is_noticed(name: str, finished: Run, tmp_p
             (load_encoder if name == "encoder" else load_projector)(run)
 
 
-def test_a_damaged_encoder_is_written_again_by_resuming_the_finished_run(finished: Run, tmp_path: Path) -> None:
+# --- recipe.json ------------------------------------------------------------------------------------------------------
+
+CHANGES = {
+    "loss.alpha": 0.9,
+    "optimizer.lr": 0.06,
+    "train.epochs": 3,
+    "views.local": {"count": 2, "size": 4},
+}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_a_changed_recipe_file_is_refused_on_resume(key: str, finished: Run, tmp_path: Path) -> None:
     run = shutil.copytree(finished.folder, tmp_path / "run")
-    file = run / "encoder.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(BadInput, match=mentions(file, "digest", "--resume")):
-        load_encoder(run)
+    content = json.loads((run / "recipe.json").read_text())
+    section, name = key.split(".")
+    content["recipe"][section][name] = CHANGES[key]
+    (run / "recipe.json").write_text(json.dumps(content))
+    before = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(BadInput, match=mentions(run / "recipe.json", key.partition(".")[0])):
+        pretrain(None, tiny_data(), run, resume=True)
+    after = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert after == before
+
+
+def test_weights_of_another_run_are_refused_and_written_again(finished: Run, tmp_path: Path) -> None:
+    other = pretrain(tiny_recipe("supbyol", train__seed=1), tiny_data(), tmp_path / "other")
+    run = shutil.copytree(finished.folder, tmp_path / "run")
+    for name, load in (("encoder.safetensors", load_encoder), ("projector.safetensors", load_projector)):
+        shutil.copy(other.folder / name, run / name)
+        with pytest.raises(BadInput, match=mentions(run / name, "another run")):
+            load(run)
     pretrain(None, tiny_data(), run, resume=True)
-    assert file.read_bytes() == (finished.folder / file.name).read_bytes()
+    for name in ("encoder.safetensors", "projector.safetensors"):
+        assert (run / name).read_bytes() == (finished.folder / name).read_bytes()
+    moved = Path(shutil.copy(other.folder / "encoder.safetensors", tmp_path / "encoder.safetensors"))
+    assert load_encoder(moved).width == other.encoder.width  # without a recipe.json next to it
+
+
+def test_what_may_change_on_resume_and_the_place_of_the_data_are_not_compared(finished: Run, tmp_path: Path) -> None:
+    run = shutil.copytree(finished.folder, tmp_path / "run")
+    content = json.loads((run / "recipe.json").read_text())
+    content["recipe"]["train"]["on_collapse"] = "stop"
+    content["recipe"]["data"]["source"] = str(tmp_path / "moved")
+    (run / "recipe.json").write_text(json.dumps(content))
+    assert pretrain(None, tiny_data(), run, resume=True).metrics
+
+
+def test_files_of_other_programs_with_a_digest_of_their_own_are_read(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"w": torch.ones(2)}, tmp_path / "foreign.safetensors", metadata={"digest": "theirs"})
+    tensors, metadata = read_safetensors(tmp_path / "foreign.safetensors")
+    assert (tensors["w"].tolist(), metadata) == ([1.0, 1.0], {"digest": "theirs"})
 
 
 def test_a_checkpoint_without_its_digest_is_damaged_and_one_of_0_1_0_is_read_with_a_remark(
@@ -134,90 +166,12 @@ def test_saving_again_removes_the_checksum_file_of_0_1_0(tmp_path: Path) -> None
     assert load_checkpoint(path)["step"] == 3
 
 
-# --- recipe.json ------------------------------------------------------------------------------------------------------
-
-CHANGES = {
-    "loss.alpha": 0.9,
-    "optimizer.lr": 0.06,
-    "train.seed": 1,
-    "train.batch_size": 16,
-    "train.epochs": 3,
-    "views.flip": 0.25,
-    "data.labelled": 0.5,
-    "views.local": {"count": 2, "size": 4},
-}
-
-
-@pytest.mark.parametrize("key", CHANGES)
-def test_a_changed_recipe_file_is_refused_on_resume(key: str, finished: Run, tmp_path: Path) -> None:
-    run = shutil.copytree(finished.folder, tmp_path / "run")
-    content = json.loads((run / "recipe.json").read_text())
-    section, name = key.split(".")
-    content["recipe"][section][name] = CHANGES[key]
-    (run / "recipe.json").write_text(json.dumps(content))
-    before = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-    with pytest.raises(BadInput, match=mentions(run / "recipe.json", key.partition(".")[0], "init=", "another out")):
-        pretrain(None, tiny_data(), run, resume=True)
-    after = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-    assert after == before
-
-
-@pytest.mark.parametrize("key", ["loss.alpha", "data.labelled"])
-def test_a_changed_recipe_file_is_refused_by_what_reads_results(
-    key: str, finished: Run, tmp_path: Path, capsys
+@pytest.mark.parametrize("value", [torch.eye(3).to_sparse(), torch.empty(2, device="meta")], ids=["sparse", "meta"])
+def test_tensors_without_plain_bytes_have_no_digest_and_such_a_checkpoint_is_damaged(
+    value: Tensor, tmp_path: Path
 ) -> None:
-    run = shutil.copytree(finished.folder, tmp_path / "run")
-    content = json.loads((run / "recipe.json").read_text())
-    section, name = key.split(".")
-    content["recipe"][section][name] = CHANGES[key]
-    (run / "recipe.json").write_text(json.dumps(content))
-    for command in (("embed", run, "--data", "digits", "--out", tmp_path / "f.npz"), ("paper", "table", "1", run)):
-        assert_refused(supancl(capsys, *command), run / "recipe.json", "digest", "restore")
-    del content["digest"]  # changed on purpose
-    (run / "recipe.json").write_text(json.dumps(content))
-    assert supancl(capsys, "paper", "table", "1", run).code == 0
-
-
-def test_weights_of_another_run_are_refused_and_written_again(finished: Run, tmp_path: Path) -> None:
-    other = pretrain(tiny_recipe("supbyol", train__seed=1), tiny_data(), tmp_path / "other")
-    run = shutil.copytree(finished.folder, tmp_path / "run")
-    for name, load in (("encoder.safetensors", load_encoder), ("projector.safetensors", load_projector)):
-        shutil.copy(other.folder / name, run / name)
-        with pytest.raises(BadInput, match=mentions(run / name, "another run", run / "recipe.json", "resume")):
-            load(run)
-    pretrain(None, tiny_data(), run, resume=True)
-    for name in ("encoder.safetensors", "projector.safetensors"):
-        assert (run / name).read_bytes() == (finished.folder / name).read_bytes()
-    moved = Path(shutil.copy(other.folder / "encoder.safetensors", tmp_path / "encoder.safetensors"))
-    assert load_encoder(moved).width == other.encoder.width  # without a recipe.json next to it
-
-
-def test_a_field_that_a_checkpoint_does_not_know_counts_with_its_default(finished: Run, tmp_path: Path) -> None:
-    run = shutil.copytree(finished.folder, tmp_path / "run")
-    for path in checkpoints(run / "checkpoints"):
-        content = load_checkpoint(path)
-        assert content["settings"].pop("views.flip") is not None
-        path.unlink()
-        save_checkpoint(path.parent, content["step"], {k: v for k, v in content.items() if k != "schema_version"})
-    recipe_file = json.loads((run / "recipe.json").read_text())
-    recipe_file["recipe"]["views"]["flip"] = 0.25
-    (run / "recipe.json").write_text(json.dumps(recipe_file))
-    with pytest.raises(BadInput, match=mentions("views.flip", "0.25", "its default")):
-        pretrain(None, tiny_data(), run, resume=True)
-
-
-def test_what_may_change_on_resume_and_the_place_of_the_data_are_not_compared(finished: Run, tmp_path: Path) -> None:
-    run = shutil.copytree(finished.folder, tmp_path / "run")
-    content = json.loads((run / "recipe.json").read_text())
-    content["recipe"]["train"]["on_collapse"] = "stop"
-    content["recipe"]["data"]["source"] = str(tmp_path / "moved")
-    (run / "recipe.json").write_text(json.dumps(content))
-    assert pretrain(None, tiny_data(), run, resume=True).metrics
-
-
-def test_files_of_other_programs_with_a_digest_of_their_own_are_read(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"w": torch.ones(2)}, tmp_path / "foreign.safetensors", metadata={"digest": "theirs"})
-    tensors, metadata = read_safetensors(tmp_path / "foreign.safetensors")
-    assert (tensors["w"].tolist(), metadata) == ([1.0, 1.0], {"digest": "theirs"})
+    with pytest.raises(TypeError):
+        content_digest({"w": value})
+    torch.save({"schema_version": 2, "digest": "", "w": value}, tmp_path / "step-000000001.pt")
+    with pytest.raises(BadInput, match=mentions(tmp_path / "step-000000001.pt")):
+        load_checkpoint(tmp_path / "step-000000001.pt")

@@ -12,15 +12,12 @@ from supancl import embed, load_encoder, load_projector, pretrain
 from supancl.cli import main
 from supancl.core.heads import MLP
 from supancl.data.opening import open_data
-from supancl.errors import BadInput
 from supancl.evaluate import EvaluationOptions, open_evaluated_encoder
 from supancl.weights.checkpoint import checkpoints, load_checkpoint
 from supancl.weights.encoder_file import read_safetensors, save_projector
 from supancl.weights.run_folder import RunFolder
-from tests.files import mentions
 from tests.tiny import Notes
 
-KEPT = Path(__file__).parents[1] / "kept" / "0.1.0" / "finished"
 TINY = ["--epochs", "2", "--batch-size", "32", "--set", "data.limit=128", "--device", "cpu", "--quiet"]
 
 
@@ -124,33 +121,6 @@ def test_kept_features_know_their_projector(run):
     with torch.inference_mode():
         expected = other(embed(load_encoder(run), data.held_out).values)
     torch.testing.assert_close(second, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_run_of_0_1_0_has_it_in_its_checkpoint(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(shutil.copytree(KEPT, tmp_path / "run").parent)
-    values, _ = embed(load_encoder("run"), open_data(RunFolder(Path("run")).read_recipe()[0].data, 1).held_out)
-    with torch.inference_mode():
-        found = load_projector("run")(values)
-    assert load_projector("run/encoder.safetensors")[0].weight.equal(load_projector("run")[0].weight)
-    np.testing.assert_allclose(found, project(Path("run"), values.double().numpy()), rtol=1e-3, atol=1e-4)
-    assert main(["evaluate", "variance", "run", "--layer", "projector", "--quiet"]) == 0
-    shutil.rmtree("run/checkpoints")
-    assert main(["evaluate", "variance", "run", "--layer", "projector", "--quiet"]) == 2
-    said = capsys.readouterr().err
-    assert "projector.safetensors" in said
-    assert "--layer" in said
-
-
-def test_the_projector_of_another_epoch_is_not_taken(tmp_path):
-    run = shutil.copytree(KEPT, tmp_path / "run")
-    for file in checkpoints(run / "checkpoints"):
-        state = load_checkpoint(file)
-        name = next(name for name in state["branches"] if name.startswith("encoder.body.") and name.endswith("weight"))
-        state["branches"][name] += 1
-        torch.save(state, file)
-        file.with_suffix(".sha256").unlink(missing_ok=True)
-    with pytest.raises(BadInput, match=mentions("no checkpoint", "projector")):
-        load_projector(run)
 
 
 def test_a_finished_run_gets_it_when_it_is_resumed(run):

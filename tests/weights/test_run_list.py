@@ -4,29 +4,18 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from supancl import load_encoder, pretrain
-from supancl.cli.runs import runs_table
-from supancl.files import temporary_path
-from supancl.reports.tables import to_text_within
 from supancl.sweeps.runs import is_finished, read_run
-from supancl.weights import pruning
-from supancl.weights.checkpoint import checkpoints
-from supancl.weights.pruning import delete, plan_pruning
-from supancl.weights.run_end import RunEnd, read_end, record_end
+from supancl.weights.run_end import RunEnd, record_end
 from supancl.weights.run_folder import RunFolder
 from supancl.weights.run_list import describe_run, list_runs
-from tests.files import assert_mentions, assert_refused, contents, supancl
+from tests.files import assert_mentions, contents, supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import tiny_data, tiny_recipe
-
-OLD = time.time() - 7200
 
 
 @pytest.fixture(scope="module")
@@ -84,17 +73,6 @@ def test_the_accuracy_is_that_of_the_last_evaluation_even_if_the_last_check_was_
     assert before.tested_images == run.tested_images == RunFolder(runs / "finished").metrics()[-1]["knn_queries"]
 
 
-def test_a_narrow_terminal_leaves_out_columns_and_says_which(runs: Path) -> None:
-    table = runs_table(list_runs(runs), runs)
-    wide, narrow = (to_text_within(table, width, ("recipe", "data"), "--json FILE") for width in (200, 70))
-    assert "tiny.supsiam" in wide
-    assert "left out" not in wide
-    assert "tiny.supsiam" not in narrow
-    assert "recipe" in narrow.splitlines()[-1]
-    assert "--json FILE" in narrow
-    assert max(map(len, narrow.splitlines()[: 1 + len(table.rows)])) <= 70
-
-
 def test_a_collapsed_run_says_so(runs: Path) -> None:
     record_end(RunFolder(runs / "finished"), RunEnd(10, True), "one")
     assert states(runs)["finished"] == "collapsed"
@@ -139,68 +117,6 @@ def test_pruning_says_what_and_deletes_only_when_told(runs: Path, tmp_path: Path
     assert_mentions(supancl(capsys, "pretrain", "--resume", "--out", "runs/finished").out, "finished")
 
 
-def test_a_finished_run_of_an_earlier_version_is_pruned_too(runs: Path) -> None:
-    (runs / "finished" / "finished.json").unlink()
-    (deletion,) = plan_pruning(runs).deletions
-    assert delete(deletion) == ""
-    assert read_end(RunFolder(runs / "finished")) == RunEnd(10, False)
-
-
-def test_what_is_in_use_linked_or_needed_stays(runs: Path, tmp_path: Path) -> None:
-    (deletion,) = plan_pruning(runs).deletions
-    with RunFolder(runs / "finished").lock():
-        assert plan_pruning(runs).deletions == []
-        assert_mentions(delete(deletion), "stays", "in use")
-    assert len(checkpoints(runs / "finished" / "checkpoints")) == 1
-    shutil.move(runs / "finished" / "checkpoints", tmp_path / "elsewhere")
-    (runs / "finished" / "checkpoints").symlink_to(tmp_path / "elsewhere")
-    plan = plan_pruning(runs)
-    assert plan.deletions == []
-    assert_mentions(plan.remarks[0], "link")
-    assert_mentions(delete(deletion), "stays", "link")
-    assert len(checkpoints(tmp_path / "elsewhere")) == 1
-
-
-def test_without_an_encoder_the_checkpoint_stays(runs: Path) -> None:
-    (runs / "finished" / "encoder.safetensors").write_bytes(b"damaged")
-    plan = plan_pruning(runs)
-    assert plan.deletions == []
-    assert_mentions(plan.remarks[0], "encoder.safetensors", "--resume")
-
-
-def test_old_temporary_files_go_but_none_of_an_unfinished_run(runs: Path) -> None:
-    left = [temporary_path(runs / "finished" / "recipe.json"), temporary_path(runs / "results.json")]
-    stay = [temporary_path(runs / "deep" / "stopped" / "recipe.json"), runs / ".mine.tmp", runs / "notes.tmp"]
-    for path in (*left, *stay):
-        path.write_text("half")
-        os.utime(path, (OLD, OLD))
-    folder = temporary_path(runs / "longer")
-    folder.mkdir()
-    (folder / "recipe.json").write_text("half")
-    os.utime(folder, (OLD, OLD))
-    young = temporary_path(runs / "young")
-    young.write_text("now")
-    for deletion in plan_pruning(runs).deletions:
-        assert delete(deletion) == ""
-    assert not any(path.exists() for path in (*left, folder))
-    assert all(path.exists() for path in (*stay, young))
-
-
-def test_a_cache_that_nobody_has_used_for_a_month_goes(runs: Path, tmp_path: Path) -> None:
-    names = ("photos-32px-0123456789ab", "birds-32px-0123456789ab")
-    for name, days in zip(names, (40, 2), strict=True):
-        folder = tmp_path / "cache" / name
-        folder.mkdir(parents=True)
-        (folder / "about.json").write_text('{"source": "photos", "version": 1}')
-        os.utime(folder / "about.json", (time.time() - days * 86400,) * 2)
-    old, new = (tmp_path / "cache" / name for name in names)
-    assert not [deletion for deletion in plan_pruning(runs, caches=False).deletions if deletion.kind == "cache"]
-    (deletion,) = [deletion for deletion in plan_pruning(runs).deletions if deletion.kind == "cache"]
-    assert_mentions(deletion.why, "photos", "40 days")
-    assert delete(deletion) == ""
-    assert (old.exists(), new.exists()) == (False, True)
-
-
 def test_the_list_at_80_columns_and_as_json(runs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = supancl(capsys, "runs", "--json", "runs.json")
@@ -215,24 +131,3 @@ def test_the_list_at_80_columns_and_as_json(runs: Path, tmp_path: Path, capsys, 
         line for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.out).splitlines() if "reading runs" not in line
     ]
     assert max(map(len, lines[:4])) <= 70
-
-
-def test_wrong_words_are_refused(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert_refused(supancl(capsys, "runs"), "runs", "folder")
-    assert_refused(supancl(capsys, "runs", "list", "a", "b"), "a b", "one folder")
-    assert_refused(supancl(capsys, "runs", "--yes"), "--yes", "prune")
-    (tmp_path / "runs").mkdir()
-    assert_mentions(supancl(capsys, "runs").out, "no run below runs")
-
-
-def test_a_list_of_finished_runs_needs_no_torch(made: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from supancl.weights.run_list import list_runs;"
-        "print(len(list_runs(Path(sys.argv[1]))), 'torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(made / "finished")], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["1", "False"]
-    assert pruning.UNUSED_DAYS >= 7

@@ -144,16 +144,6 @@ def test_an_open_encoder_follows_the_start(home: Path, weights) -> None:
     assert (followed.encoder.size, followed.encoder.mean, followed.encoder.std) == (32, (0, 0, 0), (0.4, 0.5, 0.6))
 
 
-def test_a_fixed_encoder_refuses_another_start_and_names_the_way_out(home: Path, weights) -> None:
-    model_folder(home / "model", weights)
-    with pytest.raises(BadInput, match=mentions("model", "cifar-resnet18", f"--set encoder.name=timm:{SMALL}")):
-        follow_start(recipe("cifar100.supsiam"), "model", Notes())
-    fitting = recipe("cifar100.supsiam").with_set({"encoder.name": f"timm:{SMALL}"})
-    notes = Notes()
-    assert follow_start(fitting, "model", notes) == fitting
-    assert [line for line in notes.notes if "--set 'encoder.mean=[0.1,0.2,0.3]'" in line]
-
-
 @pytest.mark.parametrize("kind", ["cached", "file", "folder", "foreign checkpoint", "encoder file"])
 def test_every_kind_of_start_can_be_rebuilt(kind: str, home: Path, weights) -> None:
     with quickly_built():

@@ -15,14 +15,14 @@ import torch
 import supancl.training.inputs
 import supancl.weights.checkpoint
 import supancl.weights.writer
-from supancl import BadInput, Collapsed, EncoderSpec, Interrupted, NonFinite, Reporter, load_encoder, pretrain
+from supancl import BadInput, EncoderSpec, Interrupted, Reporter, load_encoder, pretrain
 from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.weights.encoder_file import read_safetensors, save_encoder
 from supancl.weights.run_folder import RunFolder
 from supancl.weights.writer import HostCopy, Writer
 from tests.files import contents, mentions
-from tests.tiny import assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
+from tests.tiny import assert_same_bits, flat, poisoned, tiny_data, tiny_recipe
 
 LONG = 20.0  # seconds after which whoever still waits has waited in vain
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -217,17 +217,6 @@ def test_what_could_not_be_written_is_told_next_in_the_same_line(tmp_path: Path,
     assert contents(tmp_path) == before
 
 
-def test_an_encoder_that_could_not_be_written_is_told_by_the_next_save(tmp_path: Path, monkeypatch) -> None:
-    with Writer() as writer:
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "fsync", full_disk)
-            writer.save_encoder(tmp_path / "encoder.safetensors", small_encoder(), (), "x")
-            writer._thread.submit(int).result(LONG)
-        with pytest.raises(BadInput, match=mentions("encoder.safetensors", "written")):
-            writer.save(tmp_path, 3, {"step": 3})
-    assert contents(tmp_path) == {}
-
-
 # --- in a run ---------------------------------------------------------------------------------------------------------
 
 
@@ -310,17 +299,6 @@ def test_a_full_disk_ends_the_run_with_its_line_and_leaves_what_was_whole(tmp_pa
     assert [load_checkpoint(path)["step"] for path in kept] == [4, 5]
 
 
-def test_a_full_disk_at_the_last_epoch_is_told_though_nothing_follows(tmp_path: Path, monkeypatch) -> None:
-    plain = supancl.weights.checkpoint.save_with_torch
-
-    def last_fails(path: Path, content: dict) -> None:
-        plain(path, content) if content["step"] < 10 else full_disk()
-
-    monkeypatch.setattr(supancl.weights.checkpoint, "save_with_torch", last_fails)
-    with pytest.raises(BadInput, match=mentions("step-000000010.pt", "written")):
-        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
-
-
 def slow_disk(monkeypatch) -> list[int]:
     """Every checkpoint takes a while, in which several steps are trained."""
     written: list[int] = []
@@ -347,32 +325,6 @@ def test_a_rollback_goes_back_to_what_was_last_saved_not_last_written(tmp_path: 
     assert len(warned) == 1
     assert "back to step 5" in warned[0][0]
     assert warned[0][1] == [0, 5]
-
-
-def test_a_collapse_that_stops_has_been_saved(tmp_path: Path, monkeypatch) -> None:
-    written = slow_disk(monkeypatch)
-    monkeypatch.setattr(supancl.training.inputs, "relative_std", lambda targets: torch.zeros(()))
-    with pytest.raises(Collapsed, match=mentions("step 3", "collapsed")):
-        pretrain(tiny_recipe(train__on_collapse="stop"), tiny_data(), tmp_path / "run")
-    assert written == [3]
-    assert load_checkpoint(checkpoints(tmp_path / "run" / "checkpoints")[-1])["monitor"]["collapsed"]
-
-
-def test_a_run_that_fails_still_finishes_what_it_was_writing(tmp_path: Path, monkeypatch) -> None:
-    written = slow_disk(monkeypatch)
-    original = Trainer.advance
-
-    def advance(self):
-        if self.step == 5:
-            raise NonFinite("made up")
-        return original(self)
-
-    monkeypatch.setattr(Trainer, "advance", advance)
-    with pytest.raises(NonFinite, match="made up"):
-        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
-    assert written == [5]
-    assert (tmp_path / "run" / "encoder.safetensors").exists()
-    assert final_state(tmp_path / "run")
 
 
 # --- a row of the log -------------------------------------------------------------------------------------------------

@@ -9,11 +9,8 @@ Labels are (B,), or pairs of class and weight (B, L, 2) for several or soft labe
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Natural, Positive, check_fields, marked
 from supancl.core.label_weights import (
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
     from supancl.core.pools import Pool
 else:
     from supancl.lazy import F, torch
-
-Params = ParamSpec("Params")
 
 
 class Terms(NamedTuple):
@@ -62,19 +57,6 @@ class GlobalBatch(NamedTuple):
     def self_mask(self) -> Tensor:
         """(B, N): True where an anchor and a target are of the same sample."""
         return self.row_range.select(torch.eye(len(self.labels), dtype=torch.bool, device=self.labels.device))
-
-
-def accept_old_name(call: Callable[Params, Terms]) -> Callable[Params, Terms]:
-    """Let `global_batch` be passed under its name in 0.1.0, `whole`, until 0.3.0."""
-
-    @functools.wraps(call)
-    def renamed(*args: Params.args, **kwargs: Params.kwargs) -> Terms:
-        if "whole" in kwargs:
-            warnings.warn("whole is now global_batch; supancl 0.3.0 removes the old name", DeprecationWarning, 2)
-            kwargs["global_batch"] = kwargs.pop("whole")
-        return call(*args, **kwargs)
-
-    return renamed
 
 
 class LossTraits:
@@ -145,7 +127,6 @@ class Align(LossTraits):
         """Whether one sample's loss depends on the others of its (micro-)batch."""
         return self.supervised and pool is None
 
-    @accept_old_name
     def __call__(
         self,
         anchors: Tensor,
@@ -261,7 +242,6 @@ class Contrast(LossTraits):
     def sees_batch(self, pool: Pool | None) -> bool:
         return self.against != "pool"
 
-    @accept_old_name
     def __call__(
         self,
         anchors: Tensor,
@@ -351,7 +331,6 @@ class CrossEntropy(LossTraits):
     def sees_batch(self, pool: Pool | None) -> bool:
         return False
 
-    @accept_old_name
     def __call__(
         self,
         anchors: Tensor,

@@ -318,25 +318,8 @@ def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) 
         if entries.has_split(name)
     }
     repeated = repeated_file_remarks(listing.listed_in, entries) if listing.listed_in else ()
-    remarks = (*listing.remarks, *repeated, *similar_name_remarks(classes))
+    remarks = (*listing.remarks, *repeated)
     return Source(splits, classes, remarks, {}, entries.items, listing.empty_folders)
-
-
-def similar_name_remarks(classes: Sequence[str]) -> list[str]:
-    """A remark on class names that differ only in case or in spaces around them.
-
-    >>> similar_name_remarks(["CAT", "cat", "dog"])
-    ["classes 'CAT' and 'cat' differ only in case or spaces; if they are one class, give them one name"]
-    """
-    first: dict[str, str] = {}
-    pairs = [(first[key], name) for name in classes if first.setdefault(key := name.strip().casefold(), name) != name]
-    if not pairs:
-        return []
-    others = f" ({plural(len(pairs) - 1, 'other pair')} too)" if len(pairs) > 1 else ""
-    return [
-        f"classes {pairs[0][0]!r} and {pairs[0][1]!r} differ only in case or spaces{others}; if they are one class, "
-        "give them one name"
-    ]
 
 
 def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...], ImageLabels]:

@@ -28,7 +28,7 @@ from supancl.probes import Features, embed
 from supancl.probes.certainty import Judgement
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter, current_reporter
-from supancl.weights.encoder_file import has_digest, load_projector
+from supancl.weights.encoder_file import load_projector
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
 
@@ -244,6 +244,4 @@ def open_evaluated_encoder(source: Any, options: EvaluationOptions, **overrides:
         reporter.warn(f"{location} has no recipe.json, so nothing is known of the run's data and held-out images")
     if run is not None and recipe is not None and (early := run.describe_early_end(recipe)):
         reporter.warn(f"{location}: {early}; the evaluated encoder is the last one that it saved")
-    if run is not None and not has_digest(run.encoder):
-        reporter.warn(f"{run.encoder} has no digest (supancl 0.1.0 wrote it), so damage to it would go unnoticed")
     return evaluated

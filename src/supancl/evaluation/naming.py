@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.data.opening import absolute_source
 from supancl.data.sources.benchmarks import ALIASES, BENCHMARKS
-from supancl.evaluation.feature_cache import VERSION
 from supancl.probes.transfer import TransferMetric
 from supancl.recipes import Recipe
 
@@ -203,12 +202,6 @@ def _slug(text: str) -> str:
     """Letters of any script, digits, dots and dashes; short enough to be part of a file name."""
     text = re.sub(r"[^\w.]+", "-", unicodedata.normalize("NFC", text)).strip("-.")
     return text.encode()[:200].decode(errors="ignore")
-
-
-def has_old_crop(result: Mapping[str, Any]) -> bool:
-    """Whether a result was measured with the evaluation crop of 0.1.0, which began at half pixels."""
-    version = result.get("features_version", 1)
-    return result.get("view") == "margin" and isinstance(version, int) and version < VERSION
 
 
 # --- seeds of one recipe ----------------------------------------------------------------------------------------------

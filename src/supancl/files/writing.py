@@ -148,7 +148,7 @@ def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def is_as_written(content: Mapping[str, Any]) -> bool:
-    """Whether JSON agrees with its digest; files of 0.1.0 have none, so nothing is known and they count as such."""
+    """Whether JSON agrees with its digest; without one nothing is known, and it counts as written."""
     return content.get("digest") is None or content["digest"] == _json_digest(content)
 
 

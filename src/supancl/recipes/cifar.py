@@ -18,7 +18,7 @@ from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import EncoderSpec, HeadSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
-from supancl.recipes.head_sources import HEAD_SOURCES
+from supancl.recipes.common_sources import HEAD_SOURCES, own_sources
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
 
 # 2-layer projector for SimSiam and SupSiam: App. H; its width is not stated, 2048 is App. C's
@@ -49,7 +49,7 @@ LEARNING_RATE = {
     "moco3": 0.3,
     "crossentropy": 0.1,
 }
-# where App. H states nothing these replace the above and a decay of 1e-4: `python -m experiments.evidence defaults`
+# where App. H states nothing these replace the above and a decay of 1e-4: the best of RESULTS.md's pilots
 TUNED: dict[str, dict[str, float]] = {
     **{method: {"weight_decay": 1e-4} for method in ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")},
     "moco2": {"lr": 0.3, "weight_decay": 1e-4},
@@ -69,20 +69,19 @@ SOURCES = {
     "encoder": "App. H: CIFAR variant of ResNet-18",
     "encoder.mean": "statistics of the training set",
     "encoder.std": "statistics of the training set",
-    "heads": "App. H: 2 layers; widths as App. C",
+    "heads": "App. C",
+    "heads.projector.hidden": "App. C states the depth; the width as in the released code",
     "branches": "App. C",
     "pool": "App. H",
-    "pool.rate": "our choice",
-    "pool.start": "our choice: the released code's MoCo queues start random",
     "loss": "App. C",
     "loss.alpha": "App. H",
     "loss.form": "released code: -cos",
     "optimizer": "App. C",
     "optimizer.lr": "App. H",
+    "optimizer.reference_batch": "App. H",
     "optimizer.weight_decay": "our choice: App. H states none, 5e-4 makes SimSiam collapse",
     "schedule": "App. C",
     "schedule.warmup_epochs": "our choice: App. H states none",
-    "schedule.granularity": "our choice: per step",
     "train.epochs": "App. H",
     "train.batch_size": "App. H",
     "train.monitor_every": "our choice: an epoch lasts 1.4 s on a GPU",
@@ -93,17 +92,19 @@ TUNED_SOURCE = {
 }
 # methods that App. H does not run -> the sources that differ from the above
 MOCO_SOURCES = {
-    "heads": "App. C; the hidden width is our choice", "pool": "our choice: the size App. H gives its pools",
-    "optimizer.lr": "our choice: App. C's, scaled to batch 256",
+    "pool": "our choice: the size App. H gives its pools", "optimizer.lr": "our choice: App. C's, scaled to batch 256",
 }  # fmt: skip
+SIAM_SOURCES = {"heads.projector.hidden": "App. H: 2 layers; the width as in the released code"}
 NOT_IN_PAPER = {
     "moco2": MOCO_SOURCES, "supmoco": MOCO_SOURCES,
-    "moco3": {"heads": "our choice: MoCo-v3's for a ResNet", "branches": "App. G", "loss": "App. G",
+    "moco3": {**dict.fromkeys(("heads", "heads.projector.hidden"), "our choice: MoCo-v3's for a ResNet"),
+              **dict.fromkeys(("branches", "pool", "loss"), "App. G"),
               "schedule.predictor": "App. G", "optimizer.lr": "our choice: as MoCo-v2's; not tuned",
               "optimizer.weight_decay": "our choice: not tuned"},
-    "crossentropy": dict.fromkeys(("heads", "branches", "loss", "optimizer.lr"), "our choice: a plain classifier"),
-    "semi": {"pool": "as SupSiam's: App. H", "loss": "our choice: docs/labels.md", "loss.alpha": "as SupSiam's: App. H",
-             "loss.warmup": "our choice: about ten epochs", "optimizer.lr": "as SupSiam's: App. H"},
+    "crossentropy": dict.fromkeys(("heads", "branches", "pool", "loss", "loss.form", "optimizer.lr"),
+                                  "our choice: a plain classifier"),
+    "semi": {**SIAM_SOURCES, "loss": "our choice: docs/labels.md", "loss.warmup": "our choice: about ten epochs",
+             **dict.fromkeys(("pool", "loss.alpha", "optimizer.lr"), "as SupSiam's: App. H")},
 }  # fmt: skip
 
 
@@ -128,6 +129,8 @@ def build(data: str, method: str) -> Recipe:
     )
     sources = {
         **SOURCES,
+        **(SIAM_SOURCES if base in ("simsiam", "supsiam") else {}),
+        **own_sources(method, HEADS[base].predictor),
         **HEAD_SOURCES[base],
         **NOT_IN_PAPER.get(method, {}),
         **{f"optimizer.{field}": TUNED_SOURCE[data] for field in tuned},

@@ -18,7 +18,7 @@ from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import EncoderSpec, HeadSpec, PoolSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
-from supancl.recipes.head_sources import HEAD_SOURCES
+from supancl.recipes.common_sources import HEAD_SOURCES, own_sources
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
 
 # a 3-layer projector whose last batch norm has no affine: SimSiam, App. C
@@ -50,26 +50,26 @@ SOURCES = {
     "data.short_side": "released code (resize 256)",
     "views": "released code, following SimCLR (Sec. 5.1)",
     "encoder": "Sec. 5.1: ResNet-50",
+    **dict.fromkeys(("encoder.size", "encoder.mean", "encoder.std"), "released code"),
     "heads": "App. C",
     "heads.projector.hidden": "App. C states the depth; widths as in the released code",
     "branches": "App. C",
     "pool": "Sec. 5.1",
-    "pool.rate": "our choice",
-    "pool.start": "our choice: the released code's MoCo queues start random",
     "loss": "App. C",
     "loss.alpha": "Sec. 5.1",
     "loss.form": "released code: the scale the learning rates belong to",
     "loss.samples": "Sec. 5.1: all positives",
     "optimizer": "App. C",
     "schedule": "App. C",
-    "schedule.granularity": "our choice: per step",
+    "schedule.warmup_epochs": "released code: none, as App. C states none",
     "train.epochs": "Sec. 5.1",
     "train.batch_size": "Sec. 5.1",
 }
 # methods that the paper does not train -> the sources that differ from the above
 NOT_IN_PAPER = {
     "crossentropy": {
-        **dict.fromkeys(("heads", "branches", "loss"), "our choice: a plain classifier"),
+        **dict.fromkeys(("heads", "branches", "pool", "loss", "loss.form"), "our choice: a plain classifier"),
+        **dict.fromkeys(("optimizer", "schedule"), "as the paper's methods: App. C"),
         "optimizer.lr": "our choice: the usual 0.1 at batch 256",
     },
     "semi": {
@@ -77,7 +77,7 @@ NOT_IN_PAPER = {
         "loss": "our choice: docs/labels.md",
         "loss.alpha": "as SupSiam's: Sec. 5.1",
         "loss.warmup": "our choice: about ten epochs at batch 128",
-        "optimizer.lr": "as SupSiam's: App. C",
+        **dict.fromkeys(("heads", "branches", "optimizer", "schedule"), "as SupSiam's: App. C"),
     },
 }
 
@@ -102,18 +102,25 @@ def build(method: str) -> Recipe:
         optimizer=OptimizerSpec("sgd", lr=LEARNING_RATE[method], reference_batch=128, weight_decay=1e-4),
         schedule=ScheduleSpec(warmup_epochs=40 if is_siam else 0),
         train=TrainSpec(epochs=200, batch_size=128),
-        sources={**SOURCES, **HEAD_SOURCES.get(method, {}), **NOT_IN_PAPER.get(method, {})},
+        sources={
+            **SOURCES,
+            **({"schedule.warmup_epochs": "App. C"} if is_siam else {}),
+            **own_sources(method, HEADS[method].predictor),
+            **HEAD_SOURCES[method],
+            **NOT_IN_PAPER.get(method, {}),
+        },
     )
 
 
 def batch_256(recipe: Recipe) -> Recipe:
-    """App. F.3: batch 256; the learning rate scales linearly."""
+    """Batch 256; the learning rate scales linearly. App. F.3 has it for SupSiam and SupCon, with and without a pool."""
+    is_stated = recipe.method in ("supsiam", "supcon")
     return replace(
         recipe,
         name=f"{recipe.name}-256",
-        paper="beyond the paper (Table F.3's setting)" if recipe.method in NOT_IN_PAPER else "App. F.3 (Table F.3)",
+        paper="App. F.3 (Table F.3)" if is_stated else "beyond the paper (Table F.3's setting)",
         train=replace(recipe.train, batch_size=256),
-        sources={**recipe.sources, "train.batch_size": "App. F.3"},
+        sources={**recipe.sources, "train.batch_size": "App. F.3" if is_stated else "our choice"},
     )
 
 
@@ -125,7 +132,7 @@ def with_pool(recipe: Recipe) -> Recipe:
         paper="App. F.3 (Table F.3, marked *)",
         pool=PoolSpec("queue", 8192),
         loss=Contrast(positives="own-class", against="both-views+pool", temperature=0.1),
-        sources={**recipe.sources, "pool": "App. F.3", "loss.against": "App. F.3"},
+        sources={**recipe.sources, **dict.fromkeys(("pool", "pool.size", "loss.against"), "App. F.3")},
     )
 
 

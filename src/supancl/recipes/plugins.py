@@ -12,7 +12,6 @@ import inspect
 import os
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -85,8 +84,6 @@ def register(section: Section) -> Section:
             setattr(section, trait, default)
     call = section.__call__ if section_name == "loss" else None  # may be inherited
     if inspect.isfunction(call) and call.__module__ != Align.__module__:
-        if not _accepts(call, REQUIRED_METHODS["loss"]["__call__"]):
-            call = _with_old_name(call, name)
         setattr(section, "__call__", _with_checked_terms(call))  # noqa: B010 - mypy refuses to assign __call__
     if section_name == "pool":
         setattr(section, "build", _with_checked_pool(getattr(section, "build")))  # noqa: B009, B010 - mypy refuses both
@@ -242,22 +239,6 @@ def describe_plugin_error(error: BaseException) -> str:
     return ""
 
 
-def _with_old_name(call: Any, name: str) -> Any:
-    """A loss written for 0.1.0, in which the parameter `global_batch` was called `whole`."""
-    warnings.warn(
-        f"{name}: the parameter whole is now global_batch; supancl 0.3.0 removes the old name",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-
-    @functools.wraps(call)
-    def renamed(self: Any, *args: Any, global_batch: Any = None, **kwargs: Any) -> Any:
-        return call(self, *args, whole=global_batch, **kwargs)
-
-    del renamed.__wrapped__  # so that its signature has the new name
-    return renamed
-
-
 def _with_checked_terms(call: Any) -> Any:
     """Wrap a loss so that a wrong result is reported here and not as an error later in the step."""
 
@@ -316,10 +297,7 @@ def _find_missing(section: Any, section_name: str, fields: dict[str, Any]) -> st
         return "supervised = True or False: whether it uses labels"
     for name, signature in REQUIRED_METHODS[section_name].items():
         attribute = next((vars(base)[name] for base in section.__mro__ if name in vars(base)), None)
-        signatures = signature, signature.replace("global_batch", "whole")  # its name in 0.1.0
-        if attribute is None or (
-            inspect.isfunction(attribute) and not any(_accepts(attribute, allowed) for allowed in signatures)
-        ):
+        if attribute is None or (inspect.isfunction(attribute) and not _accepts(attribute, signature)):
             return f"def {name}(self, {signature})"
     for name, hint in hints(section).items():
         if fields.get(name, dataclasses.MISSING) is not dataclasses.MISSING:

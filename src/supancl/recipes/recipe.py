@@ -344,8 +344,7 @@ def recipe_from_json(text: str, location: str) -> Recipe:
     plugins = content.get("plugins")
     plugin_sections = build_plugin_sections(stored, plugins if isinstance(plugins, list) else ())
     parsed = from_json(Recipe, {**stored, **{name: PLACEHOLDERS[name] for name in plugin_sections}}, "")
-    # 0.1.0 wrote what was asked for, and ran this
-    return resolve_warmup(validated_recipe(replace(parsed, **plugin_sections)))
+    return validated_recipe(replace(parsed, **plugin_sections))
 
 
 def has_fixed_size(encoder: str) -> bool:

@@ -16,19 +16,26 @@ from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import EncoderSpec, HeadSpec, PoolSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Masks
+from supancl.recipes.common_sources import own_sources
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
 
+LINEAR = MLP((), 128, norm="none", bias="none")
 SOURCES = {
-    "data": "App. B",
+    **own_sources("supsiam", LINEAR),
+    "data.source": "App. B",
     "views": "App. B",
     "encoder": "App. B: one linear layer",
     "encoder.width": "our choice: App. B gives the projector's",
+    **dict.fromkeys(("encoder.mean", "encoder.std"), "our choice: as they are"),
     "heads": "App. B: linear, no batch norm",
     "branches": "Sec. 3.1",
     "loss": "Eqs. 1-3",
+    "loss.alpha": "our choice: App. B varies it",
+    "loss.form": "released code: -cos",
     "pool": "our choice: as large as the data",
     "optimizer": "App. B",
     "schedule": "App. B",
+    "schedule.warmup_epochs": "our choice: App. B states none",
     "train.epochs": "App. B",
     "train.batch_size": "App. B",
 }
@@ -36,7 +43,6 @@ SOURCES = {
 
 def build() -> Recipe:
     components = get_method("supsiam")
-    linear = MLP((), 128, norm="none", bias="none")
     return Recipe(
         name="toy.supsiam",
         method="supsiam",
@@ -44,7 +50,7 @@ def build() -> Recipe:
         data=DataSpec(source="toy"),
         views=Masks(share=0.6),
         encoder=EncoderSpec("linear", channels=1, size=2048, width=128, mean=(0.0,), std=(1.0,)),
-        heads=HeadSpec(linear, linear),
+        heads=HeadSpec(LINEAR, LINEAR),
         branches=components.branches,
         pool=PoolSpec("queue", 3072),
         loss=Align(alpha=0.5),

@@ -18,7 +18,7 @@ from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import EncoderSpec, HeadSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
-from supancl.recipes.head_sources import HEAD_SOURCES
+from supancl.recipes.common_sources import HEAD_SOURCES, own_sources
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
 
 # MoCo-v3 ends both MLPs with a batch norm without affine; the paper keeps its settings
@@ -40,16 +40,14 @@ SOURCES = {
     "data.short_side": "released code (resize 256)",
     "views": "released code, following SimCLR (Sec. 5.1); App. G states no other",
     "encoder": "App. G: ViT-Small; MoCo-v3's details",
+    **dict.fromkeys(("encoder.size", "encoder.mean", "encoder.std"), "released code"),
     "heads": "App. G",
     "branches": "App. G",
     "pool": "App. G",
-    "pool.rate": "our choice",
-    "pool.start": "our choice",
     "loss": "App. G",
     "loss.form": "released code: -cos",
     "optimizer": "App. G",
     "schedule": "App. G",
-    "schedule.granularity": "our choice: per step",
     "train.epochs": "App. G",
     "train.batch_size": "App. G",
 }
@@ -57,7 +55,7 @@ SOURCES = {
 NOT_IN_PAPER = {
     "supcon": {"heads": "our choice: MoCo-v3's projector", "branches": "App. C", "loss": "App. C",
                "optimizer.lr": "our choice: that of App. G's supervised methods"},
-    "crossentropy": {**dict.fromkeys(("heads", "branches", "loss"), "our choice: a plain classifier"),
+    "crossentropy": {**dict.fromkeys(("heads", "branches", "loss", "loss.form"), "our choice: a plain classifier"),
                      "optimizer.lr": "our choice: DeiT's 5e-4 at batch 512"},
 }  # fmt: skip
 
@@ -84,7 +82,7 @@ def build(method: str) -> Recipe:
         optimizer=OptimizerSpec("adamw", lr=LEARNING_RATE[method], reference_batch=256, weight_decay=0.1),
         schedule=ScheduleSpec(warmup_epochs=40, predictor="follows" if is_moco else "constant"),
         train=TrainSpec(epochs=200, batch_size=256),
-        sources={**SOURCES, **norms, **NOT_IN_PAPER.get(method, {})},
+        sources={**SOURCES, **own_sources(method, HEADS[method].predictor), **norms, **NOT_IN_PAPER.get(method, {})},
     )
 
 

@@ -14,7 +14,7 @@ from supancl.data.order import derive_seed
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
 from supancl.recipes import Recipe
-from supancl.reports.fonts import Pen, make_drawable, shorten
+from supancl.reports.fonts import caption_font, make_drawable, shorten
 from supancl.reports.sprites import to_image
 
 TILE, GAP, CAPTION = 112, 6, 16
@@ -82,11 +82,13 @@ def _to_tile(pixels: Tensor) -> Image.Image:
 def _draw_sheet(tiles: Sequence[Image.Image], captions: Sequence[str], columns: int, path: Path) -> None:
     rows = -(-len(tiles) // columns)
     sheet = Image.new("RGB", (columns * (TILE + GAP) + GAP, rows * (TILE + CAPTION + GAP) + GAP), "white")
-    pen = Pen(ImageDraw.Draw(sheet), 11)
+    draw = ImageDraw.Draw(sheet)
     for slot, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
         left = GAP + slot % columns * (TILE + GAP)
         top = GAP + slot // columns * (TILE + CAPTION + GAP)
         sheet.paste(tile, (left + (TILE - tile.width) // 2, top + (TILE - tile.height) // 2))
-        text = shorten(make_drawable(caption), TILE, pen.width)
-        pen.write(left + TILE / 2, top + TILE + CAPTION - 4, text, fill="#333333")
+        caption = make_drawable(caption)
+        font = caption_font(caption, 11)
+        place = (left + TILE / 2, top + TILE + CAPTION - 4)
+        draw.text(place, shorten(caption, TILE, font.getlength), fill="#333333", font=font, anchor="ms")
     sheet.save(path)

@@ -17,7 +17,7 @@ from matplotlib.patheffects import withStroke
 from supancl.errors import BadInput, plural
 from supancl.probes import Features
 from supancl.reporter import track_task
-from supancl.reports.fonts import families, make_drawable
+from supancl.reports.fonts import fonts, make_drawable
 from supancl.reports.legends import MAX_NAMED, draw_legend, lay_out_legend
 from supancl.reports.tsne import MAX_IMAGES_SKLEARN, Progress, tsne_of_few, tsne_of_many
 
@@ -177,9 +177,8 @@ def draw_panels(
     columns = math.ceil(len(panels) / rows)
     side = min(sheet.side, sheet.width / columns)
     width = side * columns
-    texts = [*classes, *present_groups, *(panel.title + panel.note for panel in panels)]
     settings: dict[Any, Any] = {"svg.hashsalt": "supancl", "pdf.fonttype": 42, "font.size": sheet.font}
-    with matplotlib.rc_context({**settings, "font.family": families(texts)}):
+    with matplotlib.rc_context({**settings, "font.family": list(fonts())}):
         groups_in_legend = {escape_label(group) if group else "": labels for group, labels in present_groups.items()}
         font = sheet.font * (0.8 if is_numbered else 1)
         legend = lay_out_legend(groups_in_legend, names, (width, max(width, sheet.width)), font)

@@ -18,7 +18,6 @@ from supancl.recipes.recipe import OUR_CHOICE
 from supancl.weights.log_rows import GAP, read_rows
 from supancl.weights.run_end import StopCause, read_end, read_stop
 from supancl.weights.run_folder import RunFolder
-from supancl.weights.run_list import find_end_step
 
 Row = Mapping[str, Any]
 
@@ -180,9 +179,7 @@ def read_record(path: Path, is_running: bool | None = None) -> RunRecord:
     rows, damage = _read_log(folder)
     evaluations, failed = _read_evaluations(folder)
     end = read_end(folder)
-    stored = content.get("recipe", {}).get("train", {})
-    epochs = stored.get("epochs") if isinstance(stored, Mapping) else None
-    end_step = find_end_step(folder, rows, epochs) if isinstance(epochs, int) else None
+    end_step = None if end is None else end.step
     return RunRecord(
         path,
         content,

@@ -58,9 +58,7 @@ class Measurement:
             return False
         if not is_same_source(source_of(evaluation), self.source or run_source):
             return False
-        if self.protocol == "linear" and (
-            evaluation.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in evaluation)
-        ):
+        if self.protocol == "linear" and evaluation.get("probe") != self.probe:
             return False
         k = evaluation.get("default_k") if self.k is None else self.k
         if self.protocol == "knn" and evaluation.get("k") != k:

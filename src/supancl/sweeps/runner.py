@@ -38,7 +38,6 @@ from supancl.sweeps.runs import (
     Failure,
     Runs,
     check_same_recipe,
-    is_finished,
     read_failure,
     read_run,
     record_failure,
@@ -50,11 +49,13 @@ from supancl.training.signals import signals_that_stop
 from supancl.training.start import changed_settings, check_data, resolve, train, with_short_side
 from supancl.weights.checkpoint import checkpoints
 from supancl.weights.run_data import check_same_data
+from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
 
 T = TypeVar("T")
 MakeReporter = Callable[[], Reporter]
 BYTES_PER_RUN = 1e9  # at least, of a process with a small encoder: 0.9 GB on the digits, most of it torch
+SHORT_RUNS = 60.0  # seconds; of fewer nothing is said
 _stopping: Event | None = None  # set in workers
 
 
@@ -124,7 +125,7 @@ class Sweep:
 
     def _train_missing(self, recipes: Mapping[str, Recipe]) -> dict[str, Failure]:
         """Train the runs that have neither finished nor failed; returns all failures, old and new."""
-        finished = [name for name, recipe in recipes.items() if is_finished(RunFolder(self.out / name), recipe)]
+        finished = [name for name in recipes if read_end(RunFolder(self.out / name)) is not None]
         failed = {
             name: failure
             for name in recipes

@@ -16,7 +16,7 @@ from supancl.files import read_text, write_text
 from supancl.recipes import Recipe
 from supancl.training.start import is_same_or_automatic
 from supancl.weights.encoder_file import load_encoder
-from supancl.weights.run_end import has_collapsed, read_end
+from supancl.weights.run_end import has_collapsed
 from supancl.weights.run_folder import RunFolder
 
 FAILURE_FILE = "failed.json"  # in the folder of a failed run: why it failed
@@ -94,20 +94,6 @@ def read_failure(folder: Path) -> Failure | None:
 
 def record_failure(folder: Path, failure: Failure) -> None:
     write_text(folder / FAILURE_FILE, json.dumps(failure._asdict()) + "\n")
-
-
-def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
-    """Whether the last epoch is complete: the monitor's row is logged first, the checkpoint written last.
-
-    finished.json says it too, also where no checkpoint is kept; runs of 0.1.0 have none.
-    """
-    last = folder.metrics()[-1:]
-    return any(
-        row["kind"] == "monitor"
-        and row["epoch"] == recipe.train.epochs - 1
-        and ((folder.checkpoints / f"step-{row['step']:09d}.pt").exists() or read_end(folder) is not None)
-        for row in last
-    )
 
 
 def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:

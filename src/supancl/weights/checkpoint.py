@@ -10,24 +10,20 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from supancl.errors import BadInput
-from supancl.files import check_zip, digest, open_regular, read_text, reason, write_atomically
+from supancl.files import check_zip, open_regular, reason, write_atomically
+from supancl.version import __version__
 from supancl.weights.digests import content_digest
 
 SCHEMA_VERSION = 2
 MAX_CHECKPOINTS = 2
 MAX_PICKLE_BYTES = 16 * 2**20  # names and shapes of 100,000 tensors; Python needs up to 60 times as much memory
-
-# schema version -> function that migrates its content to the next version
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    1: dict,  # 2 added a digest, the settings and the position in the log, which readers do without
-}
 
 
 def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep_all: bool = False) -> Path:
@@ -38,19 +34,12 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep_all:
     path = folder / f"step-{step:09d}.pt"
     content = {"schema_version": SCHEMA_VERSION, **state}
     content["digest"] = content_digest(content)
-    path.with_suffix(".sha256").unlink(missing_ok=True)  # of the file that 0.1.0 wrote here
     write_atomically(path, lambda temporary: save_with_torch(temporary, content))
     if keep_all:
         return path
     for old in [checkpoint for checkpoint in checkpoints(folder) if checkpoint.name <= path.name][:-MAX_CHECKPOINTS]:
-        remove_checkpoint(old)
+        old.unlink(missing_ok=True)
     return path
-
-
-def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint, and the checksum that 0.1.0 wrote next to it."""
-    path.unlink(missing_ok=True)
-    path.with_suffix(".sha256").unlink(missing_ok=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -59,7 +48,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest intact checkpoint (None if there is none), and remarks on it and on damaged ones skipped."""
+    """The newest intact checkpoint (None if there is none), and remarks on damaged ones skipped."""
     damaged: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
@@ -67,18 +56,10 @@ def load_newest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
         except DamagedFile as error:
             damaged.append(str(error))
             continue
-        remarks = [f"{line}; continuing from the one before it" for line in damaged]
-        if not is_verifiable(path, content):
-            remarks.append(f"{path} has no digest (supancl 0.1.0 wrote it), so damage to it would go unnoticed")
-        return content, remarks
+        return content, [f"{line}; continuing from the one before it" for line in damaged]
     if damaged:
         raise BadInput(f"no intact checkpoint is left: {'; '.join(damaged)}; to start again at step 0, remove {folder}")
     return None, []
-
-
-def is_verifiable(path: Path, content: Mapping[str, Any]) -> bool:
-    """Whether a loaded checkpoint was compared with a digest: its own, or the file that 0.1.0 wrote next to it."""
-    return content["schema_version"] > 1 or path.with_suffix(".sha256").exists()
 
 
 class DamagedFile(BadInput):
@@ -94,23 +75,16 @@ class UnsafeFile(BadInput):
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    _compare_checksum_file(path)
     content = load_tensors(path)
     version = content.get("schema_version")
     if not isinstance(version, int):
         raise BadInput(f"{path}: not a checkpoint of supancl (no schema_version); remove it, or choose another --out")
-    if version > SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise BadInput(
-            f"{path} was written by a newer supancl (schema {version}, this one reads {SCHEMA_VERSION}); upgrade"
+            f"{path} has schema version {version}, supancl {__version__} reads {SCHEMA_VERSION}; finish the run with "
+            "the version in its recipe.json, or start again with another --out"
         )
-    if version > 1:
-        _compare_digest(path, content)
-    for older in range(version, SCHEMA_VERSION):
-        if older not in MIGRATIONS:
-            raise BadInput(
-                f"{path} has schema {version}, which no version of supancl writes; remove it, or choose another --out"
-            )
-        content = MIGRATIONS[older](content)
+    _compare_digest(path, content)
     return content
 
 
@@ -122,16 +96,6 @@ def _compare_digest(path: Path, content: dict[str, Any]) -> None:
         is_intact = False
     if not is_intact:
         raise DamagedFile(f"checkpoint {path} is damaged (its content differs from its digest)")
-
-
-def _compare_checksum_file(path: Path) -> None:
-    """Version 0.1.0 wrote the digest of a checkpoint into a file next to it."""
-    try:
-        expected = read_text(path.with_suffix(".sha256"), errors="replace").strip()
-    except OSError:
-        return
-    if expected and path.is_file() and digest(path) != expected:
-        raise DamagedFile(f"checkpoint {path} is damaged (its checksum differs)")
 
 
 def load_tensors(path: Path, allowed: Sequence[type] = (), mapped: bool = False) -> dict[str, Any]:

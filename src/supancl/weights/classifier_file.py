@@ -136,7 +136,7 @@ def _load(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...], dict[str, str
     try:
         version, classes = int(metadata["schema_version"]), parse_json(metadata["classes"])
     except (KeyError, ValueError):
-        raise BadInput(f"{path}: no class names; give a file that supancl 0.2.0 or later wrote") from None
+        raise BadInput(f"{path}: no class names; give a file that supancl wrote") from None
     if version > SCHEMA_VERSION:
         raise BadInput(f"{path} was written by a newer supancl (schema {version}); upgrade")
     if "digest" not in metadata:

@@ -21,7 +21,7 @@ from supancl.core.specs import suggest_timm
 from supancl.errors import BadInput, program_name
 from supancl.files import did_you_mean_path, open_regular, reason, write_atomically
 from supancl.recipes.plugin_files import plugin_hint
-from supancl.weights.checkpoint import DamagedFile, checkpoints, load_checkpoint, load_tensors
+from supancl.weights.checkpoint import DamagedFile, load_tensors
 from supancl.weights.digests import content_digest
 from supancl.weights.run_folder import RunFolder, folder_of_encoder
 
@@ -131,19 +131,14 @@ def check_same_run(file: Path, metadata: Mapping[str, str]) -> None:
 
 
 def load_projector(path: Path | str) -> nn.Sequential:
-    """The online projector of a run, in eval mode; `path` is the run folder or its encoder.safetensors.
-
-    Runs of 0.1.0 have no projector.safetensors; it is read from the checkpoint that holds the same encoder.
-    """
+    """The online projector of a run, in eval mode; `path` is the run folder or its encoder.safetensors."""
     folder = folder_of_encoder(Path(path))
     file = folder / "projector.safetensors"
-    if file.exists():
-        weights, (spec, width) = _read_weights_and_metadata(file, "a projector", "head", "input_width")
-        head = from_json(MLP, spec, "head")
-        _check_projector(head, width, weights, file)
-    else:
-        weights = _projector_from_checkpoint(folder)
-        head, width = MLP.describe(weights)
+    if not file.exists():
+        raise BadInput(f"{folder} has no {file.name}; name another run folder, or choose another --layer")
+    weights, (spec, width) = _read_weights_and_metadata(file, "a projector", "head", "input_width")
+    head = from_json(MLP, spec, "head")
+    _check_projector(head, width, weights, file)
     projector = head.build(width)
     try:
         projector.load_state_dict(weights)
@@ -160,26 +155,6 @@ def _check_projector(head: MLP, width: Any, weights: Mapping[str, Tensor], file:
         is_same = False
     if not is_same:
         raise BadInput(f"{file}: its tensors do not match its metadata; copy it again")
-
-
-def _projector_from_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """The projector of the newest checkpoint whose encoder equals encoder.safetensors."""
-    encoder = read_safetensors(find_encoder_file(folder))[0] if (folder / "encoder.safetensors").exists() else {}
-    for file in reversed(checkpoints(folder / "checkpoints")):
-        try:
-            state = load_checkpoint(file)["branches"]
-        except DamagedFile:
-            continue
-        if encoder and all(
-            torch.equal(state.get(f"encoder.body.{name}", value.new_empty(0)), value) for name, value in encoder.items()
-        ):
-            return {
-                name.removeprefix("projector."): value for name, value in state.items() if name.startswith("projector.")
-            }
-    raise BadInput(
-        f"{folder} has no projector.safetensors, and no checkpoint holds the projector of its encoder; name "
-        "another run folder, finish the run with resume, or choose another layer"
-    )
 
 
 def load_encoder(path: Path | str) -> Encoder:
@@ -289,7 +264,7 @@ def find_encoder_file(path: Path) -> Path:
 
 
 def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file, compared with its digest if it has one; files of others and of 0.1.0 do not."""
+    """Tensors and metadata of a file, compared with its digest if it has one; other libraries write none."""
     with open_safetensors(file) as handle:
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         metadata: dict[str, str] = handle.metadata() or {}
@@ -326,12 +301,6 @@ def _write_again(file: Path) -> str:
         "copy it again, or if a run wrote it, let the run write it again with: "
         f"{program_name()} pretrain --resume --out {quote(str(file.parent))}"
     )
-
-
-def has_digest(file: Path) -> bool:
-    """Whether damage to a file of weights would be noticed; 0.1.0 wrote no digest."""
-    with open_safetensors(file) as handle:
-        return "digest" in (handle.metadata() or {})
 
 
 def is_readable(file: Path) -> bool:

@@ -38,7 +38,7 @@ def record_stop(folder: RunFolder, step: int, error: Exception) -> None:
 
 
 def read_stop(folder: RunFolder) -> StopCause | None:
-    """What stopped.json says; None if there is none, as after `kill -9` and in runs of 0.1.0, or if it is damaged."""
+    """What stopped.json says; None if there is none, as after `kill -9`, or if it is damaged."""
     try:
         content = parse_json(read_text(folder.stop_file))
         cause = StopCause(content["step"], content["reason"], content["exit_code"])
@@ -51,19 +51,17 @@ def read_stop(folder: RunFolder) -> StopCause | None:
 
 def record_end(folder: RunFolder, end: RunEnd, keep: str) -> None:
     """Write finished.json, then remove the checkpoints that `train.keep` does not keep."""
-    from supancl.weights.checkpoint import remove_checkpoint
-
     if read_end(folder) != end:
         write_sealed_json(folder.end_file, {**end._asdict(), "run": folder.read_run_name()})
     if keep != "all":
         for path in folder.checkpoint_files()[: -1 if keep == "one" else None]:
-            remove_checkpoint(path)
+            path.unlink(missing_ok=True)
 
 
 def read_end(folder: RunFolder) -> RunEnd | None:
     """The end that finished.json records; None if there is none, or if the newest checkpoint is of an earlier step.
 
-    Runs of 0.1.0 have no such file. One that is damaged or of another run says nothing.
+    A file that is damaged or of another run says nothing.
     """
     try:
         content = parse_json(read_text(folder.end_file))

@@ -160,7 +160,7 @@ class RunFolder:
     def write_recipe(
         self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object], about: dict[str, Any] | None = None
     ) -> None:
-        """Write recipe.json; `about` may hold `cost` (the time expected), `init` (the first weights), `hardware`."""
+        """Write recipe.json; `about` may hold `init` (the first weights) and `hardware`."""
         # an absolute path works from any folder
         source, *joined = map(absolute_source, recipe.data.all_sources)
         settings = replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))
@@ -218,7 +218,7 @@ class RunFolder:
             )
 
     def read_run_name(self) -> str:
-        """The name that the files of this run share, a digest of settings and data; empty for runs of 0.1.0."""
+        """The name that the files of this run share, a digest of settings and data; empty if it is not known."""
         name = read_json(self.recipe_file).get("run")
         return name if isinstance(name, str) else ""
 
@@ -228,7 +228,7 @@ class RunFolder:
         return [str(file) for file in files] if isinstance(files, list) else []
 
     def read_plugin_digests(self) -> dict[str, str]:
-        """A checksum of each plugin file when the run was begun; empty for runs before 0.2.0."""
+        """A checksum of each plugin file when the run was begun."""
         digests = read_json(self.recipe_file).get("plugin_digests")
         return digests if isinstance(digests, dict) else {}
 

@@ -90,7 +90,8 @@ def describe_run(path: Path) -> ListedRun:
             f"recipe.json: {reason(error)}" if isinstance(error, (OSError, ValueError)) else "no recipe.json of supancl"
         )
         return ListedRun(path, "damaged", nbytes=nbytes, last_written=_mtime(path), problem=why)
-    end_step = find_end_step(folder, rows, epochs)
+    end = read_end(folder)
+    end_step = None if end is None else end.step
     knn, linear = (_newest_accuracy(folder, rows, name) for name in ("knn", "linear"))
     last = rows[-1] if rows else {}
     return ListedRun(
@@ -109,17 +110,6 @@ def describe_run(path: Path) -> ListedRun:
         end_step is not None,
         end_step,
     )
-
-
-def find_end_step(folder: RunFolder, rows: list[dict[str, Any]], epochs: int) -> int | None:
-    """The last step of a finished run: by finished.json, or in runs of 0.1.0 by the last check and its checkpoint."""
-    if (end := read_end(folder)) is not None:
-        return end.step
-    for row in rows[-1:]:
-        checkpoint = folder.checkpoints / f"step-{row['step']:09d}.pt"
-        if row["kind"] == "monitor" and row["epoch"] == epochs - 1 and checkpoint.exists():
-            return int(row["step"])
-    return None
 
 
 def _state(folder: RunFolder, rows: list[dict[str, Any]], end_step: int | None) -> str:

@@ -14,7 +14,7 @@ from supancl.data.opening import is_same_source
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.errors import BadInput
 from supancl.evaluation.feature_cache import encoder_key
-from supancl.evaluation.naming import has_old_crop, non_default_settings, registered_name, source_of
+from supancl.evaluation.naming import non_default_settings, registered_name, source_of
 from supancl.evaluation.overlap import data_set_of
 from supancl.evaluation.ridge import TRAINED_IMAGES
 from supancl.recipes import Recipe
@@ -56,7 +56,7 @@ class ScoredDetector(NamedTuple):
 
     path: Path
     encoder: str
-    weights: str  # checksum of that encoder; empty in folders of 0.1.0
+    weights: str  # checksum of that encoder
     seed: int
     how: str
     scores: dict[str, Any]
@@ -112,14 +112,10 @@ class Entry:
                 preference, how = VARIANCES[
                     str(evaluation.get("layer", "pooled")), str(evaluation.get("split", "held-out"))
                 ]
-                yield _read_value(
-                    evaluation, kind, how + crop_of(evaluation), (preference,), scale=100 if kind == "ratio" else 1
-                )
+                yield _read_value(evaluation, kind, how, (preference,), scale=100 if kind == "ratio" else 1)
         elif kind == "knn":
             for evaluation in self._matching_evaluations("knn", "accuracy"):
-                yield _read_value(
-                    evaluation, "accuracy", images_of(evaluation) + crop_of(evaluation), (_image_order(evaluation),)
-                )
+                yield _read_value(evaluation, "accuracy", images_of(evaluation), (_image_order(evaluation),))
         elif kind == "linear":
             for evaluation in self._matching_evaluations("linear", "accuracy", data_set):
                 probe_name = str(evaluation.get("probe", "lbfgs"))
@@ -275,23 +271,15 @@ class Entry:
 
 def probe_of(evaluation: Mapping[str, Any]) -> str:
     """The probe of a linear accuracy in words; for the convex one, also which images chose its ridge."""
-    probe_name, chosen_on = str(evaluation.get("probe", "lbfgs")), evaluation.get("chosen_on")
-    if probe_name not in PROBES:
-        return f"{probe_name} (a study of 0.1.0)"
-    if probe_name == "lbfgs" and (chosen_on is None or chosen_on == TRAINED_IMAGES):
-        return PROBES[probe_name] + (" of 0.1.0" if chosen_on is None else f" (ridge chosen on {TRAINED_IMAGES})")
-    return PROBES[probe_name]
+    probe_name = str(evaluation.get("probe", "lbfgs"))
+    on_trained = probe_name == "lbfgs" and evaluation.get("chosen_on") == TRAINED_IMAGES
+    return PROBES.get(probe_name, probe_name) + (f" (ridge chosen on {TRAINED_IMAGES})" if on_trained else "")
 
 
 def images_of(evaluation: Mapping[str, Any]) -> str:
     """Which images it was measured on, in words."""
     evaluated_split = str(evaluation.get("judged", ""))
     return f"{evaluated_split if evaluated_split in ('test', 'val') else evaluation.get('split', 'held-out')} images"
-
-
-def crop_of(evaluation: Mapping[str, Any]) -> str:
-    """Words to add if images were cropped as in 0.1.0."""
-    return ", crop of 0.1.0" if has_old_crop(evaluation) else ""
 
 
 def _image_order(evaluation: Mapping[str, Any]) -> int:

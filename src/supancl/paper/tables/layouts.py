@@ -12,7 +12,7 @@ from supancl.core.losses import Align
 from supancl.core.methods import METHODS
 from supancl.errors import BadInput, did_you_mean
 from supancl.paper.numbers import PAPER, PaperTable
-from supancl.paper.tables.runs import package_recipe, package_recipe_forms
+from supancl.paper.tables.runs import package_recipe
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import has_plugin_section
 
@@ -119,8 +119,8 @@ def is_published(recipe: Recipe) -> bool:
     """Whether loss, pool and branches equal those of the package's recipe, or else of the method."""
     if has_plugin_section(recipe):
         return False
-    if forms := package_recipe_forms(recipe):
-        return (recipe.loss, recipe.pool, recipe.branches) in [(form.loss, form.pool, form.branches) for form in forms]
+    if (original := package_recipe(recipe)) is not None:
+        return (recipe.loss, recipe.pool, recipe.branches) == (original.loss, original.pool, original.branches)
     row = METHODS.get(recipe.method)
     fields = (recipe.loss, recipe.pool.kind, recipe.branches.target)
     return row is not None and fields == (row.loss, row.pool.kind, row.branches.target)

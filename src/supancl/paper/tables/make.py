@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
-from supancl.core.precision import pick_device
-from supancl.data.splits import Data
 from supancl.errors import BadInput, plural
 from supancl.evaluation import EvaluatedEncoder, run_suite
 from supancl.evaluation import Plan as SuitePlan
@@ -18,14 +13,11 @@ from supancl.evaluation.sources import data_for
 from supancl.paper.tables.cells import FilledTable, fill
 from supancl.paper.tables.plan import DONE, Plan, PlannedRun, by_source
 from supancl.paper.tables.runs import read_entries
-from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
 from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
 from supancl.sweeps.runner import Sweep, open_recipe_data
 from supancl.sweeps.runs import Failure, RunsFailed, check_same_recipe
-from supancl.training.start import check_data, with_speed
-from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 
 
@@ -66,42 +58,9 @@ def train(plan: Plan, sweep: Sweep) -> dict[str, Failure]:
     for runs in by_source(plan.runs):
         if all(run.is_trained for run in runs):
             continue
-        first, data = runs[0], open_recipe_data(runs[0].recipe)
-        if not any(run.images_per_second for run in plan.runs):
-            trial = len(data.train), time_steps(first.recipe, data)
-            sweep.reporter.note(
-                f"{plan.estimate(sweep.jobs_for(first.recipe), trial)} (from uncompiled trial "
-                f"steps of {first.name}; on a GPU runs are faster)"
-            )
+        data = open_recipe_data(runs[0].recipe)
         failed |= sweep.train({run.name: run.recipe for run in runs}, data).failed
     return failed
-
-
-def time_steps(recipe: Recipe, data: Data) -> float:
-    """Images per second of a few steps that are not compiled; their results are discarded."""
-    device = pick_device(recipe.train.device)
-    check_data(recipe, data)
-    slow = {"train.compile": False, "train.replay": False}
-    trial = with_speed(recipe.with_set(slow, because="a trial"), device, len(data.train))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        trainer = Trainer(trial, data, device)
-        try:
-            steps = min(8, trainer.steps)
-            untimed = min(2, steps - 1)  # the device warms up
-            started = _synchronized_time(device)
-            for step in range(steps):
-                started = _synchronized_time(device) if step == untimed else started
-                trainer.advance()
-            return (steps - untimed) * recipe.train.batch_size / max(_synchronized_time(device) - started, 1e-9)
-        finally:
-            trainer.feed.close()
-
-
-def _synchronized_time(device: torch.device) -> float:
-    """The time after the device has finished its queued work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 # --- evaluating -------------------------------------------------------------------------------------------------------

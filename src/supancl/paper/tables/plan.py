@@ -19,7 +19,8 @@ from supancl.recipes import RECIPES, Recipe
 from supancl.sweeps.measures import has_projector
 from supancl.sweeps.options import check_overrides
 from supancl.sweeps.runner import Sweep, check_monitored, select_rows
-from supancl.sweeps.runs import is_finished, read_failure
+from supancl.sweeps.runs import read_failure
+from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
 
 FAMILIES = ("imagenet100", "cifar100", "cifar10", "vit", "digits")
@@ -50,7 +51,7 @@ class PlannedRun:
 
     @property
     def is_trained(self) -> bool:
-        return RunFolder(self.folder).has_run and is_finished(RunFolder(self.folder), self.recipe)
+        return read_end(RunFolder(self.folder)) is not None
 
     @property
     def images_left(self) -> float | None:
@@ -122,23 +123,18 @@ class Plan:
                 return TO_EVALUATE
         return DONE
 
-    def estimate(self, jobs: int, trial: tuple[int, float] | None = None) -> str:
-        """How much is left to train and how long that will take, from the rate of runs that have started.
-
-        Before the first run, `trial` gives the number of training images and the images per second of a trial.
-        """
+    def estimate(self, jobs: int) -> str:
+        """How much is left to train and how long that will take, from the rate of runs that have started."""
         untrained = [run for run in self.runs if not run.is_trained]
         if not untrained:
             return "nothing is left to train"
         epochs = max(run.recipe.train.epochs for run in untrained)
         to_train = f"{plural(len(untrained), 'run')} of {plural(epochs, 'epoch')} to train"
         started = [run for run in self.runs if run.images_per_second]
-        if not started and trial is None:
-            return f"{to_train}; the time is measured when the data are open"
-        images_per_epoch, rate = trial or (
-            max(int(RunFolder(run.folder).read_data()[0].get("train") or 0) for run in started),
-            sum(run.images_per_second or 0.0 for run in started) / len(started),
-        )
+        if not started:
+            return f"{to_train}; the time is known once a run has started"
+        images_per_epoch = max(int(RunFolder(run.folder).read_data()[0].get("train") or 0) for run in started)
+        rate = sum(run.images_per_second or 0.0 for run in started) / len(started)
         images = sum(
             images_per_epoch * run.recipe.train.epochs if run.images_left is None else run.images_left
             for run in untrained

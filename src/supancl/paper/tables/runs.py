@@ -116,15 +116,6 @@ def package_recipe(trained: Recipe) -> Recipe | None:
     return as_released_code(original) if trained.compat == "released-code" else original
 
 
-def package_recipe_forms(trained: Recipe) -> list[Recipe]:
-    """Every form of the package's recipe that a run may have; empty if there is no such recipe.
-
-    A run of 0.1.0 with compat="released-code" has the pool and the branches of the paper's form.
-    """
-    original = package_recipe(trained)
-    return [] if original is None else [original] if original.compat == "paper" else [original, recipe(trained.name)]
-
-
 def changed_fields(trained: Recipe) -> dict[str, Any]:
     """The fields in which a recipe differs from the package's recipe of that name."""
     original = package_recipe(trained)
