@@ -47,6 +47,8 @@ class _ForTypeCheckers(type):
     """Stands in an annotation for what is imported for type checkers alone, such as `torch.Tensor`."""
 
     def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
         return cls
 
     def __getitem__(cls, item: Any) -> Any:

@@ -20,7 +20,6 @@ from supancl.reports.verdict import Verdict, find_verdict
 from supancl.stats import duration
 from supancl.version import __version__
 
-RELOAD_SECONDS = 15  # of an open page, while the run trains
 # shown first; all others are behind a click
 MAIN_SETTINGS = (
     "method", "data.source", "data.limit", "data.labelled", "encoder.name", "views.size", "loss.kind", "loss.alpha",
@@ -50,13 +49,8 @@ WORDS = {
 }
 
 
-def report_page(
-    records: Mapping[str, RunRecord], images: Mapping[str, TrainingImages] | None = None, is_live: bool = False
-) -> str:
-    """The page of these runs by name; `images` are those of the runs that have some to show.
-
-    `is_live`: the page is written again while a run trains, so an open one reloads itself.
-    """
+def report_page(records: Mapping[str, RunRecord], images: Mapping[str, TrainingImages] | None = None) -> str:
+    """The page of these runs by name; `images` are those of the runs that have some to show."""
     verdicts = {name: find_verdict(record) for name, record in records.items()}
     specs = make_charts(records)
     title = f"Report: {next(iter(records))}" if len(records) == 1 else f"Report: {len(records)} runs"
@@ -72,8 +66,8 @@ def report_page(
     ]
     now = datetime.now().astimezone().isoformat(" ", "minutes")
     body = "\n".join(filter(None, sections)) + f'<p class="small">supancl {__version__}, {now}</p>'
-    data = {"charts": specs, "live": {"seconds": RELOAD_SECONDS}}
-    scripts = ["charts.js"] * bool(specs) + ["live.js"] * is_live
+    data = {"charts": specs}
+    scripts = ["charts.js"] * bool(specs)
     return html_page(title, body, data=data, scripts=scripts)
 
 
