@@ -98,23 +98,27 @@ $(VENV)/.bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,bench]'
 	touch $@
 
-bench-views: $(VENV)/.bench  ## augmentation compared with torchvision, lightly and kornia
-	$(BIN)/python experiments/benchmarks/views.py
+# with BEFORE=TREE (a checkout or a commit) our own speed is compared with that tree's, without other libraries
+PEERS := $(if $(BEFORE),$(READY),$(VENV)/.bench)
+AGAINST := $(if $(BEFORE),--before $(BEFORE))
 
-bench-step: $(VENV)/.bench  ## a training step compared with lightly's and the released code's
-	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/step.py --rows cpu --rounds 5
+bench-views: $(PEERS)  ## augmentation compared with torchvision, lightly and kornia; with BEFORE=TREE, with that tree
+	$(BIN)/python experiments/benchmarks/views.py $(AGAINST)
+
+bench-step: $(PEERS)  ## a training step compared with lightly's and the released code's; or BEFORE=TREE
+	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/step.py --rows cpu --rounds 5 $(AGAINST)
 
 bench-trees: $(READY)  ## our step in two checkouts, on a GPU: make bench-trees TREES="BEFORE ."
-	$(BIN)/python experiments/benchmarks/two_trees.py --trees $(TREES)
+	$(BIN)/python $(lastword $(TREES))/experiments/benchmarks/step.py --before $(firstword $(TREES))
 
 bench-scaling: $(READY)  ## what each part costs as it grows
 	OMP_NUM_THREADS=1 $(BIN)/python experiments/benchmarks/scaling.py --device cpu --ranks
 
-bench-data: $(READY)  ## decoding, cache and memory compared with a DataLoader
-	OMP_NUM_THREADS=1 $(BIN)/python experiments/benchmarks/data.py
+bench-data: $(READY)  ## decoding, cache and memory compared with a DataLoader; or BEFORE=TREE
+	OMP_NUM_THREADS=1 $(BIN)/python experiments/benchmarks/data.py $(AGAINST)
 
-bench-evaluate: $(READY)  ## transfer, few-shot and k-NN compared with reference loops
-	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/evaluate.py
+bench-evaluate: $(READY)  ## transfer, few-shot and k-NN compared with reference loops; or BEFORE=TREE
+	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/evaluate.py $(AGAINST)
 
 results: $(READY)  ## RESULTS.md and the tables of README.md and docs/choosing.md; ACCEPT=--accept also takes changed numbers
 	$(BIN)/python -m experiments.evidence page --readme README.md --choosing docs/choosing.md

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.files import LEFT_OVER_AGE, did_you_mean_path, temporary_path, write_atomically, write_text, writing
+from supancl.files import did_you_mean_path, temporary_path, write_atomically, write_text, writing
+from supancl.files.writing import LEFT_OVER_AGE
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
 from tests.files import mentions

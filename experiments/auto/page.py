@@ -80,7 +80,7 @@ def starts_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def few_table(folder: Path = FEW) -> str:
-    """A Markdown row per candidate of `experiments.auto.small`: means over draws of photographs."""
+    """A Markdown row per candidate of auto/small.py (commit 6d6044a3): means over draws of photographs."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.json")):
         for result in json.loads(path.read_text())["results"]:

@@ -23,11 +23,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import PIL
 import torch
 import torchvision
-from PIL import Image, ImageDraw
+from before import FLAG, compare
+from jpegs import write_jpegs
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
@@ -36,37 +37,6 @@ from supancl.data.store.cache import Cache, CachedImages
 from supancl.reports.tables import Table, to_markdown
 
 BATCH, WIDTH, HEIGHT, SHORT = 128, 500, 375, 256
-
-
-# --- images -----------------------------------------------------------------------------------------------------------
-
-
-def photograph(seed: int, width: int, height: int) -> Image.Image:
-    """Smooth gradients, some shapes, and noise: what a JPEG of a photograph costs to decode, near enough."""
-    random = np.random.default_rng(seed)
-    y, x = np.mgrid[0:height, 0:width] / height
-    slope = random.normal(size=(3, 4))[..., None, None]
-    smooth = 128 + 50 * (slope[:, 0] * x + slope[:, 1] * y) + 30 * np.sin(6 * slope[:, 2] * x + 5 * slope[:, 3] * y)
-    picture = Image.fromarray(smooth.clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
-    pen = ImageDraw.Draw(picture)
-    for _ in range(12):
-        left, top = random.integers(0, width), random.integers(0, height)
-        box = [left, top, left + random.integers(4, width // 3 + 5), top + random.integers(4, height // 3 + 5)]
-        pen.ellipse([int(side) for side in box], fill=tuple(random.integers(0, 256, 3).tolist()))
-    noisy = np.asarray(picture) + random.normal(0, 14, (height, width, 1))
-    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
-
-
-def make_jpegs(folder: Path, count: int, width: int, height: int, quality: int) -> list[Path]:
-    """Sixteen different images, each written under many names: files are read one by one all the same."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{i:06d}.jpg" for i in range(count)]
-    for i, path in enumerate(paths):
-        if i < 16:
-            photograph(i, width, height).save(path, quality=quality)
-        else:
-            shutil.copyfile(paths[i % 16], path)
-    return paths
 
 
 # --- contenders -------------------------------------------------------------------------------------------------------
@@ -159,7 +129,7 @@ def peak_of(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def memory_child(folder: Path, scratch: Path) -> None:
     """In a process of its own: the growth over a first small cache, while all is built, and while all is read."""
-    paths = sorted(folder.iterdir())
+    paths = sorted(folder.glob("*/*.jpg"))
 
     def read(images: CachedImages) -> None:
         for _ in range(-(-4096 // len(images))):  # few images more often: batches leave their mark on the allocator
@@ -186,7 +156,7 @@ def memory_child(folder: Path, scratch: Path) -> None:
 def memory(root: Path, counts: Sequence[int]) -> list[dict[str, float]]:
     rows = []
     for count in counts:
-        make_jpegs(root / f"small{count}", count, 160, 120, 85)
+        write_jpegs(root / f"small{count}", [(120, 160)], count, 85)
         command = [sys.executable, __file__, "--child", str(root / f"small{count}"), str(root / f"scratch{count}")]
         # a freed batch goes back to the system at once, so that what is measured is held by us, not by the allocator
         allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
@@ -205,7 +175,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--memory", type=int, nargs="*", default=[200, 2000, 20000], help="numbers of small images")
     parser.add_argument("--json", help="write the figures here")
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--before", **FLAG)
     args = parser.parse_args(argv)
+    if args.before:
+        sys.exit(compare("data", args.before))
     if args.child:
         memory_child(*args.child)
         return {}
@@ -213,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     cores = decode_threads()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        paths = make_jpegs(root / "photos", args.images, WIDTH, HEIGHT, 90)
+        paths = write_jpegs(root / "photos", [(HEIGHT, WIDTH)], args.images)
         size = statistics.mean(path.stat().st_size for path in paths) / 1024
         speed = rates(paths, root / "scratch", args.rounds, cores)
         grown = memory(root, args.memory)

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 import torchvision
+from step_ours import wait
 from torch import Tensor, nn
 from torchvision.models import resnet
 from torchvision.models.detection import FasterRCNN, fasterrcnn_resnet50_fpn
@@ -166,11 +167,6 @@ def our_step(
 
 
 # --- turns
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def measured(makers: dict[str, Callable[[], Step]], args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

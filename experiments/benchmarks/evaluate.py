@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from before import FLAG, compare
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
@@ -376,7 +377,10 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--every", type=int, default=4, help="the reference loop takes every Nth regulariser")
     parser.add_argument("--only", choices=("transfer", "fewshot", "knn", "growth"))
+    parser.add_argument("--before", **FLAG)
     args = parser.parse_args(argv)
+    if args.before:
+        sys.exit(compare("evaluate", args.before))
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads)
     rows: list[dict[str, Any]] = []

@@ -4,7 +4,7 @@
     python experiments/benchmarks/label_steps.py --device cpu --tiny              only to see that it runs
 
 A ratio is how many times as fast a row is as one label per image, round by round: the median and the middle half. For
-one label against an older commit: two_trees.py --networks cifar-resnet18.
+one label against an older commit: step.py --before COMMIT.
 """
 
 from __future__ import annotations

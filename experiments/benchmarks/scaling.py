@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from scaling_parts import BATCH, WIDTH, by_ranks, milliseconds, replayed, tensor_bytes, write_shards
 from scaling_tables import Row, put_into, tables
 from step_ours import synthetic
-from step_report import commit_here
+from step_report import commit_here, processor
 
 from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
 from supancl.core.schedules import ema_momentum, learning_rate
@@ -283,17 +283,11 @@ def steps(device: torch.device, compiled: bool) -> Iterator[Row]:
 
 
 def about(device: torch.device) -> str:
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{decode_threads()} cores, {_processor()}"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{decode_threads()} cores, {processor()}"
     return (
         f"{where}, {torch.get_num_threads()} torch threads, Python {platform.python_version()}, "
         f"torch {torch.__version__}, batch {BATCH}, width {WIDTH}"
     )
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
 
 
 def measured(device: torch.device, parts: Sequence[str], most: float, compiled: bool, commit: str) -> Row:

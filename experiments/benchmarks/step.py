@@ -2,6 +2,7 @@
 
     python experiments/benchmarks/step.py --rows cifar --json FILE            on a GPU
     OMP_NUM_THREADS=2 python experiments/benchmarks/step.py --rows cpu --json FILE
+    python experiments/benchmarks/step.py --before TREE           against another checkout or commit: before.py
     python experiments/benchmarks/step.py --markdown FILE --into docs/performance.md
 
 Every image is two augmented views, forward and backward. Contenders of a row take turns in one process, round by round;
@@ -23,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from before import FLAG, compare
 from step_report import best_peer, commit_here, failed, markdown, merged, read, short, stamped, table
 from step_rows import (
     Bench,
@@ -111,6 +113,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="only to see that everything runs")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing, write this file's tables")
     parser.add_argument("--into", type=Path, help="with --markdown: a document with markers of the file's name")
+    parser.add_argument("--before", **FLAG)
     parser.add_argument("--short", action="store_true", help="with --markdown: only ours and the fastest peer")
     return parser.parse_args(argv)
 
@@ -125,6 +128,8 @@ def main(argv: Sequence[str] | None = None) -> list[Record]:
             print(text, end="")
         return []
     cuda = args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available())
+    if args.before:
+        sys.exit(compare("step, GPU" if cuda and args.rows != "cpu" else "step", args.before))
     device = torch.device("cuda" if cuda else "cpu")
     torch.backends.cudnn.benchmark = True  # as the training loop does, and to the peers' good too
     if args.text:

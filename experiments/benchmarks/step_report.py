@@ -39,17 +39,11 @@ ORDER = (
 
 def stamped(record: Record, commit: str) -> Record:
     """The record with commit, date, versions and hardware."""
-    versions = {"python": platform.python_version()}
-    for name in ("torch", "torchvision", "timm", "lightly"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "not installed"
     return {
         **record,
         "commit": commit,
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
-        "versions": versions,
+        "versions": versions("torch", "torchvision", "timm", "lightly"),
         "hardware": hardware(record["key"].startswith("cpu-")),
     }
 
@@ -57,10 +51,24 @@ def stamped(record: Record, commit: str) -> Record:
 def hardware(cpu: bool) -> str:
     if torch.cuda.is_available() and not cpu:
         return torch.cuda.get_device_name()
+    return f"{torch.get_num_threads()} threads of {processor()}"
+
+
+def processor() -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return f"{torch.get_num_threads()} threads of {models[0] if models else platform.machine()}"
+    return models[0] if models else platform.machine()
+
+
+def versions(*names: str) -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def commit_here() -> str:

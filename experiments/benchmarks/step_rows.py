@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
-from PIL import Image
+from jpegs import write_jpegs
 from step_ours import TINY_CNN, TINY_HEADS, TINY_VIT, Contender, in_turns, ours, paired, settled, synthetic
 from step_peers import LightlyFeed, lightly_contenders, released
 
@@ -188,24 +187,6 @@ def folder_rows(bench: Bench) -> list[Record]:
             records.append({**compared(key, work, fed, [on_gpu]), **found})
             fed.trainer.feed.close()
     return records
-
-
-def write_jpegs(root: Path, sizes: list[tuple[int, int]], count: int, classes: int = 10) -> None:
-    """JPEGs that compress like photographs: a few smooth random ones of each size, written again and again."""
-    random = np.random.default_rng(0)
-    kept = []
-    for number in range(16):
-        height, width = sizes[number % len(sizes)]
-        coarse = random.integers(0, 256, (max(2, height // 8), max(2, width // 8), 3), dtype=np.uint8)
-        image = root / f"kept{number}.jpg"
-        root.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(image, quality=90)
-        kept.append(image.read_bytes())
-        image.unlink()
-    for number in range(count):
-        folder = root / f"class{number % classes}"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{number:05d}.jpg").write_bytes(kept[number % len(kept)])
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------

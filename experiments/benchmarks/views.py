@@ -14,13 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
@@ -29,6 +27,8 @@ from typing import Any
 
 import torch
 import torchvision.transforms.v2 as T
+from before import FLAG, compare
+from step_report import processor, versions
 from torch import Tensor
 
 from supancl.data.store.memory import Batch
@@ -263,21 +263,9 @@ def show(rows: list[Any]) -> None:
         )
 
 
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in ("torch", "torchvision", "pillow", "lightly", "kornia"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
 def hardware(cores: int) -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{cores} cores of {models[0] if models else platform.machine()}{gpu}"
+    return f"{cores} cores of {processor()}{gpu}"
 
 
 def alone(core_threads: int = 1) -> None:
@@ -292,14 +280,17 @@ def main(argv: Sequence[str] | None = None) -> list[Any]:
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="threads, and processes")
     parser.add_argument("--only", type=int, choices=[s.size for s in SETTINGS], help="one setting, by its size")
     parser.add_argument("--json", type=Path, help="write the rows here too")
+    parser.add_argument("--before", **FLAG)
     args = parser.parse_args(argv)
+    if args.before:
+        raise SystemExit(compare("views", args.before))
     rows: list[Any] = []
     # forked before torch has threads or a GPU, which a fork would not survive
     with get_context("fork").Pool(args.cores, alone) as workers:
         torch.set_num_threads(args.cores)
         asked = ("cpu", "cuda") if args.device == "all" else (args.device,)
         devices = [torch.device(name) for name in asked if name == "cpu" or torch.cuda.is_available()]
-        found = versions()
+        found = versions("torch", "torchvision", "pillow", "lightly", "kornia")
         print("two views of every image, images per second;", hardware(args.cores))
         print(", ".join(f"{name} {text}" for name, text in found.items()), f"; median of {args.rounds} rounds in turns")
         if len(devices) < len(asked):

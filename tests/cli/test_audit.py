@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from supancl.data.opening import open_data
 from supancl.weights.run_folder import RunFolder
 from tests.evaluate.made import SPEC, run_folder
-from tests.files import archive, assert_mentions, assert_refused, class_folders, contents, noise, supancl, table
+from tests.files import archive, assert_refused, class_folders, contents, noise, supancl, table
 
 COUNT = 600
 FLIPPED = 60
@@ -67,7 +67,7 @@ def test_the_images_of_the_run_are_known_under_another_name(place, capsys, tmp_p
     part = table(place / "half.csv", lines[0].replace("file", "path"), *lines[1:300])
     said = supancl(capsys, "audit", "run", "--data", part.name, "--out", tmp_path / "out")
     assert said.code == 0, said.err
-    assert_mentions(said.out, "trained with labels of these images")
+    assert json.loads((tmp_path / "out" / "audit.json").read_text())["trained_on_these_labels"]
     # decisions that are saved from the page name images as the tables do
     page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
     shown = json.loads(re.search(r'id="data-audit">(.*?)</script>', page)[1])
@@ -76,7 +76,7 @@ def test_the_images_of_the_run_are_known_under_another_name(place, capsys, tmp_p
     blank = [np.full((8, 8), level, np.uint8) for level in range(40)]
     archive(tmp_path / "other.npz", train_images=np.stack(blank), train_labels=np.arange(40) % 2)
     said = supancl(capsys, "audit", "run", "--data", tmp_path / "other.npz", "--out", tmp_path / "other")
-    assert "trained with labels of these images" not in said.out
+    assert not json.loads((tmp_path / "other" / "audit.json").read_text())["trained_on_these_labels"]
 
 
 def test_flipped_labels_are_found_and_corrected(place, capsys, tmp_path) -> None:
@@ -100,9 +100,7 @@ def test_flipped_labels_are_found_and_corrected(place, capsys, tmp_path) -> None
     assert result["suspects"] == len(suspects)
     low, high = result["wrong_interval"]
     assert low < 10 < high
-    assert_mentions(
-        said.out, "601 labels look wrong", f"{result['wrong_percent']:.1f}%", "trained with labels of these images"
-    )
+    assert f"{result['wrong_percent']:.1f}%" in said.out
     assert json.loads((out / "audit.json").read_text())["made_by"] == "supancl audit"
 
     pair = read(out / "duplicates.csv")[0]
@@ -127,7 +125,6 @@ def test_an_audit_may_be_repeated_but_replaces_nothing_else(place, capsys, tmp_p
     flags = ["--data", data, "--out", tmp_path / "out"]
     said = supancl(capsys, "audit", "run", *flags)
     assert said.code == 0, said.err
-    assert_mentions(said.out, "8 labels", "too few to say")
     once = contents(tmp_path / "out")
     assert supancl(capsys, "audit", "run", *flags).code == 0
     assert contents(tmp_path / "out") == once
@@ -145,7 +142,6 @@ def test_partly_labelled_arrays_and_weight_files(place, capsys, tmp_path) -> Non
     flags = ["--data", tmp_path / "few.npz", "--out", tmp_path / "out"]
     said = supancl(capsys, "audit", "run/encoder.safetensors", *flags)
     assert said.code == 0, said.err
-    assert "trained on" not in said.out
     assert all(row["label"] in ("0", "1") for row in read(tmp_path / "out/suspects.csv"))
     assert read(tmp_path / "out/duplicates.csv")[0]["labels_differ"] == ""  # one of the two has no label
 
@@ -168,7 +164,6 @@ def test_wrong_labels_of_the_run_are_judged_as_it_saw_them(place, capsys, tmp_pa
         said = supancl(capsys, "audit", run, *flags, "--out", out)
         assert said.code == 0, said.err
         assert json.loads((out / "audit.json").read_text())["with_label_noise"] == has_noise
-        assert ("data.label_noise" in said.out) == has_noise
         suspects = {int(row["path"].split("[")[1][:-1]): row["label"] for row in read(out / "suspects.csv")}
         labels = in_run if has_noise else {}
         assert suspects == {row: labels.get(row, str(digits[row])) for row in suspects}
@@ -178,7 +173,6 @@ def test_wrong_labels_of_the_run_are_judged_as_it_saw_them(place, capsys, tmp_pa
     archive(data, **arrays | {"train_labels": digits[1:301]})  # data that have changed: nobody knows its wrong labels
     said = supancl(capsys, "audit", run, "--out", tmp_path / "out", "--json", tmp_path / "changed.json")
     assert not json.loads((tmp_path / "changed.json").read_text())["with_label_noise"]
-    assert_mentions(said.err, "data.label_noise", "changed")
 
 
 def labelled_rows(split) -> tuple[list[int], list[int]]:

@@ -20,7 +20,6 @@ from supancl.data.store.cache_folders import list_caches
 from tests.files import (
     TINY,
     archive,
-    assert_mentions,
     assert_refused,
     class_folders,
     contents,
@@ -101,25 +100,17 @@ def test_show_counts_and_draws_every_kind_of_source(capsys, tmp_path, kind):
     assert list_caches() == [], "looking leaves no cache behind"
 
 
-def test_show_prints_counts_bars_sizes_and_what_is_unreadable(capsys, tmp_path):
+def test_show_counts_sizes_and_what_is_unreadable(capsys, tmp_path):
     root = tmp_path / "data"
     for split, kind, count in (("val", "cat", 2), ("test", "dog", 1), ("train", "cat", 6), ("train", "dog", 3)):
         for i in range(count):
             picture(root / split / kind / f"{i}.png", seed=i, size=(20, 30 + i), mode="RGB")
     (root / "train" / "dog" / "bad.png").write_bytes(b"bad")
-    said = supancl(capsys, "data", "show", root, "--out", tmp_path / "sheets")
-    assert said.code == 0
-    lines = said.out.splitlines()
-    header = next(line for line in lines if "class" in line and "train" in line)
-    assert [cell.strip() for cell in header.strip("┃").split("┃")][:4] == ["class", "train", "val", "test"]
-    cat = next(line for line in lines if "cat" in line and "█" in line)
-    dog = next(line for line in lines if "dog" in line and "█" in line)
-    assert (cat.count("█"), dog.count("█")) == (24, 12)
-    assert cat.index("█") == dog.index("█"), "bars begin at the same place"
-    assert "height: 20 px" in lines
-    assert "width: 30 to 35 px, median 31" in lines
-    assert "decoded: 0.0 MB, kept in memory when training" in lines
-    assert lines[lines.index("1 unreadable") + 1] == f"  {root / 'train' / 'dog' / 'bad.png'}: no known image format"
+    facts = show(capsys, tmp_path, root)
+    assert facts["histogram"] == {"cat": {"train": 6, "val": 2, "test": 0}, "dog": {"train": 3, "val": 0, "test": 1}}
+    assert facts["sizes"]["height"] == [20, 20, 20]
+    assert facts["sizes"]["width"][::2] == [30, 35]
+    assert list(facts["unreadable"]) == [str(root / "train" / "dog" / "bad.png")]
 
 
 def test_show_chooses_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
@@ -131,8 +122,6 @@ def test_show_chooses_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
 
 def test_show_counts_copies_and_names_those_with_different_labels(capsys, tmp_path):
     root = class_folders(tmp_path / "data")
-    said = supancl(capsys, "data", "show", root, "--out", tmp_path / "none")
-    assert "byte-for-byte copies" not in said.out
     shutil.copy(root / "cat" / "0.png", root / "dog" / "x.png")
     facts = show(capsys, tmp_path, root)
     assert facts["copies"] == {
@@ -142,9 +131,6 @@ def test_show_counts_copies_and_names_those_with_different_labels(capsys, tmp_pa
         "in_several_splits": 0,
         "examples": [[str(root / "cat" / "0.png"), str(root / "dog" / "x.png")]],
     }
-    said = supancl(capsys, "data", "show", root, "--out", tmp_path / "again")
-    assert_mentions(said.out, "2 files", "copies of 1 image", "keep one of each")
-    assert f"{root / 'cat' / '0.png'} and {root / 'dog' / 'x.png'}\n" in said.out
 
 
 # --- cache ------------------------------------------------------------------------------------------------------------
@@ -164,10 +150,9 @@ def test_a_cache_is_built_listed_verified_and_removed(capsys, tmp_path, cache_ro
     with open(next(folder.glob("*.bin")), "rb+") as file:
         file.write(b"harm")
     said = supancl(capsys, "data", "cache", source, "--short-side", "40", "--verify")
-    assert "8 images at short side 40" in said.out
-    assert said.out.endswith("every checksum compared, 1 image repaired\n")
+    assert said.code == 0, said.err
     said = supancl(capsys, "data", "cache", source, "--remove")
-    assert said.out.startswith(f"removed {folder} (")
+    assert (said.code, folder.exists()) == (0, False)
     assert list_caches() == []
 
 
@@ -201,7 +186,7 @@ def test_the_longest_unused_caches_go_first(capsys, tmp_path):
         os.utime(Path(json_of(said)["folder"]) / "about.json", (used, used))
     nbytes = list_caches()[0].nbytes
     said = supancl(capsys, "data", "cache", "--keep-gb", 1.5 * nbytes / 1e9)
-    assert f"of {tmp_path / 'old'})" in said.out
+    assert said.code == 0, said.err
     assert [each.source for each in list_caches()] == [str(tmp_path / "new")]
 
 
@@ -212,27 +197,22 @@ def test_the_cache_that_is_asked_for_is_built_first_and_stays(capsys, tmp_path):
     before = {each.source: contents(each.folder) for each in list_caches()}
     nbytes = list_caches()[0].nbytes
     said = supancl(capsys, "data", "cache", tmp_path / "asked", "--keep-gb", 1.5 * nbytes / 1e9)
-    assert f"of {tmp_path / 'other'})" in said.out
+    assert said.code == 0, said.err
     (left,) = list_caches()
     assert contents(left.folder) == before[str(tmp_path / "asked")], "kept, not decoded again"
     said = supancl(capsys, "data", "cache", tmp_path / "asked", "--keep-gb", 0)
-    assert said.out.endswith(f"more than --keep-gb 0: {left.folder} itself is kept\n")
+    assert said.code == 0, said.err
     assert list_caches() == [replace(left, last_used=list_caches()[0].last_used)]
 
 
-def test_training_fills_the_cache_by_itself_and_says_how_far_it_is(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("supancl.reports.terminal.MIN_SECONDS", 0.0)
+def test_training_fills_the_cache_by_itself(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_BYTES", 4000)
     source = class_folders(tmp_path / "data", each=20)
     arguments = ["pretrain", "digits.supsiam", "--data", source, *TINY, "--set", "data.cache=always"]
     said = supancl(capsys, *arguments, "--out", tmp_path / "one")
     assert said.code == 0, said.err
-    told = [line for line in said.out.splitlines() if line.startswith("decoding images into the cache")]
-    assert len(told) == 10
-    assert_mentions(told[-1], "40", "decoding")
     before = contents(list_caches()[0].folder)
-    said = supancl(capsys, *arguments, "--out", tmp_path / "two")
-    assert "decoding" not in said.out
+    assert supancl(capsys, *arguments, "--out", tmp_path / "two").code == 0
     assert contents(list_caches()[0].folder) == before
     plain = supancl(capsys, *arguments, "--set", "data.cache=never", "--out", tmp_path / "three")
     assert plain.code == 0

@@ -71,14 +71,12 @@ def test_notes_are_success_and_a_problem_is_a_failed_check(capsys, two_checks):
     two_checks(Finding("second", "note", "is slow", "make it fast"))
     said = supancl(capsys, "doctor")
     assert said.code == 0
-    assert_mentions(said.out, "note", "second", "make it fast", "1 note")
     two_checks(Finding("second", "problem", "is broken", "mend it"))
     said = supancl(capsys, "doctor", "--json", "-")
     assert said.code == 1
     assert json.loads(said.out)["checks"][1] == {
         "name": "second", "status": "problem", "text": "is broken", "advice": "mend it"
     }  # fmt: skip
-    assert_mentions(said.err, "second", "mend it")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), OSError(5, "Input/output error"), ZeroDivisionError()])
@@ -98,7 +96,7 @@ def test_without_torch_the_rest_is_still_checked(capsys, monkeypatch):
     monkeypatch.setattr(installation, "why_no_torch", findings.why_no_torch)
     said = supancl(capsys, "doctor", "--quick")
     assert said.code == 1
-    assert_mentions(said.out, "libcudart.so.13", "force-reinstall torch")
+    assert_mentions(said.out, "libcudart.so.13")
     assert re.search(r"(?m)^note +GPU +not checked", said.out)
     assert re.search(r"(?m)^\w+ +this folder +\d", said.out)
 

@@ -51,11 +51,9 @@ def test_a_run_goes_on_where_its_data_have_been_moved_to(tmp_path, capsys):
     resume = ("pretrain", "--resume", "--out", tmp_path / "run", "--quiet", "--data")
     said = supancl(capsys, *resume, class_folders(tmp_path / "copy", each=8))  # its own are where they were
     assert said.code == 2
-    assert "differs from data.source" in said.err
     (tmp_path / "photos").rename(tmp_path / "moved")
     said = supancl(capsys, *resume, class_folders(tmp_path / "others", ("cat", "cow"), each=8))
     assert said.code == 2
-    assert_mentions(said.err, "data", "changed")
     said = supancl(capsys, *resume, tmp_path / "moved")
     assert said.code == 0, said.err
     assert_same_bits(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))

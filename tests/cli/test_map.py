@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.files import TINY, assert_mentions, class_folders, supancl
+from tests.files import TINY, class_folders, supancl
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,6 @@ def test_a_page_of_two_runs_agrees_with_embed(place, capsys, tmp_path):
         capsys, "map", "run0", "second=run1", "--data", "photos", "--out", out, "--json", tmp_path / "r.json"
     )
     assert said.code == 0, said.err
-    assert_mentions(said.out, "map.html", "36 images", "2 encoders")
     result = json.loads((tmp_path / "r.json").read_text())
     assert (result["images"], result["classes"], result["titles"]) == (36, 3, ["run0", "second"])
     data = page_data(out)
@@ -67,7 +66,7 @@ def test_equal_seeds_give_equal_pages(capsys, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         flags = ["--data", "photos", "--seed", seed, "--limit", "20", "--out", tmp_path / f"{name}.html"]
         said = supancl(capsys, "map", "run0", *flags)
-        assert_mentions(said.err, "20 of 36", "--limit")
+        assert said.code == 0, said.err
         pages.append((tmp_path / f"{name}.html").read_bytes())
     assert pages[0] == pages[1] != pages[2]
 
@@ -77,7 +76,6 @@ def test_a_picture_of_chosen_classes(capsys, tmp_path, suffix):
     out = tmp_path / f"map.{suffix}"
     said = supancl(capsys, "map", "run0", "run1", "--data", "photos", "--classes", "cat,owl", "--static", out)
     assert said.code == 0, said.err
-    assert_mentions(said.out, "24 images")
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     assert out.read_bytes().startswith(starts[suffix])
     assert supancl(capsys, "map", "run0", "--data", "photos", "--static", out).code == 0  # replaces its own picture

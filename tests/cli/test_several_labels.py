@@ -45,23 +45,19 @@ def train(capsys, *more: object, out: str = "run") -> None:
 
 def test_from_an_archive_to_the_map_and_the_page(place, capsys):
     train(capsys)
-    for command, first in ((("knn",), "k-NN"), (("linear",), "linear")):
-        said = supancl(capsys, "evaluate", *command, "run", "--device", "cpu", "--json", "result.json")
+    for protocol in ("knn", "linear"):
+        said = supancl(capsys, "evaluate", protocol, "run", "--device", "cpu", "--json", "result.json")
         assert said.code == 0, said.err
-        line = next(line for line in said.out.splitlines() if line.startswith(first))
-        value, low, high = map(float, re.search(MAP, line).groups())
         result = json.loads((place / "result.json").read_text())
-        assert (value, low, high) == (round(result["map"], 2), *(round(end, 1) for end in result["map_interval"]))
+        printed = {tuple(map(float, found)) for found in re.findall(MAP, said.out)}
+        assert (round(result["map"], 2), *(round(end, 1) for end in result["map_interval"])) in printed
+        assert result["chance"] == pytest.approx(100 / 3)
         assert "accuracy" not in result
-        (saved,) = (place / "run" / "evaluate").glob(f"{command[0]}*.json")
+        (saved,) = (place / "run" / "evaluate").glob(f"{protocol}*.json")
         assert result["map"] == json.loads(saved.read_text())["map"]
-        assert_mentions(said.out, "11-point mAP", "chance 33.3%", "random weights mAP")
-        assert said.out.splitlines()[-1] == result["verdict"]
-    transfer = supancl(capsys, "evaluate", "transfer", "run", "--data", "several.npz", "--device", "cpu")
-    assert_mentions(transfer.out, "several (mAP)", "mAP", "random weights mAP")
+    assert supancl(capsys, "evaluate", "transfer", "run", "--data", "several.npz", "--device", "cpu").code == 0
     assert supancl(capsys, "report", "run").code == 0
-    page = (place / "run" / "report.html").read_text()
-    assert_mentions(page, "Mean average precision", "mAP", "Held-out mAP", f"{result['map']:.2f}")
+    assert f"{result['map']:.2f}" in (place / "run" / "report.html").read_text()
     listed = supancl(capsys, "runs", "list", ".")
     assert listed.code == 0, listed.err
     assert f"mAP {result['map']:.1f}" in listed.out
@@ -73,7 +69,6 @@ def test_two_runs_are_one_table_with_their_maps(place, capsys):
     train(capsys, "--set", "loss.alpha=1.0", out="third")
     said = supancl(capsys, "evaluate", "knn", "run", "third", "--k", "5,1", "--device", "cpu", "--json", "result.json")
     assert said.code == 0, said.err
-    assert_mentions(said.out, "several (mAP)", "k-NN (k = 5)")
     results = json.loads((place / "result.json").read_text())
     assert [round(result["map"], 2) for result in results["results"]] == [
         round(row["scores"]["several (mAP)"]["mean"], 2) for row in next(iter(results["tables"].values()))["rows"]
@@ -96,13 +91,12 @@ def test_a_hierarchy_has_a_line_for_each_level(place, capsys, monkeypatch):
         result = content["results"][0] if command[0] == "transfer" else content
         coarse, fine = result["levels"]
         for level, classes in ((coarse, 2), (fine, 4)):
-            line = next(line for line in said.out.splitlines() if f"level {level['level']}, {classes} classes" in line)
-            assert f"{level['accuracy']:.2f}% [" in line
+            assert level["classes"] == classes
+            assert f"{level['accuracy']:.2f}% [" in said.out
         assert result["accuracy"] == fine["accuracy"]
         assert "verdict" in result
         if command[0] == "knn":
             assert (coarse["k"], fine["k"]) == (20, result["k"])
-            assert_mentions(said.out, "level 0, 2 classes, k = 20:", "level 1, 4 classes:")
         else:
             assert coarse["weight"] > 0
             assert coarse["cut_off"] is False
@@ -133,7 +127,6 @@ def test_other_data_are_read_as_the_runs_own(place, capsys):
             result = json.loads((place / "result.json").read_text())
             assert len(result.get("levels", [])) == levels
             assert result["classes"] == 4
-        assert ("no levels" in said.out + said.err) == (levels == 0)
     episodes = ("--ways", "2", "--shots", "1", "--queries", "2", "--episodes", "2")
     fewshot = supancl(capsys, "evaluate", "fewshot", "run", "--data", "flat.npz", *episodes, *more)
     assert fewshot.code == 0, fewshot.err
@@ -166,7 +159,6 @@ def test_a_nested_run_is_evaluated_on_images_with_several_labels(place, capsys):
     said = supancl(capsys, "evaluate", "knn", "nested", "--data", "several.npz", "--device", "cpu")
     assert said.code == 0, said.err
     assert re.search(MAP, said.out)
-    assert_mentions(said.out + said.err, "several.npz", "levels")
 
 
 def test_rows_with_and_without_levels_are_not_ranked(place, capsys):

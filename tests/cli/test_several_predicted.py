@@ -83,7 +83,6 @@ def test_new_images_get_all_labels_that_are_probable_enough(place, capsys, words
     assert summary["f1_interval"][0] < summary["f1"] < summary["f1_interval"][1]
     assert summary["checked_on"] == 120
     assert {len(row["label"].split(";")) for row in rows} >= {1, 2}
-    assert summary["is_threshold_chosen"]
     for row in rows:  # the only label of an image may be below the threshold, others not
         assert ";" not in row["label"] or float(row["confidence"]) >= summary["label_threshold"] - 5e-5
     values = [f"{name} {summary[key]:.1f}% [" for name, key in (("mAP", "map"), ("F1", "f1"))]
@@ -101,12 +100,10 @@ def true_matrix(pairs: torch.Tensor) -> np.ndarray:
 
 
 def test_map_and_f1_are_scikit_learns(place, capsys):
-    """Of the kept classifier on the kept held-out features; without a choice, so that F1 has one threshold."""
+    """Of the kept classifier on the kept held-out features."""
     write(Path("few.csv"), draw(Path("few"), 200, seed=5))
     run_folder(Path("small"), source="few.csv", described=True, data__holdout=0.3)
-    _, summary, printed = predict(capsys, "small", "--data", "photos")
-    assert (summary["is_threshold_chosen"], summary["label_threshold"]) == (False, 0.5)
-    assert_mentions(printed, "the usual one")
+    _, summary, _ = predict(capsys, "small", "--data", "photos")
     kept = load_features(Path("small/predict/references.safetensors"))
     linear = load_classifier(Path("small/predict/linear.safetensors"))
     truth = true_matrix(kept.pairs[1])
@@ -202,7 +199,7 @@ def test_all_says_how_many_have_exactly_their_labels_and_a_second_call_reads_no_
     }
 
 
-def test_without_held_out_labels_the_usual_threshold_is_used_and_nothing_is_judged(place, capsys):
+def test_without_held_out_labels_nothing_is_judged(place, capsys):
     run_folder(Path("whole"), source="photos.csv", described=True, data__holdout=0.0)
     draw(Path("new"), 6, seed=3)
     for words in ((), ("--with", "knn")):
@@ -216,7 +213,7 @@ def test_without_held_out_labels_the_usual_threshold_is_used_and_nothing_is_judg
         assert_mentions(printed, "probability 0.5", "not fitted")
 
 
-def test_a_test_split_does_not_choose_the_threshold(place, capsys):
+def test_a_test_split_does_not_choose_the_ridge(place, capsys):
     drawn = draw(Path("more"), 300, seed=6)
     lines = [
         f"{path},{';'.join(sorted(labels))},{'train' if i % 2 else 'test'}" for i, (path, labels) in enumerate(drawn)
@@ -224,5 +221,5 @@ def test_a_test_split_does_not_choose_the_threshold(place, capsys):
     Path("tested.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
     run_folder(Path("tested"), source="tested.csv", described=True)
     _, summary, _ = predict(capsys, "tested", "--data", "photos")
-    assert (summary["checked_on"], summary["is_threshold_chosen"], summary["label_threshold"]) == (150, False, 0.5)
+    assert summary["checked_on"] == 150
     assert summary["ridge_chosen_on"] == "none"

@@ -19,7 +19,7 @@ HEAVY = ("torch", "torchvision", "timm", "matplotlib", "scipy", "sklearn", "tens
 SUBCOMMANDS = {
     "evaluate": ("knn", "linear", "variance", "transfer", "fewshot", "finetune", "suite"),
     "data": ("show", "cache", "check", "where"),
-    "detect": ("train", "eval", "compare", "crops", "export"),
+    "detect": ("train", "eval", "export"),
     "paper": tuple(PAPER),
 }
 HELP = [
@@ -151,7 +151,6 @@ def test_there_is_no_proxy_if_torch_is_imported_first(tmp_path, forks):
 
 
 def test_flags_offer_the_choices_of_the_modules():
-    from supancl.detect.export import FORMATS as DETECTOR_FORMATS
     from supancl.detect.layouts import YEARS
     from supancl.evaluate.suite import PROTOCOLS
     from supancl.paper.study_rows import STUDIES
@@ -164,7 +163,6 @@ def test_flags_offer_the_choices_of_the_modules():
 
     assert choices.SUITE_PROTOCOLS == PROTOCOLS
     assert choices.TABLE_FORMATS == tuple(FORMATS) == tuple(PAPER_FORMATS)
-    assert choices.DETECTOR_FORMATS == DETECTOR_FORMATS
     assert tuple(YEARS) == choices.VOC_YEARS
     assert tuple(LAYOUTS) == choices.PAPER_TABLES
     assert choices.RECIPE_FAMILIES == FAMILIES

@@ -96,6 +96,24 @@ def test_positions_of_a_step_are_those_of_its_epoch(balanced):
     assert torch.equal(Order(LABELS, 3, 16, balanced).positions(11), ours.positions(11)), "resumed in the middle"
 
 
+@pytest.mark.parametrize("balanced", [False, True])
+def test_without_the_unlabelled_images_an_epoch_repeats_the_labelled_ones(balanced):
+    labels = torch.tensor([0, 0, 0, 1, 1, *[-1] * 13])
+    ours = Order(labels, 0, batch_size=4, balanced=balanced, unlabelled=False)
+    assert ours.steps_per_epoch == len(labels) // 4, "an epoch has as many steps as with the other images"
+    for epoch in range(4):
+        order_of_epoch = ours.epoch(epoch)
+        times = torch.bincount(order_of_epoch, minlength=len(labels))
+        assert len(order_of_epoch) == len(labels)
+        assert times[labels < 0].sum() == 0
+        assert balanced or set(times[:5].tolist()) == {3, 4}
+    assert not torch.equal(ours.epoch(0), ours.epoch(1))
+    every_label = torch.arange(12) % 3
+    assert torch.equal(
+        Order(every_label, 3, 4, balanced, unlabelled=False).epoch(1), Order(every_label, 3, 4, balanced).epoch(1)
+    )
+
+
 def test_a_balanced_order_is_not_made_again_while_a_feed_is_an_epoch_ahead(monkeypatch):
     made = []
     monkeypatch.setattr(order, "balanced_order", lambda *args: made.append(args[2]) or balanced_order(*args))

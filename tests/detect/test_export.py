@@ -1,7 +1,6 @@
-"""Weights for other libraries: Detectron2's names, shapes and order, and torchvision's own models."""
+"""Weights for torchvision's own models."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torchvision
 from safetensors.torch import save_file
 
 from supancl.core.encoders import EncoderSpec
-from supancl.detect.export import convert_weights, export_detector
+from supancl.detect.export import export_detector
 from supancl.detect.model import Normalization, build_detector, open_body
 from supancl.detect.saving import load_detector, save_detector
 from supancl.detect.spec import detect_spec
@@ -20,12 +19,6 @@ from .drawn import SIDE, TINY, narrow_resnet18, nothing_drawn
 
 NORMALIZATION = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLASSES = tuple("abcdefghijklmnopqrst")
-
-
-def listed():
-    lines = (Path(__file__).parent / "detectron2_r50_c4.txt").read_text().splitlines()
-    rows = [line.split() for line in lines if not line.startswith("#")]
-    return {name: tuple(map(int, shape.split("x"))) for name, shape in rows}
 
 
 def saved_detector(path, arch, encoder="resnet18", **overrides):
@@ -48,58 +41,12 @@ def saved_detector(path, arch, encoder="resnet18", **overrides):
     return detector.eval()
 
 
-def test_every_tensor_of_detectron2_s_r50_c4_is_there(tmp_path):
-    saved_detector(tmp_path / "detector.safetensors", "c4", "resnet50")
-    with nothing_drawn():
-        told = export_detector(str(tmp_path), "detectron2", tmp_path / "d2.pth")
-    state = torch.load(tmp_path / "d2.pth", weights_only=True)
-    shapes = {name: tuple(value.shape) for name, value in state["model"].items()}
-    counters = {name for name in shapes if name.endswith("num_batches_tracked")}
-    assert {name: shapes[name] for name in shapes.keys() - counters} == listed()
-    assert "matching_heuristics" not in state
-    assert told["what"] == "c4"
-    assert (tmp_path / "d2.yaml").exists()
-
-
-def test_anchors_are_put_into_detectron2_s_order():
-    """An anchor is its width and height: each library lists them in its own order, and each row must follow."""
-    spec = detect_spec("c4", {"anchor_sizes": [32, 64], "anchor_ratios": [0.5, 1.0, 2.0]})
-    with nothing_drawn():
-        detector = build_detector(open_body("random:resnet18")[0], spec, 2, NORMALIZATION)
-    ours = detector.rpn.anchor_generator.cell_anchors[0]
-    theirs = []  # by size, then by ratio = height / width
-    for size in (32, 64):
-        for ratio in (0.5, 1.0, 2.0):
-            width = (size**2 / ratio) ** 0.5
-            theirs.append([-width / 2, -ratio * width / 2, width / 2, ratio * width / 2])
-    with torch.no_grad():
-        detector.rpn.head.bbox_pred.bias.copy_(ours.flatten())
-        detector.rpn.head.cls_logits.bias.copy_(ours[:, 2])
-    state, _ = convert_weights(detector, "detectron2")
-    deltas = state["proposal_generator.rpn_head.anchor_deltas.bias"].reshape(-1, 4)
-    expected = torch.tensor(theirs)
-    assert bool(((deltas - expected).abs() <= 0.5).all())  # torchvision rounds its anchors to pixels
-    assert bool(((state["proposal_generator.rpn_head.objectness_logits.bias"] - expected[:, 2]).abs() <= 0.5).all())
-    assert not bool(((ours - expected).abs() <= 0.5).all())
-
-
-def test_the_background_moves_to_the_end():
-    with nothing_drawn():
-        detector = build_detector(open_body("random:resnet18")[0], detect_spec(), 2, NORMALIZATION)
-    with torch.no_grad():
-        detector.roi_heads.box_predictor.cls_score.bias.copy_(torch.tensor([9.0, 1.0, 2.0]))
-        detector.roi_heads.box_predictor.bbox_pred.bias.copy_(torch.arange(12.0))
-    state, _ = convert_weights(detector, "detectron2")
-    assert state["roi_heads.box_predictor.cls_score.bias"].tolist() == [1.0, 2.0, 9.0]
-    assert state["roi_heads.box_predictor.bbox_pred.bias"].tolist() == list(range(4, 12))
-
-
 def test_torchvision_s_own_detector_loads_the_pyramid_and_finds_the_same(tmp_path):
     anchors = {"anchor_sizes": [32, 64, 128, 256, 512], "anchor_ratios": [0.5, 1.0, 2.0]}
     sizes = {**TINY, **anchors, "pool": 7, "score_threshold": 0.01}
     detector = saved_detector(tmp_path / "detector.safetensors", "fpn", "resnet50", **sizes)
     with nothing_drawn():
-        told = export_detector(str(tmp_path), "torchvision", tmp_path / "tv.pth")
+        told = export_detector(str(tmp_path), tmp_path / "tv.pth")
         model = torchvision.models.detection.fasterrcnn_resnet50_fpn(
             weights=None, weights_backbone=None, num_classes=21, min_size=SIDE, max_size=160,
             rpn_pre_nms_top_n_test=200, rpn_post_nms_top_n_test=30, box_score_thresh=0.01, box_detections_per_img=10,
@@ -117,7 +64,7 @@ def test_torchvision_s_own_detector_loads_the_pyramid_and_finds_the_same(tmp_pat
 def test_torchvision_s_parts_load_a_pyramid_of_another_depth(tmp_path):
     detector = saved_detector(tmp_path / "detector.safetensors", "fpn")
     with nothing_drawn():
-        export_detector(str(tmp_path), "torchvision", tmp_path / "tv.pth")
+        export_detector(str(tmp_path), tmp_path / "tv.pth")
         body = torchvision.models.detection.backbone_utils.resnet_fpn_backbone(
             backbone_name="resnet18", weights=None, trainable_layers=5, norm_layer=torch.nn.BatchNorm2d
         )
@@ -129,7 +76,7 @@ def test_torchvision_s_parts_load_a_pyramid_of_another_depth(tmp_path):
 
 def test_torchvision_s_resnet_loads_the_backbone_of_c4(tmp_path):
     detector = saved_detector(tmp_path / "detector.safetensors", "c4")
-    told = export_detector(str(tmp_path), "torchvision", tmp_path / "tv.pth")
+    told = export_detector(str(tmp_path), tmp_path / "tv.pth")
     model = torchvision.models.resnet18(weights=None)
     missing, unexpected = model.load_state_dict(torch.load(tmp_path / "tv.pth", weights_only=True), strict=False)
     assert (told["what"], missing, unexpected) == ("backbone", ["fc.weight", "fc.bias"], [])
@@ -139,12 +86,10 @@ def test_torchvision_s_resnet_loads_the_backbone_of_c4(tmp_path):
 def test_an_encoder_gives_its_backbone(tmp_path):
     encoder = EncoderSpec("resnet18").build()
     save_encoder(tmp_path / "encoder.safetensors", encoder, (), "drawn")
-    told = export_detector(str(tmp_path), "detectron2", tmp_path / "d2.pth")
-    content = torch.load(tmp_path / "d2.pth", weights_only=True)
+    told = export_detector(str(tmp_path), tmp_path / "tv.pth")
+    content = torch.load(tmp_path / "tv.pth", weights_only=True)
     assert told["what"] == "backbone"
-    assert content["matching_heuristics"] is True
-    assert torch.equal(content["model"]["res3.0.shortcut.norm.weight"], encoder.body.layer2[0].downsample[1].weight)
-    assert torch.equal(content["model"]["stem.conv1.weight"], encoder.body.conv1.weight)
+    assert torch.equal(content["conv1.weight"], encoder.body.conv1.weight)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from supancl import load_encoder
 from supancl.errors import BadInput, NonFinite
-from supancl.evaluate import FineTuning, evaluate_finetuning
+from supancl.evaluate import FineTuning, evaluate_finetuning, evaluate_linear
 from tests.evaluate.made import bright, run_folder, source, subject
 from tests.files import archive, noise, saved_result
 
@@ -37,6 +37,24 @@ def test_it_learns_and_leaves_the_encoder_and_the_random_state_alone(run, tmp_pa
         "test",
     )
     assert saved_result(tmp_path / "run/evaluate/finetune-b16-lr0.3.json") == json.loads(json.dumps(result))
+
+
+def test_it_starts_from_the_linear_classifier_and_keeps_the_statistics_of_batch_norm(run, tmp_path):
+    barely = FineTuning(epochs=1, batch_size=16, lrs=(1e-6,), freeze_norm=True, probe_first=True)
+    found = evaluate_finetuning(run, settings=barely, out=tmp_path / "tuned")
+    assert found["accuracy"] == pytest.approx(evaluate_linear(run)["accuracy"], abs=2)
+    assert list((tmp_path / "run/evaluate").glob("finetune-*-fixed-norm-probe-first.json"))
+    before, after = run.encoder.state_dict(), load_encoder(tmp_path / "tuned").state_dict()
+    statistics = [name for name in before if "running" in name]
+    assert statistics
+    assert all(torch.equal(before[name].cpu(), after[name]) for name in statistics)
+
+
+def test_pretraining_s_views_are_others(run, tmp_path):
+    for views in ("crops", "pretraining"):
+        evaluate_finetuning(run, settings=FineTuning(1, 16, (0.3,), views=views), out=tmp_path / views)
+    plain, other = (load_file(tmp_path / f"{views}/classifier.safetensors") for views in ("crops", "pretraining"))
+    assert not torch.equal(plain["weight"], other["weight"])
 
 
 def test_the_same_seed_gives_the_same_result(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import doctest
 import importlib
 import io
 import json
@@ -16,6 +17,7 @@ import tarfile
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -29,20 +31,16 @@ from experiments.audit import small as audit_small
 from experiments.audit.ranking import roc_area
 from experiments.auto import page as auto_page
 from experiments.auto import runs as auto_runs
-from experiments.evidence import remote
+from experiments.evidence import findings, remote, results, studies, tables
 from experiments.evidence.__main__ import RESULTS, main
 from experiments.evidence.drive import Driver
 from experiments.evidence.further_plans import PLANS
 from experiments.evidence.plan import Setting, recipe_of, settings_of, words_of
 from experiments.evidence.results import Gap, choose, gap, mean_text, read_results
-from experiments.labels import digits
 from experiments.labels import page as labels_page
 from experiments.labels import runs as labels_runs
-from experiments.labels.mean_entropy import SemiWithMeanEntropy
 from supancl.cli import build_parser
 from supancl.cli.flags import recipe_from_flags
-from supancl.core.losses import SemiAlign
-from supancl.core.pools import Queue
 from supancl.data.label_noise import flip_labels
 from supancl.probes.features import Features
 from supancl.probes.precision import average_precision
@@ -50,7 +48,6 @@ from supancl.stats import PooledDeviation, welch_interval
 from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 from tests.files import archive, noise
-from tests.helpers import units
 from tests.tiny import tiny_data, tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +96,12 @@ def test_the_intervals_of_the_page_are_those_of_scipy() -> None:
     lent, reach = gap([70.0], [68.0], PooledDeviation(0.2, 8)), stats.t.ppf(0.975, 8) * 0.2 * 2**0.5
     assert (lent.low, lent.high, lent.borrowed) == (pytest.approx(2 - reach), pytest.approx(2 + reach), True)
     assert gap([70.0], [68.0, 68.4]) == Gap(pytest.approx(1.8))  # one seed and no spread to borrow: no interval
+
+
+@pytest.mark.parametrize("module", [findings, results, studies, tables], ids=lambda module: module.__name__)
+def test_the_examples_of_the_page_s_modules_hold(module: ModuleType) -> None:
+    outcome = doctest.testmod(module)
+    assert outcome.attempted > outcome.failed == 0
 
 
 def test_the_other_pages_hold_the_tables_of_the_committed_results(tmp_path: Path, monkeypatch) -> None:
@@ -304,27 +307,6 @@ def test_labels_runs_few_labels_and_a_long_tail(cifar: Path, tmp_path: Path, mon
     alone, data = labels_runs.prepare(labels_runs.Row("b", "crossentropy", 0.25), cifar, 4)
     assert (len(data.train), int((data.train.labels < 0).sum())) == (56, 0)
     assert 0 <= alone.train.epochs * (56 // 16) - 4 * (216 // 16) < 3  # as many steps as on all images
-
-
-@pytest.mark.parametrize("method", [digits.ENTROPY, "simsiam"])
-def test_labels_on_digits_is_measured(method: str) -> None:
-    settings = {"train.batch_size": 256, **({} if method == "simsiam" else {"loss.warmup": 2})}
-    found = digits.run(digits.Row(method, 100, 0, settings), test=False, epochs=1)
-    assert set(found["accuracy"]) == set(labels_page.MEASURES)
-
-
-def test_the_mean_entropy_term_is_the_entropy_of_the_mean_class_weights() -> None:
-    pool = Queue(8, 6, 4).double()
-    pool.push(units(6, 6, seed=1), torch.tensor([0, 0, 1, 1, 2, -1]))
-    batch = units(2, 5, 6, seed=2), units(2, 5, 6, seed=3), torch.tensor([0, -1, -1, 2, 3]), pool
-    settings = {"alpha": 0.5, "temperature": 0.2, "warmup": 1}
-    found = SemiAlign(**settings)(*batch).total - SemiWithMeanEntropy(weight=0.3, **settings)(*batch).total
-    means = [units(6, 6, seed=1)[rows].mean(0) for rows in ([0, 1], [2, 3], [4])]
-    shares = torch.zeros(3, dtype=torch.float64)
-    for anchor in batch[0].flatten(0, 1):
-        powers = torch.stack([torch.exp(anchor @ mean / mean.norm() / 0.2) for mean in means])
-        shares += powers / powers.sum() / 10
-    torch.testing.assert_close(found, 0.3 * -(shares * shares.log()).sum())
 
 
 # --- benchmarks -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ import supancl
 from supancl import BadInput, ImageEncoder, Interrupted
 from supancl.export import estimator as module
 from supancl.export.estimator import ALWAYS, number_classes
-from tests.files import mentions
 from tests.tiny import NotAvailable
 
 FAST = {
@@ -71,19 +70,6 @@ def test_tensors_and_generators_are_whole(make, fitted):
     features = other.transform(make(pixels))
     assert features.shape[0] == len(pixels)
     assert np.array_equal(features, fitted.transform(pixels))
-
-
-def test_errors_name_settings_not_flags():
-    pixels, labels = images()
-    with pytest.raises(ValueError, match=mentions("batch_size=32 or less")) as error:
-        fast(settings={**FAST, "batch_size": 99}).fit(pixels, labels)
-    assert "--" not in str(error.value)
-
-
-def test_minus_one_as_a_class_is_warned_about():
-    pixels, labels = images()
-    with pytest.warns(UserWarning, match="no label"):
-        assert fast().fit(pixels, 2 * labels - 1).method_ == "simsiam"
 
 
 def test_scikit_learns_own_checks_pass():
@@ -266,41 +252,6 @@ def test_a_changed_folder_is_refused(fitted, tmp_path):
         ImageEncoder.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("encoder", "X", "message"),
-    [
-        (fast(), images()[0] / 255, r"float64.*uint8.*\* 255"),
-        (fast(), images()[0][0], r"one image.*image\[None\]"),
-        (fast(), images()[0][:1], "n_samples=1"),
-        (fast(), "photos", "'photos' is not a list of images"),
-        (fast(image_shape=(8, 8)), np.full((4, 64), 0.5), "0.5.*multiply"),
-        (fast(image_shape=(8, 8)), np.full((4, 64), -3), "-3.*scale"),
-        (fast(image_shape=(8, 9)), np.zeros((4, 64)), "image_shape.*64"),
-        (fast(image_shape=64), np.zeros((4, 64)), "image_shape.*64"),
-        (fast(method="supsaim"), images()[0], "'supsaim'.*'supsiam'"),
-        (fast(method="crossentropy"), images()[0], "crossentropy needs labels"),
-        (fast(epochs=0), images()[0], r"train\.epochs = 0"),
-        (fast(settings={"alhpa": 1}), images()[0], r"'alhpa'.*'loss\.alpha'"),
-        (fast(init="nowhere"), images()[0], "nowhere"),
-    ],
-)
-def test_bad_input_is_a_value_error_in_one_line(encoder, X, message):
-    with pytest.raises(BadInput, match=message) as error:
-        encoder.fit(X)
-    assert isinstance(error.value, ValueError)
-    assert "\n" not in str(error.value)
-
-
-def test_images_and_vectors_are_not_mixed(fitted):
-    with pytest.raises(BadInput, match="fitted to images, these are vectors"):
-        fitted.transform(np.zeros((3, 192)))
-    vectors = ImageEncoder(epochs=1).fit(np.random.default_rng(0).normal(size=(24, 4)))
-    with pytest.raises(BadInput, match="fitted to vectors, these are images"):
-        vectors.transform(images()[0])
-    with pytest.raises(BadInput, match="3 labels for 32 images"):
-        fast().fit(images()[0], [0, 1, 0])
-
-
 def test_ctrl_c_and_a_collapse_are_told_as_scikit_learn_users_know_them(monkeypatch):
     rows = np.random.default_rng(0).normal(size=(24, 4))
     original = module.pretrain
@@ -321,16 +272,3 @@ class CollapsedRun:
     def __init__(self, run):
         run = replace(run, collapsed=True)
         self.encoder, self.recipe, self.collapsed = run.encoder, run.recipe, run.collapsed
-
-
-def test_progress_is_shown_if_asked_for(capsys):
-    rows = np.random.default_rng(0).normal(size=(24, 4))
-    ImageEncoder(epochs=1).fit(rows)
-    assert capsys.readouterr().out == ""
-    ImageEncoder(epochs=1, verbose=True).fit(rows)
-    assert "epoch    1" in capsys.readouterr().out
-
-
-def test_labels_that_are_measurements_are_refused():
-    with pytest.raises(ValueError, match=mentions("y", "0.37", "whole numbers", "names")):
-        ImageEncoder(epochs=1).fit(images(6)[0], [0.37, 1.2, 3.3, 4.1, 0.5, 2.0])

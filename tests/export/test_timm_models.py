@@ -13,7 +13,6 @@ import supancl.export.timm_models as registered
 from supancl import BadInput, EncoderSpec
 from supancl.core.encoders import VARIANTS
 from supancl.weights.timm_names import from_timm, to_timm
-from tests.files import mentions
 from tests.helpers import quickly_built
 
 
@@ -64,17 +63,12 @@ def test_an_architecture_of_timm_is_an_encoder(architecture: str, arguments: dic
 
 
 @pytest.mark.parametrize(
-    ("architecture", "arguments", "nouns"),
-    [
-        ("vit_small_patch16_224", {"num_heads": 3}, ("num_heads", "vit_small_patch16_224", "--plugin")),
-        ("supancl_cifar_resnet18", {"stem_padding": 3}, ("stem_padding",)),
-        ("supancl_cnn", {"width": "wide"}, ("width",)),
-        ("resnet18", {"global_pool": "max"}, ("global_pool", "resnet18")),
-    ],
+    ("architecture", "argument", "value"),
+    [("vit_small_patch16_224", "num_heads", 3), ("supancl_cnn", "width", "wide"), ("resnet18", "global_pool", "max")],
 )
-def test_arguments_that_change_the_model_are_refused(architecture: str, arguments: dict, nouns: tuple) -> None:
-    with pytest.raises(BadInput, match=mentions(*nouns)):
-        from_timm(architecture, arguments)
+def test_arguments_that_change_the_model_are_refused(architecture: str, argument: str, value: object) -> None:
+    with pytest.raises(BadInput, match=argument):
+        from_timm(architecture, {argument: value})
 
 
 def test_the_module_can_be_copied_into_a_project_without_supancl() -> None:

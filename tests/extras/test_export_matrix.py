@@ -24,19 +24,18 @@ from supancl import Encoder, EncoderSpec, open_encoder
 from supancl.cli import main
 from supancl.export import export_encoder
 from supancl.weights.encoder_file import save_encoder
-from tests.files import TINY, assert_mentions, assert_refused, class_folders, supancl
+from tests.files import TINY, assert_refused, class_folders, supancl
 from tests.helpers import quickly_built
 
 SPECS = {
     "resnet18": EncoderSpec("resnet18", size=32),
-    "resnet50": EncoderSpec("resnet50", size=32, mean=(0.5,) * 3, std=(0.5,) * 3),
     "cifar-resnet18": EncoderSpec("cifar-resnet18", size=16),
     "vit-small": EncoderSpec("vit-small", size=32),
     "cnn": EncoderSpec("cnn", channels=1, size=16, width=24, mean=(0.5,), std=(0.25,)),
     "timm:convnext_atto": EncoderSpec("timm:convnext_atto", channels=4, size=32, mean=(0.5,) * 4, std=(0.5,) * 4),
 }
 WAYS = ("timm", "timm, from the file alone", "transformers", "torchvision", "onnxruntime", "torch.export", "supancl")
-TORCHVISION = ("resnet18", "resnet50")  # the others are refused there; every other cell is equal
+TORCHVISION = ("resnet18",)  # the others are refused there; every other cell is equal
 TOLERANCE = {"onnxruntime": 1e-4}
 BATCHES = (1, 3, 17)
 
@@ -118,7 +117,7 @@ def check_the_page(made: Made, folder: Path) -> None:
 def check_refusal(made: Made, way: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert way not in card_code(made.out)
     said = supancl(capsys, "export", made.file, "--out", made.out.with_name("no"), "--format", way)
-    assert_refused(said, f"--format {way}", repr(made.encoder.spec.name), "leave --format out")
+    assert_refused(said, f"--format {way}")
     assert not made.out.with_name("no").exists()
 
 
@@ -163,7 +162,7 @@ def test_without_its_number_of_heads_our_vit_small_is_another_one(tmp_path: Path
         export_encoder(tmp_path / "encoder.safetensors", tmp_path / "out", ["hf"])
         file = str(tmp_path / "out/model.safetensors")
         wrong = timm.create_model("vit_small_patch16_224", checkpoint_path=file, num_classes=0, img_size=32).eval()
-    assert_mentions((tmp_path / "out/README.md").read_text(), "num_heads=12", "without an error")
+    assert "num_heads=12" in (tmp_path / "out/README.md").read_text()
     images = torch.randn(3, 3, 32, 32)
     with torch.inference_mode():
         assert not torch.allclose(wrong(images), encoder(images), rtol=1e-3)
@@ -174,7 +173,6 @@ def test_transformers_adds_a_classifier_and_prepares_images(tmp_path: Path) -> N
     photos, run = class_folders(tmp_path / "photos"), tmp_path / "run"
     assert main(["pretrain", "digits.supsiam", "--data", str(photos), "--out", str(run), "--quiet", *TINY]) == 0
     result = export_encoder(run, tmp_path / "out", ["hf"])
-    assert result["compared_on"] == "12 images of photos"
     assert result["image_processors"]["transformers"] == result["image_processors"]["timm"]
     assert result["image_processors"]["timm"]["lowest_cosine"] > 0.99
     model = AutoModelForImageClassification.from_pretrained(str(tmp_path / "out"), num_labels=7).eval()

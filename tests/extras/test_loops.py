@@ -17,7 +17,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from supancl import Align, Queue
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOPS = sorted((ROOT / "examples").glob("loop_*.py"))
 CHANCE = 10.0  # percent; random weights reach 78
 RECORD = """
 import runpy, sys
@@ -86,10 +85,3 @@ def test_two_ranks_have_the_same_pool_and_the_same_weights(tmp_path: Path) -> No
     for part in ("pool", "model"):
         assert first[part].keys() == second[part].keys()
         assert all(torch.equal(value, second[part][name]) for name, value in first[part].items())
-
-
-@pytest.mark.parametrize("file", LOOPS, ids=lambda file: file.stem)
-def test_an_example_fits_in_60_lines_and_the_docs_link_it(file: Path) -> None:
-    assert len(LOOPS) == 3
-    assert len(file.read_text().splitlines()) <= 60
-    assert f"examples/{file.name}" in (ROOT / "docs" / "extending.md").read_text()

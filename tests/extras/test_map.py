@@ -38,5 +38,4 @@ def test_the_command_maps_many_images_with_opentsne(
     assert supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--set", "data.limit=64", "--out", run).code == 0
     said = supancl(capsys, "map", run, "--data", "digits", "--limit", 320, "--out", out)
     assert said.code == 0, said.err
-    assert "320 images" in said.out
     assert out.stat().st_size > 60_000

@@ -216,13 +216,11 @@ def try_overrides(seed: int, count: int) -> Tally:
 
 
 def log_rows() -> list[dict[str, Any]]:
-    """The rows of the log, without numbers and checksums."""
-    rows = [json.loads(line) for line in valid_run()["metrics.jsonl"].splitlines()]
-    return [{key: value for key, value in row.items() if key not in ("row", "crc")} for row in rows]
+    return [json.loads(line) for line in valid_run()["metrics.jsonl"].splitlines()]
 
 
 def try_logs(seed: int, count: int) -> Tally:
-    """metrics.jsonl without checksums, which find every change."""
+    """metrics.jsonl; a resumed run drops lines that are no rows."""
     random_state, folder = random.Random(seed), RunFolder(new_folder("logs"))
     rows = log_rows()
     trained = recipe_from_json(valid_run()["recipe.json"].decode(), "recipe.json")

@@ -11,7 +11,6 @@ MUTANTS = (
     Mutant("return cls(targets, labels, RowRange(0, len(labels), len(labels)))", "return cls(targets, labels, RowRange(0, 1, 1))"),
     Mutant("self.row_range.select(torch.eye(", "(torch.eye("),
     Mutant("torch.eye(len(self.labels), dtype=torch.bool", "torch.zeros(len(self.labels), len(self.labels), dtype=torch.bool"),
-    Mutant('kwargs["global_batch"] = kwargs.pop("whole")', 'kwargs.pop("whole")'),
     Mutant("return len(labels) / len(batch_labels)", "return 1.0"),
     Mutant("normalizes: ClassVar[bool] = True", "normalizes: ClassVar[bool] = False"),
     # --- Align

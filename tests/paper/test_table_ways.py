@@ -10,10 +10,13 @@ import pytest
 
 from supancl import recipe
 from supancl.config import to_json
+from supancl.detect.saving import read_finished_runs
 from supancl.detect.spec import detect_spec
+from supancl.errors import BadInput
 from supancl.evaluate.ridge import TRAINED_IMAGES
 from supancl.paper.tables.entries import Entry
 from supancl.weights.run_folder import RunFolder
+from tests.files import mentions
 from tests.paper.test_tables import IMAGENET, laid, make_run
 
 
@@ -197,3 +200,25 @@ def test_detectors_of_other_settings_are_not_ranked_together(tmp_path: Path) -> 
         "SupSiam†": 0,
         "BYOL": None,
     }
+
+
+def test_the_detector_of_a_random_encoder_has_a_line_of_its_own(tmp_path: Path) -> None:
+    filled = laid("4", make_detector(tmp_path / "detector", "random:resnet18", 15.0, iters=4, batch_size=2))
+    (line,) = (line for line in filled.lines if line.ours)
+    assert line.head == ("random:resnet18",)
+    assert line.ours["ap"].mean == 15
+    assert detect_spec("c4").iters == 24000  # what the paper's is; the note says what this one's is
+    assert any("4 iterations of 2 images" in note for note in filled.notes)
+
+
+def test_a_detector_without_scores_is_refused(tmp_path: Path) -> None:
+    detector = make_detector(tmp_path / "detector", "random:resnet18", 15.0)
+    scores = detector / "evaluate" / "detect.json"
+    scores.write_text("{}")
+    with pytest.raises(BadInput, match=mentions(scores, "detect eval")):
+        read_finished_runs(detector)
+    scores.unlink()
+    with pytest.raises(BadInput, match=mentions(detector, "not been tested", "--resume")):
+        read_finished_runs(detector)
+    with pytest.raises(BadInput, match=mentions(tmp_path, "no detector run")):
+        read_finished_runs(tmp_path)

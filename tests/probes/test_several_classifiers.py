@@ -1,4 +1,4 @@
-"""Several predicted labels per image: k-NN and thresholds against loops and scikit-learn, Platt's scaling."""
+"""Several predicted labels per image: k-NN and F1 against loops and scikit-learn, Platt's scaling."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from sklearn.calibration import _SigmoidCalibration
 from sklearn.metrics import f1_score
 
 from supancl.probes.several_classifiers import (
-    THRESHOLDS,
     LinearClassifier,
     RankedClasses,
     SeveralKnnClassifier,
-    check_threshold,
     fit_several_linear,
     fit_several_temperature,
+    mean_f1,
     platt_scaling,
     rank_classes,
 )
@@ -49,37 +48,24 @@ def test_the_probability_of_knn_is_the_part_of_votes_for_images_with_the_class()
             assert float(found[row, number]) == pytest.approx(np.clip(part, 1e-6, 1 - 1e-6), abs=2e-5)
 
 
-def test_the_threshold_has_the_best_f1_and_each_half_that_of_the_other():
+def test_the_mean_f1_is_scikit_learns():
     held_out = made(160, 2)
     targets = held_out.targets(4)
     scores = torch.from_numpy(np.random.default_rng(0).uniform(0, 0.6, (160, 4))).float() + 0.35 * targets
     order = scores.sort(dim=1, descending=True)
-    ranked = RankedClasses(order.indices, order.values)
-
-    def f1(rows: np.ndarray, threshold: float) -> float:
-        listed = (scores >= threshold).numpy()
-        listed[np.arange(160), scores.argmax(1).numpy()] = True
-        return f1_score(targets.numpy()[rows], listed[rows], average="samples")
-
-    everything = np.arange(160)
-    check = check_threshold(ranked, targets, held_out.labels, may_choose=True)
-    assert check.is_chosen
-    assert f1(everything, check.threshold) == pytest.approx(max(f1(everything, t) for t in THRESHOLDS))
-    assert check.f1 <= 100 * f1(everything, check.threshold) + 1e-9
-    assert check.interval.low < check.f1 < check.interval.high
-    usual = check_threshold(ranked, targets, held_out.labels, may_choose=False)
-    assert (usual.threshold, usual.is_chosen) == (0.5, False)
-    assert usual.f1 == pytest.approx(100 * f1(everything, 0.5))
-    few = check_threshold(ranked.take(torch.arange(99)), targets[:99], held_out.labels[:99], may_choose=True)
-    assert not few.is_chosen
+    listed = (scores >= 0.5).numpy()
+    listed[np.arange(160), scores.argmax(1).numpy()] = True
+    found = mean_f1(RankedClasses(order.indices, order.values), targets)
+    assert found.mean == pytest.approx(100 * f1_score(targets.numpy(), listed, average="samples"))
+    assert found.low < found.mean < found.high
 
 
 def test_labels_are_those_from_the_threshold_on_and_always_one():
     classifier = LinearClassifier(torch.eye(3), torch.zeros(3))
     ranked = rank_classes(classifier, torch.tensor([[2.0, 1.0, -2.0], [-3.0, -1.0, -2.0]]), 3, 2, 1.0)
-    assert ranked.labels(0.5).tolist() == [[0, 1], [1, -1]]
-    assert ranked.confidence(0.5).tolist() == pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
-    assert rank_classes(classifier, torch.empty(0, 3), 3, 2, 1.0).labels(0.5).shape == (0, 2)
+    assert ranked.labels.tolist() == [[0, 1], [1, -1]]
+    assert ranked.confidence.tolist() == pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
+    assert rank_classes(classifier, torch.empty(0, 3), 3, 2, 1.0).labels.shape == (0, 2)
 
 
 def test_platts_scaling_is_scikit_learns():

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from supancl.probes import Features
-from supancl.reports.detections import draw_class_bars, draw_comparison_curves, draw_detection_curves
+from supancl.reports.detections import draw_detection_curves
 from supancl.reports.legends import lay_out_legend
 from supancl.reports.pictures import (
     Panel,
@@ -47,9 +47,7 @@ def test_no_picture_fails_for_a_name(tmp_path: Path) -> None:
     ]
     loss_curves({FORMULA: rows}, tmp_path / "loss.png")
     draw_detection_curves({FORMULA: rows, "_b": rows}, tmp_path / "detection.png")
-    draw_comparison_curves({FORMULA: [rows]}, tmp_path / "comparison.png")
-    draw_class_bars({FORMULA: {FORMULA: 1.0, "cat": 2.0}}, tmp_path / "bars.png")
-    assert len(list(tmp_path.glob("*.png"))) == 4
+    assert len(list(tmp_path.glob("*.png"))) == 2
 
 
 def test_images_without_a_label_are_grey_and_come_last(tmp_path: Path, legend: list[str]) -> None:

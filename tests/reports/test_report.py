@@ -96,8 +96,7 @@ def test_a_run_that_still_trains(tmp_path):
 @pytest.mark.parametrize(
     ("file", "damage"),
     [
-        ("metrics.jsonl", lambda text: text.replace("0.98", "0.97", 1)),
-        ("metrics.jsonl", lambda text: "\n".join(text.splitlines()[2:]) + "\n"),
+        ("metrics.jsonl", lambda text: text.replace("{", "", 1)),
         ("recipe.json", lambda text: text[:100]),
         ("recipe.json", lambda text: "[]"),
         ("recipe.json", lambda text: text.replace('"seed": 0', '"seed": 1')),

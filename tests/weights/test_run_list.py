@@ -4,16 +4,19 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from supancl import load_encoder, pretrain
-from supancl.sweeps.runs import is_finished, read_run
+from supancl import pretrain
+from supancl.cli.runs import runs_table
+from supancl.reports.tables import to_text_within
 from supancl.weights.run_end import RunEnd, record_end
 from supancl.weights.run_folder import RunFolder
 from supancl.weights.run_list import describe_run, list_runs
-from tests.files import assert_mentions, contents, supancl
+from tests.files import assert_mentions, assert_refused, supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -73,6 +76,17 @@ def test_the_accuracy_is_that_of_the_last_evaluation_even_if_the_last_check_was_
     assert before.tested_images == run.tested_images == RunFolder(runs / "finished").metrics()[-1]["knn_queries"]
 
 
+def test_a_narrow_terminal_leaves_out_columns_and_says_which(runs: Path) -> None:
+    table = runs_table(list_runs(runs), runs)
+    wide, narrow = (to_text_within(table, width, ("recipe", "data"), "--json FILE") for width in (200, 70))
+    assert "tiny.supsiam" in wide
+    assert "left out" not in wide
+    assert "tiny.supsiam" not in narrow
+    assert "recipe" in narrow.splitlines()[-1]
+    assert "--json FILE" in narrow
+    assert max(map(len, narrow.splitlines()[: 1 + len(table.rows)])) <= 70
+
+
 def test_a_collapsed_run_says_so(runs: Path) -> None:
     record_end(RunFolder(runs / "finished"), RunEnd(10, True), "one")
     assert states(runs)["finished"] == "collapsed"
@@ -88,7 +102,7 @@ def test_nothing_in_a_folder_makes_the_list_fail(runs: Path, content: bytes) -> 
     found = states(runs)
     assert found["recipe.json"] == "damaged"
     assert found["metrics.jsonl"] == "finished"
-    assert found["finished.json"] == "finished"
+    assert found["finished.json"] == "stopped at 10"
 
 
 def test_links_are_not_followed(runs: Path, tmp_path: Path) -> None:
@@ -96,25 +110,6 @@ def test_links_are_not_followed(runs: Path, tmp_path: Path) -> None:
     (runs / "round").symlink_to(runs)
     os.mkfifo(runs / "deep" / "pipe")
     assert len(states(runs)) == 3
-
-
-def test_pruning_says_what_and_deletes_only_when_told(runs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = contents(runs)
-    said = supancl(capsys, "runs", "prune")
-    assert contents(runs) == before
-    assert_mentions(said.out, "runs/finished", "1 checkpoint", "--yes")
-    assert "stopped" not in said.out
-    said = supancl(capsys, "runs", "prune", "--yes")
-    assert_mentions(said.out, "deleted")
-    gone = {name for name in before if name not in contents(runs)}
-    assert gone == {"finished/checkpoints/step-000000010.pt"}
-    load_encoder(runs / "finished")
-    assert is_finished(RunFolder(runs / "finished"), tiny_recipe())
-    assert not read_run(runs / "finished").collapsed
-    assert states(runs)["finished"] == "finished"
-    assert_mentions(supancl(capsys, "runs", "prune").out, "nothing to delete")
-    assert_mentions(supancl(capsys, "pretrain", "--resume", "--out", "runs/finished").out, "finished")
 
 
 def test_the_list_at_80_columns_and_as_json(runs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
@@ -125,9 +120,27 @@ def test_the_list_at_80_columns_and_as_json(runs: Path, tmp_path: Path, capsys, 
     assert [run["state"] for run in json.loads(Path("runs.json").read_text())["runs"]] == list(states(runs).values())
     monkeypatch.setenv("COLUMNS", "70")
     monkeypatch.setattr("supancl.cli.console.SafeConsole.is_terminal", True)
-    said = supancl(capsys, "runs", "list", "runs")
+    said = supancl(capsys, "runs", "runs")
     assert_mentions(said.out, "deep/stopped", "--json")
     lines = [
         line for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.out).splitlines() if "reading runs" not in line
     ]
     assert max(map(len, lines[:4])) <= 70
+
+
+def test_wrong_words_are_refused(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(supancl(capsys, "runs"), "runs", "folder")
+    (tmp_path / "runs").mkdir()
+    assert_mentions(supancl(capsys, "runs").out, "no run below runs")
+
+
+def test_a_list_of_finished_runs_needs_no_torch(made: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from supancl.weights.run_list import list_runs;"
+        "print(len(list_runs(Path(sys.argv[1]))), 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(made / "finished")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", "False"]

@@ -60,7 +60,7 @@ GROUPS: dict[str, Commands] = {
         "embed": supancl.embed,
         "export": supancl.export,
         "import": supancl.import_checkpoint,
-        "detect": {"train": supancl.detect, "eval": detection.score},
+        "detect": {"train": supancl.detect, "eval": detection.score, "export": detection.export_weights},
     },
     "look": {
         "report": supancl.report,

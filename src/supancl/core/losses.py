@@ -72,6 +72,7 @@ class LossTraits:
     has_two_terms: ClassVar[bool] = True  # `ssl` and `sup` are worth logging
     takes_local_views: ClassVar[bool] = True
     stores_unlabelled: ClassVar[bool] = False  # the pool also stores targets without a label
+    learns_unlabelled: ClassVar[bool] = True  # if not, batches have labelled images only
 
     @property
     def needs_pool(self) -> bool:
@@ -307,7 +308,7 @@ class Contrast(LossTraits):
 
 @dataclass(frozen=True)
 class CrossEntropy(LossTraits):
-    """The supervised baseline: anchors are class logits; unlabelled samples are left out.
+    """The supervised baseline: anchors are class logits; batches are drawn from the labelled images.
 
     form  softmax: classes exclude one another; with several labels the probabilities should be their weights, divided
           by their sum. binary: each class by itself, its probability should be its weight; the mean over the classes
@@ -319,6 +320,7 @@ class CrossEntropy(LossTraits):
 
     normalizes: ClassVar[bool] = False
     has_two_terms: ClassVar[bool] = False
+    learns_unlabelled: ClassVar[bool] = False
 
     @property
     def supervised(self) -> bool:

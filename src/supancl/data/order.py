@@ -50,21 +50,30 @@ def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
 
 
 class Order:
-    """The images of each step of a run."""
+    """The images of each step of a run: every epoch goes through all of them, or with `unlabelled=False` through those
+    with a label, as often as it takes for as many positions."""
 
-    def __init__(self, labels: Tensor, seed: int, batch_size: int, balanced: bool = False) -> None:
-        self.labels, self.seed, self.batch_size, self.balanced = labels.cpu(), seed, batch_size, balanced
-        self.steps_per_epoch = len(labels) // batch_size
+    def __init__(
+        self, labels: Tensor, seed: int, batch_size: int, balanced: bool = False, unlabelled: bool = True
+    ) -> None:
+        self.images = len(labels)
+        self.members = torch.arange(self.images) if unlabelled else (labels.cpu() >= 0).nonzero()[:, 0]
+        self.labels, self.seed, self.batch_size, self.balanced = labels.cpu()[self.members], seed, batch_size, balanced
+        self.steps_per_epoch = self.images // batch_size
         self.cached_orders: dict[int, Tensor] = {}
 
     def epoch(self, epoch: int) -> Tensor:
-        if not self.balanced:
-            return epoch_order(len(self.labels), self.seed, epoch)
         cached = self.cached_orders
         if epoch not in cached:  # keep two: a feed prefetches the next epoch while this one ends
-            order = balanced_order(self.labels, self.seed, epoch)
-            self.cached_orders = cached = {**dict(list(cached.items())[-1:]), epoch: order}
+            passes = -(-self.images // len(self.members))
+            order = torch.cat([self.members[self._pass(epoch * passes + number)] for number in range(passes)])
+            self.cached_orders = cached = {**dict(list(cached.items())[-1:]), epoch: order[: self.images]}
         return cached[epoch]
+
+    def _pass(self, number: int) -> Tensor:
+        if self.balanced:
+            return balanced_order(self.labels, self.seed, number)
+        return epoch_order(len(self.members), self.seed, number)
 
     def positions(self, step: int) -> Tensor:
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)

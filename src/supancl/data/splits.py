@@ -115,9 +115,11 @@ class Split:
         """The batch to copy to a GPU, padded to the same shape every time if the store can."""
         return self.store.batch_on_canvas(self.index[positions])
 
-    def order(self, seed: int, batch_size: int, balanced: bool = False) -> Order | WindowedOrder:
+    def order(
+        self, seed: int, batch_size: int, balanced: bool = False, unlabelled: bool = True
+    ) -> Order | WindowedOrder:
         """Which images each step of a run takes."""
-        return Order(self.labels, seed, batch_size, balanced)
+        return Order(self.labels, seed, batch_size, balanced, unlabelled)
 
     def place_on(self, device: torch.device) -> Split:
         """The split with its pixels on the device if they fit there, else the split itself."""

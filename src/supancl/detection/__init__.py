@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from supancl.detection.comparing import FinishedRun, compare_runs, open_finished_runs
-from supancl.detection.crops import write_crops
 from supancl.detection.layouts import YEARS, DetectData, open_scenes, open_test
 from supancl.detection.metrics import Detections, coco_scores
 from supancl.detection.model import Detector, build_detector, open_body
-from supancl.detection.saving import LoadedDetector, load_detector, save_detector
+from supancl.detection.saving import FinishedRun, LoadedDetector, load_detector, read_finished_runs, save_detector
 from supancl.detection.scenes import Scene, Scenes
 from supancl.detection.spec import DetectSpec, detect_spec, learning_rate
 from supancl.detection.testing import detect, recompute_norm_statistics
@@ -26,18 +24,16 @@ __all__ = [
     "Scenes",
     "build_detector",
     "coco_scores",
-    "compare_runs",
     "detect",
     "detect_spec",
     "learning_rate",
     "load_detector",
     "open_body",
-    "open_finished_runs",
     "open_scenes",
     "open_test",
+    "read_finished_runs",
     "recompute_norm_statistics",
     "save_detector",
     "score_stats",
     "train_detector",
-    "write_crops",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -114,3 +114,43 @@ def load_detector(path: Path | str) -> LoadedDetector:
     detector.load_state_dict(read_safetensors(file)[0])
     detector.eval()
     return LoadedDetector(detector, encoder, classes)
+
+
+class FinishedRun(NamedTuple):
+    """A finished run: its encoder, settings and scores."""
+
+    path: Path
+    encoder: str
+    spec: DetectSpec
+    settings: dict[str, Any]  # all of detect.json
+    scores: dict[str, Any]
+
+
+def read_finished_runs(path: Path) -> list[FinishedRun]:
+    """The run in this folder; a folder of several seeds gives one run per seed."""
+    seeds = [file.parent for file in path.glob("seed-*/detect.json")]
+    seeds.sort(key=lambda folder: (len(folder.name), folder.name))
+    folders = [path] if DetectFolder(path).has_run else seeds
+    if not folders:
+        raise BadInput(
+            f"{path} holds no detector run (no detect.json, no seed-*/detect.json); make one with supancl detect train"
+        )
+    return [_read_finished_run(DetectFolder(folder)) for folder in folders]
+
+
+def _read_finished_run(folder: DetectFolder) -> FinishedRun:
+    spec, _, encoder, settings = folder.read_settings()
+    file = folder.evaluations / "detect.json"
+    try:
+        scores = parse_json(read_text(file))
+        if not all(key in scores for key in ("AP", "AP50", "AP75", "classes")):
+            raise ValueError("without scores")
+        if not is_as_written(scores):
+            raise ValueError("damaged")
+    except OSError:
+        raise BadInput(
+            f"{folder.path} has not been tested (no {file.name} in evaluate/); finish it with --resume"
+        ) from None
+    except (ValueError, TypeError):
+        raise BadInput(f"{file}: not the scores of a detector; run supancl detect eval again") from None
+    return FinishedRun(folder.path, encoder, spec, settings, scores)

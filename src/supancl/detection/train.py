@@ -168,7 +168,6 @@ def precision_of(spec: DetectSpec, device: torch.device) -> str:
 def _start_or_resume(
     training: Training, folder: DetectFolder, settings: dict[str, Any], resume: bool, reporter: Reporter
 ) -> None:
-    expected_rows: int | None = None
     if resume and folder.has_run:
         saved_spec, _, encoder, saved = folder.read_settings()
         _check_same_spec(saved_spec, training.spec, folder)
@@ -184,13 +183,12 @@ def _start_or_resume(
                     f"{name} changed since {folder.path} began ({before} -> {now}); restore it, or start another run"
                 )
         state = load_state_to_resume(folder.checkpoints, reporter)
-        expected_rows = (state or {}).get("log_rows")
         if state is not None:
             training.load(state, folder)
             reporter.note(f"continuing at step {training.step} of {training.spec.iters}")
     else:
         folder.write_settings(settings)
-    for remark in folder.keep_metrics_until(training.step, expected_rows):
+    for remark in folder.keep_metrics_until(training.step):
         reporter.warn(remark)
     reporter.note(
         f"{training.spec.arch} detector from {settings['encoder']}: {settings['train_images']} training "
@@ -242,7 +240,7 @@ def _train(
             reporter.on_step(training.step, row)
             if should_save:  # before the test, which may take long
                 log.sync()
-                save_checkpoint(folder.checkpoints, training.step, {**training.state(), "log_rows": log.rows})
+                save_checkpoint(folder.checkpoints, training.step, training.state())
             if should_stop and not is_last:
                 name = signal.Signals(signals[0]).name
                 command = f"supancl detect train --resume --out {shlex.quote(str(folder.path))}"

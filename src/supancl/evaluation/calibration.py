@@ -10,12 +10,7 @@ from torch import Tensor
 
 from supancl.evaluation.references import References
 from supancl.probes.classifiers import Classifier, classify, fit_temperature, mean_confidence
-from supancl.probes.several_classifiers import (
-    USUAL_THRESHOLD,
-    check_threshold,
-    fit_several_temperature,
-    rank_classes,
-)
+from supancl.probes.several_classifiers import THRESHOLD, fit_several_temperature, mean_f1, rank_classes
 from supancl.probes.several_labels import ClassScores
 from supancl.stats import wilson_interval
 
@@ -74,37 +69,35 @@ def _calibrate_one(fitted: FittedClassifier) -> tuple[Labeller, dict[str, Any]]:
 
 
 def _calibrate_several(fitted: FittedClassifier, most_labels: int) -> tuple[Labeller, dict[str, Any]]:
-    """The temperature of the probabilities and the threshold of labels, and mAP and F1 of held-out images."""
+    """The temperature of the probabilities, and mAP and F1 of held-out images."""
     classifier, classes = fitted.classifier, len(fitted.classes)
-    temperature, threshold = 1.0, USUAL_THRESHOLD
+    temperature = 1.0
     references, held_out = fitted.references.several
     check: dict[str, Any] = dict.fromkeys(("map", "map_interval", "f1", "f1_interval"))
     check |= dict.fromkeys(("least_sure_right", "least_sure_right_interval", "mean_confidence"))
-    check |= {"checked_on": 0, "is_threshold_chosen": False}
+    check["checked_on"] = 0
     if len(held_out.labels):
         targets, logits = held_out.targets(classes), classifier.logits(held_out.values)
         has_reference = references.targets(classes).any(0)
         temperature = fit_several_temperature(logits[:, has_reference], targets[:, has_reference])
         ranked = rank_classes(classifier, held_out.values, classes, most_labels, temperature)
-        f1_check = check_threshold(ranked, targets, held_out.labels, fitted.references.may_choose)
-        threshold, judged = f1_check.threshold, ClassScores(logits, targets)
-        last = ranked.is_listed(threshold).sum(1, keepdim=True) - 1
+        f1, judged = mean_f1(ranked, targets), ClassScores(logits, targets)
+        last = ranked.is_listed.sum(1, keepdim=True) - 1
         least_sure = targets.gather(1, ranked.numbers.gather(1, last))
         right, *interval = wilson_interval(100 * float(least_sure.double().mean()), judged.images)
         check = {
             "checked_on": judged.images,
             "map": judged.value,
             "map_interval": list(judged.interval[1:]),
-            "f1": f1_check.f1,
-            "f1_interval": list(f1_check.interval[1:]),
+            "f1": f1[0],
+            "f1_interval": list(f1[1:]),
             "least_sure_right": right,
             "least_sure_right_interval": interval,
-            "mean_confidence": 100 * float(ranked.confidence(threshold).double().mean()),
-            "is_threshold_chosen": f1_check.is_chosen,
+            "mean_confidence": 100 * float(ranked.confidence.double().mean()),
         }
 
     def label(values: Tensor) -> PredictedLabels:
         ranked = rank_classes(classifier, values, classes, most_labels, temperature)
-        return PredictedLabels(ranked.labels(threshold), ranked.confidence(threshold))
+        return PredictedLabels(ranked.labels, ranked.confidence)
 
-    return label, {**check, "temperature": temperature, "label_threshold": threshold}
+    return label, {**check, "temperature": temperature, "label_threshold": THRESHOLD}

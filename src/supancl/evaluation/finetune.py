@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from supancl.core.encoders import Encoder
 from supancl.core.precision import auto_precision, autocast_for
@@ -21,6 +22,7 @@ from supancl.data.order import derive_seed, epoch_order
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Split
 from supancl.data.views.evaluation import evaluation_view
+from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluation.certainty import certainty_keys
 from supancl.evaluation.class_checks import quote_classes, warn_unknown
@@ -31,6 +33,8 @@ from supancl.evaluation.recording import record_evaluation
 from supancl.evaluation.sources import open_evaluation_data, resolve_source
 from supancl.files import check_is_new, check_writable, make_folder
 from supancl.probes.certainty import Answers
+from supancl.probes.classifiers import fit_linear_classifier
+from supancl.probes.features import Features
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
 from supancl.weights.classifier_file import CLASSIFIER_FILE, ClassifierFile, save_classifier
@@ -41,13 +45,16 @@ FINETUNED = "finetuned"  # the folder inside a run where `predict --with finetun
 
 @dataclass(frozen=True)
 class FineTuning:
-    """SGD with Nesterov momentum and a cosine, on random crops and flips."""
+    """SGD with Nesterov momentum and a cosine."""
 
     epochs: int = 20
     batch_size: int = 64
     lrs: tuple[float, ...] = (0.01, 0.1, 1.0)  # at batch 256; the best on held-out training images is used
     weight_decay: float = 1e-4
     seed: int = 0
+    views: Literal["crops", "pretraining"] = "crops"  # random crops and flips, or also pretraining's colours and blur
+    freeze_norm: bool = False  # batch norm keeps the encoder's statistics
+    probe_first: bool = False  # the new layer starts as the linear classifier on the frozen encoder
 
 
 def evaluate_finetuning(
@@ -75,17 +82,10 @@ def evaluate_finetuning(
         )
     if len(settings.lrs) > 1:
         check_class_sizes(data.classes, location, train.labels)
+    best_lr, accuracy_by_lr = choose_lr(evaluated, train, len(data.classes), settings)
+    model = train_classifier(evaluated, train, len(data.classes), best_lr, settings)
     if out is not None:
-        check_new(out)  # again: reading the data takes time
-        make_folder(out, exist_ok=False)  # an unwritable folder is refused before the work
-    try:
-        best_lr, accuracy_by_lr = choose_lr(evaluated, train, len(data.classes), settings)
-        model = train_classifier(evaluated, train, len(data.classes), best_lr, settings)
-    except BaseException:
-        if out is not None:
-            out.rmdir()  # it is still empty
-        raise
-    if out is not None:
+        make_folder(out, exist_ok=False)
         other_source = "" if is_run_source(evaluated, source) else absolute_source(location)
         save(model, data.classes, out, other_source, train.median_short_side())
     answers = predict(model, test, evaluated)
@@ -195,9 +195,15 @@ def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, s
     device = evaluated.options.device
     model = Classifier(copy.deepcopy(evaluated.encoder), classes, settings.seed).to(device)
     encoder, batch_size = model.encoder, min(settings.batch_size, len(train))
+    if settings.probe_first:
+        features = evaluated.features(train)
+        probe, _ = fit_linear_classifier(features, Features(*(rows[:0] for rows in features)), classes, device)
+        model.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
     model.requires_grad_(True)
     model.train()
-    views = plain_crops(evaluated, (0.2, 1.0))
+    for module in encoder.modules() if settings.freeze_norm else ():
+        module.train(not isinstance(module, _BatchNorm))
+    views = Crops(size=encoder.size) if settings.views == "pretraining" else plain_crops(evaluated, (0.2, 1.0))
     steps_per_epoch = len(train) // batch_size
     steps = settings.epochs * steps_per_epoch
     optimizer = torch.optim.SGD(

@@ -55,6 +55,9 @@ DEFAULT_SETTINGS: dict[str, dict[str, Any]] = {
         "lrs": [0.01, 0.1, 1.0],
         "weight_decay": 1e-4,
         "seed": 0,
+        "views": "crops",
+        "freeze_norm": False,
+        "probe_first": False,
         "split": "held-out",
     },
 }
@@ -65,6 +68,8 @@ FILE_NAME_MARKS = {
     "leave_one_out": "loo",
     "normalize": "unit",
     "augmented": "augmented",
+    "freeze_norm": "fixed-norm",
+    "probe_first": "probe-first",
     "epochs": "e{}",
     "lr": "lr{}",
     "lrs": "lr{}",

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from supancl.data.decode import decode_threads_per_rank, try_decode
 from supancl.data.opening import is_same_source
 from supancl.data.repeated_files import hash_files
 from supancl.data.sources import benchmarks
 from supancl.data.sources.libraries import READERS
-from supancl.data.splits import DataSpec, Split
-from supancl.data.store.memory import image_checksum
-from supancl.data.threads import ReadingThreads
+from supancl.data.splits import Split
 from supancl.errors import BadInput
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.naming import data_name, registered_name
 
-MOST_DECODED = 256  # images of each split
 CUT_FROM = {"fc100": "cifar100"}  # data sets that consist of images of another one
 EQUAL_BY_CHANCE = 0.01  # fraction of images whose checksums of 32 bits may be equal though their pixels are not
 LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # names in libraries -> names of benchmarks, where they differ
@@ -144,19 +139,13 @@ def shares_images(evaluated: EvaluatedEncoder, source: str | None, images: Seque
             (own.data_set is not None and own.data_set == identity.data_set) or _paths_overlap(own.path, identity.path)
             for own in run_identities
         )
-        or _shares_pixels(evaluated, images)
+        or shares_pixels(evaluated, images)
         or _shares_files(evaluated, source, images)
-        or _shares_photographs(evaluated, images)  # last, because it decodes files
     )
 
 
 def shares_pixels(evaluated: EvaluatedEncoder, images: Sequence[Split]) -> bool:
-    """Whether the run was trained on some of these very images, wherever they lie now."""
-    return _shares_pixels(evaluated, images) or _shares_photographs(evaluated, images)
-
-
-def _shares_pixels(evaluated: EvaluatedEncoder, images: Sequence[Split]) -> bool:
-    """Whether some of these images have the pixels of training images of the run, under whatever name."""
+    """Whether some of these images have the pixels of training images of the run, wherever they lie now."""
     trained = evaluated.trained_checksums
     if not len(trained):
         return False
@@ -172,33 +161,6 @@ def _shares_files(evaluated: EvaluatedEncoder, source: str, images: Sequence[Spl
         return False  # listing the run's files takes long if they are millions
     names = [name for split in images for name in split.names_at(torch.arange(len(split)))]
     return bool(_is_among(evaluated.trained_files, hash_files(names)).any())
-
-
-def _shares_photographs(evaluated: EvaluatedEncoder, images: Sequence[Split]) -> bool:
-    """Whether some image files, decoded as for training, have the pixels of training images: copies, wherever they lie.
-
-    Evaluations decode photographs at another size. Of many images some are looked at, evenly spaced.
-    """
-    trained, recipe = evaluated.trained_checksums, evaluated.recipe
-    if recipe is None or not len(trained) or recipe.data.short_side is None:
-        return False
-    names = [
-        name
-        for split in images
-        if len(split)
-        for name in split.names_at(torch.linspace(0, len(split) - 1, min(len(split), MOST_DECODED)).long())
-    ]
-    decode = partial(_checksum_as_trained, recipe.data, evaluated.encoder.spec.channels)
-    with ReadingThreads(decode_threads_per_rank(), "compare") as threads:  # Ctrl-C does not wait for a slow disk
-        checksums = [value for value in threads.map(decode, names) if value is not None]
-    is_trained_on = _is_among(trained, np.array(checksums, np.uint64))
-    return bool(len(is_trained_on)) and float(is_trained_on.mean()) > EQUAL_BY_CHANCE
-
-
-def _checksum_as_trained(spec: DataSpec, channels: int, name: str) -> int | None:
-    path = Path(name)
-    image = try_decode(path, channels, spec.short_side, spec.resample) if path.is_file() else ""
-    return None if isinstance(image, str) else image_checksum(image)
 
 
 def _is_among(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ from torch import Tensor
 from supancl.core.label_weights import split_pairs
 from supancl.probes.classifiers import (
     CHUNK,
-    MIN_TO_CHOOSE,
     Classifier,
     LinearClassifier,
     Ridge,
@@ -28,13 +27,11 @@ from supancl.probes.classifiers import (
 from supancl.probes.features import Features
 from supancl.probes.goals import OneVsRest
 from supancl.probes.knn import neighbours, vote_weights
-from supancl.probes.linear import halve
 from supancl.probes.precision import draw_counts
 from supancl.probes.several_labels import SeveralFeatures, check_widths, equalize, linear_scores
 from supancl.stats import Interval, percentile_interval
 
-USUAL_THRESHOLD = 0.5
-THRESHOLDS = tuple(number / 20 for number in range(1, 20))
+THRESHOLD = 0.5  # the probability from which on a class is listed
 MAX_LOGIT = 14.0  # of k-NN: a probability of a millionth, or of all but a millionth
 
 
@@ -125,22 +122,22 @@ class RankedClasses(NamedTuple):
     numbers: Tensor
     probabilities: Tensor
 
-    def is_listed(self, threshold: float) -> Tensor:
+    @property
+    def is_listed(self) -> Tensor:
         """Which of the classes are an image's labels: those from the threshold on, and always the first."""
-        listed = self.probabilities >= threshold
+        listed = self.probabilities >= THRESHOLD
         listed[:, 0] = True
         return listed
 
-    def labels(self, threshold: float) -> Tensor:
+    @property
+    def labels(self) -> Tensor:
         """(images, L): the listed classes, and -1 in place of the others."""
-        return torch.where(self.is_listed(threshold), self.numbers, -1)
+        return torch.where(self.is_listed, self.numbers, -1)
 
-    def confidence(self, threshold: float) -> Tensor:
+    @property
+    def confidence(self) -> Tensor:
         """The probability of the least sure class that is listed."""
-        return torch.where(self.is_listed(threshold), self.probabilities, 1.0).amin(1)
-
-    def take(self, rows: Tensor) -> RankedClasses:
-        return RankedClasses(self.numbers[rows], self.probabilities[rows])
+        return torch.where(self.is_listed, self.probabilities, 1.0).amin(1)
 
 
 def rank_classes(classifier: Classifier, values: Tensor, classes: int, most: int, temperature: float) -> RankedClasses:
@@ -156,44 +153,10 @@ def rank_classes(classifier: Classifier, values: Tensor, classes: int, most: int
     return RankedClasses(torch.cat([chunk.indices for chunk in chunks]), torch.cat([chunk.values for chunk in chunks]))
 
 
-def f1_by_image(ranked: RankedClasses, targets: Tensor, threshold: float) -> Tensor:
-    """The F1 of the listed classes of each image: twice the right ones, divided by the listed and the true ones."""
-    listed = ranked.is_listed(threshold)
+def mean_f1(ranked: RankedClasses, targets: Tensor) -> Interval:
+    """The mean over images in percent of the F1 of their listed classes: 2 x right / (listed + true)."""
+    listed = ranked.is_listed
     right = (targets.gather(1, ranked.numbers) & listed).sum(1).double()
-    return 2 * right / (listed.sum(1) + targets.sum(1))
-
-
-class ThresholdCheck(NamedTuple):
-    """The threshold from which on classes are listed, and the mean F1 of held-out images in percent.
-
-    `is_chosen` if these images chose it; each half of them then has the F1 of the threshold that is best on the other.
-    """
-
-    threshold: float
-    is_chosen: bool
-    f1: float
-    interval: Interval
-
-
-def check_threshold(ranked: RankedClasses, targets: Tensor, strata: Tensor, may_choose: bool) -> ThresholdCheck:
-    """Choose the threshold of the best mean F1 if images may and there are enough, else take the usual one.
-
-    Of equally good ones that nearest to the usual one is taken. Halves are drawn by `strata`, a class of each image.
-    """
-    is_chosen = may_choose and len(targets) >= MIN_TO_CHOOSE
-
-    def best(rows: Tensor) -> float:
-        part, among = ranked.take(rows), targets[rows]
-        quality = {t: float(f1_by_image(part, among, t).mean()) for t in THRESHOLDS}
-        return max(quality, key=lambda t: (quality[t], -abs(t - USUAL_THRESHOLD)))
-
-    threshold = best(torch.arange(len(targets))) if is_chosen else USUAL_THRESHOLD
-    values = f1_by_image(ranked, targets, threshold)
-    if is_chosen:
-        half = halve(strata)
-        for mask in (half, ~half):
-            rows = mask.nonzero()[:, 0]
-            values[rows] = f1_by_image(ranked.take(rows), targets[rows], best((~mask).nonzero()[:, 0]))
+    values = 2 * right / (listed.sum(1) + targets.sum(1))
     draws = torch.cat([counts.T.double() @ values / len(values) for counts in draw_counts(len(values))])
-    mean = 100 * float(values.mean())
-    return ThresholdCheck(threshold, is_chosen, mean, percentile_interval(mean, 100 * draws.numpy()))
+    return percentile_interval(100 * float(values.mean()), 100 * draws.numpy())

@@ -14,12 +14,13 @@ from functools import partial
 
 from supancl.core.heads import MLP
 from supancl.core.losses import Align, Loss, SemiAlign
+from supancl.core.methods import METHODS
 from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import EncoderSpec, HeadSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
 from supancl.recipes.common_sources import HEAD_SOURCES, own_sources
-from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
+from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec
 
 # 2-layer projector for SimSiam and SupSiam: App. H; its width is not stated, 2048 is App. C's
 SIAM_HEADS = HeadSpec(MLP((2048,), 2048, last_norm="batch-no-affine"), MLP((512,), 2048))
@@ -110,14 +111,14 @@ NOT_IN_PAPER = {
 
 def fit_loss(method: str) -> Loss:
     """The method's loss with the values of this setting."""
-    loss = get_method(method).loss
+    loss = METHODS[method].loss
     if method == "supbyol" and isinstance(loss, Align):
         return replace(loss, alpha=0.8)
     return replace(loss, warmup=2000) if isinstance(loss, SemiAlign) else loss
 
 
 def build(data: str, method: str) -> Recipe:
-    components, base = get_method(method), method.removesuffix("-nopool")
+    components, base = METHODS[method], method.removesuffix("-nopool")
     mean, std = STATISTICS[data]
     pool = replace(components.pool, size=4096) if components.pool.kind == "queue" else components.pool
     tuned = TUNED.get(base, {}) if data == "cifar100" or base in NOT_IN_PAPER else {}

@@ -17,11 +17,12 @@ from functools import partial
 
 from supancl.core.heads import MLP
 from supancl.core.losses import SemiAlign
+from supancl.core.methods import METHODS
 from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import EncoderSpec, HeadSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
-from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
+from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec
 
 SIAM_HEADS = HeadSpec(MLP((256,), 256, last_norm="batch-no-affine"), MLP((64,), 256))
 BYOL_HEADS = HeadSpec(MLP((256,), 64), MLP((256,), 64))
@@ -43,7 +44,7 @@ MOMENTUM = {
 
 
 def build(method: str) -> Recipe:
-    components, momentum = get_method(method), MOMENTUM.get(method)
+    components, momentum = METHODS[method], MOMENTUM.get(method)
     branches, loss = components.branches, components.loss
     if isinstance(loss, SemiAlign):
         loss = replace(loss, warmup=200)  # about ten epochs

@@ -14,12 +14,13 @@ from functools import partial
 
 from supancl.core.heads import MLP
 from supancl.core.losses import Contrast, SemiAlign
+from supancl.core.methods import METHODS
 from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import EncoderSpec, HeadSpec, PoolSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
 from supancl.recipes.common_sources import HEAD_SOURCES, own_sources
-from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
+from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec
 
 # a 3-layer projector whose last batch norm has no affine: SimSiam, App. C
 SIAM_HEADS = HeadSpec(MLP((2048, 2048), 2048, last_norm="batch-no-affine"), MLP((512,), 2048))
@@ -61,7 +62,7 @@ SOURCES = {
     "loss.samples": "Sec. 5.1: all positives",
     "optimizer": "App. C",
     "schedule": "App. C",
-    "schedule.warmup_epochs": "released code: none, as App. C states none",
+    "schedule.warmup_epochs": "none, as App. C states none",
     "train.epochs": "Sec. 5.1",
     "train.batch_size": "Sec. 5.1",
 }
@@ -83,7 +84,7 @@ NOT_IN_PAPER = {
 
 
 def build(method: str) -> Recipe:
-    components = get_method(method)
+    components = METHODS[method]
     loss = components.loss
     if isinstance(loss, SemiAlign):
         loss = replace(loss, warmup=10_000)

@@ -29,7 +29,6 @@ from supancl.config import (
     validated,
 )
 from supancl.core.losses import Align, Loss, SemiAlign
-from supancl.core.methods import METHODS, Method
 from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import BranchSpec, EncoderSpec, HeadSpec, PoolSpec, check_size
 from supancl.data.splits import DataSpec
@@ -357,7 +356,3 @@ def has_fixed_size(encoder: str) -> bool:
     # an unknown name is reported when it is built
     settings = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     return settings is not None and bool(settings.fixed_input_size)
-
-
-def get_method(method: str) -> Method:
-    return METHODS[method]

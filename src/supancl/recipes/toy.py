@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 from supancl.core.heads import MLP
 from supancl.core.losses import Align
+from supancl.core.methods import METHODS
 from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import EncoderSpec, HeadSpec, PoolSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Masks
 from supancl.recipes.common_sources import own_sources
-from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
+from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec
 
 LINEAR = MLP((), 128, norm="none", bias="none")
 SOURCES = {
@@ -42,7 +43,7 @@ SOURCES = {
 
 
 def build() -> Recipe:
-    components = get_method("supsiam")
+    components = METHODS["supsiam"]
     return Recipe(
         name="toy.supsiam",
         method="supsiam",

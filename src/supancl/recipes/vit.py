@@ -13,13 +13,13 @@ from functools import partial
 
 from supancl.core.heads import MLP
 from supancl.core.losses import Contrast
-from supancl.core.methods import MOCO3
+from supancl.core.methods import METHODS, MOCO3
 from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import EncoderSpec, HeadSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
 from supancl.recipes.common_sources import HEAD_SOURCES, own_sources
-from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
+from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec
 
 # MoCo-v3 ends both MLPs with a batch norm without affine; the paper keeps its settings
 MOCO_HEADS = HeadSpec(
@@ -61,7 +61,7 @@ NOT_IN_PAPER = {
 
 
 def build(method: str) -> Recipe:
-    components = get_method(method)
+    components = METHODS[method]
     norms = HEAD_SOURCES["moco3" if method in ("supmoco", "supcon") else method]
     is_moco = method in ("moco3", "supmoco")
     branches, loss = components.branches, components.loss

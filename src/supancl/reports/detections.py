@@ -1,4 +1,4 @@
-"""Detectors: sheets of images with their boxes, curves, and the table that compares several encoders."""
+"""Detectors: sheets of images with their boxes, and curves."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 from torch import Tensor
 
-from supancl.detection.comparing import SCORES
 from supancl.detection.metrics import Detections
 from supancl.detection.scenes import Scenes
 from supancl.errors import make_visible
 from supancl.files import write_atomically
 from supancl.reports.pictures import COLOURS, escape_label
-from supancl.reports.tables import Table, mean_text, to_markdown
 
 SIDE, GAP, CAPTION = 220, 8, 18
 SCENES = 12  # that are drawn
 MIN_SCORE = 0.5  # of the detections that are drawn
-COLUMNS = ["encoder", "seeds", *SCORES, "training, s", "images/s", "GPU, GB"]  # of the table
 
 
 def draw_detection_sheet(scenes: Scenes, detections: Sequence[Detections], path: Path) -> None:
@@ -119,82 +116,3 @@ def draw_detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Pat
         if key == "loss" and len(metrics) > 1:
             axis.legend()
     _save_figure(figure, path)
-
-
-def draw_comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]], path: Path) -> None:
-    """Plot the loss and AP, AP50, AP75 against the step: a thin line per seed, a thick one for the group's mean."""
-    panels = (("loss", "train", "loss"), ("AP", "test", "AP (%)"), ("AP50", "test", "AP50 (%)"),
-              ("AP75", "test", "AP75 (%)"))  # fmt: skip
-    figure = Figure(figsize=(16, 3.8), layout="constrained")
-    axes = figure.subplots(1, len(panels))
-    for axis, (key, kind, title) in zip(axes, panels, strict=True):
-        for i, (name, runs) in enumerate(groups.items()):
-            colour = COLOURS[i % len(COLOURS)]
-            by_step: dict[int, list[float]] = {}
-            for rows in runs:
-                points = {row["step"]: row[key] for row in rows if row["kind"] == kind and row.get(key) is not None}
-                axis.plot(list(points), list(points.values()), color=colour, alpha=0.35, linewidth=0.9)
-                for step, value in points.items():
-                    by_step.setdefault(step, []).append(value)
-            means = {
-                step: sum(values) / len(values) for step, values in sorted(by_step.items()) if len(values) == len(runs)
-            }
-            style = {"marker": "o"} if kind == "test" else {}
-            style |= {"label": f"{escape_label(name)} ({len(runs)})", "color": colour}
-            axis.plot(list(means), list(means.values()), linewidth=2, **style)
-        if kind == "test":
-            axis.set_ylim(bottom=0)
-        axis.set_title(title)
-        axis.set_xlabel("step")
-        axis.grid(alpha=0.3)
-    axes[0].legend()
-    _save_figure(figure, path)
-
-
-def draw_class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path) -> None:
-    """Plot AP50 of every class with a bar per group; classes with the best AP50 come first."""
-    class_names = {name for values in groups.values() for name in values}
-    best_AP50 = {name: max((values.get(name) or 0.0) for values in groups.values()) for name in sorted(class_names)}
-    order = sorted(best_AP50, key=lambda name: -best_AP50[name])
-    figure = Figure(figsize=(max(6.0, 0.7 * len(order)), 3.8), layout="constrained")
-    axis, width = figure.subplots(), 0.8 / len(groups)
-    for i, (name, values) in enumerate(groups.items()):
-        positions = [position + (i - (len(groups) - 1) / 2) * width for position in range(len(order))]
-        heights = [values.get(name) or 0.0 for name in order]
-        axis.bar(positions, heights, width, label=escape_label(name), color=COLOURS[i % len(COLOURS)])
-    axis.set_xticks(range(len(order)), [escape_label(name) for name in order], rotation=40, ha="right")
-    axis.set_ylabel("AP50 (%)")
-    axis.grid(axis="y", alpha=0.3)
-    axis.legend()
-    _save_figure(figure, path)
-
-
-# --- table ------------------------------------------------------------------------------------------------------------
-
-
-def comparison_row(name: str, group: dict[str, Any]) -> list[str]:
-    """A row of the table: name, seeds, AP, AP50, AP75 with deviations, seconds, images per second, memory."""
-    scores = [mean_text(group["spread"][key]["mean"], group["spread"][key]["std"], 2) for key in SCORES]
-    costs = [(group["seconds"], ".0f"), (group["images_per_second"], ".1f"), (group["memory_gb"], ".1f")]
-    return [
-        name,
-        str(len(group["seeds"])),
-        *scores,
-        *("-" if value is None else f"{value:{number_format}}" for value, number_format in costs),
-    ]
-
-
-def comparison_markdown(result: dict[str, Any]) -> str:
-    """The table, AP50 of every class and the remarks, as Markdown."""
-    groups = result["groups"]
-    class_names = sorted({name for group in groups.values() for name in group["classes_AP50"]})
-    by_class = [
-        [name, *(mean_text(group["classes_AP50"].get(name), None, 1) for group in groups.values())]
-        for name in class_names
-    ]
-    tables = [
-        Table(COLUMNS, [comparison_row(name, group) for name, group in groups.items()]),
-        Table(["AP50 of", *groups], by_class),
-    ]
-    notes = [f"Note: {remark}.\n" for remark in result["remarks"]]
-    return "\n".join([*map(to_markdown, tables), *notes])

@@ -15,7 +15,7 @@ from supancl.errors import SupanclError
 from supancl.files import is_as_written, is_locked, read_text, reason
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import OUR_CHOICE
-from supancl.weights.log_rows import GAP, read_rows
+from supancl.weights.log_rows import read_rows
 from supancl.weights.run_end import StopCause, read_end, read_stop
 from supancl.weights.run_folder import RunFolder
 
@@ -200,7 +200,7 @@ def _read_log(folder: RunFolder) -> tuple[list[dict[str, Any]], list[str]]:
         log = read_rows(folder.metrics_file, RunFolder.REQUIRED_ROW_FIELDS)
     except OSError as error:
         return [], [f"metrics.jsonl: {reason(error)}"]
-    return [row for row in log.rows if row["kind"] != GAP], [f"metrics.jsonl: {line}" for line in log.damage[:1]]
+    return log.rows, [f"metrics.jsonl: {log.damage}"] if log.damage else []
 
 
 def _read_evaluations(folder: RunFolder) -> tuple[dict[str, Mapping[str, Any]], list[str]]:

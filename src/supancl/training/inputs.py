@@ -45,7 +45,9 @@ class Schedule:
 
     def __init__(self, recipe: Recipe, train: Split) -> None:
         settings = recipe.train
-        self.order = train.order(settings.seed, settings.batch_size, recipe.data.balanced)
+        self.order = train.order(
+            settings.seed, settings.batch_size, recipe.data.balanced, recipe.loss.learns_unlabelled
+        )
         self.steps_per_epoch: int = self.order.steps_per_epoch
         self.steps = self.steps_per_epoch * settings.epochs
         self.rates = [

@@ -167,7 +167,7 @@ class Loop:
 
     def save(self) -> None:
         self.log.sync()
-        state = {**self.trainer.state(), "log_rows": self.log.rows}
+        state = self.trainer.state()
         trainer, keep_all = self.trainer, self.trainer.recipe.train.keep == "all"
         trainer.ranks.on_rank0(lambda: self.writer.save(self.folder.checkpoints, trainer.step, state, keep_all))
 
@@ -262,7 +262,7 @@ def begin_run(
         is_filled = state is None and init is not None
         start = describe_init(trainer.model.branches.encoder, str(init)) if is_filled else recorded
         about = {"init": start, "hardware": hardware(trainer.device)}
-        for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, state, about)):
+        for remark in trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder, about)):
             reporter.warn(remark)
         log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.is_rank0 else NoLog()
         loop = Loop(trainer, data, folder, log, reporter, writer)
@@ -326,9 +326,7 @@ def load_state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any
     return state
 
 
-def _write_start(
-    trainer: Trainer, data: Data, folder: RunFolder, state: dict[str, Any] | None, about: dict[str, Any]
-) -> list[str]:
+def _write_start(trainer: Trainer, data: Data, folder: RunFolder, about: dict[str, Any]) -> list[str]:
     """Bring the files of a run to its first step, or to the one where it stopped; returns remarks on them."""
     recipe, branches = trainer.recipe, trainer.model.branches
     folder.remove_temporary_files()
@@ -347,7 +345,7 @@ def _write_start(
         save_encoder(folder.encoder, branches.encoder, data.classes, recipe.name)
     if trainer.step == trainer.steps and not is_readable(folder.projector):
         save_projector(folder.projector, branches.projector, recipe.name)
-    return folder.keep_metrics_until(trainer.step, (state or {}).get("log_rows"))
+    return folder.keep_metrics_until(trainer.step)
 
 
 def _announce(trainer: Trainer, data: Data, folder: RunFolder, reporter: Reporter) -> None:

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from supancl.config import FLAG
 from supancl.errors import BadInput, Interrupted
 from supancl.files import check_no_link, check_writable, jsonable, make_folder, write_sealed_json, write_text
 from supancl.recipes.shorthands import parse_set
@@ -298,3 +299,24 @@ def data_label(data: DetectData) -> str:
     """The data's name for a file: voc-2007, or the name of the COCO file."""
     path = Path(data.test or data.root)
     return path.stem if path.suffix == ".json" else f"{path.name}-{data.year}"
+
+
+def export_weights(detector: str, out: Annotated[str | Path, FLAG]) -> dict[str, Any]:
+    """Export a detector's weights for torchvision.
+
+    Parameters
+    ----------
+    detector
+        a detector's run, or an encoder (exports the backbone)
+    out
+        a .pth file
+
+    Examples
+    --------
+    $ supancl detect export runs/detect-001 --out detector.pth
+    """
+    from supancl.detection.export import export_detector
+
+    result = export_detector(detector, out)
+    say(f"{result['out']}: {result['tensors']} tensors of the {result['what']} under torchvision's names")
+    return result

@@ -398,6 +398,9 @@ def finetune(
     lr: tuple[float, ...] | float = (0.01, 0.1, 1.0),
     weight_decay: float = 1e-4,
     seed: int = 0,
+    views: Literal["crops", "pretraining"] = "crops",
+    freeze_norm: bool = False,
+    probe_first: bool = False,
     out: str | Path | None = None,
     no_baselines: bool = False,
     **options: Unpack[EncoderOptions],
@@ -418,6 +421,12 @@ def finetune(
         of all weights
     seed
         of the order, the views and the classifier
+    views
+        random crops, or pretraining: colours too
+    freeze_norm
+        batch norm keeps the encoder's statistics
+    probe_first
+        start from the linear classifier on the encoder
     out
         folder for the fine-tuned encoder and its classifier
 
@@ -439,7 +448,8 @@ def finetune(
         raise BadInput(f"weight_decay = {weight_decay:g}: must be at least 0")
     check_whole_encoder(options.get("layer", "pooled"), options.get("normalize", False))
     (evaluated,) = open_encoders(encoder, options, baselines=not no_baselines)
-    settings = FineTuning(epochs, train_batch, rates, weight_decay, seed)
+    chosen: Any = {"views": views, "freeze_norm": freeze_norm, "probe_first": probe_first}
+    settings = FineTuning(epochs, train_batch, rates, weight_decay, seed, **chosen)
     result = evaluate_finetuning(evaluated, data, settings, None if out is None else Path(out), split)
     mean = result["mean_per_class"]
     say(f"fine-tuned (lr {result['lr']:g}, {epochs} epochs): {describe_figure(result)}, mean per class {mean:.2f}%")

@@ -56,8 +56,7 @@ def export_encoder(
             raise BadInput(f"format {name}: {missing}")
     if Path(location).exists() and is_detector(Path(location)):
         raise BadInput(
-            f"{location} is a detector; export it with: {program_name()} detect export {location} "
-            "format torchvision out FILE.pth"
+            f"{location} is a detector; export it with: {program_name()} detect export {location} --out FILE.pth"
         )
     options = EvaluationOptions(torch.device("cpu"), cache_features=False)
     evaluated = open_evaluated_encoder(str(location), options)

@@ -123,10 +123,9 @@ def describe(result: dict[str, Any]) -> list[str]:
 
 
 def describe_several(result: dict[str, Any]) -> list[str]:
-    """From which probability on a class is a label, why, and how good the labels of held-out images are."""
+    """From which probability on a class is a label, and how good the labels of held-out images are."""
     images = plural(result["checked_on"], "held-out image")
-    reason = f"the best F1 on {images}" if result["is_threshold_chosen"] else "the usual one; no images chose it"
-    lines = [f"labels: classes of probability {result['label_threshold']:g} or more ({reason}), at least one"]
+    lines = [f"labels: classes of probability {result['label_threshold']:g} or more, at least one"]
     if result["checked_on"]:
         values = [
             f"{name} {result[key]:.1f}% [{result[f'{key}_interval'][0]:.1f}, {result[f'{key}_interval'][1]:.1f}]"

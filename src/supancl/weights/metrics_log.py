@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 from collections.abc import Callable
 from typing import IO, Any
 
 from supancl.errors import BadInput
-from supancl.files import describe_write_failure, make_inner_folder, open_to_append, reason
-from supancl.weights.log_rows import row_numbers, seal_row
+from supancl.files import describe_write_failure, jsonable, make_inner_folder, open_to_append, reason
+from supancl.weights.log_rows import row_numbers
 from supancl.weights.run_folder import RunFolder
 
 
@@ -21,7 +22,6 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder = folder
-        self.rows = folder.next_row_number()
         self.file: IO[str] = open_to_append(folder.metrics_file)
         make_inner_folder(folder.tensorboard)
         # TensorBoard drops this step and later ones; the row of `resumed_at` is kept
@@ -31,9 +31,8 @@ class MetricsLog:
 
     def write(self, row: dict[str, Any]) -> None:
         try:
-            self.file.write(seal_row(row, self.rows) + "\n")
+            self.file.write(json.dumps(jsonable(row)) + "\n")
             self.file.flush()
-            self.rows += 1
             for name, value in row_numbers(row).items():
                 self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
         except OSError as error:
@@ -51,7 +50,6 @@ class MetricsLog:
 
         self.file.close()
         self.folder.keep_metrics_until(step)
-        self.rows = self.folder.next_row_number()
         self.file = open_to_append(self.folder.metrics_file)
         # what purge_step writes, but in the same file: files of the same second may be read in any order
         event = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
@@ -78,8 +76,6 @@ def _ignore_board_threads() -> Callable[[threading.ExceptHookArgs], object]:
 
 class NoLog(MetricsLog):
     """For ranks that do not write."""
-
-    rows = 0
 
     def __init__(self) -> None: ...
 

@@ -19,7 +19,6 @@ from supancl.files import (
     hold_lock,
     is_as_written,
     make_inner_folder,
-    open_regular,
     read_json,
     read_text,
     remove_left_over_files,
@@ -32,8 +31,9 @@ from supancl.recipes import NotRegistered, Recipe, recipe_from_json
 from supancl.recipes.plugin_files import plugin_digests
 from supancl.recipes.plugins import required_plugins
 from supancl.recipes.recipe import fixed_settings
+from supancl.reporter import report_warning
 from supancl.weights.digests import content_digest
-from supancl.weights.log_rows import GAP, LogRows, fill_gaps, keep_rows, read_rows
+from supancl.weights.log_rows import LogRows, read_rows
 from supancl.weights.provenance import commit, versions
 
 # the file that a run begins with -> its command
@@ -258,56 +258,36 @@ class RunFolder:
         versions_then = parse_json(read_text(self.recipe_file)).get("versions")
         return versions_then if isinstance(versions_then, dict) else {}
 
-    def keep_metrics_until(self, step: int, expected: int | None = None) -> list[str]:
-        """Drop rows after `step`: those steps will be repeated. Returns remarks on rows that are damaged or missing.
-
-        `expected` is the number of rows when the run was saved. A damaged log is kept under another name, and a row of
-        kind "gap" takes the place of what is lost.
-        """
+    def keep_metrics_until(self, step: int) -> list[str]:
+        """Drop rows after `step`, because those steps will be repeated, and lines that are no rows; returns remarks."""
+        if not self.metrics_file.exists():
+            return []
         log = self._read_log()
-        remaining, lost = keep_rows(log, step, expected)
-        remarks = []
-        if lost or log.damage:
-            copy = self.metrics_file.with_suffix(".damaged.jsonl")
-            remarks.append(
-                f"{self.metrics_file}: {', '.join(log.damage[:3]) or 'rows at its end are missing'}; "
-                f"{sum(until - before + 1 for before, until in lost)} rows are lost, and the file as it was is {copy}"
-            )
-            if self.metrics_file.exists():
-                with open_regular(self.metrics_file) as damaged:
-                    write_bytes(copy, damaged.read())
-        if self.metrics_file.exists() or lost:
-            position = {name: 0 for name, kind in self.REQUIRED_ROW_FIELDS.items() if kind is int} | {"step": step}
-            write_text(self.metrics_file, "".join(line + "\n" for line in fill_gaps(remaining, lost, **position)))
-        return remarks
-
-    def next_row_number(self) -> int:
-        return self._read_log().next_number
+        write_text(
+            self.metrics_file,
+            "".join(line for row, line in zip(log.rows, log.lines, strict=True) if row["step"] <= step),
+        )
+        return [f"{self.metrics_file}: {log.damage}, and is left out"] if log.damage else []
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; empty if there is none."""
         log = self._read_log()
         if log.damage:
-            raise BadInput(
-                f"{self.metrics_file}: {log.damage[0]}; restore it from a copy, or continue the run with resume "
-                f"out {self.path}, which sets the damage aside"
-            )
-        return [row for row in log.rows if row["kind"] != GAP]
+            report_warning(f"{self.metrics_file}: {log.damage}, and is left out")
+        return log.rows
 
     def _read_log(self) -> LogRows:
         return read_rows(self.metrics_file, self.REQUIRED_ROW_FIELDS) if self.metrics_file.exists() else LogRows()
 
     def describe_early_end(self, recipe: Recipe) -> str:
-        """Where the log of an unfinished run ends, or that it is damaged.
+        """Where the log of an unfinished run ends.
 
         Empty if the log ends with the last epoch, or if there is no log: encoders are often copied without one.
         """
-        log, epochs = self._read_log(), recipe.train.epochs
-        if log.damage:
-            return f"its log is damaged ({log.damage[0]})"
-        if not log.rows and self.metrics_file.exists():  # every epoch ends with a row
+        rows, epochs = self.metrics(), recipe.train.epochs
+        if not rows and self.metrics_file.exists():  # every epoch ends with a row
             return f"its log {self.metrics_file.name} is empty"
-        last = [row for row in log.rows if row["kind"] != GAP][-1:]
+        last = rows[-1:]
         final_kinds = ("monitor",) if recipe.train.monitor_every else ("monitor", "train")
         if all(row["epoch"] >= epochs - 1 and row["kind"] in final_kinds for row in last):
             return ""

@@ -15,7 +15,7 @@ from supancl.config import parse_json
 from supancl.errors import BadInput
 from supancl.files import is_locked, read_json, read_text, reason
 from supancl.reporter import track
-from supancl.weights.log_rows import GAP, read_last_rows
+from supancl.weights.log_rows import read_last_rows
 from supancl.weights.run_end import peek_collapsed, read_end
 from supancl.weights.run_folder import RunFolder
 
@@ -132,15 +132,9 @@ def _epochs_done(last: Mapping[str, Any], is_finished: bool) -> int:
 
 
 def _last_rows(folder: RunFolder) -> list[dict[str, Any]]:
-    """The last rows of the log that have the fields of a row; a gap is none."""
     if not folder.metrics_file.exists():
         return []
-    required = folder.REQUIRED_ROW_FIELDS
-    return [
-        row
-        for row in read_last_rows(folder.metrics_file)
-        if all(isinstance(row.get(name), kind) for name, kind in required.items()) and row["kind"] != GAP
-    ]
+    return read_last_rows(folder.metrics_file, folder.REQUIRED_ROW_FIELDS)
 
 
 def _newest_accuracy(folder: RunFolder, rows: list[dict[str, Any]], name: str) -> Accuracy:

@@ -197,7 +197,9 @@ class StreamSplit(Split):
         batch = self.batch(positions)
         return batch if self.store.canvas is None else batch.pad_to(self.store.canvas)
 
-    def order(self, seed: int, batch_size: int, balanced: bool = False) -> Order | WindowedOrder:
+    def order(
+        self, seed: int, batch_size: int, balanced: bool = False, unlabelled: bool = True
+    ) -> Order | WindowedOrder:
         return WindowedOrder(self.images_per_shard(), seed, batch_size, self.store.window)
 
     def _substitute(self, position: int, label: int, refusal: BadInput) -> Tensor:

@@ -26,6 +26,11 @@ from supancl.weights.encoder_file import check_same_run, read_header
 from supancl.weights.run_folder import RunFolder, folder_of_encoder
 
 # the toy study's names of measures -> the names used for runs
+# settings in which detectors may differ and still be averaged and ranked together, or that `ScoredDetector.how` names
+DETECTOR_FIELDS_FREE = {
+    *("seed", "device", "workers", "memory_gb", "log_every", "checkpoint_every", "eval_every"),
+    *("precision", "iters", "batch_size"),
+}
 TOY_NAMES = {"l_ssl": "ssl", "l_sup": "sup", "S_W": "within", "S_W/S_T": "ratio", "k-NN": "knn"}
 
 
@@ -296,19 +301,16 @@ def holds_detectors(path: Path) -> bool:
 
 def read_detectors(path: Path) -> list[ScoredDetector]:
     """Read the detectors of a folder of `supancl detect train`: one, or one per seed."""
-    from supancl.detection.comparing import (  # slow to import
-        FIELDS_NOT_COMPARED,
-        open_finished_runs,
-    )
+    from supancl.detection.saving import read_finished_runs  # slow to import
     from supancl.detection.spec import detect_spec
 
     detectors = []
-    for run in open_finished_runs(str(path)):
+    for run in read_finished_runs(path):
         defaults = flattened(detect_spec(run.spec.arch))
         changed = {
             name: value
             for name, value in flattened(run.spec).items()
-            if name not in {*FIELDS_NOT_COMPARED, "precision", "iters", "batch_size"} and value != defaults[name]
+            if name not in DETECTOR_FIELDS_FREE and value != defaults[name]
         }
         identity = [changed, run.settings.get("fingerprint"), run.settings.get("test_fingerprint")]
         identity_hash = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:6]
