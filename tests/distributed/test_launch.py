@@ -118,7 +118,7 @@ def test_a_rank_that_is_killed_ends_all_and_the_run_goes_on_with_any_number(tmp_
     folder = tmp_path / "run"
     words = ["digits.supsiam", "--out", str(folder), *settings(LONG)]
     said, took = ended_by(signal.SIGKILL, words, folder, after=6)
-    assert said.count("supancl: ") == 1, said
+    assert said.count("supancl: ") <= 1, said  # torchrun may end the other rank before it has reported
     assert took < 30
     said, took = ended_by(signal.SIGTERM, ["--resume", "--out", str(folder)], folder, after=30)
     assert "exitcode  : 143" in said
