@@ -28,7 +28,7 @@ from supancl.files import write_json
 from supancl.training.cuda.reuse import share_step
 from supancl.weights.provenance import commit
 
-STARTS = {name: f"timm:{name}@{name}.safetensors" for name in ("tf_efficientnet_lite0", "tf_efficientnet_lite2")}
+STARTS = {name: f"timm:{name}@{name}.safetensors" for name in ("tf_efficientnet_lite0", "mobilenetv2_100")}
 DATA = ("pets", "cub", "cars", "plantvillage")
 RATES = ("0.02", "0.1", "0.5")  # at batch 256
 NORMS = ((), ("--freeze-norm",))
@@ -76,8 +76,8 @@ class Cell:
 
 def plan() -> list[Cell]:
     """Seed 0 first, because it chooses; with all labels `semi` would be `supsiam`."""
-    rows = product(SEEDS, DATA, LABELS, STARTS, WAYS)
-    cells = [Cell(start, data, labels, way, seed) for seed, data, labels, start, way in rows]
+    rows = product(STARTS, SEEDS, DATA, LABELS, WAYS)
+    cells = [Cell(start, data, labels, way, seed) for start, seed, data, labels, way in rows]
     return [cell for cell in cells if (cell.way, cell.labels) != ("semi", "all")]
 
 
@@ -87,7 +87,7 @@ class Study:
 
     out: Path
     runs: Path
-    epochs: int  # of all training images; fine-tuning takes as many steps
+    steps: int  # of pretraining and of fine-tuning; half of them to choose settings
     batch: int
     settings: Sequence[str] = ()  # further words of `pretrain`
     commit: str | None = None
@@ -116,7 +116,7 @@ class Study:
             chosen = json.loads(self.path(cell, seed=SEEDS[0]).read_text())["chosen"]
         choosing = {"chosen": chosen, "tried": tried, "choosing_seconds": round(time.perf_counter() - since, 1)}
         answer = self.train_and_test(cell, f"{cell.labels}-{cell.seed}", chosen)
-        return {**asdict(cell), **answer, **choosing, "epochs": self.epochs, "commit": self.commit or commit()}
+        return {**asdict(cell), **answer, **choosing, "steps": self.steps, "commit": self.commit or commit()}
 
     # --- the only place that knows the command line -------------------------------------------------------------------
 
@@ -124,13 +124,14 @@ class Study:
         """The last step's result on the table's test images."""
         way, source, encoder = WAYS[cell.way], f"{cell.data}/{table}.csv", STARTS[cell.start]
         since, commands, seen = time.perf_counter(), list[list[str]](), 0
-        steps = self.epochs * (count_rows(source, labelled=False) // self.batch)
+        steps = self.steps // 2 if table.endswith("choose") else self.steps
+        epochs = -(-steps // (count_rows(source, labelled=False) // self.batch))
         if way.method:
             run = self.runs / Cell(cell.start, cell.data, table, way.method, cell.seed).name
             if not (way.finetune and (run / "encoder.safetensors").exists()):
                 shutil.rmtree(run, ignore_errors=True)
                 words = ["pretrain", f"auto.{way.method}", "--data", source, "--init", encoder, "--out", str(run),
-                         "--epochs", str(self.epochs), "--batch-size", str(self.batch), "--seed", str(cell.seed),
+                         "--epochs", str(epochs), "--batch-size", str(self.batch), "--seed", str(cell.seed),
                          *(word for setting in self.settings for word in ("--set", setting)),
                          *(() if way.finetune else chosen), "--set", "train.monitor_every=0",
                          "--set", "train.checkpoint_epochs=100000"]  # fmt: skip
@@ -199,13 +200,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     for name in ("data", "out", "runs"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=40, help="of all training images")
+    parser.add_argument("--steps", type=int, default=720)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--only", nargs="*", default=[], help="cells whose name contains one of these")
     parser.add_argument("--set", nargs="*", default=[], help="further settings of pretraining, such as views.size=32")
     parser.add_argument("--commit", help="of the code, where there is no repository")
     args = parser.parse_args(argv)
-    study = Study(args.out.resolve(), args.runs.resolve(), args.epochs, args.batch, args.set, args.commit)
+    study = Study(args.out.resolve(), args.runs.resolve(), args.steps, args.batch, args.set, args.commit)
     cells = [cell for cell in plan() if not args.only or any(text in cell.name for text in args.only)]
     with inside(args.data), share_step():
         work(study, cells)

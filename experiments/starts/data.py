@@ -34,7 +34,10 @@ def digests_by_class(name: str, repository: Path) -> dict[str, list[str]]:
     """Every image once; the order of the digests is as good as random."""
     listing = git(repository, "ls-tree", "-r", "-z", "HEAD").decode().rstrip("\0").split("\0")
     rows = (line.partition("\t") for line in listing)
+    lines = git(repository, "cat-file", "--batch-check", "--batch-all-objects").decode().splitlines()
+    stored = {line.split()[0] for line in lines}  # a partial copy lacks its largest files
     found = {facts.split()[2]: match[1] for facts, _, path in rows if (match := re.search(CLASS_OF[name], path))}
+    found = {digest: name for digest, name in found.items() if digest in stored}
     classes: dict[str, list[str]] = {}
     for digest in sorted(found):
         classes.setdefault(found[digest], []).append(digest)

@@ -115,7 +115,7 @@ def draw(values: Values, path: Path) -> None:
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
-    facts = {key: ", ".join(sorted({str(row[key]) for row in rows})) for key in ("hardware", "commit", "epochs")}
+    facts = {key: ", ".join(sorted({str(row[key]) for row in rows})) for key in ("hardware", "commit", "steps")}
     tables = [
         f"## With {TITLES[labels]}\n\n{result_table(rows, labels)}\n"
         for labels in LABELS
@@ -137,16 +137,16 @@ excludes 0. Seconds and images/s: median of the last step, without choosing sett
 
 ## What is compared
 
-All ways have the same photographs (short side 224 px), pretraining's augmentation, and as many optimizer steps as
-{facts["epochs"]} epochs of all training images. Without all labels, the other images are unlabelled. Fine-tuning and
+All ways have the same photographs (short side 224 px), pretraining's augmentation and {facts["steps"]} optimizer steps
+of 64 images. Without all labels, the other images are unlabelled. Fine-tuning and
 cross-entropy choose a learning rate, and fine-tuning whether batch norm keeps its statistics, on a quarter of the
-labelled images of seed 0. SupSiam and semi choose nothing: they have the settings of `auto`.
+labelled images of seed 0, with half of the steps. SupSiam and semi choose nothing: they have the settings of `auto`.
 
 ## Limits
 
 - CUB-200 shares photographs with ImageNet, and the breeds of Pets are classes of ImageNet: the starts have seen these
   images, or their like.
-- Both starts are EfficientNets trained with ImageNet's labels. A ViT, or a start trained without labels such as DINO,
+- Both starts are small convolutional networks trained with ImageNet's labels. A ViT, or a start trained without labels such as DINO,
   is not known.
 - Intervals are over seeds, on the same test images; other images of the same kind would differ more.
 """

