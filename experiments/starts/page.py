@@ -146,8 +146,8 @@ labelled images of seed 0, with half of the steps. SupSiam and semi choose nothi
 
 - CUB-200 shares photographs with ImageNet, and the breeds of Pets are classes of ImageNet: the starts have seen these
   images, or their like.
-- Both starts are small convolutional networks trained with ImageNet's labels. A ViT, or a start trained without labels such as DINO,
-  is not known.
+- Both starts are small convolutional networks trained with ImageNet's labels. A ViT, or a start trained without labels
+  such as DINO, is not known.
 - Intervals are over seeds, on the same test images; other images of the same kind would differ more.
 """
 

