@@ -29,7 +29,7 @@ from supancl.training.cuda.reuse import share_step
 from supancl.weights.provenance import commit
 
 STARTS = {name: f"timm:{name}@{name}.safetensors" for name in ("tf_efficientnet_lite0", "mobilenetv2_100")}
-DATA = ("cars", "plantvillage", "cub", "pets")
+DATA = ("plantvillage", "cars", "pets", "cub")
 RATES = ("0.02", "0.1", "0.5")  # at batch 256
 NORMS = ((), ("--freeze-norm",))
 FINE_TUNING = [("--lr", lr, *norm) for norm in NORMS for lr in RATES]
