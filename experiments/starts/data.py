@@ -31,16 +31,14 @@ SIDE, QUALITY, SEEDS, LABELS = 224, 85, (0, 1, 2), ("4", "all")
 
 
 def digests_by_class(name: str, repository: Path) -> dict[str, list[str]]:
-    """Every image once; the order of the digests is as good as random."""
+    """Every stored image once (a partial copy lacks files); the order of the digests is as good as random."""
     listing = git(repository, "ls-tree", "-r", "-z", "HEAD").decode().rstrip("\0").split("\0")
     rows = (line.partition("\t") for line in listing)
-    lines = git(repository, "cat-file", "--batch-check", "--batch-all-objects").decode().splitlines()
-    stored = {line.split()[0] for line in lines}  # a partial copy lacks its largest files
-    found = {facts.split()[2]: match[1] for facts, _, path in rows if (match := re.search(CLASS_OF[name], path))}
-    found = {digest: name for digest, name in found.items() if digest in stored}
+    stored = set(git(repository, "cat-file", "--batch-check", "--batch-all-objects").decode().split()[::3])
+    names = {facts.split()[2]: match[1] for facts, _, path in rows if (match := re.search(CLASS_OF[name], path))}
     classes: dict[str, list[str]] = {}
-    for digest in sorted(found):
-        classes.setdefault(found[digest], []).append(digest)
+    for digest in sorted(names.keys() & stored):
+        classes.setdefault(names[digest], []).append(digest)
     return classes
 
 
