@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from supancl import embed, knn_accuracy, linear_accuracy, open_data, pretrain, recipe, variance
-from supancl.cli.console import Terminal, make_console, table
 from supancl.reports import loss_curves, tsne_panels
+from supancl.reports.terminal import Terminal, make_console, table
 from supancl.weights.run_folder import next_folder
 
 LEFT_OUT = ["3", "5", "8", "9"]

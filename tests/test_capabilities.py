@@ -44,11 +44,11 @@ REGISTRIES = (
     ("source: {}:NAME", "supancl.data.sources.libraries:READERS"),
     ("source: {}@ROOT", "supancl.data.sources.benchmarks:BENCHMARKS"),
     ("import: format {}", "supancl.weights.formats:FORMATS"),
-    ("export: {}", "supancl.export.names:FORMAT_NAMES"),
-    ("choice: --logger {}", "supancl.export.loggers:LOGGERS"),
-    ("command: embed --out {}", "supancl.evaluate.embedding:WRITERS"),
-    ("command: predict --with {}", "supancl.evaluate.predicting:CLASSIFIERS"),
-    ("command: evaluate suite --protocols {}", "supancl.evaluate.suite:PROTOCOLS"),
+    ("export: {}", "supancl.use.names:FORMAT_NAMES"),
+    ("choice: --logger {}", "supancl.loggers:LOGGERS"),
+    ("command: embed --out {}", "supancl.evaluation.embedding:WRITERS"),
+    ("command: predict --with {}", "supancl.evaluation.predicting:CLASSIFIERS"),
+    ("command: evaluate suite --protocols {}", "supancl.evaluation.suite:PROTOCOLS"),
     ("command: paper table {}", "supancl.paper.tables.layouts:LAYOUTS"),
     ("command: runs {}", "supancl.cli.arguments.runs:ACTIONS"),
 )
@@ -107,7 +107,9 @@ def sections(name: str, hint: Any) -> Iterator[str]:
 def recipe_fields() -> Iterator[str]:
     """Fields with a section, as --set takes them, and `compat`."""
     yield from (f"field: {name[1:]}" for name in sections("", supancl.Recipe) if "." in name[1:] or " " in name)
-    yield from (f"detector field: {name[1:]}" for name in sections("", resolve_name("supancl.detect.spec:DetectSpec")))
+    yield from (
+        f"detector field: {name[1:]}" for name in sections("", resolve_name("supancl.detection.spec:DetectSpec"))
+    )
 
 
 def public_names() -> Iterator[str]:

@@ -22,13 +22,13 @@ ROOMS = (
     {"core"},
     {"recipes"},
     {"weights"},
+    {"loggers"},
     {"probes"},
     {"training"},
-    {"evaluate"},
-    {"detect"},
+    {"evaluation"},
+    {"detection"},
     {"reports"},
-    {"api"},
-    {"export"},
+    {"use"},
     {"sweeps"},
     {"paper"},
     {"cli"},
@@ -41,8 +41,8 @@ NEVER = {
     "probes": {"recipes", "weights"},
     "core": {"data"},  # what the paper defines works on tensors
 }
-# the exception: an encoder knows how an image becomes its input
-ALLOWED = {("supancl.core.encoders", "data")}
+# the exceptions: an encoder knows how an image becomes its input; methods of a run are the public functions
+ALLOWED = {("supancl.core.encoders", "data"), ("supancl.training.run", "")}
 # what may still look up until its room is in order
 NOT_YET: set[tuple[str, str]] = set()
 

@@ -32,8 +32,8 @@ from supancl.data.sources.arrays import read_npz, source_from_arrays
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import Cache
 from supancl.data.store.cache_folders import list_caches, remove_cache
-from supancl.detect.saving import DetectFolder
-from supancl.evaluate.feature_cache import FeatureCache
+from supancl.detection.saving import DetectFolder
+from supancl.evaluation.feature_cache import FeatureCache
 from supancl.files import check_regular, open_regular, read_text, write_text
 from supancl.weights.checkpoint import load_tensors
 from supancl.weights.encoder_file import save_encoder
@@ -519,8 +519,8 @@ def test_the_encoder_of_a_plugin_is_built_once_and_with_memory(place, monkeypatc
 
 def test_a_claimed_detector_is_compared_before_it_is_built(place, monkeypatch):
     from supancl.config import to_json
-    from supancl.detect import saving
-    from supancl.detect.spec import DetectSpec
+    from supancl.detection import saving
+    from supancl.detection.spec import DetectSpec
 
     spec = {"name": "resnet18", "channels": 3, "size": 32, "mean": [0.5] * 3, "std": [0.5] * 3}
     metadata = {

@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from supancl.cli.pretrain import check_agrees
 
 import supancl.training.inputs
 from supancl import METHODS, Reporter, pretrain
 from supancl.cli import main
-from supancl.cli.pretrain import check_agrees
 from supancl.errors import BadInput, Collapsed, NonFinite
 from supancl.sweeps.runs import read_run
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint

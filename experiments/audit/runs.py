@@ -21,7 +21,6 @@ from torch import Tensor
 
 from experiments.audit.ranking import roc_area
 from experiments.rows import row_parser, rows_to_run, write_row
-from supancl.cli.arguments.audit import LEAST_LEAD
 from supancl.core.encoders import Encoder
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
@@ -41,7 +40,8 @@ from supancl.probes.label_scores import (
 from supancl.probes.linear import fixed_ridge_accuracy
 from supancl.probes.precision import average_precision
 from supancl.recipes import Recipe, recipe
-from supancl.training.pretrain import pretrain
+from supancl.training.start import pretrain
+from supancl.use.look import LEAST_LEAD
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.provenance import versions
 

@@ -41,7 +41,7 @@ from supancl.data.sources.tar_index import index_tars
 from supancl.data.splits import Data, DataSpec
 from supancl.recipes import recipe
 from supancl.training.cuda.capture import WARM_UP_STEPS
-from supancl.training.preflight import with_speed
+from supancl.training.start import with_speed
 from supancl.training.trainer import Trainer
 
 CLASSES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)

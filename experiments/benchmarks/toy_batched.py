@@ -21,7 +21,18 @@ from supancl.core.pools import Queue
 from supancl.data.sources.toy import Toy
 from supancl.data.store.memory import Batch
 from supancl.data.views.specs import Masks
-from supancl.paper.toy.training import ALPHAS, DECAY, FULL, MOMENTUM, PEAK, READINGS, Reading, Size, draw_data, train
+from supancl.paper.toy_study.training import (
+    ALPHAS,
+    DECAY,
+    FULL,
+    MOMENTUM,
+    PEAK,
+    READINGS,
+    Reading,
+    Size,
+    draw_data,
+    train,
+)
 
 
 def with_modules(toy: Toy, reading: Reading, size: Size, alpha: float) -> None:

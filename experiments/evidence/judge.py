@@ -21,15 +21,15 @@ from experiments.evidence.kept import find_kept, is_gone, kept_evaluations, mach
 from experiments.evidence.plan import Plan
 from experiments.evidence.results import CHOSEN_BY, write_result
 from supancl.cli import main
+from supancl.core.precision import pick_device
 from supancl.errors import BadInput, Collapsed, Interrupted
-from supancl.evaluate import EvaluationOptions, open_evaluated_encoder
-from supancl.evaluate.feature_cache import VERSION
-from supancl.evaluate.sources import data_for
+from supancl.evaluation import EvaluationOptions, open_evaluated_encoder
+from supancl.evaluation.feature_cache import VERSION
+from supancl.evaluation.sources import data_for
 from supancl.files import reason, write_text
 from supancl.probes import Features
 from supancl.reporter import Reporter
 from supancl.reports.pictures import tsne_map
-from supancl.training.preflight import pick_device
 from supancl.weights.provenance import commit, versions
 from supancl.weights.run_folder import RunFolder
 

@@ -30,7 +30,7 @@ from supancl.probes.features import Features, embed
 from supancl.probes.knn import default_k, knn_predict
 from supancl.probes.linear import fixed_ridge_predictions, linear_probe
 from supancl.recipes import Recipe, recipe
-from supancl.training.pretrain import pretrain
+from supancl.training.start import pretrain
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.provenance import versions
 

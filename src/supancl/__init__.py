@@ -60,12 +60,12 @@ from supancl.errors import Interrupted as Interrupted
 from supancl.errors import NonFinite as NonFinite
 from supancl.errors import SupanclError as SupanclError
 from supancl.lazy import lazy_names
+from supancl.reporter import Reporter as Reporter
+from supancl.reporter import set_default_reporter
 from supancl.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from supancl.api.embedding import embed as embed
-    from supancl.api.pretraining import extend_run as extend_run
-    from supancl.api.pretraining import pretrain as pretrain
+    from supancl.cli.doctor import doctor as doctor
     from supancl.core.branches import Branches as Branches
     from supancl.core.branches import BranchSpec as BranchSpec
     from supancl.core.branches import HeadSpec as HeadSpec
@@ -93,7 +93,6 @@ if TYPE_CHECKING:
     from supancl.data import from_arrays as from_arrays
     from supancl.data import open_data as open_data
     from supancl.data.sources.benchmarks import Benchmark as Benchmark
-    from supancl.export.estimator import ImageEncoder as ImageEncoder
     from supancl.probes import Features as Features
     from supancl.probes import collapse as collapse
     from supancl.probes import effective_rank as effective_rank
@@ -109,34 +108,66 @@ if TYPE_CHECKING:
     from supancl.recipes import register as register
     from supancl.recipes import register_benchmark as register_benchmark
     from supancl.recipes import register_encoder as register_encoder
-    from supancl.reporter import Reporter as Reporter
+    from supancl.reports.data_sheets import show_data as show_data
+    from supancl.reports.listings import list_recipes as list_recipes
+    from supancl.reports.listings import list_runs as list_runs
+    from supancl.sweeps.compare import compare as compare
     from supancl.training.run import Run as Run
     from supancl.training.run import load as load
+    from supancl.training.start import pretrain as pretrain
+    from supancl.use.detect import detect as detect
+    from supancl.use.embed import embed as embed
+    from supancl.use.estimator import ImageEncoder as ImageEncoder
+    from supancl.use.evaluate import evaluate as evaluate
+    from supancl.use.export import export as export
+    from supancl.use.import_ import import_checkpoint as import_checkpoint
+    from supancl.use.look import audit as audit
+    from supancl.use.look import map as map
+    from supancl.use.look import report as report
+    from supancl.use.predict import predict as predict
     from supancl.weights.encoder_file import load_encoder as load_encoder
     from supancl.weights.encoder_file import load_projector as load_projector
-    from supancl.weights.importing import import_checkpoint as import_checkpoint
     from supancl.weights.importing import open_encoder as open_encoder
+
+
+def _terminal(verbose: bool | None) -> Reporter:
+    from supancl.reports.terminal import python_terminal
+
+    return python_terminal(verbose)
+
+
+set_default_reporter(_terminal)
 
 # what help() shows and an asterisk imports; every other public name is in _NAMES
 __all__ = [
     "BadInput",
     "ImageEncoder",
+    "audit",
+    "compare",
+    "detect",
+    "doctor",
     "embed",
+    "evaluate",
+    "export",
     "from_arrays",
-    "knn_accuracy",
-    "linear_accuracy",
+    "import_checkpoint",
+    "list_recipes",
+    "list_runs",
     "load",
     "load_encoder",
+    "map",
     "open_data",
     "open_encoder",
+    "predict",
     "pretrain",
     "recipe",
+    "report",
+    "show_data",
 ]
 
 # imported when they are first used: torch takes seconds
 _NAMES = {
-    "supancl.api.embedding": "embed",
-    "supancl.api.pretraining": "extend_run pretrain",
+    "supancl.cli.doctor": "doctor",
     "supancl.core.branches": "Branches BranchSpec HeadSpec",
     "supancl.core.encoders": "Encoder EncoderSpec",
     "supancl.core.heads": "MLP",
@@ -146,14 +177,24 @@ _NAMES = {
     "supancl.core.schedules": "ema_momentum learning_rate",
     "supancl.data": "Crops Data DataSpec Masks from_arrays open_data",
     "supancl.data.sources.benchmarks": "Benchmark",
-    "supancl.export.estimator": "ImageEncoder",
     "supancl.probes": "Features collapse effective_rank few_shot knn_accuracy "
     "linear_accuracy linear_probe transfer variance",
     "supancl.recipes": "RECIPES Recipe recipe register register_benchmark register_encoder",
-    "supancl.reporter": "Reporter",
+    "supancl.reports.data_sheets": "show_data",
+    "supancl.reports.listings": "list_recipes list_runs",
+    "supancl.sweeps.compare": "compare",
     "supancl.training.run": "Run load",
+    "supancl.training.start": "pretrain",
+    "supancl.use.detect": "detect",
+    "supancl.use.embed": "embed",
+    "supancl.use.estimator": "ImageEncoder",
+    "supancl.use.evaluate": "evaluate",
+    "supancl.use.export": "export",
+    "supancl.use.import_": "import_checkpoint",
+    "supancl.use.look": "audit map report",
+    "supancl.use.predict": "predict",
     "supancl.weights.encoder_file": "load_encoder load_projector",
-    "supancl.weights.importing": "import_checkpoint open_encoder",
+    "supancl.weights.importing": "open_encoder",
 }
 
 if not TYPE_CHECKING:  # so that type checkers and editors report misspelled names

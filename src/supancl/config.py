@@ -56,6 +56,9 @@ AUTOMATIC = "chosen automatically"  # the default means: the best value here; a 
 INCIDENTAL = "ignored when comparing runs"  # its seed, where and how fast it ran, how often it logged or saved
 FREE_IN_A_SHARED_STEP = "may differ between runs that share a step"  # a tensor on the device, or not used by the step
 
+# Marks of a public function's parameters, `Annotated[T, MARK]`, for its command
+FLAG, PYTHON = object(), object()  # a flag, not a positional argument; only in Python
+
 
 def marked(default: Any, *marks: str) -> Any:
     """A field with this default and these marks."""

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from difflib import get_close_matches
-from functools import wraps
-from typing import ParamSpec, TypeVar
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class SupanclError(Exception):
@@ -91,58 +85,6 @@ def set_program_name(name: str) -> None:
 def program_name() -> str:
     """How the user calls the command line: `supancl`, or `python FILE`."""
     return _program_name
-
-
-_VALUE = r"\d[\w.]*|cpu|cuda|bf16|fp32|[A-Z]+\b(?:\.\w+)?|[^\s;,:)]*/[^\s;,:)]*"
-_FLAG = re.compile(
-    r"supancl pretrain(?P<flags>(?: --[a-z-]+(?: [^-;,()'\s][^;,()'\s]*)?)+)(?=$|[;,)])"
-    r"|(?P<command>\b(?:supancl|torchrun|evaluate) [^;,)]*)"
-    rf"|(?<![\w./-])--(?:extend (?P<run>\S+) --epochs (?P<epochs>\w+)|set |(?P<name>[a-z-]+)(?: (?P<value>{_VALUE}))?)"
-)
-_SWITCHES = ("resume", "skip_bad_images")
-
-
-def in_python_words(text: str) -> str:
-    """The message with arguments of Python in place of flags; commands other than `pretrain` stay.
-
-    >>> in_python_words("r already holds a run; continue it with --resume, or choose another --out")
-    'r already holds a run; continue it with resume=True, or choose another out'
-    >>> in_python_words("use --batch-size 150 or --set pool.size=8; or: supancl pretrain --resume --out r")
-    "use batch_size=150 or pool.size=8; or: supancl.pretrain(resume=True, out='r')"
-    """
-
-    def replace(match: re.Match[str]) -> str:
-        if match["flags"]:
-            words = [word.partition(" ") for word in match["flags"].split(" --")[1:] if not word.startswith("plugin ")]
-            arguments = [f"{flag.replace('-', '_')}={repr(value) if value else True}" for flag, _, value in words]
-            return f"supancl.pretrain({', '.join(arguments)})"
-        if match["command"] or match["run"]:
-            return match["command"] or f"supancl.extend_run({match['run']!r}, {match['epochs']})"
-        if match["name"] is None:
-            return ""
-        name = match["name"].replace("-", "_")
-        value = match["value"] or ("True" if name in _SWITCHES else "")
-        if name in ("plugin", "extend"):
-            return f"import {value}".strip() if name == "plugin" else f"supancl.extend_run({value or 'RUN'})"
-        return f"{name}={value}" if value else name
-
-    return _FLAG.sub(replace, text)
-
-
-def explained_in_python(function: Callable[P, T]) -> Callable[P, T]:
-    """The function for callers in Python: its errors name arguments, where those of the command name flags."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return function(*args, **kwargs)
-        except SupanclError as error:
-            error.args = tuple(in_python_words(part) if isinstance(part, str) else part for part in error.args)
-            if isinstance(error, Stopped):
-                error.cause = in_python_words(error.cause)
-            raise
-
-    return call
 
 
 _HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, lone surrogate, line and paragraph separator

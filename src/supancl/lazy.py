@@ -57,7 +57,7 @@ dist = lazy_module("torch.distributed")
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Any:
-    """The `__getattr__` of a package (PEP 562); `modules` maps each module to its names, in one string."""
+    """The `__getattr__` of a package (PEP 562); `modules` maps each module to the names it defines, in one string."""
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:

@@ -19,6 +19,8 @@ class Reporter:
 
     def warn(self, text: str) -> None: ...
 
+    def show(self, table: Any) -> None: ...
+
     def on_progress(self, task: str, done: int, total: int) -> None: ...
 
     def on_start(self, recipe: Any, data: Any, folder: Path, device: str, step: int, steps: int) -> None: ...
@@ -28,6 +30,8 @@ class Reporter:
     def on_epoch(self, row: dict[str, Any]) -> None: ...
 
     def on_end(self) -> None: ...
+
+    def on_finished(self, folder: Path) -> None: ...
 
 
 class ForwardingReporter(Reporter):
@@ -41,6 +45,9 @@ class ForwardingReporter(Reporter):
 
     def warn(self, text: str) -> None:
         self.reporter.warn(text)
+
+    def show(self, table: Any) -> None:
+        self.reporter.show(table)
 
     def on_progress(self, task: str, done: int, total: int) -> None:
         self.reporter.on_progress(task, done, total)
@@ -57,11 +64,48 @@ class ForwardingReporter(Reporter):
     def on_end(self) -> None:
         self.reporter.on_end()
 
+    def on_finished(self, folder: Path) -> None:
+        self.reporter.on_finished(folder)
+
 
 # --- progress of loops that are far below the command -----------------------------------------------------------------
 
-_NOBODY = Reporter()
-_current: ContextVar[Reporter] = ContextVar("reporter", default=_NOBODY)
+_current: ContextVar[Reporter | None] = ContextVar("reporter", default=None)
+_default: list[Callable[[bool | None], Reporter]] = [lambda verbose: Reporter()]
+
+
+def set_default_reporter(make: Callable[[bool | None], Reporter]) -> None:
+    """Set what makes the reporter of calls from Python: one that prints, or not, or as suits the output (None)."""
+    _default[0] = make
+
+
+def default_reporter(verbose: bool | None) -> Reporter:
+    return _default[0](verbose)
+
+
+def current_reporter() -> Reporter:
+    """The reporter of `report_to`, which the command line sets once, or the default one."""
+    return _current.get() or default_reporter(None)
+
+
+def has_reporter() -> bool:
+    """Whether `report_to` was called, as by the command line."""
+    return _current.get() is not None
+
+
+def say(text: str) -> None:
+    """Print one line of a result."""
+    current_reporter().note(text)
+
+
+def show(table: Any) -> None:
+    """Print a table, or text of several lines."""
+    current_reporter().show(table)
+
+
+def warn(text: str) -> None:
+    """Print a warning, also if the command is quiet."""
+    current_reporter().warn(text)
 
 
 @contextmanager
@@ -84,20 +128,15 @@ class ProgressFunction(Reporter):
         self.function(task, done, total)
 
 
-def has_reporter() -> bool:
-    """Whether `report_to` was called, so that somebody has decided who sees what is reported."""
-    return _current.get() is not _NOBODY
-
-
 def report_progress(task: str, done: int, total: int) -> None:
     """`on_progress` of the current reporter."""
-    _current.get().on_progress(task, done, total)
+    current_reporter().on_progress(task, done, total)
 
 
 def report_warning(text: str) -> None:
     """`warn` of the current reporter; without one a warning of Python."""
     if has_reporter():
-        _current.get().warn(text)
+        warn(text)
     else:
         warnings.warn(text, stacklevel=3)
 
@@ -108,7 +147,7 @@ def track(items: Iterable[T], task: str, total: int | None = None) -> Iterator[T
     >>> list(track("ab", "reading letters"))
     ['a', 'b']
     """
-    reporter, done = _current.get(), 0
+    reporter, done = current_reporter(), 0
     total = len(items) if total is None and isinstance(items, Collection) else total or 0
     if total == 0:
         yield from items

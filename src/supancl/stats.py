@@ -233,3 +233,18 @@ def percentile_interval(value: float, draws: np.ndarray) -> Interval:
 def episode_half_width(accuracies: Tensor) -> float:
     """Half the 95% interval over few-shot episodes as papers report it: 1.96 sigma / sqrt(n), sigma without n - 1."""
     return 1.96 * float(accuracies.double().std(correction=0)) / math.sqrt(len(accuracies))
+
+
+def duration(seconds: float) -> str:
+    """A duration in its two largest units.
+
+    >>> duration(42), duration(3 * 3600 + 5 * 60)
+    ('42 s', '3 h 5 min')
+    """
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

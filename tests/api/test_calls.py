@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from supancl.cli.flags import SHORTHANDS, SWITCHES
 
 import supancl
 from supancl import BadInput, EncoderSpec
-from supancl.api.pretraining import open_images
-from supancl.cli.flags import SHORTHANDS, SWITCHES
 from supancl.data.from_python import as_label_array
 from supancl.recipes.shorthands import full_name
+from supancl.use.look import open_images
 from tests.files import archive, assert_one_line, class_folders, mentions, noise, picture, saved_result
 from tests.files import supancl as command
 from tests.tiny import NotAvailable, Notes, tiny_data, tiny_recipe

@@ -10,8 +10,8 @@ import pytest
 import torch
 from selenium.webdriver import Keys
 
-from supancl.evaluate.audit import Audit, AuditedImages, Outlier, Suspect
-from supancl.evaluate.duplicates import DuplicatePair
+from supancl.evaluation.audit import Audit, AuditedImages, Outlier, Suspect
+from supancl.evaluation.duplicates import DuplicatePair
 from supancl.files import absolute_path
 from supancl.probes.label_scores import WrongShare
 from supancl.reports.audit_page import audit_page

@@ -2,11 +2,11 @@
 
 import pytest
 
-from supancl.cli import detect
 from supancl.core.encoders import EncoderSpec
 from supancl.data.sources import benchmarks
-from supancl.detect import train as detect_train
-from supancl.evaluate import sources
+from supancl.detection import train as detect_train
+from supancl.evaluation import sources
+from supancl.use.detect import detect
 from supancl.weights.encoder_file import save_encoder
 from tests.evaluate.made import encoder, run_folder, source
 from tests.files import archive, assert_refused, supancl
@@ -38,7 +38,7 @@ def place(tmp_path, monkeypatch):
 
 def test_an_unknown_encoder_of_a_run_is_refused_before_images_are_read(tmp_path, capsys, monkeypatch):
     archive(tmp_path / "x.npz")
-    monkeypatch.setattr("supancl.training.pretrain.open_data", refuse)
+    monkeypatch.setattr("supancl.training.start.open_data", refuse)
     words = ("pretrain", "digits.supsiam", "--data", str(tmp_path / "x.npz"), "--out", str(tmp_path / "run"))
     assert_refused(supancl(capsys, *words, "--set", "encoder.name=resnet19"), "'resnet19'", "'resnet18'")
 

@@ -10,7 +10,7 @@ import torch
 
 import supancl as package
 from supancl.cli import entry
-from supancl.cli.console import SafeConsole, table
+from supancl.reports.terminal import SafeConsole, table
 from tests.files import TINY, class_folders, supancl
 
 

@@ -131,7 +131,7 @@ def test_threads_and_memory(monkeypatch):
         found = only(doctor.check_cores())
         assert (found.status, "OMP_NUM_THREADS=3" in found.advice) == (status, status == "note")
     for free, status in ((2e9, "note"), (20e9, "ok"), (None, "ok")):
-        monkeypatch.setattr("supancl.training.cost.available_memory", lambda device, free=free: free)
+        monkeypatch.setattr("supancl.training.memory.available_memory", lambda device, free=free: free)
         assert only(doctor.check_memory()).status == status
 
 

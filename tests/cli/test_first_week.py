@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from supancl import Align, Interrupted, Reporter, pretrain, recipe
-from supancl.evaluate.naming import data_name
+from supancl.evaluation.naming import data_name
 from supancl.recipes import RECIPES
-from supancl.training.preflight import is_same_or_moved
 from supancl.weights.encoder_file import load_encoder
+from supancl.weights.run_data import is_same_or_moved
 from supancl.weights.run_folder import RunFolder
 from tests.files import assert_mentions, class_folders, supancl
 from tests.tiny import assert_same_bits, final_state

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from supancl.evaluate import FineTuning, evaluate_finetuning
-from supancl.evaluate.predicting import PredictSettings, predict_labels
+from supancl.evaluation import FineTuning, evaluate_finetuning
+from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.weights.classifier_file import load_classifier
 from supancl.weights.encoder_file import save_encoder
 from tests.evaluate.made import encoder, run_folder, subject
@@ -271,7 +271,7 @@ def test_images_that_all_have_a_label_are_predicted_on_request(place, capsys):
 
 
 def test_a_read_only_run_predicts_and_says_that_it_keeps_nothing(place, capsys, monkeypatch):
-    monkeypatch.setattr("supancl.evaluate.references.why_unwritable", lambda folder: "Read-only file system")
+    monkeypatch.setattr("supancl.evaluation.references.why_unwritable", lambda folder: "Read-only file system")
     said = supancl(capsys, "predict", "run", "--data", "new", "--out", "labels.csv")
     assert said.code == 0
     assert_mentions(said.err, "Read-only file system")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from supancl.reports.live_report import LiveReport
 
 from supancl import pretrain
 from supancl.reporter import Reporter
-from supancl.reports.live_report import LiveReport
 from supancl.weights.run_folder import RunFolder
 from tests.files import TINY, archive, supancl
 from tests.tiny import Notes, assert_same_bits, final_state, tiny_data, tiny_recipe

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from supancl.evaluate import sources
+from supancl.evaluation import sources
 from supancl.stats import mean_interval
 from tests.evaluate.made import bright, subject
 from tests.files import archive, assert_mentions, supancl

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from supancl.evaluate import sources
+from supancl.evaluation import sources
 from supancl.reports.suite_page import write_suite
 from tests.evaluate.made import bright
 from tests.files import archive, assert_mentions, assert_refused, supancl

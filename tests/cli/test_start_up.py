@@ -12,7 +12,8 @@ import pytest
 
 import supancl
 from supancl.cli import choices
-from supancl.cli.commands import COMMANDS, PAPER
+from supancl.cli.commands import COMMANDS
+from supancl.paper.numbers import PAPER
 
 SRC = str(Path(supancl.__file__).parents[1])
 HEAVY = ("torch", "torchvision", "timm", "matplotlib", "scipy", "sklearn", "tensorboard")
@@ -151,14 +152,14 @@ def test_there_is_no_proxy_if_torch_is_imported_first(tmp_path, forks):
 
 
 def test_flags_offer_the_choices_of_the_modules():
-    from supancl.detect.layouts import YEARS
-    from supancl.evaluate.suite import PROTOCOLS
+    from supancl.detection.layouts import YEARS
+    from supancl.evaluation.suite import PROTOCOLS
     from supancl.paper.study_rows import STUDIES
     from supancl.paper.tables.formats import FORMATS as PAPER_FORMATS
     from supancl.paper.tables.layouts import LAYOUTS
     from supancl.paper.tables.plan import FAMILIES
-    from supancl.paper.theory.checks import Settings
-    from supancl.paper.toy.training import READINGS
+    from supancl.paper.theorems.checks import Settings
+    from supancl.paper.toy_study.training import READINGS
     from supancl.reports.tables import FORMATS
 
     assert choices.SUITE_PROTOCOLS == PROTOCOLS

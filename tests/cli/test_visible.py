@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from supancl.cli import main
-from supancl.cli.console import SafeConsole, Terminal, print_error, table
+from supancl.cli.commands import print_error
 from supancl.errors import make_visible
 from supancl.reports.page import html_page
 from supancl.reports.pictures import escape_label
 from supancl.reports.tables import FORMATS, Cell, Table, to_html, write_table
+from supancl.reports.terminal import SafeConsole, Terminal, table
 from tests.files import class_folders, picture, supancl
 
 NASTY = "cat\x1b[2K\r\nsupancl: all is well\u202e\udc80\x9b"

@@ -25,7 +25,7 @@ from supancl.data.store import shards
 from supancl.data.store.cache import Cache, CachedImages
 from supancl.data.store.cache_folders import evict, list_caches, remove_cache
 from supancl.errors import BadInput
-from supancl.evaluate.feature_cache import FeatureCache
+from supancl.evaluation.feature_cache import FeatureCache
 from supancl.reporter import ProgressFunction, report_to
 from tests.files import assert_refused, mentions, picture
 

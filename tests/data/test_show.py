@@ -24,7 +24,7 @@ from supancl.reports.contact_sheet import (
     draw_view_sheet,
     pick_by_class,
 )
-from supancl.training.preflight import with_short_side
+from supancl.training.start import with_short_side
 from tests import files as made
 from tests.files import archive, noise, picture
 

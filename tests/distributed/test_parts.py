@@ -14,6 +14,7 @@ from supancl.core.branches import Branches
 from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.methods import assemble
 from supancl.core.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
+from supancl.core.precision import pick_device
 from supancl.data.decode import decode_threads_per_rank
 from supancl.data.store.memory import Batch
 from supancl.data.views.specs import Masks, views_for_rows
@@ -28,7 +29,7 @@ from supancl.distributed import (
     traffic,
 )
 from supancl.distributed.norms import CpuCrossRankBatchNorm, GpuCrossRankBatchNorm, synchronize_norms
-from supancl.training.preflight import check_ranks, pick_device, with_speed
+from supancl.training.start import check_ranks, with_speed
 from supancl.training.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 

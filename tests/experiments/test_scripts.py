@@ -24,6 +24,7 @@ import pytest
 import torch
 from scipy import stats
 from sklearn.metrics import average_precision_score, roc_auc_score
+from supancl.cli.flags import recipe_from_flags
 
 from experiments.audit import page as audit_page
 from experiments.audit import runs as audit_runs
@@ -39,7 +40,6 @@ from experiments.evidence.results import Gap, choose, gap, mean_text, read_resul
 from experiments.labels import page as labels_page
 from experiments.labels import runs as labels_runs
 from supancl.cli import build_parser
-from supancl.cli.flags import recipe_from_flags
 from supancl.data.label_noise import flip_labels
 from supancl.probes.features import Features
 from supancl.probes.precision import average_precision

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from supancl import pretrain
-from supancl.export.loggers import MlflowLogger, WandbLogger, run_logger
+from supancl.loggers import MlflowLogger, WandbLogger, run_logger
 from supancl.weights.run_folder import RunFolder
 from tests.extras.wandb_file import read_exit_code, read_history, read_run
 from tests.files import supancl

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import sklearn.datasets
+import supancl.cli.pretrain
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
-import supancl.cli.pretrain
-import supancl.training.pretrain
+import supancl.training.start
 from supancl.cli import main
 from tests.faults.events import kill_before_event
 

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import sklearn.datasets
-import torch
-
 import supancl.cli.data
 import supancl.cli.pretrain
-import supancl.training.pretrain
+import torch
+
+import supancl.training.start
 from supancl.files import read_text
 from supancl.weights.run_folder import RunFolder
 from tests.faults.events import kill_before_event

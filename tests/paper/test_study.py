@@ -9,8 +9,8 @@ import pytest
 from supancl import recipe
 from supancl.cli import main
 from supancl.config import flattened
+from supancl.paper.ablations import MEASURES
 from supancl.paper.numbers import PAPER
-from supancl.paper.study import MEASURES
 from supancl.paper.study_rows import STUDIES
 from supancl.paper.tables.layouts import LAYOUTS, table_name
 from supancl.sweeps.runs import FAILURE_FILE

@@ -10,10 +10,10 @@ import pytest
 
 from supancl import recipe
 from supancl.config import to_json
-from supancl.detect.saving import read_finished_runs
-from supancl.detect.spec import detect_spec
+from supancl.detection.saving import read_finished_runs
+from supancl.detection.spec import detect_spec
 from supancl.errors import BadInput
-from supancl.evaluate.ridge import TRAINED_IMAGES
+from supancl.evaluation.ridge import TRAINED_IMAGES
 from supancl.paper.tables.entries import Entry
 from supancl.weights.run_folder import RunFolder
 from tests.files import mentions

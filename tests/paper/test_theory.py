@@ -20,18 +20,18 @@ from rich.console import Console
 from torch import Tensor
 
 from supancl.cli import main
-from supancl.cli.arguments.paper import theory as command_line
-from supancl.cli.paper import theory as command
 from supancl.core.losses import Align
 from supancl.errors import BadInput, CheckFailed
 from supancl.paper import theory
-from supancl.paper.theory import checks as theory_checks
-from supancl.paper.theory import dynamics as theory_dynamics
-from supancl.paper.theory import formulas as theory_formulas
-from supancl.paper.theory import predictor as theory_predictor
-from supancl.paper.theory.checks import Check, Settings, compare, measure_covariances, slope, worst
-from supancl.paper.theory.formulas import Formulas
-from supancl.paper.theory.world import draw_sample, exact_sample, features, lagrangian, make_weights, make_world
+from supancl.paper.commands import theory as command
+from supancl.paper.commands import theory as command_line
+from supancl.paper.theorems import checks as theory_checks
+from supancl.paper.theorems import dynamics as theory_dynamics
+from supancl.paper.theorems import formulas as theory_formulas
+from supancl.paper.theorems import predictor as theory_predictor
+from supancl.paper.theorems.checks import Check, Settings, compare, measure_covariances, slope, worst
+from supancl.paper.theorems.formulas import Formulas
+from supancl.paper.theorems.world import draw_sample, exact_sample, features, lagrangian, make_weights, make_world
 from tests.files import assert_refused
 
 SETTINGS = Settings(seed=0, samples=2000)

@@ -15,17 +15,17 @@ from rich.console import Console
 from scipy import stats
 from torch import Tensor, nn
 
-from supancl.cli.arguments.paper import toy as command_line
-from supancl.cli.paper import toy as command
 from supancl.core.branches import Branches
 from supancl.core.losses import Align
 from supancl.core.pools import Queue
 from supancl.data.views.specs import Masks
 from supancl.errors import BadInput
 from supancl.paper import toy
-from supancl.paper.toy import tables as toy_tables
-from supancl.paper.toy.measures import draw_downstream, first_per_class
-from supancl.paper.toy.training import (
+from supancl.paper.commands import toy as command
+from supancl.paper.commands import toy as command_line
+from supancl.paper.toy_study import tables as toy_tables
+from supancl.paper.toy_study.measures import draw_downstream, first_per_class
+from supancl.paper.toy_study.training import (
     DECAY,
     FULL,
     MOMENTUM,

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
-from supancl.evaluate import EpisodeSettings, evaluate_few_shot, evaluate_transfer
+from supancl.evaluation import EpisodeSettings, evaluate_few_shot, evaluate_transfer
 from tests.evaluate.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
 
 BREEDS = ("Abyssinian", "Bengal", "Bombay", "boxer", "pug", "samoyed")

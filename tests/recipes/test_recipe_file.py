@@ -7,7 +7,7 @@ import pytest
 
 from supancl import pretrain, recipe
 from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
-from supancl.training.extending import start_extension
+from supancl.training.start import start_extension
 from supancl.weights.run_folder import RunFolder
 from tests.files import TINY, archive, assert_mentions, supancl
 from tests.tiny import Notes, tiny_data, tiny_recipe

@@ -8,7 +8,7 @@ from pathlib import Path
 from supancl import recipe
 from supancl.reports.run_record import read_record
 from supancl.reports.verdict import diagnose, find_verdict
-from supancl.training.pretrain import pretrain
+from supancl.training.start import pretrain
 from tests.training.test_monitor import COLLAPSING
 
 USUAL = {name: value for name, value in COLLAPSING.items() if not name.startswith("optimizer.")}

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from supancl.cli.alpha import parse_alphas
+from supancl.sweeps.alpha import recommend
 
 from supancl import recipe
 from supancl.cli import main
-from supancl.cli.alpha import parse_alphas
 from supancl.data.opening import open_data
 from supancl.probes import Features
 from supancl.recipes.auto import is_to_be_fitted
@@ -19,7 +20,7 @@ from supancl.reporter import Reporter
 from supancl.reports import pictures
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import alpha, runner
-from supancl.sweeps.alpha import few_shot_accuracy, left_out_classes, recommend
+from supancl.sweeps.left_out import few_shot_accuracy, left_out_classes
 from supancl.sweeps.runner import Sweep, open_held_out
 from supancl.sweeps.runs import FAILURE_FILE
 from supancl.weights.run_folder import RunFolder

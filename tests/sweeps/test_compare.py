@@ -13,7 +13,7 @@ from supancl.data.survey import Survey
 from supancl.reporter import Reporter
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import runner
-from supancl.sweeps.compare import compare_rows
+from supancl.sweeps.comparing import compare_rows
 from supancl.sweeps.grid import grid_rows, parse_grid
 from supancl.sweeps.runner import default_jobs
 from supancl.training import fitting

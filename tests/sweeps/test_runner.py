@@ -15,7 +15,7 @@ from supancl.sweeps.results import collect_results, mean_cells, summarize
 from supancl.sweeps.runner import Sweep
 from supancl.sweeps.runs import Failure, Runs, TrainedRun
 from supancl.training import cost
-from supancl.training.cost import estimate_memory
+from supancl.training.memory import estimate_memory
 from tests.tiny import tiny_data, tiny_recipe
 
 ROWS = {"low": recipe("digits.supsiam"), "high": recipe("digits.supsiam").with_set({"loss.alpha": 1.0})}

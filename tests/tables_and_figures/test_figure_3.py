@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from supancl.data.sources.layouts import imagenet100_classes
-from supancl.paper.figure import BIRDS, DOGS
+from supancl.paper.figure_3 import BIRDS, DOGS
 from tests.evaluate.made import run_folder
 from tests.files import TINY, class_folders, supancl
 

@@ -13,7 +13,7 @@ from supancl.core.encoders import BUILDERS, width_of
 from supancl.data import survey
 from supancl.data.opening import list_source
 from supancl.training import cost
-from supancl.training.cost import check_memory, estimate_memory
+from supancl.training.memory import check_memory, estimate_memory
 from supancl.training.trainer import Trainer
 from tests.files import TINY, class_folders, mentions, noise, supancl
 
@@ -113,7 +113,7 @@ def test_an_encoder_that_needs_real_numbers_is_trained_without_an_estimate(monke
 
 def test_a_refused_run_reads_no_image_and_leaves_no_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cost, "available_memory", lambda device: 1e9)
-    monkeypatch.setattr("supancl.training.pretrain.open_data", lambda *rest: pytest.fail("images were read"))
+    monkeypatch.setattr("supancl.training.start.open_data", lambda *rest: pytest.fail("images were read"))
     said = supancl(capsys, "pretrain", "imagenet100.supsiam", "--data", class_folders(tmp_path / "data"),
                    "--out", tmp_path / "run")  # fmt: skip
     assert said.code == 2

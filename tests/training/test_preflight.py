@@ -7,20 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from supancl.cli.pretrain import check_agrees
 
 from supancl import BadInput, Data, pretrain, recipe
-from supancl.cli.pretrain import check_agrees
+from supancl.core.precision import pick_device
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import full_split
 from supancl.data.store.memory import Batch, PackedImages
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.training.cuda.capture import WARM_UP_STEPS, Replay
 from supancl.training.loop import capture_step, report_compile_failures
-from supancl.training.preflight import (
+from supancl.training.start import (
     MIN_STEPS_TO_COMPILE,
     deterministic_mode,
     is_same_or_automatic,
-    pick_device,
     resolve_recipe,
     with_speed,
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from supancl.training.cuda.reuse import can_share_step, share_step, trainer_for
-from supancl.training.pretrain import pretrain
+from supancl.training.start import pretrain
 from supancl.training.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 

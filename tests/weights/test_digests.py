@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from supancl import BadInput, load_encoder, pretrain
-from supancl.training.pretrain import Run
+from supancl.training.run import Run
 from supancl.weights.checkpoint import DamagedFile, checkpoints, load_checkpoint
 from supancl.weights.digests import content_digest
 from supancl.weights.encoder_file import load_projector, read_safetensors

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from supancl import pretrain
-from supancl.training.pretrain import Run
+from supancl.training.run import Run
 from supancl.weights.log_rows import read_rows
 from supancl.weights.run_folder import RunFolder
 from tests.files import assert_mentions, mentions

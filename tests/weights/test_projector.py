@@ -12,7 +12,7 @@ from supancl import embed, load_encoder, load_projector, pretrain
 from supancl.cli import main
 from supancl.core.heads import MLP
 from supancl.data.opening import open_data
-from supancl.evaluate import EvaluationOptions, open_evaluated_encoder
+from supancl.evaluation import EvaluationOptions, open_evaluated_encoder
 from supancl.weights.checkpoint import checkpoints, load_checkpoint
 from supancl.weights.encoder_file import read_safetensors, save_projector
 from supancl.weights.run_folder import RunFolder

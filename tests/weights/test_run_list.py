@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from supancl import pretrain
-from supancl.cli.runs import runs_table
+from supancl.reports.listings import list_runs, runs_table
 from supancl.reports.tables import to_text_within
 from supancl.weights.run_end import RunEnd, record_end
 from supancl.weights.run_folder import RunFolder
-from supancl.weights.run_list import describe_run, list_runs
+from supancl.weights.run_list import describe_run
 from tests.files import assert_mentions, assert_refused, supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import tiny_data, tiny_recipe

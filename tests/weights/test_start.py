@@ -15,11 +15,10 @@ from safetensors.torch import save, save_file
 
 from supancl import BadInput, load_encoder, recipe
 from supancl.core.encoders import EncoderSpec
-from supancl.training.fitting import follow_start
 from supancl.weights.encoder_file import save_encoder
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
-from supancl.weights.start import describe_init, fill_encoder, load_init
+from supancl.weights.start import describe_init, fill_encoder, follow_start, load_init
 from tests.files import assert_refused, class_folders, mentions, supancl
 from tests.helpers import quickly_built
 from tests.tiny import Notes

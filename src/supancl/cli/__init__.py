@@ -1,4 +1,4 @@
-"""The command line: `supancl COMMAND`, a module for each command."""
+"""The command line: `supancl COMMAND`, in which every command is a public function."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 from supancl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from supancl.cli.dispatch import build_parser as build_parser
-    from supancl.cli.dispatch import main as main
+    from supancl.cli.commands import build_parser as build_parser
+    from supancl.cli.commands import main as main
 
 __all__ = ["build_parser", "entry", "main"]
-__getattr__ = lazy_names("supancl.cli", {"supancl.cli.dispatch": "build_parser main"})
+__getattr__ = lazy_names("supancl.cli", {"supancl.cli.commands": "build_parser main"})
 
 
 def entry() -> None:
     """Run the command of `sys.argv` and end the process. Ctrl-C also ends it quietly while modules are imported."""
     try:
-        from supancl.cli.dispatch import run_and_exit
+        from supancl.cli.commands import run_and_exit
 
         run_and_exit()
     except KeyboardInterrupt:

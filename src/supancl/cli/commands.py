@@ -1,43 +1,277 @@
-"""The commands and their one-line help. Each command is a module of this package with `arguments(parser)` and
-`command(args, console)`, imported when the command is used."""
+"""The command line: `supancl COMMAND`. Every command takes --json FILE, --quiet, --debug and --plugin FILE."""
 
-GROUPS: dict[str, dict[str, str]] = {
-    "train": {
-        "data": "look at data, check a benchmark's layout, cache decoded images",
-        "pretrain": "pretrain an encoder on your images",
-        "recipes": "list the recipes, or show one with the source of each value",
-        "alpha": "train several alphas on your data and recommend one",
-        "compare": "train several recipes on your data, and say which differ",
-        "sweep": "train a recipe with every combination of some settings",
-        "runs": "list runs with their state, size and accuracy",
-    },
+from __future__ import annotations
+
+import argparse
+import atexit
+import json
+import os
+import shlex
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, NoReturn
+
+import supancl
+from supancl import paper
+from supancl.cli.doctor import doctor
+from supancl.cli.layer import DEFAULT, Commands, OneLineParser, add_commands, call
+from supancl.distributed import should_print, should_report_failure
+from supancl.errors import (
+    BadInput,
+    CheckFailed,
+    SupanclError,
+    is_out_of_memory,
+    make_visible,
+    program_name,
+    set_program_name,
+)
+from supancl.files import jsonable, read_json, reason
+from supancl.recipes.plugin_files import load_plugin
+from supancl.recipes.plugins import describe_plugin_error
+from supancl.reporter import report_to
+from supancl.reports import data_sheets as data
+from supancl.reports.terminal import Terminal, discard_output, make_console
+from supancl.reports.wrapping import wrap_line
+from supancl.use import detect as detection
+from supancl.use import evaluate as evaluation
+
+SIGNAL_CODES = 128  # exit codes above are those of signals
+GROUPS: dict[str, Commands] = {
+    "train": {"pretrain": supancl.pretrain, "compare": supancl.compare, "recipes": supancl.list_recipes},
     "evaluate and use": {
-        "evaluate": "k-NN, linear, transfer, few-shot, fine-tuning, or all of them",
-        "predict": "label images with a run, or fill in missing labels",
-        "embed": "write features of images to a file",
-        "detect": "fine-tune, test and export an object detector",
-        "export": "write an encoder for timm, transformers, ONNX or torchvision",
-        "import": "convert another library's encoder to encoder.safetensors",
+        "evaluate": {
+            "": supancl.evaluate,
+            "knn": evaluation.knn,
+            "linear": evaluation.linear,
+            "transfer": evaluation.transfer,
+            "fewshot": evaluation.fewshot,
+            "variance": evaluation.variance,
+            "finetune": evaluation.finetune,
+            "suite": evaluation.suite,
+        },
+        "predict": supancl.predict,
+        "embed": supancl.embed,
+        "export": supancl.export,
+        "import": supancl.import_checkpoint,
+        "detect": {"train": supancl.detect, "eval": detection.score, "export": detection.export_weights},
     },
     "look": {
-        "report": "one page on runs: verdict, curves, evaluations, recipe, data",
-        "map": "a page with a zoomable map of your images, by their features",
-        "audit": "labels that look wrong, duplicates and outliers of your images",
+        "report": supancl.report,
+        "map": supancl.map,
+        "audit": supancl.audit,
+        "runs": supancl.list_runs,
+        "data": {"show": supancl.show_data, "cache": data.cache, "check": data.check, "where": data.where},
     },
-    "this program": {
-        "doctor": "are versions, device and disk fine, and what to change",
+    "this program": {"doctor": doctor},
+    "the paper": {
+        "paper": {
+            "toy": paper.toy,
+            "theory": paper.theory,
+            "collapse": paper.collapse,
+            "study": paper.study,
+            "table": paper.table,
+            "figure": paper.figure,
+        }
     },
-    "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},
 }
-COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
-NESTED = ("evaluate", "data", "detect", "paper")  # these have subcommands
-PAPER: dict[str, str] = {
-    "toy": "the toy study of Sec. 4.3: Tables 1 and 2 and the t-SNE figure",
-    "theory": "check every statement of Sec. 4 and App. A on the shipped loss",
-    "collapse": "Table 8: does a pool or a momentum branch prevent collapse?",
-    "study": "train an ablation's rows: pool, positives, batch, memory, alpha",
-    "table": "a table next to the paper's, from your runs or from --data",
-    "figure": "draw a figure from your runs: t-SNE of chosen classes",
+COMMANDS: Commands = {name: command for group in GROUPS.values() for name, command in group.items()}
+MOVED = {  # commands of 0.2.0, and what replaces them
+    "alpha": "compare RECIPE --set loss.alpha=0,0.2,0.5,0.8,1",
+    "sweep": "compare RECIPE --set FIELD=A,B",
+    "completion": "register-python-argcomplete supancl",
 }
 
-__all__ = ["COMMANDS", "GROUPS", "NESTED", "PAPER"]
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command."""
+    parser = OneLineParser(
+        prog=program_name(),
+        usage=f"{program_name()} COMMAND ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Pretrain image encoders with all, some or no labels, and use them.",
+    )
+    parser.add_argument("--version", action="version", version=describe_version())
+    common = OneLineParser(add_help=False)
+    group = common.add_argument_group("any command")
+    group.add_argument("--json", metavar="FILE", help="write the result as JSON (-: standard output)")
+    group.add_argument("--quiet", action="store_true", help="print only warnings and errors")
+    group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    text = "your own losses, pools, encoders, recipes, benchmarks (docs/extending.md); may be given several times"
+    group.add_argument("--plugin", action="append", default=[], metavar="FILE", help=text)
+    add_commands(parser, COMMANDS, common)
+    return parser
+
+
+def describe_version() -> str:
+    with suppress(PackageNotFoundError):
+        return f"supancl {supancl.__version__} (torch {version('torch')})"
+    return f"supancl {supancl.__version__} (torch is not installed)"
+
+
+def with_default_command(words: list[str]) -> list[str]:
+    """Name the subcommand that is meant where none is: `evaluate RUN` is `evaluate all RUN`."""
+    subcommands = COMMANDS.get(words[0]) if words else None
+    if isinstance(subcommands, dict) and "" in subcommands and words[1:2] not in ([name] for name in subcommands):
+        return [words[0], DEFAULT, *words[1:]] if words[1:] and words[1] not in ("-h", "--help") else words
+    return words
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """The arguments of a command line; a word that is no command is refused with the nearest one."""
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        if words[0] in MOVED:
+            raise BadInput(f"unknown command {words[0]!r}; it is now: {program_name()} {MOVED[words[0]]}")
+        names = {**{name: name for name in COMMANDS}, **{name: f"evaluate {name}" for name in COMMANDS["evaluate"]}}  # type: ignore[union-attr]
+        close = get_close_matches(words[0], names, n=1, cutoff=0.5)
+        hint = f"did you mean {names[close[0]]!r}?" if close else f"known: {', '.join(COMMANDS)}"
+        raise BadInput(f"unknown command {words[0]!r}; {hint} (see {program_name()} --help)")
+    parser = build_parser()
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete  # type: ignore[import-not-found]
+
+        argcomplete.autocomplete(parser)
+    return parser.parse_args(with_default_command(words))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words:  # show the commands, but with an error's exit code
+        build_parser().print_help(sys.stderr)
+        return BadInput.exit_code
+    debug = "--debug" in words
+    # readers name such images in remarks
+    warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
+    try:
+        args = parse(words)
+        check_json(args.json, [str(path) for name in ("out", "static") if (path := getattr(args, name, None))])
+        for file in args.plugin:
+            load_plugin(file)
+        with report_to(Terminal(make_console(args.quiet, args.json == "-"))):
+            write_json(args.json, call(args))
+        return 0
+    except CheckFailed as error:
+        write_json(args.json, error.result)
+        return report_error(error, debug)
+    except SupanclError as error:
+        return report_error(error, debug)
+    except KeyboardInterrupt:
+        print_error("interrupted")
+        return 130
+    except BrokenPipeError:  # the reader of our output closed it, like `| head`
+        discard_output(sys.stdout)
+        return 0
+    except Exception as error:
+        if message := explain(error):
+            return report_error(BadInput(message), debug)
+        return report_error(error, debug, "internal error, please report it with --debug: ")
+
+
+def explain(error: Exception) -> str:
+    """What a user can do about an error that is none of ours; empty if it is our fault."""
+    if is_out_of_memory(error):
+        return f"out of memory ({reason(error)}); lower --batch-size or data.memory_gb, or name smaller files"
+    if isinstance(error, OSError) and error.filename is not None:  # a path that cannot be opened
+        return f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's, until Python 3.13
+        return f"{error}: the link leads to itself; check the path"
+    return describe_plugin_error(error)
+
+
+def report_error(error: Exception, debug: bool, prefix: str = "") -> int:
+    if debug:
+        print(make_visible(traceback.format_exc(), keep="\n"), end="", file=sys.stderr)
+    text = str(error) if isinstance(error, SupanclError) else " ".join(str(error).split())
+    text = text.strip() or type(error).__name__
+    print_error(prefix + (f"{type(error).__name__}: {text}" if prefix else text))
+    return getattr(error, "exit_code", 1)
+
+
+def print_error(text: str) -> None:
+    if should_report_failure():
+        line = f"supancl: {make_visible(text)}"
+        if sys.stderr.isatty():
+            line = wrap_line(line, os.get_terminal_size(sys.stderr.fileno()).columns)
+        print(line, file=sys.stderr)
+
+
+def check_json(target: str | None, others: Sequence[str] = ()) -> None:
+    """Refuse a --json file that cannot be written, or is also another output, before the work starts."""
+    if target in (None, "-") or not should_print():  # of several ranks one writes
+        return
+    path = Path(str(target))
+    if any(path.resolve() == Path(other).resolve() for other in others):
+        why = "the command writes something else to it"
+    elif path.is_dir():
+        why = "it is a folder"
+    elif not path.parent.is_dir():
+        why = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "Permission denied"
+    elif path.is_file() and not is_result(path):
+        why = "it exists, and is no result in JSON"
+    else:
+        return
+    raise BadInput(f"--json {target}: cannot be written ({why}); name another file, or - for standard output")
+
+
+def is_result(path: Path) -> bool:
+    """Whether a file is empty or begins like a result, and is none of a run's own files, which have a digest."""
+    if "digest" in read_json(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(5) in (b"", b"{}\n", b'{\n  "')  # as `write_json` begins
+    except OSError:  # it may be written but not read, so nobody knows what would be lost
+        return False
+
+
+def write_json(target: str | None, result: Any) -> None:
+    """Write a result; an object such as a run has a method `summary` for it."""
+    if target is None or not should_print():  # of several ranks one writes
+        return
+    text = json.dumps(jsonable(result.summary() if hasattr(result, "summary") else result), indent=2)
+    try:
+        if target == "-":
+            print(text, flush=True)
+        else:
+            Path(target).write_text(text + "\n")
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if target == "-":
+            discard_output(sys.stdout)
+        place = "standard output" if target == "-" else f"--json {target}"
+        raise BadInput(f"{place}: cannot be written ({error.strerror}); name another file with --json") from None
+
+
+def run_and_exit() -> None:
+    """Run the command of `sys.argv` and end the process."""
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks becomes a question mark, not an error
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    script = Path(sys.argv[0])
+    if script.name == "__main__.py" and script.parent.name == "supancl":
+        set_program_name("python -m supancl")
+    if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
+        set_program_name(f"python {shlex.quote(sys.argv[0])}")  # the user's own script (docs/extending.md)
+    code = main()
+    if code > SIGNAL_CODES:
+        end_at_once(code)
+    sys.exit(code)
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End after a signal without waiting for threads: one may wait for a disk that hangs. All files are written."""
+    atexit._run_exitfuncs()  # a progress bar shows the cursor again
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -59,7 +59,7 @@ def has_hierarchy(spec: DataSpec) -> bool:
     """Whether labels are on several levels; weights of levels without any are refused."""
     if spec.hierarchy == "none" and spec.level_weights:
         raise BadInput(
-            f"data.level_weights = {list(spec.level_weights)}: is for data.hierarchy, which is none; add --set "
+            f"data.level_weights = {list(spec.level_weights)}: is for data.hierarchy, which is none; add "
             "data.hierarchy=paths, or leave the weights out"
         )
     return spec.hierarchy != "none"
@@ -113,7 +113,7 @@ def _level_weights(levels: int, spec: DataSpec) -> tuple[float, ...]:
         )
     if levels > spec.max_labels:
         raise BadInput(
-            f"{spec.location}: {levels} levels, more than data.max_labels = {spec.max_labels}; use --set "
+            f"{spec.location}: {levels} levels, more than data.max_labels = {spec.max_labels}; use "
             f"data.max_labels={levels} (a step takes time and memory for each)"
         )
     weights = spec.level_weights or (1.0,) * levels

@@ -67,7 +67,7 @@ def join_sources(sources: Mapping[str, Source | Listing], uses_splits: bool, cac
     if uses_splits and without and len(without) < len(sources):
         remarks.append(
             f"{without[0]} has no val or test split, so all of it is trained on: held-out images come from the other "
-            "data; to hold out a part of everything: --set data.holdout=0.1"
+            "data; to hold out a part of everything: data.holdout=0.1"
         )
     listings = [source for source in sources.values() if isinstance(source, Listing)]
     return Listing(

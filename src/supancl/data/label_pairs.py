@@ -106,7 +106,7 @@ def check_count(count: int, max_labels: int, location: str) -> None:
     if count > max_labels:
         raise BadInput(
             f"{location}: {count} labels, more than data.max_labels = {max_labels}; keep those of the largest weights, "
-            f"or use --set data.max_labels={count} (a step takes time and memory for each)"
+            f"or use data.max_labels={count} (a step takes time and memory for each)"
         )
 
 

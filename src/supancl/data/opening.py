@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import torch
 
-NO_SOURCE = "this recipe has no data; give some with --data FOLDER, --data FILE.npz or --data FILE.csv"
+NO_SOURCE = "this recipe has no data; give some with data FOLDER, data FILE.npz or data FILE.csv"
 
 
 def open_data(spec: DataSpec | str | Path, channels: int = 3, progress: Progress | None = None) -> Data:
@@ -259,7 +259,7 @@ def _existing_path(name: str) -> Path:
         benchmark_name, separator, root = name.partition("@")
         if separator and Path(root).is_dir():
             raise BadInput(
-                f"no benchmark {benchmark_name!r}, so {name!r} cannot be opened; register your own with --plugin FILE"
+                f"no benchmark {benchmark_name!r}, so {name!r} cannot be opened; register your own with plugin FILE"
             )
         if name == arrays.FROM_PYTHON:
             raise BadInput(
@@ -289,7 +289,7 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec) -> Sou
         others, them = (f" and {len(unreadable) - 1} more", "them") if len(unreadable) > 1 else ("", "it")
         raise BadInput(
             f"{items[position]}: cannot be read as an image ({reason}){others}; repair or remove {them}, "
-            f"or skip {them} with --skip-bad-images"
+            f"or skip {them} with skip_bad_images"
         )
     skipped = dict(sorted((str(items[position]), reason) for position, reason in unreadable))
     explained = [f"{path} ({reason})" for path, reason in skipped.items()]

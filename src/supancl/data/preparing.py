@@ -126,7 +126,7 @@ def _held_out_remarks(train: Split, held_out: Split, split_name: str, classes: S
             images_have, images = f"the one image of {split_name} has no", "it"
         yield (
             f"{images_have} label, so nothing can be evaluated on {images}; to hold out labelled images of "
-            "train instead: --set data.holdout=0.1"
+            "train instead: data.holdout=0.1"
         )
     untrained = [classes[label] for label in sorted(set(held_out.class_ids()) - set(train.class_ids()))]
     if untrained:

@@ -122,7 +122,7 @@ def describe_loss(ranks: Ranks, silence: Silence) -> str:
     else:
         lost = silence.lost_ranks()
         cause = f"{name_ranks(lost)} of {ranks.size} has sent no heartbeat for {minutes}"
-    return f"{cause}; check that machine, then start all ranks again with --resume (the last checkpoint is intact)"
+    return f"{cause}; check that machine, then start all ranks again with resume (the last checkpoint is intact)"
 
 
 def end_process(ranks: Ranks, silence: Silence) -> None:

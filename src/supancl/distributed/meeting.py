@@ -106,7 +106,7 @@ def _wait_for(ranks: Ranks, absent_ranks: Callable[[], list[int]], deadline: flo
         if time.monotonic() > deadline:
             raise BadInput(
                 f"{name_ranks(absent)} of {ranks.size} did not come to {address()}; check that this many ranks were "
-                "started and that their machines can reach the address, then start all of them again with --resume"
+                "started and that their machines can reach the address, then start all of them again with resume"
             )
         time.sleep(POLL_SECONDS)
 

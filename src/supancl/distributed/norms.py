@@ -79,7 +79,7 @@ def synchronize_norms(module: nn.Module, device: torch.device) -> None:
             continue
         if type(norm).forward is not nn.modules.batchnorm._BatchNorm.forward and not isinstance(norm, PerViewBatchNorm):
             raise BadInput(
-                f"{name} is a {type(norm).__name__}, which cannot be synchronised over ranks; --set "
+                f"{name} is a {type(norm).__name__}, which cannot be synchronised over ranks; "
                 "train.sync_norm=false, or choose an encoder with standard batch norm"
             )
         untyped: Any = norm

@@ -169,7 +169,7 @@ def _failure_to_raise(ranks: Ranks, store: Any, error: BaseException) -> BaseExc
             return cause
         error = RankFailed(
             "another rank ended without a message (killed, or out of memory); the last checkpoint is intact, "
-            "continue with --resume"
+            "continue with resume"
         )
     message = str(error) if isinstance(error, SupanclError) else f"{type(error).__name__}: {error}"
     code = getattr(error, "exit_code", 1)

@@ -76,6 +76,6 @@ def check_feature_file(out: Path) -> None:
     """Refuse a file for features whose suffix says no format, or one whose library is missing."""
     suffix = out.suffix.lower()
     if suffix not in (".npz", ".csv", ".parquet"):
-        raise BadInput(f"--out {out}: must end in .npz, .csv or .parquet")
+        raise BadInput(f"out {out}: must end in .npz, .csv or .parquet")
     if suffix == ".parquet" and find_spec("pyarrow") is None:
         raise BadInput(f"--out {out}: .parquet needs pyarrow; pip install 'supancl[parquet]', or write .csv or .npz")

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from supancl.errors import BadInput
 
 PROCESS_TOKEN = secrets.token_hex(4)  # process numbers are not unique across machines and containers
-MAKE_ROOM = "Make room (a run then continues with --resume) or choose another --out"
+MAKE_ROOM = "Make room (a run then continues with resume) or choose another out"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], way_out: str = MAKE_ROOM) -> None:
@@ -56,12 +56,12 @@ def describe_write_failure(path: Path, why: str, way_out: str) -> str:
     if not path.parent.exists():
         return (
             f"{path} cannot be written: the folder {path.parent} was removed in the meantime; restore it and continue, "
-            "or start again with another --out"
+            "or start again with another out"
         )
     if why == os.strerror(errno.EROFS):
-        way_out = "make the file system writable, or choose another --out"
+        way_out = "make the file system writable, or choose another out"
     if why == os.strerror(errno.EACCES):
-        way_out = "check the permissions of its folder, or choose another --out"
+        way_out = "check the permissions of its folder, or choose another out"
     return f"{path} cannot be written ({why}); {way_out}"
 
 
@@ -108,7 +108,7 @@ def why_unwritable(folder: Path) -> str:
         return reason(error)
 
 
-def check_is_new(path: Path, flag: str = "--out") -> None:
+def check_is_new(path: Path, flag: str = "out") -> None:
     """Refuse to replace a file, folder or link; `flag` is what the user named it with."""
     if os.path.lexists(path):
         raise BadInput(f"{path} exists; remove it or choose another {flag}")
@@ -117,7 +117,7 @@ def check_is_new(path: Path, flag: str = "--out") -> None:
 def check_writable(folder: Path) -> None:
     """Refuse a folder that cannot be written in, before the work and without making anything."""
     if why := why_unwritable(folder):
-        raise BadInput(f"cannot write in {folder} ({why}); choose another --out")
+        raise BadInput(f"cannot write in {folder} ({why}); choose another out")
 
 
 def make_folder(folder: Path, exist_ok: bool = True) -> None:
@@ -125,7 +125,7 @@ def make_folder(folder: Path, exist_ok: bool = True) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
-        raise BadInput(f"cannot write in {folder} ({error.strerror}); choose another --out") from None
+        raise BadInput(f"cannot write in {folder} ({error.strerror}); choose another out") from None
 
 
 def write_text(path: Path, text: str, way_out: str = MAKE_ROOM) -> None:

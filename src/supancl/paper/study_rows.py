@@ -11,7 +11,6 @@ from supancl.core.losses import Align, Contrast
 from supancl.errors import BadInput
 from supancl.paper.numbers import ALPHA, BATCH, POOL_DESIGN, POSITIVES
 from supancl.recipes import Recipe
-from supancl.sweeps.alpha import check_alpha
 
 CLASS_QUEUES = (80, 20, 5, 1)  # targets per class in Table 7
 SAMPLES = (1, 4, 16, None)  # M in Table F.2; None is all
@@ -34,6 +33,14 @@ class Study:
     rows: Callable[[Recipe], Rows]
     check: Callable[[Recipe], None]  # BadInput if the study cannot vary this recipe
     average: Callable[[str, str], float | None]  # (row, recipe's name) -> the paper's Avg over 11 data sets
+
+
+def check_alpha(base: Recipe) -> None:
+    """Refuse a recipe in which alpha cannot be varied."""
+    if not isinstance(base.loss, Align) or base.heads.predictor is None:
+        raise BadInput(f"{base.name} has no alpha; use a simsiam, supsiam, byol or supbyol recipe")
+    if base.pool.kind == "none":
+        raise BadInput(f"{base.name} has no pool; use supsiam or supbyol, or pool.kind=queue")
 
 
 def pool_rows(base: Recipe) -> Rows:
@@ -87,7 +94,7 @@ def check_pool(base: Recipe) -> None:
     if base.pool.kind not in ("queue", "class-queues"):
         raise BadInput(
             f"{base.name} has pool.kind = {base.pool.kind!r}, which has no M targets to draw; "
-            "use supsiam or supbyol, or --set pool.kind=queue"
+            "use supsiam or supbyol, or pool.kind=queue"
         )
 
 
@@ -123,7 +130,7 @@ STUDIES: dict[str, Study] = {
         "Table 7",
         "table7",
         "queue",
-        {"pool.kind": "--rows"},
+        {"pool.kind": "rows"},
         pool_rows,
         check_supervised_target,
         pool_average,
@@ -134,7 +141,7 @@ STUDIES: dict[str, Study] = {
         "Table F.2",
         "f2",
         "M-all",
-        {"loss.samples": "--rows"},
+        {"loss.samples": "rows"},
         positive_rows,
         check_pool,
         lambda row, recipe: _average(POSITIVES, row.removeprefix("M-")),
@@ -145,7 +152,7 @@ STUDIES: dict[str, Study] = {
         "Table F.3",
         "f3",
         "batch-128",
-        {"train.batch_size": "--rows"},
+        {"train.batch_size": "rows"},
         batch_rows,
         lambda base: None,
         batch_average,
@@ -156,7 +163,7 @@ STUDIES: dict[str, Study] = {
         "Table F.3",
         "f3",
         "batch-128",
-        {"train.batch_size": "--rows", "loss.against": "--rows", "pool.kind": "--rows"},
+        {"train.batch_size": "rows", "loss.against": "rows", "pool.kind": "rows"},
         memory_rows,
         check_supcon,
         batch_average,
@@ -167,7 +174,7 @@ STUDIES: dict[str, Study] = {
         "Table F.1",
         "f1",
         "alpha-0.5",
-        {"loss.alpha": "--rows"},
+        {"loss.alpha": "rows"},
         alpha_rows,
         check_alpha,
         lambda row, recipe: _average(ALPHA, row.removeprefix("alpha-")),

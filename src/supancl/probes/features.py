@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,30 +24,52 @@ MOST_PADDED_BYTES = 2**29  # of a batch as it is read; as floating-point numbers
 Rows = Tensor | np.ndarray  # (N, width), any floating type; an array may be a memory map, read in chunks
 
 
-class _Features(NamedTuple):
-    values: Tensor
-    labels: Tensor
-
-
-class Features(_Features):
+class Features:
     """(N, width) features with labels (-1: unlabelled), on the CPU unless `embed` got `stay`.
 
-    Arrays and lists become tensors.
+    Arrays and lists become tensors. `paths` are the names of the images where they are known. It converts to an array
+    (`np.asarray`), and unpacks into values and labels.
 
-    >>> Features(np.eye(2), [0, 1]).labels
-    tensor([0, 1])
+    >>> features = Features(np.eye(2), [0, 1])
+    >>> len(features), np.asarray(features).shape, features.labels
+    (2, (2, 2), tensor([0, 1]))
     """
 
-    __slots__ = ()
+    __slots__ = ("labels", "paths", "values")
 
-    def __new__(cls, values: Tensor | np.ndarray, labels: Tensor | np.ndarray | Sequence[int]) -> Features:
-        return super().__new__(cls, torch.as_tensor(values), torch.as_tensor(labels))
+    def __init__(
+        self, values: Tensor | np.ndarray, labels: Tensor | np.ndarray | Sequence[int], *, paths: Sequence[str] = ()
+    ) -> None:
+        self.values, self.labels, self.paths = torch.as_tensor(values), torch.as_tensor(labels), list(paths)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from self.pair
+
+    @property
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """Values and labels."""
+        return self.values, self.labels
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.values.cpu().numpy(), dtype)
+
+    def __repr__(self) -> str:
+        return f"Features({len(self)} x {self.values.shape[1]}, {int((self.labels >= 0).sum())} labelled)"
+
+    def summary(self) -> dict[str, Any]:
+        """What `--json` writes of features."""
+        return {"images": len(self), "width": self.values.shape[1], "labelled": int((self.labels >= 0).sum())}
 
     def labelled(self) -> Features:
+        """Those of images with a label."""
         has_label = self.labels >= 0
         if bool(has_label.all()):
             return self
-        return Features(self.values[has_label], self.labels[has_label])
+        paths = [path for path, kept in zip(self.paths, has_label.tolist(), strict=False) if kept]
+        return Features(self.values[has_label], self.labels[has_label], paths=paths)
 
 
 class Labelled(Protocol):

@@ -185,7 +185,7 @@ def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance
             length = torch.where(worse[..., None], length / 2, length)
         coefficients, scores, value = coefficients + length * step, scores + length * along, new_value
     raise SupanclError(
-        f"the episodes' classifiers did not converge in {MAX_STEPS} steps; normalise the features (--normalize)"
+        f"the episodes' classifiers did not converge in {MAX_STEPS} steps; normalise the features (normalize)"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,15 +28,16 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 def recipe(name: str, compat: Literal["paper", "released-code"] = "paper", **settings: Any) -> Recipe:
     """The recipe of that name, with `settings` changed.
 
-    A setting is a field's dotted name (`**{"views.size": 64}`), or its last part where only one field has it
-    (`epochs=2`). `supancl recipes NAME` lists the fields. `compat="released-code"` selects what the authors' code does
-    (docs/deviations.md).
+    A method alone is its recipe for any images: `supsiam` is `auto.supsiam`. A setting is a field's dotted name
+    (`**{"views.size": 64}`), or its last part where only one field has it (`epochs=2`). `supancl recipes NAME` lists
+    the fields. `compat="released-code"` selects what the authors' code does (docs/deviations.md).
 
     >>> recipe("imagenet100.supsiam").loss.alpha
     0.5
     >>> recipe("digits.supsiam", epochs=2).train.epochs
     2
     """
+    name = f"auto.{name}" if f"auto.{name}" in RECIPES else name
     if name not in RECIPES:
         # NAME may be a method or a setting only
         matches = [candidate for candidate in RECIPES if name in candidate.split(".")]
@@ -59,6 +60,20 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper", **set
     if compat == "released-code":
         built = as_released_code(built)
     return with_settings(validated_recipe(built), settings)
+
+
+def find_recipe(requested: Recipe | str | Path, compat: str | None = None, settings: Mapping[str, Any] = {}) -> Recipe:
+    """The recipe of this name or in this file, or this recipe, with settings."""
+    from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
+
+    if isinstance(requested, Recipe):
+        return with_settings(requested, settings)
+    if not isinstance(requested, (str, Path)):
+        kind = type(requested).__name__
+        raise BadInput(f"the recipe is of type {kind}; give a name such as 'cifar100.supsiam', a file, or a Recipe")
+    if is_recipe_file(str(requested)):
+        return with_settings(recipe_from_file(str(requested), compat), settings)  # type: ignore[arg-type]
+    return recipe(str(requested), compat or "paper", **settings)  # type: ignore[arg-type]
 
 
 def build_recipe(name: str) -> Recipe:

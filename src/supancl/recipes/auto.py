@@ -8,7 +8,7 @@ left alone, and the rules after it see the user's value. docs/own-data.md shows 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from supancl.core.specs import EncoderSpec
 from supancl.data.splits import DataSpec
 from supancl.data.survey import Survey
 from supancl.data.views.specs import Crops
-from supancl.errors import plural
+from supancl.errors import BadInput, plural
 from supancl.recipes import cifar
 from supancl.recipes.recipe import Recipe, TrainSpec
 
@@ -28,6 +28,8 @@ AS_FOR_IMAGENET = "our choice: as for ImageNet"
 METHODS = ("simsiam", "supsiam", "byol", "supbyol", "simclr", "supcon", "moco2", "supmoco", "crossentropy", "semi")
 VIEW_SIZES = (32, 64, 96, 128, 160, 224)
 MANY_CLASSES = 1000
+LEAST_IMAGES = 2  # to train on: batch norm needs two
+LEAST_SIDE = 32  # of photographs, in pixels
 STEPS_PER_EPOCH = 16  # at least, so that a small data set is not one batch
 STEPS_BETWEEN_CHECKS = 200
 CONTRASTIVE_BATCH = 256  # images from which SimCLR was better than SimSiam
@@ -235,12 +237,37 @@ def open_settings(recipe: Recipe) -> list[str]:
 
 def fit_recipe(recipe: Recipe, data: Survey, on_gpu: bool, has_start: bool = False) -> Recipe:
     """Choose the settings that are still open; their sources become the reasons."""
+    if data.images < LEAST_IMAGES:
+        raise BadInput(
+            f"{recipe.data.location}: training images besides those held out: {data.images}, of {LEAST_IMAGES} needed; "
+            "add images"
+        )
     for name, rule in RULES.items():
         if recipe.sources.get(name) == TO_BE_CHOSEN:
             facts = Facts(data, on_gpu, has_start, flattened(recipe), frozenset(open_settings(recipe)))
             value, why = rule(facts)
             recipe = recipe.with_set({name: value}, because=why)
     return recipe
+
+
+def describe_choices(
+    requested: Recipe, fitted: Recipe, data: Survey, on_gpu: bool, has_start: bool = False
+) -> Iterator[str]:
+    """What the recipe was fitted to, and each setting that was chosen with its reason."""
+    labels = f"{data.labelled:,} labelled, classes: {data.classes:,}" if data.classes else "no labels"
+    device = "a GPU" if on_gpu else "a CPU"
+    yield f"{fitted.name} for {data.images:,} training images, {labels}, {data.side} px, on {device}:"
+    values, before = fitted.fields(), requested.fields()
+    for name in RULES:
+        if name in values and before[name] != values[name] and values[name][0] is not None:
+            yield f"  {f'{name} = {values[name][0]}':32} {values[name][1]}"
+    other = rival_recipe(data, fitted.train.batch_size)
+    if fitted.name == default_recipe(data) and other is not None:
+        yield f"  {f'try also {other}':32} better with {'few' if data.is_labelled else 'no'} labels: docs/choosing.md"
+    is_open = not has_start and requested.sources.get("encoder.name") == TO_BE_CHOSEN
+    if is_open and fitted.encoder.channels == 3 and data.side >= LEAST_SIDE:
+        gain = START_GAIN and f" ({START_GAIN}: docs/starts.md)"
+        yield f"worth most: trained weights{gain}, --init {START}; or without training: predict {START}"
 
 
 def build(method: str) -> Recipe:

@@ -30,12 +30,12 @@ def load_plugin(file: str | Path) -> None:
         )
     if not path.is_file():
         raise BadInput(
-            f"--plugin {file}: no such file; give the Python file that registers what you added (docs/extending.md)"
+            f"plugin {file}: no such file; give the Python file that registers what you added (docs/extending.md)"
         )
     name = "supancl_plugin" + re.sub(r"\W", "_", str(path))  # the same in every process, for pickled classes
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise BadInput(f"--plugin {file}: not a Python file; its name must end in .py (docs/extending.md)")
+        raise BadInput(f"plugin {file}: not a Python file; its name must end in .py (docs/extending.md)")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # it may import files next to it
     module = sys.modules[name] = module_from_spec(spec)
@@ -45,7 +45,7 @@ def load_plugin(file: str | Path) -> None:
         LOADED_FILES.append(path)
     except Exception as error:
         raise BadInput(
-            f"--plugin {file}: {_locate_error(error, path)}; fix it there (--debug shows the traceback)"
+            f"plugin {file}: {_locate_error(error, path)}; fix it there (debug shows the traceback)"
         ) from error
     finally:
         _loading.remove(path)
@@ -72,10 +72,10 @@ def plugin_flags(files: Sequence[str]) -> str:
 def plugin_hint(files: Sequence[str]) -> str:
     """Advice about something that is not registered; `files` are the plugins that the run used."""
     if not files:
-        return "if it is your own, pass the file that registers it: --plugin FILE (docs/extending.md)"
+        return "if it is your own, pass the file that registers it: plugin FILE (docs/extending.md)"
     gone = next((file for file in files if not os.path.isfile(file)), None)
     if gone is not None:
-        return f"the run used the plugin {gone}, which is not there; pass it from its new place: --plugin FILE"
+        return f"the run used the plugin {gone}, which is not there; pass it from its new place: plugin FILE"
     return f"the run used a plugin; pass it:{plugin_flags(files)} (in Python, import it first)"
 
 

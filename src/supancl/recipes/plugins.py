@@ -234,7 +234,7 @@ def describe_plugin_error(error: BaseException) -> str:
         if os.path.abspath(frame.filename) in files:
             return (
                 f"{frame.filename} line {frame.lineno}, in {frame.name}: {type(error).__name__}: {error}; fix it "
-                "there (--debug shows the traceback)"
+                "there (debug shows the traceback)"
             )
     return ""
 

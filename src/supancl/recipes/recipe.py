@@ -69,7 +69,7 @@ class TrainSpec:
     batch_size: Count = 128
     accumulate: Count = 1  # micro-batches per step; they add up to the batch size
     seed: Annotated[int, Within(0, 2**63 - 1)] = marked(0, INCIDENTAL, FREE_IN_A_SHARED_STEP)
-    device: Literal["auto", "cpu", "cuda"] = marked("auto", INCIDENTAL, FREE_IN_A_SHARED_STEP)
+    device: str = marked("auto", INCIDENTAL, FREE_IN_A_SHARED_STEP)  # auto, cpu, cuda or cuda:N
     precision: Literal["auto", "fp32", "bf16"] = marked("auto", AUTOMATIC)  # auto: bf16 on a GPU that has it
     # None: on a GPU, if the run is long enough to repay the minute that compiling takes
     compile: bool | None = marked(None, AUTOMATIC, MAY_CHANGE_ON_RESUME, INCIDENTAL)
@@ -151,7 +151,7 @@ class Recipe:
                 "batch norm needs 2, so raise it or lower train.accumulate"
             )
 
-    def with_set(self, overrides: Mapping[str, Any], because: str = "--set") -> Recipe:
+    def with_set(self, overrides: Mapping[str, Any], because: str = "set") -> Recipe:
         """Return the recipe with dotted fields set and checked; `because` becomes their source.
 
         >>> from supancl.recipes import recipe
@@ -176,8 +176,7 @@ class Recipe:
             if not inner or section not in SECTIONS:
                 if section == "compat":
                     raise BadInput(
-                        f"compat = {value!r} changes several fields; pass --compat, or in Python "
-                        "recipe(NAME, compat=...)"
+                        f"compat = {value!r} changes several fields; pass compat, or in Python recipe(NAME, compat=...)"
                     )
                 if section in SECTIONS:
                     replaced(changed, dotted, value)  # raises with the reason
@@ -213,6 +212,12 @@ class Recipe:
         values = flattened(replace(self, sources={}))
         return {key: (value, self._source(key)) for key, value in values.items() if key not in INTERNAL}
 
+    def __str__(self) -> str:
+        """A short table; `fields()` has every value with its source."""
+        fields = self.fields()
+        rows = [f"{name:24} {fields[name][0]}" for name in SHOWN if fields.get(name, ("",))[0] not in (None, "")]
+        return "\n".join([f"{self.name}: {self.paper}", *rows])
+
     def _suggest_field(self, dotted: str, siblings: tuple[str, ...] = ()) -> str:
         """The end of a message about an unknown field: a suggestion, or where valid fields are listed."""
         valid_names = sorted({*self.fields(), *siblings})
@@ -245,6 +250,11 @@ class Recipe:
 
 
 INTERNAL = ("name", "method", "paper", "sources")
+SHOWN = (  # when a recipe is printed
+    "method", "data.source", "views.size", "encoder.name", "loss.alpha", "loss.temperature", "pool.kind", "pool.size",
+    "branches.target", "branches.momentum", "optimizer.name", "optimizer.lr", "optimizer.weight_decay",
+    "schedule.warmup_epochs", "train.epochs", "train.batch_size", "train.seed", "train.device",
+)  # fmt: skip
 SECTIONS = ("data", "views", "encoder", "heads", "branches", "pool", "loss", "optimizer", "schedule", "train")
 
 

@@ -52,7 +52,7 @@ def recipe_from_file(name: str, compat: Compat | None = None) -> Recipe:
     except BadInput as error:
         raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     if compat is not None and compat != built.compat:
-        raise BadInput(f"--compat {compat} differs from {built.compat!r} in {path}; leave it out")
+        raise BadInput(f"compat {compat} differs from {built.compat!r} in {path}; leave it out")
     return for_new_run(built)
 
 

@@ -23,7 +23,7 @@ from supancl.files import (
 from supancl.reports.prediction_table import check_table
 
 if TYPE_CHECKING:  # it needs torch, which takes seconds, and the checks below do not
-    from supancl.evaluate.audit import Audit, AuditedImages
+    from supancl.evaluation.audit import Audit, AuditedImages
     from supancl.probes.label_scores import WrongShare
 
 SUMMARY = "audit.json"
@@ -48,16 +48,16 @@ def check_folder(out: Path) -> None:
     """Refuse a folder that holds anything but an earlier audit, before the work."""
     check_writable(out)
     if out.exists() and any(out.iterdir()) and read_json(out / SUMMARY).get("made_by") != MADE_BY:
-        raise BadInput(f"--out {out}: is a folder with other files; choose another, or remove it")
+        raise BadInput(f"out {out}: is a folder with other files; choose another, or remove it")
 
 
 def check_corrected(corrected: Path, *sources: str) -> None:
     """Refuse a corrected copy of anything but one .csv, or one that would replace a file. No source: not known yet."""
     if len(sources) > 1:
-        raise BadInput(f"--corrected {corrected}: the data are {len(sources)} sources; name one .csv with --data")
+        raise BadInput(f"corrected {corrected}: the data are {len(sources)} sources; name one .csv with data")
     if sources and not sources[0].lower().endswith(".csv"):
-        raise BadInput(f"--corrected {corrected}: copies a .csv source, and the data are {sources[0]}; leave it out")
-    check_table(corrected, "--corrected")
+        raise BadInput(f"corrected {corrected}: copies a .csv source, and the data are {sources[0]}; leave it out")
+    check_table(corrected, "corrected")
 
 
 def write_audit_tables(audit: Audit, out: Path) -> None:

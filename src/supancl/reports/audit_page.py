@@ -11,8 +11,8 @@ import torch
 
 from supancl.data.splits import Split
 from supancl.errors import plural
-from supancl.evaluate.audit import Audit
-from supancl.evaluate.duplicates import DuplicatePair
+from supancl.evaluation.audit import Audit
+from supancl.evaluation.duplicates import DuplicatePair
 from supancl.files import absolute_path
 from supancl.reports.audit_files import cautions, describe_duplicates, trust_line
 from supancl.reports.maps import common_folder

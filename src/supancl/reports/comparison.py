@@ -60,8 +60,8 @@ def comparison_table(result: Result, heads: Mapping[str, str], measures: Measure
 
 
 def scores_among(measures: Measures) -> list[str]:
-    """The measures in percent: k-NN and linear, as accuracy or mAP."""
-    return [key for key in measures if key != "ratio"]
+    """The measures in percent: k-NN, linear and transfer, as accuracy or mAP."""
+    return [key for key, (title, _) in measures.items() if title.endswith("%")]
 
 
 def show(value: Any) -> str:
@@ -111,7 +111,7 @@ def draw_comparison(result: Result, measures: Measures, path: Path) -> None:
 
     entries = result["summary"]
     figure = Figure(figsize=(9, 1.4 + 0.32 * len(entries)), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
+    axes = figure.subplots(1, len(scores_among(measures)), sharey=True)
     for axis, key in zip(axes, scores_among(measures), strict=True):
         for position, entry in enumerate(entries):
             seeds = [row[key] for row in result["rows"] if row["row"] == entry["row"] and row[key] is not None]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from supancl.evaluate.naming import FIGURES, data_name, data_title, figure_of, source_of
+from supancl.evaluation.naming import FIGURES, data_name, data_title, figure_of, source_of
 from supancl.probes.ranking import Score, rank_encoders
 from supancl.reports.run_record import RunRecord, format_interval, is_number
 from supancl.reports.score_table import ranking_table

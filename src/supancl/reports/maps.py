@@ -14,9 +14,9 @@ from supancl.data.label_pairs import ImageLabels, heaviest_labels
 from supancl.data.levels import with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean, plural
-from supancl.evaluate import EvaluatedEncoder
-from supancl.evaluate.embedding import held_out_mask
-from supancl.evaluate.sources import read_source, spec_for
+from supancl.evaluation import EvaluatedEncoder
+from supancl.evaluation.embedding import held_out_mask
+from supancl.evaluation.sources import read_source, spec_for
 from supancl.files import absolute_path
 from supancl.probes import Features
 from supancl.reports.pictures import Panel, tsne_map
@@ -73,7 +73,7 @@ def build_maps(
     for evaluated in encoders:
         source = read_source(evaluated, spec_for(evaluated, request.data), "margin", several_labels=True)
         if evaluated.encoder.spec.name == "linear":
-            raise BadInput(f"{request.data} holds vectors, and a map shows images; choose other --data")
+            raise BadInput(f"{request.data} holds vectors, and a map shows images; choose other data")
         chosen_images, run_held_out = choose_images(evaluated, source, request)
         if images is None:
             images = chosen_images
@@ -114,7 +114,7 @@ def choose_images(
         rows = rows[torch.isin(label_numbers(ImageLabels(labels, pairs)), numbers).any(1)]
     if len(rows) > request.limit:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(request.seed))
-        evaluated.warn_once(f"{request.data}: the map shows {request.limit:,} of {len(rows):,} images (--limit)")
+        evaluated.warn_once(f"{request.data}: the map shows {request.limit:,} of {len(rows):,} images (limit)")
         rows = rows[order[: request.limit].sort().values]
     if len(rows) < 2:
         raise BadInput(f"{request.data}: {plural(len(rows), 'image')} to show; a map needs at least two")

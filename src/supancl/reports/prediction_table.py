@@ -19,12 +19,12 @@ from supancl.files import (
 )
 
 if TYPE_CHECKING:  # it needs torch, which takes seconds, and `check_table` does not
-    from supancl.evaluate.predicting import Predictions
+    from supancl.evaluation.predicting import Predictions
 
 COLUMNS = ("path", "label", "confidence", "unlike", "source", "split")
 
 
-def check_table(out: Path, flag: str = "--out") -> None:
+def check_table(out: Path, flag: str = "out") -> None:
     """Refuse a table that cannot be written, before the work. `flag` is what the user named it with."""
     if out.suffix.lower() != ".csv":
         raise BadInput(f"{flag} {out}: must end in .csv")

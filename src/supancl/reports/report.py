@@ -17,10 +17,9 @@ from supancl.reports.run_record import RunRecord, format_interval
 from supancl.reports.tables import Cell, Row, Table, to_html
 from supancl.reports.training_images import TrainingImages, images_html
 from supancl.reports.verdict import Verdict, find_verdict
-from supancl.training.cost import in_words
+from supancl.stats import duration
 from supancl.version import __version__
 
-RELOAD_SECONDS = 15  # of an open page, while the run trains
 # shown first; all others are behind a click
 MAIN_SETTINGS = (
     "method", "data.source", "data.limit", "data.labelled", "encoder.name", "views.size", "loss.kind", "loss.alpha",
@@ -50,13 +49,8 @@ WORDS = {
 }
 
 
-def report_page(
-    records: Mapping[str, RunRecord], images: Mapping[str, TrainingImages] | None = None, is_live: bool = False
-) -> str:
-    """The page of these runs by name; `images` are those of the runs that have some to show.
-
-    `is_live`: the page is written again while a run trains, so an open one reloads itself.
-    """
+def report_page(records: Mapping[str, RunRecord], images: Mapping[str, TrainingImages] | None = None) -> str:
+    """The page of these runs by name; `images` are those of the runs that have some to show."""
     verdicts = {name: find_verdict(record) for name, record in records.items()}
     specs = make_charts(records)
     title = f"Report: {next(iter(records))}" if len(records) == 1 else f"Report: {len(records)} runs"
@@ -72,8 +66,8 @@ def report_page(
     ]
     now = datetime.now().astimezone().isoformat(" ", "minutes")
     body = "\n".join(filter(None, sections)) + f'<p class="small">supancl {__version__}, {now}</p>'
-    data = {"charts": specs, "live": {"seconds": RELOAD_SECONDS}}
-    scripts = ["charts.js"] * bool(specs) + ["live.js"] * is_live
+    data = {"charts": specs}
+    scripts = ["charts.js"] * bool(specs)
     return html_page(title, body, data=data, scripts=scripts)
 
 
@@ -109,7 +103,7 @@ def _overview(records: Mapping[str, RunRecord], verdicts: Mapping[str, Verdict])
                 _number(record.last("s_w/s_t"), 3),
                 _number(record.last("effective_rank"), 1),
                 _number(record.last("std"), 3),
-                in_words(record.seconds) if record.seconds else "",
+                duration(record.seconds) if record.seconds else "",
             ]
         )
     return Table(columns, rows, "lll" + "r" * (len(columns) - 3))
@@ -243,7 +237,7 @@ def _conditions(records: Mapping[str, RunRecord]) -> str:
     for name, record in records.items():
         versions = ", ".join(f"{package} {version}" for package, version in record.about("versions").items())
         hardware = str(record.content.get("hardware") or record.settings.get("train.device") or "")
-        time = in_words(record.seconds) if record.seconds else ""
+        time = duration(record.seconds) if record.seconds else ""
         speed = f"{record.images_per_second:,.0f}" if record.images_per_second else ""
         init = record.about("init").get("from", "random weights")
         rows.append([name, time, speed, hardware, str(init), str(record.content.get("commit") or ""), versions])

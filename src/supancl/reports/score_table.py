@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Literal
+from typing import Any, Literal
 
+from supancl.errors import make_visible, plural
+from supancl.evaluation import (
+    describe_episode_images,
+    differences,
+    different_images_warnings,
+    overlap_warnings,
+    rankings,
+)
 from supancl.probes.ranking import Mark, Ranking, Score
+from supancl.reporter import say, show, warn
 from supancl.reports.tables import Cell, Row, Table, write_table
 
+MAX_DIFFERENCES = 20  # printed; --json has all
+HEADINGS = {"text": "{}\n", "markdown": "**{}**\n\n", "latex": "% {}\n", "csv": "# {}\n"}
 TableFormat = Literal["text", "csv", "markdown", "latex", "json"]
 DEVIATION_NOTE = "± deviation over n seeds; without n, 95% interval over episodes"
 
@@ -69,3 +80,34 @@ def numeric_table(ranking: Ranking, average: bool) -> Table:
 
 def _fixed(value: float | None, digits: int) -> str:
     return f"{value:.{digits}f}" if value is not None and math.isfinite(value) else ""
+
+
+def print_score_tables(results: list[dict[str, Any]], form: TableFormat) -> dict[str, Any]:
+    """Print the tables, and as text also the paired differences; returns the result for --json."""
+    tables = rankings(results)
+    for line in (*different_images_warnings(results), *overlap_warnings(results)):
+        warn(line)
+    gaps, legends = differences(results), describe_episode_images(results)
+    if form == "json":
+        content = {name: ranking.to_json() for name, ranking in tables.items()}
+        show(json.dumps(content, indent=2) + "\n")
+    else:
+        for protocol, ranking in tables.items():
+            if len(tables) > 1 or form in ("text", "markdown"):
+                show(HEADINGS[form].format(make_visible(protocol)))
+            show(score_table(ranking, form))
+            if form == "text" and protocol in legends:
+                say(f"episodes: {legends[protocol]}")
+    if form == "text":
+        for gap in gaps[:MAX_DIFFERENCES]:
+            say(
+                f"{gap['protocol']} {gap['data']}: {gap['a']} - {gap['b']} = {gap['difference']:+.2f} "
+                f"± {gap['interval']:.2f} (same episodes)"
+            )
+        if len(gaps) > MAX_DIFFERENCES:
+            say(f"{plural(len(gaps) - MAX_DIFFERENCES, 'more difference')}: json")
+    return {
+        "results": results,
+        "tables": {name: ranking.to_json() for name, ranking in tables.items()},
+        "differences": gaps,
+    }

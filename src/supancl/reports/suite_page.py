@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from supancl.errors import plural
-from supancl.evaluate import describe_queries_used, different_images_warnings, overlap_warnings, rankings
-from supancl.evaluate.comparison import row_labels
-from supancl.evaluate.naming import figure_of
+from supancl.evaluation import describe_queries_used, different_images_warnings, overlap_warnings, rankings
+from supancl.evaluation.comparison import row_labels
+from supancl.evaluation.naming import figure_of
 from supancl.files import digest, jsonable, read_json, write_text
 from supancl.probes.ranking import Ranking
 from supancl.reports.page import html_page

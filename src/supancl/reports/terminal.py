@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import os
+import shlex
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,11 +20,14 @@ from rich.text import Text
 
 from supancl.data.splits import Data
 from supancl.distributed import should_print
-from supancl.errors import make_visible, plural
+from supancl.errors import make_visible, plural, program_name
 from supancl.recipes import Recipe
+from supancl.recipes.plugin_files import loaded_plugins, plugin_flags
 from supancl.reporter import Reporter
-from supancl.reports.wrapping import fill_lines, wrap_line
-from supancl.stats import FEW_IMAGES
+from supancl.reports.sparklines import describe_curves
+from supancl.reports.tables import Table, to_text, to_text_within
+from supancl.reports.wrapping import FittingTable, fill_lines, wrap_line
+from supancl.stats import FEW_IMAGES, duration
 
 
 class SafeConsole(Console):
@@ -73,6 +80,19 @@ def discard_output(stream: IO[str]) -> None:
         os.close(nowhere)
 
 
+@cache
+def python_terminal(verbose: bool | None) -> Reporter:
+    """For calls from Python: unless it is said, shows progress in a terminal and in a notebook, not in a file."""
+    shows = sys.stdout.isatty() or is_notebook() if verbose is None else verbose
+    return Terminal(make_console(False, False)) if shows else Reporter()
+
+
+def is_notebook() -> bool:
+    """Whether this process runs the cells of a notebook: IPython with a kernel."""
+    get_shell = getattr(builtins, "get_ipython", None)
+    return get_shell is not None and getattr(get_shell(), "kernel", None) is not None
+
+
 def make_console(quiet: bool, json_to_stdout: bool) -> Console:
     """A console on stdout, or on stderr if the JSON goes to stdout; of several ranks only one prints."""
     console = SafeConsole(stderr=json_to_stdout, quiet=quiet or not should_print())
@@ -86,6 +106,10 @@ def line_width(console: Console) -> int:
     return console.width if console.is_terminal else sys.maxsize
 
 
+def terminal_width() -> int:
+    return line_width(SafeConsole(stderr=False))
+
+
 def print_warning(text: str, console: Console | None = None) -> None:
     """Print a warning to standard error, also if the command is quiet."""
     (console or SafeConsole(stderr=True)).print(f"warning: {text}", style="yellow")
@@ -94,6 +118,28 @@ def print_warning(text: str, console: Console | None = None) -> None:
 # without a terminal:
 MIN_SECONDS = 5.0  # of a job before its progress is printed
 MAX_SILENCE = 30.0  # seconds within an epoch until progress is printed
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> FittingTable:
+    """A table for the terminal; columns of numbers are right-aligned."""
+    result = FittingTable(title=make_visible(title), title_justify="left")
+    rows = [[make_visible(cell) for cell in cells] for cells in rows]
+    starts = [{cells[i].strip()[:1] for cells in rows} - {""} for i in range(len(columns))]
+    sides = ["right" if i > 0 and starts[i] <= set("0123456789+-−.") else "left" for i in range(len(columns))]
+    result.add_cells([make_visible(column) for column in columns], rows, sides)
+    return result
+
+
+class NarrowTable(NamedTuple):
+    """A table without as many of the optional columns as must go to fit the terminal."""
+
+    table: Table
+    optional: Sequence[str]
+
+
+def block_letter() -> str:
+    """A bar's letter, which the terminal can show."""
+    return "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
 
 
 class Terminal(Reporter):
@@ -117,6 +163,13 @@ class Terminal(Reporter):
 
     def warn(self, text: str) -> None:
         print_warning(text, self.errors)
+
+    def show(self, table: Any) -> None:
+        if isinstance(table, NarrowTable):
+            table = to_text_within(table.table, line_width(self.console), table.optional, "json FILE")
+        elif isinstance(table, Table):
+            table = to_text(table, line_width(self.console))
+        self.console.print(table, end="" if isinstance(table, str) else "\n")
 
     def on_progress(self, task: str, done: int, total: int) -> None:
         """Show a bar, or without a terminal a line per tenth of a long job. With a total of 0, print `task`.
@@ -168,7 +221,7 @@ class Terminal(Reporter):
         if step >= steps:
             self.note(
                 f"{folder} is finished, at step {step} of {steps}; to train longer, continue it in another folder: "
-                f"--extend {folder} --epochs N"
+                f"extend={folder} with more epochs"
             )
             return
         if step:
@@ -245,6 +298,17 @@ class Terminal(Reporter):
             self.progress, self.task, Terminal.with_bar = None, "", None
             atexit.unregister(self.on_end)
 
+    def on_finished(self, folder: Path) -> None:
+        """Print the curves, the verdict and the next command."""
+        from supancl.reports.run_record import read_record
+        from supancl.reports.verdict import find_verdict
+
+        record = read_record(folder)
+        for line in describe_curves(record.rows) if block_letter() != "#" else ():
+            self.note(line)
+        self.note(find_verdict(record).sentence)
+        self.note(f"next: {program_name()} predict {shlex.quote(str(folder))}{plugin_flags(loaded_plugins())}")
+
 
 def describe_interval(row: dict[str, Any], name: str) -> str:
     """` [19, 68] of 12`: the interval of an accuracy on few held-out images, and their number; else empty."""
@@ -252,21 +316,6 @@ def describe_interval(row: dict[str, Any], name: str) -> str:
     if not interval or not 0 < images < FEW_IMAGES or row[name] != row[name]:
         return ""
     return f" [{interval[0]:.0f}, {interval[1]:.0f}] of {images}"
-
-
-def duration(seconds: float) -> str:
-    """A duration in its two largest units.
-
-    >>> duration(42), duration(3 * 3600 + 5 * 60)
-    ('42 s', '3 h 5 min')
-    """
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    if minutes < 120:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def compact(value: float) -> str:

@@ -126,4 +126,4 @@ def _pictures(pictures: Sequence[tuple[str, Sequence[bytes]]]) -> str:
             picture = f'<img alt="{html.escape(text)}" src="{data_url(tile, "image/webp")}">'
             cells.append(f"<figure>{picture}<figcaption>{wrappable(text)}</figcaption></figure>")
     title = "<h3>As the network sees them</h3>"
-    return f'{title}<div class="pictures views" style="--columns: {len(pictures[0][1])}">{"".join(cells)}</div>'
+    return f'{title}<div class="pictures views" style="columns: {len(pictures[0][1])}">{"".join(cells)}</div>'

@@ -31,7 +31,7 @@ def check_tsne(count: int) -> None:
     if count > MAX_IMAGES_SKLEARN and find_spec("openTSNE") is None:
         raise BadInput(
             f"t-SNE of {count:,} images needs openTSNE; pip install 'supancl[map]', or show at most "
-            f"{MAX_IMAGES_SKLEARN:,} with --limit"
+            f"{MAX_IMAGES_SKLEARN:,} with limit"
         )
 
 

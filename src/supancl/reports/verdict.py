@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from supancl.errors import Collapsed, NonFinite, plural, program_name
 from supancl.reports.run_record import Row, RunRecord, as_interval, is_number
-from supancl.training.cost import in_words
+from supancl.stats import duration
 from supancl.training.monitor import (
     COLLAPSED_STD,
     LOW_RANK_IN_A_ROW,
@@ -114,7 +114,7 @@ def _describe_progress(record: RunRecord) -> str:
         return f"stopped {position}{_describe_stop(record)}"
     left = ""
     if record.steps and record.seconds and record.last_step:
-        left = f", about {in_words(record.seconds / record.last_step * (record.steps - record.last_step))} left"
+        left = f", about {duration(record.seconds / record.last_step * (record.steps - record.last_step))} left"
     return f"still training {position}{left}"
 
 

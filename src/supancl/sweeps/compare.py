@@ -1,286 +1,94 @@
-"""Recipes trained on the same data with the same seeds and compared on the same held-out images.
-
-`supancl compare` compares each recipe with the first. `supancl sweep` compares each combination of settings with the
-best one; because that one is picked, its intervals hold for all pairs together.
-"""
+"""`compare`: train recipes, methods or settings on the same images, and say which differ."""
 
 from __future__ import annotations
 
-import math
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import torch
+from typing_extensions import Unpack
 
-from supancl.data.label_pairs import ImageLabels
-from supancl.data.levels import with_leaf_labels
-from supancl.data.opening import is_same_source
-from supancl.data.splits import Data
-from supancl.errors import BadInput, plural
-from supancl.recipes import Recipe
-from supancl.stats import FEW_IMAGES, TOO_FEW_IMAGES, mean_interval, t_half_width, tukey_half_width
-from supancl.sweeps.measures import RunEvaluator, measure_run
-from supancl.sweeps.results import Labels, Measures, Result, collect_results, summarize
-from supancl.sweeps.runner import Sweep, open_held_out, open_recipe_data
-from supancl.sweeps.runs import Runs, TrainedRun
-from supancl.training.fitting import fit_rows
-from supancl.training.preflight import with_short_side
-from supancl.weights.provenance import commit, versions
-
-MEASURES = {
-    # key -> (title, decimals)
-    "knn": ("k-NN %", 2),
-    "linear": ("linear %", 2),
-    "ratio": ("S_W/S_T", 3),
-}
-MEASURES_OF_SEVERAL = {  # labels per image
-    "knn_map": ("k-NN mAP %", 2),
-    "linear_map": ("linear mAP %", 2),
-}
-NAMES = {"knn_map": "k-NN mAP", "linear_map": "linear mAP"}  # in sentences; others are called by their key
-Rows = Mapping[str, Recipe]
-Against = Literal["first", "best"]
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput
+from supancl.reporter import say, show
+from supancl.sweeps.options import SweepRequest, SweepSettings
 
 
-class RowGroup(NamedTuple):
-    """Rows that are trained on the same data, read in the same way."""
+def compare(*recipes: str, leave_out: float = 0.0, shots: int = 5, **settings: Unpack[SweepSettings]) -> dict[str, Any]:
+    """Train recipes, methods or settings on the same images, and say which differ.
 
-    rows: dict[str, Recipe]
-    held_out: ImageLabels  # with all labels of the images if they are measured by these
-    classes: tuple[str, ...]  # of these labels
-    data: Data | None  # None if several groups would not fit into memory together
+    Several values of a setting (`set`) are rows of their own, in every combination. All rows have the same seeds and
+    held-out images. Nothing is chosen on a test split.
 
+    Parameters
+    ----------
+    recipes
+        recipes or methods by name, or files of settings; the others are compared with the first (default: the one that
+        pretrain would choose)
+    leave_out
+        fraction of the classes left out of pretraining to measure transfer
+    shots
+        labelled images per left-out class that transfer is fitted on
 
-def train_and_compare(rows: Rows, labels: Labels, sweep: Sweep, against: Against, because: str) -> tuple[Result, Runs]:
-    """Train every row with every seed and measure it; returns the content of results.json, and the runs."""
-    started = time.perf_counter()
-    rows = fit_rows(rows, sweep.reporter)
-    groups, summary = open_groups(rows, sweep, because)
-    runs, labelled = Runs({}, {}), set()
-    for group in groups:
-        data = group.data or open_recipe_data(next(iter(group.rows.values())), several_labels=True)
-        labelled.add(data.train.num_labelled)
-        trained = sweep.train(sweep.with_seeds(group.rows, because), data)
-        runs.trained.update(trained.trained)
-        runs.failed.update(trained.failed)
-    first = next(iter(rows.values()))
-    evaluator = RunEvaluator(first.train.device, sweep.reporter)
-    held_out = groups[0].held_out
-    measures = MEASURES if held_out.pairs is None else MEASURES_OF_SEVERAL
+    Returns
+    -------
+    dict
+        a result for each run, means over seeds, and differences with 95% intervals
 
-    def measure(run: TrainedRun, folder: Path) -> dict[str, float | None]:
-        measured = measure_run(run, folder, evaluator, measures=measures)
-        return {key: measured[key] for key in measures}
-
-    results = collect_results(sweep, runs, labels, measures, measure)
-    entries = [summarize(results, label, measures, ("collapsed", "failed")) for label in labels.values()]
-    for entry in entries:
-        for key in measures:
-            half = t_half_width(entry[f"{key}_sd"], entry["measured"])
-            entry[f"{key}_half_interval"] = half if math.isfinite(half) else math.nan
-    knn, linear = list(measures)[:2]
-    by = linear if any(result[linear] is not None for result in results) else knn
-    comparison = compare_rows(results, list(labels), by, against, held_out=int((held_out.labels >= 0).sum()))
-    if len(labelled) > 1:
-        comparison["findings"].append(
-            f"rows have {' or '.join(map(str, sorted(labelled)))} labelled images, on which their classifiers were "
-            "fitted too: differences are not those of the encoders alone"
-        )
-    result: Result = {
-        "command": because,
-        "data": summary,
-        "seeds": list(range(sweep.seeds)),
-        "epochs": sorted({recipe.train.epochs for recipe in rows.values()}),
-        "rows": results,
-        "summary": entries,
-        **comparison,
-        "seconds": time.perf_counter() - started,
-        "versions": versions(),
-        "commit": commit(),
-    }
-    return result, runs
-
-
-def measures_in(result: Result) -> Measures:
-    """The measures that the rows of a result have."""
-    return MEASURES if "knn" in result["summary"][0] else MEASURES_OF_SEVERAL
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def open_groups(rows: Rows, sweep: Sweep, because: str) -> tuple[list[RowGroup], dict[str, Any]]:
-    """The rows by the data they need, which must hold out the same images; and a summary of the first group's data.
-
-    Choices are made on these images, so they are never a test split.
+    Examples
+    --------
+    $ supancl compare supsiam simsiam --data photos
+    $ supancl compare --data photos --set loss.alpha=0,0.5,1 --leave-out 0.3
     """
-    groups: dict[Any, RowGroup] = {}
-    summary: dict[str, Any] = {}
-    for name, recipe in rows.items():
-        sweep.check_folder(recipe)
-        key = with_short_side(recipe).data, recipe.encoder.channels
-        if key not in groups:
-            with_holdout, data = open_held_out(recipe, because, sweep.reporter, several_labels=True)
-            if not data.held_out.class_ids():
-                raise BadInput(
-                    f"{recipe.data.source}: no held-out image has a label to compare runs on; add labels to some images"
-                )
-            summary = summary or data.summary
-            measured = with_leaf_labels(data)  # runs on a hierarchy are compared by its leaves
-            groups[key] = RowGroup({}, measured.held_out.image_labels, measured.classes, data)
-            holdout = with_holdout.data.holdout
-        else:
-            holdout = next(iter(groups[key].rows.values())).data.holdout
-        changes = {} if recipe.data.holdout == holdout else {"data.holdout": holdout}
-        groups[key].rows[name] = recipe.with_set(changes, because=because) if changes else recipe
-    check_same_images(list(groups.values()))
-    if len(groups) > 1:
-        return [group._replace(data=None) for group in groups.values()], summary
-    return list(groups.values()), summary
+    require_single_process("a comparison")
+    request = SweepRequest("compare", settings)
+    if request.seeds < 1 or shots < 1 or not 0 <= leave_out < 1:
+        raise BadInput("seeds and shots must be at least 1, and leave_out must lie in [0, 1)")
+    from supancl.reports.comparison import comparison_table, write_comparison
+    from supancl.reports.terminal import NarrowTable
+    from supancl.sweeps.comparing import measures_in, train_and_compare
+    from supancl.sweeps.grid import grid_rows, recipe_rows, short_names, split_grid
+    from supancl.sweeps.runner import check_monitored
+    from supancl.sweeps.runs import RunsFailed
+    from supancl.training.start import requested_recipe
 
-
-def check_same_images(groups: Sequence[RowGroup]) -> None:
-    """Refuse rows that would be compared on different images."""
-    first, reference = next(iter(groups[0].rows.items()))
-    for group in groups[1:]:
-        name, recipe = next(iter(group.rows.items()))
-        is_same = is_same_source(recipe.data.source, reference.data.source)
-        if is_same and group.classes != groups[0].classes:
-            raise BadInput(
-                f"{first} and {name} are measured by different classes ({len(groups[0].classes)} and "
-                f"{len(group.classes)}), so they cannot be compared; give one data.hierarchy, data.max_labels and "
-                "data.leave_out to both"
-            )
-        if not is_same or not _are_equal(group.held_out, groups[0].held_out):
-            raise BadInput(
-                f"{first} and {name} hold out different images ({reference.data.source} and {recipe.data.source}), so "
-                "they cannot be compared; give one --data, data.holdout and data.leave_out to both"
-            )
-
-
-def _are_equal(ours: ImageLabels, theirs: ImageLabels) -> bool:
-    if ours.pairs is None or theirs.pairs is None:
-        return ours.pairs is theirs.pairs and torch.equal(ours.labels, theirs.labels)
-    return torch.equal(ours.pairs, theirs.pairs)
-
-
-# --- differences ------------------------------------------------------------------------------------------------------
-
-
-def compare_rows(
-    results: Sequence[Result], rows: Sequence[str], by: str, against: Against, held_out: int | None = None
-) -> Result:
-    """What results.json says of the differences: the reference, one entry per other row, and sentences.
-
-    `held_out` is the number of labelled images that the rows are compared on.
-    """
-    values: dict[str, dict[int, float]] = {row: {} for row in rows}
-    for entry in results:
-        if entry[by] is not None and math.isfinite(entry[by]):
-            values[entry["row"]][entry["seed"]] = entry[by]
-    seeds = {entry["seed"] for entry in results}
-    complete = [row for row in rows if values[row].keys() == seeds]
-    comparison: dict[str, Any] = {"compared_by": NAMES.get(by, by), "reference": rows[0], "differences": []}
-    comparison["intervals"] = "for all pairs together" if against == "best" else "for each pair by itself"
-    if against == "best":
-        if not complete:
-            return comparison | {"reference": None, "findings": ["nothing is recommended: every row has a failed run"]}
-        comparison["reference"] = max(complete, key=lambda row: statistics.fmean(values[row].values()))
-        half = tukey_half_width([[values[row][seed] for seed in sorted(seeds)] for row in complete])
-
-        def interval(row: str) -> dict[str, Any] | None:
-            return _common_interval(values[row], values[comparison["reference"]], half) if row in complete else None
+    names = list(recipes)
+    if not names:
+        if "data.source" not in request.given:
+            raise BadInput("name recipes, or give data, such as a folder of images (docs/own-data.md)")
+        base = {key: value for key, value in request.given.items() if key.startswith("data.")}
+        names = [requested_recipe(None, None, request.options.get("compat"), base)[0].name]
+    bases = [request.bare(name) for name in names]
+    single, grid = split_grid(bases[0], request.given)
+    request.given = single
+    request.refuse({"train.seed": "seeds"})
+    if "train.seed" in grid:
+        raise BadInput("train.seed: every row has the same seeds; give their number with seeds")
+    if grid and len(names) > 1:
+        raise BadInput(f"{len(names)} recipes and several values of {', '.join(grid)}: vary one of them")
+    if not grid and len(names) < 2:
+        raise BadInput(f"{names[0]} alone: name two recipes or more, or several values: set loss.alpha=0,0.5")
+    if grid:
+        rows, heads, against = grid_rows(request.recipe(names[0]), grid), short_names(grid), "best"
     else:
-
-        def interval(row: str) -> dict[str, Any] | None:
-            return _paired_interval(values[row], values[rows[0]])
-
-    others = [row for row in rows if row != comparison["reference"]]
-    comparison["differences"] = [{"row": row, **difference} for row in others if (difference := interval(row))]
-    describe: Callable[..., list[str]] = describe_choice if against == "best" else describe_differences
-    findings = describe(comparison, values, others)
-    if held_out is not None and held_out < TOO_FEW_IMAGES:
-        findings = [
-            f"too few images to say which is better: {held_out} held out, {TOO_FEW_IMAGES} are needed; "
-            "label more images, or hold out more: --set data.holdout=0.3"
-        ]
-    elif held_out is not None and held_out < FEW_IMAGES and len(seeds) > 1:
-        findings.append(f"intervals are over seeds; other images than these {held_out} may change more")
-    return comparison | {"findings": [*findings, *describe_ends(results)]}
-
-
-def _paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str, Any] | None:
-    """Student's interval of the differences seed by seed; a failed run has none."""
-    common = sorted(ours.keys() & theirs.keys())
-    if not common:
-        return None
-    mean, low, high = mean_interval([ours[seed] - theirs[seed] for seed in common])
-    return _difference(mean, low, high, len(common))
-
-
-def _common_interval(ours: Mapping[int, float], best: Mapping[int, float], half: float) -> dict[str, Any]:
-    mean = statistics.fmean(ours[seed] - best[seed] for seed in ours)
-    return _difference(mean, mean - half, mean + half, len(ours))
-
-
-def _difference(mean: float, low: float, high: float, n: int) -> dict[str, Any]:
-    # seeds that differ by exactly as many images have no spread, which says that images are few, not that it is sure
-    is_clear = math.isfinite(low) and low < high and (low > 0 or high < 0)
-    verdict = "no clear difference" if not is_clear else "better" if mean > 0 else "worse"
-    return {"mean": mean, "low": low, "high": high, "n": n, "verdict": verdict}
-
-
-def describe_differences(comparison: Result, values: Mapping[str, Any], others: Sequence[str]) -> list[str]:
-    """A sentence per recipe: how it differs from the first."""
-    by_row, reference = {entry["row"]: entry for entry in comparison["differences"]}, comparison["reference"]
-    if others and all(entry["n"] < 2 for entry in by_row.values()):
-        return ["one seed shows no clear difference; run with --seeds 3 or more"]
-    lines = []
-    for row in others:
-        entry = by_row.get(row)
-        start = f"{comparison['compared_by']}, {row} minus {reference}: "
-        if entry is None or entry["n"] < 2:
-            lines.append(f"{start}no clear difference, {plural(entry['n'] if entry else 0, 'seed')} in common")
-        else:
-            lines.append(
-                f"{start}{entry['mean']:+.2f} points (95% interval {entry['low']:+.2f} to {entry['high']:+.2f}, "
-                f"n = {entry['n']}): {entry['verdict']}"
-            )
-    return lines
-
-
-def describe_choice(comparison: Result, values: Mapping[str, Mapping[int, float]], others: Sequence[str]) -> list[str]:
-    """Which combination is the best, and how many others are clearly worse; those with a failed run are left out."""
-    best, by = comparison["reference"], comparison["compared_by"]
-    if not others:
-        return ["there is one combination, so nothing is compared"]
-    seeds, complete = values[best], [entry["row"] for entry in comparison["differences"]]
-    mean = statistics.fmean(seeds.values())
-    tied = [row for row in complete if statistics.fmean(values[row].values()) == mean]
-    shared = f" and {', '.join(tied)} share" if tied else " has"
-    figure = "mAP" if by.endswith(" mAP") else "accuracy"
-    text = f"{best}{shared} the best {by.removesuffix(' mAP')} {figure} ({mean:.2f}%, {plural(len(seeds), 'seed')})"
-    if len(seeds) < 2:
-        return [f"{text}, but one seed shows no clear difference; run with --seeds 3 or more"]
-    verdicts = [entry["verdict"] for entry in comparison["differences"]]
-    close = [entry["row"] for entry in comparison["differences"] if entry["verdict"] != "worse"]
-    lines = [f"{text}; {verdicts.count('worse')} of {plural(len(complete), 'other')} clearly worse"]
-    if left_out := [row for row in others if row not in complete]:
-        lines.append(f"not compared, because a run of it failed: {', '.join(left_out)}")
-    if close:
-        lines.append(f"no clear difference from {', '.join(close)}")
-    return [*lines, f"its {figure} was used to choose it, so it is a little too high; a test split has not been used"]
-
-
-def describe_ends(results: Sequence[Result]) -> list[str]:
-    """The runs that failed or collapsed."""
-    lines = [
-        f"failed, and in no mean: {entry['row']}, seed {entry['seed']}: {entry['failed']}"
-        for entry in results
-        if entry["failed"]
-    ]
-    collapsed = [f"{entry['row']} (seed {entry['seed']})" for entry in results if entry["collapsed"]]
-    return lines + ([f"collapsed: {', '.join(collapsed)}"] if collapsed else [])
+        rows, heads, against = recipe_rows((name, request.recipe(name)) for name in names), {"row": "recipe"}, "first"
+    for recipe in rows.recipes.values():
+        check_monitored(recipe)
+    epochs = sorted({recipe.train.epochs for recipe in rows.recipes.values()})
+    if len(epochs) > 1:
+        say(f"the recipes train for {' and '.join(map(str, epochs))} epochs; set epochs to give all the same")
+    sweep = request.sweep()
+    say(f"rows: {len(rows.recipes)}, seeds: {request.seeds}, {len(rows.recipes) * request.seeds} runs in {request.out}")
+    result, runs = train_and_compare(rows.recipes, rows.labels, sweep, against, leave_out, shots)  # type: ignore[arg-type]
+    measures = measures_in(result)
+    table = comparison_table(result, heads, measures)
+    show(
+        NarrowTable(
+            table, [title for key, (title, _) in reversed(list(measures.items())) if not key.startswith("linear")]
+        )
+    )
+    for line in result["findings"]:
+        say(line)
+    write_comparison(result, table, measures, request.out)
+    say(f"runs and results.json, .md, .tex, .png in {request.out}; {result['seconds']:.0f} s")
+    if runs.failed:
+        raise RunsFailed(runs.failed, result, request.out)
+    return result

@@ -1,4 +1,4 @@
-"""The rows of `supancl compare` and `supancl sweep`: recipes by name, and every combination of some settings."""
+"""The rows of `supancl compare`: recipes by name, and every combination of some settings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from supancl.config import flattened, parse_value
 from supancl.errors import BadInput
 from supancl.recipes import Recipe
+from supancl.recipes.shorthands import full_name, with_settings
 
 
 class RowSet(NamedTuple):
@@ -42,7 +43,7 @@ def grid_rows(base: Recipe, grid: Mapping[str, Sequence[Any]]) -> RowSet:
     labels: dict[str, dict[str, Any]] = {}
     short = short_names(grid)
     for values in product(*grid.values()):
-        changed = base.with_set(dict(zip(grid, values, strict=True)), because="sweep")
+        changed = base.with_set(dict(zip(grid, values, strict=True)), because="compare")
         fields = {field: flattened(changed)[field] for field in grid}
         name = safe_name("-".join(f"{short[field]}-{show_value(value)}" for field, value in fields.items()))
         while rows.get(name, changed) != changed:  # two values that look the same in the name of a folder
@@ -52,17 +53,26 @@ def grid_rows(base: Recipe, grid: Mapping[str, Sequence[Any]]) -> RowSet:
     return RowSet(rows, labels)
 
 
-def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
-    """`optimizer.lr=.1,.3` -> {"optimizer.lr": [".1", ".3"]}; the recipe then checks field and values."""
+def split_grid(base: Recipe, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """The settings of one value, and by dotted field those of several: a list in Python, or A,B on the command line."""
+    single: dict[str, Any] = {}
     grid: dict[str, list[Any]] = {}
-    for word in words:
-        field, equals, text = word.partition("=")
-        if not equals or not field or not text:
-            raise BadInput(f"--grid {word}: must be FIELD=VALUE,VALUE, such as optimizer.lr=.1,.3")
-        if field in grid:
-            raise BadInput(f"--grid {word}: {field} is named twice; give all of its values once, separated by commas")
-        grid[field] = [parse_value(value) for value in split_values(text)]
-    return grid
+    for name, value in settings.items():
+        values = split_values(value) if isinstance(value, str) else value
+        if not isinstance(values, (list, tuple)) or len(values) < 2 or accepts(base, name, value):
+            single[name] = value
+        else:
+            grid[full_name(base, name)] = [parse_value(item) if isinstance(item, str) else item for item in values]
+    return single, grid
+
+
+def accepts(recipe: Recipe, name: str, value: Any) -> bool:
+    """Whether the field takes this value as it is: some fields are lists, or names with commas."""
+    try:
+        with_settings(recipe, {name: value})
+    except BadInput:
+        return False
+    return True
 
 
 def split_values(text: str) -> list[str]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from supancl.core.precision import pick_device
 from supancl.data.opening import is_same_source
 from supancl.errors import BadInput
-from supancl.evaluate import (
+from supancl.evaluation import (
     EvaluatedEncoder,
     EvaluationOptions,
     SgdSettings,
@@ -20,11 +21,10 @@ from supancl.evaluate import (
     evaluate_variance,
     open_evaluated_encoder,
 )
-from supancl.evaluate.naming import non_default_settings, source_of
+from supancl.evaluation.naming import non_default_settings, source_of
 from supancl.probes.knn import DEFAULT_K
-from supancl.reporter import Reporter
+from supancl.reporter import warn
 from supancl.sweeps.runs import TrainedRun
-from supancl.training.preflight import pick_device
 from supancl.training.run import read_result
 from supancl.weights.run_folder import RunFolder
 
@@ -85,15 +85,15 @@ class Measurement:
 class RunEvaluator:
     """Measures runs one after another; nothing is measured twice, and data stay open for the next run."""
 
-    def __init__(self, device: str, reporter: Reporter | None = None) -> None:
-        self.device, self.reporter, self.sources = device, reporter or Reporter(), SourceCache()
+    def __init__(self, device: str) -> None:
+        self.device, self.sources = device, SourceCache()
         self._open: tuple[Path, str, EvaluatedEncoder] | None = None
 
     def open_run(self, run: Path, layer: str = "pooled") -> EvaluatedEncoder:
         """The run's encoder at this layer; the last one stays open."""
         if self._open is None or self._open[:2] != (run, layer):
             options = EvaluationOptions(pick_device(self.device), layer=layer, sources=self.sources)
-            self._open = run, layer, open_evaluated_encoder(str(run), options, self.reporter)
+            self._open = run, layer, open_evaluated_encoder(str(run), options)
         return self._open[2]
 
     def find_or_measure(self, run: Path, measurement: Measurement) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class RunEvaluator:
             value = self.find_or_measure(run, measurement)[field]
             return None if value is None else float(value)
         except BadInput as error:
-            self.reporter.warn(f"{run.name}: {measurement.protocol} is not measured: {error}")
+            warn(f"{run.name}: {measurement.protocol} is not measured: {error}")
             return None
 
 

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from supancl.core.precision import pick_device
 from supancl.data.decode import available_cores
 from supancl.data.label_pairs import check_one_label
 from supancl.data.opening import open_data
@@ -31,7 +32,7 @@ from supancl.recipes.plugin_files import load_plugin, loaded_plugins
 from supancl.recipes.plugins import describe_plugin_error
 from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
-from supancl.reporter import Reporter
+from supancl.reporter import Reporter, current_reporter, report_to
 from supancl.sweeps.runs import (
     FAILURE_FILE,
     Failure,
@@ -42,19 +43,19 @@ from supancl.sweeps.runs import (
     record_failure,
     retry_flags,
 )
-from supancl.training.cost import available_memory, check_memory, estimate_memory
 from supancl.training.cuda.reuse import share_step
-from supancl.training.fitting import fit_to_data
-from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
-from supancl.training.pretrain import pretrain
+from supancl.training.memory import available_memory, check_memory, estimate_memory
 from supancl.training.signals import signals_that_stop
+from supancl.training.start import changed_settings, check_data, resolve, train, with_short_side
 from supancl.weights.checkpoint import checkpoints
+from supancl.weights.run_data import check_same_data
 from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
 
 T = TypeVar("T")
 MakeReporter = Callable[[], Reporter]
 BYTES_PER_RUN = 1e9  # at least, of a process with a small encoder: 0.9 GB on the digits, most of it torch
+SHORT_RUNS = 60.0  # seconds; of fewer nothing is said
 _stopping: Event | None = None  # set in workers
 
 
@@ -69,21 +70,24 @@ class Sweep:
     seeds: int = 1
     jobs: int | None = None  # runs in parallel; None: as many as suit the recipe
     retry: bool = False  # continue runs that failed before
-    reporter: Reporter = field(default_factory=Reporter)
     run_reporter: MakeReporter = Reporter  # makes the reporter of each run; it is pickled for parallel runs
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
-            raise BadInput(f"--seeds {self.seeds}: must be at least 1")
+            raise BadInput(f"seeds {self.seeds}: must be at least 1")
         if self.jobs is not None and self.jobs < 1:
-            raise BadInput(f"--jobs {self.jobs}: must be at least 1")
+            raise BadInput(f"jobs {self.jobs}: must be at least 1")
+
+    @property
+    def reporter(self) -> Reporter:
+        return current_reporter()
 
     def check_folder(self, base: Recipe) -> None:
         """Refuse a folder that cannot be used. Call it before reading the data, which may take an hour."""
         folder = RunFolder(self.out)
         folder.check_place()
         if folder.has_run:
-            raise BadInput(f"{self.out} already holds a single run; choose another --out for a study")
+            raise BadInput(f"{self.out} already holds a single run; choose another out for a study")
         for source in base.data.all_sources:
             check_out_folder(source, self.out)
 
@@ -134,8 +138,11 @@ class Sweep:
         if failed:
             self.reporter.note(f"failed before: {', '.join(failed)}; continue them with {retry_flags(failed)}")
         jobs = self.jobs_for(next(iter(recipes.values())))
-        if missing and (line := describe_memory(missing, jobs)):
-            self.reporter.note(line)
+        for name, recipe in missing.items():
+            try:
+                check_memory(recipe, pick_device(recipe.train.device))
+            except BadInput as error:
+                raise BadInput(f"{name}: {error}") from None
 
         def how_to_continue(extra_flags: str = "") -> str:
             return (
@@ -158,7 +165,7 @@ class Sweep:
         except BrokenProcessPool:
             raise BadInput(
                 f"one of {jobs} processes was killed, most likely for lack of memory, "
-                f"{how_to_continue(f'--jobs {max(1, jobs // 2)} ')}"
+                f"{how_to_continue(f'jobs {max(1, jobs // 2)} ')}"
             ) from None
         return failed
 
@@ -176,7 +183,7 @@ def select_rows(rows: Mapping[str, T], requested: str | None, kind: str) -> dict
     names = list(rows) if requested is None else [name.strip() for name in requested.split(",")]
     for name in names:
         if name not in rows:
-            raise BadInput(f"--rows {requested}: no row {name!r} in this {kind}{did_you_mean(name, rows)}")
+            raise BadInput(f"rows {requested}: no row {name!r} in this {kind}{did_you_mean(name, rows)}")
     return {name: row for name, row in rows.items() if name in names}
 
 
@@ -185,14 +192,7 @@ def check_run(recipe: Recipe, folder: RunFolder, data: Data) -> None:
     check_same_recipe(recipe, folder)
     check_data(recipe, data)
     if folder.has_run and checkpoints(folder.checkpoints):  # without one it starts over
-        check_same_data(folder, data, "restore them, or choose another --out", f"{folder.path}: ")
-
-
-def check_overrides(overrides: Mapping[str, Any], varied: Mapping[str, str]) -> None:
-    """Refuse overrides of fields that the sweep sets; `varied` maps each to the flag to use instead."""
-    for name, instead in varied.items():
-        if name in overrides:
-            raise BadInput(f"{name} is set by this study; give {instead} instead")
+        check_same_data(folder, data, "restore them, or choose another out", f"{folder.path}: ")
 
 
 def check_monitored(recipe: Recipe) -> None:
@@ -208,25 +208,23 @@ def open_recipe_data(recipe: Recipe, several_labels: bool = False) -> Data:
     return data
 
 
-def open_held_out(
-    base: Recipe, because: str, reporter: Reporter, hint: str = "", several_labels: bool = False
-) -> tuple[Recipe, Data]:
+def open_held_out(base: Recipe, because: str, hint: str = "", several_labels: bool = False) -> tuple[Recipe, Data]:
     """The recipe, fitted if it is an `auto` one, and its data with held-out images to compare runs on.
 
     Nothing is chosen on a test set: without a validation split, a tenth of the training images is held out.
     """
-    base = fit_to_data(base, None, None, reporter)  # once: a run that fits itself could not be continued
+    base = resolve(base)  # once: a run that fits itself could not be continued
     data = open_recipe_data(base, several_labels)
     if data.summary["held_out_from"] == "test":
         base = base.with_set({"data.holdout": 0.1}, because=because)
-        reporter.note(
+        current_reporter().note(
             f"the data have a test split but no val split: 10% of the training images are held out instead{hint}"
         )
         data = open_recipe_data(base, several_labels)
     if data.train.class_ids() and not data.held_out.class_ids():
         raise BadInput(
             f"{base.data.source}: no held-out image has a label to evaluate on; leave out "
-            "--set data.holdout=0, or add labels to val/"
+            "data.holdout=0, or add labels to val/"
         )
     return base, data
 
@@ -240,25 +238,9 @@ def default_jobs(recipe: Recipe) -> int:
     if recipe.encoder.name not in ("cnn", "linear") or device.type != "cpu":
         return 1
     available, needed = available_memory(device), estimate_memory(recipe, device)
-    bytes_per_run = max(BYTES_PER_RUN, needed.total if needed is not None else 0)
+    bytes_per_run = max(BYTES_PER_RUN, needed or 0)
     fitting = available_cores() if available is None else int(available // bytes_per_run)
     return max(1, min(available_cores(), fitting))
-
-
-def describe_memory(recipes: Mapping[str, Recipe], jobs: int) -> str:
-    """How much memory the largest of these runs needs, empty if that is unknown; it is refused if it does not fit."""
-    device = pick_device(next(iter(recipes.values())).train.device)
-    needed = {name: memory.total for name, recipe in recipes.items() if (memory := estimate_memory(recipe, device))}
-    if not needed:
-        return ""
-    largest = max(needed, key=needed.__getitem__)
-    try:
-        text = check_memory(recipes[largest], device)
-    except BadInput as error:
-        raise BadInput(f"{largest}: {error}") from None
-    at_once = min(jobs, len(recipes))
-    side_by_side = f"; {at_once} runs train at once" if at_once > 1 else ""
-    return f"memory: {text} for the largest run, besides the images{side_by_side}"
 
 
 def train_each(
@@ -338,7 +320,8 @@ def train_run(recipe: Recipe, path: Path, run_reporter: MakeReporter = Reporter)
         changed = changed_settings(recipe, saved)
         to_train = saved.with_set(changed) if changed else None
     try:
-        pretrain(to_train, out=path, resume=folder.has_run, reporter=run_reporter())
+        with report_to(run_reporter()):
+            train(to_train, out=path, resume=folder.has_run)
     except (Collapsed, NonFinite) as error:
         failure = Failure(error.cause, error.exit_code)
         record_failure(path, failure)

@@ -14,7 +14,7 @@ from supancl.data.opening import absolute_source, is_same_source
 from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, plural
 from supancl.files import read_text, write_text
 from supancl.recipes import Recipe
-from supancl.training.preflight import is_same_or_automatic
+from supancl.training.start import is_same_or_automatic
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_end import has_collapsed
 from supancl.weights.run_folder import RunFolder
@@ -62,8 +62,8 @@ class Runs(NamedTuple):
 def retry_flags(failed: Mapping[str, Failure]) -> str:
     """Flags that let failed runs continue past the failure; without them they would fail again."""
     failures = list(failed.values())
-    skip = " --on-nan skip" if any(failure.not_finite for failure in failures) else ""
-    return f"--retry{skip}" + (" --on-collapse warn" if any(failure.collapsed for failure in failures) else "")
+    skip = " on_nan skip" if any(failure.not_finite for failure in failures) else ""
+    return f"retry{skip}" + (" on_collapse warn" if any(failure.collapsed for failure in failures) else "")
 
 
 class RunsFailed(CheckFailed):
@@ -74,7 +74,7 @@ class RunsFailed(CheckFailed):
         are = "is" if len(failed) == 1 else "are"
         count = f"{len(failed)} of {plural(len(result['rows']), 'run')} failed and {are} in no mean"
         not_finite = any(failure.not_finite for failure in failed.values())
-        new_study = ", or start another study with a lower --set optimizer.lr" if not_finite else ""
+        new_study = ", or start another study with a lower optimizer.lr" if not_finite else ""
         super().__init__(
             f"{count} ({', '.join(failed)}); the other results are in {out}; {retry_flags(failed)} "
             f"continues the failed runs from their last checkpoint{new_study}; {first}: {failed[first].reason}",
@@ -110,7 +110,7 @@ def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
         if key != "data.source" or not is_same_source(str(trained_with.get(key)), str(value)):
             raise BadInput(
                 f"{folder.path} holds a run with {key} = {trained_with.get(key)!r}, this study needs {value!r}; "
-                "choose another --out"
+                "choose another out"
             )
 
 

@@ -147,7 +147,7 @@ class Monitor:
         if not bool(torch.isfinite(queries.values).all()):
             raise NonFinite(
                 "features of held-out images are not finite numbers; nothing was saved over the last checkpoint",
-                "try a lower --set optimizer.lr",
+                "try a lower optimizer.lr",
             )
         within, total = variance(queries)
         row: dict[str, Any] = {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
@@ -235,12 +235,12 @@ def likely_cause(recipe: Recipe) -> str:
         recipe.loss.kind in ("align", "semi"),
         recipe.optimizer.weight_decay * recipe.learning_rate >= 1e-4,
     )
-    lower = f"--set optimizer.weight_decay={recipe.optimizer.weight_decay / 5:g}"
+    lower = f"optimizer.weight_decay={recipe.optimizer.weight_decay / 5:g}"
     if is_align and recipe.loss.supervised and recipe.pool.kind == "none" and recipe.branches.target != "momentum":
         also = f", at weight decay {recipe.optimizer.weight_decay:g}" * decays_fast  # both matter: docs/alpha.md
         return (
             f"Likely cause: a supervised target without a pool and without a momentum branch{also} (the paper's "
-            "Table 8). Try --set pool.kind=queue" + f" or {lower}" * decays_fast
+            "Table 8). Try pool.kind=queue" + f" or {lower}" * decays_fast
         )
     if is_align and recipe.heads.predictor is None:
         return "Likely cause: no predictor. Give heads.predictor, as in the recipe"
@@ -251,5 +251,5 @@ def likely_cause(recipe: Recipe) -> str:
             f"Try {lower}"
         )
     if recipe.schedule.warmup_epochs == 0:
-        return "Likely cause: full learning rate from the first step. Try --set schedule.warmup_epochs=10"
-    return f"Try a lower learning rate: --set optimizer.lr={recipe.optimizer.lr / 3:.2g}"
+        return "Likely cause: full learning rate from the first step. Try schedule.warmup_epochs=10"
+    return f"Try a lower learning rate: optimizer.lr={recipe.optimizer.lr / 3:.2g}"

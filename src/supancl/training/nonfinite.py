@@ -68,8 +68,8 @@ def handle_nonfinite(loop: Loop, step: int) -> None:
     files = loop.data.train.names_at(trainer.inputs.schedule.order.positions(step))
     listed = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
     cause = f"the loss or its gradient is not a finite number at step {step} (images {listed})"
-    restart = "start again with a lower --set optimizer.lr"
-    restart += " or --precision fp32" if settings.precision == "bf16" else ""
+    restart = "start again with a lower optimizer.lr"
+    restart += " or precision fp32" if settings.precision == "bf16" else ""
     resume = f"{program_name()} pretrain --resume --on-nan skip --out {shlex.quote(str(loop.folder.path))}"
     resume += plugin_flags(plugins_to_continue(loop.folder.read_plugins()))
     advice = f"to continue without such steps, checking every loss (slower on a GPU): {resume}; or {restart}"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import supancl
 from supancl.config import parse_json
 from supancl.core.encoders import Encoder
 from supancl.errors import BadInput, plural
 from supancl.files import is_as_written, read_text, reason
 from supancl.recipes import Recipe
 from supancl.weights.encoder_file import load_encoder
-from supancl.weights.run_end import has_collapsed
+from supancl.weights.run_end import has_collapsed, read_end
 from supancl.weights.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from supancl.probes import Features
 
 LINE = 80  # characters that repr() takes at most
 
@@ -41,6 +45,31 @@ class Run:
     def results(self) -> dict[str, dict[str, Any]]:
         """What `supancl evaluate` has written for this run by now, by name: {"knn": {"accuracy": 93.1, ...}, ...}."""
         return read_results(self.folder)
+
+    def evaluate(self, protocol: str | None = None, **settings: Any) -> dict[str, Any]:
+        """`supancl.evaluate` of this run: k-NN and linear accuracy, or one protocol."""
+        return supancl.evaluate(self, protocol, **settings)
+
+    def predict(self, data: str | Path | None = None, **settings: Any) -> dict[str, Any]:
+        """`supancl.predict` with this run: a table of labels for images."""
+        return supancl.predict(self, data=data, **settings)
+
+    def embed(self, data: Any, **settings: Any) -> Features:
+        """`supancl.embed` with this run: the features of images."""
+        return supancl.embed(self, data, **settings)
+
+    def export(self, out: str | Path, **settings: Any) -> dict[str, Any]:
+        """`supancl.export` of this run: its encoder for other libraries."""
+        return supancl.export(self, out, **settings)
+
+    def report(self, **settings: Any) -> dict[str, Any]:
+        """`supancl.report` of this run: one page."""
+        return supancl.report(self, **settings)
+
+    def summary(self) -> dict[str, Any]:
+        """What `--json` writes of a run."""
+        last = {key: value for row in self.metrics[-2:] for key, value in row.items() if key != "kind"}
+        return {"run": str(self.folder), "collapsed": self.collapsed, "last": last}
 
     def __repr__(self) -> str:
         rest = f": {self._describe()})"
@@ -100,3 +129,16 @@ def load(path: Path | str) -> Run:
         raise BadInput(f"{path} holds no run (no recipe.json); give a run folder")
     folder.check_recipe_file()
     return Run(folder.path, encoder, folder.metrics(), bool(has_collapsed(folder)))
+
+
+def read_finished_run(out: Path | str | None) -> Run | None:
+    """The run in this folder if it is finished and none of its checkpoints was kept, else None."""
+    folder = RunFolder(Path(out or ""))
+    if out is None or not folder.has_run or not folder.end_file.exists() or folder.checkpoint_files():
+        return None
+    if (end := read_end(folder)) is None:  # to start again at step 0 would overwrite the encoder
+        raise BadInput(
+            f"{folder.end_file} is damaged or of another run, and there is no checkpoint; restore it, or remove it to "
+            "start again at step 0"
+        )
+    return Run(folder.path, load_encoder(folder.path), folder.metrics(), end.collapsed)

@@ -128,7 +128,7 @@ class Trainer:
         if state.get("recipe") != self.recipe.name:
             raise BadInput(
                 f"the checkpoint is of recipe {state.get('recipe')!r}, this run is {self.recipe.name!r}; "
-                "choose another --out"
+                "choose another out"
             )
         try:
             self.model.load(state)

@@ -50,7 +50,7 @@ def save_classifier(path: Path, content: ClassifierFile) -> None:
 def load_classifier(path: Path) -> ClassifierFile:
     """Read a classifier that supancl wrote; refuse a damaged file and one whose parts do not fit."""
     if not path.exists():
-        raise BadInput(f"no classifier {path}{did_you_mean_path(path) or '; give a folder of evaluate finetune --out'}")
+        raise BadInput(f"no classifier {path}{did_you_mean_path(path) or '; give a folder of evaluate finetune out'}")
     tensors, classes, metadata = _load(path)
     weight, bias = tensors.get("weight"), tensors.get("bias")
     fits = (

@@ -222,7 +222,7 @@ def initialize_encoder(encoder: Encoder, path: Path | str) -> None:
         try:
             content = load_tensors(file, mapped=True)
         except DamagedFile as error:
-            raise BadInput(f"{error}; copy it again, or give another --init") from None
+            raise BadInput(f"{error}; copy it again, or give another init") from None
         inner = content.get("state_dict", content)
         if not isinstance(inner, dict):
             raise BadInput(f"{file}: its state_dict is of type {type(inner).__name__}; give a dict of tensors by name")

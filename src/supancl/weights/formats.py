@@ -229,7 +229,7 @@ def _refuse_unknown(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) ->
     if prefixes:
         raise BadInput(
             f"a backbone under {', '.join(map(repr, prefixes.values()))}, which matches no known format ({available}); "
-            "pass its prefix (--prefix)"
+            "pass its prefix (prefix)"
         )
     if any("patch_embed.proj.0.weight" in name for name in state):
         raise BadInput(

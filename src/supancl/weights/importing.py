@@ -44,7 +44,7 @@ from supancl.weights.formats import (
 )
 from supancl.weights.names import split_encoder_name
 
-__all__ = ["FORMATS", "Format", "Identified", "identify", "import_checkpoint", "open_encoder"]
+__all__ = ["FORMATS", "Format", "Identified", "convert_checkpoint", "identify", "open_encoder"]
 
 # classifiers and projectors under the backbone's prefix
 HEADS = ("fc.", "head.", "heads.", "head_dist.", "classifier.", "linear.", "projection_head.", "prototypes.")
@@ -72,14 +72,14 @@ def open_encoder(
     return _open(str(text), size, mean, std, branch, prefix)[0]
 
 
-def import_checkpoint(
+def convert_checkpoint(
     text: str | Path, out: str | Path, *, size: int | None = None, mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None, branch: str = "online", prefix: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write what `open_encoder` opens as encoder.safetensors (`out`, or in the folder `out`) and describe it."""
     path = Path(out) if Path(out).suffix == ".safetensors" else Path(out) / "encoder.safetensors"
     if path.exists():  # before reading the file, which may be large
-        raise BadInput(f"{path} exists already; choose another --out, or remove it")
+        raise BadInput(f"{path} exists already; choose another out, or remove it")
     check_writable(path.parent)
     encoder, identified = _open(str(text), size, mean, std, branch, prefix)
     make_folder(path.parent)
@@ -218,11 +218,11 @@ def _spec(
     if channels != 3 and (mean is None or std is None):
         raise BadInput(
             f"takes images of {plural(channels, 'channel')}, and ImageNet's mean and std are for 3; give "
-            f"mean and std with {plural(channels, 'number')} each (--mean, --std)"
+            f"mean and std with {plural(channels, 'number')} each (mean, std)"
         )
     native_size = image_side(names)
     if size is not None and native_size is not None and size != native_size:
-        raise BadInput(f"its positions are for images of {native_size} px, not {size}; leave size out (--size)")
+        raise BadInput(f"its positions are for images of {native_size} px, not {size}; leave size out (size)")
     default_size = native_size or (32 if name.startswith("cifar-") else 224)
     default_mean, default_std = _default_mean_and_std(name if is_named else "")
     spec = {

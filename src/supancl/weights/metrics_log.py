@@ -36,7 +36,7 @@ class MetricsLog:
             for name, value in row_numbers(row).items():
                 self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
         except OSError as error:
-            way_out = f"free some space, then continue with --resume --out {self.folder.path}"
+            way_out = f"free some space, then continue with resume out {self.folder.path}"
             raise BadInput(describe_write_failure(self.folder.metrics_file, reason(error), way_out)) from None
 
     def sync(self) -> None:

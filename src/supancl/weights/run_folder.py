@@ -88,7 +88,7 @@ class RunFolder:
         try:
             str(self.path).encode("utf-8")
         except UnicodeEncodeError:
-            raise BadInput(f"{self.path}: TensorBoard's files need a name in UTF-8; choose another --out") from None
+            raise BadInput(f"{self.path}: TensorBoard's files need a name in UTF-8; choose another out") from None
 
     def check_links(self) -> None:
         """Refuse links in the place of what a run writes to: a received folder could make it write anywhere."""
@@ -102,20 +102,20 @@ class RunFolder:
             if file != self.recipe_file.name and (self.path / file).exists():
                 raise BadInput(f"{self.path} holds a run of supancl {command}; choose another --out")
         if self.has_run and not resume:
-            raise BadInput(f"{self.path} already holds a run; continue it with --resume, or choose another --out")
+            raise BadInput(f"{self.path} already holds a run; continue it with resume, or choose another out")
         runs_below = [] if self.has_run else sorted(self.path.glob("*/recipe.json"))
         if runs_below:
-            advice = f"choose another --out: {self.path / 'NAME'}"
+            advice = f"choose another out: {self.path / 'NAME'}"
             if resume:
-                advice = f"continue one of them: --out {runs_below[0].parent}"
+                advice = f"continue one of them: out {runs_below[0].parent}"
             raise BadInput(
                 f"{self.path} is a folder of runs, such as {runs_below[0].parent.name}, and not a run; {advice}"
             )
         if self.leftover_files:
             raise BadInput(
                 f"{self.path} holds {self.leftover_files[0].relative_to(self.path)} of a run but no "
-                f"{self.recipe_file.name}; restore that and continue with --resume, or choose another "
-                "--out"
+                f"{self.recipe_file.name}; restore that and continue with resume, or choose another "
+                "out"
             )
 
     def create(self) -> None:
@@ -128,7 +128,7 @@ class RunFolder:
                 self.created = False
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BadInput(f"cannot write to {self.path} ({error.strerror}); choose another --out") from None
+            raise BadInput(f"cannot write to {self.path} ({error.strerror}); choose another out") from None
         check_writable(self.path)
 
     @contextlib.contextmanager
@@ -136,7 +136,7 @@ class RunFolder:
         """Allow one writer at a time; the lock ends with the process, so a killed run never blocks the next."""
 
         def refuse(owner: str) -> None:
-            raise BadInput(f"{self.path} is in use by process {owner}; wait for it, stop it, or choose another --out")
+            raise BadInput(f"{self.path} is in use by process {owner}; wait for it, stop it, or choose another out")
 
         with hold_lock(self.lock_file, refuse):
             try:
@@ -207,7 +207,7 @@ class RunFolder:
         except BadInput as error:
             line = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
             others = "".join(f" and its plugin {file}" for file in self.read_plugins())
-            raise BadInput(f"{line}; restore the file that the run wrote{others}, or choose another --out") from None
+            raise BadInput(f"{line}; restore the file that the run wrote{others}, or choose another out") from None
         return recipe, self.read_data()[1]
 
     def check_recipe_file(self) -> None:
@@ -239,7 +239,7 @@ class RunFolder:
         data, classes = content.get("data") or {}, content.get("classes") or []
         if not isinstance(data, dict) or not isinstance(classes, list):
             wrong = "classes is not a list" if isinstance(data, dict) else "data is not an object"
-            raise BadInput(f"{self.recipe_file}: {wrong}; restore the file that the run wrote, or choose another --out")
+            raise BadInput(f"{self.recipe_file}: {wrong}; restore the file that the run wrote, or choose another out")
         return data, tuple(map(str, classes))
 
     def read_short_side(self) -> int | None:

@@ -64,7 +64,7 @@ def _has_remains(path: Path, files: list[str]) -> bool:
     return "metrics.jsonl" in files or any((path / "checkpoints").glob("step-*.pt"))
 
 
-def list_runs(folder: Path) -> list[ListedRun]:
+def find_listed_runs(folder: Path) -> list[ListedRun]:
     """The runs below a folder; one that is damaged is listed with what is wrong."""
     if not folder.is_dir():
         raise BadInput(f"no folder {folder}; name the folder that holds your runs (default: runs)")

@@ -1,6 +1,6 @@
 """What an encoder is called in timm, and which encoder a timm architecture with its arguments is.
 
-Architectures that timm lacks have names that begin with `supancl_`; `supancl.export.timm_models` registers them.
+Architectures that timm lacks have names that begin with `supancl_`; `supancl.use.timm_models` registers them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TimmModel(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether timm knows it only after `import supancl.export.timm_models`."""
+        """Whether timm knows it only after `import supancl.use.timm_models`."""
         return self.architecture.startswith("supancl_")
 
 
@@ -71,6 +71,6 @@ def from_timm(architecture: str, arguments: Mapping[str, Any]) -> tuple[str, int
     if given:
         raise BadInput(
             f"model_args sets {', '.join(sorted(map(str, given)))}, which changes {architecture}, and supancl has no "
-            "encoder for that; register one with --plugin FILE (docs/extending.md)"
+            "encoder for that; register one with plugin FILE (docs/extending.md)"
         )
     return f"timm:{architecture}", None

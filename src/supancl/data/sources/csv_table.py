@@ -61,7 +61,7 @@ def list_csv(
                 if not skip_bad and not isfile(folder + text if is_plain else os.path.join(folder, text)):
                     raise BadInput(  # with skip_bad it is listed as unreadable
                         f"{path} line {rows.line_num}: no file {text!r} (looked in {path.parent}); correct the path, "
-                        "remove the line, or pass --skip-bad-images"
+                        "remove the line, or pass skip_bad_images"
                     )
                 columns.add(split, text, label)
     except (UnicodeDecodeError, csv.Error) as error:
@@ -194,7 +194,7 @@ class WeightRows:
         return BadInput(
             f"{table} line {line}: column {self.classes[column]!r} holds {cells[column].strip()[:80]!r}, which is "
             "no weight from 0 to 1; without a column 'label', all columns but path and split are classes: write 0, 1 "
-            "or a weight, or name the columns with --columns image=NAME,label=NAME (label=cat+dog: one per class)"
+            "or a weight, or name the columns with columns image=NAME,label=NAME (label=cat+dog: one per class)"
         )
 
     def label_table(self, max_labels: int, name_row: Callable[[int], str]) -> LabelTable:
@@ -260,7 +260,7 @@ def find_columns(header: list[str], table: Path, names: Mapping[str, str]) -> Ta
             raise BadInput(f"{table}: the columns are separated by {separator!r}; save it with commas between them")
         raise BadInput(
             f"{table}: no column {min(missing)!r}; the first line has {columns}; write path,label[,split], name the "
-            "columns with --columns image=NAME,label=NAME, or write one column of weights for each of several classes"
+            "columns with columns image=NAME,label=NAME, or write one column of weights for each of several classes"
         )
     count = Counter(header)
     repeated = next((name for name in (path, *labels, split) if count[name] > 1), None)
@@ -281,7 +281,7 @@ def _class_names(columns: Sequence[str], table: Path) -> tuple[str, ...]:
         if not name or "\n" in name or count[name] > 1:
             raise BadInput(
                 f"{table}: a column called {name[:80]!r} cannot be a class; give every class another name, or name the "
-                "columns of the classes with --columns label=cat+dog"
+                "columns of the classes with columns label=cat+dog"
             )
     return names
 
@@ -317,7 +317,7 @@ def _prediction_remarks(table: Path, header: list[str]) -> tuple[str, ...]:
         return ()
     return (
         f"{table}: {plural(predicted, 'label was', 'labels were')} predicted (column source), and held-out images may "
-        "be among them, so accuracies are not about true labels; name true ones with evaluate --data",
+        "be among them, so accuracies are not about true labels; name true ones with evaluate data",
     )
 
 
@@ -331,5 +331,5 @@ def _weight_remarks(table: Path, entries: Columns) -> tuple[str, ...]:
     return (
         f"{table}: {plural(count, 'label looks', 'labels look')} like NAME:WEIGHT, such as {example!r}, and "
         f"{'is' if count == 1 else 'are'} read as names, because no label of the table has a ';'. If they are weights, "
-        "end labels in a ';' (cat:0.7;); if they are names, --set data.max_labels=1 says so",
+        "end labels in a ';' (cat:0.7;); if they are names, data.max_labels=1 says so",
     )

@@ -62,7 +62,7 @@ def check_out_folder(source: str, out: Path) -> None:
         if not any(map(is_hidden, relative.parts)):  # hidden folders are not read
             raise BadInput(
                 f"{out} is inside {_readable_path(folder)}, whose folders are read as classes, so it would change "
-                f"the data in {_readable_path(root)}; choose another --out"
+                f"the data in {_readable_path(root)}; choose another out"
             )
 
 
@@ -135,7 +135,7 @@ def _class_files(folder: Path, remarks: list[str], empty: list[Path], nested: bo
             else:
                 ignored.append(path)
         filled = {path for class_folder in names for path in (class_folder, *class_folder.parents)}
-        class_folders = [path for path, _ in _walk(child)] if nested else [child]
+        class_folders = [] if is_unlabelled(child) else [path for path, _ in _walk(child)] if nested else [child]
         empty += [path for path in class_folders if path not in filled]
     if ignored:
         kinds = Counter(path.suffix.lower() or "without a suffix" for path in ignored).most_common(5)

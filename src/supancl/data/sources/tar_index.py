@@ -69,7 +69,7 @@ class TarIndex:
                 return _read_fields(self.path, *names)
             except READ_ERRORS as error:
                 raise BadInput(
-                    f"{self.path}: the index of {self.tar} cannot be stored ({reason(error)}); continue with --resume"
+                    f"{self.path}: the index of {self.tar} cannot be stored ({reason(error)}); continue with resume"
                 ) from None
 
     def check(self) -> None:
@@ -80,7 +80,7 @@ class TarIndex:
             changed = image_problem(error)
         if changed:
             raise BadInput(
-                f"{self.tar}: was readable before, now it is not ({changed}); restore it, then continue with --resume"
+                f"{self.tar}: was readable before, now it is not ({changed}); restore it, then continue with resume"
             )
 
 

@@ -192,7 +192,7 @@ def _iter_members(path: Path, tar: tarfile.TarFile) -> Iterator[tuple[str, str, 
         folder, slash, base = member.name.rpartition("/")
         stem, dot, extensions = base.partition(".")
         if member.issparse():
-            raise BadInput(f"{path}::{member.name} is stored sparse; write the tar without --sparse")
+            raise BadInput(f"{path}::{member.name} is stored sparse; write the tar without sparse")
         if member.isreg() and stem and dot:
             yield folder + slash + stem, extensions.lower(), member
 

@@ -37,8 +37,8 @@ def find_voc(root: Path) -> Path | None:
     ]
     if len(years) > 1:
         raise BadInput(
-            f"{root} holds {years[0].name} and {years[1].name}; name one of them, or both with --data {years[0]} "
-            f"--data {years[1]}"
+            f"{root} holds {years[0].name} and {years[1].name}; name one of them, or both with data {years[0]} "
+            f"data {years[1]}"
         )
     return years[0] if years else None
 

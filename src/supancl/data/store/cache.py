@@ -34,7 +34,7 @@ from supancl.data.store.memory import PackedImages, image_checksum
 from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, read_index
 from supancl.errors import BadInput
 from supancl.files import hold_lock, make_inner_folder, read_json, reason, write_text
-from supancl.reporter import has_reporter, report_progress
+from supancl.reporter import report_progress
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ class Cache:
 
         def report_waiting(owner: str) -> None:
             message = f"process {owner} is building the cache {self.folder}; waiting for it"
-            report_progress(message, 0, 0) if has_reporter() else remarks.append(message)
+            report_progress(message, 0, 0)
 
         try:
             make_inner_folder(self.folder)

@@ -326,7 +326,7 @@ class FileImages(ImageStore):
         except (OSError, ValueError) as error:
             raise BadInput(
                 f"{item}: was readable before, now it is not ({image_problem(error)}); restore it, then "
-                "continue with --resume"
+                "continue with resume"
             ) from None
 
 

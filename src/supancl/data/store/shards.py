@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHARD_BYTES = 128 * 2**20
-FREE_SPACE_ADVICE = "make room, set SUPANCL_CACHE to another folder, or --set data.cache=never"
+FREE_SPACE_ADVICE = "make room, set SUPANCL_CACHE to another folder, or data.cache=never"
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class StreamImages(ImageStore):
         except (OSError, ValueError) as error:
             return BadInput(
                 f"{item}: cannot be read as an image ({image_problem(error)}); repair or remove it, "
-                "or skip it with --skip-bad-images"
+                "or skip it with skip_bad_images"
             )
         finally:
             self.record(large, self.large)
@@ -327,12 +327,12 @@ def read_stream(name: str, channels: int, spec: DataSpec) -> Source:
     if spec.balanced:
         raise BadInput(
             "data.balanced needs the labels of all images, which data.stream does not hold; "
-            "use --set data.balanced=false or --set data.stream=false"
+            "use data.balanced=false or data.stream=false"
         )
     if spec.hierarchy != "none":
         raise BadInput(
             f"data.hierarchy = {spec.hierarchy} gives images several labels, and data.stream reads one of each; use "
-            "--set data.hierarchy=none or --set data.stream=false"
+            "data.hierarchy=none or data.stream=false"
         )
     files = find_tars(name)
     shards: dict[str, list[TarIndex]] = {split: [] for split in SPLIT_ORDER}

@@ -210,7 +210,7 @@ def _advice_to_fill(layout: Layout) -> str:
     commands = {
         "transfer": "evaluate transfer",
         "fewshot": "evaluate fewshot",
-        "linear": "evaluate linear" + (" --probe sgd" if layout.probe == "sgd" else ""),
+        "linear": "evaluate linear" + (" probe sgd" if layout.probe == "sgd" else ""),
         "knn": "evaluate knn --k 20",
         "ap": "detect train",
     }

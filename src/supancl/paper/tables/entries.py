@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from supancl.data.opening import is_same_source
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.errors import BadInput
-from supancl.evaluate.feature_cache import encoder_key
-from supancl.evaluate.naming import non_default_settings, registered_name, source_of
-from supancl.evaluate.overlap import data_set_of
-from supancl.evaluate.ridge import TRAINED_IMAGES
+from supancl.evaluation.feature_cache import encoder_key
+from supancl.evaluation.naming import non_default_settings, registered_name, source_of
+from supancl.evaluation.overlap import data_set_of
+from supancl.evaluation.ridge import TRAINED_IMAGES
 from supancl.recipes import Recipe
 from supancl.stats import seed_stats
 from supancl.weights.encoder_file import load_encoder

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from supancl.errors import BadInput, plural
-from supancl.evaluate import EvaluatedEncoder, run_suite
-from supancl.evaluate import Plan as SuitePlan
-from supancl.evaluate.naming import registered_name
-from supancl.evaluate.sources import data_for
+from supancl.evaluation import EvaluatedEncoder, run_suite
+from supancl.evaluation import Plan as SuitePlan
+from supancl.evaluation.naming import registered_name
+from supancl.evaluation.sources import data_for
 from supancl.paper.tables.cells import FilledTable, fill
 from supancl.paper.tables.plan import DONE, Plan, PlannedRun, by_source
 from supancl.paper.tables.runs import read_entries
 from supancl.recipes.recipe import resolve_warmup
+from supancl.reporter import current_reporter
 from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
 from supancl.sweeps.runner import Sweep, open_recipe_data
 from supancl.sweeps.runs import Failure, RunsFailed, check_same_recipe
@@ -43,7 +44,7 @@ def notes(plan: Plan, failed: dict[str, Failure]) -> list[str]:
     """What the table lacks, and why."""
     texts = [f"no recipe, so no line of ours: {', '.join(plan.without_recipe)}"] if plan.without_recipe else []
     absent = [name for name in plan.data_sets if name not in plan.available_data_sets]
-    reason = f"not in {plan.benchmarks}" if plan.benchmarks else "no --benchmarks ROOT"
+    reason = f"not in {plan.benchmarks}" if plan.benchmarks else "no benchmarks ROOT"
     if absent:
         texts.append(f"{reason}, so blank: {', '.join(absent)} (supancl data where NAME shows how to lay one out)")
     if "ap" in plan.layout.paper.columns:
@@ -70,7 +71,7 @@ def evaluate(plan: Plan, runs: list[PlannedRun], sweep: Sweep) -> list[str]:
     if not runs:
         return []
     sweep.reporter.note(f"evaluating {plural(len(runs), 'run')}")
-    evaluator, failures = RunEvaluator(runs[0].recipe.train.device, sweep.reporter), []
+    evaluator, failures = RunEvaluator(runs[0].recipe.train.device), []
     for run in runs:
         for measurement in measurements(plan, run, evaluator):
             try:
@@ -109,7 +110,7 @@ def transfer(plan: Plan, runs: list[PlannedRun], evaluator: RunEvaluator, out: P
         return []
     encoders: list[EvaluatedEncoder] = [evaluator.open_run(run.folder) for run in runs]
     suite = run_suite(
-        encoders, SuitePlan(plan.benchmarks, protocols, plan.available_data_sets), out / "suite", evaluator.reporter
+        encoders, SuitePlan(plan.benchmarks, protocols, plan.available_data_sets), out / "suite", current_reporter()
     )
     by_path = {evaluated.location: evaluated for evaluated in encoders}
     for result in suite.results:  # results of an earlier call may be missing in the run's folder

@@ -10,14 +10,15 @@ from typing import Any
 from supancl.core.methods import COLLAPSE_CELLS
 from supancl.data.sources.benchmarks import find_benchmarks
 from supancl.errors import BadInput, plural
-from supancl.paper.collapse import cell_name, cell_recipe, check_base
+from supancl.paper.pool_and_ema import cell_name, cell_recipe, check_base
 from supancl.paper.study_rows import STUDIES, Rows, Study, batch_rows, check_supcon, memory_rows
 from supancl.paper.tables.entries import MONITOR, PROJECTOR_FEATURES
 from supancl.paper.tables.layouts import Layout
 from supancl.paper.tables.runs import read_entries
 from supancl.recipes import RECIPES, Recipe
 from supancl.sweeps.measures import has_projector
-from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, select_rows
+from supancl.sweeps.options import check_overrides
+from supancl.sweeps.runner import Sweep, check_monitored, select_rows
 from supancl.sweeps.runs import read_failure
 from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
@@ -166,15 +167,15 @@ def recipe_family(recipe: Recipe) -> str:
 
 def make_plan(layout: Layout, request: Request, sweep: Sweep) -> Plan:
     """Plan the table's rows, or those of --rows, with every seed, in the folder of the sweep."""
-    check_overrides(request.overrides, {"train.seed": "--seeds N"})
+    check_overrides(request.overrides, {"train.seed": "seeds"})
     root = Path(request.benchmarks) if request.benchmarks else None
     if root is not None and not root.is_dir():
-        raise BadInput(f"--benchmarks {root}: no such folder; give the folder that holds the data sets")
+        raise BadInput(f"benchmarks {root}: no such folder; give the folder that holds the data sets")
     rows, without_recipe = table_rows(layout, request)
     rows = {name: hold_out_for_ridge(layout, row) for name, row in select_rows(rows, request.rows, "table").items()}
     for row in rows.values():
         if not row.data.source:
-            raise BadInput(f"Table {layout.name} trains {row.name}; give its training data with --data")
+            raise BadInput(f"Table {layout.name} trains {row.name}; give its training data with data")
         check_monitored(row)
     recipes = sweep.with_seeds(rows, f"Table {layout.name}")
     runs = tuple(PlannedRun(name, recipe, sweep.out / name) for name, recipe in recipes.items())
@@ -208,9 +209,7 @@ def table_rows(layout: Layout, request: Request) -> tuple[Rows, list[str]]:
         check_base(base)
         return {cell_name(key): cell_recipe(base, *key) for key in COLLAPSE_CELLS}, []
     if request.recipe:
-        raise BadInput(
-            f"--recipe {request.recipe}: Table {layout.name} has one row per method; give --family or --rows"
-        )
+        raise BadInput(f"recipe {request.recipe}: Table {layout.name} has one row per method; give family or rows")
     methods = next(iter(layout.paper.rows.values()))
     return _rows_with_recipe({method: f"{families[0]}.{method}" for method in methods}, request)
 
@@ -219,7 +218,7 @@ def _rows_with_recipe(recipe_names: Mapping[str, str], request: Request) -> tupl
     without_recipe = [name for name in recipe_names.values() if name not in RECIPES]
     rows = {row: request.build(name) for row, name in recipe_names.items() if name in RECIPES}
     if not rows:
-        raise BadInput(f"there is no recipe {' and no '.join(without_recipe)}; choose another --family")
+        raise BadInput(f"there is no recipe {' and no '.join(without_recipe)}; choose another family")
     return rows, without_recipe
 
 
@@ -246,8 +245,8 @@ def _cifar_rows(layout: Layout, families: Sequence[str], request: Request) -> tu
     """Table H.1: every method on CIFAR-10 and on CIFAR-100, from --benchmarks or, for one of them, from --data."""
     if "data.source" in request.overrides and len(families) > 1:
         raise BadInput(
-            "Table H.1 needs two data sets; give --benchmarks ROOT with both, or train on one of them with "
-            "--family cifar10 --data SOURCE"
+            "Table H.1 needs two data sets; give benchmarks ROOT with both, or train on one of them with "
+            "family cifar10 data SOURCE"
         )
     rows, without_recipe = _rows_with_recipe(
         {f"{family}-{method}": f"{family}.{method}" for family in families for method in layout.paper.columns}, request

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.errors import BadInput
-from supancl.evaluate.naming import group_of
+from supancl.evaluation.naming import group_of
 from supancl.paper.tables.entries import Entry, MeasuredValue, ScoredDetector
-from supancl.paper.toy import tables as toy_tables
+from supancl.paper.toy_study import tables as toy_tables
 from supancl.recipes import RECIPES, Recipe, as_released_code, recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.stats import seed_stats
@@ -301,8 +301,8 @@ def holds_detectors(path: Path) -> bool:
 
 def read_detectors(path: Path) -> list[ScoredDetector]:
     """Read the detectors of a folder of `supancl detect train`: one, or one per seed."""
-    from supancl.detect.saving import read_finished_runs  # slow to import
-    from supancl.detect.spec import detect_spec
+    from supancl.detection.saving import read_finished_runs  # slow to import
+    from supancl.detection.spec import detect_spec
 
     detectors = []
     for run in read_finished_runs(path):

@@ -1,1 +1,0 @@
-"""`supancl paper toy|theory|collapse|study|table|figure`."""

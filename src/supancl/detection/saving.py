@@ -1,0 +1,156 @@
+"""Save and load detectors: detector.safetensors, which can be rebuilt without anything else, and the run folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from supancl.config import from_json, parse_json, to_json
+from supancl.core.encoders import EncoderSpec
+from supancl.detection.layouts import DetectData
+from supancl.detection.model import Detector, build_detector, copy_resnet, normalization_of
+from supancl.detection.spec import DetectSpec
+from supancl.errors import BadInput
+from supancl.files import did_you_mean_path, is_as_written, read_text, write_sealed_json
+from supancl.weights.encoder_file import SCHEMA_VERSION, read_header, read_safetensors, save_safetensors
+from supancl.weights.provenance import commit, versions
+from supancl.weights.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class LoadedDetector:
+    """A detector in eval mode, its encoder's spec and its class names."""
+
+    detector: Detector
+    encoder: EncoderSpec
+    classes: tuple[str, ...]
+
+
+class DetectFolder(RunFolder):
+    """detect.json, metrics.jsonl, checkpoints/, detector.safetensors, tensorboard/, evaluate/, pictures."""
+
+    # detectors count no epochs
+    REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {"kind": str, "step": int}
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.recipe_file = path / "detect.json"
+        self.detector = path / "detector.safetensors"
+
+    def write_settings(self, settings: dict[str, Any]) -> None:
+        content = {"schema_version": SCHEMA_VERSION, **settings, "versions": versions(), "commit": commit()}
+        write_sealed_json(self.recipe_file, to_json(content))
+
+    def read_settings(self) -> tuple[DetectSpec, DetectData, str, dict[str, Any]]:
+        """The spec, the data, the name of the encoder, and all of detect.json."""
+        try:
+            content = parse_json(read_text(self.recipe_file))
+            if not is_as_written(content):
+                raise ValueError("it differs from its digest")
+            spec = from_json(DetectSpec, content["spec"], "")
+            data = from_json(DetectData, content["data"], "data")
+            return spec, data, str(content["encoder"]), content
+        except (OSError, UnicodeDecodeError):
+            raise BadInput(
+                f"{self.path} holds no detector run (no readable detect.json); give the folder of one"
+            ) from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise BadInput(
+                f"{self.recipe_file}: damaged ({type(error).__name__}: {error}); restore it, or choose another out"
+            ) from None
+        except BadInput as error:
+            raise BadInput(f"{self.recipe_file}: {error}; restore the file") from None
+
+
+def save_detector(path: Path, detector: Detector, encoder: EncoderSpec, classes: tuple[str, ...]) -> None:
+    weights = {name: value.detach().cpu().clone() for name, value in detector.state_dict().items()}
+    metadata = {
+        "schema_version": str(SCHEMA_VERSION), "kind": "detector", "spec": json.dumps(to_json(detector.spec)),
+        "encoder": json.dumps(to_json(encoder)), "classes": json.dumps(classes),
+    }  # fmt: skip
+    save_safetensors(path, weights, metadata)
+
+
+def is_detector(path: Path) -> bool:
+    """Whether a path is a detector's run or file, not an encoder's."""
+    file = path / "detector.safetensors" if path.is_dir() else path
+    return file.suffix == ".safetensors" and file.is_file() and read_header(file)[0].get("kind") == "detector"
+
+
+def load_detector(path: Path | str) -> LoadedDetector:
+    """The detector of a run of `supancl detect train`, or of a detector.safetensors, in eval mode."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "detector.safetensors"
+        if not file.exists():
+            raise BadInput(f"{path} holds no detector.safetensors; finish the run with supancl detect train --resume")
+    if not file.exists():
+        raise BadInput(
+            f"no file {file}"
+            + (did_you_mean_path(file) or "; give the folder of a detector's run, or its detector.safetensors")
+        )
+    metadata, shapes = read_header(file)
+    if metadata.get("kind") != "detector":
+        raise BadInput(f"{file} is not a detector of supancl; train one with supancl detect train")
+    try:
+        version = int(metadata["schema_version"])
+        if version > SCHEMA_VERSION:
+            raise BadInput(f"{file} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
+        spec = from_json(DetectSpec, parse_json(metadata["spec"]), "")
+        encoder = from_json(EncoderSpec, parse_json(metadata["encoder"]), "encoder")
+        classes = tuple(map(str, parse_json(metadata["classes"])))
+    except (KeyError, ValueError) as error:
+        raise BadInput(f"{file}: its description is damaged ({error}); copy it again") from None
+    with torch.device("meta"):  # without memory: the description may claim anything
+        skeleton = build_detector(copy_resnet(encoder.build()), spec, len(classes), normalization_of(encoder))
+    expected = {name: value.shape for name, value in skeleton.state_dict().items()}
+    if wrong := sorted(name for name in expected | shapes if expected.get(name) != shapes.get(name)):
+        raise BadInput(f"{file}: its tensors do not fit its description ({wrong[0]}); copy it again")
+    detector = build_detector(copy_resnet(encoder.build()), spec, len(classes), normalization_of(encoder))
+    detector.load_state_dict(read_safetensors(file)[0])
+    detector.eval()
+    return LoadedDetector(detector, encoder, classes)
+
+
+class FinishedRun(NamedTuple):
+    """A finished run: its encoder, settings and scores."""
+
+    path: Path
+    encoder: str
+    spec: DetectSpec
+    settings: dict[str, Any]  # all of detect.json
+    scores: dict[str, Any]
+
+
+def read_finished_runs(path: Path) -> list[FinishedRun]:
+    """The run in this folder; a folder of several seeds gives one run per seed."""
+    seeds = [file.parent for file in path.glob("seed-*/detect.json")]
+    seeds.sort(key=lambda folder: (len(folder.name), folder.name))
+    folders = [path] if DetectFolder(path).has_run else seeds
+    if not folders:
+        raise BadInput(
+            f"{path} holds no detector run (no detect.json, no seed-*/detect.json); make one with supancl detect train"
+        )
+    return [_read_finished_run(DetectFolder(folder)) for folder in folders]
+
+
+def _read_finished_run(folder: DetectFolder) -> FinishedRun:
+    spec, _, encoder, settings = folder.read_settings()
+    file = folder.evaluations / "detect.json"
+    try:
+        scores = parse_json(read_text(file))
+        if not all(key in scores for key in ("AP", "AP50", "AP75", "classes")):
+            raise ValueError("without scores")
+        if not is_as_written(scores):
+            raise ValueError("damaged")
+    except OSError:
+        raise BadInput(
+            f"{folder.path} has not been tested (no {file.name} in evaluate/); finish it with --resume"
+        ) from None
+    except (ValueError, TypeError):
+        raise BadInput(f"{file}: not the scores of a detector; run supancl detect eval again") from None
+    return FinishedRun(folder.path, encoder, spec, settings, scores)

@@ -1,0 +1,303 @@
+"""Fine-tune a detector: a loop that can be stopped and resumed at any step, and a test at its end."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import signal
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from supancl.config import AUTOMATIC, fields_marked, flattened, to_json
+from supancl.core.encoders import EncoderSpec
+from supancl.core.precision import auto_precision, autocast_for, pick_device
+from supancl.data.order import derive_seed
+from supancl.data.threads import WaitStopped
+from supancl.detection.batches import Batches
+from supancl.detection.layouts import DetectData, open_scenes
+from supancl.detection.metrics import Detections, coco_evaluator, coco_scores
+from supancl.detection.model import (
+    Detector,
+    absolute_encoder_name,
+    build_detector,
+    encoder_checksum,
+    move_to_device,
+    normalization_of,
+    open_body,
+)
+from supancl.detection.saving import DetectFolder, save_detector
+from supancl.detection.scenes import Scenes, prepare_for_testing, prepare_for_training
+from supancl.detection.spec import DetectSpec, learning_rate
+from supancl.detection.testing import detect, recompute_norm_statistics
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput, Interrupted, NonFinite, plural
+from supancl.reporter import Reporter
+from supancl.stats import seed_stats
+from supancl.training.loop import load_state_to_resume
+from supancl.training.signals import record_signals
+from supancl.weights.checkpoint import save_checkpoint
+from supancl.weights.metrics_log import MetricsLog
+
+STEP_STREAM = 7  # of random numbers, for sizes and regions
+
+
+@dataclass(frozen=True, eq=False)
+class DetectRun:
+    """A finished run: its folder, test scores, logged rows, and its detections in the test images."""
+
+    folder: Path
+    scores: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    test: Scenes
+    detections: list[Detections]
+
+
+class Training:
+    """Weights, optimizer and step, as saved in checkpoints. Random numbers are a function of seed and step."""
+
+    def __init__(self, detector: Detector, device: torch.device, precision: str) -> None:
+        self.spec, self.device, self.precision = detector.spec, device, precision
+        self.detector = move_to_device(detector, device).train()
+        self.optimizer = torch.optim.SGD(detector.parameter_groups(), lr=self.spec.lr, momentum=self.spec.momentum)
+        self.step = 0
+        self.loss_sums: dict[str, Tensor] = {}
+        self.steps_summed = 0
+
+    def advance(self, batches: Batches) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.spec, self.step)
+        images, targets = batches(self.step)
+        torch.manual_seed(derive_seed(self.spec.seed, STEP_STREAM, self.step))
+        with autocast_for(self.device, self.precision):
+            losses: dict[str, Tensor] = self.detector(images, targets)
+        loss = torch.stack([value.float() for value in losses.values()]).sum()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        for name, value in {"loss": loss, **losses}.items():
+            self.loss_sums[name] = (
+                self.loss_sums.get(name, torch.zeros((), device=self.device)) + value.detach().float()
+            )
+        self.step, self.steps_summed = self.step + 1, self.steps_summed + 1
+
+    def drain_losses(self) -> dict[str, float]:
+        """Mean losses since the last call; raises NonFinite if one is not finite."""
+        means = {name: float(value) / self.steps_summed for name, value in self.loss_sums.items()}
+        self.loss_sums, self.steps_summed = {}, 0
+        if not all(value == value and abs(value) != float("inf") for value in means.values()):
+            raise NonFinite(
+                f"the loss is not a finite number at or before step {self.step}; try a lower "
+                "lr=VALUE, a longer warmup=N, or precision fp32"
+            )
+        return means
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "kind": "detector",
+            "step": self.step,
+            "detector": self.detector.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any], folder: DetectFolder) -> None:
+        if state.get("kind") != "detector":
+            raise BadInput(f"{folder.checkpoints} holds checkpoints of another kind of run; choose another out")
+        self.detector.load_state_dict(state["detector"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = int(state["step"])
+
+
+def train_detector(
+    encoder: str, data: DetectData, spec: DetectSpec, out: Path | str, *, resume: bool = False,
+    reporter: Reporter | None = None,
+) -> DetectRun:  # fmt: skip
+    """Fine-tune a detector from an encoder (see `open_body`), test it, and save everything in `out`."""
+    require_single_process("a detector")
+    reporter, encoder = reporter or Reporter(), absolute_encoder_name(encoder)
+    coco_evaluator()  # raises now, not after training, if pycocotools is missing
+    device = pick_device(spec.device)
+    body, encoder_spec = open_body(encoder, spec.seed)  # cheap checks first
+    folder = DetectFolder(Path(out))
+    folder.check_place()
+    folder.check_free(resume)
+    train, test = open_scenes(data)
+    for remark in (*train.remarks, *test.remarks):
+        reporter.warn(remark)
+    train = prepare_for_training(train, spec.train_difficult, spec.keep_empty, spec.memory_gb)
+    test = prepare_for_testing(test, spec.memory_gb)
+    folder.create()
+    with folder.lock(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        folder.check_free(resume)  # again: reading the images takes time
+        folder.remove_temporary_files()
+        settings = {
+            "spec": spec,
+            "data": data,
+            "encoder": encoder,
+            "weights": encoder_checksum(encoder),
+            "encoder_spec": encoder_spec,
+            "classes": train.classes,
+            "fingerprint": train.fingerprint(),
+            "test_fingerprint": test.fingerprint(),
+            "train_images": len(train),
+            "test_images": len(test),
+        }
+        detector = build_detector(body, spec, len(train.classes), normalization_of(encoder_spec))
+        training = Training(detector, device, precision_of(spec, device))
+        _start_or_resume(training, folder, settings, resume, reporter)
+        log = MetricsLog(folder, training.step if resume else None)
+        try:
+            return _train(training, train, test, folder, encoder_spec, log, reporter)
+        finally:
+            log.close()
+            reporter.on_end()
+
+
+def precision_of(spec: DetectSpec, device: torch.device) -> str:
+    """The precision of a run with this recipe on this device."""
+    return auto_precision(device) if spec.precision == "auto" else spec.precision
+
+
+def _start_or_resume(
+    training: Training, folder: DetectFolder, settings: dict[str, Any], resume: bool, reporter: Reporter
+) -> None:
+    if resume and folder.has_run:
+        saved_spec, _, encoder, saved = folder.read_settings()
+        _check_same_spec(saved_spec, training.spec, folder)
+        fingerprints = {
+            "encoder": (encoder, settings["encoder"]),
+            "the encoder's weights": (saved.get("weights"), settings["weights"]),
+            "the training images": (saved.get("fingerprint"), settings["fingerprint"]),
+            "the test images": (saved.get("test_fingerprint"), settings["test_fingerprint"]),
+        }
+        for name, (before, now) in fingerprints.items():
+            if before is not None and before != now:
+                raise BadInput(
+                    f"{name} changed since {folder.path} began ({before} -> {now}); restore it, or start another run"
+                )
+        state = load_state_to_resume(folder.checkpoints, reporter)
+        if state is not None:
+            training.load(state, folder)
+            reporter.note(f"continuing at step {training.step} of {training.spec.iters}")
+    else:
+        folder.write_settings(settings)
+    for remark in folder.keep_metrics_until(training.step):
+        reporter.warn(remark)
+    reporter.note(
+        f"{training.spec.arch} detector from {settings['encoder']}: {settings['train_images']} training "
+        f"and {plural(settings['test_images'], 'test image')}, "
+        f"{plural(len(settings['classes']), 'class', 'classes')}; {training.device}, "
+        f"{training.precision} -> {folder.path}"
+    )
+
+
+def _check_same_spec(saved_spec: DetectSpec, requested: DetectSpec, folder: DetectFolder) -> None:
+    old, new, automatic = flattened(saved_spec), flattened(requested), fields_marked(requested, AUTOMATIC)
+    for name, value in new.items():
+        if to_json(value) != to_json(old[name]) and automatic.get(name) != value:
+            raise BadInput(
+                f"{name} = {value!r} differs from {old[name]!r} in {folder.recipe_file}; a run continues "
+                "with its own settings"
+            )
+
+
+def _train(
+    training: Training, train: Scenes, test: Scenes, folder: DetectFolder, encoder: EncoderSpec, log: MetricsLog,
+    reporter: Reporter,
+) -> DetectRun:  # fmt: skip
+    spec, row = training.spec, None
+    tested = any(logged["kind"] == "test" and logged["step"] == training.step for logged in folder.metrics())
+    with Batches(train, spec, training.device, spec.iters) as batches, record_signals(reporter.note) as signals:
+        if _test_is_due(training) and not tested:  # the run was stopped before it
+            _test(training, train, test, log, reporter)
+        started, images = time.perf_counter(), 0
+        while training.step < spec.iters:
+            with suppress(WaitStopped):  # by a signal, which stops the run below, after the step before
+                training.advance(batches)
+                images += spec.batch_size
+            is_last = training.step == spec.iters
+            should_stop = bool(signals)  # read once: a stop is always saved
+            should_save = is_last or should_stop or training.step % spec.checkpoint_every == 0 or _test_is_due(training)
+            if training.steps_summed and (training.step % spec.log_every == 0 or should_save):
+                losses = training.drain_losses()  # waits for the device, so the time below is right
+                row = {
+                    "kind": "train",
+                    "step": training.step,
+                    **losses,
+                    "lr": learning_rate(spec, training.step - 1),
+                    "images_per_second": images / max(time.perf_counter() - started, 1e-9),
+                }
+                log.write(row)
+                started, images = time.perf_counter(), 0
+            reporter.on_progress("training the detector", training.step, spec.iters)
+            reporter.on_step(training.step, row)
+            if should_save:  # before the test, which may take long
+                log.sync()
+                save_checkpoint(folder.checkpoints, training.step, training.state())
+            if should_stop and not is_last:
+                name = signal.Signals(signals[0]).name
+                command = f"supancl detect train --resume --out {shlex.quote(str(folder.path))}"
+                raise Interrupted(
+                    f"stopped by {name} at step {training.step} of {spec.iters}, saved; continue with: {command}",
+                    signals[0],
+                )
+            if _test_is_due(training):
+                _test(training, train, test, log, reporter)
+                started = time.perf_counter()
+    scores, detections = _test(training, train, test, log, reporter)
+    scores |= _peak_memory(training.device)
+    save_detector(folder.detector, training.detector, encoder, train.classes)
+    folder.write_evaluation("detect", {**scores, "data": test.location, "iters": spec.iters, "seed": spec.seed})
+    return DetectRun(folder.path, scores, folder.metrics(), test, detections)
+
+
+def _test_is_due(training: Training) -> bool:
+    """Whether to test after this step; the test at the end always runs."""
+    step, spec = training.step, training.spec
+    return 0 < step < spec.iters and spec.eval_every > 0 and step % spec.eval_every == 0
+
+
+def _test(
+    training: Training, train: Scenes, test: Scenes, log: MetricsLog, reporter: Reporter
+) -> tuple[dict[str, Any], list[Detections]]:
+    """Run precise BN, detect in every test image, and compute COCO's scores."""
+    spec = training.spec
+    with Batches(train, spec, training.device, spec.precise_bn) as batches:
+        recompute_norm_statistics(training.detector, batches, spec.precise_bn, training.precision, spec.seed)
+    detections = detect(training.detector, test, training.device, training.precision, reporter.on_progress)
+    scores = coco_scores(test, detections)
+    row = {"kind": "test", "step": training.step, **{name: scores[name] for name in ("AP", "AP50", "AP75")}}
+    log.write(row | _peak_memory(training.device))
+    reporter.note(f"step {training.step}: {format_scores(scores)}")
+    return scores, detections
+
+
+def _peak_memory(device: torch.device) -> dict[str, float]:
+    """Peak GPU memory of tensors since the process started, training and testing."""
+    return {"peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else {}
+
+
+def format_scores(scores: dict[str, Any]) -> str:
+    names = ("AP", "AP50", "AP75")
+    return "  ".join(f"{name} {scores[name]:.2f}" if scores[name] is not None else f"{name} -" for name in names)
+
+
+def score_stats(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | int | None]]:
+    """Mean and sample standard deviation of AP, AP50 and AP75 over seeds; one seed has no deviation."""
+    result: dict[str, dict[str, float | int | None]] = {}
+    for name in ("AP", "AP50", "AP75"):
+        values = [run[name] for run in runs if run[name] is not None]
+        mean, sd = seed_stats(values, statistics.mean)  # not fmean, which rounds differently: results are kept exactly
+        result[name] = {
+            "mean": None if math.isnan(mean) else mean,
+            "std": None if math.isnan(sd) else sd,
+            "n": len(values),
+        }
+    return result

@@ -1,0 +1,269 @@
+"""`supancl audit`: labels that look wrong, images that are there twice, and images unlike all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from supancl.data.levels import with_leaf_labels
+from supancl.data.splits import Data, Source, Split
+from supancl.data.views.evaluation import View
+from supancl.errors import BadInput, plural
+from supancl.evaluation.duplicates import DuplicatePair, find_duplicates, read_pixels
+from supancl.evaluation.embedding import mask_held_out, prepare_run_data
+from supancl.evaluation.encoder import EvaluatedEncoder
+from supancl.evaluation.overlap import is_run_source, shares_images
+from supancl.evaluation.sources import read_source, spec_for
+from supancl.probes import Features
+from supancl.probes.classifiers import UNLIKE_QUANTILE
+from supancl.probes.knn import DEFAULT_K, Neighbours, default_k
+from supancl.probes.label_scores import (
+    LabelScores,
+    Progress,
+    WrongShare,
+    judged_rows,
+    label_scores,
+    other_neighbours,
+    share_of_wrong_labels,
+)
+
+HELD_OUT = "held-out"
+NEIGHBOURS_SHOWN = 8
+OUTLIER_NEIGHBOUR = 5  # an outlier is far even from its fifth neighbour: a copy of it makes it no less strange
+OUTLIER_FACTOR = 1.5  # times the median distance
+
+
+@dataclass(frozen=True)
+class AuditSettings:
+    """What to audit: `data` is a source (None: the run's own), `k` neighbours vote (None: `default_k`)."""
+
+    data: str | None = None
+    k: int | None = None
+    seed: int = 0  # of the folds
+    view: View = "margin"
+
+
+class AuditedImages(NamedTuple):
+    """Every image of a source: pixels in `splits`, one after the other; names, labels (-1: none), split of each."""
+
+    source: str
+    splits: dict[str, Split]
+    names: list[str]
+    labels: Tensor
+    classes: tuple[str, ...]
+    split_names: list[str]  # one per image: train, held-out, val or test
+    has_files: bool  # whether names are paths
+    with_label_noise: bool = False  # labels are those that the run was trained on, some of them made wrong
+
+    def class_name(self, row: int) -> str:
+        """The given label of an image; empty if it has none."""
+        label = int(self.labels[row])
+        return self.classes[label] if label >= 0 else ""
+
+
+class Suspect(NamedTuple):
+    """An image whose label looks wrong, with the parts of its score."""
+
+    row: int
+    suggested: int
+    score: float
+    suggested_score: float
+    vote: float
+    margin: float
+    linear: float
+
+
+class Outlier(NamedTuple):
+    """An image whose neighbours are `factor` times as far as those of the median image."""
+
+    row: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found; rows count through all images."""
+
+    images: AuditedImages
+    suspects: list[Suspect]  # the most suspicious first
+    duplicates: list[DuplicatePair]
+    outliers: list[Outlier]  # the strangest first
+    neighbours: Tensor  # (N, 8 or fewer) rows of the nearest images
+    wrong: WrongShare | None  # None: too few labels to say
+    judged: int
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+def audit_labels(evaluated: EvaluatedEncoder, settings: AuditSettings | None = None) -> Audit:
+    """Judge the labels of all splits of a source together, and look for duplicates and outliers among them."""
+    settings = settings or AuditSettings()
+    if evaluated.encoder.spec.name == "linear":
+        raise BadInput(f"{evaluated.location} is an encoder of vectors, and an audit shows images; name another one")
+    spec = spec_for(evaluated, settings.data)
+    images = list_images(
+        evaluated, read_source(evaluated, spec, settings.view), " + ".join(spec.all_sources), settings.data
+    )
+    _check_labels(images)
+    splits, progress = list(images.splits.values()), evaluated.reporter.on_progress
+    values = torch.cat([evaluated.features(split, settings.view).values for split in splits])
+    matches = _find_neighbours(evaluated, images, values, settings.k)
+    scores = _score(evaluated, images, values, matches, settings)
+    duplicates = find_duplicates(read_pixels(splits, progress), matches.rows, progress)
+    suspects, outliers = list_suspects(scores), find_outliers(matches)
+    wrong = share_of_wrong_labels(scores)
+    reliable = wrong if wrong is not None and wrong.is_reliable else None
+    summary = {
+        "encoder": evaluated.location,
+        "data": images.source,
+        "images": len(images.names),
+        "labelled": int((images.labels >= 0).sum()),
+        "judged": len(scores.labels),
+        "classes": len(scores.classes),
+        "k": scores.k,
+        "seed": settings.seed,
+        "suspects": len(suspects),
+        "wrong_percent": None if reliable is None else reliable.percent.mean,
+        "wrong_interval": None if reliable is None else [reliable.percent.low, reliable.percent.high],
+        "wrong_counted_on": None if reliable is None else reliable.images,
+        "agreement": None if wrong is None else wrong.agreement.mean,
+        "agreement_interval": None if wrong is None else [wrong.agreement.low, wrong.agreement.high],
+        "trained_on_these_labels": _is_trained_on_labels(evaluated, settings.data, images),
+        "with_label_noise": images.with_label_noise,
+        **_count_duplicates(images, duplicates),
+        "outliers": len(outliers),
+    }
+    shown = matches.rows[:, :NEIGHBOURS_SHOWN].cpu()
+    return Audit(images, suspects, duplicates, outliers, shown, wrong, len(scores.labels), summary)
+
+
+def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requested: str | None) -> AuditedImages:
+    """The images of all splits; `held-out` are those of the run's train split that it was not trained on.
+
+    Labels that the run's `data.label_noise` made wrong are listed so, not as in the source. Of a hierarchy the labels
+    are the leaves.
+    """
+    by_leaf = with_leaf_labels(source)
+    splits = {split_name: split.materialize() for split_name, split in by_leaf.splits.items() if len(split)}
+    run_data = prepare_run_data(evaluated, requested, source) if "train" in splits else None
+    held_out = None if run_data is None else mask_held_out(source, run_data)
+    split_names, names = [], []
+    for split_name, split in splits.items():
+        is_held_out = held_out.tolist() if split_name == "train" and held_out is not None else [False] * len(split)
+        split_names += [HELD_OUT if flag else split_name for flag in is_held_out]
+        names += split.names_at(torch.arange(len(split)))
+    labels = {split_name: split.labels.cpu() for split_name, split in splits.items()}
+    with_noise = has_label_noise(evaluated, requested)
+    if with_noise and run_data is not None:
+        labels["train"] = _labels_in_training(splits["train"], source.classes, run_data)
+    elif with_noise:
+        evaluated.reporter.warn(
+            f"{name}: which labels data.label_noise made wrong is not known; those of {name} are judged"
+        )
+        with_noise = False
+    all_labels = torch.cat(list(labels.values()))
+    return AuditedImages(name, splits, names, all_labels, by_leaf.classes, split_names, source.has_files, with_noise)
+
+
+def has_label_noise(evaluated: EvaluatedEncoder, source: str | None) -> bool:
+    """Whether the run was trained on this source with labels made wrong on purpose."""
+    recipe = evaluated.recipe
+    return recipe is not None and recipe.data.label_noise > 0 and is_run_source(evaluated, source)
+
+
+def _labels_in_training(train: Split, classes: Sequence[str], run_data: Data) -> Tensor:
+    """Labels of the train split, each as the run had it; those of images that it did not have stay."""
+    labels, index = train.labels.cpu().clone(), train.index.cpu()
+    rows = torch.empty(int(index.max()) + 1, dtype=torch.long)
+    rows[index] = torch.arange(len(index))
+    has_label = run_data.train.labels >= 0
+    ids = torch.tensor([classes.index(name) for name in run_data.classes])  # classes may be left out of the run
+    labels[rows[run_data.train.index[has_label].cpu()]] = ids[run_data.train.labels[has_label]]
+    return labels
+
+
+def _check_labels(images: AuditedImages) -> None:
+    """Refuse labels that cannot be judged, before features are taken."""
+    rows = judged_rows(images.labels)
+    count = len(torch.unique(images.labels[rows]))
+    if count < 2:
+        labelled = int((images.labels >= 0).sum())
+        raise BadInput(
+            f"{images.source}: {plural(labelled, 'labelled image')}, and "
+            f"{plural(count, 'class has', 'classes have')} two or more; an audit compares at least two such classes, "
+            "so label more images, or name other data"
+        )
+
+
+def _find_neighbours(evaluated: EvaluatedEncoder, images: AuditedImages, values: Tensor, k: int | None) -> Neighbours:
+    """The nearest other images of each image, labelled or not."""
+    neighbour_count = max(NEIGHBOURS_SHOWN, DEFAULT_K if k is None else k)
+    everyone = Features(values.to(evaluated.options.device), torch.zeros(len(values), dtype=torch.long))
+    return other_neighbours(everyone, min(neighbour_count, len(values) - 1), evaluated.reporter.on_progress)
+
+
+def _score(
+    evaluated: EvaluatedEncoder, images: AuditedImages, values: Tensor, matches: Neighbours, settings: AuditSettings
+) -> LabelScores:
+    """The scores of the labels; neighbours that are known are used if every image is judged."""
+    labels, device = images.labels, evaluated.options.device
+    is_known = len(judged_rows(labels)) == len(labels)
+    k = default_k(labels, leave_one_out=True) if settings.k is None else settings.k
+    progress: Progress = evaluated.reporter.on_progress
+    usable_matches = matches if is_known else None
+    return label_scores(
+        Features(values, labels), k, seed=settings.seed, device=device, progress=progress, matches=usable_matches
+    )
+
+
+def list_suspects(scores: LabelScores) -> list[Suspect]:
+    """Labels that fit worse than another one, the worst first."""
+    order = scores.order()
+    order = order[scores.is_suspect[order]]
+    evidence = (scores.score, scores.suggested_score, scores.vote, scores.margin, scores.linear)
+    columns = (scores.rows, scores.suggested, *evidence)
+    return [Suspect(*row) for row in zip(*(column[order].tolist() for column in columns), strict=True)]
+
+
+def find_outliers(matches: Neighbours) -> list[Outlier]:
+    """Images far from their fifth neighbour: in the last percent, as in `supancl predict`, and 1.5 times the median."""
+    if not matches.similarity.numel():
+        return []
+    k = min(OUTLIER_NEIGHBOUR, matches.similarity.shape[1])
+    distance = (1 - matches.similarity[:, k - 1].double()).clamp(min=0).cpu()
+    factor = distance / distance.median().clamp(min=1e-9)
+    is_outlier = (distance >= distance.quantile(1 - UNLIKE_QUANTILE)) & (factor >= OUTLIER_FACTOR)
+    rows = is_outlier.nonzero()[:, 0]
+    rows = rows[factor[rows].argsort(descending=True, stable=True)]
+    return [Outlier(row, float(factor[row])) for row in rows.tolist()]
+
+
+def _count_duplicates(images: AuditedImages, pairs: list[DuplicatePair]) -> dict[str, int]:
+    return {
+        "duplicates": len(pairs),
+        "same_pixels": sum(pair.kind == "same pixels" for pair in pairs),
+        "across_splits": sum(is_across_splits(images, pair) for pair in pairs),
+        "duplicates_with_other_labels": sum(has_other_label(images, pair) for pair in pairs),
+    }
+
+
+def is_across_splits(images: AuditedImages, pair: DuplicatePair) -> bool:
+    """Whether one of the two may have been trained on while the other is tested."""
+    return images.split_names[pair.first] != images.split_names[pair.second]
+
+
+def has_other_label(images: AuditedImages, pair: DuplicatePair) -> bool:
+    """Whether both are labelled, differently."""
+    first, second = int(images.labels[pair.first]), int(images.labels[pair.second])
+    return first != second and min(first, second) >= 0
+
+
+def _is_trained_on_labels(evaluated: EvaluatedEncoder, source: str | None, images: AuditedImages) -> bool:
+    """Whether the encoder has seen these labels in training, so that its features may agree with wrong ones."""
+    recipe = evaluated.recipe
+    if recipe is None or not recipe.loss.supervised:
+        return False
+    return shares_images(evaluated, source, list(images.splits.values()))

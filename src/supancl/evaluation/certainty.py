@@ -1,0 +1,186 @@
+"""How much the figure of a result means: interval, chance, cross-validation, levels, baselines, verdict.
+
+Baselines are random weights of the same architecture, and the weights that the run started from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from supancl.core.encoders import PROJECTOR, Encoder
+from supancl.errors import BadInput
+from supancl.evaluation.encoder import EvaluatedEncoder
+from supancl.evaluation.ridge import warn_cut_off
+from supancl.probes.certainty import Judgement
+from supancl.stats import TOO_FEW_IMAGES, Interval
+from supancl.weights.start import load_init
+
+T = TypeVar("T")
+Fitted = tuple[Judgement, Mapping[str, Any]]  # what a protocol says about the tested images, and how it was chosen
+Ask = Callable[[EvaluatedEncoder], Judgement]  # what an encoder answers about always the same images
+RANDOM, START = "random weights", "its start"
+RANDOM_SEED = 0
+HIGH_CHANCE = 80.0  # %: above it nearly every image has nearly every class, and rankings say little
+CONDITIONS = ("k", "weight", "weight_by_half", "chosen_on", "cut_off")  # of a level, where the protocol has them
+
+
+def interval_keys(judged: Judgement) -> dict[str, Any]:
+    """The interval of a figure, its number of images, chance; and what else its kind has to say."""
+    return {
+        "tested_images": judged.images,
+        f"{judged.key}_interval": list(judged.interval[1:]),
+        "chance": judged.chance,
+        **judged.more_keys(),
+    }
+
+
+def certainty_keys(
+    evaluated: EvaluatedEncoder,
+    judged: Judgement,
+    ask: Ask | None,
+    cross_validate: Ask | None = None,
+    key: tuple[Hashable, ...] | None = None,
+) -> dict[str, Any]:
+    """Everything that says how much the figure of `judged` means.
+
+    `ask` puts the same question to another encoder; None: there are no baselines. With `cross_validate`, its answers
+    about more images are added, and the baselines are compared on those.
+    """
+    keys = interval_keys(judged)
+    if judged.key == "map" and judged.chance > HIGH_CHANCE:
+        evaluated.warn_once(
+            f"{evaluated.location}: nearly every tested image has every class, so chance is {judged.chance:.1f}% and "
+            "mAP says little; every weight above 0 counts as a label, so leave out small ones"
+        )
+    if cross_validate is not None:
+        try:
+            judged, ask, key = cross_validate(evaluated), cross_validate, None
+            keys["cross_validated"] = {judged.key: judged.value, **interval_keys(judged)}
+        except BadInput as error:
+            evaluated.warn_once(f"{evaluated.location}: not cross-validated: {error}")
+    if not evaluated.options.baselines:
+        return keys
+    keys["baselines"] = [] if ask is None else compare_with_baselines(evaluated, judged, ask, key)
+    keys["verdict"] = verdict(judged.images, judged.interval, judged.chance, keys["baselines"])
+    return keys
+
+
+def level_keys(
+    evaluated: EvaluatedEncoder, main: Fitted, levels: Sequence[T | None], ask: Callable[[T], Fitted]
+) -> dict[str, Any]:  # fmt: skip
+    """`levels` of a hierarchy: the accuracy on each, the coarsest first; empty for other data.
+
+    `ask` answers about one of them; for a level that is None the answer is `main`, which has warned already.
+    """
+    rows = []
+    for number, level in enumerate(levels):
+        try:
+            judged, outcome = main if level is None else ask(level)
+        except BadInput as error:
+            evaluated.warn_once(f"{evaluated.location}: level {number} is not measured: {error}")
+            continue
+        if level is not None and "cut_off" in outcome:
+            warn_cut_off(evaluated, f"{evaluated.location}, level {number}", outcome)
+        rows.append(_level_row(number, judged, outcome))
+    return {"levels": rows} if levels else {}
+
+
+def _level_row(level: int, judged: Judgement, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "level": level,
+        "classes": judged.classes,
+        "images": judged.images,
+        judged.key: judged.value,
+        f"{judged.key}_interval": list(judged.interval[1:]),
+        "chance": judged.chance,
+        **{key: outcome[key] for key in CONDITIONS if key in outcome},
+    }
+
+
+# --- baselines --------------------------------------------------------------------------------------------------------
+
+
+def build_random(evaluated: EvaluatedEncoder) -> Encoder:
+    """The same architecture with the random weights of one fixed seed, so that its features are cached once."""
+    device = evaluated.options.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(RANDOM_SEED)
+        return evaluated.encoder.spec.build().eval()
+
+
+def build_start(evaluated: EvaluatedEncoder) -> Encoder | None:
+    """The encoder that the run started from with --init; None if there was none."""
+    start = None if evaluated.run is None else evaluated.run.read_init()
+    if start is None:
+        return None
+    return load_init(build_random(evaluated), start).eval()
+
+
+def open_baselines(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, EvaluatedEncoder]]:
+    """The baselines that can be opened, by name; a warning for one that cannot."""
+    if evaluated.options.layer == PROJECTOR:
+        return  # neither has one
+    for name, build in ((RANDOM, build_random), (START, build_start)):
+        try:
+            encoder = build(evaluated)
+        except BadInput as error:
+            evaluated.warn_once(f"{evaluated.location}: {name} is not compared: {error}")
+            continue
+        if encoder is not None:
+            yield name, EvaluatedEncoder(f"{name} of {evaluated.label}", encoder, evaluated.options, evaluated.reporter)
+
+
+def compare_with_baselines(
+    evaluated: EvaluatedEncoder, judged: Judgement, ask: Ask, key: tuple[Hashable, ...] | None = None
+) -> list[dict[str, Any]]:
+    """The figure of each baseline on the same images, and the difference with its paired interval.
+
+    `key` names the question: the same one about the same weights, as for a second run, is asked once.
+    """
+    rows = []
+    for name, baseline in open_baselines(evaluated):
+        try:
+            theirs = _ask_once(baseline, ask, key)
+        except (BadInput, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
+            evaluated.warn_once(f"{evaluated.location}: {name} is not compared: {error}")
+            continue
+        gap = judged.minus(theirs)
+        rows.append(
+            {
+                "name": name,
+                "weights": baseline.weights,
+                theirs.key: theirs.value,
+                f"{theirs.key}_interval": list(theirs.interval[1:]),
+                "difference": gap.mean,
+                "difference_interval": [gap.low, gap.high],
+            }
+        )
+    return rows
+
+
+def _ask_once(baseline: EvaluatedEncoder, ask: Ask, key: tuple[Hashable, ...] | None) -> Judgement:
+    sources = baseline.options.sources
+    if sources is None or key is None:
+        return ask(baseline)
+    full_key = (baseline.weights, baseline.options.layer, baseline.options.normalize, *key)
+    if full_key not in sources.answers:
+        sources.answers[full_key] = ask(baseline)
+    return sources.answers[full_key]
+
+
+def verdict(images: int, interval: Interval, chance: float, baselines: list[dict[str, Any]]) -> str:
+    """One line: whether the encoder is better than its start, or without one than random weights."""
+    if images < TOO_FEW_IMAGES:
+        return f"too few images to say: {images} of at least {TOO_FEW_IMAGES}"
+    doubt = "" if interval.low > chance else f"; not clearly above chance ({chance:.1f}%)"
+    if not baselines:
+        return f"better than chance ({chance:.1f}%)" if not doubt else doubt.removeprefix("; ")
+    last = baselines[-1]
+    gap = Interval(last["difference"], *last["difference_interval"])
+    if not gap.excludes_zero:
+        return f"no clear difference from {last['name']}: {gap.mean:+.1f} [{gap.low:.1f}, {gap.high:.1f}] points{doubt}"
+    word, low, high = ("better", gap.low, gap.high) if gap.mean > 0 else ("worse", -gap.high, -gap.low)
+    return f"{word} than {last['name']} by {abs(gap.mean):.1f} [{low:.1f}, {high:.1f}] points{doubt}"

@@ -1,0 +1,257 @@
+"""Full fine-tuning: the encoder and a new classifier are trained together."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from supancl.core.encoders import Encoder
+from supancl.core.precision import auto_precision, autocast_for
+from supancl.data.opening import absolute_source
+from supancl.data.order import derive_seed, epoch_order
+from supancl.data.sources.folder import check_out_folder
+from supancl.data.splits import Split
+from supancl.data.views.evaluation import evaluation_view
+from supancl.data.views.specs import Crops
+from supancl.errors import BadInput, NonFinite
+from supancl.evaluation.certainty import certainty_keys
+from supancl.evaluation.class_checks import quote_classes, warn_unknown
+from supancl.evaluation.encoder import EvaluatedEncoder, plain_crops
+from supancl.evaluation.feature_cache import encoder_key
+from supancl.evaluation.overlap import is_run_source
+from supancl.evaluation.recording import record_evaluation
+from supancl.evaluation.sources import open_evaluation_data, resolve_source
+from supancl.files import check_is_new, check_writable, make_folder
+from supancl.probes.certainty import Answers
+from supancl.probes.classifiers import fit_linear_classifier
+from supancl.probes.features import Features
+from supancl.probes.linear import hold_out
+from supancl.probes.transfer import accuracy
+from supancl.weights.classifier_file import CLASSIFIER_FILE, ClassifierFile, save_classifier
+from supancl.weights.encoder_file import save_encoder
+
+FINETUNED = "finetuned"  # the folder inside a run where `predict --with finetuned` looks
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """SGD with Nesterov momentum and a cosine."""
+
+    epochs: int = 20
+    batch_size: int = 64
+    lrs: tuple[float, ...] = (0.01, 0.1, 1.0)  # at batch 256; the best on held-out training images is used
+    weight_decay: float = 1e-4
+    seed: int = 0
+    views: Literal["crops", "pretraining"] = "crops"  # random crops and flips, or also pretraining's colours and blur
+    freeze_norm: bool = False  # batch norm keeps the encoder's statistics
+    probe_first: bool = False  # the new layer starts as the linear classifier on the frozen encoder
+
+
+def evaluate_finetuning(
+    evaluated: EvaluatedEncoder,
+    source: str | None = None,
+    settings: FineTuning | None = None,
+    out: Path | None = None,
+    split: str = "held-out",
+) -> dict[str, Any]:
+    """Choose a learning rate on a tenth of the training images, train on all of them, test once."""
+    since, settings = time.perf_counter(), settings or FineTuning()
+    location = resolve_source(evaluated, source)
+    _check_request(evaluated, location, out)
+    evaluation = open_evaluation_data(evaluated, source, split)
+    data, train, test = evaluation.data, evaluation.data.train.labelled(), evaluation.images.labelled()
+    if len(torch.unique(train.labels)) < 2 or not len(test):
+        raise BadInput(
+            f"{location}: fine-tuning needs labelled images of two classes to train on and some to test; "
+            f"there are {len(train)} and {len(test)}"
+        )
+    warn_unknown(evaluated, data.classes, location, (train,), test)
+    if out is None and evaluated.run is not None:
+        evaluated.reporter.note(
+            f"the classifier is not kept; to predict labels with it, add out {evaluated.run.path / FINETUNED}"
+        )
+    if len(settings.lrs) > 1:
+        check_class_sizes(data.classes, location, train.labels)
+    best_lr, accuracy_by_lr = choose_lr(evaluated, train, len(data.classes), settings)
+    model = train_classifier(evaluated, train, len(data.classes), best_lr, settings)
+    if out is not None:
+        make_folder(out, exist_ok=False)
+        other_source = "" if is_run_source(evaluated, source) else absolute_source(location)
+        save(model, data.classes, out, other_source, train.median_short_side())
+    answers = predict(model, test, evaluated)
+    # a baseline would have to be trained as long again
+    certainty = certainty_keys(evaluated, Answers(answers == test.labels, test.labels, train.labels), ask=None)
+    return record_evaluation(
+        evaluated,
+        evaluation,
+        "finetune",
+        since,
+        accuracy=accuracy(answers, test.labels),
+        mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
+        lr=best_lr,
+        tried={f"{lr:g}": value for lr, value in accuracy_by_lr.items()},
+        **asdict(settings) | {"lrs": list(settings.lrs)},
+        images=len(train),
+        queries=len(test),
+        classes=len(data.classes),
+        out=None if out is None else str(out),
+        **certainty,
+    )
+
+
+def _check_request(evaluated: EvaluatedEncoder, location: str, out: Path | None) -> None:
+    """Refuse what cannot be fine-tuned or written, before the data are read, which may take an hour."""
+    check_whole_encoder(evaluated.options.layer, evaluated.options.normalize)
+    if evaluated.encoder.spec.name == "linear":
+        raise BadInput(f"{location}: fine-tuning crops images, but these are vectors; give an encoder of images")
+    if out is not None:
+        check_out_folder(location, out)
+        check_new(out)
+
+
+def check_whole_encoder(layer: str, normalize: bool) -> None:
+    if layer != "pooled" or normalize:
+        raise BadInput(
+            "fine-tuning trains the whole encoder and a classifier on its output; leave layer and normalize out"
+        )
+
+
+def check_class_sizes(classes: Sequence[str], location: str, labels: Tensor) -> None:
+    """Refuse classes with one training image: to compare learning rates, some of each class are held out."""
+    label_ids, sizes = torch.unique(labels[labels >= 0], return_counts=True)
+    too_small = {int(label) for label in label_ids[sizes < 2]}
+    if too_small:
+        raise BadInput(
+            f"{location}: {quote_classes(classes, too_small)} has fewer than 2 training images; comparing learning "
+            "rates (or give one lr) needs 2, so add images or leave the class out"
+        )
+
+
+def choose_lr(
+    evaluated: EvaluatedEncoder, train: Split, classes: int, settings: FineTuning
+) -> tuple[float, dict[float, float]]:
+    """The best learning rate on a tenth of the training images (the first of equal ones), and all accuracies."""
+    if len(settings.lrs) == 1:
+        return settings.lrs[0], {}
+    is_held_out = hold_out(train.labels)
+    fit, held_out_images = train.take((~is_held_out).nonzero()[:, 0]), train.take(is_held_out.nonzero()[:, 0])
+    accuracy_by_lr: dict[float, float] = {}
+    for lr in settings.lrs:
+        try:
+            accuracy_by_lr[lr] = accuracy(
+                predict(train_classifier(evaluated, fit, classes, lr, settings), held_out_images, evaluated),
+                held_out_images.labels,
+            )
+            outcome = f"{accuracy_by_lr[lr]:.2f}% on {len(held_out_images)} held-out training images"
+        except NonFinite:
+            accuracy_by_lr[lr], outcome = math.nan, "the loss was not finite"
+        evaluated.reporter.note(f"learning rate {lr:g}: {outcome}")
+    if all(math.isnan(value) for value in accuracy_by_lr.values()):
+        raise NonFinite(
+            f"fine-tuning: the loss is not finite at any of lr {', '.join(map(str, settings.lrs))}; try lower ones"
+        )
+    return max(
+        (lr for lr in settings.lrs if not math.isnan(accuracy_by_lr[lr])), key=lambda lr: accuracy_by_lr[lr]
+    ), accuracy_by_lr
+
+
+class Classifier(nn.Module):
+    """An encoder with a linear layer on top."""
+
+    def __init__(self, encoder: Encoder, classes: int, seed: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(encoder.width, classes)
+        with torch.no_grad():
+            initial_weight = torch.randn(self.head.weight.shape, generator=torch.Generator().manual_seed(seed))
+            self.head.weight.copy_(0.01 * initial_weight)
+            self.head.bias.zero_()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.encoder(images))  # type: ignore[no-any-return]
+
+
+def train_classifier(
+    evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, settings: FineTuning
+) -> Classifier:
+    """Train a copy of the encoder with a new linear layer; the caller's random state does not change."""
+    device = evaluated.options.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(settings.seed)  # for dropout
+        return _train(evaluated, train, classes, lr, settings)
+
+
+def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, settings: FineTuning) -> Classifier:
+    device = evaluated.options.device
+    model = Classifier(copy.deepcopy(evaluated.encoder), classes, settings.seed).to(device)
+    encoder, batch_size = model.encoder, min(settings.batch_size, len(train))
+    if settings.probe_first:
+        features = evaluated.features(train)
+        probe, _ = fit_linear_classifier(features, Features(*(rows[:0] for rows in features)), classes, device)
+        model.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
+    model.requires_grad_(True)
+    model.train()
+    for module in encoder.modules() if settings.freeze_norm else ():
+        module.train(not isinstance(module, _BatchNorm))
+    views = Crops(size=encoder.size) if settings.views == "pretraining" else plain_crops(evaluated, (0.2, 1.0))
+    steps_per_epoch = len(train) // batch_size
+    steps = settings.epochs * steps_per_epoch
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=lr * batch_size / 256, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay
+    )
+    cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
+    generator = torch.Generator(device).manual_seed(derive_seed(settings.seed, 4))
+    resident, labels = train.place_on(device), train.labels.to(device)
+    total = torch.zeros((), device=device)
+    for step in range(steps):
+        epoch, batch_index = divmod(step, steps_per_epoch)
+        positions = epoch_order(len(train), settings.seed, epoch)[
+            batch_index * batch_size : (batch_index + 1) * batch_size
+        ]
+        batch = resident.batch(positions.to(resident.index.device)).to(device)
+        view = views(batch, encoder.mean, encoder.std, generator, views=1)[0]
+        with autocast_for(device, auto_precision(device)):
+            loss = F.cross_entropy(model(view).float(), labels[positions.to(device)])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        cosine.step()
+        total += loss.detach()
+        evaluated.reporter.on_progress(f"fine-tuning, lr {lr:g}", step + 1, steps)
+    if not bool(torch.isfinite(total)):
+        raise NonFinite(f"fine-tuning with lr {lr:g}: the loss is not finite; try a lower lr")
+    return model.eval()
+
+
+@torch.inference_mode()
+def predict(model: Classifier, split: Split, evaluated: EvaluatedEncoder) -> Tensor:
+    device, encoder = evaluated.options.device, model.encoder
+    answers = []
+    for positions in torch.arange(len(split)).split(evaluated.options.batch_size):
+        batch = split.batch(positions).to(device)
+        with autocast_for(device, auto_precision(device)):
+            answers.append(model(evaluation_view(batch, encoder.size, encoder.mean, encoder.std)).argmax(1).cpu())
+    return torch.cat(answers)
+
+
+def check_new(out: Path) -> None:
+    check_is_new(out)
+    check_writable(out)
+
+
+def save(model: Classifier, classes: Sequence[str], out: Path, source: str, short_side: int | None) -> None:
+    """Write encoder.safetensors, and the linear layer with its class names as classifier.safetensors."""
+    save_encoder(out / "encoder.safetensors", model.encoder, tuple(classes), "finetuned", short_side)
+    weight, bias = model.head.weight.detach().cpu(), model.head.bias.detach().cpu()
+    content = ClassifierFile(weight, bias, tuple(classes), source, encoder_key(model.encoder))
+    save_classifier(out / CLASSIFIER_FILE, content)

@@ -1,0 +1,509 @@
+"""`supancl paper`: the toy study, the theory, ablations, tables and figures of the paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import Unpack
+
+from supancl.data.opening import check_source
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput, CheckFailed, did_you_mean, program_name
+from supancl.files import check_writable, why_unwritable, write_text
+from supancl.reporter import report_progress, say, show
+from supancl.reports.page import check_picture_place
+from supancl.reports.terminal import table as terminal_table
+from supancl.reports.terminal import terminal_width
+from supancl.sweeps.options import SweepRequest, SweepSettings
+from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders
+from supancl.use.look import PICTURES, check_suffix, listed_classes, split_title
+from supancl.weights.run_folder import next_folder
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from supancl.paper.tables.cells import FilledTable
+    from supancl.paper.tables.layouts import Layout
+    from supancl.paper.tables.plan import Plan
+    from supancl.paper.theorems.checks import Check
+    from supancl.sweeps.runner import Sweep
+
+STUDIES = Literal["pool", "positives", "batch", "memory", "alpha"]
+ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
+
+
+# --- toy --------------------------------------------------------------------------------------------------------------
+
+
+def toy(
+    *, seeds: int = 3, quick: bool = False, reading: Literal["literal", "near"] = "near", out: str | Path | None = None
+) -> dict[str, Any]:
+    """Run the toy study of Sec. 4.3: Tables 1 and 2 and the t-SNE figure.
+
+    Parameters
+    ----------
+    seeds
+        seeds 0 to N - 1
+    quick
+        a quarter of the dimensions, samples and batch, half the epochs
+    reading
+        of App. B: literal, or near, which matches the paper's levels better (docs/toy-readings.md)
+    out
+        folder for tables, figure and toy.json (default: runs/toy-NNN)
+
+    Examples
+    --------
+    $ supancl paper toy --quick
+    """
+    check_above(seeds, 0, "seeds")
+    folder = Path(out) if out else next_folder("toy")
+    if (folder / "toy.json").exists():
+        raise BadInput(f"{folder} already holds a toy study; name another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{folder}: {error.strerror}; name another folder") from None
+    check_writable(folder)  # before minutes of training
+    from supancl.paper.toy_study import run, write
+    from supancl.paper.toy_study.training import ALPHAS, FULL, QUICK, READINGS
+    from supancl.reports.pictures import tsne_panels
+
+    size, task = QUICK if quick else FULL, f"epochs of {len(ALPHAS)} alphas x {seeds} seeds"
+    result, panels = run(
+        READINGS[reading], size, list(range(seeds)), lambda epoch: report_progress(task, epoch, size.epochs)
+    )
+    print_tables(result)
+    write(result, folder)
+    tsne_panels(panels, tuple("ABC"), folder / "tsne.png")
+    say(f"written to {folder}: toy.json, table1.md, table2.md, tsne.png")
+    return {**result, "folder": str(folder)}
+
+
+def print_tables(result: dict[str, Any]) -> None:
+    from supancl.paper.toy_study import summary_of, tables
+    from supancl.reports.tables import LEGEND, cell_text
+
+    summary = summary_of(result)
+    titles = {
+        "Table 1 (toy part)": tables.TABLE_1_COLUMNS,
+        "Table 2: linear probe on new classes": tables.TABLE_2_COLUMNS,
+    }
+    for title, columns in titles.items():
+        seeds = f"seeds: {len(result['seeds'])}"
+        filled = tables.table(summary, columns)
+        rows = [[cell if isinstance(cell, str) else cell_text(cell) for cell in row] for row in filled.rows]
+        names = [str(name) for name in filled.columns]
+        show(terminal_table(f"{title}: mean ± sd, {seeds} (paper); {LEGEND}", names, rows))
+    for claim, holds in result["trends"].items():
+        say(f"{'yes' if holds else 'NO '}  {claim}")
+    for line in (*missed_lines(result), *tables.paired_lines(result["paired"])):
+        say(line)
+    seconds = result["seconds"]
+    say(
+        f"{tables.conditions(result)}; {seconds['training']:.0f} s training, "
+        f"{seconds['measuring']:.0f} s measuring, {result['threads']} threads"
+    )
+
+
+def missed_lines(result: dict[str, Any]) -> list[str]:
+    from supancl.paper.toy_study import tables
+
+    missed = [row for row in result["levels"] if not row["met"]]
+    lines = [
+        f"off the paper: {row['measure']} at alpha = {row['alpha']:g}: "
+        f"{tables.number(row['ours'], row['measure'])} against {row['paper']:g}"
+        for row in missed
+    ]
+    return [*lines, f"levels met: {len(result['levels']) - len(missed)} of {len(result['levels'])}"]
+
+
+# --- theory -----------------------------------------------------------------------------------------------------------
+
+
+def theory(*, seed: int = 0, samples: int = 8000) -> dict[str, Any]:
+    """Check every statement of Sec. 4 and App. A on the shipped loss.
+
+    Parameters
+    ----------
+    seed
+        of populations, weights and samples
+    samples
+        size of the largest Monte-Carlo samples
+
+    Examples
+    --------
+    $ supancl paper theory
+    """
+    from supancl.paper.theorems import LARGEST_SEED, MIN_SAMPLES, run_and_time
+    from supancl.paper.theorems.checks import Settings
+
+    check_above(samples, MIN_SAMPLES - 1, "samples")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise BadInput(f"seed = {seed}: must be from 0 to {LARGEST_SEED}")
+    checks, result = run_and_time(Settings(seed, samples))
+    show(theory_grid(checks))
+    failed = [check for check in checks if check.passed is False]
+    asserted = sum(check.asserted for check in checks)
+    say(
+        f"{asserted - len(failed)} of {asserted} asserted checks hold; {len(checks) - asserted} figures are reported "
+        f"only ({result['seconds']} s, seed {seed})"
+    )
+    if failed:
+        first = failed[0]
+        message = f"{len(failed)} of {asserted} checks failed, first {first.statement}: {first.quantity}"
+        raise CheckFailed(message, result)
+    return result
+
+
+def theory_grid(checks: list[Check]) -> RichTable:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(title="Theory against the shipped loss")
+    for name in ("statement", "quantity"):
+        grid.add_column(name, overflow="fold")
+    for name in ("predicted", "measured", "error", "tolerance"):
+        grid.add_column(name, justify="right", overflow="fold")
+    grid.add_column("holds")
+    grid.add_column("note", overflow="fold")
+    for check in checks:
+        verdict = {True: "yes", False: "NO", None: "report"}[check.passed]
+        grid.add_row(
+            check.statement,
+            Text(check.quantity),
+            _format_value(check.predicted),
+            _format_value(check.measured),
+            _format_error(check.error),
+            _format_error(check.tolerance),
+            verdict,
+            Text(check.note),
+        )
+    return grid
+
+
+def _format_value(value: float | list[float] | None) -> str:
+    if value is None:
+        return "-"
+    return ", ".join(f"{number:.4f}" for number in value) if isinstance(value, list) else f"{value:.6g}"
+
+
+def _format_error(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
+
+
+# --- ablations --------------------------------------------------------------------------------------------------------
+
+
+def collapse(recipe: str, **settings: Unpack[SweepSettings]) -> dict[str, Any]:
+    """Measure whether a pool or a momentum branch prevents collapse (Table 8).
+
+    Parameters
+    ----------
+    recipe
+        a SupSiam or SupBYOL recipe, shared by all four cells
+
+    Examples
+    --------
+    $ supancl paper collapse cifar100.supsiam --epochs 20
+    """
+    require_single_process("a study")
+    request = SweepRequest("collapse", settings, seeds=1)
+    base = request.recipe(recipe)
+    request.refuse({"train.seed": "seeds"})
+    from supancl.paper.pool_and_ema import check_base, table_cells, train_cells
+    from supancl.sweeps.runs import RunsFailed
+
+    check_base(base)
+    sweep = request.sweep()
+    sweep.check_folder(base)
+    result, runs = train_cells(base, sweep)
+    title = f"{base.name}, epochs: {base.train.epochs}, alpha {result['alpha']:g}, seeds: {request.seeds}"
+    show(terminal_table(title, *table_cells(result["rows"])))
+    say(f"runs and collapse.json in {request.out}")
+    if runs.failed:
+        raise RunsFailed(runs.failed, result, request.out)
+    return result
+
+
+def study(
+    what: STUDIES, recipe: str, *, rows: str | None = None, on_test: bool = False, **settings: Unpack[SweepSettings]
+) -> dict[str, Any]:
+    """Train the rows of an ablation: pool, positives, batch, memory or alpha.
+
+    Parameters
+    ----------
+    what
+        pool: the target pool's design (Table 7), and none; positives: M, the number of positives drawn from the pool
+        (Table F.2); batch: batch size 128 and 256 (Table F.3); memory: SupCon with a memory bank at both batch sizes
+        (Table F.3); alpha: alpha, trained on all classes (Tables 1, 3, F.1)
+    recipe
+        a recipe; rows differ from it only in what the study varies
+    rows
+        only these rows, a,b (default: all)
+    on_test
+        evaluate on the test split, to report, not to choose (default: held-out images)
+
+    Examples
+    --------
+    $ supancl paper study pool cifar100.supsiam --data cifar100
+    """
+    require_single_process("a study")
+    from supancl.paper.ablations import study_title, table_cells, train_rows, write_study
+    from supancl.paper.study_rows import STUDIES
+    from supancl.sweeps.runner import check_monitored, select_rows
+    from supancl.sweeps.runs import RunsFailed
+
+    request, plan = SweepRequest(f"study-{what}", settings, seeds=1), STUDIES[what]
+    base = request.recipe(recipe)
+    plan.check(base)
+    request.refuse({**plan.varies, "train.seed": "seeds"})
+    check_monitored(base)
+    selected = select_rows(plan.rows(base), rows, "study")
+    sweep = request.sweep()
+    sweep.check_folder(base)
+    result, images, runs = train_rows(what, base, selected, sweep, on_test)
+    title = study_title(result, images)
+    show(terminal_table(title, *table_cells(result)))
+    for line in result["differences"]:
+        say(line)
+    write_study(result, title, request.out)
+    say(f"runs, study.json and study.md in {request.out}")
+    say(f"the paper's table: {program_name()} paper table {plan.table} {request.out}")
+    if runs.failed:
+        raise RunsFailed(runs.failed, result, request.out)
+    return result
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def table(
+    name: str,
+    *runs: str,
+    format: Literal["text", "markdown", "latex", "csv"] = "text",
+    benchmarks: str | None = None,
+    family: Literal["imagenet100", "cifar100", "cifar10", "vit", "digits"] | None = None,
+    recipe: str | None = None,
+    rows: str | None = None,
+    dry_run: bool = False,
+    **settings: Unpack[SweepSettings],
+) -> dict[str, Any]:
+    """Print a table next to the paper's, from your runs or from runs that it trains.
+
+    Parameters
+    ----------
+    name
+        1 to 8, F.1, F.2, F.3, G.1 or H.1; table5 and f1 work too
+    runs
+        run folders, studies, detectors, toy studies, folders with evaluate/*.json; without runs and data: the paper's
+        numbers alone
+    format
+        of the table
+    benchmarks
+        folder with the data sets of the columns
+    family
+        recipes to train (default: the paper's)
+    recipe
+        recipe to vary, for tables that vary one (default: supsiam)
+    rows
+        train only these rows, a,b (default: all)
+    dry_run
+        show the plan and the expected time, then stop
+
+    Examples
+    --------
+    $ supancl paper table 4
+    $ supancl paper table H.1 runs/a runs/b --format latex
+    """
+    from supancl.paper.tables.layouts import LAYOUTS, table_name
+
+    layout = LAYOUTS[table_name(name)]
+    own = set(settings) - {"out"}
+    trains = bool(own) or any((benchmarks, family, recipe, rows, dry_run))
+    if trains and runs:
+        raise BadInput(f"{runs[0]}: a table is filled from runs or trained, not both; name runs, or settings to train")
+    if trains:
+        request = SweepRequest(f"table-{layout.name}", {"out": f"runs/table-{layout.name}", **settings}, seeds=1)
+        return make_table(layout, request, rows, family, recipe, benchmarks, format, dry_run)
+    return lay_out(layout, runs, settings.get("out"), format)
+
+
+def lay_out(layout: Layout, runs: Sequence[str], out: str | Path | None, form: str) -> dict[str, Any]:
+    """Print the table of these runs, or write it to a file."""
+    from supancl.paper.tables.cells import fill
+    from supancl.paper.tables.formats import FORMATS
+    from supancl.paper.tables.runs import read_entries
+
+    path = Path(out) if out else None
+    if path is not None and path.is_dir():
+        raise BadInput(f"{path}: is a folder; give a file")
+    if path is not None and (why := why_unwritable(path.parent)):
+        raise BadInput(f"{path}: cannot be written ({why}); name another file")
+    filled = fill(layout, read_entries(runs))
+    if path is None:
+        print_table(filled, form)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, FORMATS[form](filled))
+        say(f"Table {layout.name} in {path}")
+    return filled.to_json()
+
+
+def print_table(filled: FilledTable, form: str) -> None:
+    """Print the table; text is fitted to the terminal, other formats are meant for a file."""
+    from supancl.paper.tables.formats import FORMATS, as_text
+
+    show(as_text(filled, terminal_width()) if form == "text" else FORMATS[form](filled))
+
+
+def make_table(
+    layout: Layout,
+    request: SweepRequest,
+    rows: str | None,
+    family: str | None,
+    recipe: str | None,
+    benchmarks: str | None,
+    form: str,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """Train and evaluate what is missing, then fill the table; the same command again continues."""
+    require_single_process("a table")
+    from supancl.paper.tables.formats import FORMATS
+    from supancl.paper.tables.make import check_plan, complete
+    from supancl.paper.tables.plan import Request, make_plan
+    from supancl.sweeps.runs import RunsFailed
+
+    out, sweep = request.out, request.sweep()
+    plan = make_plan(layout, Request(request.recipe, request.given, rows, family, recipe, benchmarks), sweep)
+    check_plan(plan, sweep)
+    states = show_plan(plan, sweep)
+    if dry_run:
+        return {"table": layout.name, "out": str(out), "plan": states}
+    filled, failed = complete(plan, states, sweep)
+    print_table(filled, form)
+    write_text(out / f"table.{ENDINGS[form]}", FORMATS[form](filled))
+    say(f"runs and table.{ENDINGS[form]} in {out}")
+    result = filled.to_json() | {"out": str(out), "plan": {run.name: plan.state(run) for run in plan.runs}}
+    if failed:
+        raise RunsFailed(failed, result | {"rows": [run.name for run in plan.runs]}, out)
+    return result
+
+
+def show_plan(plan: Plan, sweep: Sweep) -> dict[str, str]:
+    """Print the runs with their states and the remaining time; returns the states."""
+    from supancl.paper.tables.plan import FAILED
+
+    states = {run.name: plan.state(run) for run in plan.runs}
+    rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
+    show(terminal_table(f"Table {plan.layout.name}, runs: {len(rows)}", ["run", "recipe", "state"], rows))
+    say(plan.estimate(sweep.jobs_for(plan.runs[0].recipe)))
+    if plan.without_recipe:
+        say(f"not trained, because there is no recipe: {', '.join(plan.without_recipe)}")
+    failed_before = [name for name, state in states.items() if state == FAILED]
+    if failed_before and not sweep.retry:
+        say(f"failed before; retry trains them again: {', '.join(failed_before)}")
+    return states
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def figure(
+    number: str | None = None,
+    *runs: EncoderArgument,
+    data: str | None = None,
+    classes: str | None = None,
+    groups: list[str] | None = None,
+    split: Literal["held-out", "test", "train"] = "held-out",
+    per_class: int = 50,
+    seed: int = 0,
+    out: str | Path = "figure3.png",
+    **options: Unpack[EncoderOptions],
+) -> dict[str, Any]:
+    """Draw a figure from your runs: t-SNE of chosen classes.
+
+    Parameters
+    ----------
+    number
+        number of the paper's figure (default: list them)
+    runs
+        [TITLE=]RUN, one panel each
+    data
+        the images (default: the runs' training data)
+    classes
+        class names a,b, or a file with one per line (default: the paper's 15 dogs and 5 birds if the data have them,
+        else all if at most 20)
+    groups
+        GROUP=A,B: classes that share a family of colours; may be repeated
+    split
+        evaluated images
+    per_class
+        images per class at most
+    seed
+        of the choice of images and of t-SNE
+    out
+        a .png, .svg or .pdf; the numbers go to a .json next to it
+
+    Examples
+    --------
+    $ supancl paper figure
+    $ supancl paper figure 3 runs/a runs/b --classes cat,dog
+    """
+    require_single_process("a figure")
+    descriptions = figures()
+    wanted = re.sub(r"^fig(ure)?\.?\s*", "", (number or "").strip().lower())
+    if wanted and wanted not in descriptions:
+        raise BadInput(f"unknown figure {number!r}{did_you_mean(wanted, descriptions)}")
+    if wanted != "3" or not runs:
+        if runs:
+            raise BadInput(f"figure {wanted} needs no run: {descriptions[wanted]}")
+        descriptions = {wanted: descriptions[wanted]} if wanted else descriptions
+        for name, text in descriptions.items():
+            say(f"Figure {name}: {text}")
+        return {"figures": descriptions}
+    picture = Path(out)
+    check_suffix(picture, PICTURES)
+    check_picture_place(picture, "out")
+    check_writable(picture.parent)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    check_above(per_class, 0, "per_class")
+    check_above(seed, -1, "seed")
+    if data is not None and "@" not in data:
+        check_source(data)
+    titles, named = zip(*(split_title(run) for run in runs), strict=True)
+    opened = open_encoders(list(named), options, saves_results=False)
+    from supancl.paper.figure_3 import FigureRequest, draw_figure, panel_note
+
+    layer = options.get("layer", "pooled")
+    request = FigureRequest(data, listed_classes(classes), grouped_classes(groups), split, per_class, seed, layer)
+    result = draw_figure(opened, list(titles), request, picture)
+    for panel in result["panels"]:
+        say(f"{panel['title']}: {panel_note(panel)}")
+    images, named_classes = len(result["labels"]), len(result["classes"])
+    say(f"{picture}: images: {images}, classes: {named_classes}; numbers in {picture.with_suffix('.json')}")
+    return result
+
+
+def figures() -> dict[str, str]:
+    """What each figure of the paper shows, and the command that draws it."""
+    return {
+        "1": "the framework, a drawing and not a result",
+        "2": f"t-SNE of SupSiam's features of the toy data by alpha; draw it with: {program_name()} paper toy",
+        "3": "t-SNE of 15 dog and 5 bird classes of ImageNet-100, SupSiam by alpha; draw it, or any classes of any "
+        f"runs, with: {program_name()} paper figure 3 [TITLE=]RUN... --data SOURCE [--classes A,B,C] --out figure3.png",
+    }
+
+
+def grouped_classes(groups: Sequence[str] | None) -> dict[str, list[str]]:
+    """The class names of each GROUP=A,B."""
+    grouped: dict[str, list[str]] = {}
+    for text in groups or ():
+        group, equals, members = text.partition("=")
+        names = [name.strip() for name in members.split(",") if name.strip()]
+        if not equals or not group.strip() or not names:
+            raise BadInput(f"groups {text}: must be GROUP=A,B, such as dogs=Doberman,Rottweiler")
+        grouped.setdefault(group.strip(), []).extend(names)
+    return grouped

@@ -1,0 +1,322 @@
+"""`supancl detect`: fine-tune a detector from an encoder, and test it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from supancl.config import FLAG
+from supancl.errors import BadInput, Interrupted
+from supancl.files import check_no_link, check_writable, jsonable, make_folder, write_sealed_json, write_text
+from supancl.recipes.shorthands import parse_set
+from supancl.reporter import current_reporter, report_progress, say, show, warn
+from supancl.reports.terminal import table
+from supancl.weights.run_folder import next_folder
+
+if TYPE_CHECKING:
+    from supancl.detection.layouts import DetectData
+    from supancl.detection.spec import DetectSpec
+    from supancl.detection.train import DetectRun
+
+Years = Literal["07+12", "2007", "2012"]
+
+
+def detect(
+    encoder: str | None = None,
+    *,
+    data: str | None = None,
+    year: Years | None = None,
+    test: str | None = None,
+    images: str | None = None,
+    arch: Literal["c4", "fpn"] | None = None,
+    iters: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    freeze: tuple[str, ...] | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    precision: Literal["auto", "fp32", "bf16"] | None = None,
+    eval_every: int | None = None,
+    set: Mapping[str, Any] | list[str] | None = None,
+    seeds: int = 1,
+    resume: bool = False,
+    out: str | Path | None = None,
+) -> dict[str, Any]:
+    """Fine-tune an object detector from an encoder, and test it.
+
+    Parameters
+    ----------
+    encoder
+        a run folder, encoder.safetensors, checkpoint, or random:resnet50
+    data
+        a VOC root (it holds VOCdevkit/), COCO's folder, or a COCO JSON to train on
+    year
+        lists of VOC: both years, or one of them
+    test
+        a COCO JSON to test on
+    images
+        the folder of a COCO JSON's images (default: the JSON's folder)
+    arch
+        c4 (as the paper) or fpn
+    iters
+        iterations; the schedule scales with them
+    batch_size
+        images per step
+    lr
+        learning rate at this batch size
+    freeze
+        stages that are not trained: stem,layer1,...
+    seed
+        of new layers, order and views
+    device
+        auto, cpu or cuda
+    precision
+        auto, fp32 or bf16
+    eval_every
+        steps between tests (0: only at the end)
+    set
+        any field of the detector's settings
+    seeds
+        N runs with seeds 0, 1, ..., mean and spread
+    resume
+        continue the run in out
+    out
+        folder of the run (default: runs/detect-NNN)
+
+    Returns
+    -------
+    dict
+        scores of each run, and the paths of the pictures
+
+    Examples
+    --------
+    $ supancl detect train runs/photos --data VOC --iters 2000
+    """
+    if seeds < 1:
+        raise BadInput(f"seeds = {seeds}: must be at least 1")
+    if resume and out is None:
+        raise BadInput("resume continues the run in out; name it")
+    from supancl.detection.saving import DetectFolder
+    from supancl.detection.train import score_stats, train_detector
+    from supancl.reports.detections import draw_detection_curves, draw_detection_sheet
+
+    given = {
+        "arch": arch, "iters": iters, "batch_size": batch_size, "lr": lr, "freeze": freeze, "seed": seed,
+        "device": device, "precision": precision, "eval_every": eval_every,
+    }  # fmt: skip
+    overrides = {name: value for name, value in given.items() if value is not None} | parse_set(set)
+    folder = Path(out) if out else next_folder("detect")
+    places = (data, year, test, images)
+    encoder, source, spec = resolve_settings(encoder, places, overrides, folder, resume)
+    folders = [folder] if seeds == 1 else [folder / f"seed-{spec.seed + i}" for i in range(seeds)]
+    if seeds > 1 and DetectFolder(folder).has_run:
+        raise BadInput(f"{folder} holds a single run; choose another out for {seeds} seeds")
+    if seeds == 1 and not DetectFolder(folder).has_run and any(folder.glob("seed-*/detect.json")):
+        raise BadInput(f"{folder} holds runs of several seeds; give their number with seeds, or choose another out")
+    for path in folders:  # all are checked before the first one starts
+        if DetectFolder(path).has_run and not resume:
+            raise BadInput(f"{path} already holds a run; continue it with resume, or choose another out")
+    runs: dict[str, DetectRun] = {}
+    for number, path in enumerate(folders):
+        seeded_spec = replace(spec, seed=spec.seed + number)
+        try:
+            run = train_detector(encoder, source, seeded_spec, path, resume=resume, reporter=current_reporter())
+        except Interrupted as stop:
+            if seeds == 1:
+                raise
+            command = f"supancl detect train --resume --seeds {seeds} --out {shlex.quote(str(folder))}"
+            raise Interrupted(
+                f"{str(stop).partition(';')[0]} (seed {seeded_spec.seed}); continue with: {command}", stop.signal_number
+            ) from None
+        draw_detection_sheet(run.test, run.detections, path / "detections.png")
+        runs[f"seed {seeded_spec.seed}"] = run
+    draw_detection_curves({name: run.metrics for name, run in runs.items()}, folder / "curves.png")
+    result = {
+        "out": str(folder),
+        "encoder": encoder,
+        "runs": {name: run.scores for name, run in runs.items()},
+        "spread": score_stats([run.scores for run in runs.values()]),
+        "pictures": [str(folder / "curves.png"), *(str(path / "detections.png") for path in folders)],
+    }
+    if seeds > 1:
+        write_text(folder / "seeds.json", json.dumps(jsonable(result), indent=2) + "\n")
+    print_scores(result)
+    return result
+
+
+def place_of_data(
+    saved: DetectData | None, data: str | None, year: str | None, test: str | None, images: str | None
+) -> DetectData:
+    """The images that are named, or those of a saved run."""
+    from supancl.detection.layouts import DetectData
+
+    if data is None and saved is None:
+        raise BadInput("name the images with data: a VOC root, COCO's folder, or a COCO JSON")
+    place = saved if data is None else DetectData(str(Path(data).resolve()))
+    assert place is not None
+    overrides: dict[str, str] = {"year": year} if year else {}
+    overrides |= {name: str(Path(path).resolve()) for name, path in (("test", test), ("images", images)) if path}
+    return replace(place, **overrides)
+
+
+def resolve_settings(
+    encoder: str | None, places: tuple[Any, ...], overrides: dict[str, Any], out: Path, resume: bool
+) -> tuple[str, DetectData, DetectSpec]:
+    """Encoder, data and settings; a resumed run has saved ones, which must match what is given."""
+    from supancl.detection.model import absolute_encoder_name
+    from supancl.detection.saving import DetectFolder
+    from supancl.detection.spec import detect_spec
+
+    if isinstance(overrides.get("freeze"), (str, tuple)):
+        names = overrides["freeze"].split(",") if isinstance(overrides["freeze"], str) else overrides["freeze"]
+        overrides["freeze"] = [name for name in names if name]
+    # the shorter number first: seed-5 before seed-10
+    seed_files = sorted(out.glob("seed-*/detect.json"), key=lambda file: (len(file.parent.name), file.parent.name))
+    candidates = [out / "detect.json", *seed_files] if resume else []
+    started = next((file.parent for file in candidates if file.exists()), None)
+    if started is None:
+        if encoder is None:
+            raise BadInput(
+                "name an encoder: a run folder, an encoder.safetensors, a checkpoint or random:resnet50"
+                + (f"; {out} holds no run to continue" if resume else "")
+            )
+        return encoder, place_of_data(None, *places), detect_spec("c4", overrides)
+    spec, data, saved_encoder, _ = DetectFolder(started).read_settings()
+    requested = detect_spec(spec.arch, {"iters": spec.iters, **overrides})
+    for name in overrides:
+        if getattr(requested, name) != getattr(spec, name):
+            raise BadInput(
+                f"{name} = {getattr(requested, name)!r} differs from {getattr(spec, name)!r} in "
+                f"{started / 'detect.json'}; a run continues with its own settings"
+            )
+    if encoder is not None and absolute_encoder_name(encoder) != saved_encoder:
+        raise BadInput(f"{started} began from {saved_encoder}, not from {encoder}; leave it out to continue")
+    return saved_encoder, place_of_data(data, *places), spec
+
+
+def print_scores(result: dict[str, Any]) -> None:
+    names = ("AP", "AP50", "AP75")
+    rows = [[name, *(score_cell(scores[key]) for key in names)] for name, scores in result["runs"].items()]
+    if len(rows) > 1:
+        stats = result["spread"]
+        rows.append(["mean", *(score_cell(stats[key]["mean"]) for key in names)])
+        rows.append(["std", *(score_cell(stats[key]["std"]) for key in names)])
+    show(table(f"{result['encoder']} -> {result['out']}", ["run", *names], rows))
+    say(f"pictures: {', '.join(result['pictures'])}")
+
+
+def score_cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+# --- test -------------------------------------------------------------------------------------------------------------
+
+
+def score(
+    detector: str,
+    *,
+    data: str | None = None,
+    year: Years | None = None,
+    test: str | None = None,
+    images: str | None = None,
+    device: str = "auto",
+    out: str | Path | None = None,
+) -> dict[str, Any]:
+    """Test a trained detector.
+
+    Parameters
+    ----------
+    detector
+        the folder of a detector's run, or its detector.safetensors
+    data
+        a VOC root (it holds VOCdevkit/), COCO's folder, or a COCO JSON
+    year
+        lists of VOC: both years, or one of them
+    test
+        a COCO JSON to test on
+    images
+        the folder of a COCO JSON's images (default: the JSON's folder)
+    device
+        auto, cpu or cuda
+    out
+        folder for the picture and the scores (default: the run folder)
+
+    Examples
+    --------
+    $ supancl detect eval runs/detect-001
+    """
+    from supancl.core.precision import pick_device
+    from supancl.detection.layouts import open_test
+    from supancl.detection.metrics import coco_evaluator, coco_scores
+    from supancl.detection.model import move_to_device
+    from supancl.detection.saving import DetectFolder, load_detector
+    from supancl.detection.scenes import prepare_for_testing, relabelled
+    from supancl.detection.testing import detect as run_detector
+    from supancl.detection.train import format_scores, precision_of
+    from supancl.reports.detections import draw_detection_sheet
+
+    coco_evaluator()
+    saved, on = load_detector(detector), pick_device(device)
+    run = DetectFolder(Path(detector) if Path(detector).is_dir() else Path(detector).parent)
+    saved_data = run.read_settings()[1] if run.has_run else None
+    requested = place_of_data(saved_data, data, year, test, images)
+    folder = Path(out) if out else run.path / "evaluate"
+    check_writable(folder)
+    if not out:
+        check_no_link(folder)
+    scenes = open_test(requested)
+    for remark in scenes.remarks:
+        warn(remark)
+    scenes = prepare_for_testing(relabelled(scenes, saved.classes))
+    precision = precision_of(saved.detector.spec, on)
+    detections = run_detector(move_to_device(saved.detector, on), scenes, on, precision, report_progress)
+    scores = coco_scores(scenes, detections)
+    make_folder(folder)
+    name = "detect" if out or requested == saved_data else f"detect-{data_label(requested)}"
+    picture = folder / ("detections.png" if name == "detect" else f"{name}.png")
+    draw_detection_sheet(scenes, detections, picture)
+    result = {
+        **scores,
+        "data": scenes.location,
+        "detector": str(detector),
+        "precision": precision,
+        "picture": str(picture),
+        "out": str(folder / f"{name}.json"),
+    }
+    write_sealed_json(folder / f"{name}.json", result)
+    rows = [
+        [name, *(score_cell(row[key]) for key in ("AP", "AP50", "AP75"))] for name, row in scores["classes"].items()
+    ]
+    show(table(f"{scenes.location}: {format_scores(scores)}", ["class", "AP", "AP50", "AP75"], rows))
+    return result
+
+
+def data_label(data: DetectData) -> str:
+    """The data's name for a file: voc-2007, or the name of the COCO file."""
+    path = Path(data.test or data.root)
+    return path.stem if path.suffix == ".json" else f"{path.name}-{data.year}"
+
+
+def export_weights(detector: str, out: Annotated[str | Path, FLAG]) -> dict[str, Any]:
+    """Export a detector's weights for torchvision.
+
+    Parameters
+    ----------
+    detector
+        a detector's run, or an encoder (exports the backbone)
+    out
+        a .pth file
+
+    Examples
+    --------
+    $ supancl detect export runs/detect-001 --out detector.pth
+    """
+    from supancl.detection.export import export_detector
+
+    result = export_detector(detector, out)
+    say(f"{result['out']}: {result['tensors']} tensors of the {result['what']} under torchvision's names")
+    return result

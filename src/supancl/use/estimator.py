@@ -1,0 +1,339 @@
+"""`ImageEncoder`: pretraining as an estimator of scikit-learn, for pipelines, clones and grid searches."""
+
+from __future__ import annotations
+
+import copy
+import signal
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from supancl.config import LARGEST_COUNT, to_json
+from supancl.core.encoders import Encoder
+from supancl.core.specs import EncoderSpec
+from supancl.data.from_python import is_missing, keep_missing
+from supancl.data.preparing import prepare_data
+from supancl.data.sources.arrays import FROM_PYTHON, as_array
+from supancl.data.splits import Data, DataSpec, Source, full_split
+from supancl.data.store.memory import ArrayImages
+from supancl.data.views.specs import Masks
+from supancl.errors import BadInput, Interrupted, did_you_mean
+from supancl.recipes import Recipe, recipe
+from supancl.recipes.auto import METHODS, TO_BE_CHOSEN
+from supancl.recipes.shorthands import with_settings
+from supancl.training.start import open_given, pretrain
+from supancl.use.embed import embed
+from supancl.use.saving import read_estimator, write_estimator
+
+# what trains where there are no labels, or only one class
+WITHOUT_LABELS = {"supsiam": "simsiam", "semi": "simsiam", "supbyol": "byol", "supcon": "simclr", "supmoco": "moco2"}
+# chosen as for images
+FIT_TO_VECTORS = ("train.batch_size", "train.epochs", "schedule.warmup_epochs", "pool.size", "loss.warmup")
+MAX_WIDTH = 128  # of the features of vectors, as in the toy study
+# nothing is held out of what `fit` gets; its run folder is temporary, so it needs no checkpoints
+ALWAYS = {"data.holdout": 0.0, "train.keep": "none", "train.checkpoint_epochs": LARGEST_COUNT}
+
+
+COLLAPSED = "the features collapsed, so they say little; try a lower learning rate, settings={'lr': ...}"
+
+
+class InvalidInput(BadInput, ValueError):
+    """Input that an estimator cannot use: a ValueError, as scikit-learn expects."""
+
+
+class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Learns features of images, with whatever labels there are: an estimator of scikit-learn.
+
+    `fit` and `transform` take images, an array (N, H, W[, C]) of uint8 or a list of Pillow images or paths; or a 2-D
+    array. Its rows are vectors, or with `image_shape`, (H, W) or (H, W, C), the pixels of images, 0 to 255. Labels of
+    `fit` are numbers or names; -1, as in sklearn.semi_supervised, '', None and NaN mean unlabelled. Without labels, or
+    with a single class, the method's variant without labels is trained (`method_`).
+
+    Settings that are not named are chosen from the data and the device, as `supancl pretrain --data` does. `settings`
+    has any other field of the recipe: `{"batch_size": 64, "views.size": 64}`. `init` are weights to start from, such
+    as a run folder or `timm:resnet18`. Equal `random_state`s give equal features.
+
+    Fitted attributes: `encoder_` (a torch module), `classes_`, `method_`, `recipe_`, `n_features_in_`.
+
+    >>> from sklearn.datasets import load_digits
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> from sklearn.pipeline import make_pipeline
+    >>> X, y = load_digits(return_X_y=True)
+    >>> fast = {"encoder.name": "cnn", "encoder.width": 32, "views.size": 8}
+    >>> encoder = ImageEncoder(epochs=2, image_shape=(8, 8), settings=fast)
+    >>> model = make_pipeline(encoder, LogisticRegression(max_iter=1000)).fit(X[:200] * 15, y[:200])
+    >>> model.score(X[200:400] * 15, y[200:400]) > 0.3
+    True
+    """
+
+    def __init__(
+        self,
+        method: str = "supsiam",
+        *,
+        epochs: int | None = None,
+        alpha: float | None = None,
+        image_shape: tuple[int, ...] | None = None,
+        init: str | Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        random_state: Any = 0,
+        verbose: bool = False,
+    ) -> None:
+        self.method = method
+        self.epochs = epochs
+        self.alpha = alpha
+        self.image_shape = image_shape
+        self.init = init
+        self.settings = settings
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any = None) -> ImageEncoder:
+        """Train an encoder on these images; `y` are their labels."""
+        with _as_value_error():
+            images = self._images(X, reset=True)
+            labels, classes = number_classes(y, len(images))
+            self.method_ = self._method(len(classes))
+            if len(classes) == 1 and classes.dtype.kind in "iuf" and (labels < 0).any():
+                warnings.warn("y: -1 means no label, and one class is left; number classes from 0", stacklevel=2)
+            is_vectors = self._is_vectors(images)
+            requested = self._recipe(images.shape[1] if is_vectors else None)
+            if is_vectors:
+                self._center, self._scale = measure_columns(images)
+                data = vector_data(self._standardize(images), labels, requested)
+            else:
+                data = cast(Data, open_given(requested, (images, labels)))
+            self.encoder_, self.recipe_ = self._train(requested, data)
+        self.classes_ = classes
+        self._n_features_out = self.encoder_.width
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """The features of images, (N, width) in float32: those of `supancl embed`."""
+        check_is_fitted(self)
+        with _as_value_error():
+            images = self._images(X, reset=False)
+            kinds = ("images", "vectors")
+            is_fitted_to_vectors, is_vectors = self.encoder_.spec.name == "linear", self._is_vectors(images)
+            if is_vectors != is_fitted_to_vectors:
+                expected, given = kinds[is_fitted_to_vectors], kinds[is_vectors]
+                raise BadInput(
+                    f"the encoder was fitted to {expected}, these are {given}; give {expected} (image_shape)"
+                )
+            if not is_vectors:
+                return np.asarray(embed(self.encoder_, images))
+        # in double precision a row's features do not depend on the others in its batch
+        weights = self.encoder_.body.state_dict()["1.weight"].cpu().double().numpy()
+        features: np.ndarray = (self._standardize(images) @ weights.T).astype(np.float32)
+        return features
+
+    def save(self, folder: str | Path) -> Path:
+        """Write a folder that `ImageEncoder.load` reads: encoder.safetensors, which every command takes, and
+        estimator.json."""
+        check_is_fitted(self)
+        names = ("method_", "n_features_in_", "feature_names_in_", "_center", "_scale", "_short_side")
+        fitted = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        parameters = {name: _plain(value) for name, value in self.get_params().items()}
+        content = {
+            "parameters": parameters,
+            "fitted": fitted,
+            "classes": self.classes_,
+            "recipe": to_json(self.recipe_),
+        }
+        return write_estimator(Path(folder), self.encoder_, content)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ImageEncoder:
+        """The fitted estimator that `save` wrote to this folder."""
+        encoder, content = read_estimator(Path(folder))
+        estimator = cls(**content["parameters"])
+        estimator.encoder_, estimator._n_features_out = encoder, encoder.width
+        estimator.classes_, estimator.recipe_ = content["classes"], content["recipe"]
+        for name, value in content["fitted"].items():
+            setattr(estimator, name, value)
+        return estimator
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = True
+        tags.input_tags.three_d_array = True
+        tags.transformer_tags.preserves_dtype = []  # features are float32
+        return tags
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As scikit-learn pickles it, with the encoder on the CPU: it may be read where there is no GPU."""
+        state = dict(super().__getstate__())
+        if "encoder_" in state and next(state["encoder_"].parameters()).device.type != "cpu":
+            state["encoder_"] = copy.deepcopy(state["encoder_"]).cpu()
+        return state
+
+    # --- input --------------------------------------------------------------------------------------------------------
+
+    def _is_vectors(self, images: Any) -> bool:
+        return isinstance(images, np.ndarray) and images.ndim == 2
+
+    def _images(self, X: Any, reset: bool) -> Any:
+        """The images as an array or a list; rows of pixels in their shape, vectors as float64."""
+        if isinstance(X, (str, Path)):
+            raise BadInput(f"{str(X)!r} is not a list of images; list its files, or use supancl.pretrain(data=...)")
+        X = as_array(list(X) if isinstance(X, Iterator) else X)
+        if _is_list_of_images(X):
+            return list(X)
+        if len(getattr(X, "shape", (0, 0))) > 2:
+            array = np.asarray(X)
+            if reset:
+                self.n_features_in_ = int(np.prod(array.shape[1:]))
+            if len(array) < 2 and reset:
+                raise BadInput(f"{len(array)} image(s), n_samples={len(array)}; training needs at least 2")
+            return array
+        is_column = getattr(X, "shape", ())[1:] == (1,) and hasattr(X, "columns")
+        if is_column and isinstance(next(iter(np.asarray(X)[:, 0]), None), (str, Path, Image.Image)):
+            raise BadInput("X is a table with one column of images; give the column itself, such as X['path']")
+        rows = validate_data(self, X, reset=reset, dtype=np.float64, ensure_min_samples=2 if reset else 1)
+        return rows if self.image_shape is None else as_images(rows, self.image_shape)
+
+    def _standardize(self, rows: np.ndarray) -> np.ndarray:
+        """Centred, because a masked value becomes zero; scaled, so that units do not matter."""
+        standardized: np.ndarray = (rows - self._center) / self._scale
+        return standardized
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def _method(self, classes: int) -> str:
+        if self.method not in METHODS:
+            raise BadInput(f"unknown method {self.method!r}{did_you_mean(str(self.method), METHODS)}")
+        if classes > 1 or self.method not in (*WITHOUT_LABELS, "crossentropy"):
+            return self.method
+        if self.method == "crossentropy":
+            raise BadInput("crossentropy needs labels of at least two classes; give them as y, or choose simsiam")
+        return WITHOUT_LABELS[self.method]
+
+    def _recipe(self, vector_size: int | None) -> Recipe:
+        base = recipe(f"auto.{self.method_}") if vector_size is None else vector_recipe(self.method_, vector_size)
+        seed = self.random_state
+        if not isinstance(seed, (int, np.integer)):
+            seed = check_random_state(seed).randint(np.iinfo(np.int32).max)
+        settings: dict[str, Any] = {**ALWAYS, "train.seed": seed}
+        if not self.verbose:
+            settings["train.monitor_every"] = 0
+        if self.epochs is not None:
+            settings["train.epochs"] = self.epochs
+        if self.alpha is not None and self.method_ == self.method:  # the variant without labels has no such term
+            settings["loss.alpha"] = self.alpha
+        return with_settings(base, {**settings, **(self.settings or {})})
+
+    def _train(self, requested: Recipe, data: Data) -> tuple[Encoder, Recipe]:
+        with TemporaryDirectory(prefix="supancl-") as folder:
+            try:
+                run = pretrain(requested, data, Path(folder) / "run", init=self.init, verbose=bool(self.verbose))
+                self._short_side = data.train.median_short_side()
+            except Interrupted as error:
+                if error.signal_number != signal.SIGINT:
+                    raise
+                raise KeyboardInterrupt from None  # its folder is temporary, so there is nothing to continue
+            if run.collapsed:
+                warnings.warn(f"{self.method_}: {COLLAPSED}", ConvergenceWarning, stacklevel=3)
+            return run.encoder, run.recipe
+
+
+@contextmanager
+def _as_value_error() -> Iterator[None]:
+    try:
+        yield
+    except BadInput as error:
+        raise error if isinstance(error, ValueError) else InvalidInput(str(error)) from None
+
+
+def _is_list_of_images(X: Any) -> bool:
+    """Whether this is a list, an array or a column of Pillow images, paths or arrays, not a table of numbers."""
+    if hasattr(X, "shape") or hasattr(X, "__array__"):
+        return len(getattr(X, "shape", ())) == 1 and getattr(X.dtype, "kind", "O") in "OUS"
+    first: Any = next(iter(X), None) if hasattr(X, "__iter__") else X
+    return isinstance(first, (str, Path, Image.Image)) or np.ndim(first) >= 2
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def as_images(rows: np.ndarray, image_shape: tuple[int, ...]) -> np.ndarray:
+    """Rows of pixels as images (N, H, W, C) of uint8."""
+    if np.ndim(image_shape) != 1 or len(image_shape) not in (2, 3) or rows.shape[1] != int(np.prod(image_shape)):
+        raise BadInput(f"image_shape = {image_shape}: rows have {rows.shape[1]} values; give (H, W) or (H, W, C)")
+    low, high = rows.min(), rows.max()
+    if low < 0 or high > 255 or (rows != np.round(rows)).any():
+        way_out = "multiply them by 255 and round" if low >= 0 and high <= 1 else "scale them first"
+        raise BadInput(f"pixels from {low:g} to {high:g}: they must be whole numbers from 0 to 255; {way_out}")
+    return rows.astype(np.uint8).reshape(len(rows), *image_shape)
+
+
+def number_classes(y: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels as 0, 1, ... and -1, and the sorted classes; -1, '', None and NaN are no label, fractions are refused.
+
+    >>> number_classes(["b", "", "a", "b"], 4)
+    (array([ 1, -1,  0,  1]), array(['a', 'b'], dtype=object))
+    """
+    if y is None:
+        return np.full(count, -1), np.empty(0, object)
+    labels = column_or_1d(keep_missing(y), warn=True)
+    if len(labels) != count:
+        raise BadInput(f"{len(labels)} labels for {count} images; give one per image")
+    missing = np.array([is_missing(label) or str(label) in ("", "-1", "-1.0") for label in labels.tolist()], bool)
+    present = np.asarray(labels[~missing].tolist())  # of a column with gaps: whole numbers stay whole numbers
+    if present.dtype.kind in "OU":
+        present = present.astype(str).astype(object)
+    if present.dtype.kind == "f" and (fractions := present[present % 1 != 0]).size:
+        raise BadInput(f"y: {fractions[0]:g} is no class; give whole numbers or names, or no y to train without labels")
+    classes, numbers = np.unique(present, return_inverse=True)
+    numbered = np.full(count, -1)
+    numbered[~missing] = numbers
+    return numbered, classes
+
+
+# --- vectors ----------------------------------------------------------------------------------------------------------
+
+
+def vector_recipe(method: str, size: int) -> Recipe:
+    """The recipe for vectors: the toy study's encoder and masks (App. B), with the heads and rates for the digits."""
+    base = recipe(f"digits.{method}")
+    unused = {name for name in FIT_TO_VECTORS if name not in base.fields()}
+    if base.pool.kind == "none":
+        unused.add("pool.size")
+    return replace(
+        base,
+        name=f"vectors.{method}",
+        paper="not in the paper: the toy study's encoder and masks",
+        data=DataSpec(),
+        views=Masks(),
+        encoder=EncoderSpec("linear", channels=1, size=size, width=min(MAX_WIDTH, size), mean=(0.0,), std=(1.0,)),
+        sources={
+            **base.sources,
+            **dict.fromkeys((name for name in FIT_TO_VECTORS if name not in unused), TO_BE_CHOSEN),
+        },
+    )
+
+
+def measure_columns(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each column; 1 for a constant one."""
+    scale = rows.std(0)
+    return rows.mean(0), np.where(scale > 0, scale, 1.0)
+
+
+def vector_data(rows: np.ndarray, labels: np.ndarray, requested: Recipe) -> Data:
+    """Vectors as the data of a run."""
+    store = ArrayImages(torch.from_numpy(rows.astype(np.float32)))
+    names = [f"rows[{i}]" for i in range(len(rows))]
+    classes = tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
+    split = full_split(store, torch.from_numpy(labels), names)
+    return prepare_data(Source({"train": split}, classes), replace(requested.data, source=FROM_PYTHON))

@@ -1,0 +1,261 @@
+"""Reading VOC and COCO annotations, and refusing what is wrong in them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets import VOCDetection
+from torchvision.transforms.functional import pil_to_tensor
+
+from supancl.detection.batches import Batches, flip_boxes
+from supancl.detection.layouts import DetectData, open_scenes, open_test, read_coco, read_voc
+from supancl.detection.scenes import prepare_for_testing, prepare_for_training, relabelled
+from supancl.detection.spec import detect_spec
+from supancl.errors import BadInput
+from tests.files import mentions
+
+from .drawn import SIDE, TINY, annotation, scene, write_coco, write_voc
+
+LIST = (("2012", "train"),)
+ONE = [("disc", 10.0, 20.0, 40.0, 60.0)]
+
+
+def rewrite(folder, text, seed=0):
+    (folder / "Annotations" / f"{seed:06d}.xml").write_text(text)
+
+
+def test_voc_boxes_become_coordinates_from_zero(tmp_path):
+    write_voc(tmp_path, {"train": [0, 1]}, difficult=[1])
+    scenes = read_voc(tmp_path, LIST)
+    assert scenes.classes == ("disc", "square")
+    for seed, found in enumerate(scenes.scenes):
+        _, boxes = scene(seed)
+        assert found.boxes.tolist() == [list(box[1:]) for box in boxes]
+        assert [scenes.classes[label] for label in found.labels.tolist()] == [box[0] for box in boxes]
+        assert found.difficult.tolist() == [False, True]
+        assert not found.crowd.any()
+    assert scenes.image(0).shape == (3, SIDE, SIDE)
+
+
+def test_the_union_of_both_years_is_tested_on_the_earlier(tmp_path):
+    write_voc(tmp_path, {"trainval": [0, 1], "test": [2]}, "2007")
+    write_voc(tmp_path, {"trainval": [3, 4, 5]}, "2012")
+    train, test = open_scenes(DetectData(str(tmp_path), "07+12"))
+    assert [each.path.stem for each in train.scenes] == ["000000", "000001", "000003", "000004", "000005"]
+    assert [each.path.stem for each in test.scenes] == ["000002"]
+    assert len(open_scenes(DetectData(str(tmp_path / "VOCdevkit"), "2007"))[0]) == 2
+    assert len(open_scenes(DetectData(str(tmp_path / "VOCdevkit" / "VOC2007"), "2007"))[0]) == 2
+
+
+@pytest.mark.parametrize(("year", "name"), [("2007", "trainval"), ("2007", "test"), ("2012", "train"), ("2012", "val")])
+def test_lists_and_annotations_are_those_of_torchvision(tmp_path, year, name):
+    write_voc(tmp_path, {name: [4, 0, 2], "other": [1]}, year, difficult=[1])
+    rewrite(tmp_path / "VOCdevkit" / f"VOC{year}", annotation([]), 2)
+    ours, theirs = read_voc(tmp_path, ((year, name),)), VOCDetection(tmp_path, year, name)
+    assert [str(each.path) for each in ours.scenes] == theirs.images
+    for position, each in enumerate(ours.scenes):
+        picture, told = theirs[position]
+        size, objects = told["annotation"]["size"], told["annotation"]["object"]
+        assert (each.height, each.width) == (int(size["height"]), int(size["width"]))
+        assert [ours.classes[label] for label in each.labels.tolist()] == [one["name"] for one in objects]
+        assert each.difficult.tolist() == [one["difficult"] == "1" for one in objects]
+        corners = [[float(one["bndbox"][side]) for side in ("xmin", "ymin", "xmax", "ymax")] for one in objects]
+        assert each.boxes.tolist() == [[left - 1, top - 1, right, bottom] for left, top, right, bottom in corners]
+        assert torch.equal(ours.image(position), pil_to_tensor(picture))
+    assert [len(each.boxes) for each in ours.scenes] == [2, 2, 0]
+
+
+def test_a_coco_file_gives_the_same_scenes_as_voc(tmp_path):
+    write_voc(tmp_path, {"train": [0, 1, 2]})
+    voc, coco = read_voc(tmp_path, LIST), read_coco(write_coco(tmp_path / "all.json", [0, 1, 2], crowd=[1]))
+    assert coco.classes == voc.classes
+    for one, other in zip(voc.scenes, coco.scenes, strict=True):
+        assert torch.equal(one.boxes, other.boxes)
+        assert torch.equal(one.labels, other.labels)
+        assert other.crowd.tolist() == [False, True]
+
+
+def test_coco_s_own_folders_are_found(tmp_path):
+    (tmp_path / "annotations").mkdir()
+    for name, seeds in (("train2017", [0, 1]), ("val2017", [2])):
+        (tmp_path / name).mkdir()
+        made = write_coco(tmp_path / name / "x.json", seeds)
+        made.rename(tmp_path / "annotations" / f"instances_{name}.json")
+    train, test = open_scenes(DetectData(str(tmp_path)))
+    assert (len(train), len(test)) == (2, 1)
+    assert test.image(0).shape == (3, SIDE, SIDE)
+
+
+def test_a_box_over_the_border_is_cut_and_counted(tmp_path):
+    folder = write_voc(tmp_path, {"train": [0]})
+    rewrite(folder, annotation([("disc", -9.0, 20.0, 40.0, 200.0)]))
+    scenes = read_voc(tmp_path, LIST)
+    assert scenes.scenes[0].boxes.tolist() == [[0.0, 20.0, 40.0, float(SIDE)]]
+    assert len(scenes.remarks) == 1
+
+
+@pytest.mark.parametrize("box", [(200.0, 5.0, 260.0, 40.0), (40.0, 40.0, 20.0, 60.0), (float("nan"), 1.0, 5.0, 5.0)])
+def test_a_box_outside_or_empty_is_refused_by_name(tmp_path, box):
+    folder = write_voc(tmp_path, {"train": [0]})
+    rewrite(folder, annotation([*ONE, ("disc", *box)]))
+    with pytest.raises(BadInput, match=mentions("000000.xml")):
+        read_voc(tmp_path, LIST)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<annotation>", "<annotation></annotation>", annotation(ONE).replace("11.0", "left"), annotation(ONE, (0, 0))],
+)
+def test_an_annotation_that_is_none_is_refused(tmp_path, text):
+    folder = write_voc(tmp_path, {"train": [0]})
+    rewrite(folder, text)
+    with pytest.raises(BadInput, match=mentions("000000.xml")):
+        read_voc(tmp_path, LIST)
+
+
+def test_a_box_of_no_width_is_left_out_of_a_coco_file_and_one_of_less_refused(tmp_path):
+    file = write_coco(tmp_path / "a.json", [0])
+    content = json.loads(file.read_text())
+    content["annotations"][0]["bbox"][3] = 0.0
+    file.write_text(json.dumps(content))
+    found = read_coco(file)
+    assert len(found.scenes[0].boxes) == len(found.scenes[0].labels) == 1
+    assert len(found.remarks) == 1
+    content["annotations"][0]["bbox"][3] = -5.0
+    file.write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=mentions("box 1")):
+        read_coco(file)
+
+
+def test_a_test_set_needs_no_training_set_beside_it(tmp_path):
+    write_voc(tmp_path, {"test": [2, 3]}, "2007")
+    assert len(open_test(DetectData(str(tmp_path), "2007"))) == 2
+    file = write_coco(tmp_path / "a.json", [0, 1, 2])
+    assert len(open_test(DetectData(str(file)))) == 3
+    (tmp_path / "coco" / "annotations").mkdir(parents=True)
+    (tmp_path / "coco" / "annotations" / "instances_train2017.json").write_text(file.read_text())
+    assert len(open_scenes(DetectData(str(tmp_path / "coco"), test=str(file), images=str(tmp_path)))[1]) == 3
+
+
+def test_a_coco_file_tests_what_was_trained_on_voc(tmp_path):
+    write_voc(tmp_path, {"train": [0, 1], "val": [2]})
+    (tmp_path / "other").mkdir()
+    file = write_coco(tmp_path / "other" / "a.json", [3, 4, 5])
+    data = DetectData(str(tmp_path), "2012", test=str(file))
+    train, test = open_scenes(data)
+    assert (len(train), len(test), test.location) == (2, 3, str(file))
+    assert open_test(data).location == str(file)
+
+
+def test_a_missing_image_is_named_before_any_work(tmp_path):
+    folder, file = write_voc(tmp_path, {"train": [0, 1, 2]}), write_coco(tmp_path / "a.json", [0, 1, 2])
+    (folder / "JPEGImages" / "000001.jpg").unlink()
+    with pytest.raises(BadInput, match=mentions("000001.jpg")):
+        read_voc(tmp_path, LIST)
+    with pytest.raises(BadInput, match=mentions("a.json")):
+        read_coco(file, str(tmp_path / "elsewhere"))
+
+
+def test_an_image_must_be_there_and_of_the_size_said(tmp_path):
+    folder = write_voc(tmp_path, {"train": [0, 1]})
+    rewrite(folder, annotation(ONE, (120, SIDE)))
+    (folder / "JPEGImages" / "000001.jpg").write_bytes(b"no image")
+    scenes = read_voc(tmp_path, LIST)
+    with pytest.raises(BadInput, match=mentions("000000.jpg")):
+        scenes.image(0)
+    with pytest.raises(BadInput, match=mentions("000001.jpg")):
+        scenes.image(1)
+
+
+def test_very_large_images_are_remarked_on_and_larger_ones_refused_before_any_work(tmp_path, monkeypatch):
+    write_voc(tmp_path, {"train": [0, 1]})
+    file = write_coco(tmp_path / "a.json", [0, 1])
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE - 1)
+    assert len(read_voc(tmp_path, LIST).remarks) == len(read_coco(file).remarks) == 1
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2 - 1)
+    for read in (lambda: read_voc(tmp_path, LIST), lambda: read_coco(file)):
+        with pytest.raises(BadInput, match=mentions("96 x 96")):
+            read()
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2)  # as many as that, Pillow opens
+    with pytest.warns(Image.DecompressionBombWarning):
+        assert read_coco(file).image(0).shape == (3, SIDE, SIDE)
+
+
+def test_kept_images_take_no_more_than_their_limit_whatever_their_order(tmp_path):
+    folder = write_voc(tmp_path, {"train": [0, 1, 2]})
+    for seed, side in enumerate((100, 50, 30)):
+        Image.new("RGB", (side, side)).save(folder / "JPEGImages" / f"{seed:06d}.jpg")
+        rewrite(folder, annotation([("disc", 0.0, 0.0, 20.0, 20.0)], (side, side)), seed)
+    for limit, kept in ((0, set()), (29_999, set()), (30_000, {0}), (37_499, {0}), (37_500, {0, 1}), (1e9, {0, 1, 2})):
+        scenes = replace(prepare_for_testing(read_voc(tmp_path, LIST)), cache_bytes=limit, decoded={})
+        for position in (2, 1, 0):
+            assert scenes.image(position).shape[1] == scenes.scenes[position].height
+        assert set(scenes.decoded) == kept
+        assert sum(image.numel() for image in scenes.decoded.values()) <= limit
+
+
+@pytest.mark.parametrize("kind", ["images", "categories"])
+def test_two_entries_of_one_id_are_refused_and_one_entry_twice_is_not(tmp_path, kind):
+    file = write_coco(tmp_path / "a.json", [0, 1])
+    content = json.loads(file.read_text())
+    content[kind].append(content[kind][0])
+    file.write_text(json.dumps(content))
+    assert [len(each.boxes) for each in read_coco(file).scenes] == [2, 2]
+    content[kind][1]["id"] = content[kind][0]["id"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=mentions("a.json")):
+        read_coco(file)
+
+
+def test_what_is_trained_on(tmp_path):
+    folder = write_voc(tmp_path, {"train": [0, 1, 2]}, difficult=[1])
+    rewrite(folder, annotation([]), 1)
+    scenes = read_voc(tmp_path, LIST)
+    assert [len(each.boxes) for each in prepare_for_training(scenes, True, False, 0).scenes] == [2, 2]
+    assert [len(each.boxes) for each in prepare_for_training(scenes, False, True, 0).scenes] == [1, 0, 1]
+    rewrite(folder, annotation([]), 0)
+    rewrite(folder, annotation([]), 2)
+    with pytest.raises(BadInput, match=mentions("no box")):
+        prepare_for_training(read_voc(tmp_path, LIST), True, True, 0)
+
+
+def test_a_class_the_detector_does_not_know_is_refused(tmp_path):
+    write_voc(tmp_path, {"train": [0, 1, 2]})
+    scenes = read_voc(tmp_path, LIST)
+    assert relabelled(scenes, ("a", "disc", "square")).scenes[0].labels.tolist() == [
+        label + 1 for label in scenes.scenes[0].labels.tolist()
+    ]
+    with pytest.raises(BadInput, match=mentions("square")):
+        relabelled(scenes, ("disc",))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_depend_on_seed_and_step_alone(tmp_path, workers):
+    write_voc(tmp_path, {"train": range(5)})
+    scenes = prepare_for_training(read_voc(tmp_path, LIST), True, False, 0)
+    spec = detect_spec("c4", {**TINY, "workers": workers, "batch_size": 3, "iters": 6})
+    device = torch.device("cpu")
+    with Batches(scenes, spec, device, 6) as forward, Batches(scenes, spec, device, 6) as late:
+        seen = [forward(step) for step in range(6)]
+        images, targets = late(4)
+    for one, other in zip(images, seen[4][0], strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(targets, seen[4][1], strict=True):
+        assert torch.equal(one["boxes"], other["boxes"])
+    taken = [position for step in range(5) for position in forward.positions(step)]
+    assert sorted(taken) == sorted(list(range(5)) * 3)  # no image is left out of an epoch
+
+
+def test_a_mirrored_image_has_its_shapes_where_the_boxes_say(tmp_path):
+    write_voc(tmp_path, {"train": range(4)})
+    scenes = prepare_for_training(read_voc(tmp_path, LIST), True, False, 0)
+    spec = detect_spec("c4", {**TINY, "flip": 1.0, "iters": 4})
+    with Batches(scenes, spec, torch.device("cpu"), 4) as batches:
+        images, targets = batches(0)
+    for image, target in zip(images, targets, strict=True):
+        for x1, y1, x2, y2 in target["boxes"].round().int().tolist():
+            inside = image[:, y1 + 8 : y2 - 8, x1 + 8 : x2 - 8]
+            assert float((inside.amax(0) - inside.amin(0)).median()) > 0.4  # a strong colour, where the rest is grey
+    assert torch.equal(flip_boxes(flip_boxes(targets[0]["boxes"], SIDE), SIDE), targets[0]["boxes"])

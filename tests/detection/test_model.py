@@ -1,0 +1,249 @@
+"""The detector: what the encoder gives to it, what is frozen, which encoders do not fit."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import ResNet
+from torchvision.models.detection.image_list import ImageList
+
+from supancl.core.encoders import EncoderSpec
+from supancl.detection.model import Normalization, build_detector, copy_resnet, move_to_device, open_body
+from supancl.detection.spec import detect_spec
+from supancl.errors import BadInput
+from supancl.weights.encoder_file import save_encoder
+from tests.files import mentions
+
+from .drawn import SIDE, TINY, nothing_drawn, tiny_resnet
+
+NORMALIZATION = Normalization((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+FIVE = {"anchor_sizes": [16, 24, 40, 64, 96], "pool": 3}
+
+
+def built(arch="c4", **overrides):
+    spec = detect_spec(arch, {**TINY, **(FIVE if arch == "fpn" else {}), **overrides})
+    torch.manual_seed(0)
+    return build_detector(tiny_resnet(), spec, 2, NORMALIZATION)
+
+
+def encoder_tensors(detector):
+    """name in the ResNet -> tensor in the detector."""
+    found = {}
+    for name, value in detector.state_dict().items():
+        for prefix in ("backbone.body.", "backbone.", "roi_heads.box_head."):
+            short = name.removeprefix(prefix)
+            if short != name and short.startswith(("conv1.", "bn1.", "layer")) and not short.startswith("layer_blocks"):
+                found[short] = value
+    return found
+
+
+@pytest.mark.parametrize("arch", ["c4", "fpn"])
+def test_every_tensor_of_the_encoder_is_in_the_detector(tmp_path, arch):
+    encoder = EncoderSpec("resnet18", mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)).build()
+    with torch.no_grad():
+        for value in encoder.body.state_dict().values():
+            value.add_(3 if value.dtype == torch.long else torch.rand(value.shape) + 0.01)
+    save_encoder(tmp_path / "encoder.safetensors", encoder, (), "drawn")
+    spec = detect_spec(arch, {**TINY, **(FIVE if arch == "fpn" else {})})
+    body, described = open_body(str(tmp_path / "encoder.safetensors"))
+    given = encoder_tensors(build_detector(body, spec, 2, Normalization(described.mean, described.std)))
+    fresh_body, _ = open_body("random:resnet18", 1)
+    fresh = encoder_tensors(build_detector(fresh_body, spec, 2, NORMALIZATION))
+    expected = encoder.body.state_dict()
+    assert set(given) == set(fresh) == set(expected)
+    for name, value in expected.items():
+        assert torch.equal(given[name], value), name
+        assert not torch.equal(fresh[name], value), name
+    assert described.mean == (0.4, 0.5, 0.6)
+
+
+def test_the_pyramid_pools_regions_as_wide_as_it_is_told():
+    assert [built("fpn", pool=pool).roi_heads.box_head.fc6.in_features for pool in (2, 3)] == [256 * 4, 256 * 9]
+
+
+def test_a_random_start_is_a_function_of_the_seed():
+    weights = [open_body("random:resnet18", seed)[0].conv1.weight for seed in (0, 0, 1)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_step_changes_every_tensor_that_is_trained():
+    detector = built()
+    before = {name: value.clone() for name, value in detector.named_parameters()}
+    optimizer = torch.optim.SGD(detector.parameter_groups(), lr=0.1)
+    targets = [{"boxes": torch.tensor([[10.0, 10.0, 50.0, 50.0]]), "labels": torch.tensor([1])}] * 2
+    loss = sum(detector([torch.rand(3, SIDE, SIDE), torch.rand(3, SIDE, SIDE)], targets).values())
+    loss.backward()
+    optimizer.step()
+    same = [name for name, value in detector.named_parameters() if torch.equal(value, before[name])]
+    assert same == []
+
+
+@pytest.mark.parametrize(("arch", "layer4"), [("c4", "roi_heads.box_head.layer4"), ("fpn", "backbone.body.layer4")])
+def test_frozen_stages_keep_weights_and_statistics(arch, layer4):
+    detector = built(arch, freeze=["stem", "layer1", "layer4"])
+    before = {name: value.clone() for name, value in detector.state_dict().items()}
+    optimizer = torch.optim.SGD(detector.parameter_groups(), lr=0.1)
+    targets = [{"boxes": torch.tensor([[10.0, 10.0, 50.0, 50.0]]), "labels": torch.tensor([1])}] * 2
+    detector.train()
+    sum(detector([torch.rand(3, SIDE, SIDE)] * 2, targets).values()).backward()
+    optimizer.step()
+    body = "backbone.body" if arch == "fpn" else "backbone"
+    frozen = tuple(f"{stage}." for stage in (f"{body}.conv1", f"{body}.bn1", f"{body}.layer1", layer4))
+    changed = {name for name, value in detector.state_dict().items() if not torch.equal(value, before[name])}
+    assert not [name for name in changed if name.startswith(frozen)]
+    assert f"{body}.layer2.0.conv1.weight" in changed
+    assert f"{body}.layer2.0.bn1.running_mean" in changed
+
+
+def test_norms_have_their_own_decay_and_no_parameter_is_lost():
+    detector = built(weight_decay=0.5, norm_decay=0.25)
+    plain, norms = detector.parameter_groups()
+    assert (plain["weight_decay"], norms["weight_decay"]) == (0.5, 0.25)
+    batch_norms = [module for module in detector.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert len(norms["params"]) == 2 * len(batch_norms)
+    assert len(plain["params"]) + len(norms["params"]) == len(list(detector.parameters()))
+
+
+def test_the_extra_norm_can_be_left_out():
+    assert isinstance(built().roi_heads.box_head.norm, nn.BatchNorm2d)
+    assert isinstance(built(extra_norm=False).roi_heads.box_head.norm, nn.Identity)
+
+
+def test_training_draws_a_size_and_testing_has_its_own():
+    detector = built(min_sizes=[64, 96, 128], test_size=80)
+    image = torch.rand(3, 60, 60)
+    torch.manual_seed(0)
+    drawn = {detector.train().transform([image])[0].image_sizes[0] for _ in range(60)}
+    assert drawn == {(64, 64), (96, 96), (128, 128)}
+    assert detector.eval().transform([image])[0].image_sizes[0] == (80, 80)
+
+
+def test_boxes_come_back_in_the_pixels_of_the_image():
+    detector = built(score_threshold=0.0, test_size=64)
+    detector.eval()
+    with torch.no_grad():
+        (found,) = detector([torch.rand(3, 120, 160)])
+    assert len(found["boxes"])
+    assert float(found["boxes"][:, 2].max()) > 64
+    assert bool((found["boxes"] <= torch.tensor([160.0, 120.0, 160.0, 120.0])).all())
+
+
+@pytest.mark.parametrize("arch", ["c4", "fpn"])
+def test_half_precision_moves_no_anchor(arch):
+    """bf16 has 8 bits: at 1300 px its steps are 8 px wide, which would shift what the RPN learns from."""
+    generator = built(arch).rpn.anchor_generator
+    images = ImageList(torch.zeros(1, 3, 320, 1600), [(320, 1600)])
+    strides = (4, 8, 16, 32, 64) if arch == "fpn" else (16,)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        maps = [torch.zeros(1, 2, 320 // stride, 1600 // stride, dtype=dtype) for stride in strides]
+        found.append(generator(images, maps)[0])
+    assert found[1].dtype == torch.float32
+    assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("arch", ["c4", "fpn"])
+def test_channels_last_changes_no_loss_and_no_gradient(arch):
+    torch.manual_seed(0)
+    images = [torch.rand(3, SIDE, SIDE), torch.rand(3, 80, SIDE)]
+    target = {"boxes": torch.tensor([[10.0, 12.0, 50.0, 60.0]]), "labels": torch.tensor([1])}
+    told = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        detector = built(arch).to(memory_format=layout).train()
+        torch.manual_seed(3)
+        losses = detector(images, [target, target])
+        sum(losses.values()).backward()
+        told.append({**losses, "kernel": dict(detector.named_parameters())["rpn.head.cls_logits.weight"].grad})
+    kernels = [module.weight for module in detector.modules() if isinstance(module, nn.Conv2d)]
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in kernels)
+    for name, value in told[0].items():
+        torch.testing.assert_close(told[1][name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_on_a_cpu_the_layout_stays():
+    detector = move_to_device(built(), torch.device("cpu"))
+    assert detector.backbone.conv1.weight.is_contiguous()
+
+
+def test_a_region_is_read_where_it_lies():
+    """RoIAlign on a map that rises to the right gives the place of the region's middle, in units of the stride."""
+    detector = built()
+    ramp = torch.arange(20.0).expand(1, 1, 20, 20) + 0.5
+    box = torch.tensor([[64.0, 32.0, 128.0, 96.0]])
+    (pooled,) = detector.roi_heads.box_roi_pool({"0": ramp}, [box], [(320, 320)])
+    assert float(pooled.mean()) == pytest.approx(96 / 16, abs=1e-4)
+
+
+def test_batch_norms_are_synchronised_in_a_process_group(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    try:
+        kinds = {type(module) for module in built().modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
+    finally:
+        torch.distributed.destroy_process_group()
+    assert kinds == {nn.SyncBatchNorm}
+
+
+@pytest.mark.parametrize(
+    "spec", [EncoderSpec("vit-small", size=32), EncoderSpec("resnet18", channels=1, mean=(0.5,), std=(0.5,))]
+)
+def test_an_encoder_that_does_not_fit_is_refused(spec):
+    with pytest.raises(BadInput, match=spec.name), nothing_drawn():
+        copy_resnet(spec.build())
+
+
+def test_a_resnet_of_timm_is_taken_where_it_computes_the_same():
+    encoder = EncoderSpec("timm:resnet18").build()
+    with torch.no_grad():
+        for value in encoder.body.state_dict().values():
+            value.add_(3 if value.dtype == torch.long else 0.1 * torch.rand(value.shape))
+    body, images = copy_resnet(encoder), torch.rand(2, 3, 64, 64)
+    assert isinstance(body, ResNet)
+    assert body.training
+    assert all(value.requires_grad for value in body.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(body.eval()(images), encoder.eval()(images), rtol=1e-3, atol=1e-4)
+    given = encoder_tensors(build_detector(body, detect_spec("c4", TINY), 2, NORMALIZATION))
+    expected = encoder.body.state_dict()
+    assert set(given) == set(expected)
+    assert all(torch.equal(given[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18d", "timm:resnetblur18"])  # other tensors; the same, and blurred maps
+def test_a_resnet_that_computes_otherwise_is_refused(name):
+    with pytest.raises(BadInput, match=mentions(f"'{name}'")):
+        copy_resnet(EncoderSpec(name).build())
+
+
+def test_regions_are_kept_once_and_as_narrow_as_the_maps():
+    """In bf16, res5's two readers of a region would each keep a copy of a wide one, and read the same from it."""
+    detector, boxes = built(), [torch.tensor([[8.0, 8.0, 70.0, 60.0], [0.0, 20.0, 40.0, 90.0]])]
+    width, told, kept = detector.backbone.out_channels, [], []
+    maps = {"0": torch.rand(1, width, 6, 6, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()}
+    head = detector.roi_heads.box_head
+    for wide in (False, True):
+        seen = []
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            torch.autograd.graph.saved_tensors_hooks(
+                lambda value, seen=seen: seen.append(value) or value, lambda value: value
+            ),
+        ):
+            regions = detector.roi_heads.box_roi_pool(maps, boxes, [(SIDE, SIDE)])
+            told.append(head(regions.float() if wide else regions))
+        kept.append(
+            sum(
+                value.nbytes
+                for value in {each.data_ptr(): each for each in seen}.values()
+                if value.shape == regions.shape
+            )
+        )
+    assert regions.dtype == torch.bfloat16
+    assert torch.equal(told[0], told[1])
+    assert kept[0] < kept[1]
+
+
+def test_the_encoder_itself_is_left_alone():
+    encoder = EncoderSpec("resnet18").build()
+    body = copy_resnet(encoder)
+    assert isinstance(body, ResNet)
+    assert body.conv1.weight.data_ptr() != encoder.body.conv1.weight.data_ptr()

@@ -1,0 +1,57 @@
+"""The recipe: the protocol's numbers, scaling, overrides."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from supancl.detection.spec import FPN_DEFAULTS, OWN_CHOICE, SOURCES, DetectSpec, detect_spec, learning_rate, source_of
+
+# chosen here: what a run needs and no protocol says
+OWN = {"test_batch", "seed", "device", "precision", "workers", "memory_gb", "log_every", "eval_every",
+       "checkpoint_every"}  # fmt: skip
+
+
+def test_the_default_is_the_protocol_the_paper_names():
+    spec = detect_spec()
+    assert (spec.arch, spec.batch_size, spec.lr, spec.iters, spec.steps) == ("c4", 16, 0.02, 24000, (18000, 22000))
+    assert spec.min_sizes == (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
+    assert (spec.test_size, spec.max_size, spec.warmup, spec.precise_bn) == (800, 1333, 100, 200)
+    assert (spec.rpn_train, spec.rpn_test) == ((12000, 2000), (6000, 1000))
+    assert (spec.anchor_sizes, spec.anchor_ratios) == ((32, 64, 128, 256, 512), (0.5, 1.0, 2.0))
+    assert (spec.extra_norm, spec.freeze) == (True, ())
+
+
+def test_every_value_says_where_it_comes_from():
+    names = {field.name for field in dataclasses.fields(DetectSpec)}
+    assert set(SOURCES) == names - OWN
+    assert {name for name in names if source_of(name) == OWN_CHOICE} == OWN
+    assert {source_of(name, "fpn") for name in FPN_DEFAULTS} == {"torchvision FasterRCNN defaults"}
+
+
+def test_a_short_run_scales_its_schedule():
+    spec = detect_spec("c4", {"iters": 1200})
+    assert (spec.steps, spec.warmup, spec.precise_bn) == ((900, 1100), 100, 120)
+    assert detect_spec("c4", {"iters": 240}).warmup == 24
+    own = detect_spec("c4", {"iters": 1200, "steps": [1000], "warmup": 7, "precise_bn": 0})
+    assert (own.steps, own.warmup, own.precise_bn) == ((1000,), 7, 0)
+
+
+@pytest.mark.parametrize("step", [0, 1, 50, 99, 100, 17999, 18000, 21999, 22000, 23999])
+def test_the_rate_follows_its_definition(step):
+    expected = 0.02
+    if step < 100:
+        expected *= 1 / 1000 + (1 - 1 / 1000) * step / 100
+    if step >= 18000:
+        expected *= 0.1
+    if step >= 22000:
+        expected *= 0.1
+    assert learning_rate(detect_spec(), step) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_page_shows_every_value_and_its_source():
+    page = (Path(__file__).parents[2] / "docs" / "detection.md").read_text()
+    for field in dataclasses.fields(DetectSpec):
+        value = json.dumps(getattr(DetectSpec(), field.name))
+        assert f"| `{field.name}` | `{value}` | {source_of(field.name)} |" in page

@@ -1,0 +1,257 @@
+"""Training: it learns, continues exactly, and says what goes wrong."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from supancl.detection import train as train_module
+from supancl.detection.batches import Batches
+from supancl.detection.layouts import DetectData, read_voc
+from supancl.detection.metrics import coco_scores
+from supancl.detection.model import Normalization, build_detector
+from supancl.detection.saving import load_detector
+from supancl.detection.scenes import prepare_for_training
+from supancl.detection.spec import detect_spec
+from supancl.detection.testing import detect, recompute_norm_statistics
+from supancl.detection.train import Training, score_stats, train_detector
+from supancl.errors import BadInput, Interrupted, NonFinite
+from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from tests.files import mentions
+
+from ..tiny import Notes
+from .drawn import TINY, annotation, narrow_resnet18, tiny_resnet, write_coco, write_place, write_voc
+
+CPU = torch.device("cpu")
+LIST = (("2012", "train"),)
+NORMALIZATION = Normalization((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+
+
+def training_of(scenes, overrides, precision="fp32", seed=0):
+    spec = detect_spec("c4", {**TINY, **overrides})
+    torch.manual_seed(seed)
+    return Training(build_detector(tiny_resnet(), spec, 2, NORMALIZATION), CPU, precision)
+
+
+def scenes_of(root, count, keep_empty=False):
+    write_voc(root, {"train": range(count)})
+    return prepare_for_training(read_voc(root, LIST), True, keep_empty, 1)
+
+
+def test_it_learns_eight_pictures_by_heart(tmp_path):
+    scenes = scenes_of(tmp_path, 8)
+    training = training_of(scenes, {"iters": 60, "lr": 0.04, "warmup": 10, "steps": [45]})
+    untrained = coco_scores(scenes, detect(training.detector, scenes, CPU))
+    with Batches(scenes, training.spec, CPU, 60) as batches:
+        for _ in range(60):
+            training.advance(batches)
+        recompute_norm_statistics(training.detector, batches, 4, "fp32")
+    scores = coco_scores(scenes, detect(training.detector, scenes, CPU))
+    assert untrained["AP50"] < 20
+    assert scores["AP50"] >= 90
+    assert scores["AP"] >= 40
+    assert training.drain_losses()["loss"] < 2
+
+
+def test_precise_statistics_are_the_mean_over_batches(tmp_path):
+    scenes = scenes_of(tmp_path, 8)
+    training = training_of(scenes, {"iters": 4, "batch_size": 4, "flip": 0.0})
+    detector, seen = training.detector, []
+    hook = detector.backbone.bn1.register_forward_hook(lambda module, given, out: seen.append(given[0]))
+    weights = {name: value.clone() for name, value in detector.named_parameters()}
+    with Batches(scenes, training.spec, CPU, 2) as batches:
+        recompute_norm_statistics(detector, batches, 2, "fp32")
+    hook.remove()
+    mean = torch.stack([maps.mean((0, 2, 3)) for maps in seen]).mean(0)
+    variance = torch.stack([maps.transpose(0, 1).flatten(1).var(1) for maps in seen]).mean(0)
+    assert len(seen) == 2
+    torch.testing.assert_close(detector.backbone.bn1.running_mean, mean, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(detector.backbone.bn1.running_var, variance, atol=1e-6, rtol=1e-5)
+    assert detector.backbone.bn1.momentum == 0.1
+    assert all(torch.equal(value, weights[name]) for name, value in detector.named_parameters())
+
+
+def test_pictures_of_nothing_are_trained_on_without_harm(tmp_path):
+    folder = write_voc(tmp_path, {"train": range(4)})
+    for seed in (0, 1, 2):
+        (folder / "Annotations" / f"{seed:06d}.xml").write_text(annotation([]))
+    scenes = prepare_for_training(read_voc(tmp_path, LIST), True, True, 1)
+    training = training_of(scenes, {"iters": 4, "batch_size": 2})
+    with Batches(scenes, training.spec, CPU, 4) as batches:
+        for _ in range(4):
+            training.advance(batches)
+    means = training.drain_losses()
+    assert set(means) == {"loss", "loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg"}
+    assert 0 < means["loss"] < 20
+
+
+def test_half_precision_gives_nearly_the_same_loss(tmp_path):
+    scenes = scenes_of(tmp_path, 4)
+    losses = []
+    for precision in ("fp32", "bf16"):
+        training = training_of(scenes, {"iters": 1}, precision)
+        with Batches(scenes, training.spec, CPU, 1) as batches:
+            training.advance(batches)
+        losses.append(training.drain_losses()["loss"])
+        assert all(value.dtype == torch.float32 for value in training.detector.parameters())
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert losses[1] != losses[0]
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
+    scenes = scenes_of(tmp_path, 4)
+    training = training_of(scenes, {"iters": 3})
+    with torch.no_grad():
+        training.detector.roi_heads.box_predictor.cls_score.bias[0] = float("nan")
+    with Batches(scenes, training.spec, CPU, 3) as batches:
+        training.advance(batches)
+    with pytest.raises(NonFinite, match=mentions("finite")):
+        training.drain_losses()
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+SMALL = {**TINY, "iters": 4, "batch_size": 2, "min_sizes": [64], "test_size": 64, "roi_batch": 8, "checkpoint_every": 2}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Data and an encoder, shared by the runs below."""
+    with narrow_resnet18():
+        yield write_place(tmp_path_factory.mktemp("drawn"), 6, 3, seed=3)
+
+
+def run(place, out, resume=False, reporter=None, **overrides):
+    spec = detect_spec("c4", {**SMALL, **overrides})
+    data = DetectData(str(place), "2012")
+    return train_detector(str(place / "encoder.safetensors"), data, spec, out, resume=resume, reporter=reporter)
+
+
+class StopAt(Notes):
+    """Sends a signal once a step is done, as an operator would."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_step(self, step, row):
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def state(folder):
+    newest = load_checkpoint(checkpoints(folder / "checkpoints")[-1])
+    return newest["step"], newest["detector"], newest["optimizer"]
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(place, tmp_path):
+    whole = run(place, tmp_path / "whole")
+    with pytest.raises(Interrupted, match=mentions("SIGTERM")):
+        run(place, tmp_path / "parts", reporter=StopAt(1))
+    assert not (tmp_path / "parts" / "detector.safetensors").exists()
+    parts = run(place, tmp_path / "parts", resume=True)
+    (step, weights, optimizer), (other, others, moments) = state(tmp_path / "whole"), state(tmp_path / "parts")
+    assert step == other == 4
+    assert all(torch.equal(value, others[name]) for name, value in weights.items())
+    for key, kept in optimizer["state"].items():
+        assert torch.equal(kept["momentum_buffer"], moments["state"][key]["momentum_buffer"])
+    assert whole.scores["AP"] == parts.scores["AP"]
+    rows, others = (
+        [(row["step"], row["loss"]) for row in each.metrics if row["kind"] == "train"] for each in (whole, parts)
+    )
+    assert rows == others
+    assert [step for step, _ in rows] == [1, 2, 3, 4]
+
+
+def test_a_signal_at_a_test_saves_first_and_the_test_is_made_up_for(place, tmp_path):
+    whole = run(place, tmp_path / "whole", eval_every=2)
+    with pytest.raises(Interrupted, match=mentions("SIGTERM")):
+        run(place, tmp_path / "parts", reporter=StopAt(1), eval_every=2)
+    assert '"test"' not in (tmp_path / "parts" / "metrics.jsonl").read_text()
+    parts = run(place, tmp_path / "parts", resume=True, eval_every=2)
+    told = [[(row["step"], row["AP50"]) for row in each.metrics if row["kind"] == "test"] for each in (whole, parts)]
+    assert told[0] == told[1]
+    assert [step for step, _ in told[1]] == [2, 4]
+    weights, others = state(tmp_path / "whole")[1], state(tmp_path / "parts")[1]
+    assert all(torch.equal(value, others[name]) for name, value in weights.items())  # statistics among them
+
+
+def test_a_killed_test_is_made_again_and_one_that_was_made_is_not(place, tmp_path, monkeypatch):
+    def killed(*how):
+        raise KeyboardInterrupt
+
+    counted = train_module.coco_scores
+    monkeypatch.setattr(train_module, "coco_scores", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(place, tmp_path / "run", eval_every=2)
+    assert state(tmp_path / "run")[0] == 2
+    monkeypatch.setattr(train_module, "coco_scores", counted)
+    dies = Notes()
+    monkeypatch.setattr(dies, "on_step", killed)  # at step 3, after the test that is made up for
+    with pytest.raises(KeyboardInterrupt):
+        run(place, tmp_path / "run", resume=True, reporter=dies, eval_every=2)
+    assert state(tmp_path / "run")[0] == 2
+    done = run(place, tmp_path / "run", resume=True, eval_every=2)
+    assert [row["step"] for row in done.metrics if row["kind"] == "test"] == [2, 4]
+
+
+def test_what_a_run_leaves_behind(place, tmp_path):
+    done = run(place, tmp_path / "run", eval_every=2, seed=1)
+    tests = [row["step"] for row in done.metrics if row["kind"] == "test"]
+    assert tests == [2, 4]
+    saved = load_detector(tmp_path / "run")
+    assert saved.classes == ("disc", "square")
+    assert saved.encoder.name == "resnet18"
+    again = coco_scores(done.test, detect(saved.detector, done.test, CPU))
+    assert again == done.scores
+    assert (tmp_path / "run" / "evaluate" / "detect.json").exists()
+    with pytest.raises(BadInput, match=mentions("holds a run")):
+        run(place, tmp_path / "run")
+    with pytest.raises(BadInput, match=mentions("lr")):
+        run(place, tmp_path / "run", resume=True, lr=0.5, seed=1)
+
+
+def test_changed_data_and_encoder_are_noticed_on_resume(place, tmp_path):
+    folder = write_voc(tmp_path, {"train": range(4), "val": [5]})
+    spec = detect_spec("c4", {**SMALL, "iters": 1, "precise_bn": 0})
+    data = DetectData(str(tmp_path), "2012")
+    train_detector(str(place / "encoder.safetensors"), data, spec, tmp_path / "run")
+    with pytest.raises(BadInput, match=mentions("encoder")):
+        train_detector("random:resnet18", data, spec, tmp_path / "run", resume=True)
+    (folder / "Annotations" / "000000.xml").write_text(annotation([("disc", 1.0, 1.0, 9.0, 9.0)]))
+    with pytest.raises(BadInput, match=mentions("training images")):
+        train_detector(str(place / "encoder.safetensors"), data, spec, tmp_path / "run", resume=True)
+
+
+def test_other_test_images_are_noticed_on_resume(place, tmp_path):
+    spec = detect_spec("c4", {**SMALL, "iters": 1, "precise_bn": 0})
+    files = [str(write_coco(tmp_path / f"{name}.json", seeds)) for name, seeds in (("a", [7]), ("b", [8]))]
+    words = (str(place / "encoder.safetensors"), spec, tmp_path / "run")
+    train_detector(words[0], DetectData(str(place), "2012", files[0]), *words[1:])
+    with pytest.raises(BadInput, match=mentions("test images")):
+        train_detector(words[0], DetectData(str(place), "2012", files[1]), *words[1:], resume=True)
+
+
+def test_a_run_without_a_sound_checkpoint_goes_on_from_the_one_before(place, tmp_path):
+    spec = detect_spec("c4", {**SMALL, "iters": 2, "checkpoint_every": 1, "precise_bn": 0})
+    words = (str(place / "encoder.safetensors"), DetectData(str(place), "2012"), spec, tmp_path / "run")
+    first, notes = train_detector(*words), Notes()
+    checkpoints(tmp_path / "run" / "checkpoints")[-1].write_bytes(b"torn")
+    again = train_detector(*words, resume=True, reporter=notes)
+    assert len(notes.warnings) == 1
+    assert again.scores == first.scores
+    for file in checkpoints(tmp_path / "run" / "checkpoints"):
+        file.unlink()
+    assert train_detector(*words, resume=True, reporter=notes).scores == first.scores
+    save_checkpoint(tmp_path / "run" / "checkpoints", 9, {"step": 9})
+    with pytest.raises(BadInput):
+        train_detector(*words, resume=True)
+
+
+def test_the_spread_over_seeds():
+    rows = [{"AP": 10.0, "AP50": 30.0, "AP75": None}, {"AP": 14.0, "AP50": 30.0, "AP75": 2.0}]
+    told = score_stats(rows)
+    assert told["AP"] == {"mean": 12.0, "std": pytest.approx(8**0.5), "n": 2}
+    assert told["AP50"]["std"] == 0
+    assert told["AP75"] == {"mean": 2.0, "std": None, "n": 1}

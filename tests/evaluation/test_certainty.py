@@ -1,0 +1,206 @@
+"""What stands beside an accuracy: few images, chance, random weights, the start, and the verdict."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from supancl import pretrain
+from supancl.evaluation import EvaluationOptions, SgdSettings, evaluate_knn, evaluate_linear, evaluate_transfer
+from supancl.evaluation.certainty import RANDOM, START, build_random
+from supancl.evaluation.cross_validation import plan_cross_validation
+from supancl.evaluation.encoder import EvaluatedEncoder
+from supancl.evaluation.sources import data_for, open_evaluation_data
+from supancl.files import write_sealed_json
+from supancl.probes import knn_leave_one_out
+from supancl.probes.certainty import Answers, chance, difference
+from supancl.probes.knn import knn_correct
+from supancl.stats import wilson_interval
+from supancl.weights.encoder_file import save_encoder
+from supancl.weights.run_folder import RunFolder
+from supancl.weights.start import describe_init
+from tests.evaluate.made import bright, encoder, run_folder, source, subject
+from tests.files import archive
+from tests.tiny import tiny_recipe
+
+CPU = torch.device("cpu")
+SELF_SUPERVISED = {"loss__alpha": 1.0}
+FULL = EvaluationOptions(CPU, baselines=True, cross_validate=True)
+
+
+def own_run(tmp_path, images: int = 60, **settings):
+    tmp_path.mkdir(exist_ok=True)
+    path = source(tmp_path / "own.npz", train=images)
+    return run_folder(tmp_path / "run", source=str(path), described=True, **settings)
+
+
+def with_start(run, start) -> None:
+    """Record a start in a run that was not trained."""
+    content = json.loads((run / "recipe.json").read_text())
+    first = encoder(5) if start.name == "start" else encoder()
+    write_sealed_json(run / "recipe.json", content | {"init": describe_init(first, start)})
+
+
+def images_of(run, **options) -> tuple[int, int] | None:
+    """How many images are cross-validated over, and how many are only references."""
+    evaluated = subject(run, EvaluationOptions(CPU, cross_validate=True, **options))
+    plan = plan_cross_validation(evaluated, open_evaluation_data(evaluated, None, "held-out"), "margin")
+    return None if plan is None else (sum(map(len, plan.tested)), len(plan.references))
+
+
+# --- few images -------------------------------------------------------------------------------------------------------
+
+
+def test_labels_that_pretraining_used_are_never_tested(tmp_path):
+    held_out = 6
+    assert images_of(own_run(tmp_path / "a", **SELF_SUPERVISED)) == (60, 0)
+    assert images_of(own_run(tmp_path / "b")) is None  # only the held-out ones are left, and they are tested anyway
+    hidden = own_run(tmp_path / "c", data__labelled=0.5)
+    assert images_of(hidden) == (held_out + 27, 27)
+    limited = own_run(tmp_path / "d", data__limit=20)
+    assert images_of(limited) == (held_out + 34, 20)
+    hidden_and_unused = own_run(tmp_path / "e", data__labelled=0.5, **SELF_SUPERVISED)
+    assert images_of(hidden_and_unused) == (60, 0)
+
+
+def test_many_held_out_images_are_enough(tmp_path):
+    few, many = (source(tmp_path / f"{n}.npz", train=60, test=n) for n in (99, 100))
+    assert images_of(run_folder(tmp_path / "few", source=str(few), **SELF_SUPERVISED)) == (159, 0)
+    assert images_of(run_folder(tmp_path / "many", source=str(many), **SELF_SUPERVISED)) is None
+
+
+def test_labels_that_the_start_used_count_as_used(tmp_path):
+    run = own_run(tmp_path, **SELF_SUPERVISED)
+    supervised = run_folder(tmp_path / "supervised", source=str(tmp_path / "own.npz"), described=True)
+    unsupervised = run_folder(tmp_path / "un", source=str(tmp_path / "own.npz"), described=True, **SELF_SUPERVISED)
+    gone = tmp_path / "gone"
+    for start, expected in ((supervised, None), (unsupervised, (60, 0)), (gone, None)):
+        with_start(run, start)
+        assert images_of(run) == expected
+    with_start(unsupervised, supervised)
+    with_start(run, unsupervised)
+    assert images_of(run) is None  # through two starts
+
+
+def test_encoders_that_are_not_runs_may_be_tested_on_everything_unless_their_file_names_the_classes(tmp_path):
+    data = source(tmp_path / "x.npz", train=60)
+    for name, classes, expected in (("a", (), 60), ("b", ("cat",), 60), ("c", ("0", "1", "2"), None)):
+        file = tmp_path / f"{name}.safetensors"
+        save_encoder(file, encoder(), classes, "any")
+        result = evaluate_knn(subject(file, FULL), str(data))
+        assert result.get("cross_validated", {}).get("tested_images") == expected
+        assert result["tested_images"] == 6
+
+
+def test_cross_validation_is_leave_one_out_and_five_folds(tmp_path):
+    evaluated = subject(own_run(tmp_path, **SELF_SUPERVISED), FULL)
+    data = data_for(evaluated, None)
+    everyone = evaluated.features(data.train.take(torch.arange(len(data.train))))
+    held_out = evaluated.features(data.held_out)
+    both = type(everyone)(*(torch.cat([a, b]) for a, b in zip(held_out, everyone, strict=True)))
+    knn = evaluate_knn(evaluated, ks=(3,))
+    assert knn["cross_validated"]["accuracy"] == knn_leave_one_out(both, (3,))[3]
+    assert knn["cross_validated"]["chance"] == pytest.approx(100 / 3)
+    linear = evaluate_linear(evaluated)
+    assert linear["cross_validated"]["tested_images"] == 60
+    assert linear["cross_validated"]["accuracy"] > 50  # brightness can be learned
+
+
+def test_an_encoder_trained_on_shuffled_labels_scores_at_chance(tmp_path):
+    """Labels of noise, learned by heart: k-NN among the images it was trained on knows them, honest numbers do not."""
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (120, 2, 2), dtype=np.uint8).repeat(4, 1).repeat(4, 2)
+    archive(tmp_path / "x.npz", train_images=images, train_labels=random.permutation(np.arange(120) % 3))
+    settings = {"views__scale": [1.0, 1.0], "views__flip": 0.0, "views__jitter": 0.0, "train__monitor_every": 0}
+    settings |= {"train__epochs": 20, "optimizer__lr": 0.3, "train__batch_size": 32, "optimizer__reference_batch": 32}
+    recipe = tiny_recipe("crossentropy", data__source=str(tmp_path / "x.npz"), data__labelled=0.4, **settings)
+    pretrain(recipe.with_set({"encoder.width": 32}), out=tmp_path / "run")
+    evaluated = subject(tmp_path / "run", FULL)
+    by_heart = knn_leave_one_out(evaluated.features(data_for(evaluated, None).train).labelled(), (5,))[5]
+    assert by_heart > 60
+    for result in (evaluate_knn(evaluated, ks=None), evaluate_linear(evaluated)):
+        honest = result["cross_validated"]
+        assert honest["accuracy_interval"][0] <= 100 / 3
+        assert honest["tested_images"] == 84  # 30 held out, 54 with hidden labels; 36 were trained with
+
+
+# --- baselines --------------------------------------------------------------------------------------------------------
+
+
+def test_python_pays_for_nothing_and_gets_the_same_numbers(tmp_path, monkeypatch):
+    run, data = own_run(tmp_path, **SELF_SUPERVISED), str(source(tmp_path / "x.npz", train=60, test=30))
+    quiet, full = subject(run), subject(run, FULL)
+    calls = (
+        evaluate_knn,
+        evaluate_linear,
+        lambda evaluated: evaluate_linear(evaluated, sgd=SgdSettings(epochs=2)),
+        lambda evaluated: evaluate_transfer(evaluated, data),
+    )
+    for call in calls:
+        without, with_all = call(quiet), call(full)
+        assert {"baselines", "verdict", "cross_validated"} & without.keys() == set()
+        assert {"baselines", "verdict"} <= with_all.keys()
+        same = without.keys() - {"seconds"}
+        assert {key: without[key] for key in same} == {key: with_all[key] for key in same}
+        assert without["accuracy_interval"] == pytest.approx(
+            wilson_interval(without["accuracy"], without["tested_images"])[1:]
+        )
+
+
+def test_random_weights_are_compared_image_by_image_and_their_features_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "cache"))
+    run = run_folder(tmp_path / "run", seed=7, source=str(source(tmp_path / "x.npz", train=90, test=120)))
+    evaluated = subject(run, FULL)
+    result = evaluate_knn(evaluated, ks=(5,))
+    data = data_for(evaluated, None)
+    random = EvaluatedEncoder("random", build_random(evaluated), EvaluationOptions(CPU), evaluated.reporter)
+    answers = [
+        Answers(knn_correct(one.features(data.train), one.features(data.held_out), (5,))[5], data.held_out.labels, None)
+        for one in (evaluated, random)
+    ]
+    (row,) = result["baselines"]
+    assert (row["name"], row["weights"], row["accuracy"]) == (RANDOM, random.weights, answers[1].accuracy)
+    gap = difference(*answers)
+    assert [row["difference"], *row["difference_interval"]] == pytest.approx(list(gap))
+    assert result["chance"] == chance(data.train.labels)
+    # another run of this architecture, in another process: nothing of random weights is computed again
+    embedded = []
+    monkeypatch.setattr(EvaluatedEncoder, "_embed", lambda self, *_: embedded.append(self.location))
+    assert evaluate_knn(subject(run, FULL), ks=(5,))["baselines"] == result["baselines"]
+    assert embedded == []
+
+
+def test_the_start_is_compared_if_it_is_still_the_same(tmp_path):
+    run = run_folder(tmp_path / "run", seed=1, source=str(source(tmp_path / "x.npz", train=90, test=120)))
+    start = run_folder(tmp_path / "start", seed=5)
+    with_start(run, start)
+    result = evaluate_knn(subject(run, FULL))
+    assert [row["name"] for row in result["baselines"]] == [RANDOM, START]
+    assert result["baselines"][1]["weights"] == subject(start).weights
+    save_encoder(start / "encoder.safetensors", encoder(6), (), "any")
+    for break_start in (lambda: None, lambda: shutil.rmtree(start)):
+        break_start()
+        evaluated = subject(run, FULL)
+        result = evaluate_knn(evaluated)
+        assert [row["name"] for row in result["baselines"]] == [RANDOM]
+        assert len(evaluated.reporter.warnings) == 1
+
+
+# --- where a run started ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_records_its_start_and_begins_again_from_it(tmp_path):
+    archive(tmp_path / "x.npz", train_images=bright(48)[0], train_labels=bright(48)[1])
+    recipe = tiny_recipe(data__source=str(tmp_path / "x.npz"), train__epochs=1, train__monitor_every=0)
+    first = pretrain(recipe, out=tmp_path / "first")
+    again = pretrain(recipe, out=tmp_path / "again", init=tmp_path / "first")
+    record = RunFolder(tmp_path / "again").read_init()
+    assert record == describe_init(first.encoder, tmp_path / "first")
+    assert RunFolder(tmp_path / "first").read_init() is None
+    shutil.rmtree(tmp_path / "again" / "checkpoints")  # as if it had been killed before the first one
+    resumed = pretrain(None, out=tmp_path / "again", resume=True)
+    assert RunFolder(tmp_path / "again").read_init() == record
+    weights = zip(again.encoder.state_dict().values(), resumed.encoder.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in weights)

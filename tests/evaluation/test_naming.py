@@ -1,0 +1,106 @@
+"""What results are called: no measurement takes the place of another one."""
+
+import json
+import re
+
+import pytest
+
+from supancl.evaluation import (
+    EpisodeSettings,
+    SgdSettings,
+    evaluate_few_shot,
+    evaluate_knn,
+    evaluate_linear,
+    evaluate_transfer,
+    evaluate_variance,
+)
+from supancl.evaluation.naming import DEFAULT_SETTINGS, data_label, data_names, non_default_settings
+from tests.evaluate.made import run_folder, source, subject
+from tests.files import saved_result
+
+
+@pytest.fixture
+def run(tmp_path):
+    return subject(run_folder(tmp_path / "run", source=str(source(tmp_path / "own.npz", train=90, val=30, test=30))))
+
+
+def kept(tmp_path) -> dict[str, dict]:
+    return {path.stem: saved_result(path) for path in (tmp_path / "run/evaluate").iterdir()}
+
+
+def test_the_plain_name_is_for_the_protocols_own_settings(run, tmp_path):
+    path = str(source(tmp_path / "x.npz", train=60, test=60))
+    results = [
+        evaluate_knn(run),
+        evaluate_linear(run),
+        evaluate_variance(run),
+        evaluate_transfer(run, path),
+        evaluate_few_shot(run, path, EpisodeSettings(3, 5)),
+    ]
+    assert set(kept(tmp_path)) == {"knn", "linear", "variance", "transfer-x", "fewshot-x-3w5s"}
+    for result in results:
+        usual = DEFAULT_SETTINGS[result["protocol"]]
+        sgd = {"epochs", "lr", "batch_size"}  # the convex probe has none of them
+        assert set(usual) - set(result) == (sgd if result["protocol"] == "linear" else set())
+        assert non_default_settings(result) == {}
+
+
+def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
+    first = evaluate_knn(run)
+    for change in (
+        {"ks": (1,), "leave_one_out": True},
+        {"metric": "l2"},
+        {"split": "test"},
+        {"view": "whole"},
+        {"temperature": 0.07},
+    ):
+        evaluate_knn(run, **change)
+    evaluate_linear(run, sgd=SgdSettings(epochs=2, lr=1.0))
+    evaluate_linear(run, seed=3)
+    evaluate_variance(run, split="train")
+    evaluate_transfer(run, run.recipe.data.source, "mean-per-class")
+    evaluate_few_shot(run, run.recipe.data.source, EpisodeSettings(3, 5, episodes=3, fill_queries=True))
+    assert set(kept(tmp_path)) == {
+        "fewshot-own-3w5s-filled-ep3",
+        "knn",
+        "knn-k1-loo",
+        "knn-l2",
+        "knn-test",
+        "knn-whole",
+        "knn-t0.07",
+        "linear-sgd-e2-lr1.0",
+        "linear-seed3",
+        "variance-train",
+        "transfer-own-mean-per-class",
+    }
+    assert kept(tmp_path)["knn"] == json.loads(json.dumps(first))
+    assert {result["base"] for result in kept(tmp_path).values()} == {
+        "fewshot-own-3w5s",
+        "knn",
+        "linear",
+        "variance",
+        "transfer-own",
+    }
+
+
+@pytest.mark.parametrize("text", ["mine/pets", "pets.npz", "torchvision:CIFAR10@data"])
+def test_the_registrys_names_are_its_own(text):
+    name = "cifar10" if "CIFAR" in text else "pets"
+    assert re.fullmatch(rf"{name}-[0-9a-f]{{6}}", data_label(text))
+    assert data_label(f"{name}@data") == name
+    assert data_names([text, f"{name}@data"]) == [data_label(text), name]
+    assert data_label("mine/photos") == "photos"
+
+
+def test_other_data_of_one_name_do_not_take_its_place(run, tmp_path):
+    paths = []
+    for folder, count in (("a", 30), ("b", 60)):
+        (tmp_path / folder).mkdir()
+        paths.append(str(source(tmp_path / folder / "x.npz", train=60, test=count)))
+    for path in (*paths, *paths):
+        evaluate_knn(run, path)
+    found = kept(tmp_path)
+    assert found["knn-x"]["source"] == paths[0]
+    (other,) = set(found) - {"knn-x"}
+    assert re.fullmatch(r"knn-x-[0-9a-f]{6}", other)
+    assert found[other]["source"] == paths[1]

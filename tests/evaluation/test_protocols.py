@@ -1,0 +1,267 @@
+"""The protocols from an encoder and a source to a result: what is chosen on what, and what is kept of it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from supancl.evaluation import (
+    EpisodeSettings,
+    EvaluationOptions,
+    SgdSettings,
+    evaluate_few_shot,
+    evaluate_knn,
+    evaluate_linear,
+    evaluate_transfer,
+    evaluate_variance,
+)
+from supancl.evaluation.naming import default_metric
+from supancl.evaluation.protocols import augmented_epochs
+from supancl.evaluation.recording import result_base_name
+from supancl.evaluation.sources import data_for
+from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
+from tests.evaluate.made import bright, run_folder, source, subject
+from tests.files import archive, noise, saved_result
+
+CPU = torch.device("cpu")
+CONDITIONS = {
+    "protocol",
+    "encoder",
+    "label",
+    "weights",
+    "layer",
+    "normalize",
+    "view",
+    "seconds",
+    "hardware",
+    "versions",
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return subject(run_folder(tmp_path / "run", source=str(source(tmp_path / "own.npz", train=90, test=30))))
+
+
+def kept(tmp_path, name):
+    return saved_result(tmp_path / "run" / "evaluate" / f"{name}.json")
+
+
+def by_hand(run, images: np.ndarray, labels: np.ndarray) -> Features:
+    """Features of 8 px images by the encoder alone: at its own size there is no margin and nothing to resize."""
+    with torch.no_grad():
+        values = run.encoder((torch.from_numpy(images)[:, None] / 255 - 0.5) / 0.5)
+    return Features(values, torch.from_numpy(labels))
+
+
+def close(one: Features, other: Features) -> bool:
+    return torch.equal(one.labels, other.labels) and torch.allclose(one.values, other.values, atol=1e-5)
+
+
+# --- each protocol by hand --------------------------------------------------------------------------------------------
+
+
+def test_knn_is_that_of_the_features(run, tmp_path):
+    result = evaluate_knn(run, ks=(3, 7))
+    reference, queries = by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=2))
+    assert close(run.features(data_for(run, None).train), reference)
+    assert result["by_k"] == pytest.approx(
+        {"3": knn_accuracy(reference, queries, 3), "7": knn_accuracy(reference, queries, 7)}
+    )
+    assert (result["accuracy"], result["k"]) == (result["by_k"]["3"], 3)
+    assert (result["references"], result["queries"], result["judged"]) == (90, 30, "test")
+    assert kept(tmp_path, "knn-k3") == json.loads(json.dumps(result))
+    assert result.keys() >= CONDITIONS
+    alone = evaluate_knn(run, leave_one_out=True, ks=(3,))
+    assert (alone["references"], alone["queries"]) == (30, 30)
+
+
+def test_linear_is_that_of_the_features(run, tmp_path):
+    result = evaluate_linear(run)
+    train, test = by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=2))
+    expected = linear_probe(train, test)
+    assert (result["weight"], result["accuracy"]) == (expected.weight, pytest.approx(expected.accuracy))
+    assert kept(tmp_path, "linear")["probe"] == "lbfgs"
+    assert result.keys() >= CONDITIONS
+    sgd = evaluate_linear(run, sgd=SgdSettings(epochs=3, lr=1.0))
+    assert (sgd["epochs"], len(sgd["losses"]), sgd["queries"]) == (3, 3, 30)
+
+
+def test_transfer_is_that_of_the_features_and_is_kept_by_name(run, tmp_path):
+    path = source(tmp_path / "other.npz", train=90, val=30, test=60)
+    result = evaluate_transfer(run, str(path))
+    splits = [by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=1)), by_hand(run, *bright(60, seed=2))]
+    expected = transfer(*splits)
+    assert result["weight"] == expected.weight
+    assert result["accuracy"] == pytest.approx(expected.accuracy, abs=1.7)  # an image of 60
+    assert result["images"] == [90, 30, 60]
+    assert kept(tmp_path, "transfer-other")["source"] == str(path)
+    assert result.keys() >= CONDITIONS
+    assert evaluate_transfer(run, str(path), name="a-other")["data"] == "a-other"
+    assert (tmp_path / "run/evaluate/transfer-a-other.json").exists()
+
+
+def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_path):
+    path = source(tmp_path / "other.npz", train=30, test=60)
+    result = evaluate_few_shot(run, str(path), EpisodeSettings(3, 2, 4, episodes=20, seed=5))
+    expected = few_shot(by_hand(run, *bright(60, seed=2)), 3, 2, 4, episodes=20, seed=5)
+    assert result["accuracies"] == pytest.approx(list(expected.accuracies))
+    assert (result["drawn"], result["split"], result["classes"]) == (expected.episodes_digest, "test", 3)
+    assert len(sample_episodes(torch.from_numpy(bright(60)[1]), 3, 2, 4, 20, 5).support) == result["episodes"]
+    assert kept(tmp_path, "fewshot-other-3w2s-q4-ep20-seed5")["accuracy"] == result["accuracy"] == expected.mean
+    assert result.keys() >= CONDITIONS
+
+
+def test_variance_names_the_classes(run):
+    result = evaluate_variance(run, split="train")
+    assert list(result["spread"]) == ["0", "1", "2"]
+    assert (result["images"], result["normalize"], result["judged"]) == (90, True, "train")
+    assert result["within"] == pytest.approx(np.mean(list(result["spread"].values())))  # classes of equal size
+    assert result.keys() >= CONDITIONS
+
+
+# --- honest choices ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [evaluate_transfer, evaluate_linear], ids=["transfer", "linear"])
+def test_nothing_is_chosen_on_the_test_images(protocol, run, tmp_path):
+    """Other test images, with labels at random: another accuracy, every choice the same."""
+    path = source(tmp_path / "x.npz", train=60, val=0, test=60)
+    first = protocol(run, str(path))
+    with np.load(path) as arrays:
+        content = dict(arrays) | {"test_images": noise(60, 8, 8, seed=9)}
+    content["test_labels"] = np.random.default_rng(0).permutation(content["test_labels"])
+    second = protocol(run, str(archive(path, **content)))
+    assert first["accuracy"] > second["accuracy"]
+    chosen = ("weight", "tried", "validation" if protocol is evaluate_transfer else "held_out", "images")
+    assert [first[key] for key in chosen] == [second[key] for key in chosen]
+
+
+@pytest.mark.parametrize("protocol", [evaluate_transfer, evaluate_linear], ids=["transfer", "linear"])
+def test_the_test_images_are_looked_at_once(protocol, run, tmp_path, monkeypatch):
+    path, asked, plain = source(tmp_path / "x.npz", train=60, test=33), [], run.features
+    monkeypatch.setattr(run, "features", lambda split, *view: asked.append(len(split)) or plain(split, *view))
+    protocol(run, str(path))
+    assert asked.count(33) == 1
+    assert sum(asked) == 93
+
+
+def test_results_from_kept_features_are_the_same(run, tmp_path):
+    path = str(source(tmp_path / "x.npz", train=60, test=30))
+
+    def results():
+        found = [
+            evaluate_knn(run, path),
+            evaluate_linear(run, path),
+            evaluate_transfer(run, path),
+            evaluate_variance(run, path),
+            evaluate_few_shot(run, path, EpisodeSettings(3, 2, 4, 10)),
+        ]
+        return [{key: value for key, value in result.items() if key != "seconds"} for result in found]
+
+    first = results()
+    run.encoder.forward = None  # nobody may ask it again
+    assert results() == first
+    fresh = subject(run.location, EvaluationOptions(CPU, cache_features=False))
+    assert evaluate_knn(fresh, path)["accuracy"] == first[0]["accuracy"]
+
+
+def test_the_registry_says_the_metric_unless_told_otherwise():
+    assert default_metric("pets@data") == "mean-per-class"
+    assert default_metric("flowers@data") == "mean-per-class"
+    assert default_metric("cifar10@data") == "top-1"
+    assert default_metric("torchvision:SVHN@data") == default_metric("photos") == "top-1"
+
+
+def test_the_runs_own_data_give_the_plain_name(run, tmp_path):
+    own = run.recipe.data.source
+    assert [result_base_name("knn", run, name) for name in (None, own, "digits")] == ["knn", "knn", "knn-digits"]
+    part = subject(run_folder(tmp_path / "part", source=own, data__labelled=0.5))
+    assert [result_base_name("knn", part, name) for name in (None, own)] == ["knn", "knn-own"]
+
+
+# --- augmented views --------------------------------------------------------------------------------------------------
+
+
+def test_augmented_epochs_are_new_crops_of_every_labelled_image(tmp_path):
+    path = source(tmp_path / "x.npz", train=50, test=12)
+    unit = subject(run_folder(tmp_path / "run"), EvaluationOptions(CPU, normalize=True))
+    epochs = augmented_epochs(unit, data_for(unit, str(path)).train, 16, seed=0)
+    first, again, second = list(epochs(0)), list(epochs(0)), list(epochs(1))
+    assert [len(labels) for _, labels in first] == [16, 16, 16, 2]
+    assert all(torch.equal(one, other) for (one, _), (other, _) in zip(first, again, strict=True))
+    assert not torch.allclose(first[0][0], second[0][0])
+    assert sorted(torch.cat([labels for _, labels in second]).tolist()) == sorted(bright(50)[1].tolist())
+    assert torch.allclose(first[0][0].norm(dim=1), torch.ones(16), atol=1e-5)  # as the test features are
+    result = evaluate_linear(unit, str(path), SgdSettings(epochs=2, lr=1.0, augmented=True))
+    assert (result["augmented"], result["classes"], len(result["losses"])) == (True, 3, 2)
+
+
+# --- which images choose the ridge ------------------------------------------------------------------------------------
+
+
+def features_of(run, data) -> tuple[Features, Features]:
+    return run.features(data.train), run.features(data.held_out)
+
+
+def test_the_held_out_images_choose_for_the_test_split(tmp_path):
+    own = str(source(tmp_path / "own.npz", train=90, test=60))
+    run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=0.2))
+    data = data_for(run, None)
+    result = evaluate_linear(run, split="test")
+    train, held_out = features_of(run, data)
+    expected = linear_probe(train, run.features(data.test), held_out)
+    assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
+    assert (result["chosen_on"], result["chosen_on_images"]) == ("held-out", 18)
+    assert result["images"] == [72, 18, 60]
+    assert (result["split"], result["judged"]) == ("test", "test")
+
+
+@pytest.mark.parametrize("splits", [{"train": 90}, {"train": 60, "val": 30, "test": 30}], ids=["share", "val"])
+def test_held_out_images_that_are_judged_choose_by_halves(splits, tmp_path):
+    own = str(source(tmp_path / "own.npz", **splits))
+    run = subject(run_folder(tmp_path / "run", source=own, described=True))
+    result = evaluate_linear(run)
+    train, held_out = features_of(run, data_for(run, None))
+    expected = linear_probe(train, held_out, "halves")
+    assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
+    assert result["weight_by_half"] == list(expected.weight_by_half)
+    assert (result["chosen_on"], result["chosen_on_images"]) == ("other half", len(held_out.labels))
+    assert isinstance(kept(tmp_path, "linear")["weight"], float)
+
+
+@pytest.mark.parametrize("holdout", [None, 0.0], ids=["the test split was held out", "nothing was held out"])
+def test_a_ridge_chosen_on_trained_images_says_so(holdout, tmp_path):
+    """A test split chooses nothing, so a part of the training images does."""
+    own = str(source(tmp_path / "own.npz", train=90, test=60))
+    run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=holdout))
+    result = evaluate_linear(run)
+    data = data_for(run, None)
+    expected = linear_probe(run.features(data.train), run.features(data.test))
+    assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
+    assert (result["chosen_on"], result["chosen_on_images"], result["judged"]) == ("trained images", 9, "test")
+    assert len(run.reporter.warnings) == 1
+
+
+def test_other_data_and_other_encoders_choose_on_a_part_of_train(run, tmp_path):
+    other = str(source(tmp_path / "other.npz", train=60, val=30, test=30))
+    for who in (run, subject(tmp_path / "run" / "encoder.safetensors")):
+        result = evaluate_linear(who, other)
+        assert (result["chosen_on"], result["chosen_on_images"]) == ("10% of training", 6)
+
+
+# --- a run that held nothing out --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["own data", "the same data named"])
+@pytest.mark.parametrize("protocol", [evaluate_knn, evaluate_linear, evaluate_variance])
+def test_a_run_that_held_nothing_out_is_judged_on_the_test_split(protocol, named, tmp_path):
+    own = str(source(tmp_path / "own.npz", train=60, test=30))
+    run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=0.0))
+    result = protocol(run, own if named else None)
+    assert (result["split"], result["judged"], result.get("queries", result.get("images"))) == ("test", "test", 30)
+    assert kept(tmp_path, f"{result['protocol']}-test")["split"] == "test"
+    asked = protocol(run, split="test")
+    key = "ratio" if protocol is evaluate_variance else "accuracy"
+    assert asked[key] == result[key]

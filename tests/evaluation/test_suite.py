@@ -1,0 +1,350 @@
+"""The suite on miniature data sets: resumed, redone where something changed, averaged over seeds, and laid out."""
+
+import hashlib
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from supancl.evaluation import EvaluationOptions, Plan, SourceCache, differences, overlap_warnings, rankings, run_suite
+from supancl.evaluation.comparison import row_labels
+from supancl.evaluation.suite import data_key
+from supancl.probes import FewShot, paired_difference
+from supancl.reports.suite_page import write_suite
+from supancl.weights.encoder_file import save_encoder
+from tests.data.benchmark_trees import BUILDERS
+from tests.evaluate.made import encoder, run_folder, subject
+from tests.files import archive, contents, noise
+from tests.tiny import Notes
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory):
+    root = tmp_path_factory.mktemp("root")
+    for name in ("pets", "omniglot"):
+        BUILDERS[name](root)
+    return root
+
+
+@pytest.fixture
+def root(trees, tmp_path):
+    """Pets, for transfer and k-NN, and Omniglot, for episodes; neither is whole."""
+    return shutil.copytree(trees, tmp_path / "root")
+
+
+def partial_options() -> EvaluationOptions:
+    return EvaluationOptions(CPU, partial=True, sources=SourceCache())
+
+
+def small(root, **settings) -> Plan:
+    return Plan(root, **{"ways": 3, "shots": (1, 2), "queries": 2, "episodes": 12, "k": 3} | settings)
+
+
+def measured(runs, plan, out, options=None):
+    options = options or partial_options()
+    reporter = Notes()
+    found = run_suite([subject(run, options) for run in runs], plan, out, reporter)
+    return found, reporter
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often each protocol is run."""
+    calls = []
+    for name in ("evaluate_knn", "evaluate_transfer", "evaluate_few_shot"):
+        plain = getattr(__import__("supancl.evaluation.suite", fromlist=["x"]), name)
+        monkeypatch.setattr(
+            f"supancl.evaluation.suite.{name}",
+            lambda *a, name=name, plain=plain, **n: calls.append(name) or plain(*a, **n),
+        )
+    return calls
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+def test_the_tasks_are_those_of_the_data_sets_that_are_there(root):
+    assert [(task.protocol, task.data) for task in small(root).tasks()] == [
+        ("knn", "pets"),
+        ("transfer", "pets"),
+        ("fewshot 3w1s", "omniglot"),
+        ("fewshot 3w2s", "omniglot"),
+    ]
+    assert [task.name for task in small(root, protocols=("fewshot",), shots=(5,)).tasks()] == ["fewshot-omniglot-3w5s"]
+    assert [task.data for task in small(root, sets=("pets",)).tasks()] == ["pets", "pets"]
+
+
+def test_every_result_is_kept_with_its_conditions(root, tmp_path):
+    run = run_folder(tmp_path / "run")
+    found, _ = measured([run], small(root), tmp_path / "out")
+    assert [result["task"] for result in found.results] == ["knn", "transfer", "fewshot 3w1s", "fewshot 3w2s"]
+    assert not found.failures
+    (folder,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
+    files = sorted(path.name for path in (folder / "evaluate").iterdir())
+    assert files == [
+        "fewshot-omniglot-3w1s-q2-ep12.json",
+        "fewshot-omniglot-3w2s-q2-ep12.json",
+        "knn-pets-k3-test-whole.json",
+        "transfer-pets.json",
+    ]
+    assert sorted(path.name for path in (run / "evaluate").iterdir()) == files
+    for file in files:
+        result = json.loads((folder / "evaluate" / file).read_text())
+        assert result.keys() >= {"accuracy", "encoder", "weights", "view", "hardware", "versions", "suite"}
+        assert result["suite"]["partial"]
+        assert (result["partial"], result["overlaps_training"]) == (True, False)
+    knn = json.loads((folder / "evaluate/knn-pets-k3-test-whole.json").read_text())
+    transfer = json.loads((folder / "evaluate/transfer-pets.json").read_text())
+    assert (knn["judged"], knn["queries"], knn["view"], transfer["metric"]) == ("test", 9, "whole", "mean-per-class")
+    assert transfer["images"] == [knn["references"], 30 - knn["references"], 9]
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_suite_that_was_killed_goes_on_where_it_was(root, tmp_path, monkeypatch, counted):
+    runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in (0, 1)]
+    from supancl.evaluation import suite
+
+    plain, done = suite.write_sealed_json, []
+
+    def killed(path, content):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(path)
+        plain(path, content)
+
+    monkeypatch.setattr(suite, "write_sealed_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        measured(runs, small(root), tmp_path / "out")
+    assert len(done) == 3
+    monkeypatch.setattr(suite, "write_sealed_json", plain)
+    before = {path: path.read_bytes() for path in done}
+    counted.clear()
+    found, _ = measured(runs, small(root), tmp_path / "out")
+    assert len(counted) == 8 - 3
+    assert {path: path.read_bytes() for path in done} == before
+    assert len(found.results) == 8
+    counted.clear()
+    again, _ = measured(runs, small(root), tmp_path / "out")
+    assert counted == []
+    fresh, _ = measured(runs, small(root), tmp_path / "fresh")
+    assert [result["accuracy"] for result in again.results] == [result["accuracy"] for result in fresh.results]
+
+
+def test_what_changed_is_measured_again(root, tmp_path, counted):
+    runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in (0, 1)]
+    measured(runs, small(root), tmp_path / "out")
+    counted.clear()
+    save_encoder(runs[0] / "encoder.safetensors", encoder(7), (), "x")
+    measured(runs, small(root), tmp_path / "out")
+    assert sorted(counted) == [
+        "evaluate_few_shot",
+        "evaluate_few_shot",
+        "evaluate_knn",
+        "evaluate_transfer",
+    ]  # one encoder's
+    counted.clear()
+    measured(runs, small(root, k=2), tmp_path / "out")
+    measured(runs, small(root, k=2, episodes=9), tmp_path / "out")
+    assert sorted(counted) == ["evaluate_few_shot"] * 4 + ["evaluate_knn"] * 2
+    counted.clear()
+    measured(runs, small(root, k=2, episodes=9), tmp_path / "out", EvaluationOptions(CPU, partial=True, normalize=True))
+    assert len(counted) == 8
+    counted.clear()
+    picture = next((root / "omniglot-py").rglob("*.png"))
+    os.utime(picture, (1, 1))
+    measured(runs, small(root, k=2, episodes=9), tmp_path / "out", EvaluationOptions(CPU, partial=True, normalize=True))
+    assert counted == ["evaluate_few_shot"] * 4
+
+
+@pytest.mark.parametrize("content", ["{", '{"accuracy": null}'])
+def test_a_damaged_result_is_measured_again(content, root, tmp_path, counted):
+    run, plan = run_folder(tmp_path / "run"), small(root, protocols=("knn",))
+    measured([run], plan, tmp_path / "out")
+    (path,) = (tmp_path / "out").rglob("knn-pets-k3-test-whole.json")
+    sound = json.loads(path.read_text())
+    path.write_text(content)
+    measured([run], plan, tmp_path / "out")
+    assert len(counted) == 2
+    assert json.loads(path.read_text())["accuracy"] == sound["accuracy"]
+
+
+def test_the_key_of_the_data_is_that_of_its_files(root):
+    before = data_key("omniglot", root)
+    assert data_key("omniglot", root) == before
+    next((root / "omniglot-py").rglob("*.png")).unlink()
+    assert data_key("omniglot", root) != before
+
+
+def test_the_key_of_the_data_is_that_of_its_lists_too(tmp_path):
+    """The same images in other splits are another measurement."""
+    BUILDERS["dtd"](tmp_path)
+    before, lists = data_key("dtd", tmp_path), tmp_path / "dtd" / "labels"
+    train, test = (lists / f"{split}1.txt" for split in ("train", "test"))
+    kept = train.read_text(), test.read_text()
+    train.write_text(kept[1])
+    test.write_text(kept[0])
+    assert data_key("dtd", tmp_path) != before
+    train.write_text(kept[0])
+    test.write_text(kept[1])
+    assert data_key("dtd", tmp_path) == before
+
+
+def test_the_key_of_arrays_is_that_of_their_own_file(tmp_path):
+    archive(tmp_path / "cifar10.npz")
+    before = data_key("cifar10", tmp_path)
+    (tmp_path / "notes.txt").write_text("nothing to do with it")
+    assert data_key("cifar10", tmp_path) == before
+    archive(tmp_path / "cifar10.npz", train_images=noise(7, 8, 8))
+    assert data_key("cifar10", tmp_path) != before
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_data_set_that_cannot_be_used_leaves_the_others_alone(root, tmp_path):
+    run = run_folder(tmp_path / "run")
+    found, _ = measured([run], small(root, shots=(1, 3)), tmp_path / "out")  # characters have 3 images
+    assert [result["task"] for result in found.results] == ["knn", "transfer", "fewshot 3w1s"]
+    (fault,) = found.failures
+    assert (fault["encoder"], fault["task"], fault["data"]) == (str(run), "fewshot 3w3s", "omniglot")
+    whole, _ = measured([run], small(root), tmp_path / "out2", EvaluationOptions(CPU))
+    assert len(whole.failures) == 4  # without --partial
+
+
+# --- side by side -----------------------------------------------------------------------------------------------------
+
+
+def result(group, accuracy, data="pets", task="transfer", **more):
+    return {
+        "task": task,
+        "data": data,
+        "group": group,
+        "accuracy": accuracy,
+        "label": "recipe",
+        "encoder": group,
+        "protocol": task.split()[0],
+        **more,
+    }
+
+
+def test_seeds_of_one_recipe_share_a_row(root, tmp_path):
+    runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in range(3)]
+    runs.append(run_folder(tmp_path / "other", 0, loss__alpha=0.25))
+    found, _ = measured(runs, small(root, protocols=("transfer",)), tmp_path / "out")
+    (ranking,) = rankings(found.results).values()
+    values = [one["accuracy"] for one in found.results]
+    assert ranking.encoders == ("digits.supsiam (run0)", "digits.supsiam (other)")
+    (first,), (second,) = ranking.cells
+    assert (first.mean, first.uncertainty, first.runs) == pytest.approx(
+        (np.mean(values[:3]), np.std(values[:3], ddof=1), 3)
+    )
+    assert (second.mean, second.uncertainty, second.runs) == (values[3], None, 1)
+
+
+def test_encoders_of_one_name_keep_apart():
+    """Rows are never averaged because two files happen to have the same name."""
+    results = [result("a/encoder.safetensors", 50.0), result("b/encoder.safetensors", 70.0), result("c", 60.0)]
+    assert len(set(row_labels(results).values())) == 3
+    (ranking,) = rankings(results).values()
+    assert [cells[0].mean for cells in ranking.cells] == [50.0, 70.0, 60.0]
+
+
+def test_differences_are_paired_over_episodes_after_seeds_are_averaged():
+    random = np.random.default_rng(0)
+    episodes = {name: random.uniform(0, 100, 40) for name in ("a0", "a1", "b0")}
+    few = {"ways": 5, "shots": 1, "queries": 16, "seed": 0, "drawn": "same"}
+    results = [
+        result(name[0], float(values.mean()), "omniglot", "fewshot 5w1s", accuracies=values.tolist(), **few)
+        for name, values in episodes.items()
+    ]
+    (gap,) = differences([*results, result("a", 10.0), result("b", 20.0)])
+    mean = (episodes["a0"] + episodes["a1"]) / 2
+    expected = paired_difference(
+        *(FewShot(0.0, 0.0, tuple(each), 5, 1, 16, 0, (), "same") for each in (mean.tolist(), episodes["b0"].tolist()))
+    )
+    assert (gap["difference"], gap["interval"]) == pytest.approx(tuple(expected))
+    assert gap["difference"] == pytest.approx((mean - episodes["b0"]).mean())
+    assert (gap["runs"], gap["data"]) == ([2, 1], "omniglot")
+    results[2]["drawn"] = "other"  # other episodes are not comparable
+    assert differences(results) == []
+
+
+def test_a_column_that_somebody_was_trained_on_is_shown_and_ranks_nobody():
+    task = "fewshot 5w1s"
+    few = {"ways": 5, "shots": 1, "queries": 16, "seed": 0, "drawn": "same", "accuracies": [50.0, 70.0]}
+    results = [
+        result("a", 99.0, "fc100", task, overlaps_training=True, **few),
+        result("b", 60.0, "fc100", task, **few),
+        result("a", 40.0, "dtd", task, **few),
+        result("b", 50.0, "dtd", task, **few),
+        result("a", 30.0, "fc100"),
+        result("b", 20.0, "fc100"),
+    ]
+    tables = rankings(results)
+    assert tables[task].cells[0][0].mean == 99.0
+    assert tables[task].marks == (("", "second"), ("", "best"))
+    assert (tables[task].ranked, tables[task].average_ranks) == (("dtd",), (2.0, 1.0))
+    assert tables[task].averages == (40.0, 50.0)
+    assert tables["transfer"].average_ranks == (1.0, 2.0)  # another protocol has other images
+    assert [gap["data"] for gap in differences(results)] == ["dtd"]
+    assert len(overlap_warnings(results)) == 1
+    assert overlap_warnings(results[1:]) == []
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_and_the_tables_as_files(root, tmp_path):
+    runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in range(2)]
+    runs.append(run_folder(tmp_path / "<b>other", 0, loss__alpha=0.25))
+    found, _ = measured(runs, small(root), tmp_path / "out")
+    told = {"differences": differences(found.results), "failures": []}
+    page = write_suite(found.results, told, tmp_path / "out").read_text(encoding="utf-8")
+    assert "<b>other" not in page
+    assert "&lt;b&gt;other" in page
+    best = max(rankings(found.results)["transfer"].cells, key=lambda row: row[0].mean)[0].mean
+    assert f"<b>{best:.2f}</b>" in page
+    files = {path for path in contents(tmp_path / "out") if "/" not in path and "." in path}
+    tables = {
+        f"{name}.{suffix}"
+        for name in ("knn", "transfer", "fewshot-3w1s", "fewshot-3w2s")
+        for suffix in ("md", "tex", "csv")
+    }
+    assert files == tables | {"index.html", "suite.json"}
+    content = json.loads((tmp_path / "out/suite.json").read_text())
+    assert len(content["results"]) == 12
+    assert "accuracies" not in content["results"][0]
+    assert content["files"].keys() == tables
+
+
+def test_tables_of_an_earlier_call_go_and_nothing_else_does(root, tmp_path):
+    run, out = run_folder(tmp_path / "run"), tmp_path / "out"
+
+    def page_of(**settings) -> None:
+        found, _ = measured([run], small(root, **settings), out)
+        write_suite(found.results, {"differences": []}, out)
+
+    page_of()
+    assert {"knn.md", "transfer.tex", "fewshot-3w1s.csv"} <= {path.name for path in out.iterdir()}
+    (out / "transfer.md").write_text("mine now")
+    (out / "notes.md").write_text("mine")
+    (tmp_path / "elsewhere.md").write_text("mine")
+    told = json.loads((out / "suite.json").read_text())
+    told["files"] |= {"../elsewhere.md": hashlib.sha256(b"mine").hexdigest()}
+    (out / "suite.json").write_text(json.dumps(told))
+    page_of(protocols=("knn",))
+    assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
+        *["index.html", "knn.csv", "knn.md", "knn.tex", "notes.md", "suite.json", "transfer.md"],
+    ]
+    assert (tmp_path / "elsewhere.md").exists()
+    assert len(list(out.rglob("evaluate/*.json"))) == 4  # results stay: the next call goes on with them
+    (out / "suite.json").write_text("[]")
+    page_of(protocols=("transfer",))
+    assert (out / "knn.md").exists()  # nothing says who wrote it

@@ -1,0 +1,223 @@
+"""Loggers: every row reaches the service once, whatever happens to the run, and no service endings a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from rich.console import Console
+from supancl.cli.loggers import sweep_from_flags
+
+from supancl import Reporter, pretrain
+from supancl.loggers import LOGGERS, LoggedRun, MlflowLogger, RunLogger, WandbLogger, run_logger
+from supancl.loggers.run_logger import Record
+from supancl.use import loggers
+from supancl.weights.run_folder import RunFolder
+from tests.files import assert_one_line, supancl
+from tests.tiny import Notes, poisoned, tiny_data, tiny_recipe
+
+
+class KeptLogger(RunLogger):
+    """A service in memory: runs by their id, each a list of (step, numbers)."""
+
+    name = "wandb"
+    runs: ClassVar[dict[str, list[tuple[int, dict[str, float]]]]] = {}
+    opened: ClassVar[list[LoggedRun]] = []
+    endings: ClassVar[list[bool]] = []
+    fails_in: ClassVar[str] = ""
+
+    def open(self, run: LoggedRun, run_id: str | None) -> str:
+        self.fail("open")
+        self.opened.append(run)
+        run_id = run_id or f"run-{len(self.runs)}"
+        self.runs.setdefault(run_id, [])
+        return run_id
+
+    def send(self, rows: Any) -> None:
+        if rows and rows[-1][0] >= 3:
+            self.fail("send")
+        self.runs[str(self.record.run_id)].extend(rows)
+
+    def close(self, is_finished: bool) -> None:
+        self.fail("close")
+        self.endings.append(is_finished)
+
+    def fail(self, place: str) -> None:
+        if self.fails_in == place:
+            raise OSError(28, "No space left on device")
+
+
+@pytest.fixture(autouse=True)
+def service(monkeypatch: pytest.MonkeyPatch) -> type[KeptLogger]:
+    for name, empty in (("runs", {}), ("opened", []), ("endings", []), ("fails_in", "")):
+        monkeypatch.setattr(KeptLogger, name, empty)
+    monkeypatch.setattr(run_logger, "SECONDS_BETWEEN", 0.0)
+    return KeptLogger
+
+
+class Crash(Reporter):
+    """Ends the process's training as a kill would: without a checkpoint."""
+
+    def on_step(self, step: int, row: Any) -> None:
+        if step == 8:
+            raise KeyError("crash")
+
+
+def steps(rows: list[tuple[int, dict[str, float]]], kind: str = "train") -> list[int]:
+    return [step for step, numbers in rows if any(name.startswith(f"{kind}/") for name in numbers)]
+
+
+def logged(rows: list[tuple[int, dict[str, float]]]) -> dict[tuple[int, str], float]:
+    return {(step, name): number for step, numbers in rows for name, number in numbers.items()}
+
+
+def in_metrics(folder: Path) -> dict[tuple[int, str], float]:
+    return {
+        (row["step"], f"{row['kind']}/{name.replace('/', '_over_')}"): value
+        for row in RunFolder(folder).metrics()
+        for name, value in row.items()
+        if isinstance(value, (int, float)) and name not in ("step",)
+    }
+
+
+def test_every_number_of_the_log_is_sent_and_the_service_is_told_about_the_run(tmp_path: Path, service: Any) -> None:
+    pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=KeptLogger())
+    (rows,) = service.runs.values()
+    assert logged(rows) == in_metrics(tmp_path / "run")
+    assert steps(rows) == list(range(1, 11))
+    assert steps(rows, "monitor") == [5, 10]
+    assert {"train/loss", "train/epoch"} < set(dict(rows)[3])
+    (run,) = service.opened
+    assert (run.name, run.settings["loss.alpha"], run.settings["train.epochs"]) == ("run", 0.5, 2)
+    assert "sources" not in run.settings
+    assert (run.tags["recipe"], run.tags["method"], run.tags["device"]) == ("tiny.supsiam", "supsiam", "cpu")
+    assert service.endings == [True]
+
+
+def test_a_resumed_run_goes_on_in_the_same_place_and_sends_no_step_twice(tmp_path: Path, service: Any) -> None:
+    with pytest.raises(KeyError, match="crash"):
+        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=KeptLogger(Crash()))
+    ((name, rows),) = service.runs.items()
+    assert steps(rows) == list(range(1, 8))  # its checkpoint is at step 5
+    assert service.endings == [False]
+    pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger())
+    assert list(service.runs) == [name]
+    assert steps(rows) == list(range(1, 11))
+    assert steps(rows, "monitor") == [5, 10]
+    assert service.endings == [False, True]
+    pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger())  # finished: nothing to send
+    assert len(service.opened) == 2
+
+
+def test_rows_from_before_the_first_logger_are_sent_too(tmp_path: Path, service: Any) -> None:
+    with pytest.raises(KeyError, match="crash"):
+        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=Crash())
+    pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger())
+    (rows,) = service.runs.values()
+    assert logged(rows) == in_metrics(tmp_path / "run")
+
+
+def test_steps_repeated_after_a_rollback_are_sent_once(tmp_path: Path, service: Any, monkeypatch: Any) -> None:
+    poisoned(monkeypatch, at={7})
+    pretrain(tiny_recipe(train__on_nan="rollback"), tiny_data(), tmp_path / "run", reporter=KeptLogger())
+    (rows,) = service.runs.values()
+    assert steps(rows) == sorted(set(steps(rows)))
+    assert set(steps(rows)) == {row["step"] for row in RunFolder(tmp_path / "run").metrics()}
+
+
+@pytest.mark.parametrize("place", ["open", "send", "close"])
+def test_a_service_that_fails_is_reported_once_and_training_goes_on(
+    tmp_path: Path, service: Any, monkeypatch: Any, place: str
+) -> None:
+    monkeypatch.setattr(service, "fails_in", place)
+    notes = Notes()
+    run = pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=KeptLogger(notes))
+    assert len(run.metrics) == 12
+    (warning,) = notes.warnings
+    assert_one_line(warning, "--logger wandb")
+    monkeypatch.setattr(service, "fails_in", "")
+    pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger(notes))
+    (rows,) = service.runs.values()
+    assert logged(rows) == in_metrics(tmp_path / "run")  # what was missing came later
+    assert len(notes.warnings) == 1
+
+
+def test_rows_are_collected_before_they_are_sent(tmp_path: Path, service: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(run_logger, "SECONDS_BETWEEN", 1e9)
+    sizes = []
+    monkeypatch.setattr(service, "send", lambda self, rows: sizes.append(len(rows)))
+    pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=KeptLogger())
+    assert sizes == [0, 12]  # at the start and at the end
+
+
+def test_nothing_is_written_through_a_link_in_a_run_folder(tmp_path: Path, service: Any) -> None:
+    pretrain(tiny_recipe(train__epochs=1), tiny_data(), tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "loggers").symlink_to(tmp_path / "elsewhere")
+    notes = Notes()
+    pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger(notes))
+    assert len(notes.warnings) == 1
+    assert not service.opened
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize(
+    "change", [{"run_id": 1}, {"run_id": "a/../b"}, {"part": "../.."}, {"part": None}, {"last_steps": [1]},
+               {"last_steps": {"train": "x"}}],
+)  # fmt: skip
+def test_a_damaged_record_counts_as_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    file, whole = tmp_path / "wandb.json", {"run_id": "a-1", "last_steps": {"train": 3}, "part": "p-1"}
+    for text in (None, "", "{", "[]", "{}", json.dumps(whole | change)):
+        if text is not None:
+            file.write_text(text)
+        assert Record.read(file) == Record()
+    file.write_text(json.dumps(whole))
+    assert Record.read(file) == Record("a-1", {"train": 3}, "p-1")
+
+
+def test_rows_that_a_service_lost_with_the_process_are_sent_again(
+    tmp_path: Path, service: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(service, "part", "part-1")
+    monkeypatch.setattr(service, "close", lambda self, is_finished: service.fail(service, "close"))
+    monkeypatch.setattr(service, "fails_in", "close")  # as if the process were killed
+    with pytest.raises(KeyError, match="crash"):
+        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=KeptLogger(Crash(), print))
+    assert steps(service.runs.pop("run-0")) == list(range(1, 8))
+    monkeypatch.setattr(service, "fails_in", "")
+    pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger())
+    assert [run.cut_part for run in service.opened] == ["", "part-1"]
+    assert logged(service.runs["run-0"]) == in_metrics(tmp_path / "run")
+    assert Record.read(tmp_path / "run" / "loggers" / "wandb.json") == Record("run-0", {"train": 10, "monitor": 10})
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+TINY = ["digits.supsiam", "--epochs", "1", "--device", "cpu", "--set", "encoder.width=8", "--set", "data.limit=64"]
+
+
+def test_what_makes_the_reporters_of_runs_can_be_sent_to_other_processes(tmp_path: Path) -> None:
+    args = argparse.Namespace(logger=["wandb", "mlflow"], seeds=1, jobs=2, retry=False)
+    sweep = sweep_from_flags(args, tmp_path, Console())
+    made = pickle.loads(pickle.dumps(sweep.run_reporter))()
+    assert (type(made), type(made.reporter), type(made.reporter.reporter)) == (MlflowLogger, WandbLogger, Reporter)
+
+
+def test_the_runs_of_a_sweep_are_logged_each_in_its_folder(
+    tmp_path: Path, service: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setattr(loggers, "find_spec", lambda name: object())
+    monkeypatch.setitem(LOGGERS, "wandb", service)
+    line = ["sweep", *TINY, "--grid", "loss.alpha=0,1", "--seeds", "1", "--jobs", "1", "--out", tmp_path / "sweep"]
+    monkeypatch.setattr(service, "fails_in", "close")
+    said = supancl(capsys, *line, "--logger", "wandb", "--logger", "wandb", "--quiet")
+    assert said.code == 0
+    assert [run.name for run in service.opened] == ["alpha-0.0-seed-0", "alpha-1.0-seed-0"]
+    assert len(service.runs) == 2
+    for run, rows in zip(service.opened, service.runs.values(), strict=True):
+        assert logged(rows) == in_metrics(run.folder)
+    assert said.err.count("warning: ") == 2

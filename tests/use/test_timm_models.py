@@ -1,0 +1,78 @@
+"""supancl's own encoders in timm."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+import supancl.use.timm_models as registered
+from supancl import BadInput, EncoderSpec
+from supancl.core.encoders import VARIANTS
+from supancl.weights.timm_names import from_timm, to_timm
+from tests.helpers import quickly_built
+
+
+@pytest.mark.parametrize("name", ["cifar-resnet18", "cifar-resnet18-pad2", "cifar-resnet18-norelu", "cnn"])
+def test_timm_builds_the_same_encoder(name: str) -> None:
+    spec = EncoderSpec(name, channels=1, size=16, width=12 if name == "cnn" else None, mean=(0.5,), std=(0.5,))
+    architecture, arguments = to_timm(spec)
+    with quickly_built():
+        encoder = spec.build().eval()
+        model = timm.create_model(architecture, num_classes=0, in_chans=1, **arguments).eval()
+    model.load_state_dict(encoder.body.state_dict())
+    images = torch.randn(3, 1, 16, 16)
+    with torch.inference_mode():
+        assert torch.equal(model(images), encoder(images))
+        assert torch.equal(model.forward_head(model.forward_features(images)), encoder(images))
+    assert model.num_features == encoder.width
+    model.reset_classifier(7)
+    assert model(images).shape == (3, 7)
+    assert model.get_classifier().out_features == 7
+
+
+def test_a_cnn_without_pooling_gives_maps() -> None:
+    model = timm.create_model("supancl_cnn", num_classes=0, width=8, global_pool="")
+    assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 8, 4, 4)
+    assert model.forward_head(torch.ones(1, 8, 4, 4), pre_logits=True).shape == (1, 8, 4, 4)
+
+
+def test_every_cifar_encoder_is_registered_and_comes_back() -> None:
+    for name in VARIANTS:
+        architecture, arguments = to_timm(EncoderSpec(name))
+        assert timm.is_model(architecture), name
+        if name.startswith("cifar-"):
+            assert from_timm(architecture, {"in_chans": 3, **arguments}) == (name, None)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "arguments", "expected"),
+    [
+        ("resnet18", {"in_chans": 1}, ("timm:resnet18", None)),
+        ("vit_small_patch16_224", {"img_size": 32}, ("timm:vit_small_patch16_224", None)),
+        ("vit_small_patch16_224", {"num_heads": 12}, ("vit-small", None)),
+        ("supancl_cnn", {"width": 8}, ("cnn", 8)),
+        ("supancl_cnn", {}, ("cnn", 128)),
+    ],
+)
+def test_an_architecture_of_timm_is_an_encoder(architecture: str, arguments: dict, expected: tuple) -> None:
+    assert from_timm(architecture, arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "argument", "value"),
+    [("vit_small_patch16_224", "num_heads", 3), ("supancl_cnn", "width", "wide"), ("resnet18", "global_pool", "max")],
+)
+def test_arguments_that_change_the_model_are_refused(architecture: str, argument: str, value: object) -> None:
+    with pytest.raises(BadInput, match=argument):
+        from_timm(architecture, {argument: value})
+
+
+def test_the_module_can_be_copied_into_a_project_without_supancl() -> None:
+    tree = ast.parse(Path(registered.__file__).read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert {str(name).split(".")[0] for name in modules} == {"__future__", "typing", "torch", "timm"}
