@@ -393,13 +393,12 @@ def make_table(
 
 
 def show_plan(plan: Plan, sweep: Sweep) -> dict[str, str]:
-    """Print the runs with their states and the remaining time; returns the states."""
+    """Print the runs with their states; returns the states."""
     from supancl.paper.tables.plan import FAILED
 
     states = {run.name: plan.state(run) for run in plan.runs}
     rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
     show(terminal_table(f"Table {plan.layout.name}, runs: {len(rows)}", ["run", "recipe", "state"], rows))
-    say(plan.estimate(sweep.jobs_for(plan.runs[0].recipe)))
     if plan.without_recipe:
         say(f"not trained, because there is no recipe: {', '.join(plan.without_recipe)}")
     failed_before = [name for name, state in states.items() if state == FAILED]

@@ -63,7 +63,7 @@ def show_data(
     $ supancl data show photos
     """
     from supancl.data.opening import open_source
-    from supancl.data.show import describe_source, find_copies, image_sizes
+    from supancl.data.show import describe_source, image_sizes
     from supancl.training.start import with_short_side
 
     name, folder = str(source), Path(out) if out else next_folder("show")
@@ -89,9 +89,7 @@ def show_data(
     if shown is None:
         shown = fitting_recipe(opened, round(float(np.median(sizes.min(1)))))
     facts = describe_source(opened, replace(spec, short_side=shown.data.short_side), channels, sizes)
-    facts["copies"] = find_copies(opened)
     print_facts(facts)
-    print_copies(facts["copies"])
     facts["pictures"] = draw_sheets(opened, shown, folder)
     return facts
 
@@ -175,20 +173,6 @@ def histogram_rows(facts: dict[str, Any]) -> list[list[str]]:
 def print_indented(lines: Sequence[str]) -> None:
     for line in lines:
         say(f"  {line}")
-
-
-def print_copies(copies: dict[str, Any] | None) -> None:
-    if not copies or not copies["files"]:
-        return
-    say(
-        f"{copies['files']:,} files are byte-for-byte copies of {copies['images']:,} images; copies may be both in "
-        "training and held out: keep one of each"
-    )
-    if copies["in_several_splits"]:
-        say(f"{copies['in_several_splits']:,} of these images have copies in more than one split")
-    if copies["labels_differ"]:
-        say(f"{copies['labels_differ']:,} of these images have copies with different labels")
-        print_indented([f"the same image: {first} and {second}" for first, second in copies["examples"]])
 
 
 # --- caches -----------------------------------------------------------------------------------------------------------

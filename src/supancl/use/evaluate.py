@@ -567,15 +567,15 @@ def open_encoders(
 
 
 def run_source(encoder: Any, data: str | Path | None, out: str | Path | None, name: str) -> tuple[str, Path]:
-    """The data to use and the place to write to: by default the run's data, and a file in the run folder."""
+    """The data to use and the place to write to: by default the run's data and folder; without a run, this folder."""
     from supancl.weights.run_folder import RunFolder
 
     run = RunFolder(Path(str(getattr(encoder, "folder", encoder))))
-    if (data is None or out is None) and not run.has_run:
-        raise BadInput(f"{encoder} is no run; name data and out")
-    return str(run.read_recipe()[0].data.source if data is None else data), Path(
-        run.path / name if out is None else out
-    )
+    if data is None:
+        if not run.has_run:
+            raise BadInput(f"{encoder} is no run, so it has no images; name data")
+        data = run.read_recipe()[0].data.source
+    return str(data), Path(out) if out is not None else run.path / name if run.has_run else Path(name)
 
 
 def compare_encoders(
