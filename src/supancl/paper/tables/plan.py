@@ -53,24 +53,6 @@ class PlannedRun:
     def is_trained(self) -> bool:
         return read_end(RunFolder(self.folder)) is not None
 
-    @property
-    def images_left(self) -> float | None:
-        """Images still to train on; None before the run has started, because its data are not open yet."""
-        folder = RunFolder(self.folder)
-        if not folder.has_run:
-            return None
-        images = int(folder.read_data()[0].get("train") or 0)
-        batch, epochs = self.recipe.train.batch_size, self.recipe.train.epochs
-        steps = max((row["step"] for row in folder.metrics()), default=0)
-        return max(0.0, float(batch * (images // batch * epochs - steps)))
-
-    @property
-    def images_per_second(self) -> float | None:
-        """The rate over all logged rows but the first, during which the device warms up."""
-        rates = [row["images_per_second"] for row in RunFolder(self.folder).metrics() if row["kind"] == "train"]
-        rates = rates[1:] or rates
-        return len(rates) / sum(1 / max(rate, 1e-9) for rate in rates) if rates else None
-
 
 @dataclass(frozen=True)
 class Plan:
