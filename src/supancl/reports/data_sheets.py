@@ -21,7 +21,8 @@ from supancl.files import check_is_new, left_over_files, make_folder
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.shorthands import FIELDS, parse_set
 from supancl.reporter import say, show, warn
-from supancl.reports.terminal import block_letter, table
+from supancl.reports.tables import plain_table
+from supancl.reports.terminal import block_letter
 from supancl.weights.run_folder import next_folder
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def print_facts(facts: dict[str, Any]) -> None:
         [name, *(f"{counts[key]:,}" for key in ("images", "labelled", "classes"))]
         for name, counts in facts["splits"].items()
     ]
-    show(table(facts["source"], ["split", "images", "labelled", "classes"], rows))
+    show(plain_table(facts["source"], ["split", "images", "labelled", "classes"], rows))
     for name, counts in facts["splits"].items():
         if labels := counts.get("labels_per_image"):
             least, largest = labels["least_weight"], labels["largest_weight"]
@@ -139,7 +140,7 @@ def print_facts(facts: dict[str, Any]) -> None:
         say(
             f"levels: {len(facts['levels'])}; classes, the coarsest level first: {', '.join(map(str, facts['levels']))}"
         )
-    show(table("images by class", ["class", *facts["splits"], ""], histogram_rows(facts)))
+    show(plain_table("images by class", ["class", *facts["splits"], ""], histogram_rows(facts)))
     for side_name, (low, middle, high) in facts["sizes"].items():
         say(f"{side_name}: {low} to {high} px, median {middle}" if low < high else f"{side_name}: {low} px")
     limit = facts["short_side"]
@@ -266,7 +267,7 @@ def print_caches() -> dict[str, Any]:
         ]
         for cached in caches
     ]
-    show(table(f"caches in {cache_root()}", ["folder", "source", "images", "GB", "last used"], rows))
+    show(plain_table(f"caches in {cache_root()}", ["folder", "source", "images", "GB", "last used"], rows))
     left_over = [file for cached in caches for file in left_over_files(cached.folder)]
     if left_over:
         say(f"temporary files of killed processes: {len(left_over)}; the next command that writes there removes them")

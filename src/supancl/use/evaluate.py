@@ -274,7 +274,7 @@ def variance(
     $ supancl evaluate variance runs/photos --layer projector --split train
     """
     from supancl.evaluation import evaluate_variance
-    from supancl.reports.terminal import table
+    from supancl.reports.tables import plain_table
 
     (evaluated,) = open_encoders(encoder, options)
     result = evaluate_variance(evaluated, data, split, view)
@@ -290,7 +290,7 @@ def variance(
         ["NC4 % not nearest to own mean", result["nc4"]],
     ]
     cells = [[name, NOT_MEASURABLE if value is None else f"{value:.4g}"] for name, value in rows]
-    show(table(f"{result['images']} {result['split']} images", ["measure", "value"], cells))
+    show(plain_table(f"{result['images']} {result['split']} images", ["measure", "value"], cells))
     if result["within"] is None:
         say("every class has one image, so nothing within classes can be measured")
     measurable = {name: value for name, value in result["spread"].items() if value is not None}
