@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +16,7 @@ from supancl.errors import BadInput, CheckFailed, did_you_mean, program_name
 from supancl.files import check_writable, why_unwritable, write_text
 from supancl.reporter import report_progress, say, show
 from supancl.reports.page import check_picture_place
-from supancl.reports.tables import plain_table
+from supancl.reports.tables import LEGEND, Table, plain_table
 from supancl.reports.terminal import terminal_width
 from supancl.sweeps.options import SweepRequest, SweepSettings
 from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders
@@ -23,8 +24,6 @@ from supancl.use.look import PICTURES, check_suffix, listed_classes, split_title
 from supancl.weights.run_folder import next_folder
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
     from supancl.paper.tables.cells import FilledTable
     from supancl.paper.tables.layouts import Layout
     from supancl.paper.tables.plan import Plan
@@ -84,7 +83,6 @@ def toy(
 
 def print_tables(result: dict[str, Any]) -> None:
     from supancl.paper.toy_study import summary_of, tables
-    from supancl.reports.tables import LEGEND, cell_text
 
     summary = summary_of(result)
     titles = {
@@ -94,9 +92,7 @@ def print_tables(result: dict[str, Any]) -> None:
     for title, columns in titles.items():
         seeds = f"seeds: {len(result['seeds'])}"
         filled = tables.table(summary, columns)
-        rows = [[cell if isinstance(cell, str) else cell_text(cell) for cell in row] for row in filled.rows]
-        names = [str(name) for name in filled.columns]
-        show(plain_table(f"{title}: mean ± sd, {seeds} (paper); {LEGEND}", names, rows))
+        show(replace(filled, caption=f"{title}: mean ± sd, {seeds} (paper); {LEGEND}"))
     for claim, holds in result["trends"].items():
         say(f"{'yes' if holds else 'NO '}  {claim}")
     for line in (*missed_lines(result), *tables.paired_lines(result["paired"])):
@@ -144,7 +140,7 @@ def theory(*, seed: int = 0, samples: int = 8000) -> dict[str, Any]:
     if not 0 <= seed <= LARGEST_SEED:
         raise BadInput(f"seed = {seed}: must be from 0 to {LARGEST_SEED}")
     checks, result = run_and_time(Settings(seed, samples))
-    show(theory_grid(checks))
+    show(theory_table(checks))
     failed = [check for check in checks if check.passed is False]
     asserted = sum(check.asserted for check in checks)
     say(
@@ -158,30 +154,22 @@ def theory(*, seed: int = 0, samples: int = 8000) -> dict[str, Any]:
     return result
 
 
-def theory_grid(checks: list[Check]) -> RichTable:
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(title="Theory against the shipped loss")
-    for name in ("statement", "quantity"):
-        grid.add_column(name, overflow="fold")
-    for name in ("predicted", "measured", "error", "tolerance"):
-        grid.add_column(name, justify="right", overflow="fold")
-    grid.add_column("holds")
-    grid.add_column("note", overflow="fold")
-    for check in checks:
-        verdict = {True: "yes", False: "NO", None: "report"}[check.passed]
-        grid.add_row(
+def theory_table(checks: list[Check]) -> Table:
+    columns = ["statement", "quantity", "predicted", "measured", "error", "tolerance", "holds", "note"]
+    rows = [
+        [
             check.statement,
-            Text(check.quantity),
+            check.quantity,
             _format_value(check.predicted),
             _format_value(check.measured),
             _format_error(check.error),
             _format_error(check.tolerance),
-            verdict,
-            Text(check.note),
-        )
-    return grid
+            {True: "yes", False: "NO", None: "report"}[check.passed],
+            check.note,
+        ]
+        for check in checks
+    ]
+    return plain_table("Theory against the shipped loss", columns, rows)
 
 
 def _format_value(value: float | list[float] | None) -> str:
