@@ -17,7 +17,7 @@ from supancl.evaluation import (
 )
 from supancl.evaluation.audit import audit_labels
 from supancl.evaluation.ridge import TRAINED_IMAGES
-from tests.evaluate.made import bright, run_folder, subject
+from tests.evaluation.made import bright, run_folder, subject
 from tests.files import archive
 from tests.tiny import tiny_recipe
 

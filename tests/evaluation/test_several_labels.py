@@ -28,7 +28,7 @@ from supancl.evaluation.audit import audit_labels
 from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.probes.precision import mean_average_precision
 from supancl.reports.maps import MapRequest, choose_images
-from tests.evaluate.made import bright, run_folder, subject
+from tests.evaluation.made import bright, run_folder, subject
 from tests.files import archive, saved_result
 from tests.tiny import tiny_recipe
 
