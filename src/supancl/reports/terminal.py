@@ -24,7 +24,6 @@ from supancl.errors import make_visible, plural, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.plugin_files import loaded_plugins, plugin_flags
 from supancl.reporter import Reporter
-from supancl.reports.sparklines import describe_curves
 from supancl.reports.tables import Table, to_text, to_text_within
 from supancl.reports.wrapping import FittingTable, fill_lines, wrap_line
 from supancl.stats import FEW_IMAGES, duration
@@ -299,14 +298,11 @@ class Terminal(Reporter):
             atexit.unregister(self.on_end)
 
     def on_finished(self, folder: Path) -> None:
-        """Print the curves, the verdict and the next command."""
+        """Print the verdict and the next command."""
         from supancl.reports.run_record import read_record
         from supancl.reports.verdict import find_verdict
 
-        record = read_record(folder)
-        for line in describe_curves(record.rows) if block_letter() != "#" else ():
-            self.note(line)
-        self.note(find_verdict(record).sentence)
+        self.note(find_verdict(read_record(folder)).sentence)
         self.note(f"next: {program_name()} predict {shlex.quote(str(folder))}{plugin_flags(loaded_plugins())}")
 
 

@@ -500,7 +500,7 @@ def suite(
     from supancl.evaluation import Plan, run_suite
     from supancl.evaluation.suite import make_out_folder
     from supancl.reporter import current_reporter
-    from supancl.reports.suite_page import write_suite
+    from supancl.reports.score_table import write_suite
 
     check_above(k, 0, "k")
     counts = check_episodes(ways, shots, episodes, seed)
@@ -524,9 +524,8 @@ def suite(
             f"nothing could be measured; the first of {len(outcome.failures)} reasons: {outcome.failures[0]['why']}"
         )
     summary = print_results(outcome.results, "text") | {"failures": outcome.failures}
-    page = write_suite(outcome.results, summary, folder)
-    say(f"page: {page}")
-    summary |= {"page": str(page)}
+    path = write_suite(outcome.results, summary, folder)
+    say(f"{path}, with the tables as Markdown, LaTeX and csv beside it")
     if outcome.failures:
         total = plural(len(outcome.failures) + len(outcome.results), "result")
         raise Incomplete(
