@@ -112,7 +112,8 @@ def _connect(ranks: Ranks) -> Any:
     """Meet the other ranks and return the key-value store that only they use."""
     try:
         store = connect_to_store(ranks, CONNECT_TIMEOUT)
-        return dist.PrefixStore(meet(ranks, store, CONNECT_TIMEOUT), store)
+        untyped: Any = dist
+        return untyped.PrefixStore(meet(ranks, store, CONNECT_TIMEOUT), store)
     except (RuntimeError, ValueError) as error:
         _reports_failure.append(True)  # the others cannot
         raise _cannot_connect(ranks, error) from error

@@ -274,7 +274,7 @@ def variance(
     $ supancl evaluate variance runs/photos --layer projector --split train
     """
     from supancl.evaluation import evaluate_variance
-    from supancl.reports.terminal import table
+    from supancl.reports.tables import plain_table
 
     (evaluated,) = open_encoders(encoder, options)
     result = evaluate_variance(evaluated, data, split, view)
@@ -290,7 +290,7 @@ def variance(
         ["NC4 % not nearest to own mean", result["nc4"]],
     ]
     cells = [[name, NOT_MEASURABLE if value is None else f"{value:.4g}"] for name, value in rows]
-    show(table(f"{result['images']} {result['split']} images", ["measure", "value"], cells))
+    show(plain_table(f"{result['images']} {result['split']} images", ["measure", "value"], cells))
     if result["within"] is None:
         say("every class has one image, so nothing within classes can be measured")
     measurable = {name: value for name, value in result["spread"].items() if value is not None}
@@ -567,15 +567,15 @@ def open_encoders(
 
 
 def run_source(encoder: Any, data: str | Path | None, out: str | Path | None, name: str) -> tuple[str, Path]:
-    """The data to use and the place to write to: by default the run's data, and a file in the run folder."""
+    """The data to use and the place to write to: by default the run's data and folder; without a run, this folder."""
     from supancl.weights.run_folder import RunFolder
 
     run = RunFolder(Path(str(getattr(encoder, "folder", encoder))))
-    if (data is None or out is None) and not run.has_run:
-        raise BadInput(f"{encoder} is no run; name data and out")
-    return str(run.read_recipe()[0].data.source if data is None else data), Path(
-        run.path / name if out is None else out
-    )
+    if data is None:
+        if not run.has_run:
+            raise BadInput(f"{encoder} is no run, so it has no images; name data")
+        data = run.read_recipe()[0].data.source
+    return str(data), Path(out) if out is not None else run.path / name if run.has_run else Path(name)
 
 
 def compare_encoders(
