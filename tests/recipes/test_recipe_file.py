@@ -50,9 +50,7 @@ def test_from_the_command_line_with_flags_on_top(tmp_path: Path, capsys, monkeyp
     Path("mine.yaml").write_text(SHORT)
     said = supancl(capsys, "pretrain", "mine.yaml", "--data", "photos.npz", *TINY, "--out", "one")
     assert said.code == 0, said.err
-    said = supancl(
-        capsys, "pretrain", "one/recipe.json", "--seed", 5, "--set", "loss.alpha=0.1", "--out", "two"
-    )
+    said = supancl(capsys, "pretrain", "one/recipe.json", "--seed", 5, "--set", "loss.alpha=0.1", "--out", "two")
     assert said.code == 0, said.err
     one, two = (RunFolder(Path(name)).read_recipe()[0] for name in ("one", "two"))
     assert (one.loss.alpha, one.train.seed, one.train.batch_size) == (0.3, 0, 4)
