@@ -12,7 +12,7 @@ from PIL import Image
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from tests.browser.conftest import Browser
-from tests.evaluate.made import bright, run_folder
+from tests.evaluation.made import bright, run_folder
 from tests.files import supancl
 
 SHOWN = "return imageMap.indices((i) => imageMap.shared.visible[i])"

@@ -67,19 +67,6 @@ def jittered_by_torchvision(image, factors, hue, order):
 # --- crops ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 7, 16, 32, 45], ids=lambda s: f"to {s}")
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (20, 47), (50, 9)])
-def test_a_crop_is_torchvisions_antialiased_one(size, height, width):
-    boxes = [
-        (0, 0, height, width), (0, 0, 1, 1), (height - 1, width - 1, 1, 1), (3, 2, 5, 7), (height - 9, width - 4, 9, 4),
-        (1, 0, 2, width), (0, 1, height, 3),
-    ]  # fmt: skip
-    images = pictures(len(boxes), height, width)
-    ours = crop_and_resize(images, torch.tensor(boxes).float(), size)
-    theirs = torch.stack([cropped(image, box, size) for image, box in zip(images, boxes, strict=True)])
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
 @property_test
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.data())
 def test_any_box_of_any_image_is_torchvisions(height, width, size, data):
@@ -120,26 +107,14 @@ def test_the_whole_image_at_its_own_size_is_the_image():
 # --- colour --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=lambda order: "".join("bcsh"[order.index(p)] for p in range(4)))
-def test_jitter_is_torchvisions_functions_in_the_given_order(order):
-    n = 6
-    images = pictures(n, seed=1)
-    factors = 0.3 + 1.4 * torch.rand(n, 3, generator=seeded(2), dtype=torch.float64)
-    hue = torch.rand(n, generator=seeded(3), dtype=torch.float64) - 0.5
-    ours = jitter(images, factors, hue, torch.tensor([order] * n))
-    for row in range(n):
-        theirs = jittered_by_torchvision(images[row], factors[row].tolist(), float(hue[row]), order)
-        torch.testing.assert_close(ours[row], theirs, rtol=0, atol=HUE)
-
-
 def test_every_row_of_a_batch_is_jittered_in_its_own_order():
-    images = pictures(1, seed=1).expand(24, -1, -1, -1)
-    factors, hue = torch.tensor([[1.4, 0.6, 1.3]] * 24).double(), torch.full((24,), 0.1, dtype=torch.float64)
+    images = pictures(24, seed=1)
+    factors = 0.3 + 1.4 * torch.rand(24, 3, generator=seeded(2), dtype=torch.float64)
+    hue = torch.rand(24, generator=seeded(3), dtype=torch.float64) - 0.5
     ours = jitter(images, factors, hue, torch.tensor(ORDERS))
     for row, order in enumerate(ORDERS):
-        theirs = jittered_by_torchvision(images[0], [1.4, 0.6, 1.3], 0.1, order)
+        theirs = jittered_by_torchvision(images[row], factors[row].tolist(), float(hue[row]), order)
         torch.testing.assert_close(ours[row], theirs, rtol=0, atol=HUE)
-    assert len({tuple(image.flatten().tolist()) for image in ours}) > 12
 
 
 def test_factors_of_one_and_no_hue_leave_an_image_exactly_as_it_is():
@@ -258,24 +233,6 @@ def test_boxes_are_distributed_as_torchvisions(height, width, scale, ratio):
     ours = draw_boxes(torch.tensor([[height, width]]).expand(3000, 2), scale, ratio, seeded(1))
     for name, pvalue in box_agreement(ours, torchvision_boxes(3000, height, width, scale, ratio)).items():
         assert pvalue > 1e-3, name
-
-
-def test_the_comparison_of_boxes_notices_a_wrong_sampler():
-    height, width, scale, n = 64, 80, (0.2, 1.0), 3000
-    theirs = torchvision_boxes(n, height, width, scale, RATIO)
-    sizes = torch.tensor([[height, width]]).expand(n, 2)
-    right = draw_boxes(sizes, scale, RATIO, seeded(1))
-    area, aspect, top, left = torch.rand(4, n, generator=seeded(3), dtype=torch.float64)
-    area, even = height * width * (0.2 + 0.8 * area), RATIO[0] + (RATIO[1] - RATIO[0]) * aspect
-    w, h = (area * even).sqrt().clamp(max=width).round(), (area / even).sqrt().clamp(max=height).round()
-    wrong = {
-        "the aspect drawn evenly, not its logarithm, and cut to fit": torch.stack(
-            [(top * (height - h + 1)).floor(), (left * (width - w + 1)).floor(), h, w], dim=1),
-        "a smaller least area": draw_boxes(sizes, (0.12, 1.0), RATIO, seeded(1)),
-        "always in a corner": torch.cat([torch.zeros(n, 2), right[:, 2:]], dim=1),
-    }  # fmt: skip
-    for name, boxes in wrong.items():
-        assert min(box_agreement(boxes, theirs).values()) < 1e-5, name
 
 
 def torchvision_boxes(n, height, width, scale, ratio):

@@ -113,48 +113,6 @@ def test_every_common_format_is_read_whatever_the_case_of_its_suffix(tmp_path):
         assert torch.equal(image, decode(Path(name)))
 
 
-def test_modes_are_converted_in_one_folder_to_what_the_encoder_takes(tmp_path):
-    grey, rgb = noise(8, 8, seed=1), noise(8, 8, 3, seed=2)
-    deep = np.random.default_rng(3).integers(0, 65536, (8, 8), dtype=np.uint16)
-    see_through = np.dstack([rgb, np.full((8, 8), 0, np.uint8)])
-    ink = np.zeros((8, 8, 4), np.uint8)
-    ink[..., 0] = 255  # cyan
-    palette = Image.fromarray(noise(8, 8, seed=4) % 2, "P")
-    palette.putpalette([10, 20, 30, 200, 100, 50])
-    pictures = {
-        "cmyk.tif": Image.fromarray(ink, "CMYK"),
-        "deep.png": Image.fromarray(deep),
-        "grey.png": Image.fromarray(grey),
-        "palette.png": palette,
-        "rgb.png": Image.fromarray(rgb),
-        "rgba.png": Image.fromarray(see_through),
-    }
-    (tmp_path / "all").mkdir()
-    for name, image in pictures.items():
-        image.save(tmp_path / "all" / name)
-    train = source(tmp_path).splits["train"]
-    cmyk, sixteen, single, looked_up, same, transparent = pixels(train)
-    assert [Path(name).name for name in train.names_at(every(train))] == list(pictures)
-    assert (cmyk.float().mean((1, 2)) - torch.tensor([0.0, 255, 255])).abs().max() < 2
-    assert np.array_equal(sixteen[1].numpy(), np.round(deep / 257).astype(np.uint8))
-    assert np.array_equal(single.numpy(), np.stack([grey] * 3))
-    colours = np.array([[10, 20, 30], [200, 100, 50]])
-    assert np.array_equal(looked_up.permute(1, 2, 0).numpy(), colours[noise(8, 8, seed=4) % 2])
-    assert np.array_equal(same.permute(1, 2, 0).numpy(), rgb)
-    assert (transparent == 255).all()
-    assert pixels(source(tmp_path, channels=1).splits["train"]).shape == (6, 1, 8, 8)
-
-
-def test_exif_orientation_is_respected_in_a_folder(tmp_path):
-    rgb = noise(6, 9, 3)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned a quarter to the right by a viewer
-    (tmp_path / "a").mkdir()
-    Image.fromarray(rgb).save(tmp_path / "a" / "0.png", exif=exif.tobytes())
-    image = pixels(source(tmp_path).splits["train"])[0]
-    assert np.array_equal(image.permute(1, 2, 0).numpy(), np.rot90(rgb, -1))
-
-
 @pytest.mark.parametrize(
     ("folders", "splits"),
     [

@@ -14,7 +14,7 @@ from supancl.data.opening import open_data
 from supancl.data.sources.voc import read_annotation
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from tests.detect.drawn import annotation
+from tests.detection.drawn import annotation
 from tests.files import mentions, picture, supancl
 
 Objects = list[tuple[str, bool]]  # class, and whether it is difficult

@@ -27,7 +27,7 @@ def place(tmp_path_factory):
 @pytest.fixture
 def no_curves(monkeypatch):
     """Half a second each, for tests that do not look at them."""
-    monkeypatch.setattr("supancl.cli.detect.draw_detection_curves", lambda rows, path: None)
+    monkeypatch.setattr("supancl.reports.detections.draw_detection_curves", lambda rows, path: None)
 
 
 def train(place, out, *more):

@@ -12,6 +12,7 @@ from supancl import recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
 from supancl.evaluation import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
+from supancl.reporter import report_to
 from supancl.weights.encoder_file import save_encoder
 from supancl.weights.run_folder import RunFolder
 from tests.files import archive
@@ -64,4 +65,5 @@ def source(path: Path, train: int = 60, val: int = 0, test: int = 0, classes: in
 
 
 def subject(where: Path | str, options: EvaluationOptions | None = None) -> EvaluatedEncoder:
-    return open_evaluated_encoder(str(where), options or EvaluationOptions(torch.device("cpu")), Notes())
+    with report_to(Notes()):
+        return open_evaluated_encoder(str(where), options or EvaluationOptions(torch.device("cpu")))

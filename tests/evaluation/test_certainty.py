@@ -21,7 +21,7 @@ from supancl.stats import wilson_interval
 from supancl.weights.encoder_file import save_encoder
 from supancl.weights.run_folder import RunFolder
 from supancl.weights.start import describe_init
-from tests.evaluate.made import bright, encoder, run_folder, source, subject
+from tests.evaluation.made import bright, encoder, run_folder, source, subject
 from tests.files import archive
 from tests.tiny import tiny_recipe
 

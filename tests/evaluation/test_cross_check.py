@@ -9,7 +9,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from supancl.evaluation import EpisodeSettings, evaluate_few_shot, evaluate_transfer
-from tests.evaluate.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
+from tests.evaluation.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
 
 
 def noisy_digits(count, side):

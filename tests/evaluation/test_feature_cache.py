@@ -16,7 +16,7 @@ from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, FileImages, PackedImages
 from supancl.evaluation import EvaluationOptions
 from supancl.evaluation.feature_cache import FeatureCache, encoder_key, pixels_key
-from tests.evaluate.made import SPEC, encoder, run_folder, subject
+from tests.evaluation.made import SPEC, encoder, run_folder, subject
 from tests.files import noise, picture
 
 CPU = torch.device("cpu")

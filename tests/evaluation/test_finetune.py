@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from supancl import load_encoder
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluation import FineTuning, evaluate_finetuning, evaluate_linear
-from tests.evaluate.made import bright, run_folder, source, subject
+from tests.evaluation.made import bright, run_folder, source, subject
 from tests.files import archive, noise, saved_result
 
 QUICK = FineTuning(epochs=20, batch_size=16, lrs=(0.3,))

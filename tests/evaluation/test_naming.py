@@ -15,7 +15,7 @@ from supancl.evaluation import (
     evaluate_variance,
 )
 from supancl.evaluation.naming import DEFAULT_SETTINGS, data_label, data_names, non_default_settings
-from tests.evaluate.made import run_folder, source, subject
+from tests.evaluation.made import run_folder, source, subject
 from tests.files import saved_result
 
 

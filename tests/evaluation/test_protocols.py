@@ -21,7 +21,7 @@ from supancl.evaluation.protocols import augmented_epochs
 from supancl.evaluation.recording import result_base_name
 from supancl.evaluation.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
-from tests.evaluate.made import bright, run_folder, source, subject
+from tests.evaluation.made import bright, run_folder, source, subject
 from tests.files import archive, noise, saved_result
 
 CPU = torch.device("cpu")

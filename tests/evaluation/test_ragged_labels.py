@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from supancl import pretrain
 from supancl.data.opening import open_data
 from supancl.evaluation import (
     EpisodeSettings,
+    FineTuning,
     evaluate_few_shot,
+    evaluate_finetuning,
     evaluate_knn,
     evaluate_linear,
     evaluate_transfer,
     evaluate_variance,
 )
 from supancl.evaluation.audit import audit_labels
+from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.evaluation.ridge import TRAINED_IMAGES
-from tests.evaluate.made import bright, run_folder, subject
+from supancl.evaluation.sources import data_for, open_evaluation_data, read_source, spec_for
+from supancl.reports.maps import MapRequest, choose_images
+from tests.evaluation.made import bright, run_folder, subject
 from tests.files import archive
 from tests.tiny import tiny_recipe
 
@@ -95,6 +101,10 @@ def test_what_needs_one_label_sees_every_leaf(run, tmp_path):
         run, str(tmp_path / "ragged.npz"), EpisodeSettings(ways=4, shots=1, queries=2, episodes=5)
     )
     assert shots["classes"] == 4
+    tuned = evaluate_finetuning(run, settings=FineTuning(epochs=1, lrs=(0.01,)))
+    assert (tuned["classes"], tuned["queries"]) == (4, 54)
+    predicted = predict_labels(run, str(tmp_path / "ragged.npz"), PredictSettings(every_image=True))
+    assert set(predicted.classes) == set(LEAVES)
     audit = audit_labels(run)
     assert audit.images.classes == LEAVES
     assert audit.summary["labelled"] == 240 - 12 - 6 - 6
@@ -105,11 +115,28 @@ def test_the_last_check_of_a_run_is_evaluate_knn(tmp_path):
     names = ["animal/cat/persian", "animal/dog", "vehicle/bus", "vehicle/car"]
     path = archive(tmp_path / "data.npz", train_images=images, train_labels=labels, class_names=names)
     recipe = tiny_recipe("supsiam", data__source=str(path), data__hierarchy="paths", data__holdout=0.2)
-    trained = pretrain(recipe, open_data(recipe.data, 1), tmp_path / "run")
-    last, result = trained.metrics[-1], evaluate_knn(subject(trained.folder), ks=None)
+    data = open_data(recipe.data, 1)
+    trained = pretrain(recipe, data, tmp_path / "run")
+    evaluated = subject(trained.folder)
+    # drawn by all levels together, not by the labels that are judged
+    assert torch.equal(open_evaluation_data(evaluated, None, "held-out").images.index, data.held_out.index)
+    last, result = trained.metrics[-1], evaluate_knn(evaluated, ks=None)
     assert (last["knn_queries"], last["knn_k"]) == (result["queries"], result["k"])
     assert last["knn"] == pytest.approx(result["accuracy"])
     assert last["knn"] < 100
+
+
+def test_maps_and_audits_know_the_images_that_the_run_held_out(tmp_path):
+    path = str(ragged(tmp_path / "whole.npz", PATHS[:4], val_images=None, val_labels=None))
+    run = subject(
+        run_folder(tmp_path / "other", source=path, described=True, data__hierarchy="paths", data__holdout=0.2)
+    )
+    held_out = data_for(run, None).held_out
+    audited = audit_labels(run).images
+    shown, is_held_out = choose_images(run, read_source(run, spec_for(run, path), "margin"), MapRequest(path))
+    assert audited.classes == shown.classes == LEAVES
+    assert sorted(held_out.index.tolist()) == is_held_out.nonzero()[:, 0].tolist()
+    assert audited.split_names.count("held-out") == len(held_out) > 0
 
 
 # --- what a level says about itself -----------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from supancl.evaluation.sources import data_for, open_evaluation_data, read_sour
 from supancl.paper.tables.runs import group_entries, read_entries
 from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
-from tests.evaluate.made import SPEC, bright, encoder, run_folder, source, subject
+from tests.evaluation.made import SPEC, bright, encoder, run_folder, source, subject
 from tests.files import archive, class_folders, picture, table
 
 CPU = torch.device("cpu")

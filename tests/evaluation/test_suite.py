@@ -16,7 +16,7 @@ from supancl.probes import FewShot, paired_difference
 from supancl.reports.score_table import write_suite
 from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
-from tests.evaluate.made import encoder, run_folder, subject
+from tests.evaluation.made import encoder, run_folder, subject
 from tests.files import archive, contents, noise
 from tests.tiny import Notes
 

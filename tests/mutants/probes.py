@@ -243,8 +243,8 @@ MONITOR = "tests/training/test_monitor_and_evaluate.py"
 RIDGE = (f"{MONITOR}::test_the_live_classifier_is_scikit_learns_at_that_ridge", f"{MONITOR}::test_without_two_classes_or_a_labelled_image_there_is_no_classifier")
 RANK = tuple(f"tests/training/test_monitor.py::test_effective_rank_{rest}" for rest in ("counts_the_directions_in_use", "is_that_of_the_singular_values"))
 GROUPS = (
-    Group("probes/features.py", ("tests/probes/test_features.py", "tests/probes/test_transfer.py", "tests/probes/test_evaluate.py", EDGES, "tests/probes/test_knn.py", "-k", "not plain_loop and not resized"), FEATURES),
-    Group("probes/knn.py", ("tests/probes/test_knn.py", "tests/probes/test_evaluate.py", EDGES), KNN),
+    Group("probes/features.py", ("tests/probes/test_features.py", "tests/probes/test_transfer.py", EDGES, "tests/probes/test_knn.py", "-k", "not plain_loop and not resized"), FEATURES),
+    Group("probes/knn.py", ("tests/probes/test_knn.py", EDGES), KNN),
     Group(
         "probes/linear.py",
         ("tests/probes/test_linear.py", EDGES, *RIDGE, "tests/probes/test_linear_optimum.py", "-k", "not sgd"),
@@ -253,7 +253,7 @@ GROUPS = (
     Group("probes/logistic.py", ("tests/probes/test_logistic.py", "tests/probes/test_linear_optimum.py", "-k", "not float32 or digits"), LOGISTIC),
     Group("probes/newton.py", ("tests/probes/test_logistic.py", "tests/probes/test_linear_optimum.py", "-k", "not float32 or digits"), NEWTON),
     Group("probes/fewshot.py", ("tests/probes/test_fewshot.py", EDGES), FEWSHOT),
-    Group("probes/variance.py", ("tests/probes/test_collapse.py", "tests/probes/test_evaluate.py::test_variance_is_its_definition", *RANK), VARIANCE),
+    Group("probes/variance.py", ("tests/probes/test_collapse.py", *RANK), VARIANCE),
     Group("probes/ranking.py", ("tests/probes/test_ranking.py",), RANKING),
     Group("probes/sgd.py", ("tests/probes/test_linear.py", "-k", "sgd or epochs or papers"), SGD),
     Group("probes/transfer.py", ("tests/probes/test_transfer.py", EDGES), TRANSFER),

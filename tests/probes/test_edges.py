@@ -26,8 +26,9 @@ def test_two_classes_are_enough_for_a_linear_probe_and_it_is_scikit_learns_on_st
     model.fit(scaler.transform(fit.values.double().numpy()), fit.labels.numpy())
     right = model.predict(scaler.transform(test.values.double().numpy())) == test.labels.numpy()
     assert linear_accuracy(fit, test, regularization) == pytest.approx(100 * right.mean())
-    nobody = Features(test.values, torch.full((90,), -1))
+    nobody, one_class = Features(test.values, torch.full((90,), -1)), Features(fit.values, torch.zeros(90).long())
     assert math.isnan(linear_accuracy(fit, nobody, regularization))
+    assert math.isnan(linear_accuracy(one_class, test, regularization))
 
 
 def test_no_reference_is_nearer_than_the_same_point() -> None:

@@ -28,6 +28,28 @@ def similarities(queries: torch.Tensor, references: torch.Tensor, metric: str) -
     return -0.5 * torch.cdist(queries.double(), references.double()).square()
 
 
+@pytest.mark.parametrize("k", [1, 5, 50])
+def test_knn_is_the_weighted_vote_of_its_definition(k: int) -> None:
+    reference, queries = blobs(40), blobs(25, seed=1)
+    predicted = knn_predict(reference, queries.values, k=k, temperature=0.1, chunk=7)
+    stored = F.normalize(reference.values, dim=1)
+    for query, found in zip(F.normalize(queries.values, dim=1), predicted, strict=True):
+        order = sorted(range(40), key=lambda i: -float(query @ stored[i]))[:k]
+        votes = [0.0] * 4
+        for i in order:
+            votes[int(reference.labels[i])] += math.exp(float(query @ stored[i]) / 0.1)
+        assert int(found) == int(np.argmax(votes))
+
+
+def test_knn_ignores_the_unlabelled_and_does_not_overflow() -> None:
+    reference, queries = blobs(40), blobs(25, seed=1)
+    labels = torch.cat([reference.labels, torch.full((25,), -1)])
+    hidden = Features(torch.cat([reference.values, queries.values]), labels)
+    assert knn_accuracy(hidden, queries) == knn_accuracy(reference, queries)
+    assert knn_accuracy(reference, queries, temperature=1e-3) > 50
+    assert math.isnan(knn_accuracy(reference, Features(queries.values, torch.full((25,), -1))))
+
+
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
 @pytest.mark.parametrize(("chunk", "reference_chunk"), [(7, 11), (1000, 13), (3, 1000)])
 def test_neighbours_are_those_of_a_full_sort(metric: str, chunk: int, reference_chunk: int) -> None:

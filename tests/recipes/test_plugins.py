@@ -109,7 +109,7 @@ def test_every_command_of_the_page_runs(made):
     assert kept["plugins"] == [str(folder / "own_method.py")]
     kept = json.loads((folder / "runs" / "halved" / "recipe.json").read_text())["recipe"]
     assert (kept["pool"]["kind"], kept["encoder"]["name"]) == ("halved", "patches")
-    assert "evaluate knn runs/spread --plugin own_method.py" in told
+    assert f"predict runs/spread --plugin {folder / 'own_method.py'}" in told
     assert re.search(r"mine\.halved .*\d", told)
     assert "shapes" in told
 

@@ -1,4 +1,4 @@
-"""`pretrain --from FILE`: the settings of another run, or a short list of one's own."""
+"""`pretrain FILE`: the settings of another run, or a short list of one's own."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,9 @@ import pytest
 
 from supancl import pretrain, recipe
 from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
-from supancl.training.start import start_extension
 from supancl.weights.run_folder import RunFolder
 from tests.files import TINY, archive, assert_mentions, supancl
-from tests.tiny import Notes, tiny_data, tiny_recipe
+from tests.tiny import tiny_data, tiny_recipe
 
 SHORT = "recipe: digits.supsiam\nloss:\n  alpha: 0.3\ntrain.epochs: 3\noptimizer: {lr: 1e-2}\n"
 
@@ -24,7 +23,7 @@ def test_a_run_starts_with_the_settings_of_another_and_chooses_again_what_was_au
         read = recipe_from_file(str(name))
         assert (read.loss.alpha, read.encoder.width, read.name) == (0.25, 16, "tiny.supsiam")
         assert (read.train.precision, read.train.compile, read.data.short_side) == ("auto", None, None)
-    start_extension(RunFolder(tmp_path / "run"), 4, tmp_path / "longer", {}, Notes())
+    pretrain(None, tiny_data(), tmp_path / "longer", extend=tmp_path / "run", epochs=4)
     read = recipe_from_file(str(tmp_path / "longer"))
     assert (read.schedule.restart_epoch, read.schedule.restart_rate, read.train.epochs) == (0, 1.0, 4)
 
@@ -49,15 +48,13 @@ def test_from_the_command_line_with_flags_on_top(tmp_path: Path, capsys, monkeyp
     monkeypatch.chdir(tmp_path)
     archive(tmp_path / "photos.npz")
     Path("mine.yaml").write_text(SHORT)
-    said = supancl(capsys, "pretrain", "--from", "mine.yaml", "--data", "photos.npz", *TINY, "--out", "one")
+    said = supancl(capsys, "pretrain", "mine.yaml", "--data", "photos.npz", *TINY, "--out", "one")
     assert said.code == 0, said.err
-    said = supancl(
-        capsys, "pretrain", "--from", "one/recipe.json", "--seed", 5, "--set", "loss.alpha=0.1", "--out", "two"
-    )
+    said = supancl(capsys, "pretrain", "one/recipe.json", "--seed", 5, "--set", "loss.alpha=0.1", "--out", "two")
     assert said.code == 0, said.err
     one, two = (RunFolder(Path(name)).read_recipe()[0] for name in ("one", "two"))
     assert (one.loss.alpha, one.train.seed, one.train.batch_size) == (0.3, 0, 4)
     assert (two.loss.alpha, two.train.seed, two.train.batch_size) == (0.1, 5, 4)
     assert two.data == one.data
-    again = ["pretrain", "--from", "mine.yaml", "--data", "photos.npz", *TINY, "--out", "one", "--resume"]
+    again = ["pretrain", "mine.yaml", "--data", "photos.npz", *TINY, "--out", "one", "--resume"]
     assert_mentions(supancl(capsys, *again).out, "finished")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from supancl.weights.run_end import RunEnd, record_end
 from supancl.weights.run_folder import RunFolder
-from tests.evaluate.made import run_folder
+from tests.evaluation.made import run_folder
 
 STEPS = 4  # of an epoch
 

@@ -191,7 +191,7 @@ def test_a_format_with_other_features_is_not_kept(trained: Path, tmp_path: Path,
 
     load = replace(way, load=lambda encoded: lambda images: change(encoder(images)))
     monkeypatch.setitem(FORMATS, "pt2", replace(FORMATS["pt2"], write=write, ways=(load,)))
-    with pytest.raises(BadInput, match=mentions("--format pt2")):
+    with pytest.raises(BadInput, match=mentions("format pt2")):
         export_encoder(trained / "run", tmp_path / "out", ["pt2"])
     result = export_encoder(trained / "run", tmp_path / "out")
     assert set(result["formats"]) == {"hf"}

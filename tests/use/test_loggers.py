@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import pickle
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from rich.console import Console
-from supancl.cli.loggers import sweep_from_flags
 
-from supancl import Reporter, pretrain
+from supancl import Reporter, loggers, pretrain
 from supancl.loggers import LOGGERS, LoggedRun, MlflowLogger, RunLogger, WandbLogger, run_logger
 from supancl.loggers.run_logger import Record
-from supancl.use import loggers
+from supancl.sweeps.options import SweepRequest
 from supancl.weights.run_folder import RunFolder
 from tests.files import assert_one_line, supancl
 from tests.tiny import Notes, poisoned, tiny_data, tiny_recipe
@@ -138,7 +135,7 @@ def test_a_service_that_fails_is_reported_once_and_training_goes_on(
     run = pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=KeptLogger(notes))
     assert len(run.metrics) == 12
     (warning,) = notes.warnings
-    assert_one_line(warning, "--logger wandb")
+    assert_one_line(warning, "logger wandb")
     monkeypatch.setattr(service, "fails_in", "")
     pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger(notes))
     (rows,) = service.runs.values()
@@ -201,8 +198,7 @@ TINY = ["digits.supsiam", "--epochs", "1", "--device", "cpu", "--set", "encoder.
 
 
 def test_what_makes_the_reporters_of_runs_can_be_sent_to_other_processes(tmp_path: Path) -> None:
-    args = argparse.Namespace(logger=["wandb", "mlflow"], seeds=1, jobs=2, retry=False)
-    sweep = sweep_from_flags(args, tmp_path, Console())
+    sweep = SweepRequest("compare", {"logger": ["wandb", "mlflow"], "jobs": 2, "out": tmp_path}).sweep()
     made = pickle.loads(pickle.dumps(sweep.run_reporter))()
     assert (type(made), type(made.reporter), type(made.reporter.reporter)) == (MlflowLogger, WandbLogger, Reporter)
 
@@ -212,7 +208,7 @@ def test_the_runs_of_a_sweep_are_logged_each_in_its_folder(
 ) -> None:
     monkeypatch.setattr(loggers, "find_spec", lambda name: object())
     monkeypatch.setitem(LOGGERS, "wandb", service)
-    line = ["sweep", *TINY, "--grid", "loss.alpha=0,1", "--seeds", "1", "--jobs", "1", "--out", tmp_path / "sweep"]
+    line = ["compare", *TINY, "--set", "loss.alpha=0,1", "--seeds", "1", "--jobs", "1", "--out", tmp_path / "sweep"]
     monkeypatch.setattr(service, "fails_in", "close")
     said = supancl(capsys, *line, "--logger", "wandb", "--logger", "wandb", "--quiet")
     assert said.code == 0

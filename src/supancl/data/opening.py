@@ -259,7 +259,7 @@ def _existing_path(name: str) -> Path:
         benchmark_name, separator, root = name.partition("@")
         if separator and Path(root).is_dir():
             raise BadInput(
-                f"no benchmark {benchmark_name!r}, so {name!r} cannot be opened; register your own with plugin FILE"
+                f"no benchmark {benchmark_name!r}, so {name!r} cannot be opened; register your own in a --plugin FILE"
             )
         if name == arrays.FROM_PYTHON:
             raise BadInput(

@@ -72,10 +72,10 @@ def plugin_flags(files: Sequence[str]) -> str:
 def plugin_hint(files: Sequence[str]) -> str:
     """Advice about something that is not registered; `files` are the plugins that the run used."""
     if not files:
-        return "if it is your own, pass the file that registers it: plugin FILE (docs/extending.md)"
+        return "if it is your own, pass the file that registers it with --plugin FILE, or import it (docs/extending.md)"
     gone = next((file for file in files if not os.path.isfile(file)), None)
     if gone is not None:
-        return f"the run used the plugin {gone}, which is not there; pass it from its new place: plugin FILE"
+        return f"the run used the plugin {gone}, which is not there; pass --plugin FILE from its new place"
     return f"the run used a plugin; pass it:{plugin_flags(files)} (in Python, import it first)"
 
 

@@ -55,6 +55,7 @@ from supancl.recipes.auto import (
 )
 from supancl.recipes.plugin_files import refuse_while_loading
 from supancl.recipes.recipe import TrainSpec, fixed_settings, resolve_warmup, validated_recipe
+from supancl.recipes.recipe_file import is_recipe_file
 from supancl.recipes.shorthands import RecipeSettings, full_name, parse_set, with_settings
 from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
 from supancl.reporter import Reporter, current_reporter, default_reporter, report_to
@@ -275,8 +276,8 @@ def requested_recipe(
 def requested_again(folder: RunFolder, recipe: Any, compat: str | None, given: Mapping[str, Any]) -> Recipe | None:
     """The recipe that a resumed run is asked to continue with; None if nothing is asked for."""
     saved = folder.read_recipe()[0]
-    if isinstance(recipe, Recipe):
-        return with_settings(recipe, given)
+    if isinstance(recipe, Recipe) or (recipe is not None and is_recipe_file(str(recipe))):
+        return find_recipe(recipe, compat, given)
     if recipe is not None and str(recipe) != saved.name and f"auto.{recipe}" != saved.name:
         raise BadInput(f"{folder.path} holds a run of {saved.name}, not of {recipe}; choose another out")
     if compat is not None and compat != saved.compat:

@@ -71,6 +71,6 @@ def from_timm(architecture: str, arguments: Mapping[str, Any]) -> tuple[str, int
     if given:
         raise BadInput(
             f"model_args sets {', '.join(sorted(map(str, given)))}, which changes {architecture}, and supancl has no "
-            "encoder for that; register one with plugin FILE (docs/extending.md)"
+            "encoder for that; register one in a --plugin FILE (docs/extending.md)"
         )
     return f"timm:{architecture}", None

@@ -45,7 +45,7 @@ def official_name(name: str) -> str:
     """The name in BENCHMARKS; resolves aliases such as `flowers` and `gtsrb`."""
     name = ALIASES.get(name, name)
     if name not in BENCHMARKS:
-        raise BadInput(f"no benchmark {name!r}{did_you_mean(name, BENCHMARKS)} (register your own with plugin FILE)")
+        raise BadInput(f"no benchmark {name!r}{did_you_mean(name, BENCHMARKS)} (register your own in a --plugin FILE)")
     return name
 
 
