@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from supancl.files import temporary_path, writing
 from supancl.weights.checkpoint import checkpoints
 from supancl.weights.digests import content_digest
 from supancl.weights.encoder_file import save_encoder
-from tests.evaluate.made import encoder
+from tests.evaluation.made import encoder
 from tests.files import (
     TINY,
     Said,
@@ -68,26 +69,27 @@ DEEP = "[" * 5000
 
 NAMES = [
     row("a command that is not there", "pretran digits.supsiam", "pretran", "pretrain"),
-    row("a group without its command", "evaluate", "knn"),
+    row("a command without its encoder", "evaluate", "evaluate --help"),
     row("a protocol that is not there", "evaluate kn run", "'kn'", "knn"),
     row("a flag that is not there", f"{TRAIN} --epoch-s 3", "--epoch-s", "--epochs"),
-    row("a flag of other programs", f"{TRAIN} --lr 0.1", "--lr", "optimizer.lr"),
+    row("a flag of other programs", f"{TRAIN} --workers 4", "--workers", "--set"),
     row("a folder without its flag", "pretrain digits.supsiam data", "--data data"),
     row("a recipe that is not there", "pretrain cifar10.supsam --out out", "cifar10.supsam", "cifar10.supsiam"),
-    row("no recipe", "pretrain", "recipes", "--resume"),
+    row("no recipe", "pretrain", "data", "recipes", "resume"),
+    row("a command of an earlier version", "sweep digits.supsiam --grid loss.alpha=0,1", "compare", "--set"),
     row("a field that is not there", f"{SHOW} --set loss.alpa=1", "loss.alpa", "loss.alpha"),
     row("a field of another loss", f"{SHOW} --set loss.temperature=1", "loss.temperature", "loss.alpha"),
-    row("a field without a value", f"{SHOW} --set loss.alpha", "--set", "loss.alpha"),
+    row("a field without a value", f"{SHOW} --set loss.alpha", "FIELD=VALUE", "loss.alpha"),
     row("a value out of its range", f"{SHOW} --set loss.alpha=1.5", "loss.alpha", "1.5", "[0, 1]"),
     row("a value that is no number", f"{SHOW} --set loss.alpha=half", "loss.alpha", "half"),
     row("a value that is not finite", f"{SHOW} --set loss.alpha=NaN", "loss.alpha", "finite"),
     row("a value of 5,000 brackets", f"{SHOW} --set loss.alpha={DEEP}", "loss.alpha"),
     row("a value beyond any library", f"{SHOW} --set pool.size=1e30", "pool.size", "at most"),
     row("a word that is none of several", f"{SHOW} --set pool.kind=bag", "pool.kind", "bag", "queue"),
-    row("epochs beyond a lifetime", f"{TRAIN} --epochs 1e9", "train.epochs", "1000000000"),
+    row("epochs beyond a lifetime", f"{TRAIN} --epochs 1e9", "--epochs", "1e9"),
     row("a batch of one", f"{TRAIN} --batch-size 1", "train.batch_size", "2"),
     row("a batch that does not divide", f"{TRAIN} --accumulate 3", "train.batch_size", "train.accumulate", "3"),
-    row("a device that is not there", f"{TRAIN} --device tpu", "train.device", "tpu", "cpu"),
+    row("a device that is not there", f"{TRAIN} --device tpu", "device", "tpu", "cpu"),
     row("positives drawn from prototypes", f"{SHOW} --set loss.samples=4 --set pool.kind=prototypes",
         "loss.samples", "pool.kind"),
     row("a predictor of another width", f"{SHOW} --set heads.predictor.out=9", "heads.predictor.out", "9", "256"),
@@ -95,14 +97,14 @@ NAMES = [
         "encoder.size", "200", "16 px"),
     row("local crops for an encoder of one size",
         "recipes vit.supbyol --set views.local.count=2 --set views.local.size=96", "views.local.size", "96"),
-    row("a plugin that is not there", "recipes --plugin nowhere.py", "--plugin nowhere.py"),
+    row("a plugin that is not there", "recipes --plugin nowhere.py", "plugin nowhere.py"),
     row("a plugin with a mistake", "recipes --plugin mine.py", "mine.py", "line 3",
         make=lambda tmp: (tmp / "mine.py").write_text("import torch\n\nx = (\n")),
-    row("settings from a file with a slip", "pretrain --from mine.yaml", "mine.yaml", "loss.alhpa", "loss.alpha",
+    row("settings from a file with a slip", "pretrain mine.yaml", "mine.yaml", "loss.alhpa", "loss.alpha",
         make=lambda tmp: (tmp / "mine.yaml").write_text("recipe: digits.supsiam\nloss: {alhpa: 1}\n")),
-    row("settings from a file that would run code", "pretrain --from mine.yaml", "mine.yaml",
+    row("settings from a file that would run code", "pretrain mine.yaml", "mine.yaml",
         make=lambda tmp: (tmp / "mine.yaml").write_text("recipe: !!python/object/apply:os.system [true]\n")),
-    row("settings from two places", f"{TRAIN} --from run", "--from run"),
+    row("settings from two places", f"{ON_DATA} --method simsiam", "simsiam", "digits.supsiam"),
 ]  # fmt: skip
 
 
@@ -158,7 +160,7 @@ NPZ, CSV, TAR, FOLDER = (f"{TRAIN} --data {name}" for name in ("x.npz", "x.csv",
 SEVERAL = np.eye(3)[np.arange(20) % 3] + np.eye(3)[0]
 PATHS = "--set data.hierarchy=paths"
 DATA = [
-    row("no data at all", "pretrain imagenet100.supsiam --out out", "--data"),
+    row("no data at all", "pretrain imagenet100.supsiam --out out", "images", "data"),
     row("a path that is not there", f"{TRAIN} --data no/where", "no/where"),
     row("a name that is not there", f"{TRAIN} --data digit", "'digit'", "'digits'"),
     row("a name too long to be one", f"{TRAIN} --data {'x' * 300}", "x" * 300, "File name too long"),
@@ -172,11 +174,11 @@ DATA = [
     row("no label anywhere", FOLDER, "x", "label", "simsiam",
         make=lambda tmp: [picture(tmp / "x" / f"{i}.png") for i in range(20)]),
     row("a test split alone", FOLDER, "test/", "train/", make=folders("test/cat", "test/dog")),
-    row("a truncated image", ON_DATA, "data/dog/3.png", "--skip-bad-images",
+    row("a truncated image", ON_DATA, "data/dog/3.png", "skip_bad_images",
         make=lambda tmp: torn(tmp / "data/dog/3.png")),
     row("no image that can be read", f"{FOLDER} --skip-bad-images", "x/cat/0.png", "no training image",
         make=put("x/cat/0.png")),
-    row("a batch larger than the data", f"{ON_DATA} --batch-size 64", "data", "8 training images", "64"),
+    row("a batch larger than the data", f"{ON_DATA} --batch-size 64", "data", "training images: 8", "64"),
     row("too few images to hold any out", FOLDER, "2 images", "val/",
         make=lambda tmp: class_folders(tmp / "x", each=1)),
     row("a class to leave out that is not there", f"""{ON_DATA} --set 'data.leave_out=["dgo"]'""", "dgo", "dog"),
@@ -230,7 +232,7 @@ DATA = [
         make=csv("path,label", "data/cat/0.png,a;b;c", "data/cat/1.png,a")),
     row("a column of classes that is no number", CSV, "x.csv", "line 2", "'red'",
         make=csv("path,cat,dog", "data/cat/0.png,1,red")),
-    row("columns that are not there", f"{CSV} --columns image=fil", "fil", "--columns",
+    row("columns that are not there", f"{CSV} --columns image=fil", "'fil'", "columns",
         make=csv("file,label", "data/cat/0.png,cat")),
     row("vectors joined to images", f"{ON_DATA} --data toy", "toy", "vectors"),
     row("one source twice", f"{ON_DATA} --data data/../data", "data", "twice"),
@@ -295,11 +297,11 @@ ENCODERS = [
         make=saved({"state_dict": {"conv1.weight": torch.zeros(2)}})),
     row("a start of another width", INIT, "w.pt", "0.weight", "(4, 1, 3, 3)", "(2, 1, 3, 3)",
         make=saved({"0.weight": torch.zeros(4, 1, 3, 3)})),
-    row("a start beside a run that goes on", f"{RESUME} --init run", "--init", "--resume"),
+    row("a start beside a run that goes on", f"{RESUME} --init run", "init", "resume"),
     row("an encoder to judge that is not there", "evaluate knn nowhere", "nowhere", "encoder.safetensors"),
-    row("an encoder cut short", "evaluate knn run", "run/encoder.safetensors", "--resume",
+    row("an encoder cut short", "evaluate knn run", "run/encoder.safetensors", "resume",
         make=lambda tmp: torn(tmp / "run/encoder.safetensors")),
-    row("an encoder without data", "evaluate knn run/encoder.safetensors", "run/encoder.safetensors", "--data"),
+    row("an encoder without data", "evaluate knn run/encoder.safetensors", "run/encoder.safetensors", "data"),
     row("an encoder without a description", E, "e.safetensors", make=described()),
     row("an encoder of a later version", E, "e.safetensors", "newer", make=described(schema_version="9", encoder="{}")),
     row("an encoder of no known kind", E, "e.safetensors", "cnm", "cnn", make=spec(name="cnm")),
@@ -366,15 +368,15 @@ def edit_recipe(change: Callable[[dict], object]) -> Make:
 RECIPE = "run/recipe.json"
 KEPT = "run/checkpoints/step-000000002.pt"
 RUNS = [
-    row("a folder that holds a run", f"{ON_DATA} --out run", "run", "--resume", "--out"),
-    row("a folder of runs", f"{ON_DATA} --out .", "run", "--out"),
+    row("a folder that holds a run", f"{ON_DATA} --out run", "run", "resume", "out"),
+    row("a folder of runs", f"{ON_DATA} --out .", "run", "out"),
     row("a folder with parts of a run", f"{ON_DATA} --out out", "out", "metrics.jsonl", make=put("out/metrics.jsonl")),
     row("the folder of a detector", f"{ON_DATA} --out out", "out", "detect", make=put("out/detect.json", b"{}")),
-    row("a study in a run", "paper collapse digits.supsiam --data digits --epochs 1 --out run", "run", "--out"),
+    row("a study in a run", "paper collapse digits.supsiam --data digits --epochs 1 --out run", "run", "out"),
     row("a run to judge below the folder", "evaluate knn . --data digits", "encoder.safetensors", "run"),
     row("resume of nothing", "pretrain --resume --out nothing", "nothing", "no run"),
-    row("resume with another value", f"{RESUME} --epochs 7", "--epochs 7", "train.epochs", RECIPE),
-    row("resume with other data", f"{RESUME} --data digits", "--data digits", "data.source", RECIPE),
+    row("resume with another value", f"{RESUME} --epochs 7", "train.epochs = 7", RECIPE),
+    row("resume with other data", f"{RESUME} --data digits", "'digits'", "data.source", RECIPE),
     row("resume with another recipe", "pretrain digits.byol --resume --out run", "digits.supsiam", "digits.byol"),
     row("recipe.json that is no JSON", RESUME, RECIPE, make=put(RECIPE, b"{")),
     row("recipe.json nested without end", RESUME, RECIPE, make=put(RECIPE, DEEP.encode())),
@@ -392,9 +394,9 @@ RUNS = [
     row("half a checkpoint", RESUME, KEPT, "damaged", make=lambda tmp: torn(newest(tmp))),
     row("a result nested without end", "paper table 3 run", "knn.json",
         make=put("run/evaluate/knn.json", DEEP.encode())),
-    row("data among which a run would be written", f"{ON_DATA} --out data/runs/first", "data/runs/first", "--out"),
+    row("data among which a run would be written", f"{ON_DATA} --out data/runs/first", "data/runs/first", "out"),
     row("a run below a file", f"{ON_DATA} --out {RECIPE}/x", f"{RECIPE}/x", "Not a directory"),
-    row("runs of no folder", "runs list nowhere", "nowhere"),
+    row("runs of no folder", "runs nowhere", "nowhere"),
 ]  # fmt: skip
 
 
@@ -404,8 +406,8 @@ KNN = "evaluate knn run --data data"
 FEW = "evaluate fewshot run --data data"
 SPLITS = {"test_images": noise(4, 8, 8), "class_names": ["ant", "bee"]}
 USE = [
-    row("no neighbours", f"{KNN} --k 0", "--k 0", "1"),
-    row("a split that is not there", f"{KNN} --split test", "data", "test split", "--split"),
+    row("no neighbours", f"{KNN} --k 0", "k = 0"),
+    row("a split that is not there", f"{KNN} --split test", "data", "test split", "leave split out"),
     row("data without labels to judge by", "evaluate knn run --data x", "x", "labelled",
         make=lambda tmp: [picture(tmp / "x" / f"{i}.png") for i in range(12)]),
     row("one class to compare with", "evaluate knn run --data x", "x", "'cat'", make=folders("cat")),
@@ -413,36 +415,37 @@ USE = [
         make=npz(test_labels=[0, 0, 0, 0], **SPLITS)),
     row("several labels for a probe of one", "evaluate linear run --probe sgd --data x.npz", "x.npz", "one label",
         make=npz(train_labels=SEVERAL)),
-    row("flags of another probe", "evaluate linear run --augmented", "--augmented", "--probe sgd"),
+    row("flags of another probe", "evaluate linear run --augmented", "augmented", "probe sgd"),
     row("data that have changed", "evaluate knn run", "data/cat/0.png", "changed",
         make=lambda tmp: shutil.copy(tmp / "data/dog/1.png", tmp / "data/cat/0.png")),
     row("an encoder whose features are no numbers", "evaluate knn w.safetensors --data data",
         "w.safetensors", "features", make=lambda tmp: diverged(tmp / "w.safetensors")),
-    row("classes too few for an episode", FEW, "data", "2 classes", "5 ways", "--ways"),
-    row("no data to transfer to", "evaluate transfer run", "--data", "--root"),
+    row("classes too few for an episode", FEW, "data", "2 classes", "5 ways"),
+    row("no data to transfer to", "evaluate transfer run", "data", "root"),
     row("a run twice", "evaluate transfer run run/ --data data", "run", "twice"),
     row("a copy of a run for another seed", "evaluate transfer run copy --data data", "run", "copy", "same weights",
         make=lambda tmp: shutil.copytree(tmp / "run", tmp / "copy")),
     row("a protocol that the suite has not", "evaluate suite run --root . --out out --protocols linear", "'linear'"),
-    row("a fine-tuned encoder over a run", "evaluate finetune run --out run", "run", "exists", "--out"),
+    row("a fine-tuned encoder over a run", "evaluate finetune run --out run", "run", "exists", "out"),
     row("features to a file of another kind", "embed run --data digits --out f.txt", "f.txt", ".npz"),
     row("features over a file that is there", "embed run --data digits --out f.npz", "f.npz", "exists",
         make=put("f.npz")),
     row("features and a summary in one file", "embed run --data data --out f.csv --json f.csv", "--json f.csv"),
-    row("labels by a classifier that is not there", "predict run --data data --all --with lineer --out x.csv",
+    row("labels by a classifier that is not there", "predict run --data data --all --classifier lineer --out x.csv",
         "lineer", "linear"),
-    row("labels for images that all have one", "predict run --data data --out x.csv", "data", "--all"),
+    row("labels for images that all have one", "predict run --data data --out x.csv", "data", "all"),
     row("a map of a class that is not there", "map run --data data --classes cat,dgo", "'dgo'", "'dog'"),
-    row("a map over a photograph", "map run --data data --static data/cat/0.png", "--static", "data/cat/0.png"),
+    row("a map over a photograph", "map run --data data --static data/cat/0.png", "static data/cat/0.png"),
     row("an audit of one class", "audit run --data x --out out", "x", "two", make=folders("cat")),
-    row("corrections of what is no table", "audit run --data data --out out --corrected x.csv", "--corrected", "data"),
-    row("an audit among other files", "audit run --data data --out x", "--out", "other files", make=put("x/mine.txt")),
+    row("corrections of what is no table", "audit run --data data --out out --corrected x.csv",
+        "corrected x.csv", "data"),
+    row("an audit among other files", "audit run --data data --out x", "out x", "other files", make=put("x/mine.txt")),
     row("a format that is not there", "export run --out out --format onx", "onx", "onnx"),
     row("a report of nothing", "report data", "data", "no run"),
     row("a sweep of rows that cannot be compared",
-        "sweep digits.supsiam --grid data.max_labels=1,4 --data x.csv --seeds 1 --out out", "cannot be compared",
+        "compare digits.supsiam --set data.max_labels=1,4 --data x.csv --seeds 1 --out out", "cannot be compared",
         make=csv("path,label", *(f"data/{name}/{i}.png,{name};pet" for name in ("cat", "dog") for i in range(6)))),
-    row("contact sheets among the classes", "data show data --out data/sheets", "data/sheets", "--out"),
+    row("contact sheets among the classes", "data show data --out data/sheets", "data/sheets", "out"),
     row("a cache that is not there", "data cache x --remove", "x", "--list"),
     row("JSON into no folder", f"{ON_DATA} --json no/x.json", "--json no/x.json"),
     row("JSON over a table of labels", "recipes --json x.csv", "--json x.csv", "exists", make=csv("path,label")),
@@ -504,13 +507,9 @@ def test_debug_shows_where_it_happened_and_still_ends_with_the_line(place, capsy
     assert_mentions(said.err.splitlines()[-1], "supancl", "no/where")
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=str)
-def test_out_of_memory_is_not_an_internal_error(monkeypatch, capsys, error):
-    def fail(*arguments):
-        raise error
-
-    monkeypatch.setattr("supancl.cli.recipes.command", fail)
-    assert_refused(supancl(capsys, "recipes"), "out of memory", "--batch-size")
+def test_out_of_memory_is_not_an_internal_error(monkeypatch, capsys):
+    monkeypatch.setattr("supancl.cli.doctor.examine", mock.Mock(side_effect=MemoryError))
+    assert_refused(supancl(capsys, "doctor"), "out of memory", "--batch-size")
 
 
 # --- unreadable images, skipped only when asked for -------------------------------------------------------------------
@@ -547,7 +546,7 @@ def test_judging_skips_bad_images_only_when_asked_for(place, capsys):
 
 AS_NOBODY = """
 import contextlib, io, json, os, sys
-import supancl.cli, supancl.cli.embed, supancl.cli.evaluate, supancl.cli.pretrain
+import supancl.cli, supancl.training.loop, supancl.evaluation
 import torch.utils.tensorboard
 if os.getuid() == 0:  # root may write everywhere
     os.setgroups([])

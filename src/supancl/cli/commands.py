@@ -119,6 +119,11 @@ def with_default_command(words: list[str]) -> list[str]:
     """Name the subcommand that is meant where none is: `evaluate RUN` is `evaluate all RUN`."""
     subcommands = COMMANDS.get(words[0]) if words else None
     if isinstance(subcommands, dict) and "" in subcommands and words[1:2] not in ([name] for name in subcommands):
+        close = (
+            [] if os.path.lexists("".join(words[1:2])) else get_close_matches("".join(words[1:2]), subcommands, 1, 0.7)
+        )
+        if close and words[2:] and not words[2].startswith("-"):
+            raise BadInput(f"{words[1]!r} is no file; did you mean {words[0]} {close[0]}?")
         return [words[0], DEFAULT, *words[1:]] if words[1:] and words[1] not in ("-h", "--help") else words
     return words
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import torch
 
-NO_SOURCE = "this recipe has no data; give some with data FOLDER, data FILE.npz or data FILE.csv"
+NO_SOURCE = "this recipe names no images: give data, such as a folder, a .npz or a .csv"
 
 
 def open_data(spec: DataSpec | str | Path, channels: int = 3, progress: Progress | None = None) -> Data:

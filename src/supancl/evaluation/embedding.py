@@ -39,9 +39,7 @@ from supancl.weights.run_data import check_same_data
 ROWS_AT_A_TIME = 8192
 
 
-def embed_to_file(
-    evaluated: EvaluatedEncoder, source: str, out: Path, view: View = "margin"
-) -> tuple[dict[str, Any], Features]:
+def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: View = "margin") -> Features:
     """Write the features of every image of a source, in the format that the suffix of `out` says; returns them too.
 
     For the run's own data the file also says which train images pretraining held out.
@@ -60,7 +58,7 @@ def embed_to_file(
         write_atomically(out, lambda path: WRITERS[out.suffix.lower()](embedding, path))
     values, labels = (torch.cat(parts) for parts in zip(*features.values(), strict=True))
     written = Features(values, labels, paths=[name for split in data.splits for name in embedding.names(split)])
-    result = {
+    written.about = {
         "out": str(out),
         "encoder": evaluated.location,
         "data": source,
@@ -69,7 +67,7 @@ def embed_to_file(
         "skipped": len(data.skipped),
         "train_held_out": None if held_out is None else int(held_out.sum()),
     }
-    return result, written
+    return written
 
 
 @dataclass(frozen=True)

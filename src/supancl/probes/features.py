@@ -35,12 +35,13 @@ class Features:
     (2, (2, 2), tensor([0, 1]))
     """
 
-    __slots__ = ("labels", "paths", "values")
+    __slots__ = ("about", "labels", "paths", "values")
 
     def __init__(
         self, values: Tensor | np.ndarray, labels: Tensor | np.ndarray | Sequence[int], *, paths: Sequence[str] = ()
     ) -> None:
         self.values, self.labels, self.paths = torch.as_tensor(values), torch.as_tensor(labels), list(paths)
+        self.about: dict[str, Any] = {}  # of the file that they were written to
 
     def __len__(self) -> int:
         return len(self.values)
@@ -61,7 +62,8 @@ class Features:
 
     def summary(self) -> dict[str, Any]:
         """What `--json` writes of features."""
-        return {"images": len(self), "width": self.values.shape[1], "labelled": int((self.labels >= 0).sum())}
+        labelled = int((self.labels >= 0).sum())
+        return {"images": len(self), "width": self.values.shape[1], "labelled": labelled, **self.about}
 
     def labelled(self) -> Features:
         """Those of images with a label."""

@@ -267,7 +267,7 @@ def requested_recipe(
     if recipe is None:
         survey = survey_source(requested.data, requested.encoder.channels) if opened is None else survey_data(opened)
         requested = find_recipe(default_recipe(survey), compat, given)
-    if opened is None and requested.data.source and not requested.data.stream and from_environment().size == 1:
+    if opened is None and not requested.data.stream and from_environment().size == 1:
         for name in requested.data.all_sources:
             check_source(name)
     return requested, opened

@@ -76,9 +76,10 @@ def embed(
     if out is not None:
         check_feature_file(Path(out))
         (evaluated,) = open_encoders(encoder, options, saves_results=False)
-        result, written = embed_to_file(evaluated, str(data), Path(out), view)
-        sizes = ", ".join(f"{name} {count} x {result['width']}" for name, count in result["splits"].items())
-        held_out = f"; the run held {result['train_held_out']} of train out" if result["train_held_out"] else ""
+        written = embed_to_file(evaluated, str(data), Path(out), view)
+        about = written.about
+        sizes = ", ".join(f"{name} {count} x {about['width']}" for name, count in about["splits"].items())
+        held_out = f"; the run held {about['train_held_out']} of train out" if about["train_held_out"] else ""
         say(f"{out}: {sizes}{held_out}")
         return written
     check_above(options.get("batch_size", 256), 0, "batch_size")

@@ -105,7 +105,7 @@ class RunFolder:
             raise BadInput(f"{self.path} already holds a run; continue it with resume, or choose another out")
         runs_below = [] if self.has_run else sorted(self.path.glob("*/recipe.json"))
         if runs_below:
-            advice = f"choose another out: {self.path / 'NAME'}"
+            advice = f"choose another out, such as {self.path / 'NAME'}"
             if resume:
                 advice = f"continue one of them: out {runs_below[0].parent}"
             raise BadInput(
