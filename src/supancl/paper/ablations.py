@@ -18,8 +18,18 @@ from supancl.probes.knn import DEFAULT_K
 from supancl.recipes import Recipe
 from supancl.reports.tables import Table, to_markdown
 from supancl.stats import mean_interval
-from supancl.sweeps.measures import Measurement, RunEvaluator, evaluations_of, has_projector, measure_run
-from supancl.sweeps.results import Result, collect_results, count_cell, mean_cells, summarize
+from supancl.sweeps.measures import (
+    Measurement,
+    Result,
+    RunEvaluator,
+    collect_results,
+    count_cell,
+    evaluations_of,
+    has_projector,
+    mean_cells,
+    measure_run,
+    summarize,
+)
 from supancl.sweeps.runner import Sweep, open_held_out, open_recipe_data, run_name
 from supancl.sweeps.runs import Runs, TrainedRun
 from supancl.weights.provenance import commit, versions

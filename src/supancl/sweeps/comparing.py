@@ -15,16 +15,16 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from supancl.core.precision import pick_device
 from supancl.data.label_pairs import ImageLabels, check_one_label
 from supancl.data.levels import with_leaf_labels
 from supancl.data.opening import is_same_source
-from supancl.data.splits import Data
+from supancl.data.splits import Data, Split
 from supancl.errors import BadInput, plural
+from supancl.probes import Features, embed, linear_accuracy
 from supancl.recipes import Recipe
 from supancl.stats import FEW_IMAGES, TOO_FEW_IMAGES, mean_interval, t_half_width, tukey_half_width
-from supancl.sweeps.left_out import left_out_classes, transfer_accuracy
-from supancl.sweeps.measures import RunEvaluator, measure_run
-from supancl.sweeps.results import Labels, Measures, Result, collect_results, summarize
+from supancl.sweeps.measures import Labels, Measures, Result, RunEvaluator, collect_results, measure_run, summarize
 from supancl.sweeps.runner import Sweep, open_held_out, open_recipe_data
 from supancl.sweeps.runs import Runs, TrainedRun
 from supancl.training.start import resolve, with_short_side
@@ -312,3 +312,51 @@ def describe_ends(results: Sequence[Result]) -> list[str]:
     ]
     collapsed = [f"{entry['row']} (seed {entry['seed']})" for entry in results if entry["collapsed"]]
     return lines + ([f"collapsed: {', '.join(collapsed)}"] if collapsed else [])
+
+
+# --- classes left out -------------------------------------------------------------------------------------------------
+
+
+DRAWS = 50  # random sets of images that transfer is fitted on; the same for every row and seed
+
+
+def left_out_classes(data: Data, fraction: float) -> list[str]:
+    """Classes to leave out of pretraining: about `fraction` of them, at least two, always the same.
+
+    At least two classes stay in. Only classes with training and held-out images are counted.
+    """
+    classes = len(data.classes)
+    usable = set(data.train.class_ids()) & set(data.held_out.class_ids())
+    count = min(max(2, round(fraction * classes)), len(usable) - 2)
+    if fraction == 0 or count < 2:
+        return []
+    order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist()
+    return sorted(data.classes[i] for i in [i for i in order if i in usable][:count])
+
+
+def embed_split(run: TrainedRun, split: Split) -> Features:
+    device = pick_device(run.recipe.train.device)
+    return embed(run.encoder.to(device), split, device)
+
+
+def transfer_accuracy(run: TrainedRun, data: Data, shots: int) -> float:
+    """Accuracy on the classes left out of pretraining; nan if there are none."""
+    if data.transfer is None:
+        return math.nan
+    fit, test = (embed_split(run, split) for split in data.transfer)
+    return few_shot_accuracy(fit, test, shots)
+
+
+def few_shot_accuracy(fit: Features, test: Features, shots: int) -> float:
+    """Linear accuracy from `shots` labelled images of each class, averaged over draws.
+
+    With all images, most encoders separate a few classes perfectly, and alphas would not differ.
+    """
+    generator = torch.Generator().manual_seed(0)
+    accuracies = []
+    for _ in range(DRAWS):
+        order = torch.randperm(len(fit.labels), generator=generator)
+        labels = fit.labels[order]
+        selected = torch.cat([order[labels == label][:shots] for label in labels.unique()])
+        accuracies.append(linear_accuracy(Features(fit.values[selected], fit.labels[selected]), test))
+    return statistics.fmean(accuracies)

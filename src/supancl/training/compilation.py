@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from supancl.core.losses import GlobalBatch
+from supancl.core.pools import Pool
 from supancl.data.views.specs import draw_and_render
 from supancl.distributed import Ranks, RowRange
 from supancl.files import reason
 from supancl.recipes import Recipe
-from supancl.training.across_ranks import TargetExchange
 from supancl.training.inputs import StepInputs
 from supancl.training.model import Model
 from supancl.training.nonfinite import FiniteCheck
@@ -102,3 +103,22 @@ def keep_targets(
 ) -> tuple[Tensor, dict[str, Any]]:
     """The exchange of a single process: none. `context` has alpha if a captured step reads it on the device."""
     return targets, context
+
+
+# --- compiling across ranks -------------------------------------------------------------------------------------------
+
+
+class TargetExchange:
+    """(local targets, labels of the batch, local rows) -> targets of all rows, and keyword arguments of the loss."""
+
+    def __init__(self, recipe: Recipe, pool: Pool | None, ranks: Ranks) -> None:
+        self.ranks, self.sees_batch = ranks, recipe.loss.sees_batch(pool)
+        self.first_view = 0 if recipe.compat == "released-code" else 1  # z1 is gathered only if it is pushed
+
+    def __call__(self, targets: Tensor, labels: Tensor, row_range: RowRange) -> tuple[Tensor, dict[str, Any]]:
+        """Gather all targets with gradients for a loss that compares samples; otherwise only z2, for the pool."""
+        if self.sees_batch:
+            all_targets = self.ranks.gather(targets, row_range.total, 1)
+            return all_targets, {"global_batch": GlobalBatch(all_targets, labels, row_range)}
+        all_targets = self.ranks.gather(targets.detach()[self.first_view :], row_range.total, 1)
+        return all_targets, {"global_batch": GlobalBatch(targets, labels, row_range)}

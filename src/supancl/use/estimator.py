@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import signal
 import warnings
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from supancl.config import LARGEST_COUNT, to_json
+from supancl.config import LARGEST_COUNT, parse_json, to_json
 from supancl.core.encoders import Encoder
 from supancl.core.specs import EncoderSpec
 from supancl.data.from_python import is_missing, keep_missing
@@ -30,12 +31,13 @@ from supancl.data.splits import Data, DataSpec, Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.specs import Masks
 from supancl.errors import BadInput, Interrupted, did_you_mean
-from supancl.recipes import Recipe, recipe
+from supancl.files import check_writable, is_as_written, make_folder, read_text, reason, write_sealed_json
+from supancl.recipes import Recipe, recipe, recipe_from_json
 from supancl.recipes.auto import METHODS, TO_BE_CHOSEN
 from supancl.recipes.shorthands import with_settings
 from supancl.training.start import open_given, pretrain
 from supancl.use.embed import embed
-from supancl.use.saving import read_estimator, write_estimator
+from supancl.weights.encoder_file import load_encoder, save_encoder
 
 # what trains where there are no labels, or only one class
 WITHOUT_LABELS = {"supsiam": "simsiam", "semi": "simsiam", "supbyol": "byol", "supcon": "simclr", "supmoco": "moco2"}
@@ -337,3 +339,52 @@ def vector_data(rows: np.ndarray, labels: np.ndarray, requested: Recipe) -> Data
     classes = tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
     split = full_split(store, torch.from_numpy(labels), names)
     return prepare_data(Source({"train": split}, classes), replace(requested.data, source=FROM_PYTHON))
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+FILE = "estimator.json"
+VERSION = 1
+
+
+def write_estimator(folder: Path, encoder: Encoder, content: dict[str, Any]) -> Path:
+    """Write a fitted estimator to a new folder, and return it."""
+    if (folder / FILE).exists() or (folder / "encoder.safetensors").exists():
+        raise BadInput(f"{folder} already holds an encoder; choose another folder")
+    check_writable(folder)
+    try:
+        text = json.dumps({**content, "version": VERSION}, default=_to_list)
+    except TypeError as error:
+        raise BadInput(f"a parameter of the estimator cannot be written as JSON ({error}); use plain values") from None
+    make_folder(folder)
+    classes, side = tuple(map(str, content["classes"])), content["fitted"].get("_short_side")
+    save_encoder(folder / "encoder.safetensors", encoder, classes, content["recipe"]["name"], side)
+    write_sealed_json(folder / FILE, json.loads(text))  # last: a folder without it is not a whole one
+    return folder
+
+
+def _to_list(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r}")
+
+
+def read_estimator(folder: Path) -> tuple[Encoder, dict[str, Any]]:
+    """What `write_estimator` wrote."""
+    file = folder / FILE
+    try:
+        content = parse_json(read_text(file))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file} cannot be read ({reason(error)}); give a folder that ImageEncoder.save wrote") from None
+    if not isinstance(content, dict) or content.get("version") != VERSION or not is_as_written(content):
+        raise BadInput(f"{file} is damaged, was changed, or is of a newer version; save the estimator again")
+    content["recipe"] = recipe_from_json(json.dumps({"recipe": content["recipe"]}), str(file))
+    shape = content["parameters"].get("image_shape")
+    content["parameters"]["image_shape"] = None if shape is None else tuple(shape)
+    has_texts = any(isinstance(label, str) for label in content["classes"])
+    content["classes"] = np.array(content["classes"], dtype=object if has_texts else None)
+    for name, dtype in (("_center", None), ("_scale", None), ("feature_names_in_", object)):
+        if name in content["fitted"]:
+            content["fitted"][name] = np.array(content["fitted"][name], dtype)
+    return load_encoder(folder), content
