@@ -13,7 +13,7 @@ import builtins
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill
@@ -110,7 +110,7 @@ def flag_type(hint: Any) -> tuple[Any, str]:
     hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for option in options:
-        if get_origin(option) in (list, tuple, Sequence):
+        if get_origin(option) in (list, tuple):
             return flag_type(get_args(option)[0])[0], "comma" if get_origin(option) is tuple else "several"
     plain = [option for option in options if option is bool or option in TYPE_NAMES or get_origin(option) is Literal]
     return (plain[0] if plain else str), "one"
