@@ -46,7 +46,7 @@ from supancl.weights.checkpoint import load_checkpoint
 from supancl.weights.encoder_file import load_encoder, load_projector
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
-from tests.detect.drawn import annotation
+from tests.detection.drawn import annotation
 from tests.faults.changes import (
     NESTED,
     NUMBERS,

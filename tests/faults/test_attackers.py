@@ -29,8 +29,8 @@ import torch
 from supancl.cli import main
 from supancl.recipes.plugin_files import LOADED_FILES
 from supancl.weights.checkpoint import checkpoints
-from tests.detect.drawn import narrow_resnet18, write_coco, write_place
-from tests.detect.test_command import TINY as TINY_DETECTOR
+from tests.detection.drawn import narrow_resnet18, write_coco, write_place
+from tests.detection.test_command import TINY as TINY_DETECTOR
 from tests.faults.fuzz import TRAIN, new_folder
 from tests.files import Said, archive, class_folders, contents, picture, table
 from tests.test_received import EPS, make_fifo, make_link_to_device, make_socket, png, shard, sparse_tar

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from supancl import extend_run, pretrain
+from supancl import pretrain
 from supancl.errors import BadInput
-from supancl.training import extending
 from supancl.weights.checkpoint import checkpoints, load_checkpoint
 from supancl.weights.run_folder import RunFolder
 from tests.files import class_folders, contents, mentions, supancl
 from tests.test_resume import Crash, CrashAt
-from tests.tiny import Notes, assert_same_bits, final_state, flat, tiny_data, tiny_recipe
+from tests.tiny import assert_same_bits, final_state, flat, tiny_data, tiny_recipe
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def finished(tmp_path_factory) -> Path:
 
 def test_it_goes_on_from_the_last_state_and_leaves_the_run_untouched(finished: Path, tmp_path: Path) -> None:
     before = contents(finished)
-    run = extend_run(finished, 4, tmp_path / "longer", data=tiny_data())
+    run = pretrain(extend=finished, epochs=4, out=tmp_path / "longer", data=tiny_data())
     assert contents(finished) == before
     assert [row["step"] for row in run.metrics if row["kind"] == "monitor"] == [5, 10, 15, 20]
     assert run.metrics[: len(RunFolder(finished).metrics())] == RunFolder(finished).metrics()
@@ -44,7 +43,8 @@ def test_it_goes_on_from_the_last_state_and_leaves_the_run_untouched(finished: P
 
 
 def test_pool_target_branch_and_optimizer_are_carried_over(finished: Path, tmp_path: Path) -> None:
-    extending.start_extension(RunFolder(finished), 3, tmp_path / "longer", {}, Notes())
+    with pytest.raises(Crash):
+        pretrain(extend=finished, epochs=3, out=tmp_path / "longer", data=tiny_data(), reporter=CrashAt(11))
     old, new = (load_checkpoint(checkpoints(run / "checkpoints")[-1]) for run in (finished, tmp_path / "longer"))
     assert_same_bits(flat(old), flat(new))
     assert {key: value for key, value in new["settings"].items() if value != old["settings"].get(key)} == {
@@ -56,13 +56,13 @@ def test_pool_target_branch_and_optimizer_are_carried_over(finished: Path, tmp_p
 
 def test_it_resumes_to_the_same_bits_without_the_old_run(finished: Path, tmp_path: Path) -> None:
     old = shutil.copytree(finished, tmp_path / "old")
-    extend_run(old, 4, tmp_path / "whole", data=tiny_data())
+    pretrain(extend=old, epochs=4, out=tmp_path / "whole", data=tiny_data())
     with pytest.raises(Crash):
-        extend_run(old, 4, tmp_path / "broken", data=tiny_data(), reporter=CrashAt(17))
+        pretrain(extend=old, epochs=4, out=tmp_path / "broken", data=tiny_data(), reporter=CrashAt(17))
     shutil.rmtree(old)
     pretrain(None, tiny_data(), tmp_path / "broken", resume=True)
     assert_same_bits(final_state(tmp_path / "broken"), final_state(tmp_path / "whole"))
-    extend_run(tmp_path / "broken", 5, tmp_path / "again", data=tiny_data())  # an extended run extends too
+    pretrain(extend=tmp_path / "broken", epochs=5, out=tmp_path / "again", data=tiny_data())  # an extended run extends too
     assert RunFolder(tmp_path / "again").read_recipe()[0].schedule.restart_epoch == 4
 
 
@@ -72,17 +72,17 @@ def test_a_kill_while_the_folder_is_made_leaves_nothing_of_that_name(
     def killed(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(extending, "save_checkpoint", killed)
+    monkeypatch.setattr("supancl.weights.checkpoint.save_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
-        extend_run(finished, 4, tmp_path / "longer", data=tiny_data())
+        pretrain(extend=finished, epochs=4, out=tmp_path / "longer", data=tiny_data())
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
-    extend_run(finished, 3, tmp_path / "longer", data=tiny_data())
+    pretrain(extend=finished, epochs=3, out=tmp_path / "longer", data=tiny_data())
 
 
 def test_another_rate_and_settings_of_resume_may_be_named(finished: Path, tmp_path: Path) -> None:
     changes = {"schedule.restart_rate": 0.1, "train.on_collapse": "stop", "train.keep": "all", "train.log_every": 5}
-    run = extend_run(finished, 3, tmp_path / "longer", changes=changes, data=tiny_data())
+    run = pretrain(extend=finished, epochs=3, out=tmp_path / "longer", set=changes, data=tiny_data())
     recipe = RunFolder(run.folder).read_recipe()[0]
     assert (recipe.train.keep, recipe.train.on_collapse, recipe.train.log_every) == ("all", "stop", 5)
     assert [row["lr"] for row in run.metrics if row["kind"] == "train"][-1] <= 0.005
@@ -92,12 +92,12 @@ def test_an_unfinished_run_and_one_without_checkpoint_say_what_to_do(finished: P
     with pytest.raises(Crash):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "stopped", reporter=CrashAt(7))
     with pytest.raises(BadInput, match=mentions("not finished")):
-        extend_run(tmp_path / "stopped", 4, tmp_path / "longer")
+        pretrain(extend=tmp_path / "stopped", epochs=4, out=tmp_path / "longer")
     bare = shutil.copytree(finished, tmp_path / "bare")
     for path in checkpoints(bare / "checkpoints"):
         path.unlink()
     with pytest.raises(BadInput, match=mentions("no checkpoint")):
-        extend_run(bare, 4, tmp_path / "longer")
+        pretrain(extend=bare, epochs=4, out=tmp_path / "longer")
 
 
 def test_from_the_command_line(tmp_path: Path, capsys, monkeypatch) -> None:

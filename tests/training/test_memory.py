@@ -1,0 +1,98 @@
+"""Memory before a run: what is estimated, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from supancl import BadInput, from_arrays, pretrain, recipe
+from supancl.core.encoders import BUILDERS, width_of
+from supancl.training import memory
+from supancl.training.memory import check_memory, estimate_memory
+from supancl.training.trainer import Trainer
+from tests.files import TINY, class_folders, mentions, noise, supancl
+
+CPU = torch.device("cpu")
+
+
+def bytes_saved_in_a_real_step(chosen) -> float:
+    """Bytes of the tensors that the backward pass of a real forward pass needs."""
+    images = chosen.train.batch_size
+    data = from_arrays(noise(images * 2, chosen.views.size, chosen.views.size, 3), np.arange(images * 2) % 2)
+    branches = Trainer(chosen, data, CPU).model.branches
+    weights, saved = {p.untyped_storage().data_ptr() for p in branches.parameters()}, {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    views = torch.randn(2, images, 3, chosen.views.size, chosen.views.size)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        outputs = branches(views)
+    del outputs
+    return float(sum(saved.values()))
+
+
+@pytest.mark.parametrize("encoder", ["cifar-resnet18", "timm:mobilenetv3_small_050"])
+@pytest.mark.parametrize("method", ["supsiam", "byol"])
+def test_a_larger_batch_needs_what_a_real_step_keeps_for_its_images(method, encoder):
+    chosen = recipe(f"auto.{method}").with_set({"views.size": 32, "train.batch_size": 8, "encoder.name": encoder})
+    twice = estimate_memory(chosen.with_set({"train.batch_size": 16}), CPU)
+    grown = twice - estimate_memory(chosen, CPU)
+    assert grown == pytest.approx(memory.WORKSPACE * bytes_saved_in_a_real_step(chosen), rel=0.1)
+    accumulated = chosen.with_set({"train.batch_size": 16, "train.accumulate": 2})
+    assert estimate_memory(accumulated, CPU) == pytest.approx(twice - grown)
+
+
+TIMM = ["resnet50", "vit_tiny_patch16_224", "convnext_tiny", "efficientnet_b0"]
+
+
+@pytest.mark.parametrize("encoder", ["resnet18", *(f"timm:{name}" for name in TIMM)])
+def test_a_run_that_does_not_fit_is_refused(encoder, monkeypatch):
+    """Warnings are errors here, so none of torch's reaches the user."""
+    chosen = recipe("imagenet100.supsiam").with_set({"encoder.name": encoder, "train.batch_size": 64})
+    needed = estimate_memory(chosen, CPU)
+    assert needed > memory.PROCESS_BYTES + 3 * 4 * 2e6  # weights, gradients and momentum of two million weights
+    monkeypatch.setattr(memory, "available_memory", lambda device: 0.9 * needed)
+    with pytest.raises(BadInput, match=mentions("memory", "train.batch_size")):
+        check_memory(chosen, CPU)
+    assert "memory" in check_memory(chosen.with_set({"train.batch_size": 16}), CPU)
+
+
+def test_an_encoder_that_needs_real_numbers_is_trained_without_an_estimate(monkeypatch):
+    class Thresholded(torch.nn.Linear):
+        def forward(self, images):
+            return super().forward(images.flatten(1) * (images.sum().item() > 0))
+
+    monkeypatch.setitem(BUILDERS, "thresholded", lambda spec: (body := Thresholded(192, 4), width_of(body, spec)))
+    chosen = recipe("auto.supsiam").with_set({"encoder.name": "thresholded", "views.size": 8})
+    assert chosen.encoder.build().width == 4
+    assert estimate_memory(chosen, CPU) is None
+
+
+def test_a_refused_run_reads_no_image_and_leaves_no_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(memory, "available_memory", lambda device: 1e9)
+    monkeypatch.setattr("supancl.training.start.open_data", lambda *rest: pytest.fail("images were read"))
+    said = supancl(capsys, "pretrain", "imagenet100.supsiam", "--data", class_folders(tmp_path / "data"),
+                   "--out", tmp_path / "run")  # fmt: skip
+    assert said.code == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_recipe_labels_decide_the_method(tmp_path, capsys):
+    class_folders(tmp_path / "labelled", each=20)
+    small = [*TINY[:6], "--encoder", "cnn", "--set", "encoder.width=8"]
+    for data, method in ((tmp_path / "labelled", "supsiam"), (tmp_path / "labelled" / "cat", "simsiam")):
+        run = tmp_path / method
+        said = supancl(capsys, "pretrain", "--data", data, *small, "--out", run)
+        assert said.code == 0, said.err
+        assert json.loads((run / "recipe.json").read_text())["recipe"]["name"] == f"auto.{method}"
+        again = supancl(capsys, "pretrain", f"auto.{method}", "--data", data, *small, "--resume", "--out", run)
+        assert again.code == 0, again.err
+    with pytest.raises(BadInput, match=mentions("differs")):
+        pretrain(recipe("auto.simsiam").with_set({"data.source": str(data), "train.epochs": 9}), out=run, resume=True)
