@@ -12,7 +12,8 @@ import torch
 
 from supancl import embed, knn_accuracy, linear_accuracy, open_data, pretrain, recipe, variance
 from supancl.reports import loss_curves, tsne_panels
-from supancl.reports.terminal import Terminal, make_console, table
+from supancl.reports.tables import plain_table, to_text
+from supancl.reports.terminal import Terminal, make_console
 from supancl.weights.run_folder import next_folder
 
 LEFT_OUT = ["3", "5", "8", "9"]
@@ -44,5 +45,5 @@ loss_curves(runs, Path(out / "losses.png"))
 tsne_panels(maps, data.classes, Path(out / "tsne.png"))
 columns = ["method", "k-NN %", "linear %", "S_W/S_T", "k-NN % unseen", "linear % unseen"]
 title = f"{len(data.held_out)} held-out images of 6 digits; {len(data.transfer[1])} of 4 digits never shown (one seed)"
-console.print(table(title, columns, rows))
+console.print(to_text(plain_table(title, columns, rows)), end="")
 console.print(f"runs and pictures in {out}; {time.perf_counter() - started:.0f} s")

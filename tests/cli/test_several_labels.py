@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from supancl.evaluation import sources
-from supancl.reports.suite_page import write_suite
+from supancl.reports.score_table import write_suite
 from tests.evaluate.made import bright
 from tests.files import archive, assert_mentions, assert_refused, supancl
 

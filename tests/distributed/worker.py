@@ -18,8 +18,9 @@ from torch._dynamo.utils import counters
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from supancl.data.views.specs import Crops
-from supancl.distributed import Ranks, join_ranks, traffic
+from supancl.distributed import Ranks, join_ranks
 from supancl.training.trainer import Trainer
+from tests.distributed.traffic import traffic
 from tests.distributed.cases import CASES, CPU, ON_FOUR, TWICE, data_of, in_double, outcome, trained
 from tests.tiny import flat, tiny_data, tiny_recipe
 

@@ -13,7 +13,7 @@ from supancl.evaluation import EvaluationOptions, Plan, SourceCache, differences
 from supancl.evaluation.comparison import row_labels
 from supancl.evaluation.suite import data_key
 from supancl.probes import FewShot, paired_difference
-from supancl.reports.suite_page import write_suite
+from supancl.reports.score_table import write_suite
 from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluate.made import encoder, run_folder, subject

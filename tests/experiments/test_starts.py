@@ -55,7 +55,7 @@ def test_every_way_becomes_a_row_and_the_rows_a_page(prepared: Path, monkeypatch
     monkeypatch.setattr(
         cells, "WAYS", {name: way._replace(candidates=way.candidates[:2]) for name, way in cells.WAYS.items()}
     )
-    words = ["--data", prepared / "data", "--out", prepared / "rows", "--runs", prepared / "runs", "--epochs", "1"]
+    words = ["--data", prepared / "data", "--out", prepared / "rows", "--runs", prepared / "runs", "--steps", "2"]
     words += ["--batch", "4", "--only", "dtd-4", "--set", "views.size=16", "heads.projector.hidden=[8]"]
     with pytest.raises(SystemExit):
         page.main(prepared / "rows", prepared / "docs/starts.md")

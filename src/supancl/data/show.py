@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from supancl.data.decode import image_problem, map_in_order, shrunk_size, upright_size
-from supancl.data.label_pairs import count_images, describe_pairs, label_texts
+from supancl.data.label_pairs import count_images, describe_pairs
 from supancl.data.splits import DataSpec, Source, Split
 from supancl.data.store.building import AUTO_CACHE_BYTES
 from supancl.errors import BadInput
-from supancl.files import digest
 from supancl.reporter import report_progress
 
 if TYPE_CHECKING:
@@ -104,74 +100,3 @@ def summarize_sizes(sizes: np.ndarray) -> dict[str, list[int]]:
         "width": min_median_max(sizes[:, 1]),
         "short side": min_median_max(sizes.min(1)),
     }
-
-
-# --- copies -----------------------------------------------------------------------------------------------------------
-
-MAX_EXAMPLES = 3  # of copies with different labels
-
-
-def find_copies(source: Source) -> dict[str, Any] | None:
-    """Count files that are byte-for-byte copies of one another; None if the source does not consist of files.
-
-    A file that a table lists twice is not a copy. A missing label does not differ from another.
-    """
-    files: dict[Path, int] = {}
-    for row, item in enumerate(source.items):
-        if not isinstance(item, Path):
-            return None
-        files.setdefault(item, row)
-    if not files:
-        return None
-    labels, splits = np.full(len(source.items), -1), np.zeros(len(source.items), np.int64)
-    numbers: dict[str, int] = {"": -1}
-    for number, split in enumerate(source.splits.values()):
-        rows = split.index.cpu().numpy()
-        labels[rows], splits[rows] = split.labels.numpy(), number
-        if split.pairs is not None:  # several labels are the same if all of them are
-            texts = label_texts(split.image_labels, torch.arange(len(split)), source.classes, "")
-            labels[rows] = [numbers.setdefault(text, len(numbers)) for text in texts]
-    totals = {"files": 0, "images": 0, "labels_differ": 0, "in_several_splits": 0}
-    examples: list[list[str]] = []
-    for group in _group_identical_files(list(files)):
-        rows = np.array([files[path] for path in group])
-        totals["files"] += len(group)
-        totals["images"] += 1
-        totals["in_several_splits"] += len(set(splits[rows].tolist())) > 1
-        example_by_label = {
-            label: str(path) for label, path in zip(labels[rows].tolist(), group, strict=True) if label >= 0
-        }
-        if len(example_by_label) > 1:
-            totals["labels_differ"] += 1
-            if len(examples) < MAX_EXAMPLES:
-                examples.append([example_by_label[label] for label in sorted(example_by_label)[:2]])
-    return {**totals, "examples": examples}
-
-
-def _group_identical_files(paths: list[Path]) -> Iterator[list[Path]]:
-    """Groups of files with the same content. Only files of equal size are read, one size at a time."""
-
-    def nbytes(path: Path) -> int:
-        try:
-            return path.stat().st_size
-        except OSError as error:
-            raise _no_longer_readable(path, error) from None
-
-    def digest_of(position: int) -> tuple[int, str]:
-        try:
-            return position, digest(paths[position])
-        except OSError as error:
-            raise _no_longer_readable(paths[position], error) from None
-
-    sizes = np.array(list(map_in_order(nbytes, paths)), np.int64)
-    _, size_number, size_counts = np.unique(sizes, return_inverse=True, return_counts=True)
-    candidates = np.flatnonzero(size_counts[size_number] > 1)
-    candidates = candidates[np.argsort(sizes[candidates], kind="stable")]
-    done = 0
-    for _, same_size in groupby(map_in_order(digest_of, candidates.tolist()), key=lambda pair: sizes[pair[0]]):
-        by_content: dict[str, list[Path]] = {}
-        for position, checksum in same_size:
-            by_content.setdefault(checksum, []).append(paths[position])
-            done += 1
-            report_progress("comparing files of equal size", done, len(candidates))
-        yield from (group for group in by_content.values() if len(group) > 1)

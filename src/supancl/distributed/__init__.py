@@ -19,15 +19,14 @@ from supancl.distributed.processes import (
     should_report_failure,
 )
 from supancl.distributed.ranks import SINGLE_PROCESS, RankFailed, Ranks, RowRange
-from supancl.distributed.traffic import Traffic, traffic
 from supancl.lazy import lazy_names
 
 if TYPE_CHECKING:
     from supancl.distributed.norms import synchronize_norms
 
 __all__ = [
-    "SINGLE_PROCESS", "RankFailed", "Ranks", "RowRange", "Traffic", "from_environment", "join_ranks",
-    "require_single_process", "should_print", "should_report_failure", "synchronize_norms", "traffic",
+    "SINGLE_PROCESS", "RankFailed", "Ranks", "RowRange", "from_environment", "join_ranks",
+    "require_single_process", "should_print", "should_report_failure", "synchronize_norms",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -111,12 +111,6 @@ def _wait_for(ranks: Ranks, absent_ranks: Callable[[], list[int]], deadline: flo
         time.sleep(POLL_SECONDS)
 
 
-def with_prefix(prefix: str, store: Any) -> Any:
-    """The store, with the prefix before every key."""
-    untyped: Any = dist
-    return untyped.PrefixStore(prefix, store)
-
-
 def name_ranks(numbers: list[int]) -> str:
     """The ranks in words.
 

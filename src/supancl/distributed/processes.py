@@ -7,12 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from supancl.distributed.heartbeat import Heartbeat, end_process
-from supancl.distributed.meeting import address, connect_to_store, meet, with_prefix
+from supancl.distributed.meeting import address, connect_to_store, meet
 from supancl.distributed.ranks import RankFailed, Ranks
 from supancl.errors import BadInput, SupanclError
 from supancl.files import reason
@@ -23,11 +22,11 @@ else:
     from supancl.lazy import dist
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # until all ranks have started
-# one rank may build a cache or measure while the others wait; a rank that is gone is noticed by its heartbeat
-COLLECTIVE_TIMEOUT = timedelta(hours=4)
-REASON_WAIT = 3.0  # seconds that a rank waits for a lower one to report why all end
+COLLECTIVE_TIMEOUT = timedelta(hours=4)  # one rank may build a cache or measure while the others wait
+HEAD_START = 0.5  # seconds that rank 0 has, to report what all ranks fail of
+REASON_WAIT = 3.0  # seconds that a rank waits for the one that knows why all end
 LEAVE_WAIT = 5.0  # seconds that a failed rank waits for the process group to close
-FAILURE_KEY = "supancl/ended"
+FAILURES = "supancl/failures"
 
 
 def from_environment() -> Ranks:
@@ -103,27 +102,21 @@ def join_ranks(cuda: bool) -> Iterator[Ranks]:
     except BaseException as error:
         cause = _failure_to_raise(ranks, store, error)
         _disconnect(timeout=LEAVE_WAIT if cuda else None)
-        ranks.end_heartbeat(in_order=False)
         if cause is error:
             raise
         raise cause from error  # --debug shows both
     _disconnect()
-    ranks.end_heartbeat(in_order=True)
 
 
 def _connect(ranks: Ranks) -> Any:
-    """Meet the other ranks and return the key-value store that only they use; their heartbeats begin."""
+    """Meet the other ranks and return the key-value store that only they use."""
     try:
         store = connect_to_store(ranks, CONNECT_TIMEOUT)
-        prefix = meet(ranks, store, CONNECT_TIMEOUT)
-        # a connection of its own: another thread's request would block the heartbeat
-        own_connection = connect_to_store(ranks, CONNECT_TIMEOUT, can_host=False)
-        ranks.heartbeat = Heartbeat(ranks, with_prefix(prefix, own_connection), end_process)
-        ranks.heartbeat.start()
+        untyped: Any = dist
+        return untyped.PrefixStore(meet(ranks, store, CONNECT_TIMEOUT), store)
     except (RuntimeError, ValueError) as error:
         _reports_failure.append(True)  # the others cannot
         raise _cannot_connect(ranks, error) from error
-    return with_prefix(prefix, store)
 
 
 def _join_process_group(ranks: Ranks, store: Any, cuda: bool) -> None:
@@ -158,40 +151,25 @@ def _disconnect(timeout: float | None = None) -> None:
 
 
 def _failure_to_raise(ranks: Ranks, store: Any, error: BaseException) -> BaseException:
-    """The error to end with. Only the lowest rank that has the original error reports it."""
+    """The error to end with. The first rank to fail reports it; a rank that lost the others waits for their reason."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all once one of them has ended
-    connection_lost = _is_connection_error(error)
-    if connection_lost:
-        cause = _failure_of_other_rank(ranks, store)
-        if cause is not None:
-            _reports_failure.append(False)  # the failed rank has reported it
-            return cause
+    code = getattr(error, "exit_code", 1)
+    message = str(error) if isinstance(error, SupanclError) else f"{type(error).__name__}: {error}"
+    if connection_lost := _is_connection_error(error):
         error = RankFailed(
             "another rank ended without a message (killed, or out of memory); the last checkpoint is intact, "
             "continue with resume"
         )
-    message = str(error) if isinstance(error, SupanclError) else f"{type(error).__name__}: {error}"
-    code = getattr(error, "exit_code", 1)
-    with suppress(RuntimeError):
-        store.set(f"{FAILURE_KEY}/{ranks.rank}", f"{code} {message}")
-    if ranks.is_rank0 or _lower_rank_reports(ranks.rank, store, if_store_gone=not connection_lost):
-        return error
-    _reports_failure.append(True)
-    return error if connection_lost else RankFailed(f"rank {ranks.rank} of {ranks.size}: {message}", code)
-
-
-def _lower_rank_reports(rank: int, store: Any, if_store_gone: bool) -> bool:
-    """Whether a lower rank reports a failure too. Ranks that fail for the same reason fail at about the same time."""
-    deadline = time.monotonic() + REASON_WAIT
-    while time.monotonic() < deadline:
-        try:
-            if any(store.check([f"{FAILURE_KEY}/{lower}"]) for lower in range(rank)):
-                return True
-        except RuntimeError:  # the process with the store has ended
-            return if_store_gone
-        time.sleep(0.05)
-    return False
+    elif not ranks.is_rank0 and not isinstance(error, RankFailed):
+        error = RankFailed(f"rank {ranks.rank} of {ranks.size}: {message}", code)
+    time.sleep(REASON_WAIT if connection_lost else 0 if ranks.is_rank0 else HEAD_START)
+    try:
+        is_first = store.add(FAILURES, 1) == 1
+    except RuntimeError:  # the process with the store has ended
+        is_first = connection_lost
+    _reports_failure.append(is_first)
+    return error
 
 
 def _is_connection_error(error: BaseException) -> bool:
@@ -199,17 +177,3 @@ def _is_connection_error(error: BaseException) -> bool:
     signs = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
     matches = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
     return matches or isinstance(error, dist.DistError)
-
-
-def _failure_of_other_rank(ranks: Ranks, store: Any) -> RankFailed | None:
-    """What a failed rank has written to the store; waits a second for it."""
-    deadline = time.monotonic() + 1.0
-    while time.monotonic() < deadline:
-        for rank in range(ranks.size):
-            with suppress(RuntimeError):
-                if rank != ranks.rank and store.check([f"{FAILURE_KEY}/{rank}"]):
-                    code, _, message = store.get(f"{FAILURE_KEY}/{rank}").decode().partition(" ")
-                    names_rank = message.startswith("rank ")
-                    return RankFailed(message if names_rank else f"rank {rank} of {ranks.size}: {message}", int(code))
-        time.sleep(0.05)
-    return None

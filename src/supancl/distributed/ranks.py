@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from torch import Tensor, nn
-
-    from supancl.distributed.heartbeat import Heartbeat
 else:
     from supancl.lazy import dist, nn, torch
 
@@ -69,7 +67,6 @@ class Ranks:
 
     def __init__(self, size: int = 1, rank: int = 0, local_rank: int = 0) -> None:
         self.size, self.rank, self.local_rank = size, rank, local_rank
-        self.heartbeat: Heartbeat | None = None  # while the ranks are connected
         self._pending_signal: tuple[Any, Tensor] | None = None
 
     @property
@@ -154,8 +151,7 @@ class Ranks:
         outcome: list[Any] = [None]
         if self.is_rank0:
             try:
-                with self._at_work():
-                    outcome = [(work(), None)]
+                outcome = [(work(), None)]
             except SupanclError as error:
                 outcome = [(None, error)]
         dist.broadcast_object_list(outcome, src=0, device=torch.device("cpu"))
@@ -171,8 +167,7 @@ class Ranks:
         result: T | None = None
         local_failure: SupanclError | None = None
         try:
-            with self._at_work():
-                result = work()
+            result = work()
         except SupanclError as error:
             local_failure = error
         failures = self.all_gather_object(local_failure)
@@ -182,16 +177,6 @@ class Ranks:
             if failure is not None:
                 raise RankFailed(f"rank {rank} of {self.size}: {failure}", failure.exit_code)
         return cast(T, result)
-
-    def _at_work(self) -> AbstractContextManager[None]:
-        """While this rank works alone, it does not wait for one that is lost."""
-        return nullcontext() if self.heartbeat is None else self.heartbeat.work()
-
-    def end_heartbeat(self, in_order: bool) -> None:
-        """End the heartbeat before the process leaves the others, `in_order` or after a failure."""
-        if self.heartbeat is not None:
-            self.heartbeat.stop(in_order)
-            self.heartbeat = None
 
     def assert_equal(self, value: T, name: str) -> T:
         """Return the value; refuse it if it differs between ranks."""

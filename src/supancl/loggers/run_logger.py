@@ -30,7 +30,6 @@ class LoggedRun:
     folder: Path
     settings: dict[str, Any]  # of the recipe, by dotted name
     tags: dict[str, str]
-    cut_part: str = ""  # the part (see `Record`) that a killed process left behind; its rows are sent again
 
     @property
     def name(self) -> str:
@@ -49,19 +48,17 @@ class Record:
 
     run_id: str | None = None  # the service's
     last_steps: dict[str, int] = field(default_factory=dict)  # by kind of row
-    part: str = ""  # what the service writes to now, if that is lost when the process is killed
 
     @classmethod
     def read(cls, file: Path) -> Record:
         """The content of the file; of a missing or damaged one an empty record."""
         try:
             content = parse_json(read_text(file))
-            record = cls(content["run_id"], dict(content["last_steps"]), content["part"])
+            record = cls(content["run_id"], dict(content["last_steps"]))
         except (OSError, ValueError, TypeError, LookupError):
             return cls()
-        names, steps = (record.run_id, record.part), record.last_steps.values()
-        are_names = all(isinstance(name, str) and re.fullmatch(r"[\w-]{0,100}", name) for name in names)
-        return record if are_names and all(isinstance(step, int) for step in steps) else cls()
+        is_name = isinstance(record.run_id, str) and re.fullmatch(r"[\w-]{0,100}", record.run_id)
+        return record if is_name and all(isinstance(step, int) for step in record.last_steps.values()) else cls()
 
 
 class RunLogger(ForwardingReporter, ABC):
@@ -72,7 +69,6 @@ class RunLogger(ForwardingReporter, ABC):
     """
 
     name: ClassVar[str] = ""  # of --logger, of the package and of its extra
-    part: str = ""  # set by `open` if rows are safe only after `close`
 
     def __init__(self, reporter: Reporter | None = None, warn: Callable[[str], None] | None = None) -> None:
         super().__init__(reporter or Reporter())
@@ -138,9 +134,9 @@ class RunLogger(ForwardingReporter, ABC):
             self._add(row)
         if self.step >= self.steps and not self.pending:
             return  # a finished run, and the service has all of it
-        run_id = self.open(LoggedRun(self.folder, settings, tags, self.record.part), self.record.run_id)
+        run_id = self.open(LoggedRun(self.folder, settings, tags), self.record.run_id)
         self.is_open = True
-        self._write_record(Record(run_id, self.record.last_steps, self.part))
+        self._write_record(Record(run_id, self.record.last_steps))
         self._send_pending()
 
     def _end(self) -> None:
@@ -171,8 +167,7 @@ class RunLogger(ForwardingReporter, ABC):
     def _send_pending(self) -> None:
         self.send(self.pending)
         self.pending, self.last_sent = [], time.monotonic()
-        if not self.part:
-            self._write_record(Record(self.record.run_id, dict(self.last_steps)))
+        self._write_record(Record(self.record.run_id, dict(self.last_steps)))
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Do this; if it fails, warn and leave the service out from now on."""
@@ -184,7 +179,7 @@ class RunLogger(ForwardingReporter, ABC):
                 self.close(False)
             self.warn_user(
                 f"logger {self.name} failed ({reason(error)}) and is left out; {self.folder / 'metrics.jsonl'} has "
-                f"every row, and resume out {self.folder} logger {self.name} sends those that are missing"
+                f"every row, and resuming {self.folder} with logger {self.name} sends those that are missing"
             )
 
 

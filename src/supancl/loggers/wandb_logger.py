@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -25,8 +24,6 @@ class WandbLogger(RunLogger):
         import wandb
 
         folder = os.environ.get("WANDB_DIR") or str(run.make_folder("wandb").parent)
-        for cut in Path(folder, "wandb").glob(run.cut_part or "-"):
-            cut.rename(cut.with_name(f"cut-{cut.name}"))  # wandb may not have written its last rows
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         self.run = wandb.init(
             id=run_id or uuid4().hex[:8],
@@ -40,7 +37,6 @@ class WandbLogger(RunLogger):
             settings=wandb.Settings(console="off", silent=True),
         )
         if self.run.offline:
-            self.part = Path(self.run.dir).parent.name
             files = f"{shlex.quote(os.path.relpath(folder))}/wandb/offline-run-*{self.run.id}"
             self.note(f"wandb: offline run {self.run.id}; upload it with: wandb sync {files}")
         else:

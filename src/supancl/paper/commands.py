@@ -15,7 +15,7 @@ from supancl.errors import BadInput, CheckFailed, did_you_mean, program_name
 from supancl.files import check_writable, why_unwritable, write_text
 from supancl.reporter import report_progress, say, show
 from supancl.reports.page import check_picture_place
-from supancl.reports.terminal import table as terminal_table
+from supancl.reports.tables import plain_table
 from supancl.reports.terminal import terminal_width
 from supancl.sweeps.options import SweepRequest, SweepSettings
 from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders
@@ -96,7 +96,7 @@ def print_tables(result: dict[str, Any]) -> None:
         filled = tables.table(summary, columns)
         rows = [[cell if isinstance(cell, str) else cell_text(cell) for cell in row] for row in filled.rows]
         names = [str(name) for name in filled.columns]
-        show(terminal_table(f"{title}: mean ± sd, {seeds} (paper); {LEGEND}", names, rows))
+        show(plain_table(f"{title}: mean ± sd, {seeds} (paper); {LEGEND}", names, rows))
     for claim, holds in result["trends"].items():
         say(f"{'yes' if holds else 'NO '}  {claim}")
     for line in (*missed_lines(result), *tables.paired_lines(result["paired"])):
@@ -221,7 +221,7 @@ def collapse(recipe: str, **settings: Unpack[SweepSettings]) -> dict[str, Any]:
     sweep.check_folder(base)
     result, runs = train_cells(base, sweep)
     title = f"{base.name}, epochs: {base.train.epochs}, alpha {result['alpha']:g}, seeds: {request.seeds}"
-    show(terminal_table(title, *table_cells(result["rows"])))
+    show(plain_table(title, *table_cells(result["rows"])))
     say(f"runs and collapse.json in {request.out}")
     if runs.failed:
         raise RunsFailed(runs.failed, result, request.out)
@@ -266,7 +266,7 @@ def study(
     sweep.check_folder(base)
     result, images, runs = train_rows(what, base, selected, sweep, on_test)
     title = study_title(result, images)
-    show(terminal_table(title, *table_cells(result)))
+    show(plain_table(title, *table_cells(result)))
     for line in result["differences"]:
         say(line)
     write_study(result, title, request.out)
@@ -393,13 +393,12 @@ def make_table(
 
 
 def show_plan(plan: Plan, sweep: Sweep) -> dict[str, str]:
-    """Print the runs with their states and the remaining time; returns the states."""
+    """Print the runs with their states; returns the states."""
     from supancl.paper.tables.plan import FAILED
 
     states = {run.name: plan.state(run) for run in plan.runs}
     rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
-    show(terminal_table(f"Table {plan.layout.name}, runs: {len(rows)}", ["run", "recipe", "state"], rows))
-    say(plan.estimate(sweep.jobs_for(plan.runs[0].recipe)))
+    show(plain_table(f"Table {plan.layout.name}, runs: {len(rows)}", ["run", "recipe", "state"], rows))
     if plan.without_recipe:
         say(f"not trained, because there is no recipe: {', '.join(plan.without_recipe)}")
     failed_before = [name for name, state in states.items() if state == FAILED]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from supancl.config import checked, from_json, hints
+from supancl.config import from_json, hints
 from supancl.core.losses import Align, Loss, LossTraits, Terms
 from supancl.core.specs import EncoderSpec, PoolSpec
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark
@@ -42,10 +42,6 @@ REGISTERED_BENCHMARKS: set[str] = set()
 POOL_KINDS = get_args(hints(PoolSpec)["kind"])
 LOSS_KINDS = tuple(str(loss.kind) for loss in get_args(Loss))
 PLACEHOLDERS: dict[str, Any] = {"loss": Align(), "pool": PoolSpec()}  # used while the other sections are read
-REQUIRED_METHODS = {  # by section: method name -> its parameters
-    "loss": {"sees_batch": "pool", "__call__": "anchors, targets, labels, pool=None, global_batch=None"},
-    "pool": {"build": "width, classes, unlabelled=False, ranks=None"},
-}
 
 
 def register(section: Section) -> Section:
@@ -70,9 +66,6 @@ def register(section: Section) -> Section:
             f"{name}: {section_name}.kind = {kind!r} is one of supancl's; choose another kind, so that runs "
             "can be read with the right class"
         )
-    missing = _find_missing(section, section_name, fields)
-    if missing:
-        raise BadInput(f"{name}: needs {missing} (docs/extending.md)")
     previous = REGISTERED.get((section_name, kind))
     if previous is not None and not _same_definition(section, previous) and not _all_from_notebook(section, previous):
         raise BadInput(
@@ -85,8 +78,6 @@ def register(section: Section) -> Section:
     call = section.__call__ if section_name == "loss" else None  # may be inherited
     if inspect.isfunction(call) and call.__module__ != Align.__module__:
         setattr(section, "__call__", _with_checked_terms(call))  # noqa: B010 - mypy refuses to assign __call__
-    if section_name == "pool":
-        setattr(section, "build", _with_checked_pool(getattr(section, "build")))  # noqa: B009, B010 - mypy refuses both
     REGISTERED[section_name, kind] = section
     return section
 
@@ -264,59 +255,9 @@ def _with_checked_terms(call: Any) -> Any:
     return checked_call
 
 
-def _with_checked_pool(build: Any) -> Any:
-    """Wrap the `build` of a pool so that a wrong result is reported here and not at the end of the first epoch."""
-
-    @functools.wraps(build)
-    def checked_build(self: Any, width: int, classes: int, *args: Any, **kwargs: Any) -> Any:
-        from supancl.core.pools import Pool
-
-        pool, name = build(self, width, classes, *args, **kwargs), type(self).__name__
-        if not isinstance(pool, Pool):
-            raise BadInput(f"{name}: build returned {_describe_type(pool)}; expected a Pool (docs/extending.md)")
-        if not isinstance(pool.counts, torch.Tensor) or pool.counts.ndim != 1:
-            raise BadInput(
-                f"{type(pool).__name__}: counts is {_describe_type(pool.counts)}; expected a property, a tensor "
-                "(classes,) of the number of stored targets (docs/extending.md)"
-            )
-        return pool
-
-    return checked_build
-
-
 def _describe_type(value: Any) -> str:
     shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
     return f"a {type(value).__name__}{shape}"
-
-
-def _find_missing(section: Any, section_name: str, fields: dict[str, Any]) -> str:
-    """What the class lacks that a run needs, perhaps only on several GPUs or at the end of an epoch; else empty."""
-    if section_name == "pool" and section.build is PoolSpec.build:
-        return "its own build method: that of PoolSpec builds only supancl's kinds"
-    if section_name == "loss" and not hasattr(section, "supervised") and "supervised" not in fields:
-        return "supervised = True or False: whether it uses labels"
-    for name, signature in REQUIRED_METHODS[section_name].items():
-        attribute = next((vars(base)[name] for base in section.__mro__ if name in vars(base)), None)
-        if attribute is None or (inspect.isfunction(attribute) and not _accepts(attribute, signature)):
-            return f"def {name}(self, {signature})"
-    for name, hint in hints(section).items():
-        if fields.get(name, dataclasses.MISSING) is not dataclasses.MISSING:
-            try:
-                checked(fields[name], hint, f"{section.__name__}.{name}")
-            except TypeError:
-                return f"another type for {name}: numbers, strings, booleans, None and tuples of them can be stored"
-    return ""
-
-
-def _accepts(function: Any, parameters: str) -> bool:
-    optional = [parameter for parameter in parameters.split(", ") if "=" in parameter]
-    keywords = dict.fromkeys(parameter.partition("=")[0] for parameter in optional)
-    positional = [None] * (1 + parameters.count(", ") + 1 - len(optional))  # one more for self
-    try:
-        inspect.signature(function).bind(*positional, **keywords)
-    except TypeError:
-        return False
-    return True
 
 
 def _same_definition(first: type, second: type) -> bool:

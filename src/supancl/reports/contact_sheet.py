@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from PIL import Image, ImageDraw
+from matplotlib.font_manager import findfont
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from supancl.data.label_pairs import label_texts
 from supancl.data.order import derive_seed
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
+from supancl.errors import make_visible
 from supancl.recipes import Recipe
-from supancl.reports.fonts import caption_font, make_drawable, shorten
+from supancl.reports.pictures import shorten
 from supancl.reports.sprites import to_image
 
 TILE, GAP, CAPTION = 112, 6, 16
+LETTERS = 18  # of a caption
 
 
 def draw_image_sheet(split: Split, classes: Sequence[str], path: Path, count: int = 48, columns: int = 8) -> None:
@@ -82,13 +85,11 @@ def _to_tile(pixels: Tensor) -> Image.Image:
 def _draw_sheet(tiles: Sequence[Image.Image], captions: Sequence[str], columns: int, path: Path) -> None:
     rows = -(-len(tiles) // columns)
     sheet = Image.new("RGB", (columns * (TILE + GAP) + GAP, rows * (TILE + CAPTION + GAP) + GAP), "white")
-    draw = ImageDraw.Draw(sheet)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.truetype(findfont("DejaVu Sans"), 11)
     for slot, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
         left = GAP + slot % columns * (TILE + GAP)
         top = GAP + slot // columns * (TILE + CAPTION + GAP)
         sheet.paste(tile, (left + (TILE - tile.width) // 2, top + (TILE - tile.height) // 2))
-        caption = make_drawable(caption)
-        font = caption_font(caption, 11)
-        place = (left + TILE / 2, top + TILE + CAPTION - 4)
-        draw.text(place, shorten(caption, TILE, font.getlength), fill="#333333", font=font, anchor="ms")
+        place, caption = (left + TILE / 2, top + TILE + CAPTION - 4), shorten(make_visible(caption), LETTERS)
+        draw.text(place, caption, fill="#333333", font=font, anchor="ms")
     sheet.save(path)

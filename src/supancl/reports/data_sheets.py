@@ -21,7 +21,8 @@ from supancl.files import check_is_new, left_over_files, make_folder
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.shorthands import FIELDS, parse_set
 from supancl.reporter import say, show, warn
-from supancl.reports.terminal import block_letter, table
+from supancl.reports.tables import plain_table
+from supancl.reports.terminal import block_letter
 from supancl.weights.run_folder import next_folder
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def show_data(
     $ supancl data show photos
     """
     from supancl.data.opening import open_source
-    from supancl.data.show import describe_source, find_copies, image_sizes
+    from supancl.data.show import describe_source, image_sizes
     from supancl.training.start import with_short_side
 
     name, folder = str(source), Path(out) if out else next_folder("show")
@@ -89,9 +90,7 @@ def show_data(
     if shown is None:
         shown = fitting_recipe(opened, round(float(np.median(sizes.min(1)))))
     facts = describe_source(opened, replace(spec, short_side=shown.data.short_side), channels, sizes)
-    facts["copies"] = find_copies(opened)
     print_facts(facts)
-    print_copies(facts["copies"])
     facts["pictures"] = draw_sheets(opened, shown, folder)
     return facts
 
@@ -131,7 +130,7 @@ def print_facts(facts: dict[str, Any]) -> None:
         [name, *(f"{counts[key]:,}" for key in ("images", "labelled", "classes"))]
         for name, counts in facts["splits"].items()
     ]
-    show(table(facts["source"], ["split", "images", "labelled", "classes"], rows))
+    show(plain_table(facts["source"], ["split", "images", "labelled", "classes"], rows))
     for name, counts in facts["splits"].items():
         if labels := counts.get("labels_per_image"):
             least, largest = labels["least_weight"], labels["largest_weight"]
@@ -141,7 +140,7 @@ def print_facts(facts: dict[str, Any]) -> None:
         say(
             f"levels: {len(facts['levels'])}; classes, the coarsest level first: {', '.join(map(str, facts['levels']))}"
         )
-    show(table("images by class", ["class", *facts["splits"], ""], histogram_rows(facts)))
+    show(plain_table("images by class", ["class", *facts["splits"], ""], histogram_rows(facts)))
     for side_name, (low, middle, high) in facts["sizes"].items():
         say(f"{side_name}: {low} to {high} px, median {middle}" if low < high else f"{side_name}: {low} px")
     limit = facts["short_side"]
@@ -175,20 +174,6 @@ def histogram_rows(facts: dict[str, Any]) -> list[list[str]]:
 def print_indented(lines: Sequence[str]) -> None:
     for line in lines:
         say(f"  {line}")
-
-
-def print_copies(copies: dict[str, Any] | None) -> None:
-    if not copies or not copies["files"]:
-        return
-    say(
-        f"{copies['files']:,} files are byte-for-byte copies of {copies['images']:,} images; copies may be both in "
-        "training and held out: keep one of each"
-    )
-    if copies["in_several_splits"]:
-        say(f"{copies['in_several_splits']:,} of these images have copies in more than one split")
-    if copies["labels_differ"]:
-        say(f"{copies['labels_differ']:,} of these images have copies with different labels")
-        print_indented([f"the same image: {first} and {second}" for first, second in copies["examples"]])
 
 
 # --- caches -----------------------------------------------------------------------------------------------------------
@@ -282,7 +267,7 @@ def print_caches() -> dict[str, Any]:
         ]
         for cached in caches
     ]
-    show(table(f"caches in {cache_root()}", ["folder", "source", "images", "GB", "last used"], rows))
+    show(plain_table(f"caches in {cache_root()}", ["folder", "source", "images", "GB", "last used"], rows))
     left_over = [file for cached in caches for file in left_over_files(cached.folder)]
     if left_over:
         say(f"temporary files of killed processes: {len(left_over)}; the next command that writes there removes them")

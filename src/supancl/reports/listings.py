@@ -15,8 +15,7 @@ from supancl.recipes import RECIPES, find_recipe, recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.shorthands import RecipeSettings, parse_set
 from supancl.reporter import say, show
-from supancl.reports.tables import Table
-from supancl.reports.terminal import NarrowTable, table
+from supancl.reports.tables import Table, plain_table
 from supancl.stats import duration
 from supancl.weights.run_list import ListedRun, find_listed_runs
 
@@ -41,7 +40,7 @@ def list_runs(folder: str | Path = "runs") -> dict[str, Any]:
     """
     runs = find_listed_runs(Path(folder))
     if runs:
-        show(NarrowTable(runs_table(runs, Path(folder)), ("recipe", "data", "age", "size")))
+        show(runs_table(runs, Path(folder)))
     else:
         say(f"no run below {folder}")
     return {"folder": str(folder), "runs": [asdict(run) | {"path": str(run.path)} for run in runs]}
@@ -69,7 +68,8 @@ def runs_table(runs: list[ListedRun], folder: Path) -> Table:
     ]
     notes = ["k-NN, linear: % of as many held-out images"] * any(run.tested_images is not None for run in runs)
     notes += [f"{run.path}: {run.problem}; it can be resumed once that is restored" for run in runs if run.problem]
-    return Table(columns, rows, "l" * (len(columns) - 6) + "rrrrrr", notes=notes)
+    sides, optional = "l" * (len(columns) - 6) + "rrrrrr", ("recipe", "data", "age", "size")
+    return Table(columns, rows, sides, notes=notes, optional=optional)
 
 
 def format_epochs(run: ListedRun) -> str:
@@ -142,10 +142,10 @@ def list_recipes(
         titles = {"name": "name", "paper": "in the paper", "encoder": "encoder", "pixels": "px", "epochs": "epochs"}
         titles["batch"] = "batch"  # not the method: it is the end of the name
         cells = [["" if row[key] is None else str(row[key]) for key in titles] for row in rows]
-        show(NarrowTable(Table(list(titles.values()), cells, "lllrrr"), ("in the paper",)))
+        show(Table(list(titles.values()), cells, "lllrrr", optional=("in the paper",)))
         return {"recipes": {r.name: r.paper for r in built.values()}, "rows": rows}
     selected = resolve_warmup(find_recipe(name, compat, {**settings, **parse_set(set)}))
     fields = selected.fields()
     lines = [[field, json.dumps(value), source] for field, (value, source) in fields.items()]
-    show(table(f"{selected.name}: {selected.method}, {selected.paper}", ["field", "value", "source"], lines))
+    show(plain_table(f"{selected.name}: {selected.method}, {selected.paper}", ["field", "value", "source"], lines))
     return {"name": selected.name, "fields": {key: {"value": v, "source": s} for key, (v, s) in fields.items()}}

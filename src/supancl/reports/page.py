@@ -88,11 +88,6 @@ def wrappable(text: str) -> str:
     return html.escape(text).replace("_", "_<wbr>")
 
 
-def inline_image(path: Path) -> str:
-    """A data URL with the content of a PNG file."""
-    return data_url(path.read_bytes())
-
-
 def data_url(content: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 

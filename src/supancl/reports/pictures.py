@@ -12,13 +12,13 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
+from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
-from supancl.errors import BadInput, plural
+from supancl.errors import BadInput, make_visible, plural
 from supancl.probes import Features
 from supancl.reporter import track_task
-from supancl.reports.fonts import fonts, make_drawable
-from supancl.reports.legends import MAX_NAMED, draw_legend, lay_out_legend
 from supancl.reports.tsne import MAX_IMAGES_SKLEARN, Progress, tsne_of_few, tsne_of_many
 
 # ten colours that most colour-blind readers can distinguish; after ten classes they repeat with another marker
@@ -31,6 +31,14 @@ FAMILIES = (
     ("#54278f", "#df65b0", "#9e9ac8", "#980043", "#d4b9da"),  # violets
     ("#000000", "#969696", "#525252", "#cccccc", "#737373"),  # greys
 )
+# matplotlib takes a letter from the first of these that has it
+FONTS = [
+    family
+    for family in ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Sans Thai")
+    if family in fontManager.get_font_names()
+]
+MAX_NAMED = 200  # classes; a sheet of more would be mostly legend
+LETTERS = 40  # of a name in a legend
 FULL_SIZE_POINTS = 4_000  # more points in a map are drawn smaller
 MAX_VECTOR_POINTS = 10_000  # more are pixels in an SVG or PDF, which could hardly be opened otherwise
 # no dates (and fixed ids below): equal points give equal files
@@ -61,7 +69,7 @@ PAGE = Sheet(6.75, 3.5, 7.0, 300)  # a two-column page's text width, with type t
 
 def escape_label(text: str) -> str:
     """Make matplotlib show a name literally: it reads dollars as formulas and hides labels that begin with _."""
-    text = make_drawable(text)
+    text = make_visible(text)
     return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
@@ -147,7 +155,32 @@ def name_label(label: int, classes: Sequence[str], is_numbered: bool) -> str:
     """The text of a label in a legend."""
     if not 0 <= label < len(classes):
         return "unlabelled"
-    return (f"{label}  " if is_numbered else "") + escape_label(classes[label])
+    return (f"{label}  " if is_numbered else "") + escape_label(shorten(classes[label], LETTERS))
+
+
+def shorten(text: str, letters: int) -> str:
+    """The text, or its start and end with an ellipsis between them.
+
+    >>> shorten("a long name", 7)
+    'a l…ame'
+    """
+    return text if len(text) <= letters else f"{text[: letters // 2]}…{text[-((letters - 1) // 2) :]}"
+
+
+def legend_entries(groups: Mapping[str, Sequence[int]], names: Mapping[int, str]) -> list[tuple[str, int | None]]:
+    """Texts with the label whose symbol precedes them. Named groups have their name first and are equally long."""
+    if len(names) > MAX_NAMED:
+        return [(f"{len(names):,} classes, too many to name", None)]
+    longest = max(map(len, groups.values()), default=0)
+    return [
+        entry
+        for group, labels in groups.items()
+        for entry in (
+            *[(group, None)] * bool(group),
+            *((names[label], label) for label in labels),
+            *[("", None)] * (longest - len(labels)),
+        )
+    ]
 
 
 def draw_panels(
@@ -178,13 +211,17 @@ def draw_panels(
     side = min(sheet.side, sheet.width / columns)
     width = side * columns
     settings: dict[Any, Any] = {"svg.hashsalt": "supancl", "pdf.fonttype": 42, "font.size": sheet.font}
-    with matplotlib.rc_context({**settings, "font.family": list(fonts())}):
-        groups_in_legend = {escape_label(group) if group else "": labels for group, labels in present_groups.items()}
+    with matplotlib.rc_context({**settings, "font.family": FONTS}):
+        entries = legend_entries(
+            {escape_label(group) if group else "": labels for group, labels in present_groups.items()}, names
+        )
         font = sheet.font * (0.8 if is_numbered else 1)
-        legend = lay_out_legend(groups_in_legend, names, (width, max(width, sheet.width)), font)
+        letters = max((len(text) for text, _ in entries), default=0) + 6
+        fitting = max(1, int(72 * width / (0.6 * font * letters)))
+        legend_columns = len(present_groups) if groups else min(fitting, len(entries))
+        legend_height = font * 1.5 / 72 * math.ceil(len(entries) / max(legend_columns, 1))
         heading = sheet.font * 1.5 / 72 * (1.2 + any(panel.note for panel in panels))
-        height = rows * (side + heading) + legend.height
-        figure = Figure(figsize=(max(width, legend.width), height), layout="constrained")
+        figure = Figure(figsize=(width, rows * (side + heading) + legend_height), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).flat
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
@@ -192,11 +229,33 @@ def draw_panels(
             draw_map(axis, panel, styles, side, sheet.font)
             if is_numbered:
                 draw_numbers(axis, panel, 0.6 * sheet.font)
-            if legend.width > width:  # only the legend needs the width
-                axis.set_box_aspect(1)
-        if legend.entries:
-            draw_legend(figure, legend, styles)
+        if entries:
+            draw_legend(figure, entries, legend_columns, styles, font)
         figure.savefig(path, dpi=sheet.dpi, metadata=UNDATED.get(path.suffix.lower()))
+
+
+def draw_legend(
+    figure: Figure,
+    entries: Sequence[tuple[str, int | None]],
+    columns: int,
+    styles: Mapping[int, Mapping[str, Any]],
+    font: float,
+) -> None:
+    """Draw the legend below the maps; names of groups (label None) are bold."""
+    shared: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 0, "markersize": 0.7 * font}
+    handles = [Line2D([], [], **shared, **({"marker": ""} if key is None else styles[key])) for _, key in entries]
+    artist = figure.legend(
+        handles,
+        [text for text, _ in entries],
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=font,
+        handletextpad=0.2,
+        columnspacing=1.0,
+    )
+    for text, (_, label) in zip(artist.get_texts(), entries, strict=True):
+        text.set_fontweight("normal" if label is not None else "bold")
 
 
 def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], side: float, font: float) -> None:
@@ -213,7 +272,7 @@ def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], 
     )
     if panel.note:
         axis.annotate(
-            make_drawable(panel.note),
+            make_visible(panel.note),
             (0.5, 1),
             (0, 0.3 * font),
             xycoords="axes fraction",

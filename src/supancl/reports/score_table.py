@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from supancl.errors import make_visible, plural
@@ -14,6 +17,7 @@ from supancl.evaluation import (
     overlap_warnings,
     rankings,
 )
+from supancl.files import digest, jsonable, read_json, write_text
 from supancl.probes.ranking import Mark, Ranking, Score
 from supancl.reporter import say, show, warn
 from supancl.reports.tables import Cell, Row, Table, write_table
@@ -21,6 +25,8 @@ from supancl.reports.tables import Cell, Row, Table, write_table
 MAX_DIFFERENCES = 20  # printed; --json has all
 HEADINGS = {"text": "{}\n", "markdown": "**{}**\n\n", "latex": "% {}\n", "csv": "# {}\n"}
 TableFormat = Literal["text", "csv", "markdown", "latex", "json"]
+SUFFIXES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
+TABLE_NAME = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # never a path to another folder
 DEVIATION_NOTE = "± deviation over n seeds; without n, 95% interval over episodes"
 
 
@@ -111,3 +117,33 @@ def print_score_tables(results: list[dict[str, Any]], form: TableFormat) -> dict
         "tables": {name: ranking.to_json() for name, ranking in tables.items()},
         "differences": gaps,
     }
+
+
+def write_suite(results: Sequence[dict[str, Any]], summary: dict[str, Any], out: Path) -> Path:
+    """Write suite.json, and every table as Markdown, LaTeX and CSV; returns the path of suite.json.
+
+    Tables that an earlier call wrote and this one does not have are removed.
+    """
+    compact = [{key: value for key, value in result.items() if key != "accuracies"} for result in results]
+    texts = {
+        f"{protocol.replace(' ', '-')}.{suffix}": score_table(ranking, form)
+        for protocol, ranking in rankings(results).items()
+        for form, suffix in SUFFIXES.items()
+    }
+    _remove_earlier(out, keep=texts)
+    for name, text in texts.items():
+        write_text(out / name, text)
+    files = {name: digest(out / name) for name in texts}
+    content = jsonable({**summary, "results": compact, "files": files})
+    write_text(out / "suite.json", json.dumps(content, indent=2) + "\n")
+    return out / "suite.json"
+
+
+def _remove_earlier(out: Path, keep: Iterable[str]) -> None:
+    """Remove the tables listed in the last suite.json, unless they were edited since."""
+    files = read_json(out / "suite.json").get("files")
+    earlier = {str(name): str(checksum) for name, checksum in files.items()} if isinstance(files, dict) else {}
+    for name in earlier.keys() - set(keep):
+        path = out / name
+        if TABLE_NAME.fullmatch(name) and path.is_file() and digest(path) == earlier[name]:
+            path.unlink()

@@ -7,9 +7,12 @@ import html
 import io
 import math
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from rich.cells import cell_len
 
 from supancl.errors import BadInput, did_you_mean, make_visible
 from supancl.files import escape_formula
@@ -18,6 +21,7 @@ from supancl.reports.wrapping import wrap_line
 if TYPE_CHECKING:  # torch takes seconds, and a list of runs needs none
     from supancl.probes.ranking import Mark
 
+LEAST_WIDTH = 20  # of a column that is wrapped
 LEGEND = "* best, + second best"
 GAP = "  "  # between columns of text
 NO_REPLACEMENTS: Mapping[str, str] = {}
@@ -53,10 +57,18 @@ class Table:
     caption: str = ""
     notes: Sequence[str] = ()
     legend: str = LEGEND  # of the marks, in text
+    optional: Sequence[str] = ()  # titles of columns that text leaves out, in this order, where it would not fit
 
     @property
     def alignment(self) -> str:
         return self.align or "l" * len(self.columns)
+
+
+def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of words and numbers; columns of numbers are right-aligned."""
+    starts = [{row[i].strip()[:1] for row in rows} - {""} for i in range(len(columns))]
+    sides = ["r" if i > 0 and starts[i] <= set("0123456789+-−.") else "l" for i in range(len(columns))]
+    return Table(columns, rows, "".join(sides), title)
 
 
 def mark_for_rank(rank: int) -> Mark:
@@ -125,9 +137,10 @@ def cell_text(cell: Cell) -> str:
 def to_text(table: Table, width: int = sys.maxsize) -> str:
     """Aligned columns; a table with a caption also gets a rule below its header.
 
-    Columns that do not fit into the width are divided into blocks, one below the other.
+    In a table that is too wide, optional columns go first; then a last column of words is wrapped; then the columns
+    are divided into blocks, one below the other.
     """
-    table = _make_table_visible(table)
+    table = _without_optional(_make_table_visible(table), width)
     rows = [row if isinstance(row, str) else list(map(_as_cell, row)) for row in table.rows]
     marked = {i for row in rows if not isinstance(row, str) for i, cell in enumerate(row) if cell.mark}
 
@@ -137,15 +150,22 @@ def to_text(table: Table, width: int = sys.maxsize) -> str:
     header = _format_row(table.columns, cell_text)
     body = [row if isinstance(row, str) else padded(row) for row in rows]
     widths = [
-        max(map(len, column)) for column in zip(header, *(row for row in body if not isinstance(row, str)), strict=True)
+        max(map(cell_len, column))
+        for column in zip(header, *(row for row in body if not isinstance(row, str)), strict=True)
     ]
+    free = width - sum(widths[:-1]) - len(GAP) * len(widths[:-1])
+    if widths[-1] > free >= LEAST_WIDTH and not table.alignment.endswith("r"):
+        body = [line for row in body for line in ([row] if isinstance(row, str) else _wrap_last(row, free))]
+        widths[-1] = free
+
+    def fit(text: str, width: int, side: str) -> str:
+        space = " " * (width - cell_len(text))
+        return space + text if side == "r" else text + space
 
     def line(row: list[str] | str, shown: Sequence[int]) -> str:
         if isinstance(row, str):
             return row
-        sides = table.alignment
-        cells = [row[i].rjust(widths[i]) if sides[i] == "r" else row[i].ljust(widths[i]) for i in shown]
-        return GAP.join(cells).rstrip()
+        return GAP.join(fit(row[i], widths[i], table.alignment[i]) for i in shown).rstrip()
 
     def block(shown: Sequence[int]) -> str:
         rule = [GAP.join("-" * widths[i] for i in shown)] if table.caption else []
@@ -181,31 +201,31 @@ def _divide_columns(widths: Sequence[int], alignment: str, width: int) -> list[l
     return blocks
 
 
-def to_text_within(table: Table, width: int, optional: Sequence[str], where: str) -> str:
-    """As `to_text`, without as many of the `optional` columns, by their titles, as must go so that the others fit.
-
-    A note names them, and `where` they are. If the others would not fit either, all columns are shown, in blocks.
-    """
-    for count in range(len(optional) + 1):
-        left_out = optional[:count]
-        shown = [i for i, cell in enumerate(table.columns) if _as_cell(cell).text not in left_out]
-        note = f"left out in this narrow terminal: {', '.join(left_out)} ({where} has all)"
-        narrower = replace(
-            table,
-            columns=[table.columns[i] for i in shown],
-            rows=[row if isinstance(row, str) else [row[i] for i in shown] for row in table.rows],
-            align="".join(table.alignment[i] for i in shown),
-            notes=[*table.notes, *([note] if left_out else [])],
-        )
-        if _width_of(narrower) <= width:
-            return to_text(narrower, width)
-    return to_text(table, width)
+def _wrap_last(row: list[str], width: int) -> list[list[str]]:
+    """The row, with as many further rows as the words of its last cell need."""
+    first, *others = textwrap.wrap(row[-1], width) or [""]
+    return [[*row[:-1], first], *([*[""] * (len(row) - 1), text] for text in others)]
 
 
-def _width_of(table: Table) -> int:
-    """Columns of a terminal that the rows need; caption and notes are wrapped."""
-    lines = to_text(replace(table, caption="", notes=())).splitlines()
-    return max(map(len, lines[: len(table.rows) + 1]))
+def _without_optional(table: Table, width: int) -> Table:
+    """The table without as many optional columns as must go so that the others fit; a note names them."""
+    rows = [row for row in (table.columns, *table.rows) if not isinstance(row, str)]
+    widths = {
+        _as_cell(column[0]).text: max(cell_len(cell_text(_as_cell(cell))) for cell in column)
+        for column in zip(*rows, strict=True)
+    }
+    left_out: list[str] = []
+    while sum(widths.values()) + len(GAP) * (len(widths) - 1) > width and len(left_out) < len(table.optional):
+        left_out.append(table.optional[len(left_out)])
+        del widths[left_out[-1]]
+    shown = [i for i, cell in enumerate(table.columns) if _as_cell(cell).text not in left_out]
+    return replace(
+        table,
+        columns=[table.columns[i] for i in shown],
+        rows=[row if isinstance(row, str) else [row[i] for i in shown] for row in table.rows],
+        align="".join(table.alignment[i] for i in shown),
+        notes=[*table.notes, *[f"left out: {', '.join(left_out)} (--json FILE has all)"] * bool(left_out)],
+    )
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------

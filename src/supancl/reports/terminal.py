@@ -8,11 +8,10 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, ClassVar, NamedTuple
+from typing import IO, Any, ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -24,9 +23,8 @@ from supancl.errors import make_visible, plural, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.plugin_files import loaded_plugins, plugin_flags
 from supancl.reporter import Reporter
-from supancl.reports.sparklines import describe_curves
-from supancl.reports.tables import Table, to_text, to_text_within
-from supancl.reports.wrapping import FittingTable, fill_lines, wrap_line
+from supancl.reports.tables import Table, to_text
+from supancl.reports.wrapping import fill_lines, wrap_line
 from supancl.stats import FEW_IMAGES, duration
 
 
@@ -120,23 +118,6 @@ MIN_SECONDS = 5.0  # of a job before its progress is printed
 MAX_SILENCE = 30.0  # seconds within an epoch until progress is printed
 
 
-def table(title: str, columns: list[str], rows: list[list[str]]) -> FittingTable:
-    """A table for the terminal; columns of numbers are right-aligned."""
-    result = FittingTable(title=make_visible(title), title_justify="left")
-    rows = [[make_visible(cell) for cell in cells] for cells in rows]
-    starts = [{cells[i].strip()[:1] for cells in rows} - {""} for i in range(len(columns))]
-    sides = ["right" if i > 0 and starts[i] <= set("0123456789+-−.") else "left" for i in range(len(columns))]
-    result.add_cells([make_visible(column) for column in columns], rows, sides)
-    return result
-
-
-class NarrowTable(NamedTuple):
-    """A table without as many of the optional columns as must go to fit the terminal."""
-
-    table: Table
-    optional: Sequence[str]
-
-
 def block_letter() -> str:
     """A bar's letter, which the terminal can show."""
     return "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
@@ -165,11 +146,8 @@ class Terminal(Reporter):
         print_warning(text, self.errors)
 
     def show(self, table: Any) -> None:
-        if isinstance(table, NarrowTable):
-            table = to_text_within(table.table, line_width(self.console), table.optional, "json FILE")
-        elif isinstance(table, Table):
-            table = to_text(table, line_width(self.console))
-        self.console.print(table, end="" if isinstance(table, str) else "\n")
+        text = to_text(table, line_width(self.console)) if isinstance(table, Table) else table
+        self.console.print(text, end="")
 
     def on_progress(self, task: str, done: int, total: int) -> None:
         """Show a bar, or without a terminal a line per tenth of a long job. With a total of 0, print `task`.
@@ -299,14 +277,11 @@ class Terminal(Reporter):
             atexit.unregister(self.on_end)
 
     def on_finished(self, folder: Path) -> None:
-        """Print the curves, the verdict and the next command."""
+        """Print the verdict and the next command."""
         from supancl.reports.run_record import read_record
         from supancl.reports.verdict import find_verdict
 
-        record = read_record(folder)
-        for line in describe_curves(record.rows) if block_letter() != "#" else ():
-            self.note(line)
-        self.note(find_verdict(record).sentence)
+        self.note(find_verdict(read_record(folder)).sentence)
         self.note(f"next: {program_name()} predict {shlex.quote(str(folder))}{plugin_flags(loaded_plugins())}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import Unpack
@@ -43,7 +44,6 @@ def compare(*recipes: str, leave_out: float = 0.0, shots: int = 5, **settings: U
     if request.seeds < 1 or shots < 1 or not 0 <= leave_out < 1:
         raise BadInput("seeds and shots must be at least 1, and leave_out must lie in [0, 1)")
     from supancl.reports.comparison import comparison_table, write_comparison
-    from supancl.reports.terminal import NarrowTable
     from supancl.sweeps.comparing import measures_in, train_and_compare
     from supancl.sweeps.grid import grid_rows, recipe_rows, short_names, split_grid
     from supancl.sweeps.runner import check_monitored
@@ -80,11 +80,8 @@ def compare(*recipes: str, leave_out: float = 0.0, shots: int = 5, **settings: U
     result, runs = train_and_compare(rows.recipes, rows.labels, sweep, against, leave_out, shots)  # type: ignore[arg-type]
     measures = measures_in(result)
     table = comparison_table(result, heads, measures)
-    show(
-        NarrowTable(
-            table, [title for key, (title, _) in reversed(list(measures.items())) if not key.startswith("linear")]
-        )
-    )
+    optional = [title for key, (title, _) in reversed(list(measures.items())) if not key.startswith("linear")]
+    show(replace(table, optional=optional))
     for line in result["findings"]:
         say(line)
     write_comparison(result, table, measures, request.out)

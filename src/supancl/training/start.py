@@ -1,7 +1,7 @@
 """`pretrain`: images and a recipe become a run folder with an encoder.
 
 A new run's recipe is completed by `resolve` from the data and the device; a resumed run has that of its recipe.json
-(`continued_recipe`); an extended run is a copy of a finished one that is then resumed (`start_extension`). Torch is
+(`continued_recipe`); an extended run is a copy of a finished one that is then resumed (`extend_run`). Torch is
 imported when training begins, so that a mistake is reported at once.
 """
 
@@ -36,7 +36,7 @@ from supancl.data.label_pairs import check_one_label
 from supancl.data.opening import absolute_source, check_source, is_same_source, open_data
 from supancl.data.preparing import prepare_data
 from supancl.data.sources.arrays import FROM_PYTHON
-from supancl.data.sources.folder import ONLY_CLASS, check_out_folder
+from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.data.survey import survey_data, survey_source
 from supancl.data.views.specs import Crops
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
 
 DataArgument = Data | str | Path | list[str | Path] | Images | tuple[Images, Any]
 MIN_STEPS_TO_COMPILE = 5_000  # compiling takes about a minute and saves some milliseconds per step
-MAX_STEPS = 1_000_000_000  # 12 days at a millisecond per step; more is a typing error
 
 
 def pretrain(
@@ -439,7 +438,10 @@ def extend_run(
     given: Mapping[str, Any],
     reads_source: bool,
 ) -> Path | str | None:
-    """Make the folder of the extended run; the caller resumes it. Other ranks wait for it when they join."""
+    """Make a folder like that of a run that was stopped at the last step of `run`, whole or not at all.
+
+    The caller resumes it. Other ranks wait for it when they join.
+    """
     for name, value in (("recipe", recipe), ("init", init), ("compat", compat)):
         if value is not None:
             raise BadInput(f"extend {run.path} continues that run with its own settings; leave out {name} {value}")
@@ -450,13 +452,6 @@ def extend_run(
     epochs = changes.pop("train.epochs", None)
     if not isinstance(epochs, int):
         raise BadInput(f"extend {run.path}: give epochs, the epoch to continue to, counted from the first")
-    return start_extension(run, base, epochs, out, changes, reads_source)
-
-
-def start_extension(
-    run: RunFolder, base: Recipe, epochs: int, out: Path | str | None, changes: Mapping[str, Any], reads_source: bool
-) -> Path:
-    """Make a folder like that of a run of `epochs` that was stopped at the last step of `run`, whole or not at all."""
     run.check_recipe_file()
     state = load_last_state(run, base)
     recipe = extended_recipe(base, epochs, changes, run)
@@ -623,8 +618,6 @@ def check_data(recipe: Recipe, data: Data, ranks: int = 1) -> None:
             f"{source}: training images: {len(data.train)}, fewer than a batch of {settings.batch_size}; set "
             "train.batch_size, or add images"
         )
-    if (steps := len(data.train) // settings.batch_size * settings.epochs) > MAX_STEPS:
-        raise BadInput(f"train.epochs = {settings.epochs}: {steps:,} steps are more than {MAX_STEPS:,}; use fewer")
     least = ranks * (1 if settings.sync_norm else 2)  # without synchronised statistics, batch norm needs two images
     if ranks > 1 and settings.batch_size // settings.accumulate < least:
         raise BadInput(
@@ -645,11 +638,10 @@ def check_labels(recipe: Recipe, data: Data, source: str) -> None:
     """Refuse labels that tell a supervised method nothing: none, or the same for all images."""
     present = data.train.class_ids()
     if len(present) < 2:
-        hints = "".join(f" ({remark})" for remark in data.remarks if ONLY_CLASS in remark)
         found = f"only one class, {data.classes[present[0]]!r}" if present else "no label"
         raise BadInput(
             f"{source}: its training images have {found}, and {recipe.method} needs two classes; put images into class "
-            f"folders, or use simsiam or byol{hints}"
+            "folders, or use simsiam or byol"
         )
     if data.train.pairs is not None and data.train.num_distinct_labels == 1:
         raise BadInput(

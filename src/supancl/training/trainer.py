@@ -76,7 +76,7 @@ class Trainer:
         snapshot = self.finite.snapshot_buffers()
         failure = ""
         try:
-            targets = self.captured(batch)
+            targets = self.captured(batch) if self.captured.may_replay else self.captured.step(batch)
         except Exception as error:
             # several ranks have exchanged data by now, so none can repeat the step
             if not self.compilation.enabled or self.ranks.size > 1 or not is_compiler_error(error):

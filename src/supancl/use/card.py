@@ -15,7 +15,6 @@ from supancl.reports.tables import Table, write_table
 from supancl.use import graphs, hugging_face, torchvision_file
 from supancl.use.exported import ExportedEncoder
 from supancl.use.formats import FORMATS, Written
-from supancl.use.images import BATCHES
 from supancl.version import __version__
 from supancl.weights.timm_names import to_timm
 
@@ -170,12 +169,6 @@ def _preparing(exported: ExportedEncoder, written: dict[str, Written]) -> Iterat
             f'transformers prepares it with `AutoImageProcessor.from_pretrained(".")`: '
             f'`processor(picture.convert("{pillow}"))["pixel_values"]`.'
         )
-    changes = {name: change for row in written.values() for name, change in row.changes.items()}
-    if changes:
-        texts = "; ".join(f"{name}: {change}" for name, change in changes.items())
-        yield f"Compared with supancl's own preparation, on {exported.images.origin}: {texts}."
-    elif "hf" in written:
-        yield "What these change, compared with supancl's own preparation, was not measured: there were no pictures."
 
 
 # --- training and results ---------------------------------------------------------------------------------------------
@@ -266,11 +259,10 @@ def _result_row(result: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _check(exported: ExportedEncoder, written: dict[str, Written]) -> Iterator[str]:
-    batches = ", ".join(map(str, BATCHES[:-1])) + f" and {BATCHES[-1]}"
     yield (
         "Each file was loaded back and its features compared with supancl's, on "
-        f"{make_visible(exported.images.origin)}, in batches of {batches}. The difference is the largest one, as a "
-        "fraction of the largest feature."
+        f"{make_visible(exported.images.origin)}. The difference is the largest one, as a fraction of the largest "
+        "feature."
     )
     tolerances = {way.name: way.tolerance for row in FORMATS.values() for way in row.ways}
     rows = [

@@ -14,7 +14,7 @@ from supancl.errors import BadInput, Interrupted
 from supancl.files import check_no_link, check_writable, jsonable, make_folder, write_sealed_json, write_text
 from supancl.recipes.shorthands import parse_set
 from supancl.reporter import current_reporter, report_progress, say, show, warn
-from supancl.reports.terminal import table
+from supancl.reports.tables import plain_table
 from supancl.weights.run_folder import next_folder
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def print_scores(result: dict[str, Any]) -> None:
         stats = result["spread"]
         rows.append(["mean", *(score_cell(stats[key]["mean"]) for key in names)])
         rows.append(["std", *(score_cell(stats[key]["std"]) for key in names)])
-    show(table(f"{result['encoder']} -> {result['out']}", ["run", *names], rows))
+    show(plain_table(f"{result['encoder']} -> {result['out']}", ["run", *names], rows))
     say(f"pictures: {', '.join(result['pictures'])}")
 
 
@@ -291,7 +291,7 @@ def score(
     rows = [
         [name, *(score_cell(row[key]) for key in ("AP", "AP50", "AP75"))] for name, row in scores["classes"].items()
     ]
-    show(table(f"{scenes.location}: {format_scores(scores)}", ["class", "AP", "AP50", "AP75"], rows))
+    show(plain_table(f"{scenes.location}: {format_scores(scores)}", ["class", "AP", "AP50", "AP75"], rows))
     return result
 
 

@@ -274,7 +274,7 @@ def variance(
     $ supancl evaluate variance runs/photos --layer projector --split train
     """
     from supancl.evaluation import evaluate_variance
-    from supancl.reports.terminal import table
+    from supancl.reports.tables import plain_table
 
     (evaluated,) = open_encoders(encoder, options)
     result = evaluate_variance(evaluated, data, split, view)
@@ -290,7 +290,7 @@ def variance(
         ["NC4 % not nearest to own mean", result["nc4"]],
     ]
     cells = [[name, NOT_MEASURABLE if value is None else f"{value:.4g}"] for name, value in rows]
-    show(table(f"{result['images']} {result['split']} images", ["measure", "value"], cells))
+    show(plain_table(f"{result['images']} {result['split']} images", ["measure", "value"], cells))
     if result["within"] is None:
         say("every class has one image, so nothing within classes can be measured")
     measurable = {name: value for name, value in result["spread"].items() if value is not None}
@@ -500,7 +500,7 @@ def suite(
     from supancl.evaluation import Plan, run_suite
     from supancl.evaluation.suite import make_out_folder
     from supancl.reporter import current_reporter
-    from supancl.reports.suite_page import write_suite
+    from supancl.reports.score_table import write_suite
 
     check_above(k, 0, "k")
     counts = check_episodes(ways, shots, episodes, seed)
@@ -524,9 +524,8 @@ def suite(
             f"nothing could be measured; the first of {len(outcome.failures)} reasons: {outcome.failures[0]['why']}"
         )
     summary = print_results(outcome.results, "text") | {"failures": outcome.failures}
-    page = write_suite(outcome.results, summary, folder)
-    say(f"page: {page}")
-    summary |= {"page": str(page)}
+    path = write_suite(outcome.results, summary, folder)
+    say(f"{path}, with the tables as Markdown, LaTeX and csv beside it")
     if outcome.failures:
         total = plural(len(outcome.failures) + len(outcome.results), "result")
         raise Incomplete(
@@ -568,15 +567,15 @@ def open_encoders(
 
 
 def run_source(encoder: Any, data: str | Path | None, out: str | Path | None, name: str) -> tuple[str, Path]:
-    """The data to use and the place to write to: by default the run's data, and a file in the run folder."""
+    """The data to use and the place to write to: by default the run's data and folder; without a run, this folder."""
     from supancl.weights.run_folder import RunFolder
 
     run = RunFolder(Path(str(getattr(encoder, "folder", encoder))))
-    if (data is None or out is None) and not run.has_run:
-        raise BadInput(f"{encoder} is no run; name data and out")
-    return str(run.read_recipe()[0].data.source if data is None else data), Path(
-        run.path / name if out is None else out
-    )
+    if data is None:
+        if not run.has_run:
+            raise BadInput(f"{encoder} is no run, so it has no images; name data")
+        data = run.read_recipe()[0].data.source
+    return str(data), Path(out) if out is not None else run.path / name if run.has_run else Path(name)
 
 
 def compare_encoders(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from supancl.config import FLAG
 from supancl.reporter import current_reporter, say
 from supancl.use.evaluate import EncoderArgument
 from supancl.use.names import check_formats, check_out
 from supancl.weights.names import split_encoder_name
-
-if TYPE_CHECKING:
-    pass
 
 
 def export(
@@ -47,13 +44,11 @@ def export(
     location = str(getattr(encoder, "folder", encoder))
     split_encoder_name(location)
     from supancl.use.exporting import export_encoder
-    from supancl.use.images import ImageChange
 
     result = export_encoder(location, out, formats, current_reporter())
-    batches = ", ".join(map(str, result["batches"]))
     say(
-        f"{result['out']}: {result['architecture']}, {result['width']} features; each format compared with the run in "
-        f"batches of {batches}, on {result['compared_on']}"
+        f"{result['out']}: {result['architecture']}, {result['width']} features; each format compared with the run on "
+        f"{result['compared_on']}"
     )
     for name, row in result["formats"].items():
         size = sum(row["files"].values()) / 1e6
@@ -64,8 +59,6 @@ def export(
         say(f"{name}: {', '.join(row['files'])}, {size:.1f} MB; loads with {', '.join(ways)}")
         for way, why in row["not_loaded"].items():
             say(f"  not loaded with {way}: {why}")
-    for name, change in result["image_processors"].items():
-        say(f"images prepared by {name} instead of supancl: {ImageChange(**change)}")
     for name, why in result["left_out"].items():
         say(f"left out: {name} ({why})")
     say(f"{result['out']}/README.md says how to load each; the weights belong to whoever trained them")

@@ -26,7 +26,7 @@ from supancl.files import (
 from supancl.reporter import Reporter, track
 from supancl.use.card import CARD, write_card
 from supancl.use.exported import MAKE_ROOM, CannotHold, ExportedEncoder
-from supancl.use.formats import BATCHES, FORMATS, Written, describe_missing, write_and_check
+from supancl.use.formats import FORMATS, Written, describe_missing, write_and_check
 from supancl.use.images import read_check_images
 from supancl.use.names import check_formats, check_out
 from supancl.weights.encoder_file import (
@@ -146,10 +146,4 @@ def _describe(
         },
         "left_out": left_out,
         "compared_on": exported.images.origin,
-        "batches": list(BATCHES),
-        "image_processors": {
-            name: {"lowest_cosine": change.lowest_cosine, "moved": change.moved}
-            for row in written.values()
-            for name, change in row.changes.items()
-        },
     }

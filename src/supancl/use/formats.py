@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor
 
 from supancl.use import graphs, hugging_face, torchvision_file
 from supancl.use.exported import ONNX_TOLERANCE, TORCH_TOLERANCE, CannotHold, ExportedEncoder, Features
-from supancl.use.images import BATCHES, ImageChange, measure_change
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,6 @@ class Way:
     tolerance: float = TORCH_TOLERANCE
     packages: tuple[str, ...] = ()
     extra: str = ""  # of supancl, which installs the packages
-    prepare: Callable[[ExportedEncoder], Tensor] | None = None  # pictures -> inputs, as the library does it
 
 
 @dataclass(frozen=True)
@@ -46,14 +43,13 @@ FORMATS = {
             (hugging_face.CONFIG, hugging_face.WEIGHTS),
             hugging_face.write_folder,
             (
-                Way("timm", hugging_face.load_with_timm, prepare=hugging_face.prepare_with_timm),
+                Way("timm", hugging_face.load_with_timm),
                 Way("timm checkpoint_path", hugging_face.load_checkpoint_with_timm),
                 Way(
                     "transformers",
                     hugging_face.load_with_transformers,
                     packages=("transformers",),
                     extra="transformers",
-                    prepare=hugging_face.prepare_with_transformers,
                 ),
             ),
         ),
@@ -83,7 +79,6 @@ class Written:
     files: dict[str, int]  # name -> bytes
     differences: dict[str, float]
     not_loaded: dict[str, str]
-    changes: dict[str, ImageChange]
 
 
 def describe_missing(packages: Sequence[str], extra: str) -> str:
@@ -101,7 +96,6 @@ def write_and_check(exported: ExportedEncoder, row: Format) -> Written:
         raise CannotHold(missing)
     differences: dict[str, float] = {}
     not_loaded: dict[str, str] = {}
-    changes: dict[str, ImageChange] = {}
     try:
         row.write(exported)
         for way in row.ways:
@@ -114,41 +108,24 @@ def write_and_check(exported: ExportedEncoder, row: Format) -> Written:
                 if not way.packages:
                     raise
                 not_loaded[way.name] = str(error)
-                continue
-            if way.prepare is not None and exported.images.pictures:
-                changes[way.name] = measure_processor(exported, way.prepare(exported))
     except CannotHold:
         for name in row.files:
             (exported.folder / name).unlink(missing_ok=True)
         raise
-    return Written(
-        {name: (exported.folder / name).stat().st_size for name in row.files}, differences, not_loaded, changes
-    )
+    return Written({name: (exported.folder / name).stat().st_size for name in row.files}, differences, not_loaded)
 
 
 @torch.inference_mode()
 def compare(exported: ExportedEncoder, way: Way, features: Features) -> float:
-    """The largest difference from our features, as a fraction of the largest feature, over batches of 1, 3 and 17."""
-    worst = 0.0
-    for batch in exported.images.batches():
-        ours, theirs = exported.encoder(batch), features(batch)
-        if theirs.shape != ours.shape:
-            raise CannotHold(f"{way.name} gives features of shape {tuple(theirs.shape)}, ours are {tuple(ours.shape)}")
-        scale = ours.abs().max().item() or 1.0
-        difference = (theirs - ours).abs().max().item() / scale
-        if not difference <= way.tolerance:  # nan too
-            raise CannotHold(
-                f"{way.name} gives other features for a batch of {len(batch)} (difference {difference:.1e}, "
-                f"at most {way.tolerance:.0e} is accepted)"
-            )
-        worst = max(worst, difference)
-    return worst
-
-
-@torch.inference_mode()
-def measure_processor(exported: ExportedEncoder, prepared: Tensor) -> ImageChange:
-    """How our features of the pictures change if the library prepares them."""
-    return measure_change(exported.encoder(exported.images.views), exported.encoder(prepared))
-
-
-__all__ = ["BATCHES", "FORMATS", "Format", "Way", "Written", "describe_missing", "write_and_check"]
+    """The largest difference from our features, as a fraction of the largest feature."""
+    images = exported.images.views
+    ours, theirs = exported.encoder(images), features(images)
+    if theirs.shape != ours.shape:
+        raise CannotHold(f"{way.name} gives features of shape {tuple(theirs.shape)}, ours are {tuple(ours.shape)}")
+    scale = ours.abs().max().item() or 1.0
+    difference: float = (theirs - ours).abs().max().item() / scale
+    if not difference <= way.tolerance:  # nan too
+        raise CannotHold(
+            f"{way.name} gives other features (difference {difference:.1e}, at most {way.tolerance:.0e} is accepted)"
+        )
+    return difference

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from supancl.files import reason, write_json
@@ -101,25 +100,6 @@ def load_with_transformers(exported: ExportedEncoder) -> Features:
         return pooled
 
     return features
-
-
-def prepare_with_timm(exported: ExportedEncoder) -> Tensor:
-    """The pictures, prepared by the transform that timm makes from config.json."""
-    import timm
-
-    config = json.loads((exported.folder / CONFIG).read_text())["pretrained_cfg"]
-    library: Any = timm.data
-    transform = library.create_transform(**library.resolve_data_config(config), is_training=False)
-    return torch.stack([transform(picture) for picture in exported.images.pictures])
-
-
-def prepare_with_transformers(exported: ExportedEncoder) -> Tensor:
-    """The pictures, prepared by transformers' image processor."""
-    with _quiet_transformers():
-        library: Any = import_module("transformers")
-        processor = library.AutoImageProcessor.from_pretrained(str(exported.folder))
-        prepared: Tensor = processor(list(exported.images.pictures), return_tensors="pt")["pixel_values"]
-    return prepared
 
 
 @contextlib.contextmanager

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.data.columns import Columns
-from supancl.data.decode import decode, open_image
+from supancl.data.decode import decode, upright_size
 from supancl.data.opening import list_source
 from supancl.data.splits import DataSpec, Source
 from supancl.data.store.memory import Batch
@@ -23,21 +22,16 @@ from supancl.evaluation.naming import data_name
 from supancl.reporter import report_to
 from supancl.weights.encoder_file import SHORT_SIDE
 
-BATCHES = (1, 3, 17)
+MOST_IMAGES = 17
 LARGEST_SMALL_INPUT = 64  # px; smaller inputs may be for images that are as small, which have no margin to cut off
 
 
 class CheckImages(NamedTuple):
-    """Normalised inputs of the encoder (n, C, H, W), and the pictures that they were made of if these are known."""
+    """Normalised inputs of the encoder (n, C, H, W)."""
 
     views: Tensor
-    pictures: tuple[Any, ...]
     origin: str  # `17 images of photos`, or why they are noise
-    is_whole: bool  # the pictures are no larger than the input, so no margin is cut off
-
-    def batches(self) -> list[Tensor]:
-        """Batches of 1, 3 and 17 images; if there are fewer, they are repeated."""
-        return [self.views[torch.arange(size) % len(self.views)] for size in BATCHES]
+    is_whole: bool  # the images are no larger than the input, so no margin is cut off
 
 
 def read_check_images(evaluated: EvaluatedEncoder, metadata: Mapping[str, str]) -> CheckImages:
@@ -49,18 +43,12 @@ def read_check_images(evaluated: EvaluatedEncoder, metadata: Mapping[str, str]) 
         return _noise(evaluated, "noise images (the run streams its data)", metadata)
     try:
         with report_to(evaluated.reporter):
-            pairs = _read_pairs(encoder, recipe.data)
+            pixels, short_sides = zip(*_read_pixels(encoder, recipe.data), strict=True)
     except (BadInput, OSError, ValueError) as error:
         return _noise(evaluated, f"noise images (the run's data cannot be read: {error})", metadata)
-    pixels, pictures = zip(*pairs, strict=True)
     views = [evaluation_view(Batch(image[None]), encoder.size, encoder.mean, encoder.std) for image in pixels]
-    short_sides = [min(picture.size) for picture in pictures if picture is not None]
-    return CheckImages(
-        torch.cat(views),
-        tuple(pictures) if len(short_sides) == len(pictures) else (),
-        f"{plural(len(views), 'image')} of {' + '.join(map(data_name, recipe.data.all_sources))}",
-        np.median(short_sides).item() <= encoder.size if short_sides else False,
-    )
+    origin = f"{plural(len(views), 'image')} of {' + '.join(map(data_name, recipe.data.all_sources))}"
+    return CheckImages(torch.cat(views), origin, np.median(short_sides).item() <= encoder.size)
 
 
 def _noise(evaluated: EvaluatedEncoder, origin: str, metadata: Mapping[str, str]) -> CheckImages:
@@ -74,59 +62,22 @@ def _noise(evaluated: EvaluatedEncoder, origin: str, metadata: Mapping[str, str]
             f"{encoder.size} px. If they were not, set crop_pct to 1 in its config.json"
         )
     shape = (spec.channels * spec.size,) if spec.name == "linear" else (spec.channels, spec.size, spec.size)
-    views = torch.randn(BATCHES[-1], *shape, generator=torch.Generator().manual_seed(0))
-    return CheckImages(views, (), origin, is_whole)
+    views = torch.randn(MOST_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
+    return CheckImages(views, origin, is_whole)
 
 
-def _read_pairs(encoder: Encoder, data: DataSpec) -> list[tuple[Tensor, Any]]:
-    """Decoded pixels and the picture of a few images, held-out ones if the source has a split of them."""
+def _read_pixels(encoder: Encoder, data: DataSpec) -> list[tuple[Tensor, int]]:
+    """Decoded pixels and the short side of a few images, held-out ones if the source has a split of them."""
     channels = encoder.spec.channels
     listed = list_source(data, channels)
     if isinstance(listed, Source):
         split = next(listed.splits[name] for name in ("test", "val", "train") if name in listed.splits)
-        pixels = split.sample(BATCHES[-1]).batch(torch.arange(min(BATCHES[-1], len(split)))).pixels
-        return [(image, _to_picture(image)) for image in pixels]
+        pixels = split.sample(MOST_IMAGES).batch(torch.arange(min(MOST_IMAGES, len(split)))).pixels
+        return [(image, min(image.shape[-2:])) for image in pixels]
     entries = Columns.from_entries(listed.entries)
     split_name = next(name for name in ("test", "val", "train") if entries.has_split(name))
     positions = entries.positions_of(split_name)
-    selected = positions[np.linspace(0, len(positions) - 1, min(BATCHES[-1], len(positions))).round().astype(int)]
-    return [_read_pair(entries.items[position], encoder) for position in selected.tolist()]
-
-
-def _read_pair(item: Any, encoder: Encoder) -> tuple[Tensor, Any]:
-    channels = encoder.spec.channels
-    with open_image(item) as file:
-        picture = file.convert("L" if channels == 1 else "RGB")  # as a user of timm does
-    return decode(item, channels, evaluation_short_side(encoder.size)), picture
-
-
-def _to_picture(pixels: Tensor) -> Any:
-    if pixels.ndim != 3 or len(pixels) not in (1, 3):
-        return None
-    array = pixels.permute(1, 2, 0).numpy()
-    return Image.fromarray(array[..., 0] if len(pixels) == 1 else array)
-
-
-class ImageChange(NamedTuple):
-    """How features change if another library prepares the pictures.
-
-    `moved` is the mean change as a fraction of the mean distance between the features of two pictures.
-    """
-
-    lowest_cosine: float
-    moved: float
-
-    def __str__(self) -> str:
-        if self.moved == 0:
-            return "the same features"
-        cosine = f"lowest cosine {self.lowest_cosine:.5f}"
-        return f"features move by {self.moved:.2%} of the distance between two images, {cosine}"
-
-
-def measure_change(ours: Tensor, theirs: Tensor) -> ImageChange:
-    """Compare features (n, width) of the same pictures."""
-    cosine = torch.nn.functional.cosine_similarity(ours.double(), theirs.double()).min().item()
-    distance = torch.nn.functional.pdist(ours.double())
-    change = (ours - theirs).double().norm(dim=1).mean().item()
-    usual = distance.mean().item() if len(distance) else 0.0
-    return ImageChange(cosine, change / usual if usual else (0.0 if change == 0 else float("inf")))
+    selected = positions[np.linspace(0, len(positions) - 1, min(MOST_IMAGES, len(positions))).round().astype(int)]
+    items = [entries.items[position] for position in selected.tolist()]
+    side = evaluation_short_side(encoder.size)
+    return [(decode(item, channels, side), min(upright_size(item))) for item in items]

@@ -13,7 +13,6 @@ from supancl.data.sources.arrays import BUILT_IN
 from supancl.data.splits import SPLIT_NAMES, Listing
 from supancl.errors import BadInput, plural
 
-ONLY_CLASS = "the only class is"  # in a remark, which an error about it repeats
 UNLABELLED_FOLDERS = ("unlabelled", "unlabeled", "_unlabelled", "_unlabeled")
 
 
@@ -165,7 +164,7 @@ def _remark_on_single_class(classes: set[str], folder: Path, remarks: list[str])
     ]
     if len(subfolders) > 1:
         remarks.append(
-            f"{folder}: {ONLY_CLASS} {class_folder.name}, which has {len(subfolders)} folders in it, such as "
+            f"{folder}: the only class is {class_folder.name}, which has {len(subfolders)} folders in it, such as "
             f"{subfolders[0]}; to use those as classes, give {class_folder}"
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from supancl.core.methods import COLLAPSE_CELLS
 from supancl.data.sources.benchmarks import find_benchmarks
-from supancl.errors import BadInput, plural
+from supancl.errors import BadInput
 from supancl.paper.pool_and_ema import cell_name, cell_recipe, check_base
 from supancl.paper.study_rows import STUDIES, Rows, Study, batch_rows, check_supcon, memory_rows
 from supancl.paper.tables.entries import MONITOR, PROJECTOR_FEATURES
@@ -52,24 +52,6 @@ class PlannedRun:
     @property
     def is_trained(self) -> bool:
         return read_end(RunFolder(self.folder)) is not None
-
-    @property
-    def images_left(self) -> float | None:
-        """Images still to train on; None before the run has started, because its data are not open yet."""
-        folder = RunFolder(self.folder)
-        if not folder.has_run:
-            return None
-        images = int(folder.read_data()[0].get("train") or 0)
-        batch, epochs = self.recipe.train.batch_size, self.recipe.train.epochs
-        steps = max((row["step"] for row in folder.metrics()), default=0)
-        return max(0.0, float(batch * (images // batch * epochs - steps)))
-
-    @property
-    def images_per_second(self) -> float | None:
-        """The rate over all logged rows but the first, during which the device warms up."""
-        rates = [row["images_per_second"] for row in RunFolder(self.folder).metrics() if row["kind"] == "train"]
-        rates = rates[1:] or rates
-        return len(rates) / sum(1 / max(rate, 1e-9) for rate in rates) if rates else None
 
 
 @dataclass(frozen=True)
@@ -122,40 +104,6 @@ class Plan:
             ):
                 return TO_EVALUATE
         return DONE
-
-    def estimate(self, jobs: int) -> str:
-        """How much is left to train and how long that will take, from the rate of runs that have started."""
-        untrained = [run for run in self.runs if not run.is_trained]
-        if not untrained:
-            return "nothing is left to train"
-        epochs = max(run.recipe.train.epochs for run in untrained)
-        to_train = f"{plural(len(untrained), 'run')} of {plural(epochs, 'epoch')} to train"
-        started = [run for run in self.runs if run.images_per_second]
-        if not started:
-            return f"{to_train}; the time is known once a run has started"
-        images_per_epoch = max(int(RunFolder(run.folder).read_data()[0].get("train") or 0) for run in started)
-        rate = sum(run.images_per_second or 0.0 for run in started) / len(started)
-        images = sum(
-            images_per_epoch * run.recipe.train.epochs if run.images_left is None else run.images_left
-            for run in untrained
-        )
-        at_once = min(jobs, len(untrained))
-        return (
-            f"{to_train}, about {format_duration(images / rate / at_once)} at {rate:,.0f} images/s"
-            f"{f' each, {at_once} at a time' if at_once > 1 else ''}; evaluations come on top"
-        )
-
-
-def format_duration(seconds: float) -> str:
-    """A duration in words.
-
-    >>> format_duration(42), format_duration(600), format_duration(8000)
-    ('42 s', '10 min', '2 h 13 min')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
 
 
 def recipe_family(recipe: Recipe) -> str:
