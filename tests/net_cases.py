@@ -120,7 +120,10 @@ def commands() -> dict[str, list[Row]]:
         "recipes": [Row("recipes imagenet100.supbyol")],
         "pretrain": [Row(f"pretrain digits.supsiam {SMALL} --out run", lambda: left_by("run"))],
         "predict": [Row(f"predict on-photos {PHOTOS} --out one.csv", lambda: tables("one.csv"))],
-        "predict knn": [Row(f"predict on-photos {PHOTOS} --with knn --out knn.csv", lambda: tables("knn.csv"))],
+        "predict knn": [
+            Row(f"predict on-photos {PHOTOS} --{flag} knn --out knn.csv", lambda: tables("knn.csv"))
+            for flag in ("classifier", "with")
+        ],
         "predict several": [Row(f"predict on-several {PHOTOS} --out several.csv", lambda: tables("several.csv"))],
         "predict nested": [Row(f"predict on-nested {PHOTOS} --out nested.csv", lambda: tables("nested.csv"))],
         "embed": [Row("embed on-photos --data data/photos --out photos.npz", lambda: arrays("photos.npz"))],

@@ -84,21 +84,8 @@ def started(source: str, epochs: int, out: Path, settings: Record, tiny: bool, l
     """`supancl pretrain cifar100.supsiam` in a process of its own."""
     settings = {**settings, **({**TINY_CNN, **TINY_HEADS} if tiny else {})}
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    command = [
-        sys.executable,
-        "-m",
-        "supancl.cli",
-        "pretrain",
-        "cifar100.supsiam",
-        "--data",
-        source,
-        "--epochs",
-        str(epochs),
-        "--out",
-        str(out),
-        "--quiet",
-        *flags,
-    ]
+    command = [sys.executable, "-m", "supancl.cli", "pretrain", "cifar100.supsiam", "--data", source]
+    command += ["--epochs", str(epochs), "--out", str(out), "--quiet", *flags]
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": path})
 

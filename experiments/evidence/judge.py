@@ -202,10 +202,7 @@ def called(words: Sequence[str]) -> tuple[int, list[str], float]:
     """Run a command in this process; returns exit status, lines of standard error, and seconds."""
     stderr, started = io.StringIO(), time.perf_counter()
     with contextlib.redirect_stderr(stderr):
-        try:
-            code = main(list(words))
-        except SystemExit as stop:
-            code = int(stop.code or 0)
+        code = main(list(words))
     lines = [line.removeprefix("supancl: ") for line in stderr.getvalue().splitlines() if line.strip()]
     for line in lines:
         print(line, file=sys.stderr, flush=True)

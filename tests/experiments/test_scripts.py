@@ -24,7 +24,6 @@ import pytest
 import torch
 from scipy import stats
 from sklearn.metrics import average_precision_score, roc_auc_score
-from supancl.cli.flags import recipe_from_flags
 
 from experiments.audit import page as audit_page
 from experiments.audit import runs as audit_runs
@@ -40,10 +39,12 @@ from experiments.evidence.results import Gap, choose, gap, mean_text, read_resul
 from experiments.labels import page as labels_page
 from experiments.labels import runs as labels_runs
 from supancl.cli import build_parser
+from supancl.cli.layer import call
 from supancl.data.label_noise import flip_labels
 from supancl.probes.features import Features
 from supancl.probes.precision import average_precision
 from supancl.stats import PooledDeviation, welch_interval
+from supancl.training import start
 from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 from tests.files import archive, noise
@@ -131,17 +132,21 @@ def test_the_other_pages_hold_the_tables_of_the_committed_results(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_commands_of_a_plan_make_the_recipes_that_are_meant(name: str) -> None:
-    plan = PLANS[name]()
+def test_the_commands_of_a_plan_make_the_recipes_that_are_meant(name: str, monkeypatch) -> None:
+    plan, begun = PLANS[name](), []
+    monkeypatch.setattr(start, "check_source", lambda source: None)
+    monkeypatch.setattr(start, "train", lambda recipe, *others, **more: begun.append(recipe))
+    monkeypatch.setattr(start, "finished", lambda run: run)
     assert len({step.name for step in plan.steps}) == len(plan.steps)
     for step in plan.steps:
         settings = settings_of(step, plan, Setting(0.123, 3e-5))
         args = build_parser().parse_args(shlex.split(shlex.join(words_of(step, plan, settings))))
-        assert args.out == f"runs/{step.name}"
+        assert str(args.out) == f"runs/{step.name}"
         if step.needs is None:
             meant = recipe_of(plan.family, f"{step.method}{plan.suffix}", step.epochs, settings)
             meant = meant.with_set({"train.seed": step.seed, "data.source": plan.data})
-            assert replace(recipe_from_flags(args.recipe, args), sources={}) == replace(meant, sources={})
+            call(args)
+            assert replace(begun[-1], sources={}) == replace(meant, sources={})
 
 
 @pytest.fixture(scope="module")
