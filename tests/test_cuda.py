@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from supancl.training.cuda.layers import optimize_for_cuda
 
 from supancl import METHODS, Data, ImageEncoder, NonFinite, embed, load_encoder, open_data, pretrain, recipe
 from supancl.core.encoders import EncoderSpec
@@ -25,7 +26,6 @@ from supancl.data.views.chunks import render_in_chunks
 from supancl.data.views.products import render
 from supancl.data.views.specs import Crops
 from supancl.training.cuda.capture import WARM_UP_STEPS
-from supancl.training.cuda.layers import optimize_for_cuda
 from supancl.training.cuda.reuse import can_share_step
 from supancl.training.loop import capture_step
 from supancl.training.step import Step

@@ -134,12 +134,13 @@ def test_natural_calls(here, run):
     assert Path(run.predict(all=True, out=here / "all.csv")["out"]).exists()
     assert Path(run.report()["report"]).exists()
     features = supancl.embed(run, "photos")
-    assert np.asarray(features).shape == (42, run.encoder.width) and len(features) == len(features.paths) == 42
+    assert np.asarray(features).shape == (42, run.encoder.width)
+    assert len(features) == len(features.paths) == 42
     assert run.embed([features.paths[0]]).values.shape == (1, run.encoder.width)
     assert "encoder.name" in str(supancl.recipe("supsiam"))
     compared = supancl.compare(data="photos", set={"loss.alpha": [0, 1]}, epochs=1, seeds=1, leave_out=0)
     assert {"ssl", "sup", "knn", "linear"} <= set(compared["summary"][0])
-    with pytest.raises(supancl.BadInput, match="loss.alpha"):
+    with pytest.raises(supancl.BadInput, match=r"loss\.alpha"):
         supancl.pretrain("supsiam", "photos", alpha=2)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.distributed.traffic import SIGNAL_BYTES
 from tests.distributed.cases import CASES, ON_FOUR, STEPS, outcome, trained
+from tests.distributed.traffic import SIGNAL_BYTES
 from tests.distributed.worker import COUNTED, FIRST, LAST, RESUMED, SECOND, of_ranks
 from tests.tiny import flat
 

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from supancl.distributed.heartbeat import Heartbeat, Silence
 from torch.distributed import HashStore
 
 from supancl.distributed import Ranks, heartbeat, meeting
-from supancl.distributed.heartbeat import Heartbeat, Silence
 from supancl.errors import BadInput
 
 SOON, NOW = timedelta(seconds=60), timedelta(seconds=-1)

@@ -20,8 +20,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from supancl.data.views.specs import Crops
 from supancl.distributed import Ranks, join_ranks
 from supancl.training.trainer import Trainer
-from tests.distributed.traffic import traffic
 from tests.distributed.cases import CASES, CPU, ON_FOUR, TWICE, data_of, in_double, outcome, trained
+from tests.distributed.traffic import traffic
 from tests.tiny import flat, tiny_data, tiny_recipe
 
 ROOT = Path(__file__).parents[2]

@@ -7,10 +7,10 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
+from supancl.reports.legends import lay_out_legend
 
 from supancl.probes import Features
 from supancl.reports.detections import draw_detection_curves
-from supancl.reports.legends import lay_out_legend
 from supancl.reports.pictures import (
     Panel,
     default_styles,

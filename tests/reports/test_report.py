@@ -7,10 +7,10 @@ import re
 
 import numpy as np
 import pytest
+from supancl.reports.curves import MAX_POINTS, make_charts, thin_out
 
 from supancl.errors import Interrupted, NonFinite
 from supancl.files import hold_lock
-from supancl.reports.curves import MAX_POINTS, make_charts, thin_out
 from supancl.reports.report import report_page
 from supancl.reports.run_record import read_record
 from supancl.reports.training_images import images_html, open_training_images

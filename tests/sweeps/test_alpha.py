@@ -10,6 +10,7 @@ import pytest
 import torch
 from supancl.cli.alpha import parse_alphas
 from supancl.sweeps.alpha import recommend
+from supancl.sweeps.left_out import few_shot_accuracy, left_out_classes
 
 from supancl import recipe
 from supancl.cli import main
@@ -20,7 +21,6 @@ from supancl.reporter import Reporter
 from supancl.reports import pictures
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import alpha, runner
-from supancl.sweeps.left_out import few_shot_accuracy, left_out_classes
 from supancl.sweeps.runner import Sweep, open_held_out
 from supancl.sweeps.runs import FAILURE_FILE
 from supancl.weights.run_folder import RunFolder

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from supancl.sweeps.results import collect_results, mean_cells, summarize
 
 from supancl import recipe
 from supancl.errors import BadInput
 from supancl.sweeps import runner
-from supancl.sweeps.results import collect_results, mean_cells, summarize
 from supancl.sweeps.runner import Sweep
 from supancl.sweeps.runs import Failure, Runs, TrainedRun
 from supancl.training import cost

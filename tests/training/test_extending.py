@@ -62,7 +62,7 @@ def test_it_resumes_to_the_same_bits_without_the_old_run(finished: Path, tmp_pat
     shutil.rmtree(old)
     pretrain(None, tiny_data(), tmp_path / "broken", resume=True)
     assert_same_bits(final_state(tmp_path / "broken"), final_state(tmp_path / "whole"))
-    pretrain(extend=tmp_path / "broken", epochs=5, out=tmp_path / "again", data=tiny_data())  # an extended run extends too
+    pretrain(extend=tmp_path / "broken", epochs=5, out=tmp_path / "again", data=tiny_data())
     assert RunFolder(tmp_path / "again").read_recipe()[0].schedule.restart_epoch == 4
 
 
