@@ -23,7 +23,7 @@ IGNORED = re.compile(r"(build|dist|runs|\.(?!ci/)[^/]*)/")  # where there is no 
 
 # each package below src/supancl is a room: a new one needs its word here
 ROOMS = """
-    api cli core data detect distributed doctor evaluate export files paper probes recipes reports sweeps training
+    cli core data detection distributed evaluation files loggers paper probes recipes reports sweeps training use
     weights
 """
 # row -> the files in it. The first word is the total that the row belongs to
