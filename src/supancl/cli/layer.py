@@ -194,6 +194,7 @@ def add_commands(
             epilog="\n".join(["examples:", *examples]) if examples else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[common],
+            prog=f"{parser.prog} {name}".strip(),
         )
         groups: dict[str, Any] = {"": child}
         for argument in arguments_of(command, shared):
