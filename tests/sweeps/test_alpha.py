@@ -19,11 +19,11 @@ from supancl.probes import Features
 from supancl.recipes.auto import is_to_be_fitted
 from supancl.reporter import Reporter
 from supancl.reports import pictures
+from supancl.runs.folder import RunFolder
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import alpha, runner
 from supancl.sweeps.runner import Sweep, open_held_out
 from supancl.sweeps.runs import FAILURE_FILE
-from supancl.weights.run_folder import RunFolder
 from tests.files import archive, class_folders
 from tests.started import Started
 from tests.tiny import poisoned, tiny_data

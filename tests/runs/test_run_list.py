@@ -13,9 +13,8 @@ import pytest
 from supancl import pretrain
 from supancl.reports.listings import list_runs, runs_table
 from supancl.reports.tables import to_text_within
-from supancl.weights.run_end import RunEnd, record_end
-from supancl.weights.run_folder import RunFolder
-from supancl.weights.run_list import describe_run
+from supancl.runs.folder import RunEnd, RunFolder, record_end
+from supancl.runs.listing import describe_run
 from tests.files import assert_mentions, assert_refused, supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import tiny_data, tiny_recipe
@@ -137,7 +136,7 @@ def test_wrong_words_are_refused(tmp_path: Path, capsys, monkeypatch) -> None:
 
 def test_a_list_of_finished_runs_needs_no_torch(made: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from supancl.weights.run_list import list_runs;"
+        "import sys; from pathlib import Path; from supancl.runs.listing import list_runs;"
         "print(len(list_runs(Path(sys.argv[1]))), 'torch' in sys.modules)"
     )
     done = subprocess.run(

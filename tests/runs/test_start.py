@@ -15,10 +15,9 @@ from safetensors.torch import save, save_file
 
 from supancl import BadInput, load_encoder, recipe
 from supancl.core.encoders import EncoderSpec
-from supancl.weights.encoder_file import save_encoder
-from supancl.weights.importing import open_encoder
-from supancl.weights.run_folder import RunFolder
-from supancl.weights.start import describe_init, fill_encoder, follow_start, load_init
+from supancl.runs.encoder_file import save_encoder
+from supancl.runs.folder import RunFolder
+from supancl.runs.importing import describe_init, fill_encoder, follow_start, load_init, open_encoder
 from tests.files import assert_refused, class_folders, mentions, supancl
 from tests.helpers import quickly_built
 from tests.tiny import Notes

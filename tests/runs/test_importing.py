@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from supancl import BadInput, load_encoder
 from supancl.core.encoders import IMAGENET_MEAN, EncoderSpec, sincos_positions
+from supancl.runs.importing import FORMATS, identify, open_encoder
 from supancl.use.import_ import import_checkpoint
-from supancl.weights.importing import FORMATS, identify, open_encoder
 from tests.files import mentions
 from tests.helpers import fill, quickly_built
 from tests.import_keys import MODELS, Holder, Shortcut, kept, listed, resnet, shortcut_resnet

@@ -13,9 +13,9 @@ from supancl.cli import main
 from supancl.core.heads import MLP
 from supancl.data.opening import open_data
 from supancl.evaluation import EvaluationOptions, open_evaluated_encoder
-from supancl.weights.checkpoint import checkpoints, load_checkpoint
-from supancl.weights.encoder_file import read_safetensors, save_projector
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.checkpoint import checkpoints, load_checkpoint
+from supancl.runs.encoder_file import read_safetensors, save_projector
+from supancl.runs.folder import RunFolder
 from tests.tiny import Notes
 
 TINY = ["--epochs", "2", "--batch-size", "32", "--set", "data.limit=128", "--device", "cpu", "--quiet"]
