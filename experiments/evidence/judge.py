@@ -28,7 +28,6 @@ from supancl.evaluation.feature_cache import VERSION
 from supancl.evaluation.sources import data_for
 from supancl.files import reason, write_text
 from supancl.probes import Features
-from supancl.reporter import Reporter
 from supancl.reports.pictures import tsne_map
 from supancl.runs.folder import RunFolder
 from supancl.runs.provenance import commit, versions
@@ -117,7 +116,7 @@ def pictured(training: dict[str, Any]) -> bool:
 
 def write_map(plan: Plan, name: str, run: Path, results: Path) -> None:
     """Write the t-SNE map of the related classes' test images, two numbers per image."""
-    evaluated = open_evaluated_encoder(str(run), EvaluationOptions(pick_device("auto")), Reporter())
+    evaluated = open_evaluated_encoder(str(run), EvaluationOptions(pick_device("auto")))
     data = data_for(evaluated, None)
     split = data.test if data.test is not None else data.held_out
     labels = torch.tensor([data.classes.index(label) for label in plan.picture])

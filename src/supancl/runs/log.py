@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from supancl.config import parse_json
 from supancl.errors import BadInput
 from supancl.files import describe_write_failure, jsonable, make_inner_folder, open_regular, open_to_append, reason
-from supancl.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from supancl.runs.folder import RunFolder
 
 MAX_ROW_LENGTH = 2**20  # of a line, in characters: ours have hundreds
 OLD_KEYS = {"row", "crc"}  # a number and a checksum, in rows of 0.2.0
