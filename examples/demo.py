@@ -29,16 +29,9 @@ for name in ("simsiam", "supsiam"):
     run = pretrain(chosen, data, out / name, reporter=Terminal(console))
     train, held_out = embed(run.encoder, data.train), embed(run.encoder, data.held_out)
     unseen_fit, unseen_test = (embed(run.encoder, split) for split in data.transfer)
-    rows.append(
-        [
-            name,
-            f"{knn_accuracy(train, held_out):.1f}",
-            f"{linear_accuracy(train, held_out):.1f}",
-            f"{variance(held_out).ratio:.3f}",
-            f"{knn_accuracy(unseen_fit, unseen_test):.1f}",
-            f"{linear_accuracy(unseen_fit, unseen_test):.1f}",
-        ]
-    )
+    seen = f"{knn_accuracy(train, held_out):.1f}", f"{linear_accuracy(train, held_out):.1f}"
+    unseen = f"{knn_accuracy(unseen_fit, unseen_test):.1f}", f"{linear_accuracy(unseen_fit, unseen_test):.1f}"
+    rows.append([name, *seen, f"{variance(held_out).ratio:.3f}", *unseen])
     runs[name], maps[name] = run.metrics, held_out
 
 loss_curves(runs, Path(out / "losses.png"))
