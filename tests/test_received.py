@@ -152,7 +152,7 @@ def test_files_may_be_read_through_links(place, finished, capsys):
 def test_a_temporary_name_that_is_taken_is_not_written_to(place, mine, monkeypatch):
     monkeypatch.setattr("supancl.files.writing.temporary_path", lambda path: place / "known.tmp")
     (place / "known.tmp").symlink_to(mine / "new")
-    with pytest.raises(BadInput, match=mentions("recipe.json", "File exists", "--out")):
+    with pytest.raises(BadInput, match=mentions("recipe.json", "File exists", "out")):
         write_text(place / "recipe.json", "{}")
     assert not (mine / "new").exists()
 
@@ -295,10 +295,10 @@ def test_an_eps_by_another_name_starts_no_program(place, monkeypatch, capsys):
     class_folders(place / "data")
     (place / "data" / "cat" / "x.jpg").write_bytes(EPS)
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out")
-    assert_refused(said, "data/cat/x.jpg", "no known image format", "--skip-bad-images")
+    assert_refused(said, "data/cat/x.jpg", "no known image format", "skip_bad_images")
     shard(place / "x.tar", {"a.jpg": EPS, "a.cls": b"0", "b.png": png(), "b.cls": b"1"})
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "x.tar", "--out", "out")
-    assert_refused(said, "x.tar::a.jpg", "no known image format", "--skip-bad-images")
+    assert_refused(said, "x.tar::a.jpg", "no known image format", "skip_bad_images")
     assert not (place / "started").exists()
 
 

@@ -358,9 +358,9 @@ def test_an_imported_encoder_is_an_encoder_of_ours(tmp_path):
     with torch.no_grad():
         assert torch.equal(first(images), second(images))
         assert torch.equal(first(images), third(images))
-    with pytest.raises(BadInput, match=mentions("encoder.safetensors", "--out")):
+    with pytest.raises(BadInput, match=mentions("encoder.safetensors", "out")):
         import_checkpoint(tmp_path / "x.ckpt", tmp_path / "new" / "folder")
-    with pytest.raises(BadInput, match=mentions("x.ckpt", "Not a directory", "--out")):
+    with pytest.raises(BadInput, match=mentions("x.ckpt", "Not a directory", "out")):
         import_checkpoint(tmp_path / "x.ckpt", tmp_path / "x.ckpt")
 
 

@@ -54,7 +54,7 @@ def test_a_folder_in_use_refuses_a_second_writer_until_the_first_is_gone(tmp_pat
     before = contents(tmp_path)
     for more in ((), ("--resume",)):
         said = supancl(capsys, *command, *more)
-        assert_refused(said, "run", "in use", f"process {holder.pid}", "--out")
+        assert_refused(said, "run", "in use", f"process {holder.pid}", "out")
     assert contents(tmp_path) == before
     holder.kill()  # without a chance to tidy up
     holder.wait()

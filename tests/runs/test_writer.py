@@ -211,7 +211,7 @@ def test_what_could_not_be_written_is_told_next_in_the_same_line(tmp_path: Path,
             "wait": writer.wait,
             "save_encoder": lambda: writer.save_encoder(tmp_path / "e", small_encoder(), (), "x"),
         }
-        with pytest.raises(BadInput, match=mentions("step-000000002.pt", "No space left on device", "--resume")):
+        with pytest.raises(BadInput, match=mentions("step-000000002.pt", "No space left on device", "resume")):
             calls[told_by]()
         writer.wait()  # told once
     assert contents(tmp_path) == before
