@@ -14,7 +14,7 @@ from supancl import embed, knn_accuracy, linear_accuracy, open_data, pretrain, r
 from supancl.reports import loss_curves, tsne_panels
 from supancl.reports.tables import plain_table, to_text
 from supancl.reports.terminal import Terminal, make_console
-from supancl.weights.run_folder import next_folder
+from supancl.runs.folder import next_folder
 
 LEFT_OUT = ["3", "5", "8", "9"]
 console = make_console(quiet=False, json_to_stdout=False)

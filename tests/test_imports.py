@@ -21,7 +21,7 @@ ROOMS = (
     {"data"},
     {"core"},
     {"recipes"},
-    {"weights"},
+    {"runs"},
     {"loggers"},
     {"probes"},
     {"training"},
@@ -38,7 +38,7 @@ ROOMS = (
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 # beyond the order: a probe is a function of features, however the encoder was trained
 NEVER = {
-    "probes": {"recipes", "weights"},
+    "probes": {"recipes", "runs"},
     "core": {"data"},  # what the paper defines works on tensors
 }
 # the exceptions: an encoder knows how an image becomes its input; methods of a run are the public functions

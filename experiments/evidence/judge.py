@@ -29,8 +29,8 @@ from supancl.evaluation.sources import data_for
 from supancl.files import reason, write_text
 from supancl.probes import Features
 from supancl.reports.pictures import tsne_map
-from supancl.weights.provenance import commit, versions
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
+from supancl.runs.provenance import commit, versions
 
 TRAINING_FILE = "evidence.json"  # in the run folder: facts of the training that the result needs
 UNMEASURED: dict[str, Any] = {"images_per_second": None, "last": {}, "curve": []}
@@ -143,7 +143,7 @@ def detected(run: Path) -> dict[str, float | None]:
 
 def was_collapsed(run: Path, warnings: Sequence[str]) -> bool:
     """The monitor's verdict in the newest checkpoint, or its warning; False for a detector, which has no monitor."""
-    from supancl.weights.checkpoint import load_newest
+    from supancl.runs.checkpoint import load_newest
 
     state, _ = load_newest(run / "checkpoints")
     if state is None:

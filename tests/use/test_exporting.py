@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import timm
 import torch
+from supancl.runs.start import fill_encoder
 
 from supancl import BadInput, EncoderSpec, load_encoder
+from supancl.runs.encoder_file import save_encoder
 from supancl.use import exporting
 from supancl.use.export import export
 from supancl.use.exporting import FORMATS, Exported, crop_fraction
-from supancl.weights.encoder_file import save_encoder
-from supancl.weights.start import fill_encoder
 from tests.files import TINY, assert_mentions, class_folders, mentions, picture, supancl
 from tests.helpers import quickly_built
 from tests.tiny import assert_same_bits

@@ -25,7 +25,7 @@ from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.naming import data_name
 from supancl.files import describe_write_failure, reason, write_atomically
 from supancl.files.output import MAKE_ROOM
-from supancl.weights.encoder_file import (
+from supancl.runs.encoder_file import (
     EXPORTED_FILE,
     SHORT_SIDE,
     encoder_metadata,
@@ -34,7 +34,7 @@ from supancl.weights.encoder_file import (
     read_header,
     save_safetensors,
 )
-from supancl.weights.timm_names import TimmModel, to_timm
+from supancl.runs.hub import TimmModel, to_timm
 
 ROOM = MAKE_ROOM.format("out")
 MOST_IMAGES = 17
