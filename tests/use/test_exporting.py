@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import timm
 import torch
-from supancl.runs.start import fill_encoder
 
 from supancl import BadInput, EncoderSpec, load_encoder
 from supancl.runs.encoder_file import save_encoder
+from supancl.runs.importing import fill_encoder
 from supancl.use import exporting
 from supancl.use.export import export
 from supancl.use.exporting import FORMATS, Exported, crop_fraction
