@@ -18,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from supancl.data.store.cache_folders import evict, list_caches
 
 from supancl import Reporter, pretrain
 from supancl.data.feed import Feed
@@ -26,7 +27,6 @@ from supancl.data.order import Order, WindowedOrder, derive_seed
 from supancl.data.sources import tar_index
 from supancl.data.sources.tar_index import TarIndex, index_path
 from supancl.data.splits import DataSpec
-from supancl.data.store.cache_folders import evict, list_caches
 from supancl.data.store.stream import FullStream, StreamImages, StreamSplit
 from supancl.errors import BadInput
 from tests.files import TINY, assert_mentions, mentions, noise

@@ -119,10 +119,6 @@ COMMANDS: dict[str, tuple[Callable[[Path], list[object]], Callable[[Path], objec
         read_features,
     ),
     "evaluate": (lambda folder: ["evaluate", "knn", folder / "run"], read_evaluation),
-    "data cache": (
-        lambda folder: ["data", "cache", folder / "data"],
-        lambda folder: sorted(path.name for path in (folder / "cache").rglob("*") if not path.name.startswith(".")),
-    ),
 }
 
 

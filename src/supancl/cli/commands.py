@@ -67,7 +67,7 @@ GROUPS: dict[str, Commands] = {
         "map": supancl.map,
         "audit": supancl.audit,
         "runs": supancl.list_runs,
-        "data": {"show": supancl.show_data, "cache": data.cache, "check": data.check, "where": data.where},
+        "data": {"show": supancl.show_data, "check": data.check},
     },
     "this program": {"doctor": doctor},
     "the paper": {

@@ -646,10 +646,10 @@ def select_sources(
         present = find_benchmarks(root, use)
         requested = [official_name(name) for name in sets] or present
         if not requested:
-            raise BadInput(f"no data set for {use} is in {root}; supancl data where NAME describes the layout")
+            raise BadInput(f"no data set for {use} is in {root}; supancl data check NAME describes the layout")
         for name in requested:
             if name not in present:
-                raise BadInput(f"{name} is not in {root}; see: supancl data where {name}")
+                raise BadInput(f"{name} is not in {root}; see: supancl data check {name}")
         selected += [f"{name}@{root}" for name in requested]
     return list(dict.fromkeys(selected))
 
