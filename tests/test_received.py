@@ -34,10 +34,10 @@ from supancl.data.store.cache import Cache
 from supancl.detection.saving import DetectFolder
 from supancl.evaluation.feature_cache import FeatureCache
 from supancl.files import check_regular, open_regular, read_text, write_text
-from supancl.weights.checkpoint import load_tensors
-from supancl.weights.encoder_file import save_encoder
-from supancl.weights.importing import open_encoder
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.checkpoint import load_tensors
+from supancl.runs.encoder_file import save_encoder
+from supancl.runs.folder import RunFolder
+from supancl.runs.importing import open_encoder
 from tests.files import TINY, assert_refused, class_folders, contents, mentions, noise, picture, supancl
 
 
@@ -534,7 +534,7 @@ def repack(path: Path, compression: int) -> None:
 def test_a_long_pickle_is_refused(place, monkeypatch):
     torch_file(place / "x.pt", {"list": list(range(1000))})
     assert load_tensors(place / "x.pt")["list"][-1] == 999
-    monkeypatch.setattr("supancl.weights.checkpoint.MAX_PICKLE_BYTES", 1000)
+    monkeypatch.setattr("supancl.runs.checkpoint.MAX_PICKLE_BYTES", 1000)
     with pytest.raises(BadInput, match=mentions("x.pt", "pickle", "1,000", "tensors alone")):
         load_tensors(place / "x.pt")
 

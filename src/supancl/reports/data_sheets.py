@@ -22,7 +22,7 @@ from supancl.recipes.shorthands import FIELDS, parse_set
 from supancl.reporter import say, show
 from supancl.reports.tables import plain_table
 from supancl.reports.terminal import block_letter
-from supancl.weights.run_folder import next_folder
+from supancl.runs.folder import next_folder
 
 MAX_CLASSES = 12  # printed from either end; the JSON has all
 
