@@ -55,7 +55,7 @@ def decodes(monkeypatch):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(cache_module, "SHARD_IMAGES", 3)
+    monkeypatch.setattr(cache_module, "SHARD_IMAGES", 1)
 
 
 def bins(cache: Cache) -> list[Path]:
