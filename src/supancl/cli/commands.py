@@ -16,12 +16,13 @@ from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NoReturn
 
 import supancl
 from supancl import paper
 from supancl.cli.doctor import doctor
-from supancl.cli.layer import DEFAULT, Commands, OneLineParser, add_commands, call
+from supancl.cli.layer import DEFAULT, Commands, OneLineParser, add_commands, call, summarize
 from supancl.distributed import should_print, should_report_failure
 from supancl.errors import (
     BadInput,
@@ -90,14 +91,23 @@ MOVED = {  # commands of 0.2.0, and what replaces them
 }
 
 
+class GroupedHelp(OneLineParser):
+    """The parser whose help lists the commands, a line each, by what they are for."""
+
+    def format_help(self) -> str:
+        lines = ["Pretrain image encoders with all, some or no labels, and use them.", "", f"usage: {self.usage}"]
+        for title, commands in GROUPS.items():
+            lines += ["", f"{title}:"]
+            for name, command in commands.items():
+                lines.append(f"  {name:<10}{shorten(summarize(command), 68, placeholder=' ...')}")
+        return "\n".join(
+            [*lines, "", f"{self.prog} COMMAND --help shows what a command takes; --version the version", ""]
+        )
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
-    parser = OneLineParser(
-        prog=program_name(),
-        usage=f"{program_name()} COMMAND ...",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Pretrain image encoders with all, some or no labels, and use them.",
-    )
+    parser = GroupedHelp(prog=program_name(), usage=f"{program_name()} COMMAND ...")
     parser.add_argument("--version", action="version", version=describe_version())
     common = OneLineParser(add_help=False)
     group = common.add_argument_group("any command")

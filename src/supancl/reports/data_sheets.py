@@ -62,6 +62,7 @@ def show_data(
     Examples
     --------
     $ supancl data show photos
+    $ supancl data show labels.csv --out sheet
     """
     from supancl.data.opening import open_source
     from supancl.data.show import describe_source, image_sizes
@@ -344,6 +345,7 @@ def check(name: str, *, root: str) -> dict[str, Any]:
     Examples
     --------
     $ supancl data check pets --root benchmarks
+    $ supancl data check --root benchmarks
     """
     outcome = benchmarks.check_benchmark(name, Path(root))
     for line in outcome.lines:
@@ -365,6 +367,7 @@ def where(name: str) -> dict[str, Any]:
     Examples
     --------
     $ supancl data where pets
+    $ supancl data where
     """
     text = benchmarks.download_instructions(name)
     show(f"{text}\n")

@@ -15,7 +15,7 @@ from supancl.use.names import check_formats, check_out
 def export(
     encoder: EncoderArgument, out: Annotated[str | Path, FLAG], *, format: tuple[str, ...] | str | None = None
 ) -> dict[str, Any]:
-    """Write an encoder for timm, transformers, ONNX, torchvision or torch.export.
+    """Write an encoder for timm, transformers, ONNX or torchvision.
 
     Each format is compared with the encoder, and a README.md says how to load it.
 
