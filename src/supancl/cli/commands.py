@@ -33,7 +33,8 @@ from supancl.errors import (
     program_name,
     set_program_name,
 )
-from supancl.files import jsonable, read_json, reason
+from supancl.files import jsonable, make_folder, read_json, reason
+from supancl.files.output import Output
 from supancl.recipes.plugin_files import load_plugin
 from supancl.recipes.plugins import describe_plugin_error
 from supancl.reporter import report_to
@@ -226,30 +227,18 @@ def check_json(target: str | None, others: Sequence[str] = ()) -> None:
     if target in (None, "-") or not should_print():  # of several ranks one writes
         return
     path = Path(str(target))
-    if any(path.resolve() == Path(other).resolve() for other in others):
-        why = "the command writes something else to it"
-    elif path.is_dir():
-        why = "it is a folder"
-    elif not path.parent.is_dir():
-        why = f"there is no folder {path.parent}"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "Permission denied"
-    elif path.is_file() and not is_result(path):
-        why = "it exists, and is no result in JSON"
-    else:
-        return
-    raise BadInput(f"--json {target}: cannot be written ({why}); name another file, or - for standard output")
+    if path.resolve() in [Path(other).resolve() for other in others]:
+        raise BadInput(f"--json {target}: the command writes something else to it; name another file")
+    Output(path, (path.suffix.lower(),), "--json", is_result).check()
 
 
 def is_result(path: Path) -> bool:
     """Whether a file is empty or begins like a result, and is none of a run's own files, which have a digest."""
-    if "digest" in read_json(path):
-        return False
-    try:
-        with open(path, "rb") as file:
-            return file.read(5) in (b"", b"{}\n", b'{\n  "')  # as `write_json` begins
-    except OSError:  # it may be written but not read, so nobody knows what would be lost
-        return False
+    if not path.is_file():  # such as /dev/stdout
+        return True
+    with suppress(OSError), open(path, "rb") as file:
+        return "digest" not in read_json(path) and file.read(5) in (b"", b"{}\n", b'{\n  "')  # as `write_json` begins
+    return False
 
 
 def write_json(target: str | None, result: Any) -> None:
@@ -261,6 +250,7 @@ def write_json(target: str | None, result: Any) -> None:
         if target == "-":
             print(text, flush=True)
         else:
+            make_folder(Path(target).parent)
             Path(target).write_text(text + "\n")
     except BrokenPipeError:
         raise

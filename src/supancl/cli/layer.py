@@ -102,9 +102,8 @@ def converter(kind: Any, number: str) -> Callable[[str], Any]:
     """From a word of the command line to a value; its name is for messages."""
 
     def convert(text: str) -> Any:
-        return (
-            tuple(kind(word.strip()) for word in text.split(",") if word.strip()) if number == "comma" else kind(text)
-        )
+        words = [word.strip() for word in text.split(",") if word.strip()]
+        return tuple(map(kind, words)) if number == "comma" else kind(text)
 
     convert.__name__ = TYPE_NAMES[kind][1] + "s a,b" * (number == "comma")
     return convert
@@ -167,10 +166,8 @@ def add_commands(
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", prog=parser.prog, parser_class=OneLineParser)
     for name, command in commands.items():
         if isinstance(command, Mapping):
-            default: Any = command.get("")
-            summary = summarize(command)
-            group = subparsers.add_parser(name, help=summary, description=summary)
-            add_commands(group, command, common, parameter_texts(default))
+            group = subparsers.add_parser(name, help=summarize(command), description=summarize(command))
+            add_commands(group, command, common, parameter_texts(command.get("")))
             continue
         text = inspect.getdoc(command) or ""
         description = SECTION.split(text)[0].strip()
