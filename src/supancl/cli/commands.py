@@ -44,7 +44,6 @@ from supancl.reports.wrapping import wrap_line
 from supancl.use import detect as detection
 from supancl.use import evaluate as evaluation
 
-SIGNAL_CODES = 128  # exit codes above are those of signals
 GROUPS: dict[str, Commands] = {
     "train": {"pretrain": supancl.pretrain, "compare": supancl.compare, "recipes": supancl.list_recipes},
     "evaluate and use": {
@@ -84,7 +83,6 @@ GROUPS: dict[str, Commands] = {
     },
 }
 COMMANDS: Commands = {name: command for group in GROUPS.values() for name, command in group.items()}
-FLAGS_BEFORE = {"--json": 2, "--plugin": 2, "--quiet": 1, "--debug": 1}  # words of flags that may precede a command
 MOVED = {  # commands of 0.2.0, and what replaces them
     "alpha": "compare RECIPE --set loss.alpha=0,0.2,0.5,0.8,1",
     "sweep": "compare RECIPE --set FIELD=A,B",
@@ -142,8 +140,8 @@ def with_default_command(words: list[str]) -> list[str]:
 
 def parse(words: list[str]) -> argparse.Namespace:
     """The arguments of a command line; a word that is no command is refused with the nearest one."""
-    for _ in words:
-        count = FLAGS_BEFORE.get(words[0], 0)
+    for _ in words:  # flags of any command may stand before it
+        count = {"--json": 2, "--plugin": 2, "--quiet": 1, "--debug": 1}.get(words[0], 0)
         words = [*words[count:], *words[:count]]
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         if words[0] in MOVED:
@@ -272,7 +270,7 @@ def run_and_exit() -> None:
     if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
         set_program_name(f"python {shlex.quote(sys.argv[0])}")  # the user's own script (docs/extending.md)
     code = main()
-    if code > SIGNAL_CODES:
+    if code > 128:  # a signal
         end_at_once(code)
     sys.exit(code)
 
