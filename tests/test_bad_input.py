@@ -446,7 +446,6 @@ USE = [
         "compare digits.supsiam --set data.max_labels=1,4 --data x.csv --seeds 1 --out out", "cannot be compared",
         make=csv("path,label", *(f"data/{name}/{i}.png,{name};pet" for name in ("cat", "dog") for i in range(6)))),
     row("contact sheets among the classes", "data show data --out data/sheets", "data/sheets", "out"),
-    row("JSON into no folder", f"{ON_DATA} --json no/x.json", "--json no/x.json"),
     row("JSON over a table of labels", "recipes --json x.csv", "--json x.csv", "exists", make=csv("path,label")),
     row("JSON over a file of a run", f"recipes --json {RECIPE}", RECIPE, "exists"),
     row("JSON onto a full disk", "recipes --json /dev/full", "--json /dev/full", "No space left on device"),

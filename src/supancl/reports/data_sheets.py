@@ -58,6 +58,7 @@ def show_data(
     Examples
     --------
     $ supancl data show photos
+    $ supancl data show labels.csv --out sheet
     """
     from supancl.data.opening import open_source
     from supancl.data.show import describe_source, image_sizes
