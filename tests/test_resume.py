@@ -17,7 +17,7 @@ import supancl.training.inputs
 from supancl import METHODS, Reporter, pretrain
 from supancl.cli import main
 from supancl.errors import BadInput, Collapsed, NonFinite
-from supancl.sweeps.runs import read_run
+from supancl.sweeps.runner import read_run
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder

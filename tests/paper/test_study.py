@@ -13,7 +13,7 @@ from supancl.paper.ablations import MEASURES
 from supancl.paper.numbers import PAPER
 from supancl.paper.study_rows import STUDIES
 from supancl.paper.tables.layouts import LAYOUTS, table_name
-from supancl.sweeps.runs import FAILURE_FILE
+from supancl.sweeps.processes import FAILURE_FILE
 
 STUDY = ("paper", "study")
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]

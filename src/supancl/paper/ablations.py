@@ -30,8 +30,7 @@ from supancl.sweeps.measures import (
     measure_run,
     summarize,
 )
-from supancl.sweeps.runner import Sweep, open_held_out, open_recipe_data, run_name
-from supancl.sweeps.runs import Runs, TrainedRun
+from supancl.sweeps.runner import Runs, Sweep, TrainedRun, open_held_out, open_recipe_data, run_name
 from supancl.weights.provenance import commit, versions
 from supancl.weights.run_folder import RunFolder
 

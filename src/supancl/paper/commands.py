@@ -202,7 +202,7 @@ def collapse(recipe: str, **settings: Unpack[SweepSettings]) -> dict[str, Any]:
     base = request.recipe(recipe)
     request.refuse({"train.seed": "seeds"})
     from supancl.paper.pool_and_ema import check_base, table_cells, train_cells
-    from supancl.sweeps.runs import RunsFailed
+    from supancl.sweeps.runner import RunsFailed
 
     check_base(base)
     sweep = request.sweep()
@@ -241,8 +241,7 @@ def study(
     require_single_process("a study")
     from supancl.paper.ablations import study_title, table_cells, train_rows, write_study
     from supancl.paper.study_rows import STUDIES
-    from supancl.sweeps.runner import check_monitored, select_rows
-    from supancl.sweeps.runs import RunsFailed
+    from supancl.sweeps.runner import RunsFailed, check_monitored, select_rows
 
     request, plan = SweepRequest(f"study-{what}", settings, seeds=1), STUDIES[what]
     base = request.recipe(recipe)
@@ -362,7 +361,7 @@ def make_table(
     from supancl.paper.tables.formats import FORMATS
     from supancl.paper.tables.make import check_plan, complete
     from supancl.paper.tables.plan import Request, make_plan
-    from supancl.sweeps.runs import RunsFailed
+    from supancl.sweeps.runner import RunsFailed
 
     out, sweep = request.out, request.sweep()
     plan = make_plan(layout, Request(request.recipe, request.given, rows, family, recipe, benchmarks), sweep)

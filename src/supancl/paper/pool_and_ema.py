@@ -15,8 +15,7 @@ from supancl.paper.numbers import COLLAPSE
 from supancl.paper.study_rows import check_supervised_target
 from supancl.recipes import Recipe
 from supancl.sweeps.measures import Result, collect_results, count_cell, mean_cells, summarize
-from supancl.sweeps.runner import Sweep, check_monitored, open_recipe_data
-from supancl.sweeps.runs import Runs, TrainedRun
+from supancl.sweeps.runner import Runs, Sweep, TrainedRun, check_monitored, open_recipe_data
 from supancl.weights.provenance import commit, versions
 
 MEASURES = {

@@ -16,8 +16,7 @@ from supancl.paper.tables.runs import read_entries
 from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
 from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
-from supancl.sweeps.runner import Sweep, open_recipe_data
-from supancl.sweeps.runs import Failure, RunsFailed, check_same_recipe
+from supancl.sweeps.runner import Failure, RunsFailed, Sweep, check_same_recipe, open_recipe_data
 from supancl.weights.run_folder import RunFolder
 
 
@@ -70,7 +69,7 @@ def evaluate(plan: Plan, runs: list[PlannedRun], sweep: Sweep) -> list[str]:
     """Measure what the table needs of these runs; returns what could not be measured, and why."""
     if not runs:
         return []
-    sweep.reporter.note(f"evaluating {plural(len(runs), 'run')}")
+    current_reporter().note(f"evaluating {plural(len(runs), 'run')}")
     evaluator, failures = RunEvaluator(runs[0].recipe.train.device), []
     for run in runs:
         for measurement in measurements(plan, run, evaluator):

@@ -18,8 +18,7 @@ from supancl.paper.tables.runs import read_entries
 from supancl.recipes import RECIPES, Recipe
 from supancl.sweeps.measures import has_projector
 from supancl.sweeps.options import check_overrides
-from supancl.sweeps.runner import Sweep, check_monitored, select_rows
-from supancl.sweeps.runs import read_failure
+from supancl.sweeps.runner import Sweep, check_monitored, read_failure, select_rows
 from supancl.weights.run_end import read_end
 from supancl.weights.run_folder import RunFolder
 

@@ -20,7 +20,7 @@ from supancl.paper.toy_study import tables as toy_tables
 from supancl.recipes import RECIPES, Recipe, as_released_code, recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.stats import seed_stats
-from supancl.sweeps.runs import read_failure
+from supancl.sweeps.runner import read_failure
 from supancl.training.run import read_result, read_results
 from supancl.weights.encoder_file import check_same_run, read_header
 from supancl.weights.run_folder import RunFolder, folder_of_encoder
