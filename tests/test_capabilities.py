@@ -43,7 +43,7 @@ REGISTRIES = (
     ("source: {}", "supancl.data.sources.arrays:BUILT_IN"),
     ("source: {}:NAME", "supancl.data.sources.libraries:READERS"),
     ("source: {}@ROOT", "supancl.data.sources.benchmarks:BENCHMARKS"),
-    ("import: format {}", "supancl.weights.formats:FORMATS"),
+    ("import: format {}", "supancl.runs.formats:FORMATS"),
     ("export: {}", "supancl.use.names:FORMAT_NAMES"),
     ("choice: --logger {}", "supancl.loggers:LOGGERS"),
     ("command: embed --out {}", "supancl.evaluation.embedding:WRITERS"),

@@ -16,8 +16,8 @@ from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from supancl.files import did_you_mean_path, temporary_path, write_atomically, write_text, writing
 from supancl.files.writing import LEFT_OVER_AGE
-from supancl.weights.importing import open_encoder
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
+from supancl.runs.importing import open_encoder
 from tests.files import mentions
 
 

@@ -6,8 +6,8 @@ from supancl.core.encoders import EncoderSpec
 from supancl.data.sources import benchmarks
 from supancl.detection import train as detect_train
 from supancl.evaluation import sources
+from supancl.runs.encoder_file import save_encoder
 from supancl.use.detect import detect
-from supancl.weights.encoder_file import save_encoder
 from tests.evaluate.made import encoder, run_folder, source
 from tests.files import archive, assert_refused, supancl
 

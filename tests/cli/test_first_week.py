@@ -9,9 +9,8 @@ import pytest
 from supancl import Align, Interrupted, Reporter, pretrain, recipe
 from supancl.evaluation.naming import data_name
 from supancl.recipes import RECIPES
-from supancl.weights.encoder_file import load_encoder
-from supancl.weights.run_data import is_same_or_moved
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.encoder_file import load_encoder
+from supancl.runs.folder import RunFolder, is_same_or_moved
 from tests.files import assert_mentions, class_folders, supancl
 from tests.tiny import assert_same_bits, final_state
 

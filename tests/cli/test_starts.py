@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from supancl import load_encoder
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 from tests.files import assert_mentions, assert_refused, supancl
 
 MODEL = "test_resnet"  # a model of timm for tests: 0.5 million weights

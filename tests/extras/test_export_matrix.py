@@ -22,8 +22,8 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassif
 
 from supancl import Encoder, EncoderSpec, open_encoder
 from supancl.cli import main
+from supancl.runs.encoder_file import save_encoder
 from supancl.use import export_encoder
-from supancl.weights.encoder_file import save_encoder
 from tests.files import TINY, assert_refused, class_folders, supancl
 from tests.helpers import quickly_built
 

@@ -13,7 +13,7 @@ import pytest
 
 from supancl import pretrain
 from supancl.loggers import MlflowLogger, WandbLogger, run_logger
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 from tests.extras.wandb_file import read_exit_code, read_history, read_run
 from tests.files import supancl
 from tests.tiny import Notes, tiny_data, tiny_recipe

@@ -18,11 +18,11 @@ from supancl import recipe
 from supancl.cli import main
 from supancl.data.opening import open_data
 from supancl.errors import BadInput
+from supancl.runs.folder import RunFolder
 from supancl.sweeps import processes, runner
 from supancl.sweeps.processes import FAILURE_FILE
 from supancl.sweeps.runner import Sweep, default_jobs, open_held_out
 from supancl.training.memory import estimate_memory
-from supancl.weights.run_folder import RunFolder
 from tests.files import archive, class_folders
 from tests.started import Started
 from tests.tiny import poisoned, tiny_data, tiny_recipe

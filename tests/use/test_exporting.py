@@ -15,12 +15,12 @@ import timm
 import torch
 
 from supancl import BadInput, EncoderSpec, load_encoder
+from supancl.runs.encoder_file import read_header, save_encoder
+from supancl.runs.importing import fill_encoder
 from supancl.use import export_encoder, formats
 from supancl.use.exported import ExportedEncoder, crop_fraction
 from supancl.use.formats import FORMATS
 from supancl.use.images import measure_change
-from supancl.weights.encoder_file import read_header, save_encoder
-from supancl.weights.start import fill_encoder
 from tests.files import TINY, class_folders, mentions, picture, supancl
 from tests.helpers import quickly_built
 from tests.tiny import assert_same_bits

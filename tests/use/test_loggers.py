@@ -12,8 +12,8 @@ import pytest
 from supancl import Reporter, loggers, pretrain
 from supancl.loggers import LOGGERS, LoggedRun, MlflowLogger, RunLogger, WandbLogger, run_logger
 from supancl.loggers.run_logger import Record
+from supancl.runs.folder import RunFolder
 from supancl.sweeps.options import SweepRequest
-from supancl.weights.run_folder import RunFolder
 from tests.files import assert_one_line, supancl
 from tests.tiny import Notes, poisoned, tiny_data, tiny_recipe
 

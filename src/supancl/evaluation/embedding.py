@@ -34,7 +34,7 @@ from supancl.files import (
 )
 from supancl.probes import Features
 from supancl.reporter import track_task
-from supancl.weights.run_data import check_same_data
+from supancl.runs.folder import check_same_data
 
 ROWS_AT_A_TIME = 8192
 

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 from supancl.config import flattened, parse_json, to_json
 from supancl.files import make_inner_folder, read_text, reason, write_json
 from supancl.reporter import ForwardingReporter, Reporter
+from supancl.runs.log import row_numbers
 from supancl.version import __version__
-from supancl.weights.log_rows import row_numbers
 
 SECONDS_BETWEEN = 1.0  # rows are collected and sent together: a request per row would slow down training
 Numbers = dict[str, float]
@@ -125,7 +125,7 @@ class RunLogger(ForwardingReporter, ABC):
         return self.folder / "loggers" / f"{self.name}.json"
 
     def _start(self, settings: dict[str, Any], tags: dict[str, str]) -> None:
-        from supancl.weights.run_folder import RunFolder
+        from supancl.runs.folder import RunFolder
 
         self.record = Record.read(self.record_file)
         self.last_steps = dict(self.record.last_steps)

@@ -17,6 +17,8 @@ from supancl.paper.study_rows import STUDIES, Rows
 from supancl.probes.knn import DEFAULT_K
 from supancl.recipes import Recipe
 from supancl.reports.tables import Table, to_markdown
+from supancl.runs.folder import RunFolder
+from supancl.runs.provenance import commit, versions
 from supancl.stats import mean_interval
 from supancl.sweeps.measures import (
     Measurement,
@@ -31,8 +33,6 @@ from supancl.sweeps.measures import (
     summarize,
 )
 from supancl.sweeps.runner import Runs, Sweep, TrainedRun, open_held_out, open_recipe_data, run_name
-from supancl.weights.provenance import commit, versions
-from supancl.weights.run_folder import RunFolder
 
 MEASURES = {
     # key -> (title, decimals)

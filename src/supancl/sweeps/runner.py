@@ -29,14 +29,12 @@ from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
 from supancl.reporter import Reporter, current_reporter
+from supancl.runs.checkpoint import checkpoints
+from supancl.runs.encoder_file import load_encoder
+from supancl.runs.folder import RunFolder, check_same_data, has_collapsed, read_end
 from supancl.sweeps.processes import FAILURE_FILE, Failure, MakeReporter, Task, WorkerKilled, train_each
 from supancl.training.memory import available_memory, check_memory, estimate_memory
 from supancl.training.start import check_data, is_same_or_automatic, resolve, with_short_side
-from supancl.weights.checkpoint import checkpoints
-from supancl.weights.encoder_file import load_encoder
-from supancl.weights.run_data import check_same_data
-from supancl.weights.run_end import has_collapsed, read_end
-from supancl.weights.run_folder import RunFolder
 
 T = TypeVar("T")
 BYTES_PER_RUN = 1e9  # at least, of a process with a small encoder: 0.9 GB on the digits, most of it torch

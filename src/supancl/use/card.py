@@ -12,11 +12,11 @@ from supancl.evaluation.naming import data_name, figure_of
 from supancl.evaluation.suite import describe_result
 from supancl.files import is_as_written, read_json
 from supancl.reports.tables import Table, write_table
+from supancl.runs.hub import to_timm
 from supancl.use import graphs, hugging_face, torchvision_file
 from supancl.use.exported import ExportedEncoder
 from supancl.use.formats import FORMATS, Written
 from supancl.version import __version__
-from supancl.weights.timm_names import to_timm
 
 CARD = "README.md"
 OWNERSHIP = (

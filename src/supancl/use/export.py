@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from supancl.config import FLAG
 from supancl.reporter import current_reporter, say
+from supancl.runs.hub import split_encoder_name
 from supancl.use.evaluate import EncoderArgument
 from supancl.use.names import check_formats, check_out
-from supancl.weights.names import split_encoder_name
 
 
 def export(

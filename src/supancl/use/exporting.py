@@ -24,18 +24,18 @@ from supancl.files import (
     write_text,
 )
 from supancl.reporter import Reporter, track
-from supancl.use.card import CARD, write_card
-from supancl.use.exported import MAKE_ROOM, CannotHold, ExportedEncoder
-from supancl.use.formats import FORMATS, Written, describe_missing, write_and_check
-from supancl.use.images import read_check_images
-from supancl.use.names import check_formats, check_out
-from supancl.weights.encoder_file import (
+from supancl.runs.encoder_file import (
     EXPORTED_FILE,
     encoder_metadata,
     find_encoder_file,
     is_exported,
     read_header,
 )
+from supancl.use.card import CARD, write_card
+from supancl.use.exported import MAKE_ROOM, CannotHold, ExportedEncoder
+from supancl.use.formats import FORMATS, Written, describe_missing, write_and_check
+from supancl.use.images import read_check_images
+from supancl.use.names import check_formats, check_out
 
 
 def export_encoder(

@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from supancl.files import reason, write_json
+from supancl.runs.encoder_file import save_safetensors
+from supancl.runs.hub import TimmModel, to_timm
 from supancl.use.exported import CannotHold, ExportedEncoder, Features, check_tensors
-from supancl.weights.encoder_file import save_safetensors
-from supancl.weights.timm_names import TimmModel, to_timm
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 

@@ -20,7 +20,7 @@ from supancl.errors import BadInput, plural
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.naming import data_name
 from supancl.reporter import report_to
-from supancl.weights.encoder_file import SHORT_SIDE
+from supancl.runs.encoder_file import SHORT_SIDE
 
 MOST_IMAGES = 17
 LARGEST_SMALL_INPUT = 64  # px; smaller inputs may be for images that are as small, which have no margin to cut off

@@ -15,9 +15,10 @@ from supancl.paper.tables.plan import DONE, Plan, PlannedRun, by_source
 from supancl.paper.tables.runs import read_entries
 from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
+from supancl.runs.folder import RunFolder
 from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
-from supancl.sweeps.runner import Failure, RunsFailed, Sweep, check_same_recipe, open_recipe_data
-from supancl.weights.run_folder import RunFolder
+from supancl.sweeps.processes import Failure
+from supancl.sweeps.runner import RunsFailed, Sweep, check_same_recipe, open_recipe_data
 
 
 def check_plan(plan: Plan, sweep: Sweep) -> None:

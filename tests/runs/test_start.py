@@ -15,13 +15,11 @@ from safetensors.torch import save, save_file
 
 from supancl import BadInput, load_encoder, recipe
 from supancl.core.encoders import EncoderSpec
-from supancl.weights.encoder_file import save_encoder
-from supancl.weights.importing import open_encoder
-from supancl.weights.run_folder import RunFolder
-from supancl.weights.start import describe_init, fill_encoder, follow_start, load_init
+from supancl.runs.encoder_file import save_encoder
+from supancl.runs.folder import RunFolder
+from supancl.runs.importing import describe_init, fill_encoder, follow_start, load_init, open_encoder
 from tests.files import assert_refused, class_folders, mentions, supancl
 from tests.helpers import quickly_built
-from tests.tiny import Notes
 
 SMALL = "test_resnet"  # a model of timm for tests: 0.5 million weights
 TAGGED = f"{SMALL}.r160_in1k"
@@ -164,12 +162,12 @@ def test_a_vit_small_with_12_heads_is_ours(home: Path) -> None:
 
 def test_an_open_encoder_follows_the_start(home: Path, weights) -> None:
     model_folder(home / "model", weights)
-    followed = follow_start(recipe("auto.supsiam"), "model", Notes())
+    followed = follow_start(recipe("auto.supsiam"), "model")
     assert followed.encoder == EncoderSpec(f"timm:{SMALL}", 3, 64, None, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     assert followed.views.size == 64
     assert "model" in followed.sources["encoder.name"]
     smaller = recipe("auto.supsiam").with_set({"views.size": 32, "encoder.mean": [0.0, 0.0, 0.0]})
-    followed = follow_start(smaller, "model", Notes())
+    followed = follow_start(smaller, "model")
     assert (followed.encoder.size, followed.encoder.mean, followed.encoder.std) == (32, (0, 0, 0), (0.4, 0.5, 0.6))
 
 
@@ -224,5 +222,5 @@ def test_from_the_command_to_the_comparison_with_the_start(home: Path, weights, 
     assert said.code == 0, said.err
     assert "its start" in said.out
     said = supancl(capsys, "pretrain", "cifar100.supsiam", *words[1:], "--init", start, "--out", "other")
-    assert_refused(said, start, "cifar-resnet18", f"--set encoder.name=timm:{SMALL}")
+    assert_refused(said, start, "cifar-resnet18", f"set encoder.name=timm:{SMALL}")
     assert not (home / "other").exists()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from supancl import BadInput
-from supancl.weights.checkpoint import (
+from supancl.runs.checkpoint import (
     SCHEMA_VERSION,
     DamagedFile,
     UnsafeFile,
@@ -18,7 +18,7 @@ from supancl.weights.checkpoint import (
     load_tensors,
     save_checkpoint,
 )
-from supancl.weights.encoder_file import load_weights
+from supancl.runs.encoder_file import load_weights
 from tests.files import mentions
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -15,9 +15,8 @@ from supancl.config import parse_json
 from supancl.errors import BadInput
 from supancl.files import is_locked, read_json, read_text, reason
 from supancl.reporter import track
-from supancl.weights.log_rows import read_last_rows
-from supancl.weights.run_end import peek_collapsed, read_end
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder, peek_collapsed, read_end
+from supancl.runs.log import read_last_rows
 
 INNER_FOLDERS = ("checkpoints", "tensorboard", "evaluate", "loggers", "wandb", "mlruns")  # of a run
 OWN_DATA = re.compile(r"(?:knn(?:-k\d+)?|linear)\.json")  # results on the run's own held-out images

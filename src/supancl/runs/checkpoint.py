@@ -18,8 +18,8 @@ import torch
 
 from supancl.errors import BadInput
 from supancl.files import check_zip, open_regular, reason, write_atomically
+from supancl.runs.provenance import content_digest
 from supancl.version import __version__
-from supancl.weights.digests import content_digest
 
 SCHEMA_VERSION = 2
 MAX_CHECKPOINTS = 2

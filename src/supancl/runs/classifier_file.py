@@ -13,7 +13,7 @@ from torch import Tensor
 from supancl.config import parse_json
 from supancl.errors import BadInput
 from supancl.files import did_you_mean_path
-from supancl.weights.encoder_file import SCHEMA_VERSION, read_safetensors, save_safetensors
+from supancl.runs.encoder_file import SCHEMA_VERSION, read_safetensors, save_safetensors
 
 CLASSIFIER_FILE = "classifier.safetensors"
 PAIR_NAMES = ("reference_pairs", "held_out_pairs")

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+import signal
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from supancl.config import parse_json, to_json
-from supancl.data.content import Content
-from supancl.data.opening import absolute_source
-from supancl.errors import BadInput, program_name
+from supancl.data.content import Content, read_content
+from supancl.data.opening import absolute_source, is_same_source
+from supancl.data.sources.tars import find_tars, is_tar
+from supancl.data.splits import Data
+from supancl.errors import BadInput, Interrupted, Stopped, plural, program_name
 from supancl.files import (
     check_no_link,
     check_writable,
@@ -33,9 +37,8 @@ from supancl.recipes.plugin_files import plugin_digests
 from supancl.recipes.plugins import required_plugins
 from supancl.recipes.recipe import fixed_settings
 from supancl.reporter import report_warning
-from supancl.weights.digests import content_digest
-from supancl.weights.log_rows import LogRows, read_rows
-from supancl.weights.provenance import commit, versions
+from supancl.runs.log import LogRows, read_rows
+from supancl.runs.provenance import commit, content_digest, versions
 
 # the file that a run begins with -> its command
 COMMAND_BY_FILE = {"recipe.json": "pretrain", "detect.json": "detect train"}
@@ -338,3 +341,161 @@ def next_folder(recipe_name: str, parent: Path = Path("runs")) -> Path:
     pattern = re.compile(re.escape(recipe_name) + r"-(\d+)$")
     used_numbers = [int(m[1]) for p in parent.glob(f"{recipe_name}-*") if (m := pattern.match(p.name))]
     return parent / f"{recipe_name}-{max(used_numbers, default=0) + 1:03d}"
+
+
+class RunEnd(NamedTuple):
+    """The last step of a finished run, and whether it collapsed."""
+
+    step: int
+    collapsed: bool
+
+
+class StopCause(NamedTuple):
+    """Where and why a run ended before its last step; the exit code says which kind of reason it is."""
+
+    step: int
+    reason: str
+    exit_code: int
+
+
+def record_stop(folder: RunFolder, step: int, error: Exception) -> None:
+    """Write stopped.json; a failure to do so must not hide the reason for the stop."""
+    reason = f"an error: {' '.join(str(error).split())[:300] or type(error).__name__}"
+    if isinstance(error, (Stopped, Interrupted)):
+        reason = signal.Signals(error.signal_number).name if isinstance(error, Interrupted) else error.cause
+    cause = StopCause(step, reason, getattr(error, "exit_code", 1))
+    with suppress(BadInput, OSError):
+        write_sealed_json(folder.stop_file, cause._asdict())
+
+
+def read_stop(folder: RunFolder) -> StopCause | None:
+    """What stopped.json says; None if there is none, as after `kill -9`, or if it is damaged."""
+    try:
+        content = parse_json(read_text(folder.stop_file))
+        cause = StopCause(content["step"], content["reason"], content["exit_code"])
+        is_intact = is_as_written(content)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    types = (int, str, int)
+    return cause if is_intact and all(map(isinstance, cause, types)) else None
+
+
+def record_end(folder: RunFolder, end: RunEnd, keep: str) -> None:
+    """Write finished.json, then remove the checkpoints that `train.keep` does not keep."""
+    if read_end(folder) != end:
+        write_sealed_json(folder.end_file, {**end._asdict(), "run": folder.read_run_name()})
+    if keep != "all":
+        for path in folder.checkpoint_files()[: -1 if keep == "one" else None]:
+            path.unlink(missing_ok=True)
+
+
+def read_end(folder: RunFolder) -> RunEnd | None:
+    """The end that finished.json records; None if there is none, or if the newest checkpoint is of an earlier step.
+
+    A file that is damaged or of another run says nothing.
+    """
+    try:
+        content = parse_json(read_text(folder.end_file))
+        end = RunEnd(content["step"], content["collapsed"])
+        is_intact = is_as_written(content) and content["run"] == folder.read_run_name()
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    if not is_intact or not isinstance(end.step, int) or not isinstance(end.collapsed, bool):
+        return None
+    newest = folder.checkpoint_files()[-1:]
+    return None if newest and newest[0].name < f"step-{end.step:09d}.pt" else end
+
+
+def has_collapsed(folder: RunFolder) -> bool | None:
+    """Whether a run has collapsed, by finished.json or its newest checkpoint; None if neither says."""
+    from supancl.runs.checkpoint import load_newest  # here, because torch takes seconds and finished.json none
+
+    if (end := read_end(folder)) is not None:
+        return end.collapsed
+    return _collapsed_in(load_newest(folder.checkpoints)[0])
+
+
+def peek_collapsed(folder: RunFolder) -> bool | None:
+    """As `has_collapsed`, for lists of runs: reads no weights, compares no digest, and a damaged file says nothing."""
+    if (end := read_end(folder)) is not None:
+        return end.collapsed
+    for path in reversed(folder.checkpoint_files()):
+        from supancl.runs.checkpoint import load_tensors
+
+        with suppress(BadInput, OSError):
+            return _collapsed_in(load_tensors(path, mapped=True))
+    return None
+
+
+def _collapsed_in(state: dict[str, Any] | None) -> bool | None:
+    monitor = (state or {}).get("monitor")
+    collapsed = monitor.get("collapsed") if isinstance(monitor, dict) else None
+    return collapsed if isinstance(collapsed, bool) else None
+
+
+RESTORE = "restore them, or start another run"
+
+
+def check_same_data(folder: RunFolder, data: Data, way_out: str = RESTORE, prefix: str = "") -> None:
+    """Refuse data that have changed since the run began: order, labels and held-out images depend on them."""
+    saved, classes = folder.read_data()
+    changed = f"{prefix}the data have changed since the run began"
+    for key in ("classes", "train", "labelled", "held_out"):
+        now = data.summary[key]
+        if key in saved and saved[key] != now:
+            raise BadInput(f"{changed}: {key.replace('_', ' ')} {now}, was {saved[key]}; {way_out}")
+    if classes != data.classes or saved.get("fingerprint", "") not in ("", data.summary["fingerprint"]):
+        raise BadInput(f"{changed}: other class names, files or labels; {way_out}")
+
+
+def describe_content(content: Content | None) -> dict[str, object]:
+    """What recipe.json says of the content of the images, and of how it was taken."""
+    if content is None:
+        return {}
+    how = {"pixels": "every pixel", "shards": "size of each shard and bytes sampled from it"}[content.kind]
+    return {"content": content.digest, "content_of": how}
+
+
+def check_same_content(folder: RunFolder, data: Data, way_out: str = RESTORE) -> list[str]:
+    """Refuse images that were replaced under the same names since the run began; returns remarks.
+
+    Only the content counts: data may have been moved or copied.
+    """
+    saved, current = folder.read_data()[0].get("content"), data.content
+    if saved is None or current is None:
+        return [f"{folder.recipe_file} has no checksum of the images, so images that were replaced would go unnoticed"]
+    before = read_content(folder.content_file)
+    if saved == current.digest:
+        if not current.has_other_stamps(before):
+            return []
+        return ["shards have another time or inode than when the run began; their sizes and sampled bytes are the same"]
+    names = current.changed_names(before)
+    count = plural(len(names), "image or shard", "images or shards") if names else "images"
+    example = f", such as {names[0]}" if names else ""
+    changed = f"the content of {count} has changed since the run began{example}"
+    decoder, this_decoder = folder.read_versions().get("pillow"), versions().get("pillow")
+    if decoder != this_decoder and current.kind == "pixels":
+        return [f"{changed}; that may be pillow, which was {decoder} and is {this_decoder}"]
+    raise BadInput(f"{changed}; {way_out}")
+
+
+def is_same_or_moved(requested: Any, saved: Any) -> bool:
+    """Whether a run may continue with this source: the saved one, or any if the saved one no longer exists.
+
+    Of several joined sources, each is compared with the saved one in its place. Once the data are read,
+    `check_same_data` compares file names and labels.
+    """
+    if not isinstance(requested, str):
+        return len(requested) == len(saved or ()) and all(map(is_same_or_moved, requested, saved or ()))
+    return is_same_source(requested, saved) or _is_gone(saved)
+
+
+def _is_gone(source: str) -> bool:
+    """Whether a source saved with an absolute path (also NAME@ROOT and hf:PATH) no longer exists."""
+    root = source if Path(source).is_absolute() else source.partition("@")[2] or source.removeprefix("hf:")
+    if not Path(root).is_absolute() or Path(root).exists():
+        return False
+    try:
+        return not (is_tar(root) and find_tars(root))  # {000..009}.tar is a pattern
+    except BadInput:
+        return True

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from supancl import BadInput, load_encoder
 from supancl.core.encoders import IMAGENET_MEAN, EncoderSpec, sincos_positions
+from supancl.runs.importing import FORMATS, identify, open_encoder
 from supancl.use.import_ import import_checkpoint
-from supancl.weights.importing import FORMATS, identify, open_encoder
 from tests.files import mentions
 from tests.helpers import fill, quickly_built
 from tests.import_keys import MODELS, Holder, Shortcut, kept, listed, resnet, shortcut_resnet
@@ -358,9 +358,9 @@ def test_an_imported_encoder_is_an_encoder_of_ours(tmp_path):
     with torch.no_grad():
         assert torch.equal(first(images), second(images))
         assert torch.equal(first(images), third(images))
-    with pytest.raises(BadInput, match=mentions("encoder.safetensors", "--out")):
+    with pytest.raises(BadInput, match=mentions("encoder.safetensors", "out")):
         import_checkpoint(tmp_path / "x.ckpt", tmp_path / "new" / "folder")
-    with pytest.raises(BadInput, match=mentions("x.ckpt", "Not a directory", "--out")):
+    with pytest.raises(BadInput, match=mentions("x.ckpt", "Not a directory", "out")):
         import_checkpoint(tmp_path / "x.ckpt", tmp_path / "x.ckpt")
 
 

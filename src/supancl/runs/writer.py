@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from supancl.core.encoders import Encoder
-from supancl.weights.checkpoint import save_checkpoint
-from supancl.weights.encoder_file import encoder_metadata, projector_metadata, save_safetensors
+from supancl.runs.checkpoint import save_checkpoint
+from supancl.runs.encoder_file import encoder_metadata, projector_metadata, save_safetensors
 
 
 class Writer:

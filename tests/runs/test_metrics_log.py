@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 from supancl import Interrupted, Reporter, pretrain
-from supancl.weights.metrics_log import MetricsLog
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import MetricsLog
 from tests.files import mentions
 from tests.tiny import poisoned, tiny_data, tiny_recipe
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from supancl import BadInput, load_encoder, pretrain
+from supancl.runs.checkpoint import DamagedFile, checkpoints, load_checkpoint
+from supancl.runs.encoder_file import load_projector, read_safetensors
+from supancl.runs.provenance import content_digest
 from supancl.training.run import Run
-from supancl.weights.checkpoint import DamagedFile, checkpoints, load_checkpoint
-from supancl.weights.digests import content_digest
-from supancl.weights.encoder_file import load_projector, read_safetensors
 from tests.files import mentions
 from tests.tiny import tiny_data, tiny_recipe
 

@@ -11,7 +11,7 @@ from safetensors.torch import load, load_file
 
 from supancl import pretrain
 from supancl.files import digest
-from supancl.weights.encoder_file import read_safetensors, save_safetensors
+from supancl.runs.encoder_file import read_safetensors, save_safetensors
 from tests.test_resume import crash_and_resume
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -19,8 +19,8 @@ SAVE = """
 import sys, torch
 from pathlib import Path
 from supancl import EncoderSpec
-from supancl.weights.encoder_file import save_encoder
-from supancl.weights.writer import Writer
+from supancl.runs.encoder_file import save_encoder
+from supancl.runs.writer import Writer
 from supancl.files import digest
 torch.manual_seed(0)
 encoder, file = EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build(), Path(sys.argv[1])

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import supancl.runs.checkpoint
+import supancl.runs.writer
 import supancl.training.inputs
-import supancl.weights.checkpoint
-import supancl.weights.writer
 from supancl import BadInput, EncoderSpec, Interrupted, Reporter, load_encoder, pretrain
+from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from supancl.runs.encoder_file import read_safetensors, save_encoder
+from supancl.runs.folder import RunFolder
+from supancl.runs.writer import HostCopy, Writer
 from supancl.training.trainer import Trainer
-from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from supancl.weights.encoder_file import read_safetensors, save_encoder
-from supancl.weights.run_folder import RunFolder
-from supancl.weights.writer import HostCopy, Writer
 from tests.files import contents, mentions
 from tests.tiny import assert_same_bits, flat, poisoned, tiny_data, tiny_recipe
 
@@ -49,7 +49,7 @@ class Gate:
         self.opened, self.begun = threading.Event(), threading.Event()
         self.in_vain = False
         self.steps: list[int] = []
-        monkeypatch.setattr(supancl.weights.writer, "save_checkpoint", self.save)
+        monkeypatch.setattr(supancl.runs.writer, "save_checkpoint", self.save)
 
     def save(self, folder: Path, step: int, state: dict, keep_all: bool) -> Path:
         self.begun.set()
@@ -211,7 +211,7 @@ def test_what_could_not_be_written_is_told_next_in_the_same_line(tmp_path: Path,
             "wait": writer.wait,
             "save_encoder": lambda: writer.save_encoder(tmp_path / "e", small_encoder(), (), "x"),
         }
-        with pytest.raises(BadInput, match=mentions("step-000000002.pt", "No space left on device", "--resume")):
+        with pytest.raises(BadInput, match=mentions("step-000000002.pt", "No space left on device", "resume")):
             calls[told_by]()
         writer.wait()  # told once
     assert contents(tmp_path) == before
@@ -256,7 +256,7 @@ def test_the_end_waits_and_the_lock_is_held_until_then(tmp_path: Path, monkeypat
         return plain(folder, step, state)
 
     ended = threading.Event()
-    monkeypatch.setattr(supancl.weights.writer, "save_checkpoint", slow)
+    monkeypatch.setattr(supancl.runs.writer, "save_checkpoint", slow)
     pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
     assert len(refused) == 1
     assert load_checkpoint(checkpoints(tmp_path / "run" / "checkpoints")[-1])["step"] == 10
@@ -278,21 +278,21 @@ def test_a_signal_says_saved_only_when_it_is(tmp_path: Path, monkeypatch) -> Non
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=Signalled(3))
     assert gate.steps == [4]
     monkeypatch.undo()
-    monkeypatch.setattr(supancl.weights.checkpoint, "save_with_torch", full_disk)
+    monkeypatch.setattr(supancl.runs.checkpoint, "save_with_torch", full_disk)
     with pytest.raises(BadInput, match=mentions("step-000000004.pt", "No space left on device")):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "full", reporter=Signalled(3))
     assert not checkpoints(tmp_path / "full" / "checkpoints")
 
 
 def test_a_full_disk_ends_the_run_with_its_line_and_leaves_what_was_whole(tmp_path: Path, monkeypatch) -> None:
-    plain = supancl.weights.checkpoint.save_with_torch
+    plain = supancl.runs.checkpoint.save_with_torch
 
     def third_fails(path: Path, content: dict) -> None:
         if content["step"] >= 6:
             full_disk()
         plain(path, content)
 
-    monkeypatch.setattr(supancl.weights.checkpoint, "save_with_torch", third_fails)
+    monkeypatch.setattr(supancl.runs.checkpoint, "save_with_torch", third_fails)
     with pytest.raises(BadInput, match=mentions("step-000000006.pt", "No space left on device")):
         pretrain(tiny_recipe(train__checkpoint_every=2), tiny_data(), tmp_path / "run")
     kept = checkpoints(tmp_path / "run" / "checkpoints")
@@ -308,7 +308,7 @@ def slow_disk(monkeypatch) -> list[int]:
         written.append(step)
         return save_checkpoint(folder, step, state)
 
-    monkeypatch.setattr(supancl.weights.writer, "save_checkpoint", save)
+    monkeypatch.setattr(supancl.runs.writer, "save_checkpoint", save)
     return written
 
 

@@ -13,10 +13,9 @@ from supancl.cli import main
 from supancl.core.heads import MLP
 from supancl.data.opening import open_data
 from supancl.evaluation import EvaluationOptions, open_evaluated_encoder
-from supancl.weights.checkpoint import checkpoints, load_checkpoint
-from supancl.weights.encoder_file import read_safetensors, save_projector
-from supancl.weights.run_folder import RunFolder
-from tests.tiny import Notes
+from supancl.runs.checkpoint import checkpoints, load_checkpoint
+from supancl.runs.encoder_file import read_safetensors, save_projector
+from supancl.runs.folder import RunFolder
 
 TINY = ["--epochs", "2", "--batch-size", "32", "--set", "data.limit=128", "--device", "cpu", "--quiet"]
 
@@ -112,11 +111,11 @@ def test_kept_features_know_their_projector(run):
         EvaluationOptions(torch.device("cpu"), layer="projector"),
         open_data(RunFolder(run).read_recipe()[0].data, 1),
     )
-    first = open_evaluated_encoder("run", look, Notes()).features(data.held_out).values
+    first = open_evaluated_encoder("run", look).features(data.held_out).values
     other = load_projector(run)
     torch.nn.init.normal_(other[0].weight)
     save_projector(run / "projector.safetensors", other, "x")
-    second = open_evaluated_encoder("run", look, Notes()).features(data.held_out).values
+    second = open_evaluated_encoder("run", look).features(data.held_out).values
     assert not torch.allclose(first, second)
     with torch.inference_mode():
         expected = other(embed(load_encoder(run), data.held_out).values)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,11 +10,8 @@ from pathlib import Path
 import pytest
 
 from supancl import pretrain
-from supancl.reports.listings import list_runs, runs_table
-from supancl.reports.tables import to_text_within
-from supancl.weights.run_end import RunEnd, record_end
-from supancl.weights.run_folder import RunFolder
-from supancl.weights.run_list import describe_run
+from supancl.runs.folder import RunEnd, RunFolder, record_end
+from supancl.runs.listing import describe_run, find_listed_runs
 from tests.files import assert_mentions, assert_refused, supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import tiny_data, tiny_recipe
@@ -41,7 +37,7 @@ def runs(made: Path, tmp_path: Path, monkeypatch) -> Path:
 
 
 def states(root: Path) -> dict[str, str]:
-    return {str(run.path.relative_to(root)): run.state for run in list_runs(root)}
+    return {str(run.path.relative_to(root)): run.state for run in find_listed_runs(root)}
 
 
 def test_every_run_is_listed_with_its_state(runs: Path) -> None:
@@ -76,17 +72,6 @@ def test_the_accuracy_is_that_of_the_last_evaluation_even_if_the_last_check_was_
     assert before.tested_images == run.tested_images == RunFolder(runs / "finished").metrics()[-1]["knn_queries"]
 
 
-def test_a_narrow_terminal_leaves_out_columns_and_says_which(runs: Path) -> None:
-    table = runs_table(list_runs(runs), runs)
-    wide, narrow = (to_text_within(table, width, ("recipe", "data"), "--json FILE") for width in (200, 70))
-    assert "tiny.supsiam" in wide
-    assert "left out" not in wide
-    assert "tiny.supsiam" not in narrow
-    assert "recipe" in narrow.splitlines()[-1]
-    assert "--json FILE" in narrow
-    assert max(map(len, narrow.splitlines()[: 1 + len(table.rows)])) <= 70
-
-
 def test_a_collapsed_run_says_so(runs: Path) -> None:
     record_end(RunFolder(runs / "finished"), RunEnd(10, True), "one")
     assert states(runs)["finished"] == "collapsed"
@@ -112,20 +97,12 @@ def test_links_are_not_followed(runs: Path, tmp_path: Path) -> None:
     assert len(states(runs)) == 3
 
 
-def test_the_list_at_80_columns_and_as_json(runs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_the_list_and_as_json(runs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = supancl(capsys, "runs", "--json", "runs.json")
     assert said.code == 0
     assert_mentions(said.out, "finished", "tiny.supsiam", "arrays", "stopped at 5", "1/2", "damaged", "recipe.json")
     assert [run["state"] for run in json.loads(Path("runs.json").read_text())["runs"]] == list(states(runs).values())
-    monkeypatch.setenv("COLUMNS", "70")
-    monkeypatch.setattr("supancl.cli.console.SafeConsole.is_terminal", True)
-    said = supancl(capsys, "runs", "runs")
-    assert_mentions(said.out, "deep/stopped", "--json")
-    lines = [
-        line for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.out).splitlines() if "reading runs" not in line
-    ]
-    assert max(map(len, lines[:4])) <= 70
 
 
 def test_wrong_words_are_refused(tmp_path: Path, capsys, monkeypatch) -> None:
@@ -137,8 +114,8 @@ def test_wrong_words_are_refused(tmp_path: Path, capsys, monkeypatch) -> None:
 
 def test_a_list_of_finished_runs_needs_no_torch(made: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from supancl.weights.run_list import list_runs;"
-        "print(len(list_runs(Path(sys.argv[1]))), 'torch' in sys.modules)"
+        "import sys; from pathlib import Path; from supancl.runs.listing import find_listed_runs;"
+        "print(len(find_listed_runs(Path(sys.argv[1]))), 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(made / "finished")], capture_output=True, text=True, check=True

@@ -14,9 +14,9 @@ import pytest
 
 from supancl import BadInput, Reporter, pretrain
 from supancl.files import jsonable, write_atomically
-from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from supancl.weights.provenance import versions
-from supancl.weights.run_folder import RunFolder, next_folder
+from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from supancl.runs.folder import RunFolder, next_folder
+from supancl.runs.provenance import versions
 from tests.files import TINY, assert_mentions, assert_refused, class_folders, contents, mentions, supancl
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -25,7 +25,7 @@ from tests.tiny import tiny_data, tiny_recipe
 HOLD = """
 import sys
 from pathlib import Path
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 folder.create()
 with folder.lock():
@@ -54,7 +54,7 @@ def test_a_folder_in_use_refuses_a_second_writer_until_the_first_is_gone(tmp_pat
     before = contents(tmp_path)
     for more in ((), ("--resume",)):
         said = supancl(capsys, *command, *more)
-        assert_refused(said, "run", "in use", f"process {holder.pid}", "--out")
+        assert_refused(said, "run", "in use", f"process {holder.pid}", "out")
     assert contents(tmp_path) == before
     holder.kill()  # without a chance to tidy up
     holder.wait()

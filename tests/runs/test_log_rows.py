@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from supancl import pretrain
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import read_rows
 from supancl.training.run import Run
-from supancl.weights.log_rows import read_rows
-from supancl.weights.run_folder import RunFolder
 from tests.files import assert_mentions, mentions
 from tests.tiny import Notes, tiny_data, tiny_recipe
 

@@ -21,9 +21,9 @@ from supancl.core.specs import suggest_timm
 from supancl.errors import BadInput, program_name
 from supancl.files import did_you_mean_path, open_regular, reason, write_atomically
 from supancl.recipes.plugin_files import plugin_hint
-from supancl.weights.checkpoint import DamagedFile, load_tensors
-from supancl.weights.digests import content_digest
-from supancl.weights.run_folder import RunFolder, folder_of_encoder
+from supancl.runs.checkpoint import DamagedFile, load_tensors
+from supancl.runs.folder import RunFolder, folder_of_encoder
+from supancl.runs.provenance import content_digest
 
 SCHEMA_VERSION = 1  # of the metadata
 SHORT_SIDE = "short_side"  # in pixels: the median of the training images, as they were stored
