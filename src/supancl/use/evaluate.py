@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from typing_extensions import TypedDict, Unpack
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from supancl.evaluation import EvaluatedEncoder
     from supancl.training.run import Run
 
-EncoderArgument: TypeAlias = "Run | Encoder | str | Path"
-EncodersArgument: TypeAlias = "EncoderArgument | list[str] | Sequence[EncoderArgument]"
+EncoderArgument = Union["Run", "Encoder", str, Path]
+EncodersArgument = EncoderArgument | list[str] | Sequence[EncoderArgument]
 Split = Literal["held-out", "test"]
 Format = Literal["text", "markdown", "latex", "csv", "json"]
 NOT_MEASURABLE = "not measurable"
