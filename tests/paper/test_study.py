@@ -9,10 +9,9 @@ import pytest
 from supancl import recipe
 from supancl.cli import main
 from supancl.config import flattened
-from supancl.paper.ablations import MEASURES
 from supancl.paper.numbers import PAPER
-from supancl.paper.study_rows import STUDIES
-from supancl.paper.tables.layouts import LAYOUTS, table_name
+from supancl.paper.studies import MEASURES, STUDIES
+from supancl.paper.tables.layouts import LAYOUTS
 from supancl.sweeps.processes import FAILURE_FILE
 
 STUDY = ("paper", "study")
@@ -42,7 +41,7 @@ def test_rows_differ_in_what_is_varied_and_are_rows_of_the_papers_table(name: st
         changed = {key for key, value in flattened(row).items() if key != "sources" and kept[key] != value}
         assert changed <= VARIED[name]
     assert study.reference in rows
-    table = table_name(study.table)
+    table = study.table
     found = [LAYOUTS[table].row_of(row) for row in rows.values()]
     expected = [
         key

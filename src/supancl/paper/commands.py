@@ -201,18 +201,15 @@ def collapse(recipe: str, **settings: Unpack[SweepSettings]) -> dict[str, Any]:
     request = SweepRequest("collapse", settings, seeds=1)
     base = request.recipe(recipe)
     request.refuse({"train.seed": "seeds"})
-    from supancl.paper.pool_and_ema import check_base, table_cells, train_cells
-    from supancl.sweeps.runner import RunsFailed
+    from supancl.paper.studies import check_cells, train_cells
 
-    check_base(base)
+    check_cells(base)
     sweep = request.sweep()
     sweep.check_folder(base)
-    result, runs = train_cells(base, sweep)
-    title = f"{base.name}, epochs: {base.train.epochs}, alpha {result['alpha']:g}, seeds: {request.seeds}"
-    show(plain_table(title, *table_cells(result["rows"])))
+    result, table, runs = train_cells(base, sweep)
+    show(table)
     say(f"runs and collapse.json in {request.out}")
-    if runs.failed:
-        raise RunsFailed(runs.failed, result, request.out)
+    sweep.raise_failed(runs, result)
     return result
 
 
@@ -239,9 +236,8 @@ def study(
     $ supancl paper study pool cifar100.supsiam --data cifar100
     """
     require_single_process("a study")
-    from supancl.paper.ablations import study_title, table_cells, train_rows, write_study
-    from supancl.paper.study_rows import STUDIES
-    from supancl.sweeps.runner import RunsFailed, check_monitored, select_rows
+    from supancl.paper.studies import STUDIES, train_rows
+    from supancl.sweeps.runner import check_monitored, select_rows
 
     request, plan = SweepRequest(f"study-{what}", settings, seeds=1), STUDIES[what]
     base = request.recipe(recipe)
@@ -251,16 +247,13 @@ def study(
     selected = select_rows(plan.rows(base), rows, "study")
     sweep = request.sweep()
     sweep.check_folder(base)
-    result, images, runs = train_rows(what, base, selected, sweep, on_test)
-    title = study_title(result, images)
-    show(plain_table(title, *table_cells(result)))
+    result, table, runs = train_rows(what, base, selected, sweep, on_test)
+    show(table)
     for line in result["differences"]:
         say(line)
-    write_study(result, title, request.out)
     say(f"runs, study.json and study.md in {request.out}")
     say(f"the paper's table: {program_name()} paper table {plan.table} {request.out}")
-    if runs.failed:
-        raise RunsFailed(runs.failed, result, request.out)
+    sweep.raise_failed(runs, result)
     return result
 
 

@@ -46,7 +46,7 @@ def compare(*recipes: str, leave_out: float = 0.0, shots: int = 5, **settings: U
     from supancl.reports.comparison import comparison_table, write_comparison
     from supancl.sweeps.comparing import measures_in, train_and_compare
     from supancl.sweeps.grid import grid_rows, recipe_rows, short_names, split_grid
-    from supancl.sweeps.runner import RunsFailed, check_monitored
+    from supancl.sweeps.runner import check_monitored
     from supancl.training.start import requested_recipe
 
     names = list(recipes)
@@ -85,6 +85,5 @@ def compare(*recipes: str, leave_out: float = 0.0, shots: int = 5, **settings: U
         say(line)
     write_comparison(result, table, measures, request.out)
     say(f"runs and results.json, .md, .tex, .png in {request.out}; {result['seconds']:.0f} s")
-    if runs.failed:
-        raise RunsFailed(runs.failed, result, request.out)
+    sweep.raise_failed(runs, result)
     return result

@@ -130,6 +130,11 @@ class Sweep:
         failed = self._train_missing(tasks)
         return Runs({name: read_run(self.out / name) for name in resolved if name not in failed}, failed)
 
+    def raise_failed(self, runs: Runs, result: dict[str, Any]) -> None:
+        """Raise RunsFailed if a run failed; call it once all results are written."""
+        if runs.failed:
+            raise RunsFailed(runs.failed, result, self.out)
+
     def _train_missing(self, tasks: Mapping[str, Task]) -> dict[str, Failure]:
         """Train the runs that have neither finished nor failed; returns all failures, old and new."""
         reporter = current_reporter()
