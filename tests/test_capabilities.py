@@ -44,7 +44,7 @@ REGISTRIES = (
     ("source: {}:NAME", "supancl.data.sources.libraries:READERS"),
     ("source: {}@ROOT", "supancl.data.sources.benchmarks:BENCHMARKS"),
     ("import: format {}", "supancl.runs.formats:FORMATS"),
-    ("export: {}", "supancl.use.names:FORMAT_NAMES"),
+    ("export: {}", "supancl.use.export:FORMAT_NAMES"),
     ("choice: --logger {}", "supancl.loggers:LOGGERS"),
     ("command: embed --out {}", "supancl.evaluation.embedding:WRITERS"),
     ("command: predict --with {}", "supancl.evaluation.predicting:CLASSIFIERS"),
