@@ -24,6 +24,7 @@ from experiments.rows import row_parser, rows_to_run, write_row
 from supancl.core.encoders import Encoder
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
+from supancl.evaluation.audit import LEAST_LEAD
 from supancl.probes.features import Features, embed
 from supancl.probes.knn import count_votes, knn_accuracy
 from supancl.probes.label_scores import (
@@ -43,7 +44,6 @@ from supancl.recipes import Recipe, recipe
 from supancl.runs.encoder_file import load_encoder
 from supancl.runs.provenance import versions
 from supancl.training.start import pretrain
-from supancl.use.look import LEAST_LEAD
 
 EPOCHS, CLASSES = 60, 100
 RATES = {  # learning rate and weight decay: those of the runs with 100 epochs in RESULTS.md
