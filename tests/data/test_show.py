@@ -16,7 +16,7 @@ from supancl.data.splits import DataSpec, full_split
 from supancl.data.store.memory import ArrayImages, PackedImages
 from supancl.files import digest
 from supancl.reporter import ProgressFunction, report_to
-from supancl.reports.contact_sheet import (
+from supancl.reports.samples import (
     CAPTION,
     GAP,
     TILE,
