@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 
 from supancl.cli import main
 from supancl.files import temporary_path, writing
-from supancl.weights.checkpoint import checkpoints
-from supancl.weights.digests import content_digest
-from supancl.weights.encoder_file import save_encoder
+from supancl.runs.checkpoint import checkpoints
+from supancl.runs.encoder_file import save_encoder
+from supancl.runs.provenance import content_digest
 from tests.evaluation.made import encoder
 from tests.files import (
     TINY,

@@ -25,12 +25,12 @@ from supancl.data.views.augment import Draws
 from supancl.data.views.chunks import render_in_chunks
 from supancl.data.views.products import render
 from supancl.data.views.specs import Crops
+from supancl.runs.folder import RunFolder
 from supancl.training.cuda.capture import WARM_UP_STEPS
 from supancl.training.cuda.reuse import can_share_step
 from supancl.training.loop import capture_step
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
-from supancl.weights.run_folder import RunFolder
 from tests.core.test_label_weights import some_pairs
 from tests.files import noise
 from tests.steps import advance, side_by_side, without_tf32

@@ -35,10 +35,10 @@ from supancl.data.store.cache_folders import list_caches, remove_cache
 from supancl.detection.saving import DetectFolder
 from supancl.evaluation.feature_cache import FeatureCache
 from supancl.files import check_regular, open_regular, read_text, write_text
-from supancl.weights.checkpoint import load_tensors
-from supancl.weights.encoder_file import save_encoder
-from supancl.weights.importing import open_encoder
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.checkpoint import load_tensors
+from supancl.runs.encoder_file import save_encoder
+from supancl.runs.folder import RunFolder
+from supancl.runs.importing import open_encoder
 from tests.files import TINY, assert_refused, class_folders, contents, mentions, noise, picture, supancl
 
 
@@ -152,7 +152,7 @@ def test_files_may_be_read_through_links(place, finished, capsys):
 def test_a_temporary_name_that_is_taken_is_not_written_to(place, mine, monkeypatch):
     monkeypatch.setattr("supancl.files.writing.temporary_path", lambda path: place / "known.tmp")
     (place / "known.tmp").symlink_to(mine / "new")
-    with pytest.raises(BadInput, match=mentions("recipe.json", "File exists", "--out")):
+    with pytest.raises(BadInput, match=mentions("recipe.json", "File exists", "out")):
         write_text(place / "recipe.json", "{}")
     assert not (mine / "new").exists()
 
@@ -295,10 +295,10 @@ def test_an_eps_by_another_name_starts_no_program(place, monkeypatch, capsys):
     class_folders(place / "data")
     (place / "data" / "cat" / "x.jpg").write_bytes(EPS)
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out")
-    assert_refused(said, "data/cat/x.jpg", "no known image format", "--skip-bad-images")
+    assert_refused(said, "data/cat/x.jpg", "no known image format", "skip_bad_images")
     shard(place / "x.tar", {"a.jpg": EPS, "a.cls": b"0", "b.png": png(), "b.cls": b"1"})
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "x.tar", "--out", "out")
-    assert_refused(said, "x.tar::a.jpg", "no known image format", "--skip-bad-images")
+    assert_refused(said, "x.tar::a.jpg", "no known image format", "skip_bad_images")
     assert not (place / "started").exists()
 
 
@@ -549,7 +549,7 @@ def repack(path: Path, compression: int) -> None:
 def test_a_long_pickle_is_refused(place, monkeypatch):
     torch_file(place / "x.pt", {"list": list(range(1000))})
     assert load_tensors(place / "x.pt")["list"][-1] == 999
-    monkeypatch.setattr("supancl.weights.checkpoint.MAX_PICKLE_BYTES", 1000)
+    monkeypatch.setattr("supancl.runs.checkpoint.MAX_PICKLE_BYTES", 1000)
     with pytest.raises(BadInput, match=mentions("x.pt", "pickle", "1,000", "tensors alone")):
         load_tensors(place / "x.pt")
 

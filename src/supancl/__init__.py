@@ -49,7 +49,7 @@ supancl.errors.BadInput: unknown field 'alhpa'; did you mean 'loss.alpha'?
 
 docs/python.md explains these names. Losses, pools, heads, measures and errors can be imported from here too
 (`supancl.Align`); their modules document them: supancl.core, supancl.probes, supancl.data, supancl.recipes,
-supancl.weights, supancl.training, supancl.errors.
+supancl.runs, supancl.training, supancl.errors.
 """
 
 from typing import TYPE_CHECKING
@@ -111,6 +111,9 @@ if TYPE_CHECKING:
     from supancl.reports.data_sheets import show_data as show_data
     from supancl.reports.listings import list_recipes as list_recipes
     from supancl.reports.listings import list_runs as list_runs
+    from supancl.runs.encoder_file import load_encoder as load_encoder
+    from supancl.runs.encoder_file import load_projector as load_projector
+    from supancl.runs.importing import open_encoder as open_encoder
     from supancl.sweeps.compare import compare as compare
     from supancl.training.run import Run as Run
     from supancl.training.run import load as load
@@ -125,9 +128,6 @@ if TYPE_CHECKING:
     from supancl.use.look import map as map
     from supancl.use.look import report as report
     from supancl.use.predict import predict as predict
-    from supancl.weights.encoder_file import load_encoder as load_encoder
-    from supancl.weights.encoder_file import load_projector as load_projector
-    from supancl.weights.importing import open_encoder as open_encoder
 
 
 def _terminal(verbose: bool | None) -> Reporter:
@@ -193,8 +193,8 @@ _NAMES = {
     "supancl.use.import_": "import_checkpoint",
     "supancl.use.look": "audit map report",
     "supancl.use.predict": "predict",
-    "supancl.weights.encoder_file": "load_encoder load_projector",
-    "supancl.weights.importing": "open_encoder",
+    "supancl.runs.encoder_file": "load_encoder load_projector",
+    "supancl.runs.importing": "open_encoder",
 }
 
 if not TYPE_CHECKING:  # so that type checkers and editors report misspelled names

@@ -21,7 +21,7 @@ import torch
 
 import supancl.training.start
 from supancl.files import read_text
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 from tests.faults.events import kill_before_event
 from tests.faults.fuzz import quiet_main
 from tests.files import class_folders

@@ -82,6 +82,7 @@ GROUPS: dict[str, Commands] = {
     },
 }
 COMMANDS: Commands = {name: command for group in GROUPS.values() for name, command in group.items()}
+FLAGS_BEFORE = {"--json": 2, "--plugin": 2, "--quiet": 1, "--debug": 1}  # words of flags that may precede a command
 MOVED = {  # commands of 0.2.0, and what replaces them
     "alpha": "compare RECIPE --set loss.alpha=0,0.2,0.5,0.8,1",
     "sweep": "compare RECIPE --set FIELD=A,B",
@@ -130,6 +131,9 @@ def with_default_command(words: list[str]) -> list[str]:
 
 def parse(words: list[str]) -> argparse.Namespace:
     """The arguments of a command line; a word that is no command is refused with the nearest one."""
+    for _ in words:
+        count = FLAGS_BEFORE.get(words[0], 0)
+        words = [*words[count:], *words[:count]]
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         if words[0] in MOVED:
             raise BadInput(f"unknown command {words[0]!r}; it is now: {program_name()} {MOVED[words[0]]}")

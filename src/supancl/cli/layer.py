@@ -43,34 +43,16 @@ class Argument(NamedTuple):
     group: str = ""
 
 
-class _ForTypeCheckers(type):
-    """Stands in an annotation for what is imported for type checkers alone, such as `torch.Tensor`."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return cls
-
-    def __getitem__(cls, item: Any) -> Any:
-        return cls
-
-
-class _Unknown(metaclass=_ForTypeCheckers):
-    pass
-
-
 class _Names(dict[str, Any]):
-    """The names of a module; an alias such as `X: TypeAlias = "A | B"` is evaluated, too."""
+    """The names of a module; what only type checkers know, such as `torch`, may be anything."""
 
-    def __getitem__(self, name: str) -> Any:
-        value = self.get(name, getattr(builtins, name, _Unknown))
-        return eval(value, {}, self) if isinstance(value, str) else value
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
 
 
 def evaluated(annotation: Any, module: str) -> Any:
-    """The annotation as an object; what only type checkers know is of no type that a flag could have."""
-    names = _Names(vars(sys.modules[module]))
-    return eval(annotation, {}, names) if isinstance(annotation, str) else annotation
+    """The annotation as an object."""
+    return eval(annotation, {}, _Names(vars(sys.modules[module]))) if isinstance(annotation, str) else annotation
 
 
 def parameter_texts(documented: Any) -> dict[str, str]:
@@ -194,6 +176,7 @@ def add_commands(
             epilog="\n".join(["examples:", *examples]) if examples else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[common],
+            prog=f"{parser.prog} {name}".strip(),
         )
         groups: dict[str, Any] = {"": child}
         for argument in arguments_of(command, shared):

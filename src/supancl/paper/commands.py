@@ -18,10 +18,10 @@ from supancl.reporter import report_progress, say, show
 from supancl.reports.page import check_picture_place
 from supancl.reports.tables import LEGEND, Table, plain_table
 from supancl.reports.terminal import terminal_width
+from supancl.runs.folder import next_folder
 from supancl.sweeps.options import SweepRequest, SweepSettings
 from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders
 from supancl.use.look import PICTURES, check_suffix, listed_classes, split_title
-from supancl.weights.run_folder import next_folder
 
 if TYPE_CHECKING:
     from supancl.paper.tables.cells import FilledTable

@@ -23,7 +23,7 @@ from supancl.recipes.shorthands import FIELDS, parse_set
 from supancl.reporter import say, show, warn
 from supancl.reports.tables import plain_table
 from supancl.reports.terminal import block_letter
-from supancl.weights.run_folder import next_folder
+from supancl.runs.folder import next_folder
 
 if TYPE_CHECKING:
     from supancl.data.store.cache import CachedImages

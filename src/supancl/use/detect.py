@@ -15,7 +15,7 @@ from supancl.files import check_no_link, check_writable, jsonable, make_folder, 
 from supancl.recipes.shorthands import parse_set
 from supancl.reporter import current_reporter, report_progress, say, show, warn
 from supancl.reports.tables import plain_table
-from supancl.weights.run_folder import next_folder
+from supancl.runs.folder import next_folder
 
 if TYPE_CHECKING:
     from supancl.detection.layouts import DetectData

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from typing_extensions import TypedDict, Unpack
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from supancl.evaluation import EvaluatedEncoder
     from supancl.training.run import Run
 
-EncoderArgument: TypeAlias = "Run | Encoder | str | Path"
-EncodersArgument: TypeAlias = "EncoderArgument | list[str] | Sequence[EncoderArgument]"
+EncoderArgument = Union["Run", "Encoder", str, Path]
+EncodersArgument = EncoderArgument | list[str] | Sequence[EncoderArgument]
 Split = Literal["held-out", "test"]
 Format = Literal["text", "markdown", "latex", "csv", "json"]
 NOT_MEASURABLE = "not measurable"
@@ -554,7 +554,7 @@ def open_encoders(
     encoders: Any, options: EncoderOptions, *, baselines: bool = False, saves_results: bool = True
 ) -> list[EvaluatedEncoder]:
     """The encoders; if results are saved in their runs, runs that cannot be written to are refused."""
-    from supancl.weights.names import split_encoder_name
+    from supancl.runs.hub import split_encoder_name
 
     given = list(encoders) if isinstance(encoders, (list, tuple)) else [encoders]
     for encoder in given:
@@ -568,7 +568,7 @@ def open_encoders(
 
 def run_source(encoder: Any, data: str | Path | None, out: str | Path | None, name: str) -> tuple[str, Path]:
     """The data to use and the place to write to: by default the run's data and folder; without a run, this folder."""
-    from supancl.weights.run_folder import RunFolder
+    from supancl.runs.folder import RunFolder
 
     run = RunFolder(Path(str(getattr(encoder, "folder", encoder))))
     if data is None:

@@ -15,10 +15,10 @@ from supancl.paper.tables.plan import DONE, Plan, PlannedRun, by_source
 from supancl.paper.tables.runs import read_entries
 from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
+from supancl.runs.folder import RunFolder
 from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
 from supancl.sweeps.runner import Sweep, open_recipe_data
 from supancl.sweeps.runs import Failure, RunsFailed, check_same_recipe
-from supancl.weights.run_folder import RunFolder
 
 
 def check_plan(plan: Plan, sweep: Sweep) -> None:
