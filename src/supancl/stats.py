@@ -37,7 +37,7 @@ Tone = Literal["good", "unclear", "bad"]
 
 
 class Quality(NamedTuple):
-    """Whether an encoder is clearly better than chance and all baselines (good), not better (bad) or neither; and why."""
+    """Clearly better than chance and all baselines (good), not better (bad), or neither; and why."""
 
     tone: Tone
     text: str

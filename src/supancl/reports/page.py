@@ -67,6 +67,7 @@ def html_page(
 
     `data` is what `scripts`, names of files in assets/, read from the elements data-NAME. `is_full`: without margins.
     """
+    title = make_visible(title)
     parts = [section if isinstance(section, str) else section.to_html() for section in sections]
     top = f'<h1>{html.escape(title)}</h1><nav id="pages"></nav>' + "".join(map(_banner, banners))
     body = make_visible((top if not is_full else "") + "\n".join(filter(None, parts)), keep="\n")
@@ -80,7 +81,7 @@ def html_page(
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 {GENERATOR}
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{html.escape(make_visible(title))}</title><style>
+<title>{html.escape(title)}</title><style>
 {read_asset("page.css")}</style></head><body{' class="full"' if is_full else ""}>
 <button id="theme" type="button"></button>
 {body}{foot}
@@ -91,8 +92,8 @@ def html_page(
 
 
 def _banner(banner: Banner) -> str:
-    headline, detail = html.escape(banner.headline), html.escape(banner.detail[:1].upper() + banner.detail[1:])
-    return f'<p class="verdict {banner.tone}" data-state="{banner.state}"><strong>{headline}</strong> {detail}</p>'
+    headline, detail = html.escape(make_visible(banner.headline)), html.escape(make_visible(banner.detail))
+    return f'<p class="verdict {banner.tone}" data-state="{banner.state}"><strong>{headline}</strong> {detail[:1].upper()}{detail[1:]}</p>'
 
 
 # --- places and links -------------------------------------------------------------------------------------------------

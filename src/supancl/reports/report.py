@@ -114,7 +114,7 @@ def _text(value: Any, form: str) -> str:
 
 
 def _evaluations(records: Records) -> Section:
-    """Every result with its interval, chance and baselines; the best run of an evaluation on the same images is bold."""
+    """Every result with its interval, chance and baselines; on the same images the best run is bold."""
     rows, variances = [], []
     values: dict[tuple[str, str], list[float]] = {}
     for record in records.values():
@@ -220,7 +220,8 @@ def _matrix(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
             text = f"{name} as {classes[other]}: {count}"
             cells.append(f'<td style="{style}" title="{html.escape(text)}">{count or ""}</td>')
         rows.append(f'<tr><th class="word">{wrappable(name)}</th>{"".join(cells)}</tr>')
-    return f'<div class="wide"><table class="matrix"><tr><th class="word">label</th>{head}</tr>{"".join(rows)}</table></div>'
+    body = f'<tr><th class="word">label</th>{head}</tr>{"".join(rows)}'
+    return f'<div class="wide"><table class="matrix">{body}</table></div>'
 
 
 # --- data, recipe, conditions -----------------------------------------------------------------------------------------
