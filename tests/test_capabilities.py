@@ -120,7 +120,6 @@ def public_names() -> Iterator[str]:
         if name[0] == "_" or is_plumbing or not value.__doc__:
             continue
         yield f"name: {name}"
-        yield from [f"name: {name}, by import *"] * (name in supancl.__all__)
         if inspect.isfunction(value):
             yield from (f"name: {name}({argument})" for argument in inspect.signature(value).parameters)
         if name in CLASSES:

@@ -87,7 +87,7 @@ def evaluate(
     data: str | None = None,
     **settings: Unpack[EncoderOptions],
 ) -> dict[str, Any]:
-    """Measure an encoder by k-NN and a linear classifier, or by one protocol.
+    """Measure an encoder by k-NN and a linear classifier, or one protocol.
 
     Accuracies come with 95% intervals, chance, random weights and the run's start. Results of a run are kept in its
     folder.
@@ -496,6 +496,7 @@ def suite(
     Examples
     --------
     $ supancl evaluate suite runs/a runs/b --root benchmarks --out results
+    $ supancl evaluate suite runs/photos --root benchmarks --sets pets,dtd
     """
     from supancl.evaluation import Plan, run_suite
     from supancl.evaluation.suite import make_out_folder
@@ -646,10 +647,10 @@ def select_sources(
         present = find_benchmarks(root, use)
         requested = [official_name(name) for name in sets] or present
         if not requested:
-            raise BadInput(f"no data set for {use} is in {root}; supancl data where NAME describes the layout")
+            raise BadInput(f"no data set for {use} is in {root}; supancl data check NAME describes the layout")
         for name in requested:
             if name not in present:
-                raise BadInput(f"{name} is not in {root}; see: supancl data where {name}")
+                raise BadInput(f"{name} is not in {root}; see: supancl data check {name}")
         selected += [f"{name}@{root}" for name in requested]
     return list(dict.fromkeys(selected))
 

@@ -17,7 +17,7 @@ FORMAT_NAMES = ("hf", "onnx", "pt2", "torchvision")
 def export(
     encoder: EncoderArgument, out: Annotated[str | Path, FLAG], *, format: tuple[str, ...] | str | None = None
 ) -> dict[str, Any]:
-    """Write an encoder for timm, transformers, ONNX, torchvision or torch.export.
+    """Write an encoder for timm, transformers, ONNX or torchvision.
 
     Each format is compared with the encoder on images of its run, and a README.md says how to load it.
 
