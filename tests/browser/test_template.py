@@ -71,16 +71,6 @@ def test_light_and_dark(page, browser: Browser):
     assert abs(brightness() - before) > 128
 
 
-def test_a_page_that_loads_itself_again_keeps_the_chosen_colours(page, browser: Browser):
-    browser.find("#theme").click()
-    text = browser.find("#theme").text
-    browser.driver.refresh()
-    assert browser.find("#theme").text == text
-    browser.find("#theme").click()
-    browser.driver.refresh()
-    assert browser.find("#theme").text != text
-
-
 def test_paper_is_light_and_tables_are_not_cut_off(tmp_path, browser: Browser):
     table = Table([f"column {i}" for i in range(10)], [["70.2 [65.1, 75.0]"] * 10])
     path = tmp_path / "page.html"

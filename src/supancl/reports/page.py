@@ -93,7 +93,8 @@ def html_page(
 
 def _banner(banner: Banner) -> str:
     headline, detail = html.escape(make_visible(banner.headline)), html.escape(make_visible(banner.detail))
-    return f'<p class="verdict {banner.tone}" data-state="{banner.state}"><strong>{headline}</strong> {detail[:1].upper()}{detail[1:]}</p>'
+    text = f"<strong>{headline}</strong> {detail[:1].upper()}{detail[1:]}"
+    return f'<p class="verdict {banner.tone}" data-state="{banner.state}">{text}</p>'
 
 
 # --- places and links -------------------------------------------------------------------------------------------------
