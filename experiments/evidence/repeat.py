@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.evidence.driver import Work
 from experiments.evidence.numbers import read_results
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 
 KEPT = ("plan", "stage", "method", "seed", "epochs", "identity", "settings", "commands")
 

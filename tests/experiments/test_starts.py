@@ -16,7 +16,7 @@ from experiments.evidence.__main__ import main
 from experiments.evidence.numbers import LABELS, ROWS, of_starts, rows_of
 from experiments.starts import cells, classical, data
 from supancl.core.encoders import EncoderSpec
-from supancl.weights.encoder_file import save_encoder
+from supancl.runs.encoder_file import save_encoder
 from tests.files import picture
 
 ROOT = Path(__file__).parents[2]

@@ -40,9 +40,9 @@ from supancl.probes.classifiers import (
 from supancl.probes.knn import default_k
 from supancl.probes.several_classifiers import SeveralKnnClassifier, fit_several_linear
 from supancl.probes.several_labels import SeveralFeatures
-from supancl.weights.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
-from supancl.weights.encoder_file import load_encoder
-from supancl.weights.run_data import check_same_data
+from supancl.runs.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
+from supancl.runs.encoder_file import load_encoder
+from supancl.runs.folder import check_same_data
 
 CLASSIFIERS = ("linear", "knn", "means", FINETUNED)
 
