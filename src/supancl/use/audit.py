@@ -25,7 +25,6 @@ from supancl.files import (
     read_json,
     write_atomically,
     write_json,
-    write_text,
 )
 from supancl.reporter import say, show
 from supancl.reports.tables import Table
@@ -63,7 +62,7 @@ def audit(
     view: View = "margin",
     **options: Unpack[EncoderOptions],
 ) -> dict[str, Any]:
-    """Find labels that look wrong, duplicates and outliers, and write tables and a page.
+    """Find labels that look wrong, duplicates and outliers.
 
     Parameters
     ----------
@@ -113,6 +112,7 @@ def audit(
     from supancl.evaluation.audit import AuditSettings, audit_labels, describe, has_label_noise
     from supancl.evaluation.sources import spec_for
     from supancl.reports.audit_page import audit_page
+    from supancl.reports.page import write_page
 
     spec = spec_for(evaluated, given)
     if copy and (spec.joined or has_label_noise(evaluated, given)):
@@ -123,7 +123,7 @@ def audit(
     make_folder(folder)
     write_json(folder / SUMMARY, {"made_by": MADE_BY})  # first: a killed audit can be repeated
     write_tables(found, folder)
-    write_text(folder / PAGE, audit_page(found))
+    write_page(folder / PAGE, audit_page(found))
     write_json(folder / SUMMARY, {"made_by": MADE_BY, **found.summary})
     result = {"out": str(folder), **found.summary, "seconds": round(time.perf_counter() - started, 2)}
     for line in describe(found):
