@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,9 +32,6 @@ class LoadedDetector:
 
 class DetectFolder(RunFolder):
     """detect.json, metrics.jsonl, checkpoints/, detector.safetensors, tensorboard/, evaluate/, pictures."""
-
-    # detectors count no epochs
-    REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {"kind": str, "step": int}
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -27,6 +27,7 @@ from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_mean, plural
+from supancl.files import check_writable
 from supancl.recipes import Recipe
 from supancl.recipes.plugin_files import load_plugin, loaded_plugins
 from supancl.recipes.plugins import describe_plugin_error
@@ -83,7 +84,7 @@ class Sweep:
     def check_folder(self, base: Recipe) -> None:
         """Refuse a folder that cannot be used. Call it before reading the data, which may take an hour."""
         folder = RunFolder(self.out)
-        folder.check_place()
+        check_writable(self.out)
         if folder.has_run:
             raise BadInput(f"{self.out} already holds a single run; choose another out for a study")
         for source in base.data.all_sources:
