@@ -47,6 +47,9 @@ Traceback (most recent call last):
 ...
 supancl.errors.BadInput: unknown field 'alhpa'; did you mean 'loss.alpha'?
 
+Every command is a function with the same arguments: pretrain, evaluate, predict, embed, compare, report, map, audit,
+export, import_checkpoint, detect, list_runs, show_data, list_recipes, doctor. `help(supancl.pretrain)` explains one.
+
 docs/python.md explains these names. Losses, pools, heads, measures and errors can be imported from here too
 (`supancl.Align`); their modules document them: supancl.core, supancl.probes, supancl.data, supancl.recipes,
 supancl.runs, supancl.training, supancl.errors.
@@ -137,33 +140,6 @@ def _terminal(verbose: bool | None) -> Reporter:
 
 
 set_default_reporter(_terminal)
-
-# what help() shows and an asterisk imports; every other public name is in _NAMES
-__all__ = [
-    "BadInput",
-    "ImageEncoder",
-    "audit",
-    "compare",
-    "detect",
-    "doctor",
-    "embed",
-    "evaluate",
-    "export",
-    "from_arrays",
-    "import_checkpoint",
-    "list_recipes",
-    "list_runs",
-    "load",
-    "load_encoder",
-    "map",
-    "open_data",
-    "open_encoder",
-    "predict",
-    "pretrain",
-    "recipe",
-    "report",
-    "show_data",
-]
 
 # imported when they are first used: torch takes seconds
 _NAMES = {

@@ -15,7 +15,7 @@ from supancl.evaluation import FineTuning, evaluate_finetuning
 from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.runs.classifier_file import load_classifier
 from supancl.runs.encoder_file import save_encoder
-from tests.evaluate.made import encoder, run_folder, subject
+from tests.evaluation.made import encoder, run_folder, subject
 from tests.files import assert_mentions, assert_refused, contents, noise, supancl
 
 CLASSES = ("columns", "halves", "rows")

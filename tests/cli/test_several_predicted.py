@@ -18,7 +18,7 @@ from supancl.data.splits import DataSpec
 from supancl.evaluation.references import load_references
 from supancl.runs.classifier_file import load_classifier, load_features
 from tests.cli.test_predict import CLASSES, texture
-from tests.evaluate.made import run_folder, subject
+from tests.evaluation.made import run_folder, subject
 from tests.files import assert_mentions, supancl
 
 LEVELS = ("bright", "dark")

@@ -163,7 +163,7 @@ def audit(
     view: View = "margin",
     **options: Unpack[EncoderOptions],
 ) -> dict[str, Any]:
-    """Find labels that look wrong, duplicates and outliers, and write tables and a page.
+    """Find labels that look wrong, duplicates and outliers.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ def shortened(name: str) -> str:
 
 
 def report(*runs: Run | str | Path, out: str | Path | None = None, no_data: bool = False) -> dict[str, Any]:
-    """Write one page on one or several runs: verdict, curves, evaluations, settings and data.
+    """Write one page on one or several runs: verdict, curves, results.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ def notes(plan: Plan, failed: dict[str, Failure]) -> list[str]:
     absent = [name for name in plan.data_sets if name not in plan.available_data_sets]
     reason = f"not in {plan.benchmarks}" if plan.benchmarks else "no benchmarks ROOT"
     if absent:
-        texts.append(f"{reason}, so blank: {', '.join(absent)} (supancl data where NAME shows how to lay one out)")
+        texts.append(f"{reason}, so blank: {', '.join(absent)} (supancl data check NAME shows how to lay one out)")
     if "ap" in plan.layout.paper.columns:
         texts.append("VOC AP: supancl detect train RUN --data VOC --out RUN/detect, then this command again")
     return [*texts, *(f"failed and left out: {name}: {failure.reason}" for name, failure in failed.items())]
