@@ -30,9 +30,8 @@ from supancl.data.opening import open_source
 from supancl.data.splits import DataSpec
 from supancl.runs.checkpoint import load_checkpoint
 from supancl.runs.encoder_file import load_projector
-from supancl.runs.importing import fill_encoder
 from supancl.runs.folder import RunFolder
-from supancl.runs.importing import open_encoder
+from supancl.runs.importing import fill_encoder, open_encoder
 from tests.files import noise, picture, table
 from tests.forked import LIBRARIES
 from tests.test_received import encoder_file, long_header_tar, npy, npy_header, repack, sparse_tar

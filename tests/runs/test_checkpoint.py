@@ -53,6 +53,12 @@ def test_the_newest_sound_checkpoint_is_taken_and_damaged_ones_are_named(tmp_pat
         load_newest(tmp_path)
 
 
+def test_a_checkpoint_that_repeats_few_bytes_is_damaged(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, {"w": torch.zeros(1).expand(1000)})
+    with pytest.raises(DamagedFile, match=mentions(path)):
+        load_checkpoint(path)
+
+
 def test_later_checkpoints_stay_when_a_run_that_went_back_saves(tmp_path: Path) -> None:
     for step in (8, 1, 2, 3):
         save_checkpoint(tmp_path, step, {"step": step})

@@ -24,7 +24,6 @@ from supancl.version import __version__
 SCHEMA_VERSION = 2
 MAX_CHECKPOINTS = 2
 MAX_REPETITION = 16  # of a file's bytes in its tensors: shared weights are stored once
-REFUSED_BY_TORCH = ("nsupported global", "nsupported GLOBAL", "nsupported class", "TorchScript")
 MAX_PICKLE_BYTES = 16 * 2**20  # names and shapes of 100,000 tensors; Python needs up to 60 times as much memory
 
 
@@ -78,7 +77,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             "the version in its recipe.json, or start again with another out"
         )
     try:
-        is_intact = content_digest(content) == expected
+        is_intact = not any(map(_repeats_bytes, _tensors(content))) and content_digest(content) == expected
     except TypeError:  # a tensor that no run saves
         is_intact = False
     if not is_intact:
@@ -102,18 +101,23 @@ def load_tensors(path: Path, allowed: Sequence[type] = (), mapped: bool = False)
     except BadInput:
         raise
     except Exception as error:  # a truncated pickle can fail in any way
-        if any(word in str(error) for word in REFUSED_BY_TORCH):
+        with open(path, "rb") as file:
+            has_magic_bytes = file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
+        if has_magic_bytes and ("nsupported" in str(error) or "TorchScript" in str(error)):
             name = re.search(r"GLOBAL ([\w.]+)", str(error))
             raise BadInput(
                 f"{path} holds {name[1] if name else 'more than tensors and plain containers'} and was not opened, "
                 "because loading it could run code; if you trust it, save only its weights: torch.save({'state_dict': "
                 "torch.load(IN, weights_only=False)['state_dict']}, OUT) (docs/import.md)"
             ) from None
-        why = "it is not a file of tensors" if isinstance(error, pickle.UnpicklingError) else reason(error)
+        is_torn = has_magic_bytes and not isinstance(error, pickle.UnpicklingError)
+        why = reason(error) if is_torn else "it is not a file of tensors"
         raise DamagedFile(f"checkpoint {path} is damaged ({why})") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path}: not a checkpoint (it holds a {type(content).__name__}); give a state dict")
-    _check_claimed_bytes(path, content)
+    claimed = sum(value.numel() * value.element_size() for value in _tensors(content))
+    if claimed > MAX_REPETITION * max(path.stat().st_size, 2**20):  # copied, they would fill the memory
+        raise BadInput(f"{path}: its tensors have {claimed:,} bytes, more than the file; save contiguous tensors")
     return content
 
 
@@ -135,22 +139,18 @@ def _check_archive(path: Path) -> bool:
     return True
 
 
-def _check_claimed_bytes(path: Path, content: Any) -> None:
-    """Refuse tensors that repeat few bytes as often as they like: copied, they would fill the memory."""
-    tensors = [value for value in _leaves(content) if isinstance(value, torch.Tensor) and has_plain_bytes(value)]
-    sizes = [value.numel() * value.element_size() for value in tensors]
-    is_expanded = any(size > value.untyped_storage().nbytes() for size, value in zip(sizes, tensors, strict=True))
-    if is_expanded or sum(sizes) > MAX_REPETITION * max(path.stat().st_size, 2**20):
-        raise BadInput(f"{path}: its tensors have {sum(sizes):,} bytes, more than the file; save contiguous tensors")
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors with values in nested containers."""
+    if isinstance(value, torch.Tensor):
+        yield from [value] if has_plain_bytes(value) else []
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """What nested containers hold."""
-    if not isinstance(value, (Mapping, list, tuple)):
-        yield value
-        return
-    for item in value.values() if isinstance(value, Mapping) else value:
-        yield from _leaves(item)
+def _repeats_bytes(tensor: torch.Tensor) -> bool:
+    """Whether a tensor claims more bytes than were stored: none of a run does, and its digest would take them all."""
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def save_with_torch(path: Path, content: dict[str, Any]) -> None:
