@@ -8,7 +8,6 @@ from tests.mutants.mutant import Group, Mutant
 
 FEATURES = (
     Mutant("has_label = self.labels >= 0", "has_label = self.labels > 0"),
-    Mutant("return Features(self.values[has_label], self.labels[has_label])", "return Features(self.values[has_label], self.labels[: int(has_label.sum())])"),
     Mutant("chunks[i + 2 : i + 3]", "chunks[i + 1 : i + 2]"),
     Mutant("    encoder.eval()\n", ""),
     Mutant("        encoder.train(training)\n", "        encoder.train()\n"),
@@ -222,7 +221,7 @@ ONE_VS_REST = (
 )
 
 SEVERAL_LABELS = (
-    Mutant("class_weights(self.pairs, classes, torch.float32) > 0", "class_weights(self.pairs, classes, torch.float32) > 0.5"),
+    Mutant("Labels.of(self.pairs).dense(classes, torch.float32) > 0", "Labels.of(self.pairs).dense(classes, torch.float32) > 0.5"),
     Mutant("prevalence[prevalence > 0].mean()", "prevalence.mean()"),
     Mutant("(self.draws - theirs.draws)", "(self.draws - theirs.draws.flip(0))"),
     Mutant("leave_one_out=queries is reference", "leave_one_out=False"),

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.core.label_weights import split_pairs
+from supancl.core.labels import Labels
 from supancl.probes.classifiers import (
     CHUNK,
     Classifier,
@@ -52,7 +52,7 @@ class SeveralKnnClassifier:
         alone = Features(self.references.values, self.references.labels)
         matches = neighbours(alone, values, self.k, device=self.device)
         votes = vote_weights(matches, self.k, self.temperature)
-        numbers, _ = split_pairs(self.references.pairs.to(votes.device)[matches.rows[:, : self.k]])
+        numbers = Labels.of(self.references.pairs.to(votes.device)).classes[matches.rows[:, : self.k]]
         whole = (votes[..., None] * (numbers >= 0)).flatten(1)
         having = votes.new_zeros(len(votes), self.classes).scatter_add_(1, numbers.clamp(min=0).flatten(1), whole)
         frequency = self.references.targets(self.classes).to(votes).mean(0)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.core.label_weights import class_weights
+from supancl.core.labels import Labels
 from supancl.data.splits import Split
 from supancl.errors import BadInput
 from supancl.probes.features import Features, check_finite
@@ -34,7 +34,7 @@ class SeveralFeatures(NamedTuple):
 
     def targets(self, classes: int) -> Tensor:
         """(N, classes): whether the image has the class."""
-        return class_weights(self.pairs, classes, torch.float32) > 0
+        return Labels.of(self.pairs).dense(classes, torch.float32) > 0
 
     def with_targets(self, classes: int) -> Features:
         return Features(self.values, self.targets(classes))
