@@ -54,7 +54,9 @@ def find_weights(name: str, fetch: bool = True) -> Path:
     kind, _, model = name.partition(":")
     repository, files, url = _timm_place(model) if kind == "timm" else ("", (), _torchvision_url(model))
     try:
-        return _from_hub(repository, files, fetch) if repository else _from_url(url, fetch)
+        if url and (not repository or _torch_cache(url).is_file()):
+            return _from_url(url, fetch)
+        return _from_hub(repository, files, fetch)
     except Exception as error:  # each library for fetching has its own
         place = f"{files[0]} of https://huggingface.co/{repository}" if repository else url
         cache = "HF_HOME to a cache that has it" if repository else "TORCH_HOME to one that has it"
@@ -84,7 +86,7 @@ def _from_url(url: str, fetch: bool) -> Path:
     import torch
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
-    path = Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
+    path = _torch_cache(url)
     if not path.is_file():
         if HF_HUB_OFFLINE or not fetch:
             raise OSError("it is in no cache, and HF_HUB_OFFLINE is set" if fetch else "it is in no cache")
@@ -92,6 +94,12 @@ def _from_url(url: str, fetch: bool) -> Path:
         digest = torch.hub.HASH_REGEX.search(path.name)
         torch.hub.download_url_to_file(url, str(path), digest[1] if digest else None)
     return path
+
+
+def _torch_cache(url: str) -> Path:
+    import torch
+
+    return Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
 
 
 def _timm_place(model: str) -> tuple[str, tuple[str, ...], str]:
