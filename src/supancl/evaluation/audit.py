@@ -147,7 +147,7 @@ def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requeste
     are the leaves.
     """
     by_leaf = with_leaf_labels(source)
-    splits = {split_name: split.materialize() for split_name, split in by_leaf.splits.items() if len(split)}
+    splits = {split_name: split for split_name, split in by_leaf.splits.items() if len(split)}
     run_data = prepare_run_data(evaluated, requested, source) if "train" in splits else None
     held_out = None if run_data is None else mask_held_out(source, run_data)
     split_names, names = [], []
