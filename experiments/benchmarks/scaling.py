@@ -18,7 +18,6 @@ import statistics
 import sys
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -36,7 +35,7 @@ from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
 from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.decode import decode_threads
 from supancl.data.opening import open_data
-from supancl.data.order import Order, epoch_order, windowed_order
+from supancl.data.order import Order, epoch_order
 from supancl.data.sources.tars import index_tars
 from supancl.data.splits import Data, DataSpec
 from supancl.recipes import recipe
@@ -122,12 +121,7 @@ def queue_by_slots(device: torch.device, most: float) -> Iterator[Row]:
 def orders(most: float) -> Iterator[Row]:
     """The order of an epoch, which a resumed run waits for, and what is held meanwhile."""
     for images in IMAGES:
-        row: Row = {"images": images, "windowed_bytes": 8 * images, "whole_bytes": 8 * images}
-        if images <= 10**8 and 40 * images <= most * GIB:
-            counts = torch.full((images // PER_SHARD,), PER_SHARD)
-            since = time.perf_counter()
-            windowed_order(counts, 0, 0, WINDOW)
-            row["windowed_first_ms"] = (time.perf_counter() - since) * 1e3
+        row: Row = {"images": images, "whole_bytes": 8 * images}
         if images <= 10**8 and 24 * images <= most * GIB:
             since = time.perf_counter()
             epoch_order(images, 0, 0)
@@ -163,10 +157,7 @@ def streams(scratch: Path, device: torch.device) -> Iterator[Row]:
         data = open_data(spec, 3)
         found.append(time.perf_counter() - since)
     files = sorted((scratch / "small").iterdir())
-    tracemalloc.start()
-    tar_indices = index_tars(files)
-    held, images = tracemalloc.get_traced_memory()[0], sum(map(len, tar_indices))
-    tracemalloc.stop()
+    images = sum(map(len, index_tars(files)))
     kept = sum(path.stat().st_size for path in (scratch / "cache").rglob("*.zip"))
     yield {
         "what": "index",
@@ -175,7 +166,6 @@ def streams(scratch: Path, device: torch.device) -> Iterator[Row]:
         "open_us": found[1] / images * 1e6,
         "open_ms_per_shard": found[1] / 9 * 1e3,
         "disk_bytes_per_image": kept / images,
-        "memory_bytes_per_shard": held / 9,
     }
     each = write_shards(scratch / "photographs", 3, 600, (500, 375))
     data = open_data(replace(spec, source=str(scratch / "photographs")), 3)
