@@ -37,9 +37,9 @@ from supancl.probes.label_scores import (
     other_neighbours,
     share_of_wrong_labels,
 )
-from supancl.probes.linear import fixed_ridge_accuracy
 from supancl.probes.precision import average_precision
 from supancl.recipes import Recipe, recipe
+from supancl.training.monitor import linear_accuracy
 from supancl.training.start import pretrain
 from supancl.use.look import LEAST_LEAD
 from supancl.weights.encoder_file import load_encoder
@@ -114,8 +114,8 @@ def run(row: Row, root: Path, folder: Path, epochs: int) -> tuple[dict[str, Any]
         "share": None if share is None else list(share.percent),
         "agreement": None if share is None else share.agreement.mean, "replaced": replaced(scores, is_wrong),
         "accuracy": {
-            "linear": fixed_ridge_accuracy(train, test),
-            "linear on wrong labels": fixed_ridge_accuracy(Features(train.values, noisy), test),
+            "linear": linear_accuracy(train, test, chooses=False),
+            "linear on wrong labels": linear_accuracy(Features(train.values, noisy), test, chooses=False),
             "knn": knn_accuracy(train, test),
             **crossed(encoder, root, device),
         },
@@ -136,7 +136,7 @@ def crossed(encoder: Encoder, root: Path, device: torch.device) -> dict[str, flo
     other = open_data(DataSpec(str(root / "cifar10.npz"), holdout=0), 3)
     assert other.test is not None
     train, test = (Features(*embed(encoder, split, device, stay=True)) for split in (other.train, other.test))
-    return {"cifar10": fixed_ridge_accuracy(train, test)}
+    return {"cifar10": linear_accuracy(train, test, chooses=False)}
 
 
 def ranked(features: Features, is_wrong: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -27,8 +27,8 @@ from supancl.data.opening import open_data
 from supancl.data.splits import Data
 from supancl.data.survey import survey_data
 from supancl.files import write_json
-from supancl.probes.features import Features, embed
-from supancl.probes.linear import fixed_ridge_predictions
+from supancl.probes.features import embed
+from supancl.probes.linear import linear_probe
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.auto import fit_recipe
 from supancl.training.start import pretrain, with_short_side, with_speed
@@ -131,7 +131,7 @@ def run(cell: Cell, candidate: str, seed: int, folder: Path, root: Path, seconds
         trained = pretrain(chosen, data, folder, init=folder.with_name(START) if "continued" in candidate else None)
     took = time.perf_counter() - began
     features = [embed(trained.encoder, split, device, stay=True) for split in (data.train, data.held_out)]
-    right = fixed_ridge_predictions(Features(*features[0]), features[1].values) == features[1].labels
+    right = linear_probe(*features, "nothing", tolerance=None).is_correct
     return {
         "cell": cell.source, "candidate": candidate, "recipe": chosen.name, "seed": seed, "epochs": epochs,
         "seconds_per_step": step, "seconds": round(took, 1), "images": len(data.train), "right": pack(right),
