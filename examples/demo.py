@@ -14,7 +14,7 @@ from supancl import embed, knn_accuracy, linear_accuracy, open_data, pretrain, r
 from supancl.reports import loss_curves, tsne_panels
 from supancl.reports.tables import plain_table, to_text
 from supancl.reports.terminal import Terminal, make_console
-from supancl.weights.run_folder import next_folder
+from supancl.runs.folder import next_folder
 
 LEFT_OUT = ["3", "5", "8", "9"]
 console = make_console(quiet=False, json_to_stdout=False)
@@ -29,16 +29,9 @@ for name in ("simsiam", "supsiam"):
     run = pretrain(chosen, data, out / name, reporter=Terminal(console))
     train, held_out = embed(run.encoder, data.train), embed(run.encoder, data.held_out)
     unseen_fit, unseen_test = (embed(run.encoder, split) for split in data.transfer)
-    rows.append(
-        [
-            name,
-            f"{knn_accuracy(train, held_out):.1f}",
-            f"{linear_accuracy(train, held_out):.1f}",
-            f"{variance(held_out).ratio:.3f}",
-            f"{knn_accuracy(unseen_fit, unseen_test):.1f}",
-            f"{linear_accuracy(unseen_fit, unseen_test):.1f}",
-        ]
-    )
+    seen = f"{knn_accuracy(train, held_out):.1f}", f"{linear_accuracy(train, held_out):.1f}"
+    unseen = f"{knn_accuracy(unseen_fit, unseen_test):.1f}", f"{linear_accuracy(unseen_fit, unseen_test):.1f}"
+    rows.append([name, *seen, f"{variance(held_out).ratio:.3f}", *unseen])
     runs[name], maps[name] = run.metrics, held_out
 
 loss_curves(runs, Path(out / "losses.png"))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from supancl.files import write_json
+from supancl.runs.provenance import commit
 from supancl.training.cuda.reuse import share_step
-from supancl.weights.provenance import commit
 
 
 def row_parser(about: str | None, rows: Mapping[str, Any], epochs: int) -> argparse.ArgumentParser:

@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 
 from supancl.cli import main
 from supancl.files import temporary_path, writing
-from supancl.weights.checkpoint import checkpoints
-from supancl.weights.digests import content_digest
-from supancl.weights.encoder_file import save_encoder
+from supancl.runs.checkpoint import checkpoints
+from supancl.runs.encoder_file import save_encoder
+from supancl.runs.provenance import content_digest
 from tests.evaluation.made import encoder
 from tests.files import (
     TINY,
@@ -183,8 +183,8 @@ DATA = [
         make=lambda tmp: class_folders(tmp / "x", each=1)),
     row("a class to leave out that is not there", f"""{ON_DATA} --set 'data.leave_out=["dgo"]'""", "dgo", "dog"),
     row("vectors for a recipe of images", f"{TRAIN} --data toy", "toy", "vectors", "images"),
-    row("a benchmark that is not there", "data where cifar11", "cifar11", "cifar10"),
-    row("a benchmark that is not whole", "data check pets --root .", "pets", "supancl data where pets", code=1,
+    row("a benchmark that is not there", "data check cifar11", "cifar11", "cifar10"),
+    row("a benchmark that is not whole", "data check pets --root .", "pets", "supancl data check pets", code=1,
         make=lambda tmp: [picture(tmp / f"pets/{split}/Abyssinian/0.jpg") for split in ("trainval", "test")]),
     row("a data set of torchvision that is not there", f"{TRAIN} --data torchvision:Flowers12@.", "Flowers12",
         "Flowers102"),
@@ -446,8 +446,6 @@ USE = [
         "compare digits.supsiam --set data.max_labels=1,4 --data x.csv --seeds 1 --out out", "cannot be compared",
         make=csv("path,label", *(f"data/{name}/{i}.png,{name};pet" for name in ("cat", "dog") for i in range(6)))),
     row("contact sheets among the classes", "data show data --out data/sheets", "data/sheets", "out"),
-    row("a cache that is not there", "data cache x --remove", "x", "--list"),
-    row("JSON into no folder", f"{ON_DATA} --json no/x.json", "--json no/x.json"),
     row("JSON over a table of labels", "recipes --json x.csv", "--json x.csv", "exists", make=csv("path,label")),
     row("JSON over a file of a run", f"recipes --json {RECIPE}", RECIPE, "exists"),
     row("JSON onto a full disk", "recipes --json /dev/full", "--json /dev/full", "No space left on device"),

@@ -43,8 +43,8 @@ REGISTRIES = (
     ("source: {}", "supancl.data.sources.arrays:BUILT_IN"),
     ("source: {}:NAME", "supancl.data.sources.libraries:READERS"),
     ("source: {}@ROOT", "supancl.data.sources.benchmarks:BENCHMARKS"),
-    ("import: format {}", "supancl.weights.formats:FORMATS"),
-    ("export: {}", "supancl.use.names:FORMAT_NAMES"),
+    ("import: format {}", "supancl.runs.formats:FORMATS"),
+    ("export: {}", "supancl.use.export:FORMAT_NAMES"),
     ("choice: --logger {}", "supancl.loggers:LOGGERS"),
     ("command: embed --out {}", "supancl.evaluation.embedding:WRITERS"),
     ("command: predict --with {}", "supancl.evaluation.predicting:CLASSIFIERS"),
@@ -120,7 +120,6 @@ def public_names() -> Iterator[str]:
         if name[0] == "_" or is_plumbing or not value.__doc__:
             continue
         yield f"name: {name}"
-        yield from [f"name: {name}, by import *"] * (name in supancl.__all__)
         if inspect.isfunction(value):
             yield from (f"name: {name}({argument})" for argument in inspect.signature(value).parameters)
         if name in CLASSES:

@@ -18,19 +18,18 @@ from supancl.training.cuda.layers import optimize_for_cuda
 from supancl import METHODS, Data, ImageEncoder, NonFinite, embed, load_encoder, open_data, pretrain, recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.core.pools import PoolSpec
-from supancl.core.weighted_pools import WeightedPoolSpec
 from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages
 from supancl.data.views.augment import Draws
 from supancl.data.views.chunks import render_in_chunks
 from supancl.data.views.products import render
 from supancl.data.views.specs import Crops
+from supancl.runs.folder import RunFolder
 from supancl.training.cuda.capture import WARM_UP_STEPS
 from supancl.training.cuda.reuse import can_share_step
 from supancl.training.loop import capture_step
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
-from supancl.weights.run_folder import RunFolder
 from tests.core.test_label_weights import some_pairs
 from tests.files import noise
 from tests.steps import advance, side_by_side, without_tf32
@@ -284,8 +283,7 @@ def test_views_in_half_precision_are_those_of_the_cpu_to_half_a_grey_level() -> 
 @pytest.mark.parametrize("several", [False, True], ids=["one label", "three labels"])
 @pytest.mark.parametrize("kind", ["queue", "class-queues", "prototypes"])
 def test_a_compiled_push_is_the_push_as_written_and_waits_for_nothing(kind: str, several: bool) -> None:
-    spec = WeightedPoolSpec.of(PoolSpec(kind, 16), 3) if several else PoolSpec(kind, 16)
-    plain, compiled = (spec.build(64, 5).cuda() for _ in range(2))
+    plain, compiled = (PoolSpec(kind, 16).build(64, 5, pairs=3 * several).cuda() for _ in range(2))
     push, random = torch.compile(compiled.push), torch.Generator().manual_seed(0)
 
     def labels_of(number: int) -> torch.Tensor:

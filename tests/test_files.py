@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from safetensors.torch import save_file
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.files import did_you_mean_path, temporary_path, write_atomically, write_text, writing
+from supancl.files import Output, did_you_mean_path, temporary_path, write_atomically, write_text, writing
 from supancl.files.writing import LEFT_OVER_AGE
-from supancl.weights.importing import open_encoder
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
+from supancl.runs.importing import open_encoder
 from tests.files import mentions
 
 
@@ -97,3 +98,42 @@ def test_what_killed_processes_left_is_removed_and_what_others_are_writing_is_no
     os.utime(old, (time.time() - 2 * LEFT_OVER_AGE,) * 2)
     folder.remove_temporary_files()
     assert (old.exists(), new.exists()) == (False, True)
+
+
+# --- where a command may write ----------------------------------------------------------------------------------------
+
+
+def test_what_exists_stays_unless_the_command_knows_it(tmp_path: Path) -> None:
+    file, folder = tmp_path / "labels.csv", tmp_path / "audit"
+    Output(file, (".csv",)).check().write(lambda path: path.write_text("ours"))
+    folder.mkdir()
+    (tmp_path / "link.csv").symlink_to(tmp_path / "nowhere")
+    for output in (
+        Output(file, (".csv",)),
+        Output(tmp_path / "link.csv", (".csv",)),
+        Output(tmp_path / "labels.txt", (".csv",)),
+        Output(file / "below.csv", (".csv",)),
+        Output(folder, ("",)),
+        Output(folder),
+        Output(file),
+    ):
+        with pytest.raises(BadInput, match=mentions(f"out {output.path}")):
+            output.check()
+    Output(file, (".csv",), replaces=lambda path: path.read_text() == "ours").check().write(Path.touch)
+    assert file.read_text() == ""
+
+
+def test_a_folder_gets_its_name_when_it_is_complete_and_remains_of_a_kill_go(tmp_path: Path) -> None:
+    output = Output(tmp_path / "a/b/out")
+    with suppress(KeyboardInterrupt), output.check().folder() as folder:
+        (folder / "half").touch()
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    output.path.parent.mkdir(parents=True)
+    for name in (".out.1-abc.tmp", ".other.1-abc.tmp", ".out.2-abc.tmp"):
+        (output.path.parent / name).mkdir()
+    os.utime(output.path.parent / ".out.1-abc.tmp", (0, 0))  # long ago: no process writes to it any more
+    with output.check().folder() as folder:
+        (folder / "whole").touch()
+    assert sorted(path.name for path in output.path.parent.iterdir()) == [".other.1-abc.tmp", ".out.2-abc.tmp", "out"]
+    assert (output.path / "whole").exists()

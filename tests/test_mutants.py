@@ -13,8 +13,7 @@ from tests.mutants.run import ROOT
 
 MODULES = {
     "losses",
-    "label_weights",
-    "weighted_pools",
+    "labels",
     "pools",
     "branches",
     "schedules",

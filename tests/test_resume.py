@@ -17,10 +17,9 @@ import supancl.training.inputs
 from supancl import METHODS, Reporter, pretrain
 from supancl.cli import main
 from supancl.errors import BadInput, Collapsed, NonFinite
+from supancl.runs.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from supancl.runs.folder import RunFolder, read_end
 from supancl.sweeps.runs import read_run
-from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
-from supancl.weights.run_end import read_end
-from supancl.weights.run_folder import RunFolder
 from tests.files import contents, mentions
 from tests.started import Started
 from tests.tiny import Notes, assert_same_bits, final_state, poisoned, tiny_data, tiny_recipe

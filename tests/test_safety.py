@@ -23,9 +23,9 @@ from supancl import BadInput, load_encoder
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
-from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_newest, load_tensors
-from supancl.weights.encoder_file import initialize_encoder
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.checkpoint import checkpoints, load_checkpoint, load_newest, load_tensors
+from supancl.runs.encoder_file import initialize_encoder
+from supancl.runs.folder import RunFolder
 from tests.files import TINY, archive, assert_mentions, assert_refused, class_folders, noise, supancl
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from supancl import METHODS, MLP, Data, HeadSpec, PoolSpec, Recipe, Reporter, from_arrays, recipe
+from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from supancl.training.step import Step
-from supancl.weights.checkpoint import checkpoints, load_checkpoint
 
 SIDE = 8
 

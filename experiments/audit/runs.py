@@ -39,11 +39,11 @@ from supancl.probes.label_scores import (
 )
 from supancl.probes.precision import average_precision
 from supancl.recipes import Recipe, recipe
+from supancl.runs.encoder_file import load_encoder
+from supancl.runs.provenance import versions
 from supancl.training.monitor import linear_accuracy
 from supancl.training.start import pretrain
 from supancl.use.look import LEAST_LEAD
-from supancl.weights.encoder_file import load_encoder
-from supancl.weights.provenance import versions
 
 EPOCHS, CLASSES = 60, 100
 RATES = {  # learning rate and weight decay: those of the runs with 100 epochs in RESULTS.md

@@ -31,9 +31,9 @@ from supancl.probes.features import embed
 from supancl.probes.linear import linear_probe
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.auto import fit_recipe
+from supancl.runs.provenance import versions
 from supancl.training.start import pretrain, with_short_side, with_speed
 from supancl.training.trainer import Trainer
-from supancl.weights.provenance import versions
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from step_report import commit_here
 
 from supancl.data.splits import Data
 from supancl.files import write_json
-from supancl.weights.provenance import versions
+from supancl.runs.provenance import versions
 
 CLASSES, MOST_LABELS, UNLABELLED = 100, 4, 0.9
 LEAST = {"4 labels": 0.97}  # ratios that the project wants

@@ -21,7 +21,7 @@ from step_ours import wait
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from supancl.core.pools import ShardedPrototypes
+from supancl.core.pools import Prototypes
 from supancl.distributed import Ranks
 
 BATCH, WIDTH = 256, 256
@@ -117,7 +117,7 @@ def _rank(rank: int, ranks: int, meeting: str, answer: str) -> None:
 
 def sharded(ranks: Ranks) -> Row:
     """Prototypes of which each rank holds its share: a look-up asks all of them, a push nobody."""
-    pool, row_range = ShardedPrototypes(WIDTH, SHARDED, 0.9, ranks), ranks.row_range(BATCH)
+    pool, row_range = Prototypes(WIDTH, SHARDED, 0.9, ranks), ranks.row_range(BATCH)
     pool.seen[:-1].fill_(True)
     targets = F.normalize(torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(0)), dim=1)
     labels = torch.arange(BATCH) * 389 % SHARDED

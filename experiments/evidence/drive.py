@@ -36,9 +36,8 @@ from experiments.evidence.results import (
 )
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
 from supancl.files import hold_lock, write_text
+from supancl.runs.folder import RunFolder, read_end
 from supancl.training.cuda.reuse import share_step
-from supancl.weights.run_end import read_end
-from supancl.weights.run_folder import RunFolder
 
 # success, collapse, non-finite loss: results of the settings; any other code is a fault of the code or the machine
 RESULT_CODES = (0, Collapsed.exit_code, NonFinite.exit_code)

@@ -28,10 +28,9 @@ from supancl.evaluation.feature_cache import VERSION
 from supancl.evaluation.sources import data_for
 from supancl.files import reason, write_text
 from supancl.probes import Features
-from supancl.reporter import Reporter
 from supancl.reports.pictures import tsne_map
-from supancl.weights.provenance import commit, versions
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
+from supancl.runs.provenance import commit, versions
 
 TRAINING_FILE = "evidence.json"  # in the run folder: facts of the training that the result needs
 UNMEASURED: dict[str, Any] = {"images_per_second": None, "last": {}, "curve": []}
@@ -117,7 +116,7 @@ def pictured(training: dict[str, Any]) -> bool:
 
 def write_map(plan: Plan, name: str, run: Path, results: Path) -> None:
     """Write the t-SNE map of the related classes' test images, two numbers per image."""
-    evaluated = open_evaluated_encoder(str(run), EvaluationOptions(pick_device("auto")), Reporter())
+    evaluated = open_evaluated_encoder(str(run), EvaluationOptions(pick_device("auto")))
     data = data_for(evaluated, None)
     split = data.test if data.test is not None else data.held_out
     labels = torch.tensor([data.classes.index(label) for label in plan.picture])
@@ -144,7 +143,7 @@ def detected(run: Path) -> dict[str, float | None]:
 
 def was_collapsed(run: Path, warnings: Sequence[str]) -> bool:
     """The monitor's verdict in the newest checkpoint, or its warning; False for a detector, which has no monitor."""
-    from supancl.weights.checkpoint import load_newest
+    from supancl.runs.checkpoint import load_newest
 
     state, _ = load_newest(run / "checkpoints")
     if state is None:

@@ -30,9 +30,9 @@ from supancl.probes.features import Features, embed
 from supancl.probes.knn import default_k, knn_predict
 from supancl.probes.linear import linear_probe
 from supancl.recipes import Recipe, recipe
+from supancl.runs.encoder_file import load_encoder
+from supancl.runs.provenance import versions
 from supancl.training.start import pretrain
-from supancl.weights.encoder_file import load_encoder
-from supancl.weights.provenance import versions
 
 EPOCHS, HOLDOUT, CHANNELS = 100, 0.1, 3
 RATES = {  # learning rate and weight decay: those of the runs with 100 epochs in RESULTS.md

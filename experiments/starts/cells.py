@@ -25,8 +25,8 @@ from experiments.evidence.drive import RunLocks
 from experiments.evidence.judge import called, inside
 from experiments.starts.data import LABELS, SEEDS
 from supancl.files import write_json
+from supancl.runs.provenance import commit
 from supancl.training.cuda.reuse import share_step
-from supancl.weights.provenance import commit
 
 STARTS = {name: f"timm:{name}@{name}.safetensors" for name in ("tf_efficientnet_lite0", "mobilenetv2_100")}
 DATA = ("plantvillage", "cars", "pets", "cub")

@@ -47,9 +47,12 @@ Traceback (most recent call last):
 ...
 supancl.errors.BadInput: unknown field 'alhpa'; did you mean 'loss.alpha'?
 
+Every command is a function with the same arguments: pretrain, evaluate, predict, embed, compare, report, map, audit,
+export, import_checkpoint, detect, list_runs, show_data, list_recipes, doctor. `help(supancl.pretrain)` explains one.
+
 docs/python.md explains these names. Losses, pools, heads, measures and errors can be imported from here too
 (`supancl.Align`); their modules document them: supancl.core, supancl.probes, supancl.data, supancl.recipes,
-supancl.weights, supancl.training, supancl.errors.
+supancl.runs, supancl.training, supancl.errors.
 """
 
 from typing import TYPE_CHECKING
@@ -111,6 +114,9 @@ if TYPE_CHECKING:
     from supancl.reports.data_sheets import show_data as show_data
     from supancl.reports.listings import list_recipes as list_recipes
     from supancl.reports.listings import list_runs as list_runs
+    from supancl.runs.encoder_file import load_encoder as load_encoder
+    from supancl.runs.encoder_file import load_projector as load_projector
+    from supancl.runs.importing import open_encoder as open_encoder
     from supancl.sweeps.compare import compare as compare
     from supancl.training.run import Run as Run
     from supancl.training.run import load as load
@@ -125,9 +131,6 @@ if TYPE_CHECKING:
     from supancl.use.look import map as map
     from supancl.use.look import report as report
     from supancl.use.predict import predict as predict
-    from supancl.weights.encoder_file import load_encoder as load_encoder
-    from supancl.weights.encoder_file import load_projector as load_projector
-    from supancl.weights.importing import open_encoder as open_encoder
 
 
 def _terminal(verbose: bool | None) -> Reporter:
@@ -137,33 +140,6 @@ def _terminal(verbose: bool | None) -> Reporter:
 
 
 set_default_reporter(_terminal)
-
-# what help() shows and an asterisk imports; every other public name is in _NAMES
-__all__ = [
-    "BadInput",
-    "ImageEncoder",
-    "audit",
-    "compare",
-    "detect",
-    "doctor",
-    "embed",
-    "evaluate",
-    "export",
-    "from_arrays",
-    "import_checkpoint",
-    "list_recipes",
-    "list_runs",
-    "load",
-    "load_encoder",
-    "map",
-    "open_data",
-    "open_encoder",
-    "predict",
-    "pretrain",
-    "recipe",
-    "report",
-    "show_data",
-]
 
 # imported when they are first used: torch takes seconds
 _NAMES = {
@@ -193,8 +169,8 @@ _NAMES = {
     "supancl.use.import_": "import_checkpoint",
     "supancl.use.look": "audit map report",
     "supancl.use.predict": "predict",
-    "supancl.weights.encoder_file": "load_encoder load_projector",
-    "supancl.weights.importing": "open_encoder",
+    "supancl.runs.encoder_file": "load_encoder load_projector",
+    "supancl.runs.importing": "open_encoder",
 }
 
 if not TYPE_CHECKING:  # so that type checkers and editors report misspelled names

@@ -15,8 +15,8 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from supancl.data.opening import open_data
-from supancl.weights.run_folder import RunFolder
-from tests.evaluate.made import SPEC, run_folder
+from supancl.runs.folder import RunFolder
+from tests.evaluation.made import SPEC, run_folder
 from tests.files import archive, assert_refused, class_folders, contents, noise, supancl, table
 
 COUNT = 600

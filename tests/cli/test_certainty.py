@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from supancl.cli import main
-from tests.evaluate.made import bright, run_folder, source
+from tests.evaluation.made import bright, run_folder, source
 from tests.files import TINY, archive, assert_mentions, noise, picture, supancl, table
 
 

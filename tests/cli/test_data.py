@@ -1,12 +1,9 @@
-"""`supancl data show|cache|check|where`, as typed."""
+"""`supancl data show|check`, as typed."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -15,8 +12,7 @@ import pytest
 import webdataset
 from PIL import Image
 
-from supancl.data.store import shards
-from supancl.data.store.cache_folders import list_caches
+from supancl.data.store import cache
 from tests.files import (
     TINY,
     archive,
@@ -38,13 +34,6 @@ def show(capsys, tmp_path: Path, source: object, *more: object) -> dict:
     said = supancl(capsys, "data", "show", source, "--json", "-", "--out", tmp_path / "sheets", *more)
     assert said.code == 0, said.err
     return json_of(said)
-
-
-def jpegs(root: Path, each: int = 4) -> Path:
-    for kind in ("cat", "dog"):
-        for i in range(each):
-            picture(root / kind / f"{i}.jpg", seed=i, size=(90, 70 + i), mode="RGB")
-    return root
 
 
 def write_tar(path: Path) -> Path:
@@ -86,7 +75,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("kind", list(SOURCES))
-def test_show_counts_and_draws_every_kind_of_source(capsys, tmp_path, kind):
+def test_show_counts_and_draws_every_kind_of_source(capsys, tmp_path, cache_root, kind):
     facts = show(capsys, tmp_path, SOURCES[kind](tmp_path))
     images = {"folder": 12, "npz": 20, "csv": 6, "tar": 6, "hf": 6, "torchvision": 12, "digits": 1797}[kind]
     assert facts["splits"]["train"]["images"] == images
@@ -97,7 +86,7 @@ def test_show_counts_and_draws_every_kind_of_source(capsys, tmp_path, kind):
         assert Path(picture_path) == tmp_path / "sheets" / name
         with Image.open(picture_path) as sheet:
             assert np.array(sheet).std() > 10
-    assert list_caches() == [], "looking leaves no cache behind"
+    assert not list(cache_root.glob("*/about.json")), "looking leaves no cache behind"
 
 
 def test_show_counts_sizes_and_what_is_unreadable(capsys, tmp_path):
@@ -120,102 +109,15 @@ def test_show_chooses_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
         assert (tmp_path / "runs" / f"show-{number}" / "images.png").exists()
 
 
-def test_show_counts_copies_and_names_those_with_different_labels(capsys, tmp_path):
-    root = class_folders(tmp_path / "data")
-    shutil.copy(root / "cat" / "0.png", root / "dog" / "x.png")
-    facts = show(capsys, tmp_path, root)
-    assert facts["copies"] == {
-        "files": 2,
-        "images": 1,
-        "labels_differ": 1,
-        "in_several_splits": 0,
-        "examples": [[str(root / "cat" / "0.png"), str(root / "dog" / "x.png")]],
-    }
-
-
-# --- cache ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_cache_is_built_listed_verified_and_removed(capsys, tmp_path, cache_root):
-    source = jpegs(tmp_path / "data")
-    said = supancl(capsys, "data", "cache", source, "--short-side", "40", "--json", "-")
-    built = json_of(said)
-    assert (built["images"], built["short_side"], built["skipped"]) == (8, 40, 0)
-    assert built["bytes"] == sum(3 * 40 * (90 * 40 // (70 + i)) for i in range(4)) * 2
-    folder = Path(built["folder"])
-    assert folder.parent == cache_root
-    listed = json_of(supancl(capsys, "data", "cache", "--list", "--json", "-"))
-    assert listed["root"] == str(cache_root)
-    assert [(each["source"], each["images"]) for each in listed["caches"]] == [(str(source), 8)]
-    said = supancl(capsys, "data", "cache", source, "--short-side", "40", "--verify")
-    assert "8 images at short side 40" in said.out
-    assert said.out.endswith("every checksum compared\n")
-    with open(next(folder.glob("*.bin")), "rb+") as file:
-        file.write(b"harm")
-    assert_refused(supancl(capsys, "data", "cache", source, "--short-side", "40", "--verify"), folder.name, "--remove")
-    said = supancl(capsys, "data", "cache", source, "--remove")
-    assert (said.code, folder.exists()) == (0, False)
-    assert list_caches() == []
-
-
-def test_a_cache_goes_by_its_folder_or_the_name_of_a_source_that_has_gone(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("one", "two"):
-        supancl(capsys, "data", "cache", jpegs(tmp_path / name, 1))
-        for path in (tmp_path / name).rglob("*.jpg"):
-            path.unlink()
-    assert supancl(capsys, "data", "cache", "one", "--remove").code == 0
-    left = list_caches()
-    assert [each.source for each in left] == [str(tmp_path / "two")]
-    assert supancl(capsys, "data", "cache", left[0].folder.name, "--remove").code == 0
-    assert list_caches() == []
-
-
-def test_a_source_called_features_or_tars_goes_without_what_evaluations_and_streams_keep(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("features", "tars"):
-        supancl(capsys, "data", "cache", jpegs(tmp_path / name, 1))
-        (list_caches()[0].folder.parent / name).mkdir()
-        assert supancl(capsys, "data", "cache", name, "--remove").code == 0
-        assert [each.source for each in list_caches()] == [name]
-        assert supancl(capsys, "data", "cache", name, "--remove").code == 0
-        assert list_caches() == []
-
-
-def test_the_longest_unused_caches_go_first(capsys, tmp_path):
-    for name, used in (("old", 1000), ("new", 2000)):
-        said = supancl(capsys, "data", "cache", jpegs(tmp_path / name), "--json", "-")
-        os.utime(Path(json_of(said)["folder"]) / "about.json", (used, used))
-    nbytes = list_caches()[0].nbytes
-    said = supancl(capsys, "data", "cache", "--keep-gb", 1.5 * nbytes / 1e9)
-    assert said.code == 0, said.err
-    assert [each.source for each in list_caches()] == [str(tmp_path / "new")]
-
-
-def test_the_cache_that_is_asked_for_is_built_first_and_stays(capsys, tmp_path):
-    for name, used in (("asked", 1000), ("other", 2000)):
-        said = supancl(capsys, "data", "cache", jpegs(tmp_path / name), "--json", "-")
-        os.utime(Path(json_of(said)["folder"]) / "about.json", (used, used))
-    before = {each.source: contents(each.folder) for each in list_caches()}
-    nbytes = list_caches()[0].nbytes
-    said = supancl(capsys, "data", "cache", tmp_path / "asked", "--keep-gb", 1.5 * nbytes / 1e9)
-    assert said.code == 0, said.err
-    (left,) = list_caches()
-    assert contents(left.folder) == before[str(tmp_path / "asked")], "kept, not decoded again"
-    said = supancl(capsys, "data", "cache", tmp_path / "asked", "--keep-gb", 0)
-    assert said.code == 0, said.err
-    assert list_caches() == [replace(left, last_used=list_caches()[0].last_used)]
-
-
-def test_training_fills_the_cache_by_itself(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "SHARD_BYTES", 4000)
+def test_training_fills_the_cache_by_itself(capsys, tmp_path, cache_root, monkeypatch):
+    monkeypatch.setattr(cache, "SHARD_IMAGES", 5)
     source = class_folders(tmp_path / "data", each=20)
     arguments = ["pretrain", "digits.supsiam", "--data", source, *TINY, "--set", "data.cache=always"]
     said = supancl(capsys, *arguments, "--out", tmp_path / "one")
     assert said.code == 0, said.err
-    before = contents(list_caches()[0].folder)
+    before = contents(next(cache_root.iterdir()))
     assert supancl(capsys, *arguments, "--out", tmp_path / "two").code == 0
-    assert contents(list_caches()[0].folder) == before
+    assert contents(next(cache_root.iterdir())) == before
     plain = supancl(capsys, *arguments, "--set", "data.cache=never", "--out", tmp_path / "three")
     assert plain.code == 0
     losses = [
@@ -229,8 +131,8 @@ def test_training_fills_the_cache_by_itself(capsys, tmp_path, monkeypatch):
 # --- benchmarks -------------------------------------------------------------------------------------------------------
 
 
-def test_where_says_what_to_download(capsys):
-    said = supancl(capsys, "data", "where", "pets", "--json", "-")
+def test_check_without_a_root_says_what_to_download(capsys):
+    said = supancl(capsys, "data", "check", "pets", "--json", "-")
     assert said.code == 0
     found = json_of(said)
     assert found["name"] == "pets"
@@ -241,5 +143,5 @@ def test_check_of_data_that_are_not_whole_fails_and_writes_what_it_found(capsys,
     for split in ("trainval", "test"):
         picture(tmp_path / "pets" / split / "Abyssinian" / "Abyssinian_1.jpg")
     said = supancl(capsys, "data", "check", "pets", "--root", tmp_path, "--json", tmp_path / "found.json")
-    assert_refused(said, "pets", tmp_path, "supancl data where pets", code=1)
+    assert_refused(said, "pets", tmp_path, "supancl data check pets", code=1)
     assert json.loads((tmp_path / "found.json").read_text())["ok"] is False

@@ -15,7 +15,7 @@ from supancl import from_arrays
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
-from tests.evaluate.made import run_folder
+from tests.evaluation.made import run_folder
 from tests.files import TINY, assert_mentions, class_folders, noise, picture, supancl, table
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"

@@ -13,9 +13,9 @@ import torch
 
 from supancl.cli import main
 from supancl.core.encoders import EncoderSpec
-from supancl.weights.encoder_file import save_encoder
+from supancl.runs.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
-from tests.evaluate.made import bright, encoder, run_folder, source
+from tests.evaluation.made import bright, encoder, run_folder, source
 from tests.files import assert_one_line, supancl
 
 

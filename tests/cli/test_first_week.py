@@ -9,9 +9,8 @@ import pytest
 from supancl import Align, Interrupted, Reporter, pretrain, recipe
 from supancl.evaluation.naming import data_name
 from supancl.recipes import RECIPES
-from supancl.weights.encoder_file import load_encoder
-from supancl.weights.run_data import is_same_or_moved
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.encoder_file import load_encoder
+from supancl.runs.folder import RunFolder, is_same_or_moved
 from tests.files import assert_mentions, class_folders, supancl
 from tests.tiny import assert_same_bits, final_state
 
@@ -138,7 +137,7 @@ def test_a_fault_in_ones_own_file_is_placed_there_and_the_advice_calls_that_file
     assert "internal error" not in told
     mended = run_own(tmp_path, forks, text, "pretrain", "--resume", "--out", "run")  # nothing has to be removed
     assert mended.returncode == 0, mended.stderr
-    assert " ".join(mended.stdout.split()).endswith("evaluate it with: python 'my losses.py' evaluate knn run")
+    assert " ".join(mended.stdout.split()).endswith("next: python 'my losses.py' predict run")
 
 
 def test_a_recipe_of_ones_own_has_the_name_it_is_called_by(monkeypatch):

@@ -9,7 +9,7 @@ from supancl.reports.live_report import LiveReport
 
 from supancl import pretrain
 from supancl.reporter import Reporter
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 from tests.files import TINY, archive, supancl
 from tests.tiny import Notes, assert_same_bits, final_state, tiny_data, tiny_recipe
 

@@ -52,7 +52,7 @@ def test_a_full_disk_behind_the_output_is_one_line():
     code = "from supancl.cli import entry; entry()"
     for words, status, nouns in (
         ((), 0, ("warning", "standard output", "No space left")),
-        (("--quiet", "--json", "-"), 2, ("standard output", "No space left", "--json FILE")),
+        (("--quiet", "--json", "-"), 2, ("standard output", "No space left", "--json")),
     ):
         with open("/dev/full", "w") as full:
             done = subprocess.run([sys.executable, "-c", code, "recipes", *words], stdout=full, text=True,

@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score
 
 from supancl.evaluation import sources
 from supancl.stats import mean_interval
-from tests.evaluate.made import bright, subject
+from tests.evaluation.made import bright, subject
 from tests.files import archive, assert_mentions, supancl
 
 SMALL = [

@@ -11,7 +11,7 @@ import pytest
 
 from supancl.evaluation import sources
 from supancl.reports.score_table import write_suite
-from tests.evaluate.made import bright
+from tests.evaluation.made import bright
 from tests.files import archive, assert_mentions, assert_refused, supancl
 
 TINY = [

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from supancl import load_encoder
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 from tests.files import assert_mentions, assert_refused, supancl
 
 MODEL = "test_resnet"  # a model of timm for tests: 0.5 million weights
@@ -40,7 +40,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("words", [(), ("--with", "knn")])
+@pytest.mark.parametrize("words", [(), ("--classifier", "knn")])
 def test_a_partly_labelled_folder_is_labelled_by_its_own_labels(place, capsys, words) -> None:
     said = supancl(capsys, "predict", START, "--data", "photos", "--size", 32, *words, "--json", "result.json")
     assert said.code == 0, said.err
@@ -70,7 +70,7 @@ def test_a_cross_validated_accuracy_of_labels_that_mean_nothing_is_near_chance(p
 
 def test_a_folder_without_labels_is_refused(place, capsys) -> None:
     said = supancl(capsys, "predict", START, "--data", "photos/unlabelled")
-    assert_refused(said, "photos/unlabelled", "no image has a label", "--references")
+    assert_refused(said, "photos/unlabelled", "no image has a label", "references")
 
 
 def test_a_start_is_looked_at_without_a_run(place, capsys) -> None:

@@ -16,8 +16,8 @@ from supancl.cli.commands import print_error
 from supancl.errors import make_visible
 from supancl.reports.page import html_page
 from supancl.reports.pictures import escape_label
-from supancl.reports.tables import FORMATS, Cell, Table, to_html, write_table
-from supancl.reports.terminal import SafeConsole, Terminal, table
+from supancl.reports.tables import FORMATS, Cell, Table, plain_table, to_html, write_table
+from supancl.reports.terminal import SafeConsole, Terminal
 from tests.files import class_folders, picture, supancl
 
 NASTY = "cat\x1b[2K\r\nsupancl: all is well\u202e\udc80\x9b"
@@ -66,7 +66,7 @@ def test_every_exit_of_the_terminal(capsys):
     terminal.note(NASTY)
     terminal.warn(NASTY)
     terminal.on_progress(NASTY, 0, 0)
-    console.print(table(NASTY, ["name", NASTY], [[NASTY, NASTY]]))
+    terminal.show(plain_table(NASTY, ["name", NASTY], [[NASTY, NASTY]]))
     console.print(f"{make_visible(NASTY)}\n\x1b[31mtwo lines\n", end="")
     print_error(NASTY)
     said = capsys.readouterr()

@@ -9,10 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from supancl.core.label_weights import class_weights, overlap
+from supancl.core.labels import Labels, overlap
 from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.pools import PoolSpec
-from supancl.core.weighted_pools import WeightedPoolSpec
 from supancl.distributed import Ranks, RowRange
 from tests.core.test_pools import Sizes
 from tests.helpers import POOLS, seeded, some_labels, units
@@ -47,7 +46,7 @@ def as_dicts(pairs: torch.Tensor) -> list[dict[int, float]]:
 
 
 def build(kind: str, size: int = 7, pairs: int = L, **settings):
-    return WeightedPoolSpec.of(PoolSpec(kind, size, **settings), pairs).build(WIDTH, CLASSES).double()
+    return PoolSpec(kind, size, **settings).build(WIDTH, CLASSES, pairs=pairs).double()
 
 
 class LoopPool:
@@ -128,7 +127,7 @@ def test_one_label_of_weight_1_gives_the_bits_of_the_pool_for_one_label(kind):
     assert torch.equal(weighted.counts, plain.counts)
     stored, expected = weighted.stored(), plain.stored()
     assert torch.equal(stored.targets[stored.valid], expected.targets[expected.valid])
-    assert torch.equal(stored.labels[stored.valid][:, 0, 0].long(), expected.labels[expected.valid])
+    assert torch.equal(Labels.of(stored.labels[stored.valid]).classes[:, 0], expected.labels[expected.valid])
     assert float(weighted.staleness()) == float(plain.staleness())
 
 
@@ -208,8 +207,8 @@ class TwoRanks(Ranks):
 
 def test_sharded_prototypes_add_up_to_those_of_one_process():
     ranks = [TwoRanks(2, rank) for rank in range(2)]
-    spec = WeightedPoolSpec.of(PoolSpec("prototypes", sharded=True), L)
-    shards = [spec.build(WIDTH, CLASSES, ranks=rank).double() for rank in ranks]
+    spec = PoolSpec("prototypes", sharded=True)
+    shards = [spec.build(WIDTH, CLASSES, ranks=rank, pairs=L).double() for rank in ranks]
     whole = build("prototypes")
     for n in range(3):
         targets, pairs = units(6, WIDTH, seed=n), some_pairs(6, n, 4)
@@ -279,6 +278,9 @@ def contrast_by_loop(loss, anchors, targets, labels, pool):
     """-sum_p weight_p log softmax_p / sum_p weight_p, averaged over anchors."""
     total, count = 0.0, anchors.shape[1]
     stored = pool.stored() if pool is not None else None
+    held_labels = (
+        [] if stored is None else as_dicts(as_pairs(stored.labels) if stored.labels.ndim == 1 else stored.labels)
+    )
     for view in range(2):
         for b in range(count):
             candidates = []  # (target, weight as a positive)
@@ -289,7 +291,7 @@ def contrast_by_loop(loss, anchors, targets, labels, pool):
                 if loss.against.startswith("both-views") and n != b:
                     candidates.append((targets[view, n], weight))
             if stored is not None:
-                for target, held, valid in zip(stored.targets, as_dicts(stored.labels), stored.valid, strict=True):
+                for target, held, valid in zip(stored.targets, held_labels, stored.valid, strict=True):
                     if valid:
                         candidates.append((target, cosine(labels[b], held)))
             logits = torch.stack([anchors[view, b] @ target / loss.temperature for target, _ in candidates])
@@ -326,7 +328,7 @@ def test_no_tensor_of_contrast_grows_with_the_square_of_the_labels():
             return made
 
     with Largest():
-        overlap(pairs, pairs, torch.float64)
+        overlap(Labels.of(pairs), Labels.of(pairs), torch.float64)
     assert max(sizes) == 40 * 40
 
 
@@ -369,4 +371,4 @@ def test_one_label_and_pairs_of_it_have_the_same_cross_entropy(form):
 
 def test_class_weights_are_a_dense_row():
     pairs = torch.tensor([[[2.0, 0.5], [0.0, 2.0]], [[-1.0, 0.0], [-1.0, 0.0]]])
-    assert class_weights(pairs, 3, torch.float64).tolist() == [[2.0, 0.0, 0.5], [0.0, 0.0, 0.0]]
+    assert Labels.of(pairs).dense(3, torch.float64).tolist() == [[2.0, 0.0, 0.5], [0.0, 0.0, 0.0]]

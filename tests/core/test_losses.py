@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch, same_class
+from supancl.core.labels import Labels, same_class
+from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.pools import Queue
 from supancl.distributed import RowRange
 from tests.helpers import (
@@ -229,7 +230,7 @@ def test_cross_entropy_without_any_label_is_zero_with_zero_gradient():
 def test_an_unlabelled_sample_has_no_class_mates():
     labels = torch.tensor([-1, 0, -1, 1, 0])
     expected = [[a == b and a >= 0 for b in labels.tolist()] for a in labels.tolist()]
-    assert same_class(labels, labels).tolist() == expected
+    assert same_class(Labels.of(labels), Labels.of(labels)).tolist() == expected
 
 
 @pytest.mark.parametrize(

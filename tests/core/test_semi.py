@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from supancl import METHODS, BadInput, recipe
-from supancl.core.label_weights import has_label
+from supancl.core.labels import Labels
 from supancl.core.losses import Align, GlobalBatch, SemiAlign
 from supancl.core.pools import Pool, PoolSpec
-from supancl.core.weighted_pools import WeightedPoolSpec
 from supancl.distributed import RowRange
 from tests.core.test_label_weights import CLASSES as PAIR_CLASSES
 from tests.core.test_label_weights import pushed, some_pairs
@@ -78,7 +77,7 @@ def test_with_several_labels_the_means_are_the_weighted_ones(kind):
     pool, reference = pushed(kind)
     means = {c: mean for c in range(PAIR_CLASSES) if (mean := reference.mean(c)) is not None}
     pairs = some_pairs(BATCH, seed=5)
-    is_labelled = has_label(pairs)
+    is_labelled = Labels.of(pairs).is_labelled
     loss, own = SemiAlign(alpha=0.5, **EAGER), units(2, BATCH, 5, seed=7)
     found = loss.supervised_target(own, pairs, pool)
     assert torch.equal(found[:, is_labelled], Align().supervised_target(own, pairs, pool)[:, is_labelled])
@@ -184,8 +183,7 @@ def test_pools_without_all_means_are_refused_by_name():
 @every_pool
 @pytest.mark.parametrize("pairs", [None, 2])
 def test_all_means_are_the_class_means(kind, pairs):
-    spec = PoolSpec(kind, 8) if pairs is None else WeightedPoolSpec.of(PoolSpec(kind, 8), pairs)
-    pool = spec.build(WIDTH, CLASSES).double()
+    pool = PoolSpec(kind, 8).build(WIDTH, CLASSES, pairs=pairs or 0).double()
     for n in range(3):
         labels = some_labels(6, CLASSES - 1, seed=20 + n) if pairs is None else some_pairs(6, 20 + n, CLASSES - 1, 2)
         pool.push(units(6, WIDTH, seed=20 + n), labels)

@@ -15,7 +15,7 @@ from supancl import BadInput, pretrain, recipe
 from supancl.data.content import SAMPLED_BLOCKS, shard_content
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 from tests.files import archive, assert_mentions, class_folders, mentions
 from tests.tiny import Notes, tiny_data
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,9 @@ from PIL import Image
 
 from supancl import recipe
 from supancl.data.opening import open_source
-from supancl.data.show import describe_source, find_copies, histogram, image_sizes, summarize_sizes
+from supancl.data.show import describe_source, image_sizes
 from supancl.data.splits import DataSpec, full_split
-from supancl.data.store.memory import ArrayImages, PackedImages
-from supancl.files import digest
-from supancl.reporter import ProgressFunction, report_to
+from supancl.data.store.memory import PackedImages
 from supancl.reports.contact_sheet import (
     CAPTION,
     GAP,
@@ -25,8 +21,7 @@ from supancl.reports.contact_sheet import (
     pick_by_class,
 )
 from supancl.training.start import with_short_side
-from tests import files as made
-from tests.files import archive, noise, picture
+from tests.files import picture
 
 
 def of(path, channels=3, **options):
@@ -62,86 +57,6 @@ def test_counts_histogram_sizes_and_bytes_of_a_folder(tmp_path):
     assert facts["remarks"] == [], "what is unreadable is told once"
 
 
-def test_arrays_count_their_own_bytes_and_are_not_shrunk(tmp_path):
-    path = archive(
-        tmp_path / "a.npz", train_images=noise(20, 40, 30), test_images=noise(4, 40, 30), test_labels=np.zeros(4, int)
-    )
-    _, facts = of(path, 1, short_side=10)
-    assert facts["bytes"] == 24 * 40 * 30
-    assert facts["short_side"] is None
-    assert facts["sizes"] == {"height": [40] * 3, "width": [30] * 3, "short side": [30] * 3}
-
-
-def test_sizes_and_histogram_of_the_built_in_data():
-    digits = open_source(DataSpec(source="digits"), 1)
-    assert image_sizes(digits).shape == (1797, 2)
-    counted = histogram(digits)
-    assert sum(each["train"] for each in counted.values()) == 1797
-    assert list(counted) == list("0123456789")
-    assert summarize_sizes(np.array([[1, 5], [3, 3], [9, 2]])) == {
-        "height": [1, 3, 9],
-        "width": [2, 3, 5],
-        "short side": [1, 2, 3],
-    }
-
-
-# --- copies -----------------------------------------------------------------------------------------------------------
-
-
-def written(root, files):
-    """{name: seed}: files of the same seed are the same."""
-    for name, seed in files.items():
-        picture(root / name, seed=seed, size=(4, 4))
-    return open_source(DataSpec(source=str(root)), 1)
-
-
-def test_copies_are_counted_by_content_and_by_what_they_contradict(tmp_path):
-    files = {
-        "train/a/0.bmp": 0,
-        "train/a/1.bmp": 1,
-        "train/a/2.bmp": 1,
-        "train/b/3.bmp": 1,
-        "train/b/4.bmp": 4,
-        "val/b/5.bmp": 4,
-        "train/unlabelled/6.bmp": 0,
-        "val/a/7.bmp": 7,
-    }
-    found = find_copies(written(tmp_path, files))
-    # by comparing every pair: 0 and 6; 1, 2 and 3; 4 and 5
-    contents = {name: (tmp_path / name).read_bytes() for name in files}
-    twice = [name for name in files if list(contents.values()).count(contents[name]) > 1]
-    assert found["files"] == len(twice) == 7
-    assert found["images"] == len({contents[name] for name in twice}) == 3
-    assert found["in_several_splits"] == 1
-    assert found["labels_differ"] == 1, "no label contradicts none"
-    (pair,) = found["examples"]
-    assert {Path(name).parent.name for name in pair} == {"a", "b"}
-    assert {contents[str(Path(name).relative_to(tmp_path))] for name in pair} == {contents["train/b/3.bmp"]}
-
-
-def test_only_files_of_equal_size_are_read_and_three_contradictions_are_named(tmp_path, monkeypatch):
-    found = written(tmp_path, {f"{kind}/{i}.bmp": i for kind in "ab" for i in range(5)})
-    picture(tmp_path / "a" / "9.bmp", size=(9, 9))
-    opened, told = [], []
-    monkeypatch.setattr("supancl.data.show.digest", lambda path, really=digest: opened.append(path) or really(path))
-    source = open_source(DataSpec(source=str(tmp_path)), 1)
-    with report_to(ProgressFunction(lambda *progress: told.append(progress))):
-        counted = find_copies(source)
-    assert len(found.items) == len(told) == 10
-    assert told[-1] == ("comparing files of equal size", 10, 10)
-    assert (counted["files"], counted["labels_differ"], len(counted["examples"])) == (10, 5, 3)
-    assert opened.count(tmp_path / "a" / "9.bmp") == 0
-    assert opened.count(tmp_path / "a" / "0.bmp") == 1
-
-
-def test_a_table_that_lists_a_file_twice_has_no_copy_of_it(tmp_path):
-    for name, seed in (("x", 0), ("y", 1), ("z", 1)):
-        picture(tmp_path / f"{name}.bmp", seed=seed)
-    path = made.table(tmp_path / "list.csv", "path,label", "x.bmp,a", "x.bmp,a", "y.bmp,a", "z.bmp,b")
-    found = find_copies(open_source(DataSpec(source=str(path)), 1))
-    assert (found["files"], found["images"], found["labels_differ"]) == (2, 1, 1)
-
-
 # --- contact sheets ---------------------------------------------------------------------------------------------------
 
 
@@ -170,20 +85,6 @@ def test_an_image_sheet_shows_each_class_in_its_own_colours(tmp_path):
                 assert middle.tolist() == [250 if channel == row else 0 for channel in range(3)]
         captions = np.array(sheet)[GAP + TILE + 1 : GAP + TILE + CAPTION]
         assert (captions < 128).any(), "the class is written below"
-
-
-def test_a_sheet_of_few_images_has_only_the_rows_it_needs(tmp_path):
-    draw_image_sheet(coloured(5), ["r", "g", "b" * 200], tmp_path / "sheet.png", columns=8)
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.size == (8 * (TILE + GAP) + GAP, TILE + CAPTION + GAP + GAP)
-        assert (tile(sheet, 0, 6) == 255).all()
-
-
-def test_grey_images_are_drawn_grey(tmp_path):
-    split = full_split(ArrayImages(torch.full((2, 1, 8, 8), 77, dtype=torch.uint8)), torch.tensor([0, -1]), ["a", "b"])
-    draw_image_sheet(split, ["only"], tmp_path / "sheet.png")
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert tile(sheet, 0, 0)[TILE // 2, TILE // 2].tolist() == [77] * 3
 
 
 @pytest.mark.parametrize("name", ["cifar100.supsiam", "imagenet100.supsiam"])

@@ -394,7 +394,7 @@ def test_in_a_table_an_empty_label_or_minus_one_means_unlabelled(tmp_path):
 def test_files_that_a_table_lists_and_that_are_not_there_are_skipped_when_asked_for(tmp_path):
     picture(tmp_path / "a.png")
     listed = table(tmp_path / "l.csv", "path,label", "a.png,cat", "gone.png,cat", "sub/../a.png,cat")
-    with pytest.raises(BadInput, match=mentions("line 3", "gone.png", "--skip-bad-images")):
+    with pytest.raises(BadInput, match=mentions("line 3", "gone.png", "skip_bad_images")):
         source(listed)
     (tmp_path / "sub").mkdir()
     found = source(listed, skip_bad_images=True)

@@ -70,7 +70,7 @@ def test_the_year_is_found_below_the_folder(tmp_path, below):
 def test_two_years_are_named_or_joined(tmp_path):
     first = write_year(tmp_path / "VOC2007", trainval={"a": [("cat", False)]}, test={"b": [("dog", False)]})
     second = write_year(tmp_path / "VOC2012", train=TRAIN)
-    with pytest.raises(BadInput, match=mentions("VOC2007", "VOC2012", "--data")):
+    with pytest.raises(BadInput, match=mentions("VOC2007", "VOC2012", "data")):
         opened(tmp_path)
     data = opened(first, joined=(str(second),))
     assert texts_of(data.train, data.classes) == ["cat", "cat;dog", "cat", "dog", "", ""]

@@ -16,7 +16,7 @@ from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock
 
 from supancl.core.encoders import BUILDERS, EncoderSpec
-from supancl.weights.encoder_file import save_encoder
+from supancl.runs.encoder_file import save_encoder
 
 SIDE = 96
 KINDS = ("disc", "square")

@@ -13,7 +13,7 @@ from supancl.detection.model import Normalization, build_detector, open_body
 from supancl.detection.saving import load_detector, save_detector
 from supancl.detection.spec import detect_spec
 from supancl.errors import BadInput
-from supancl.weights.encoder_file import read_safetensors, save_encoder
+from supancl.runs.encoder_file import read_safetensors, save_encoder
 
 from .drawn import SIDE, TINY, narrow_resnet18, nothing_drawn
 

@@ -10,7 +10,7 @@ from supancl.core.encoders import EncoderSpec
 from supancl.detection.model import Normalization, build_detector, copy_resnet, move_to_device, open_body
 from supancl.detection.spec import detect_spec
 from supancl.errors import BadInput
-from supancl.weights.encoder_file import save_encoder
+from supancl.runs.encoder_file import save_encoder
 from tests.files import mentions
 
 from .drawn import SIDE, TINY, nothing_drawn, tiny_resnet

@@ -17,7 +17,7 @@ from supancl.detection.spec import detect_spec
 from supancl.detection.testing import detect, recompute_norm_statistics
 from supancl.detection.train import Training, score_stats, train_detector
 from supancl.errors import BadInput, Interrupted, NonFinite
-from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from tests.files import mentions
 
 from ..tiny import Notes

@@ -13,7 +13,7 @@ from supancl import BadInput, recipe
 from supancl.core.branches import Branches
 from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.methods import assemble
-from supancl.core.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
+from supancl.core.pools import ClassQueues, Prototypes, Queue
 from supancl.core.precision import pick_device
 from supancl.data.decode import decode_threads_per_rank
 from supancl.data.store.memory import Batch
@@ -290,7 +290,7 @@ def test_prototypes_of_all_ranks_meet_in_the_first_ones_memory_alone(
     classes: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = torch.arange(classes * 4.0).view(classes, 4)
-    pools = [ShardedPrototypes(4, classes, 0.9, Ranks(size, rank)) for rank in range(size)]
+    pools = [Prototypes(4, classes, 0.9, Ranks(size, rank)) for rank in range(size)]
     brought: dict[int, list[torch.Tensor]] = {}
 
     def gather_on_rank0(self: Ranks, rows: torch.Tensor) -> list[torch.Tensor]:
@@ -307,7 +307,7 @@ def test_prototypes_of_all_ranks_meet_in_the_first_ones_memory_alone(
     kept = pools[0].state_dict()
     assert torch.equal(kept["prototypes"][:-1], whole)
     assert bool(kept["seen"][:-1].all())
-    again = ShardedPrototypes(4, classes, 0.9, Ranks(size, 1))
+    again = Prototypes(4, classes, 0.9, Ranks(size, 1))
     again.load_state_dict(kept)
     assert torch.equal(again.prototypes[:-1], whole[1::size])
 
@@ -317,7 +317,7 @@ def test_shards_together_know_what_one_pool_of_prototypes_knows(
     classes: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Prototypes(4, classes, 0.7)
-    shards = [ShardedPrototypes(4, classes, 0.7, Ranks(size, rank)) for rank in range(size)]
+    shards = [Prototypes(4, classes, 0.7, Ranks(size, rank)) for rank in range(size)]
     for seed in range(3):
         torch.manual_seed(seed)
         targets, labels = torch.randn(6, 4), torch.randint(-1, classes - 1, (6,))  # the last class is never met

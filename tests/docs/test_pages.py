@@ -23,7 +23,7 @@ SLOW = {"make test", "make ci"}  # these run this very test, or the suite
 TRAINED = """
 import supancl
 from pathlib import Path
-from supancl.weights.encoder_file import save_encoder
+from supancl.runs.encoder_file import save_encoder
 Path("runs/photos").mkdir(parents=True)
 encoder = supancl.EncoderSpec("resnet18", size=32).build().eval()
 save_encoder(Path("runs/photos/encoder.safetensors"), encoder, (), "x")

@@ -13,8 +13,8 @@ from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
 from supancl.evaluation import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
 from supancl.reporter import report_to
-from supancl.weights.encoder_file import save_encoder
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.encoder_file import save_encoder
+from supancl.runs.folder import RunFolder
 from tests.files import archive
 from tests.tiny import Notes
 

@@ -17,10 +17,10 @@ from supancl.files import write_sealed_json
 from supancl.probes import knn_leave_one_out
 from supancl.probes.certainty import Answers, chance, difference
 from supancl.probes.knn import knn_correct
+from supancl.runs.encoder_file import save_encoder
+from supancl.runs.folder import RunFolder
+from supancl.runs.importing import describe_init
 from supancl.stats import wilson_interval
-from supancl.weights.encoder_file import save_encoder
-from supancl.weights.run_folder import RunFolder
-from supancl.weights.start import describe_init
 from tests.evaluation.made import bright, encoder, run_folder, source, subject
 from tests.files import archive
 from tests.tiny import tiny_recipe

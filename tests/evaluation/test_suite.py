@@ -14,7 +14,7 @@ from supancl.evaluation.comparison import row_labels
 from supancl.evaluation.suite import data_key
 from supancl.probes import FewShot, paired_difference
 from supancl.reports.score_table import write_suite
-from supancl.weights.encoder_file import save_encoder
+from supancl.runs.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluation.made import encoder, run_folder, subject
 from tests.files import archive, contents, noise

@@ -43,10 +43,10 @@ from supancl.cli.layer import call
 from supancl.data.label_noise import flip_labels
 from supancl.probes.features import Features
 from supancl.probes.precision import average_precision
+from supancl.runs.folder import RunFolder
 from supancl.stats import PooledDeviation, welch_interval
 from supancl.training import start
 from supancl.training.trainer import Trainer
-from supancl.weights.run_folder import RunFolder
 from tests.files import archive, noise
 from tests.tiny import tiny_data, tiny_recipe
 

@@ -11,7 +11,7 @@ import torch
 
 from experiments.starts import cells, data, page
 from supancl.core.encoders import EncoderSpec
-from supancl.weights.encoder_file import save_encoder
+from supancl.runs.encoder_file import save_encoder
 from tests.files import picture
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from supancl import pretrain
-from supancl.loggers import MlflowLogger, WandbLogger, run_logger
-from supancl.weights.run_folder import RunFolder
+from supancl import loggers, pretrain
+from supancl.loggers import MlflowLogger, WandbLogger
+from supancl.runs.folder import RunFolder
 from tests.extras.wandb_file import read_exit_code, read_history, read_run
 from tests.files import supancl
 from tests.tiny import Notes, tiny_data, tiny_recipe
@@ -28,7 +28,7 @@ def fresh_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     for name in [name for name in os.environ if name.startswith(VARIABLES)]:
         del os.environ[name]
     os.environ["HOME"] = str(tmp_path / "home")
-    monkeypatch.setattr(run_logger, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(loggers, "SECONDS_BETWEEN", 0.0)
     yield
     import wandb
 
@@ -115,22 +115,6 @@ def test_a_command_logs_to_both_offline_and_goes_on_after_a_crash(tmp_path: Path
     for step in (1, 5, 10):  # repeated steps have the numbers of their first time, but for the speed
         for logged in (by_step(wandb_rows(run))[step], rows[step]):
             assert logged == pytest.approx(expected[step])
-
-
-def test_a_part_that_wandb_may_not_have_written_is_set_aside(tmp_path: Path, monkeypatch: Any) -> None:
-    """wandb loses up to 32 KiB of rows if the process is killed; all of that part's rows are sent again."""
-    run = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(WandbLogger, "close", lambda self, is_finished: 1 / 0)
-        with pytest.raises(KeyError, match="crash"):
-            pretrain(tiny_recipe(), tiny_data(), run, reporter=WandbLogger(Crash()))
-    import wandb
-
-    wandb.teardown()
-    pretrain(None, tiny_data(), run, resume=True, reporter=WandbLogger())
-    (file,) = wandb_files(run)
-    assert by_step(read_history(file)) == rows_by_step(run)
-    assert len(list(run.glob("wandb/cut-offline-run-*"))) == 1
 
 
 def test_the_command_logs_and_says_where(tmp_path: Path, capsys: Any) -> None:

@@ -41,11 +41,11 @@ from supancl.paper.tables.layouts import LAYOUTS
 from supancl.paper.tables.runs import read_entries
 from supancl.recipes import recipe
 from supancl.recipes.recipe import recipe_from_json
+from supancl.runs.checkpoint import load_checkpoint
+from supancl.runs.encoder_file import load_encoder, load_projector
+from supancl.runs.folder import RunFolder
+from supancl.runs.importing import open_encoder
 from supancl.training.trainer import Trainer
-from supancl.weights.checkpoint import load_checkpoint
-from supancl.weights.encoder_file import load_encoder, load_projector
-from supancl.weights.importing import open_encoder
-from supancl.weights.run_folder import RunFolder
 from tests.detection.drawn import annotation
 from tests.faults.changes import (
     NESTED,

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 from tests.faults.fuzz import quiet_main
 from tests.files import TINY, class_folders
 

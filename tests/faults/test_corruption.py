@@ -24,8 +24,8 @@ import numpy as np
 import pytest
 
 from supancl.cli import main
-from supancl.weights.checkpoint import checkpoints, load_checkpoint
-from supancl.weights.digests import content_digest
+from supancl.runs.checkpoint import checkpoints, load_checkpoint
+from supancl.runs.provenance import content_digest
 from tests.faults.fuzz import TRAIN, new_folder
 from tests.files import Said, class_folders, contents
 from tests.test_received import shard

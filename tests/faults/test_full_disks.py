@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from supancl.cli import main
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 from tests.distributed.worker import ROOT
 from tests.tiny import assert_same_bits, final_state
 

@@ -15,20 +15,17 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import sklearn.datasets
-import supancl.cli.data
-import supancl.cli.pretrain
 import torch
 
-import supancl.training.start
 from supancl.files import read_text
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 from tests.faults.events import kill_before_event
 from tests.faults.fuzz import quiet_main
 from tests.files import class_folders
 from tests.forked import LIBRARIES
 from tests.tiny import assert_same_bits, final_state
 
-assert sklearn.datasets, supancl.cli.data  # imported here, once, rather than by each process
+assert sklearn.datasets  # imported here, once, rather than by each process
 
 KILLS = 6  # of pretrain: at file events first, then at random moments
 PRETRAIN = ("pretrain", "digits.supbyol", "--epochs", "2", "--batch-size", "16", "--checkpoint-every", "2", "--device",
@@ -119,10 +116,6 @@ COMMANDS: dict[str, tuple[Callable[[Path], list[object]], Callable[[Path], objec
         read_features,
     ),
     "evaluate": (lambda folder: ["evaluate", "knn", folder / "run"], read_evaluation),
-    "data cache": (
-        lambda folder: ["data", "cache", folder / "data"],
-        lambda folder: sorted(path.name for path in (folder / "cache").rglob("*") if not path.name.startswith(".")),
-    ),
 }
 
 

@@ -28,10 +28,10 @@ from supancl.core.encoders import EncoderSpec
 from supancl.data.decode import decode
 from supancl.data.opening import open_source
 from supancl.data.splits import DataSpec
-from supancl.weights.checkpoint import load_checkpoint
-from supancl.weights.encoder_file import initialize_encoder, load_projector
-from supancl.weights.importing import open_encoder
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.checkpoint import load_checkpoint
+from supancl.runs.encoder_file import initialize_encoder, load_projector
+from supancl.runs.folder import RunFolder
+from supancl.runs.importing import open_encoder
 from tests.files import noise, picture, table
 from tests.forked import LIBRARIES
 from tests.test_received import encoder_file, long_header_tar, npy, npy_header, repack, sparse_tar

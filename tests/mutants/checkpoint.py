@@ -52,13 +52,13 @@ OPENING = (
 
 GROUPS = (
     Group(
-        "weights/checkpoint.py",
+        "runs/checkpoint.py",
         (
-            "tests/weights/test_checkpoint.py", "tests/weights/test_digests.py", "tests/weights/test_run_folder.py", "tests/weights/test_writer.py", "tests/test_safety.py", "tests/weights/test_importing.py",
+            "tests/runs/test_checkpoint.py", "tests/runs/test_digests.py", "tests/runs/test_run_folder.py", "tests/runs/test_writer.py", "tests/test_safety.py", "tests/runs/test_importing.py",
             "-k", "test_checkpoint or test_digests or leaves_those or last_two or executes_it or whatever_is_wrong",
         ),
         CHECKPOINT,
     ),
-    Group("files/writing.py", ("tests/test_files.py", "tests/weights/test_run_folder.py", "tests/weights/test_checkpoint.py", "-k", "test_files or write or reader or synced or null or test_checkpoint"), WRITING),
-    Group("files/opening.py", ("tests/test_files.py", "tests/weights/test_run_folder.py", "tests/weights/test_checkpoint.py", "-k", "test_files or write or reader or synced or null or test_checkpoint"), OPENING),
+    Group("files/writing.py", ("tests/test_files.py", "tests/runs/test_run_folder.py", "tests/runs/test_checkpoint.py", "-k", "test_files or write or reader or synced or null or test_checkpoint"), WRITING),
+    Group("files/opening.py", ("tests/test_files.py", "tests/runs/test_run_folder.py", "tests/runs/test_checkpoint.py", "-k", "test_files or write or reader or synced or null or test_checkpoint"), OPENING),
 )

@@ -21,20 +21,16 @@ LOSS = (
     Mutant("(weights.amax(-1) >= self.confidence) & ", ""),
     Mutant(" & (pool.clock >= self.warmup)", ""),
     Mutant("(pool.clock >= self.warmup)", "(pool.clock > self.warmup)"),
-    Mutant(" & ~has_label(labels)\n", "\n"),
+    Mutant(" & ~Labels.of(labels).is_labelled\n", "\n"),
     Mutant("(weights @ means).to(target.dtype)", "(weights @ F.normalize(means, dim=1)).to(target.dtype)"),
     Mutant("(weights @ means).to(target.dtype)", "means[weights.argmax(-1)].to(target.dtype)"),
 )
 POOLS = (
-    Mutant("(self.sums[:-1] / count.clamp(min=1)[:, None]).to(self.targets.dtype), count > 0", "self.sums[:-1].to(self.targets.dtype), count > 0"),
-    Mutant("(self.sums[:-1] / count.clamp(min=1)[:, None]).to(self.targets.dtype), count > 0", "(self.sums[:-1] / count.clamp(min=1)[:, None]).to(self.targets.dtype), count >= 0"),
+    Mutant("(self.sums[:-1] / mass[:, None]).to(self.targets.dtype), is_held", "self.sums[:-1].to(self.targets.dtype), is_held"),
+    Mutant("(self.mass if self.has_weights else self.tally)[:-1], 1.0)", "self.tally[:-1], 1.0)"),
     Mutant("return self.prototypes[:-1], self.seen[:-1]", "return self.prototypes[:-1], torch.ones_like(self.seen[:-1])"),
-)
-WEIGHTED_POOLS = (
-    Mutant("mass = torch.where(is_held, self.mass[:-1], 1.0)", "mass = torch.where(is_held, self.tally[:-1], 1.0)"),
 )
 
 GROUPS = (
     Group("core/losses.py", TESTS, LOSS), Group("core/pools.py", TESTS, POOLS),
-    Group("core/weighted_pools.py", TESTS, WEIGHTED_POOLS),
 )

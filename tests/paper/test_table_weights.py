@@ -9,7 +9,7 @@ import torch
 from supancl.paper.tables.cells import FilledTable, fill
 from supancl.paper.tables.layouts import LAYOUTS
 from supancl.paper.tables.runs import read_entries
-from supancl.weights.encoder_file import load_encoder, save_encoder
+from supancl.runs.encoder_file import load_encoder, save_encoder
 from tests.files import TINY, class_folders, supancl
 
 

@@ -16,7 +16,7 @@ from supancl.paper.tables.cells import average_ranks, fill
 from supancl.paper.tables.formats import as_csv, as_latex, as_markdown, as_text
 from supancl.paper.tables.layouts import LAYOUTS, NO_PAPER_ROW
 from supancl.paper.tables.runs import read_entries
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 
 
 def test_equal_scores_share_a_rank() -> None:

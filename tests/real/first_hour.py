@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from supancl.cli import main as supancl
 from supancl.core.encoders import EncoderSpec
+from supancl.runs.encoder_file import load_encoder, save_encoder
 from supancl.stats import mean_interval, wilson_interval
-from supancl.weights.encoder_file import load_encoder, save_encoder
 from tests.docs.blocks import ROOT, Runner, blocks_of, environment_of
 
 CLASSES, PER_CLASS, LABELLED = range(0, 96, 16), 100, 20

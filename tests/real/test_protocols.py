@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from supancl.evaluation import EpisodeSettings, evaluate_few_shot, evaluate_transfer
-from tests.evaluate.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
+from tests.evaluation.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
 
 BREEDS = ("Abyssinian", "Bengal", "Bombay", "boxer", "pug", "samoyed")
 

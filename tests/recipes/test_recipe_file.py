@@ -7,7 +7,7 @@ import pytest
 
 from supancl import pretrain, recipe
 from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 from tests.files import TINY, archive, assert_mentions, supancl
 from tests.tiny import tiny_data, tiny_recipe
 

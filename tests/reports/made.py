@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from supancl.weights.run_end import RunEnd, record_end
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunEnd, RunFolder, record_end
 from tests.evaluation.made import run_folder
 
 STEPS = 4  # of an epoch

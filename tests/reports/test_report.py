@@ -15,7 +15,7 @@ from supancl.reports.report import report_page
 from supancl.reports.run_record import read_record
 from supancl.reports.training_images import images_html, open_training_images
 from supancl.reports.verdict import find_verdict
-from supancl.weights.run_end import read_stop, record_stop
+from supancl.runs.folder import read_stop, record_stop
 from tests.files import archive, class_folders, noise
 from tests.reports.made import logged_run
 

@@ -13,7 +13,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from supancl.data.sources.layouts import imagenet100_classes
 from supancl.paper.figure_3 import BIRDS, DOGS
-from tests.evaluate.made import run_folder
+from tests.evaluation.made import run_folder
 from tests.files import TINY, class_folders, supancl
 
 CLASSES = ("1", "3", "5", "8", "9")

@@ -11,7 +11,7 @@ import pytest
 
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.paper.toy_study.training import Size
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 from tests.detect.drawn import TINY, narrow_resnet18, write_voc
 from tests.tables_and_figures.made import DIGITS, SMALL, colours, edit, ours, run, table
 

@@ -10,8 +10,8 @@ import torch
 
 from supancl import pretrain
 from supancl.errors import BadInput
-from supancl.weights.checkpoint import checkpoints, load_checkpoint
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.checkpoint import checkpoints, load_checkpoint
+from supancl.runs.folder import RunFolder
 from tests.files import class_folders, contents, mentions, supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import assert_same_bits, final_state, flat, tiny_data, tiny_recipe
@@ -72,7 +72,7 @@ def test_a_kill_while_the_folder_is_made_leaves_nothing_of_that_name(
     def killed(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("supancl.weights.checkpoint.save_checkpoint", killed)
+    monkeypatch.setattr("supancl.runs.checkpoint.save_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
         pretrain(extend=finished, epochs=4, out=tmp_path / "longer", data=tiny_data())
     monkeypatch.undo()

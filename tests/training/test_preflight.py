@@ -14,6 +14,8 @@ from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import full_split
 from supancl.data.store.memory import Batch, PackedImages
 from supancl.distributed import SINGLE_PROCESS, Ranks
+from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from supancl.runs.folder import RunFolder
 from supancl.training.cuda.capture import WARM_UP_STEPS, Replay
 from supancl.training.loop import capture_step, report_compile_failures
 from supancl.training.start import (
@@ -24,8 +26,6 @@ from supancl.training.start import (
 )
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer, can_replay
-from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from supancl.weights.run_folder import RunFolder
 from tests.files import class_folders, contents, mentions
 from tests.tiny import Notes, tiny_data, tiny_recipe
 

@@ -11,10 +11,10 @@ import torch
 
 from supancl import METHODS, BadInput, NonFinite, Recipe, Reporter, load_encoder, pretrain
 from supancl.data.splits import Data
+from supancl.runs.checkpoint import checkpoints
 from supancl.training.nonfinite import check_skipped_steps
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
-from supancl.weights.checkpoint import checkpoints
 from tests.files import mentions
 from tests.tiny import SIDE, Notes, assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
 

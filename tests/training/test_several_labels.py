@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from supancl import from_arrays, pretrain
-from supancl.core.weighted_pools import WeightedQueue
+from supancl.core.pools import Queue
 from supancl.errors import BadInput
 from supancl.training.start import fit_labels
 from supancl.training.trainer import Trainer
@@ -60,7 +60,7 @@ def test_other_weights_train_another_encoder():
         weights = WEIGHTS.copy()
         weights[:, 0] *= change
         trainer = Trainer(tiny_recipe("supsiam"), from_arrays(noise(20, 8, 8), weights), CPU)
-        assert type(trainer.model.pool) is WeightedQueue
+        assert type(trainer.model.pool) is Queue
         for _ in range(4):
             trainer.advance()
         found.append(trainer.inputs.drain_log(torch.empty(0)).sup)

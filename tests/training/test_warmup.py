@@ -11,7 +11,7 @@ from supancl.errors import BadInput
 from supancl.paper.tables.runs import changed_fields
 from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.warmup import resolve_label_warmup
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.folder import RunFolder
 from tests.files import mentions, supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import tiny_data, tiny_recipe

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,13 +13,12 @@ import timm
 import torch
 
 from supancl import BadInput, EncoderSpec, load_encoder
-from supancl.use import export_encoder, formats
-from supancl.use.exported import ExportedEncoder, crop_fraction
-from supancl.use.formats import FORMATS
-from supancl.use.images import measure_change
-from supancl.weights.encoder_file import read_header, save_encoder
-from supancl.weights.start import fill_encoder
-from tests.files import TINY, class_folders, mentions, picture, supancl
+from supancl.runs.encoder_file import save_encoder
+from supancl.runs.importing import fill_encoder
+from supancl.use import exporting
+from supancl.use.export import export
+from supancl.use.exporting import FORMATS, Exported, crop_fraction
+from tests.files import TINY, assert_mentions, class_folders, mentions, picture, supancl
 from tests.helpers import quickly_built
 from tests.tiny import assert_same_bits
 
@@ -31,7 +28,7 @@ SIZE = ["--set", "encoder.size=8", "--set", "views.size=8"]
 
 def hide_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an environment in which only supancl is installed."""
-    monkeypatch.setattr(formats, "find_spec", lambda name: None if name in EXTRAS else find_spec(name))
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name in EXTRAS else find_spec(name))
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +56,7 @@ def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("models") / "cats"
     with pytest.MonkeyPatch.context() as monkeypatch:
         hide_extras(monkeypatch)
-        export_encoder(trained / "run", out)
+        export(trained / "run", out)
     return out
 
 
@@ -72,8 +69,10 @@ def test_a_run_becomes_a_folder_of_every_format_that_works(trained: Path, tmp_pa
     result = json.loads(file.read_text())
     assert set(result["formats"]) == {"hf", "pt2"}
     assert set(result["left_out"]) == {"onnx", "torchvision"}
-    assert result["formats"]["hf"]["differences"] == {"timm": 0.0, "timm checkpoint_path": 0.0}
-    assert result["image_processors"]["timm"]["moved"] == 0  # images as small as the input are not resized
+    assert result["formats"]["hf"]["difference"] == 0
+    assert result["compared_on"] == "4 images of photos"
+    card = (out / "README.md").read_text()
+    assert_mentions(card, "library_name: timm", "| k-NN, k = ", "| photos |", "digits.supsiam", "model.pt2")
 
 
 def test_the_configuration_has_nothing_of_timms_own_weights(tmp_path: Path) -> None:
@@ -81,7 +80,7 @@ def test_the_configuration_has_nothing_of_timms_own_weights(tmp_path: Path) -> N
     with quickly_built():
         encoder = EncoderSpec("resnet18", size=32, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)).build().eval()
         save_encoder(tmp_path / "encoder.safetensors", encoder, (), "mine")
-        result = export_encoder(tmp_path / "encoder.safetensors", out, ["hf", "torchvision"])
+        result = export(tmp_path / "encoder.safetensors", out, format=("hf", "torchvision"))
         model = timm.create_model(f"local-dir:{out}", pretrained=True, num_classes=5).eval()
     assert result["compared_on"].startswith("noise images")
     settings = model.pretrained_cfg
@@ -101,7 +100,7 @@ def test_without_the_images_the_encoder_says_how_large_they_were(side: int, tmp_
     for number in range(20):
         picture(photos / "ab"[number % 2] / f"{number}.png", size=(side, side), seed=number)
     assert supancl(capsys, "pretrain", "digits.supsiam", "--data", photos, "--out", run, *TINY, *SIZE).code == 0
-    export_encoder(run, tmp_path / "first", ["hf"])
+    export(run, tmp_path / "first", format="hf")
     photos.rename(tmp_path / "moved")
     for source, out in ((run, "moved-photos"), (run / "encoder.safetensors", "file"), (tmp_path / "first", "again")):
         said = supancl(capsys, "export", source, "--out", tmp_path / out, "--format", "hf")
@@ -145,18 +144,8 @@ def test_an_export_is_embedded_evaluated_and_exported_like_its_run(
     assert np.array_equal(files["run"], files["cats"])
     said = supancl(capsys, "evaluate", "knn", exported, "--no-baselines", *flags)
     assert (said.code, "%" in said.out) == (0, True)
-    export_encoder(exported, tmp_path / "again", ["hf"])
+    export(exported, tmp_path / "again", format="hf")
     assert (tmp_path / "again/model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
-
-
-def test_a_run_starts_from_an_export(exported: Path, trained: Path, tmp_path: Path, capsys) -> None:
-    words = ["--data", trained / "photos", "--init", exported, "--out", tmp_path / "next", *TINY, *SIZE]
-    frozen = ["--set", "optimizer.encoder_lr_scale=0", "--quiet"]
-    said = supancl(capsys, "pretrain", "digits.supsiam", *words, *frozen)
-    assert said.code == 0, said.err
-    weight = {name: load_encoder(path).body.state_dict()["0.weight"]
-              for name, path in (("run", trained / "run"), ("next", tmp_path / "next"))}  # fmt: skip
-    assert torch.equal(weight["run"], weight["next"])
 
 
 def test_a_damaged_export_is_refused(exported: Path, tmp_path: Path) -> None:
@@ -176,7 +165,7 @@ def test_an_interruption_leaves_nothing(trained: Path, tmp_path: Path, capsys, m
         assert [path.name[:5] for path in (tmp_path / "a/b").iterdir()] == [".out."]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("supancl.use.exporting.write_card", interrupt)
+    monkeypatch.setattr("supancl.use.card.write_card", interrupt)
     said = supancl(capsys, "export", trained / "run", "--out", tmp_path / "a/b/out", "--format", "hf")
     assert (said.code, list(tmp_path.iterdir())) == (130, [])
 
@@ -184,45 +173,21 @@ def test_an_interruption_leaves_nothing(trained: Path, tmp_path: Path, capsys, m
 @pytest.mark.parametrize("change", [lambda x: x + 1e-3, lambda x: x * float("nan"), lambda x: x[:, :1]])
 def test_a_format_with_other_features_is_not_kept(trained: Path, tmp_path: Path, monkeypatch, change) -> None:
     encoder = load_encoder(trained / "run")
-    (way,) = FORMATS["pt2"].ways
 
-    def write(encoded: ExportedEncoder) -> None:
-        (encoded.folder / "model.pt2").touch()
+    def write(exported: Exported) -> None:
+        (exported.folder / "model.pt2").touch()
 
-    load = replace(way, load=lambda encoded: lambda images: change(encoder(images)))
-    monkeypatch.setitem(FORMATS, "pt2", replace(FORMATS["pt2"], write=write, ways=(load,)))
+    row = FORMATS["pt2"]._replace(write=write, load=lambda exported: lambda images: change(encoder(images)))
+    monkeypatch.setitem(FORMATS, "pt2", row)
     with pytest.raises(BadInput, match=mentions("format pt2")):
-        export_encoder(trained / "run", tmp_path / "out", ["pt2"])
-    result = export_encoder(trained / "run", tmp_path / "out")
+        export(trained / "run", tmp_path / "out", format="pt2")
+    result = export(trained / "run", tmp_path / "out")
     assert set(result["formats"]) == {"hf"}
     assert "pt2" in result["left_out"]
     assert not (tmp_path / "out/model.pt2").exists()
-
-
-def test_the_weights_keep_the_metadata_of_the_run(exported: Path, trained: Path) -> None:
-    ours, theirs = (
-        read_header(file)[0] for file in (trained / "run/encoder.safetensors", exported / "model.safetensors")
-    )
-    assert theirs["format"] == "pt"
-    assert {key: theirs[key] for key in ours if key != "digest"} == {k: v for k, v in ours.items() if k != "digest"}
 
 
 @pytest.mark.parametrize("size", [8, 16, 28, 32, 64, 84, 96, 128, 160, 192, 224, 256, 384])
 def test_timm_resizes_to_our_short_side(size: int) -> None:
     assert int(size / crop_fraction(size, False)) == round(size * 8 / 7)
     assert int(size / crop_fraction(size, True)) == size
-
-
-def test_a_change_is_relative_to_the_distance_between_images() -> None:
-    ours = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
-    assert measure_change(ours, ours).moved == 0
-    assert measure_change(ours, ours + torch.tensor([0.5, 0.0])).moved == pytest.approx(0.1)
-    assert measure_change(ours, ours[[1, 0]]).lowest_cosine == 0
-
-
-def test_what_a_killed_export_left_is_removed_by_the_next_one(trained: Path, tmp_path: Path) -> None:
-    for name in (".out.1-abc.tmp", ".other.1-abc.tmp", ".out.2-abc.tmp"):
-        (tmp_path / name).mkdir()
-    os.utime(tmp_path / ".out.1-abc.tmp", (0, 0))  # long ago: no process writes to it any more
-    export_encoder(trained / "run", tmp_path / "out", ["hf"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.1-abc.tmp", ".out.2-abc.tmp", "out"]

@@ -1,8 +1,7 @@
-"""Loggers: every row reaches the service once, whatever happens to the run, and no service endings a run."""
+"""Loggers: every row reaches the service once, whatever happens to the run, and no service ends a run."""
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,10 +9,9 @@ from typing import Any, ClassVar
 import pytest
 
 from supancl import Reporter, loggers, pretrain
-from supancl.loggers import LOGGERS, LoggedRun, MlflowLogger, RunLogger, WandbLogger, run_logger
-from supancl.loggers.run_logger import Record
+from supancl.loggers import LOGGERS, LoggedRun, MlflowLogger, RunLogger, WandbLogger
+from supancl.runs.folder import RunFolder
 from supancl.sweeps.options import SweepRequest
-from supancl.weights.run_folder import RunFolder
 from tests.files import assert_one_line, supancl
 from tests.tiny import Notes, poisoned, tiny_data, tiny_recipe
 
@@ -37,7 +35,7 @@ class KeptLogger(RunLogger):
     def send(self, rows: Any) -> None:
         if rows and rows[-1][0] >= 3:
             self.fail("send")
-        self.runs[str(self.record.run_id)].extend(rows)
+        self.runs[self.run_id].extend(rows)
 
     def close(self, is_finished: bool) -> None:
         self.fail("close")
@@ -52,7 +50,7 @@ class KeptLogger(RunLogger):
 def service(monkeypatch: pytest.MonkeyPatch) -> type[KeptLogger]:
     for name, empty in (("runs", {}), ("opened", []), ("endings", []), ("fails_in", "")):
         monkeypatch.setattr(KeptLogger, name, empty)
-    monkeypatch.setattr(run_logger, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(loggers, "SECONDS_BETWEEN", 0.0)
     return KeptLogger
 
 
@@ -143,14 +141,6 @@ def test_a_service_that_fails_is_reported_once_and_training_goes_on(
     assert len(notes.warnings) == 1
 
 
-def test_rows_are_collected_before_they_are_sent(tmp_path: Path, service: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(run_logger, "SECONDS_BETWEEN", 1e9)
-    sizes = []
-    monkeypatch.setattr(service, "send", lambda self, rows: sizes.append(len(rows)))
-    pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=KeptLogger())
-    assert sizes == [0, 12]  # at the start and at the end
-
-
 def test_nothing_is_written_through_a_link_in_a_run_folder(tmp_path: Path, service: Any) -> None:
     pretrain(tiny_recipe(train__epochs=1), tiny_data(), tmp_path / "run")
     (tmp_path / "elsewhere").mkdir()
@@ -163,33 +153,14 @@ def test_nothing_is_written_through_a_link_in_a_run_folder(tmp_path: Path, servi
 
 
 @pytest.mark.parametrize(
-    "change", [{"run_id": 1}, {"run_id": "a/../b"}, {"part": "../.."}, {"part": None}, {"last_steps": [1]},
-               {"last_steps": {"train": "x"}}],
-)  # fmt: skip
-def test_a_damaged_record_counts_as_none(tmp_path: Path, change: dict[str, Any]) -> None:
-    file, whole = tmp_path / "wandb.json", {"run_id": "a-1", "last_steps": {"train": 3}, "part": "p-1"}
-    for text in (None, "", "{", "[]", "{}", json.dumps(whole | change)):
-        if text is not None:
-            file.write_text(text)
-        assert Record.read(file) == Record()
-    file.write_text(json.dumps(whole))
-    assert Record.read(file) == Record("a-1", {"train": 3}, "p-1")
-
-
-def test_rows_that_a_service_lost_with_the_process_are_sent_again(
-    tmp_path: Path, service: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(service, "part", "part-1")
-    monkeypatch.setattr(service, "close", lambda self, is_finished: service.fail(service, "close"))
-    monkeypatch.setattr(service, "fails_in", "close")  # as if the process were killed
-    with pytest.raises(KeyError, match="crash"):
-        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=KeptLogger(Crash(), print))
-    assert steps(service.runs.pop("run-0")) == list(range(1, 8))
-    monkeypatch.setattr(service, "fails_in", "")
+    "record", ["", "[]", '{"run_id": "a/../b", "last_row": 3}', '{"run_id": "run-0", "last_row": "x"}']
+)
+def test_a_damaged_record_counts_as_none(tmp_path: Path, service: Any, record: str) -> None:
+    pretrain(tiny_recipe(train__epochs=1), tiny_data(), tmp_path / "run")
+    (tmp_path / "run/loggers").mkdir()
+    (tmp_path / "run/loggers/wandb.json").write_text(record)
     pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger())
-    assert [run.cut_part for run in service.opened] == ["", "part-1"]
     assert logged(service.runs["run-0"]) == in_metrics(tmp_path / "run")
-    assert Record.read(tmp_path / "run" / "loggers" / "wandb.json") == Record("run-0", {"train": 10, "monitor": 10})
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

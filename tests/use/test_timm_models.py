@@ -12,7 +12,7 @@ import torch
 import supancl.use.timm_models as registered
 from supancl import BadInput, EncoderSpec
 from supancl.core.encoders import VARIANTS
-from supancl.weights.timm_names import from_timm, to_timm
+from supancl.runs.hub import from_timm, to_timm
 from tests.helpers import quickly_built
 
 

@@ -16,12 +16,13 @@ from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NoReturn
 
 import supancl
 from supancl import paper
 from supancl.cli.doctor import doctor
-from supancl.cli.layer import DEFAULT, Commands, OneLineParser, add_commands, call
+from supancl.cli.layer import DEFAULT, Commands, OneLineParser, add_commands, call, summarize
 from supancl.distributed import should_print, should_report_failure
 from supancl.errors import (
     BadInput,
@@ -32,7 +33,8 @@ from supancl.errors import (
     program_name,
     set_program_name,
 )
-from supancl.files import jsonable, read_json, reason
+from supancl.files import jsonable, make_folder, read_json, reason
+from supancl.files.output import Output
 from supancl.recipes.plugin_files import load_plugin
 from supancl.recipes.plugins import describe_plugin_error
 from supancl.reporter import report_to
@@ -42,7 +44,6 @@ from supancl.reports.wrapping import wrap_line
 from supancl.use import detect as detection
 from supancl.use import evaluate as evaluation
 
-SIGNAL_CODES = 128  # exit codes above are those of signals
 GROUPS: dict[str, Commands] = {
     "train": {"pretrain": supancl.pretrain, "compare": supancl.compare, "recipes": supancl.list_recipes},
     "evaluate and use": {
@@ -67,7 +68,7 @@ GROUPS: dict[str, Commands] = {
         "map": supancl.map,
         "audit": supancl.audit,
         "runs": supancl.list_runs,
-        "data": {"show": supancl.show_data, "cache": data.cache, "check": data.check, "where": data.where},
+        "data": {"show": supancl.show_data, "check": data.check},
     },
     "this program": {"doctor": doctor},
     "the paper": {
@@ -89,14 +90,23 @@ MOVED = {  # commands of 0.2.0, and what replaces them
 }
 
 
+class GroupedHelp(OneLineParser):
+    """The parser whose help lists the commands, a line each, by what they are for."""
+
+    def format_help(self) -> str:
+        lines = ["Pretrain image encoders with all, some or no labels, and use them.", "", f"usage: {self.usage}"]
+        for title, commands in GROUPS.items():
+            lines += ["", f"{title}:"]
+            for name, command in commands.items():
+                lines.append(f"  {name:<10}{shorten(summarize(command), 68, placeholder=' ...')}")
+        return "\n".join(
+            [*lines, "", f"{self.prog} COMMAND --help shows what a command takes; --version the version", ""]
+        )
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
-    parser = OneLineParser(
-        prog=program_name(),
-        usage=f"{program_name()} COMMAND ...",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Pretrain image encoders with all, some or no labels, and use them.",
-    )
+    parser = GroupedHelp(prog=program_name(), usage=f"{program_name()} COMMAND ...")
     parser.add_argument("--version", action="version", version=describe_version())
     common = OneLineParser(add_help=False)
     group = common.add_argument_group("any command")
@@ -130,6 +140,9 @@ def with_default_command(words: list[str]) -> list[str]:
 
 def parse(words: list[str]) -> argparse.Namespace:
     """The arguments of a command line; a word that is no command is refused with the nearest one."""
+    for _ in words:  # flags of any command may stand before it
+        count = {"--json": 2, "--plugin": 2, "--quiet": 1, "--debug": 1}.get(words[0], 0)
+        words = [*words[count:], *words[:count]]
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         if words[0] in MOVED:
             raise BadInput(f"unknown command {words[0]!r}; it is now: {program_name()} {MOVED[words[0]]}")
@@ -212,30 +225,18 @@ def check_json(target: str | None, others: Sequence[str] = ()) -> None:
     if target in (None, "-") or not should_print():  # of several ranks one writes
         return
     path = Path(str(target))
-    if any(path.resolve() == Path(other).resolve() for other in others):
-        why = "the command writes something else to it"
-    elif path.is_dir():
-        why = "it is a folder"
-    elif not path.parent.is_dir():
-        why = f"there is no folder {path.parent}"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "Permission denied"
-    elif path.is_file() and not is_result(path):
-        why = "it exists, and is no result in JSON"
-    else:
-        return
-    raise BadInput(f"--json {target}: cannot be written ({why}); name another file, or - for standard output")
+    if path.resolve() in [Path(other).resolve() for other in others]:
+        raise BadInput(f"--json {target}: the command writes something else to it; name another file")
+    Output(path, (path.suffix.lower(),), "--json", is_result).check()
 
 
 def is_result(path: Path) -> bool:
     """Whether a file is empty or begins like a result, and is none of a run's own files, which have a digest."""
-    if "digest" in read_json(path):
-        return False
-    try:
-        with open(path, "rb") as file:
-            return file.read(5) in (b"", b"{}\n", b'{\n  "')  # as `write_json` begins
-    except OSError:  # it may be written but not read, so nobody knows what would be lost
-        return False
+    if not path.is_file():  # such as /dev/stdout
+        return True
+    with suppress(OSError), open(path, "rb") as file:
+        return "digest" not in read_json(path) and file.read(5) in (b"", b"{}\n", b'{\n  "')  # as `write_json` begins
+    return False
 
 
 def write_json(target: str | None, result: Any) -> None:
@@ -247,6 +248,7 @@ def write_json(target: str | None, result: Any) -> None:
         if target == "-":
             print(text, flush=True)
         else:
+            make_folder(Path(target).parent)
             Path(target).write_text(text + "\n")
     except BrokenPipeError:
         raise
@@ -268,7 +270,7 @@ def run_and_exit() -> None:
     if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
         set_program_name(f"python {shlex.quote(sys.argv[0])}")  # the user's own script (docs/extending.md)
     code = main()
-    if code > SIGNAL_CODES:
+    if code > 128:  # a signal
         end_at_once(code)
     sys.exit(code)
 

@@ -42,6 +42,7 @@ def doctor() -> dict[str, Any]:
     Examples
     --------
     $ supancl doctor
+    $ supancl doctor --json doctor.json
     """
     findings = list(examine())
     show("".join(f"{'PROBLEM' if f.is_problem else 'ok':9}{f.name:14}{f.text}\n" for f in findings))

@@ -29,7 +29,7 @@ DEFAULT = "all"  # how that function is called where a subcommand must be named
 REQUIRED = inspect.Parameter.empty
 SECTION = re.compile(r"\n\w+\n---+\n")  # the title of a section of a docstring
 METAVARS = {"data": "SOURCE", "set": "FIELD=VALUE", "init": "ENCODER", "extend": "RUN", "columns": "ROLES"}
-TYPE_NAMES = {int: ("N", "whole number"), float: ("X", "number"), Path: ("PATH", "path"), str: ("TEXT", "text")}
+TYPE_NAMES = {int: ("N", "whole number"), float: ("X", "number"), Path: ("PATH", "path"), str: ("NAME", "text")}
 
 
 class Argument(NamedTuple):
@@ -43,34 +43,16 @@ class Argument(NamedTuple):
     group: str = ""
 
 
-class _ForTypeCheckers(type):
-    """Stands in an annotation for what is imported for type checkers alone, such as `torch.Tensor`."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return cls
-
-    def __getitem__(cls, item: Any) -> Any:
-        return cls
-
-
-class _Unknown(metaclass=_ForTypeCheckers):
-    pass
-
-
 class _Names(dict[str, Any]):
-    """The names of a module; an alias such as `X: TypeAlias = "A | B"` is evaluated, too."""
+    """The names of a module; what only type checkers know, such as `torch`, may be anything."""
 
-    def __getitem__(self, name: str) -> Any:
-        value = self.get(name, getattr(builtins, name, _Unknown))
-        return eval(value, {}, self) if isinstance(value, str) else value
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
 
 
 def evaluated(annotation: Any, module: str) -> Any:
-    """The annotation as an object; what only type checkers know is of no type that a flag could have."""
-    names = _Names(vars(sys.modules[module]))
-    return eval(annotation, {}, names) if isinstance(annotation, str) else annotation
+    """The annotation as an object."""
+    return eval(annotation, {}, _Names(vars(sys.modules[module]))) if isinstance(annotation, str) else annotation
 
 
 def parameter_texts(documented: Any) -> dict[str, str]:
@@ -120,9 +102,8 @@ def converter(kind: Any, number: str) -> Callable[[str], Any]:
     """From a word of the command line to a value; its name is for messages."""
 
     def convert(text: str) -> Any:
-        return (
-            tuple(kind(word.strip()) for word in text.split(",") if word.strip()) if number == "comma" else kind(text)
-        )
+        words = [word.strip() for word in text.split(",") if word.strip()]
+        return tuple(map(kind, words)) if number == "comma" else kind(text)
 
     convert.__name__ = TYPE_NAMES[kind][1] + "s a,b" * (number == "comma")
     return convert
@@ -142,7 +123,8 @@ def add_argument(parser: Any, argument: Argument) -> None:
     if get_origin(kind) is Literal:
         options["choices"] = get_args(kind)
     else:
-        title = name.removesuffix("s").upper() if argument.is_positional else TYPE_NAMES[kind][0]
+        is_named = argument.is_positional or kind is str
+        title = name.removesuffix("s").upper() if is_named else TYPE_NAMES[kind][0]
         options |= {"type": converter(kind, number), "metavar": METAVARS.get(name, title)}
     if argument.is_positional:
         several = {"several": "+" if default is REQUIRED else "*"}
@@ -170,6 +152,13 @@ class OneLineParser(argparse.ArgumentParser):
         raise BadInput(f"{' '.join(message.split())} (see {self.prog} --help)")
 
 
+def summarize(command: Function | Commands) -> str:
+    """The first line of a command's docstring; of a group without one of its own, its subcommands."""
+    function: Any = command.get("") if isinstance(command, Mapping) else command
+    text = inspect.getdoc(function) or "" if function else f"subcommands: {', '.join(command)}"  # type: ignore[arg-type]
+    return text.partition("\n")[0].rstrip(".")
+
+
 def add_commands(
     parser: argparse.ArgumentParser, commands: Commands, common: OneLineParser, shared: Mapping[str, str] = {}
 ) -> None:
@@ -177,23 +166,20 @@ def add_commands(
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", prog=parser.prog, parser_class=OneLineParser)
     for name, command in commands.items():
         if isinstance(command, Mapping):
-            default: Any = command.get("")
-            summary = (
-                ((inspect.getdoc(default) if default else None) or ", ".join(command)).partition("\n")[0].rstrip(".")
-            )
-            group = subparsers.add_parser(name, help=summary, description=summary)
-            add_commands(group, command, common, parameter_texts(default))
+            group = subparsers.add_parser(name, help=summarize(command), description=summarize(command))
+            add_commands(group, command, common, parameter_texts(command.get("")))
             continue
         text = inspect.getdoc(command) or ""
         description = SECTION.split(text)[0].strip()
         examples = [f"  {line.strip('$ ')}" for line in text.splitlines() if line.strip().startswith("$ supancl")]
         child = subparsers.add_parser(
             name or DEFAULT,
-            help=description.partition("\n")[0].rstrip("."),
+            help=summarize(command),
             description="\n\n".join(fill(" ".join(part.split()), 79) for part in description.split("\n\n")),
             epilog="\n".join(["examples:", *examples]) if examples else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[common],
+            prog=f"{parser.prog} {name}".strip(),
         )
         groups: dict[str, Any] = {"": child}
         for argument in arguments_of(command, shared):

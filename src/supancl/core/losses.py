@@ -4,7 +4,7 @@ Anchors and targets are (2, B, D): both views in one tensor, so that the symmetr
 `targets.flip(0)` and cannot be computed twice by mistake. They come with unit norm from the branches.
 Every loss is the mean over both views' anchors, that is each of the two symmetric terms has weight 1/2.
 Local views add anchors (2 + L, B, D), never targets: `Align` and `CrossEntropy` take them, `Contrast` does not.
-Labels are (B,), or pairs of class and weight (B, L, 2) for several or soft labels (label_weights.py).
+Labels are (B,), or pairs of class and weight (B, L, 2) for several or soft labels (labels.py).
 """
 
 from __future__ import annotations
@@ -13,15 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Natural, Positive, check_fields, marked
-from supancl.core.label_weights import (
-    class_weights,
-    has_label,
-    has_pairs,
-    join_positives,
-    mean_weights,
-    positive_weights,
-    same_class,
-)
+from supancl.core.labels import Labels, mean_weights, positive_weights
 from supancl.distributed import RowRange
 
 if TYPE_CHECKING:
@@ -167,10 +159,8 @@ class Align(LossTraits):
         # without a pool (Table 8): the mean over the batch's cross-view targets of the class, including this sample's
         candidates = cross_view if global_batch is None else _cross_view(global_batch.targets, cross_view)
         global_batch = global_batch or GlobalBatch.from_all_rows(cross_view, labels)
-        if has_pairs(labels):
-            return mean_weights(labels, global_batch.labels, global_batch.self_mask(), cross_view.dtype) @ candidates
-        weight = (same_class(labels, global_batch.labels) | global_batch.self_mask()).to(cross_view.dtype)
-        return (weight / weight.sum(1, keepdim=True)) @ candidates
+        own, others = Labels.of(labels), Labels.of(global_batch.labels)
+        return mean_weights(own, others, global_batch.self_mask(), cross_view.dtype) @ candidates
 
 
 @dataclass(frozen=True)
@@ -204,7 +194,7 @@ class SemiAlign(Align):
         logits = own @ F.normalize(means, dim=1).mT / self.temperature
         # the weights of absent classes are zero, of all classes if the pool is empty
         weights = logits.masked_fill(~is_held, torch.finfo(logits.dtype).min).softmax(-1) * is_held
-        is_sure = (weights.amax(-1) >= self.confidence) & (pool.clock >= self.warmup) & ~has_label(labels)
+        is_sure = (weights.amax(-1) >= self.confidence) & (pool.clock >= self.warmup) & ~Labels.of(labels).is_labelled
         return torch.where(is_sure[..., None], (weights @ means).to(target.dtype), target)
 
 
@@ -283,7 +273,8 @@ class Contrast(LossTraits):
         targets, self_mask = global_batch.targets, global_batch.self_mask()
         same = self_mask
         if self.supervised:
-            same = join_positives(self_mask, positive_weights(labels, global_batch.labels, anchors.dtype))
+            same = positive_weights(Labels.of(labels), Labels.of(global_batch.labels), anchors.dtype)
+            same = same.masked_fill(self_mask, 1)  # each sample's own other view is a positive
         other_view = anchors @ targets.flip(0).mT / self.temperature  # (2, B, N): the other view's targets
         if self.against == "pool":
             return other_view.diagonal(dim1=1, dim2=2).unsqueeze(-1), torch.ones_like(
@@ -300,7 +291,8 @@ class Contrast(LossTraits):
         logits = anchors @ stored.targets.to(anchors.dtype).mT / self.temperature
         logits = logits.masked_fill(~stored.valid, -torch.inf)
         if self.supervised:
-            positive = positive_weights(labels, stored.labels, anchors.dtype).masked_fill(~stored.valid, 0)
+            positive = positive_weights(Labels.of(labels), Labels.of(stored.labels), anchors.dtype)
+            positive = positive.masked_fill(~stored.valid, 0)
         else:
             positive = torch.zeros(len(labels), len(stored.labels), dtype=torch.bool, device=labels.device)
         return logits, positive.expand_as(logits)
@@ -342,22 +334,21 @@ class CrossEntropy(LossTraits):
         global_batch: GlobalBatch | None = None,
     ) -> Terms:
         logits = anchors.flatten(0, 1).to(torch.promote_types(anchors.dtype, torch.float32))
-        if self.form == "softmax" and not has_pairs(labels):
+        read, views = Labels.of(labels), len(anchors)
+        if self.form == "softmax" and read.has_one_each:
             loss_sum = F.cross_entropy(
-                logits, labels.repeat(len(anchors)), ignore_index=-1, reduction="sum", label_smoothing=self.smoothing
+                logits, labels.repeat(views), ignore_index=-1, reduction="sum", label_smoothing=self.smoothing
             )
         else:
-            loss_sum = self._sum_over_samples(logits, labels, len(anchors))
+            loss_sum = self._sum_over_samples(logits, read, views)
         # a batch without any label gives 0, not 0/0
-        total = loss_sum / (len(anchors) * has_label(labels).sum()).clamp(min=1)
+        total = loss_sum / (views * read.is_labelled.sum()).clamp(min=1)
         return Terms(total, torch.zeros_like(total).detach(), total.detach())
 
-    def _sum_over_samples(self, logits: Tensor, labels: Tensor, views: int) -> Tensor:
+    def _sum_over_samples(self, logits: Tensor, labels: Labels, views: int) -> Tensor:
         """The sum over labelled samples of the cross-entropy with their class weights."""
-        classes, is_labelled = logits.shape[1], has_label(labels)
-        if not has_pairs(labels):
-            labels = torch.stack([labels, is_labelled], dim=-1)[:, None]
-        probability = class_weights(labels, classes, logits.dtype)
+        classes = logits.shape[1]
+        probability = labels.dense(classes, logits.dtype)
         if self.form == "binary":
             probability = probability * (1 - self.smoothing) + self.smoothing / 2
             losses = F.binary_cross_entropy_with_logits(logits, probability.repeat(views, 1), reduction="none").mean(1)
@@ -365,10 +356,11 @@ class CrossEntropy(LossTraits):
             probability = probability / probability.sum(1, keepdim=True).clamp(min=torch.finfo(probability.dtype).tiny)
             probability = probability * (1 - self.smoothing) + self.smoothing / classes
             losses = F.cross_entropy(logits, probability.repeat(views, 1), reduction="none")
-        return torch.where(is_labelled.repeat(views), losses, 0.0).sum()
+        return torch.where(labels.is_labelled.repeat(views), losses, 0.0).sum()
 
     def batch_weight(self, labels: Tensor, batch_labels: Tensor) -> Tensor | float:
-        return has_label(labels).sum() / has_label(batch_labels).sum().clamp(min=1)  # the mean is over labelled samples
+        """The mean is over labelled samples."""
+        return Labels.of(labels).is_labelled.sum() / Labels.of(batch_labels).is_labelled.sum().clamp(min=1)
 
 
 Loss = Align | Contrast | CrossEntropy | SemiAlign

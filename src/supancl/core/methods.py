@@ -86,8 +86,12 @@ def assemble(
     loss: Loss,
     classes: int,
     ranks: Ranks = SINGLE_PROCESS,
+    pairs: int = 0,
 ) -> tuple[Branches, Pool | None]:
-    """Build the branches and the pool, the two parts of a run that hold tensors."""
+    """Build the branches and the pool, the two parts of a run that hold tensors.
+
+    `pairs` is the number of labels per sample, 0 for one of weight 1.
+    """
     from supancl.core.branches import Branches
 
     body = encoder.build()
@@ -98,4 +102,5 @@ def assemble(
     if heads.predictor is not None:
         predictor = replace(heads.predictor, out=width).build(width)  # a prediction is compared with a projection
     built_branches = Branches(body, projector.build(body.width), predictor, branches.target, normalize=loss.normalizes)
-    return built_branches, pool.build(width, classes, unlabelled=loss.stores_unlabelled, ranks=ranks)
+    several = {"pairs": pairs} if pairs else {}  # a plugin's pool need not know of several labels
+    return built_branches, pool.build(width, classes, unlabelled=loss.stores_unlabelled, ranks=ranks, **several)

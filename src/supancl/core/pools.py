@@ -1,8 +1,9 @@
 """The target pool Q in its three designs: one queue, one queue per class, one prototype per class.
 
 `push(targets, labels)` stores targets, `class_mean(labels, fallback)` returns z_sup of Eq. 2, `stored()` returns
-everything for a contrastive loss. All state is in buffers, so it is saved and moved with the module. Nothing here
-waits for the device: sizes are fixed and counters are tensors.
+everything for a contrastive loss. Labels are tensors as steps carry them (labels.py): one label per sample, or several
+or soft ones. All state is in buffers, so it is saved and moved with the module. Nothing here waits for the device:
+sizes are fixed and counters are tensors.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from supancl.core.specs import PoolSpec as PoolSpec  # its place before 0.2
-from supancl.distributed import Ranks, RowRange
+from supancl.core.labels import Labels, as_integers, check_classes, draw_column, one_each, weight_of_class
+from supancl.core.specs import PoolSpec as PoolSpec
+from supancl.distributed import SINGLE_PROCESS, Ranks, RowRange
 from supancl.errors import BadInput
 
 EMPTY = -2  # label of an empty slot
@@ -24,10 +26,7 @@ UNLABELLED = -1  # label of a target without a label
 
 
 class Stored(NamedTuple):
-    """The content of a pool, slot by slot; `valid` is False for empty slots.
-
-    `labels` are one per slot, or the pairs of label_weights.py.
-    """
+    """The content of a pool, slot by slot; `valid` is False for empty slots. `labels` are as a step carries them."""
 
     targets: Tensor
     labels: Tensor
@@ -47,13 +46,14 @@ class Pool(nn.Module, ABC):
 
     @abstractmethod
     def push(self, targets: Tensor, labels: Tensor) -> None:
-        """Store detached targets (B, D) with their labels (B,); -1 is unlabelled."""
+        """Store detached targets (B, D) with their labels."""
 
     @abstractmethod
     def class_mean(
         self, labels: Tensor, fallback: Tensor, samples: int | None = None, row_range: RowRange | None = None
     ) -> Tensor:
-        """For each label the mean of the stored targets of that class; `fallback` (..., B, D) if there is none.
+        """For each sample sum_c w_c (c is stored ? mean_c : fallback) / sum_c w_c; the fallback (..., B, D) alone
+        without a label.
 
         With `samples`, that many are drawn with replacement for each anchor, instead of using all. They are drawn for
         the whole batch, of which these labels are `row_range`, so that the draws do not depend on the ranks.
@@ -73,11 +73,7 @@ class Pool(nn.Module, ABC):
     def coverage(self, classes: Sequence[int] | None = None) -> Tensor:
         """Fraction of these classes, or of all, with at least one stored target; nan if there are no classes."""
         has_target = self.counts > 0
-        return (has_target if classes is None else has_target[self._class_indices(classes)]).double().mean()
-
-    def _class_indices(self, classes: Sequence[int]) -> list[int]:
-        """Indices of these classes in `counts`."""
-        return list(classes)
+        return (has_target if classes is None else has_target[list(classes)]).double().mean()
 
     def staleness(self) -> Tensor:
         """Mean age of the stored targets, in pushes; nan if the pool does not record times."""
@@ -88,124 +84,174 @@ class Pool(nn.Module, ABC):
         return ages.sum() / valid.sum().clamp(min=1)
 
 
-class _Rings(Pool):
+class Rings(Pool):
     """Rings of equal length, each overwriting its oldest target; `Queue` is one ring, `ClassQueues` one per class.
 
     The mean over all positives must not cost more as the pool grows, so float64 sums per class are kept up to date:
     added on entry, subtracted on exit, set to zero when a class is empty. Counts are float64 too: they stay exact, and
-    the compiler would implement index_add_ of integers by sorting (about ten kernels on a GPU).
+    the compiler would implement index_add_ of integers by sorting (about ten kernels on a GPU). A slot keeps the
+    float32 weight that was added, so exactly that is subtracted again; which classes are held is decided by counts.
     """
 
-    targets: Tensor
-    labels: Tensor
+    targets: Tensor  # (slots + 1, D); the extra slot is for rows that are not stored, so that shapes never change
+    labels: Tensor  # (slots + 1, E), or (slots + 1,) for one label of weight 1
+    weights: Tensor  # (slots + 1, E), of several or soft labels
     pointers: Tensor
-    sums: Tensor
-    tally: Tensor
+    sums: Tensor  # (classes + 1, D); the extra class is for targets without a label
+    mass: Tensor  # (classes + 1,): sums of the stored weights, of several or soft labels
+    tally: Tensor  # (classes + 1,): how many entries each class has
 
-    def __init__(self, rings: int, size: int, width: int, classes: int) -> None:
+    def __init__(self, rings: int, size: int, width: int, classes: int, pairs: int, entries: int) -> None:
+        """`pairs` is the number of labels per sample, 0 for one of weight 1; `entries` are the labels of a slot."""
         super().__init__()
-        if size < 1:
-            raise ValueError(f"a pool of {size} targets; give it at least 1")
-        self.rings, self.size, self.classes = rings, size, classes
-        slots = rings * size
-        # one extra slot, for rows that are not stored: so shapes never change
+        self.rings, self.size, self.classes, self.has_weights = rings, size, classes, pairs > 0
+        slots, labels = rings * size, (rings * size + 1, *[entries] * self.has_weights)
         self.register_buffer("targets", torch.zeros(slots + 1, width))
-        self.register_buffer("labels", torch.full((slots + 1,), EMPTY))
+        self.register_buffer("labels", torch.full(labels, EMPTY))
         self.register_buffer("born", torch.zeros(slots + 1, dtype=torch.long))
         self.register_buffer("pointers", torch.zeros(rings, dtype=torch.long))
         self.register_buffer("clock", torch.zeros((), dtype=torch.long))
-        # one extra class, for targets without a label
         self.register_buffer("sums", torch.zeros(classes + 1, width, dtype=torch.float64))
         self.register_buffer("tally", torch.zeros(classes + 1, dtype=torch.float64))
+        if self.has_weights:
+            self.register_buffer("weights", torch.zeros(labels))
+            self.register_buffer("mass", torch.zeros(classes + 1, dtype=torch.float64))
 
     @property
     def counts(self) -> Tensor:
         return self.tally[:-1].long()
 
+    def _row_of(self, classes: Tensor) -> Tensor:
+        """The row of a class in the sums; the extra one for no class."""
+        return torch.where(classes >= 0, classes, self.classes)
+
     @abstractmethod
     def _assign_slots(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The slot of each row, and which rows are stored at all; moves the pointers of the rings."""
+        """The slot of each row with one of its labels, and which rows are stored; moves the pointers of the rings."""
 
     @torch.no_grad()
     def push(self, targets: Tensor, labels: Tensor) -> None:
-        _check_labels(labels, self.classes)
         if targets.ndim != 2:
             raise ValueError(f"targets {tuple(targets.shape)}: push one view (B, width), such as targets[1]")
-        labels = labels.long()
+        check_classes(labels, self.classes)
         targets = targets.detach().to(self.targets.dtype)
-        slot, stored = self._assign_slots(labels)
-        slot = torch.where(stored, slot, self.rings * self.size)
-        labels = torch.where(stored, labels, EMPTY)  # the extra slot stays empty
+        if self.has_weights:
+            read = Labels.of(labels)
+            classes, weights = read.classes, read.weights
+            if classes.shape[1] > self.labels.shape[1] == 1:  # a target with several labels is one of several queues
+                targets = targets.repeat_interleave(classes.shape[1], dim=0)
+                classes, weights = classes.reshape(-1, 1), weights.reshape(-1, 1)
+            slot, keep = self._assign_slots(classes.amax(1))
+        else:
+            classes, weights = one_each(labels), None
+            slot, keep = self._assign_slots(classes)
+        slot = torch.where(keep, slot, self.rings * self.size)
+        classes = torch.where(keep if weights is None else keep[:, None], classes, EMPTY)  # the extra slot stays empty
         self.clock += 1
-        self._update_sums(self.targets[slot], self.labels[slot], targets, labels)
+        self._move_sums(slot, targets, classes, weights)
         self.targets[slot] = targets
-        self.labels[slot] = labels
+        self.labels[slot] = classes
         self.born[slot] = self.clock
 
-    def _update_sums(self, removed: Tensor, removed_labels: Tensor, added: Tensor, added_labels: Tensor) -> None:
-        """Update the sums and counts of the classes."""
-        labels = torch.cat([removed_labels, added_labels])
-        has_label = labels >= 0
-        row = torch.where(has_label, labels, self.classes)
-        change = has_label.to(self.tally.dtype)
-        change[: len(removed)].neg_()
-        self.tally.index_add_(0, row, change)
-        self.sums.index_add_(0, row, torch.cat([-removed, added]).to(self.sums.dtype))
+    def _move_sums(self, slot: Tensor, targets: Tensor, classes: Tensor, weights: Tensor | None) -> None:
+        """Update sums and counts of the classes for what leaves these slots and what enters them."""
+        leaving, labels = self.targets[slot], torch.cat([self.labels[slot], classes])
+        row, change = self._row_of(labels), (labels >= 0).to(self.tally.dtype)
+        change[: len(slot)].neg_()
+        if weights is None:
+            self.tally.index_add_(0, row, change)
+            self.sums.index_add_(0, row, torch.cat([-leaving, targets]).to(self.sums.dtype))
+        else:
+            moved = torch.cat([leaving, targets]).to(self.sums.dtype)
+            weights = torch.where(classes >= 0, weights, 0.0).to(self.weights.dtype)
+            signed = change * torch.cat([self.weights[slot], weights])
+            for column in range(row.shape[1]):  # one at a time: no tensor of (2B, E, D)
+                self.tally.index_add_(0, row[:, column], change[:, column])
+                self.mass.index_add_(0, row[:, column], signed[:, column])
+                self.sums.index_add_(0, row[:, column], signed[:, column, None] * moved)
+            self.weights[slot] = weights
         # clear rounding errors of classes that became empty, and always the extra row
-        self.sums.index_fill_(0, torch.where(self.tally[row] > 0, self.classes, row), 0.0)
+        emptied = torch.where(self.tally[row] > 0, self.classes, row).flatten()
+        self.sums.index_fill_(0, emptied, 0.0)
+        if weights is not None:
+            self.mass.index_fill_(0, emptied, 0.0)
 
     def class_mean(
         self, labels: Tensor, fallback: Tensor, samples: int | None = None, row_range: RowRange | None = None
     ) -> Tensor:
-        _check_labels(labels, self.classes)
-        row = torch.where(labels >= 0, labels, self.classes)
-        count = self.tally[row]
-        if samples is None:
+        check_classes(labels, self.classes)
+        if samples is not None:
+            return self._mean_of_samples(Labels.of(labels), samples, fallback, row_range)
+        if not self.has_weights:
+            row = self._row_of(one_each(labels))
+            count = self.tally[row]
             mean = self.sums[row] / count.clamp(min=1)[:, None]
-        else:
-            mean = self._sample_mean(row, count, samples, fallback.shape[:-1], row_range)
-        return torch.where((count > 0)[:, None], mean.to(fallback.dtype), fallback)
+            return torch.where((count > 0)[:, None], mean.to(fallback.dtype), fallback)
+        read = Labels.of(labels)
+        row = self._row_of(read.classes)
+        is_held, shares = self.tally[row] > 0, read.shares(self.sums.dtype)
+        mass = torch.where(is_held, self.mass[row], 1.0)  # sums of classes without an entry are zero
+        pooled = torch.zeros(len(row), self.sums.shape[1], dtype=self.sums.dtype, device=row.device)
+        for column in range(row.shape[1]):
+            pooled += shares[:, column, None] * (self.sums[row[:, column]] / mass[:, column, None])
+        own = torch.where(is_held, 0.0, shares).sum(1) + (~read.is_labelled)
+        return pooled.to(fallback.dtype) + own[:, None].to(fallback.dtype) * fallback
+
+    def _mean_of_samples(self, labels: Labels, samples: int, fallback: Tensor, row_range: RowRange | None) -> Tensor:
+        """The mean of `samples` draws with replacement, for each anchor.
+
+        With weights, a draw is a class by the sample's, then one of its entries by theirs.
+        """
+        row = self._row_of(labels.classes)
+        row_range = row_range or RowRange(0, len(row), len(row))
+        shape = (*fallback.shape[:-2], row_range.total, samples)  # of all draws
+        # sorted by class, each class is one range of entries, and a draw is an offset into it
+        stored, count = self.labels[:-1].flatten(), self.tally.long()
+        order = self._row_of(stored).argsort(stable=True)
+        first = count.cumsum(0) - count
+        if not self.has_weights:
+            uniform = row_range.select(torch.rand(shape, device=row.device), -2)
+            offset = torch.minimum((uniform * count[row]).long(), (count[row] - 1).clamp(min=0))
+            drawn = self.targets[order[(first[row] + offset).clamp(max=len(order) - 1)]]
+            return torch.where(count[row] > 0, drawn.mean(-2).to(fallback.dtype), fallback)
+        cumulative = as_integers(self.weights[:-1].flatten()[order]).cumsum(0)
+        last = (first + count - 1).clamp(min=0)
+        before = torch.where(first > 0, cumulative[(first - 1).clamp(min=0)], 0)
+        uniform = row_range.select(torch.rand((*shape, 2), device=row.device), -3).double()
+        column = draw_column(labels.weights, uniform[..., 0])
+        drawn_row = torch.take_along_dim(row.expand(*column.shape[:-1], -1), column, -1)
+        mass = cumulative[last[drawn_row]] - before[drawn_row]
+        position = torch.searchsorted(cumulative, before[drawn_row] + (uniform[..., 1] * mass).long(), right=True)
+        position = torch.minimum(torch.maximum(position, first[drawn_row]), last[drawn_row])
+        drawn = self.targets[order[position.clamp(max=len(order) - 1)] // self.labels.shape[1]]
+        is_held = (count[drawn_row] > 0)[..., None]
+        return torch.where(is_held, drawn.to(fallback.dtype), fallback[..., None, :]).mean(-2)
 
     def all_means(self) -> tuple[Tensor, Tensor]:
-        count = self.tally[:-1]
-        return (self.sums[:-1] / count.clamp(min=1)[:, None]).to(self.targets.dtype), count > 0
-
-    def _sample_mean(
-        self, row: Tensor, count: Tensor, samples: int, shape: torch.Size, row_range: RowRange | None
-    ) -> Tensor:
-        """The mean of `samples` draws with replacement, for each anchor."""
-        # sorted by label, each class is one range of slots, and a draw is an offset into it
-        label, tally, count = self.labels[:-1], self.tally.long(), count.long()
-        order = torch.where(label >= 0, label, self.classes).argsort(stable=True)
-        first = tally.cumsum(0) - tally
-        row_range = row_range or RowRange(0, len(row), len(row))
-        uniform = row_range.select(torch.rand(*shape[:-1], row_range.total, samples, device=row.device), -2)
-        draws = (uniform * count[:, None]).long()
-        offset = torch.minimum(draws, (count - 1).clamp(min=0)[:, None])
-        drawn_slots = order[(first[row][:, None] + offset).clamp(max=len(order) - 1)]
-        return self.targets[drawn_slots].mean(-2)
+        is_held = self.tally[:-1] > 0
+        mass = torch.where(is_held, (self.mass if self.has_weights else self.tally)[:-1], 1.0)
+        return (self.sums[:-1] / mass[:, None]).to(self.targets.dtype), is_held
 
     def stored(self) -> Stored:
         labels = self.labels[:-1]
-        return Stored(self.targets[:-1], labels, labels != EMPTY)
+        if not self.has_weights:
+            return Stored(self.targets[:-1], labels, labels != EMPTY)
+        return Stored(self.targets[:-1], Labels(labels, self.weights[:-1]).tensor, labels[:, 0] != EMPTY)
 
 
-class Queue(_Rings):
-    """The class-agnostic queue: the last `size` targets of any class.
+class Queue(Rings):
+    """The class-agnostic queue: the last `size` targets of any class, each with its up to `pairs` labels.
 
     `unlabelled=True` also stores targets without a label, as negatives for a contrastive loss.
     """
 
-    def __init__(self, size: int, width: int, classes: int, unlabelled: bool = False) -> None:
-        super().__init__(1, size, width, classes)
+    def __init__(self, size: int, width: int, classes: int, unlabelled: bool = False, pairs: int = 0) -> None:
+        super().__init__(1, size, width, classes, pairs, entries=max(1, pairs))
         self.unlabelled = unlabelled
 
     @torch.no_grad()
     def fill_randomly(self) -> None:
-        """Fill every slot with a random unit vector without a label: a negative for every anchor.
-
-        Uses torch's global generator, which a run seeds before its weights are initialised.
-        """
+        """Fill every slot with a random unit vector, by torch's global generator: a negative for every anchor."""
         self.targets[:-1] = F.normalize(torch.randn_like(self.targets[:-1]), dim=1)
         self.labels[:-1] = UNLABELLED
 
@@ -217,15 +263,20 @@ class Queue(_Rings):
         return slot, _keep_newest(keep, total - rank, self.size)
 
 
-class ClassQueues(_Rings):
-    """One queue of `size` targets per class, so that frequent classes cannot displace rare ones."""
+class ClassQueues(Rings):
+    """One queue of `size` targets per class, so that rare classes stay; one with several labels is in several."""
 
-    def __init__(self, size: int, width: int, classes: int) -> None:
-        super().__init__(classes, size, width, classes)
+    def __init__(self, size: int, width: int, classes: int, pairs: int = 0) -> None:
+        super().__init__(classes, size, width, classes, pairs, entries=1)
 
     def _assign_slots(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         ring, keep = labels.clamp(min=0), labels >= 0
-        total, rank = _position_in_ring(ring, keep, self.rings)
+        total = torch.zeros(self.rings, dtype=torch.float64, device=ring.device)
+        total = total.index_add_(0, ring, keep.double()).long()
+        order = torch.where(keep, ring, self.rings).argsort(stable=True)
+        first = total.cumsum(0) - total
+        rank = torch.empty_like(ring)  # the position of each kept row within its ring
+        rank[order] = torch.arange(len(ring), device=ring.device) - first[ring[order]]
         slot = ring * self.size + (self.pointers[ring] + rank) % self.size
         self.pointers.add_(total).remainder_(self.size)
         return slot, _keep_newest(keep, total[ring] - rank, self.size)
@@ -234,36 +285,47 @@ class ClassQueues(_Rings):
 class Prototypes(Pool):
     """One moving average per class (the "learnable" pool of Table 7): the first push initialises, then
 
-    prototype <- rate * prototype + (1 - rate) * mean of the batch's targets of that class, once per push.
+    prototype <- rate * prototype + (1 - rate) * mean of the batch's targets of that class, once per push. With
+    several `ranks`, each holds every world_size-th class: a look-up gathers the labels of the whole batch and sums over
+    the ranks, and coverage and staleness are those of this rank's classes.
     """
 
-    prototypes: Tensor
+    prototypes: Tensor  # (classes here + 1, D); the extra row is for what has no class here
     seen: Tensor
 
-    def __init__(self, width: int, classes: int, rate: float = 0.9) -> None:
+    def __init__(self, width: int, classes: int, rate: float = 0.9, ranks: Ranks = SINGLE_PROCESS) -> None:
         super().__init__()
-        self.rate, self.classes = rate, classes
-        # one extra row, for unlabelled targets
-        self.register_buffer("prototypes", torch.zeros(classes + 1, width))
-        self.register_buffer("seen", torch.zeros(classes + 1, dtype=torch.bool))
-        self.register_buffer("born", torch.zeros(classes + 1, dtype=torch.long))
+        self.rate, self.classes, self.ranks = rate, classes, ranks
+        self.classes_here = len(range(ranks.rank, classes, ranks.size))
+        self.register_buffer("prototypes", torch.zeros(self.classes_here + 1, width))
+        self.register_buffer("seen", torch.zeros(self.classes_here + 1, dtype=torch.bool))
+        self.register_buffer("born", torch.zeros(self.classes_here + 1, dtype=torch.long))
         self.register_buffer("clock", torch.zeros((), dtype=torch.long))
 
     @property
     def counts(self) -> Tensor:
         return self.seen[:-1].long()
 
+    def _row_of(self, classes: Tensor) -> Tensor:
+        """The row of a class's prototype; the last row for no class, or one of another rank."""
+        if self.ranks.size == 1:
+            return torch.where(classes >= 0, classes, self.classes)
+        is_here = (classes >= 0) & (classes % self.ranks.size == self.ranks.rank)
+        return torch.where(is_here, classes // self.ranks.size, self.classes_here)
+
     @torch.no_grad()
     def push(self, targets: Tensor, labels: Tensor) -> None:
-        _check_labels(labels, self.classes)
+        check_classes(labels, self.classes)
         targets = targets.detach().to(self.prototypes.dtype)
         # only rows of the batch's classes are written, so the cost does not grow with the number of classes;
         # all samples of a class write the same value
-        same = (labels[:, None] == labels[None, :]).to(targets.dtype)
-        self._move(self._row_of(labels), same @ targets / same.sum(1, keepdim=True))
-
-    def _move(self, row: Tensor, mean: Tensor) -> None:
-        """Move these prototypes to these means of the batch."""
+        if labels.ndim == 1:
+            classes, members = labels, (labels[:, None] == labels).to(targets.dtype)
+        else:
+            classes = Labels.of(labels).classes.flatten()
+            members = weight_of_class(classes, Labels.of(labels), targets.dtype)  # (B * L, B)
+        total = members.sum(1, keepdim=True)
+        row, mean = self._row_of(classes), members @ targets / torch.where(total > 0, total, 1.0)
         self.clock += 1
         self.prototypes[row] = torch.where(
             self.seen[row][:, None], torch.lerp(mean, self.prototypes[row], self.rate), mean
@@ -275,49 +337,27 @@ class Prototypes(Pool):
     def class_mean(
         self, labels: Tensor, fallback: Tensor, samples: int | None = None, row_range: RowRange | None = None
     ) -> Tensor:
-        _check_labels(labels, self.classes)
-        row = self._row_of(labels)
-        return torch.where(self.seen[row][:, None], self.prototypes[row].to(fallback.dtype), fallback)
-
-    def all_means(self) -> tuple[Tensor, Tensor]:
-        return self.prototypes[:-1], self.seen[:-1]
-
-    def _row_of(self, labels: Tensor) -> Tensor:
-        """The row of a label's prototype; the last row for no label."""
-        return torch.where(labels >= 0, labels, self.classes)
-
-    def stored(self) -> Stored:
-        labels = torch.arange(self.classes, device=self.seen.device)
-        return Stored(self.prototypes[:-1], labels, self.seen[:-1])
-
-
-class ShardedPrototypes(Prototypes):
-    """Prototypes of many classes: each rank holds every world_size-th class; look-ups are all-reduced.
-
-    A look-up gathers the labels of the whole batch and sums over the ranks: the rank that holds a class adds its
-    prototype, the others add zeros. Coverage and staleness are those of this rank's classes.
-    """
-
-    def __init__(self, width: int, classes: int, rate: float, ranks: Ranks) -> None:
-        super().__init__(width, len(range(ranks.rank, classes, ranks.size)), rate)
-        self.local_classes, self.classes, self.ranks = self.classes, classes, ranks
-
-    def _row_of(self, labels: Tensor) -> Tensor:
-        is_local = (labels >= 0) & (labels % self.ranks.size == self.ranks.rank)
-        return torch.where(is_local, labels // self.ranks.size, self.local_classes)
-
-    def class_mean(
-        self, labels: Tensor, fallback: Tensor, samples: int | None = None, row_range: RowRange | None = None
-    ) -> Tensor:
+        check_classes(labels, self.classes)
+        if labels.ndim == 1 and self.ranks.size == 1:
+            row = self._row_of(labels)
+            return torch.where(self.seen[row][:, None], self.prototypes[row].to(fallback.dtype), fallback)
         row_range = row_range or RowRange(0, len(labels), len(labels))
-        _check_labels(labels, self.classes)
-        row = self._row_of(labels if row_range.is_whole_batch else self.ranks.gather(labels, row_range.total))
-        local_rows = torch.cat([self.prototypes[row], self.seen[row][:, None].to(self.prototypes.dtype)], dim=1)
-        all_rows = self.ranks.all_reduce(torch.where(row[:, None] < self.local_classes, local_rows, 0.0))
-        rows = row_range.select(all_rows)
-        return torch.where(rows[:, -1:] > 0, rows[:, :-1].to(fallback.dtype), fallback)
+        read = Labels.of(labels if row_range.is_whole_batch else self.ranks.gather(labels, row_range.total))
+        row, shares = self._row_of(read.classes), read.shares(self.prototypes.dtype)
+        is_here = row < self.classes_here
+        is_held = self.seen[row] & is_here
+        pooled = shares.new_zeros(len(row), self.prototypes.shape[1])
+        for column in range(row.shape[1]):
+            share = torch.where(is_held[:, column], shares[:, column], 0.0)
+            pooled += share[:, None] * self.prototypes[row[:, column]]
+        own = torch.where(is_here & ~is_held, shares, 0.0).sum(1, keepdim=True)
+        rows = row_range.select(self.ranks.all_reduce(torch.cat([pooled, own], dim=1)))
+        own = rows[:, -1:] + (~Labels.of(labels).is_labelled)[:, None]
+        return rows[:, :-1].to(fallback.dtype) + own.to(fallback.dtype) * fallback
 
     def all_means(self) -> tuple[Tensor, Tensor]:
+        if self.ranks.size == 1:
+            return self.prototypes[:-1], self.seen[:-1]
         local_rows = torch.cat([self.prototypes, self.seen[:, None].to(self.prototypes.dtype)], dim=1)[:-1]
         all_rows = local_rows.new_zeros(self.classes, local_rows.shape[1])
         all_rows[self.ranks.rank :: self.ranks.size] = local_rows
@@ -328,58 +368,33 @@ class ShardedPrototypes(Prototypes):
         labels = torch.arange(self.ranks.rank, self.classes, self.ranks.size, device=self.seen.device)
         return Stored(self.prototypes[:-1], labels, self.seen[:-1])
 
-    def _class_indices(self, classes: Sequence[int]) -> list[int]:
-        return [label // self.ranks.size for label in classes if label % self.ranks.size == self.ranks.rank]
+    def coverage(self, classes: Sequence[int] | None = None) -> Tensor:
+        size, rank = self.ranks.size, self.ranks.rank
+        asked = range(self.classes) if classes is None else classes
+        return super().coverage([number // size for number in asked if number % size == rank])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """On rank 0 the state of all classes, as a single process has it. Every rank must call this."""
         state = super().state_dict(*args, **kwargs)
+        if self.ranks.size == 1:
+            return state
         return {name: value if value.ndim == 0 else self._gather_classes(value) for name, value in state.items()}
 
     def _gather_classes(self, rows: Tensor) -> Tensor:
         """The rows of all classes on rank 0; the local rows on other ranks, whose hosts may lack the memory."""
-        size, most = self.ranks.size, -(-self.classes // self.ranks.size)
-        padding = rows.new_zeros(most - self.local_classes, *rows.shape[1:])
+        padding = rows.new_zeros(-(-self.classes // self.ranks.size) - self.classes_here, *rows.shape[1:])
         shards = self.ranks.gather_on_rank0(torch.cat([rows[:-1], padding]))
         if not shards:
             return rows
-        all_rows = shards[0].new_empty(self.classes + 1, *rows.shape[1:])
-        for rank, shard in enumerate(shards):
-            all_rows[rank : self.classes : size] = shard[: len(range(rank, self.classes, size))]
-        all_rows[-1:] = rows[-1:]
-        return all_rows
+        all_rows = torch.stack(shards, dim=1).flatten(0, 1)[: self.classes]
+        return torch.cat([all_rows, rows[-1:].to(all_rows.device)])
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         shard = slice(self.ranks.rank, self.classes, self.ranks.size)
-        local_state = {
-            name: value if value.ndim == 0 else torch.cat([value[:-1][shard], value[-1:]])
-            for name, value in state_dict.items()
-        }
-        return super().load_state_dict(local_state, *args, **kwargs)
+        local = {n: v if v.ndim == 0 else torch.cat([v[:-1][shard], v[-1:]]) for n, v in state_dict.items()}
+        return super().load_state_dict(local, *args, **kwargs)
 
 
 def _keep_newest(keep: Tensor, from_end: Tensor, size: int) -> Tensor:
     """Keep at most `size` rows per ring; `from_end` is a row's position from the end of its ring, from 1."""
     return keep if len(keep) <= size else keep & (from_end <= size)
-
-
-def _position_in_ring(ring: Tensor, keep: Tensor, rings: int) -> tuple[Tensor, Tensor]:
-    """How many kept rows each ring gets, and the position of each kept row within its ring."""
-    total = torch.zeros(rings, dtype=torch.float64, device=ring.device).index_add_(0, ring, keep.double()).long()
-    order = torch.where(keep, ring, rings).argsort(stable=True)
-    first = total.cumsum(0) - total
-    rank = torch.empty_like(ring)
-    rank[order] = torch.arange(len(ring), device=ring.device) - first[ring[order]]
-    return total, rank
-
-
-def _check_labels(labels: Tensor, classes: int) -> None:
-    if labels.is_floating_point():
-        raise ValueError(f"labels of {labels.dtype}; give integers, such as labels.long()")
-    # on a GPU this would wait for the device and break the compiled graph; indexing fails there anyway
-    if labels.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    if labels.numel() and int(labels.max()) >= classes:
-        raise ValueError(
-            f"label {int(labels.max())} in a pool made for {classes} classes; labels are 0 to {classes - 1}, or -1"
-        )

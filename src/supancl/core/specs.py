@@ -100,18 +100,19 @@ class PoolSpec:
     sharded: bool = False  # prototypes: each rank holds those of some classes
     start: Literal["empty", "random"] = "empty"  # random: a queue full of unit vectors without a label, as in MoCo
 
-    def build(self, width: int, classes: int, unlabelled: bool = False, ranks: Ranks = SINGLE_PROCESS) -> Pool | None:
+    def build(
+        self, width: int, classes: int, unlabelled: bool = False, ranks: Ranks = SINGLE_PROCESS, pairs: int = 0
+    ) -> Pool | None:
+        """`pairs` is the number of labels per sample, 0 for one of weight 1."""
         if self.kind == "none":
             return None
-        from supancl.core.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
+        from supancl.core.pools import ClassQueues, Prototypes, Queue
 
         if self.kind == "queue":
-            queue = Queue(self.size, width, classes, unlabelled=unlabelled)
+            queue = Queue(self.size, width, classes, unlabelled, pairs)
             if self.start == "random":
                 queue.fill_randomly()
             return queue
         if self.kind == "class-queues":
-            return ClassQueues(self.size, width, classes)
-        if self.sharded and ranks.size > 1:
-            return ShardedPrototypes(width, classes, self.rate, ranks)
-        return Prototypes(width, classes, self.rate)
+            return ClassQueues(self.size, width, classes, pairs)
+        return Prototypes(width, classes, self.rate, ranks if self.sharded else SINGLE_PROCESS)

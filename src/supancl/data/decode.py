@@ -6,7 +6,7 @@ import io
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
@@ -335,7 +335,7 @@ def decode_threads_per_rank() -> int:
     return decode_threads() if ranks < 2 else max(1, min(MAX_THREADS, available_cores() // ranks))
 
 
-def map_in_order(function: Callable[[T], R], inputs: Iterable[T], ahead: int = 4) -> Iterator[R]:
+def map_in_order(function: Callable[[T], R], inputs: Iterable[T], ahead: int = 4) -> Generator[R]:
     """function(item) for each input, in order, by several threads that stay at most a few results ahead."""
     pending: deque[Future[R]] = deque()
     with ReadingThreads(decode_threads(), "decode") as executor:

@@ -26,7 +26,8 @@ from supancl.data.sources import arrays, benchmarks, csv_table, folder, librarie
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_split, sorted_names
 from supancl.data.store import stream
-from supancl.data.store.building import dark_image_remarks, other_positions, store_images
+from supancl.data.store.building import dark_image_remarks, store_images
+from supancl.data.store.cache import other_positions
 from supancl.data.store.memory import FileImages, ImageStore, Progress
 from supancl.errors import BadInput, did_you_mean, plural, program_name
 from supancl.files import did_you_mean_path

@@ -15,7 +15,8 @@ from supancl.data.label_pairs import ImageLabels, count_distinct, count_images
 from supancl.data.opening import list_source, number_classes
 from supancl.data.preparing import USUAL_HOLDOUT, draw_held_out, draw_limited, draw_long_tail, keep_labels
 from supancl.data.splits import Data, DataSpec, Listing, Split
-from supancl.data.store.building import evenly_spaced_positions, other_positions
+from supancl.data.store.building import evenly_spaced_positions
+from supancl.data.store.cache import other_positions
 
 if TYPE_CHECKING:
     import torch

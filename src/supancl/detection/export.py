@@ -12,7 +12,7 @@ from supancl.detection.model import Detector, open_body
 from supancl.detection.saving import is_detector, load_detector
 from supancl.errors import BadInput
 from supancl.files import check_is_new, write_atomically
-from supancl.weights.checkpoint import save_with_torch
+from supancl.runs.checkpoint import save_with_torch
 
 
 def export_detector(path: str, out: Path | str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from supancl.core.encoders import Encoder, EncoderSpec
 from supancl.detection.spec import DetectSpec
 from supancl.errors import BadInput, plural
 from supancl.evaluation.feature_cache import encoder_key
-from supancl.weights.importing import open_encoder
+from supancl.runs.importing import open_encoder
 
 STRIDE = 16  # of res4
 FPN_WIDTH, FPN_HIDDEN = 256, 1024  # torchvision's

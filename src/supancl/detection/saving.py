@@ -16,9 +16,9 @@ from supancl.detection.model import Detector, build_detector, copy_resnet, norma
 from supancl.detection.spec import DetectSpec
 from supancl.errors import BadInput
 from supancl.files import did_you_mean_path, is_as_written, read_text, write_sealed_json
-from supancl.weights.encoder_file import SCHEMA_VERSION, read_header, read_safetensors, save_safetensors
-from supancl.weights.provenance import commit, versions
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.encoder_file import SCHEMA_VERSION, read_header, read_safetensors, save_safetensors
+from supancl.runs.folder import RunFolder
+from supancl.runs.provenance import commit, versions
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,11 @@ from supancl.detection.testing import detect, recompute_norm_statistics
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, Interrupted, NonFinite, plural
 from supancl.reporter import Reporter
+from supancl.runs.checkpoint import save_checkpoint
+from supancl.runs.log import MetricsLog
 from supancl.stats import seed_stats
 from supancl.training.loop import load_state_to_resume
 from supancl.training.signals import record_signals
-from supancl.weights.checkpoint import save_checkpoint
-from supancl.weights.metrics_log import MetricsLog
 
 STEP_STREAM = 7  # of random numbers, for sizes and regions
 

@@ -15,8 +15,8 @@ from supancl.errors import BadInput
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.ridge import warn_cut_off
 from supancl.probes.certainty import Judgement
+from supancl.runs.importing import load_init
 from supancl.stats import TOO_FEW_IMAGES, Interval
-from supancl.weights.start import load_init
 
 T = TypeVar("T")
 Fitted = tuple[Judgement, Mapping[str, Any]]  # what a protocol says about the tested images, and how it was chosen

@@ -19,9 +19,9 @@ from supancl.probes import Features, linear_probe
 from supancl.probes.certainty import Answers
 from supancl.probes.knn import Metric, default_k, knn_answers
 from supancl.probes.linear import stratified_folds
+from supancl.runs.encoder_file import read_header
+from supancl.runs.folder import RunFolder, folder_of_encoder
 from supancl.stats import FEW_IMAGES
-from supancl.weights.encoder_file import read_header
-from supancl.weights.run_folder import RunFolder, folder_of_encoder
 
 FOLDS = 5  # of the linear classifier; k-NN leaves out one image at a time
 MOST_IMAGES = 5000  # of each kind: more would hardly narrow the interval

@@ -24,17 +24,13 @@ from supancl.evaluation.overlap import is_run_source
 from supancl.evaluation.sources import read_source, spec_for
 from supancl.files import (
     check_feature_file,
-    check_is_new,
-    check_writable,
     escape_formula,
-    make_folder,
     make_writable,
     path_in_table,
-    write_atomically,
 )
 from supancl.probes import Features
 from supancl.reporter import track_task
-from supancl.weights.run_data import check_same_data
+from supancl.runs.folder import check_same_data
 
 ROWS_AT_A_TIME = 8192
 
@@ -44,18 +40,14 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
 
     For the run's own data the file also says which train images pretraining held out.
     """
-    check_feature_file(out)
-    check_is_new(out)
-    check_writable(out.parent)
+    output = check_feature_file(out)
     data = read_source(evaluated, spec_for(evaluated, source), view, several_labels=True)
     held_out = held_out_mask(evaluated, source, data)
     features = {name: evaluated.features(split, view) for name, split in data.splits.items()}
     mask, folder = None if held_out is None else held_out.numpy(), os.path.join(out.parent.resolve(), "")
     embedding = Embedding(with_given_labels(data), features, mask, folder)
-    make_folder(out.parent)
-    check_is_new(out)  # another command may have written it in the meantime
     with track_task(f"writing {out.name}"):
-        write_atomically(out, lambda path: WRITERS[out.suffix.lower()](embedding, path))
+        output.write(lambda path: WRITERS[out.suffix.lower()](embedding, path))
     values, labels = (torch.cat(parts) for parts in zip(*features.values(), strict=True))
     written = Features(values, labels, paths=[name for split in data.splits for name in embedding.names(split)])
     written.about = {

@@ -28,9 +28,9 @@ from supancl.probes import Features, embed
 from supancl.probes.certainty import Judgement
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter, current_reporter
-from supancl.weights.encoder_file import load_projector
-from supancl.weights.importing import open_encoder
-from supancl.weights.run_folder import RunFolder
+from supancl.runs.encoder_file import load_projector
+from supancl.runs.folder import RunFolder
+from supancl.runs.importing import open_encoder
 
 
 class SourceCache:

@@ -37,9 +37,9 @@ from supancl.probes.classifiers import (
 )
 from supancl.probes.knn import default_k
 from supancl.probes.linear import LinearClassifier
-from supancl.weights.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
-from supancl.weights.encoder_file import load_encoder
-from supancl.weights.run_data import check_same_data
+from supancl.runs.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
+from supancl.runs.encoder_file import load_encoder
+from supancl.runs.folder import check_same_data
 
 CLASSIFIERS = ("linear", "knn", "means", FINETUNED)
 

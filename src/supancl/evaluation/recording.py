@@ -11,7 +11,7 @@ from supancl.evaluation.feature_cache import VERSION
 from supancl.evaluation.naming import data_label
 from supancl.evaluation.overlap import is_incomplete, is_run_source, warn_if_trained_on
 from supancl.evaluation.sources import EvaluationData, resolve_source
-from supancl.weights.provenance import commit, hardware, versions
+from supancl.runs.provenance import commit, hardware, versions
 
 
 def record_result(evaluated: EvaluatedEncoder, base: str, since: float, source: str, **result: Any) -> dict[str, Any]:

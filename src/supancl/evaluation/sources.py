@@ -22,7 +22,7 @@ from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.naming import registered_name
 from supancl.evaluation.overlap import has_separate_test, is_run_source
 from supancl.reporter import report_to
-from supancl.weights.run_data import check_same_content, check_same_data
+from supancl.runs.folder import check_same_content, check_same_data
 
 OTHER_DATA = "restore them, or name a different source with data"
 

@@ -60,7 +60,7 @@ class Plan:
         present = tuple(dict.fromkeys((*transfer, *episodes)))
         for name in self.sets:
             if name not in present:
-                raise BadInput(f"{name} is not in {self.root}; see: supancl data where {name}")
+                raise BadInput(f"{name} is not in {self.root}; see: supancl data check {name}")
         tasks: list[Task] = []
         for name in (name for name in present if not self.sets or name in self.sets):
             if name in transfer:
@@ -71,7 +71,7 @@ class Plan:
         if not tasks:
             requested = ", ".join(self.protocols)
             raise BadInput(
-                f"no data set for {requested} is in {self.root}; supancl data where NAME explains how to set one up"
+                f"no data set for {requested} is in {self.root}; supancl data check NAME explains how to set one up"
             )
         return tasks
 

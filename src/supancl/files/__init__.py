@@ -14,6 +14,7 @@ from supancl.files.opening import open_regular as open_regular
 from supancl.files.opening import open_to_append as open_to_append
 from supancl.files.opening import read_json as read_json
 from supancl.files.opening import read_text as read_text
+from supancl.files.output import Output as Output
 from supancl.files.spreadsheets import absolute_path as absolute_path
 from supancl.files.spreadsheets import check_feature_file as check_feature_file
 from supancl.files.spreadsheets import escape_formula as escape_formula

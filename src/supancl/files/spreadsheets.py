@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from supancl.errors import BadInput, make_visible
+from supancl.files.output import Output
 
 FORMULA_STARTS = ("=", "+", "-", "@")
 
@@ -72,10 +73,8 @@ def make_writable(text: str) -> str:
     return text if is_text else make_visible(text)
 
 
-def check_feature_file(out: Path) -> None:
-    """Refuse a file for features whose suffix says no format, or one whose library is missing."""
-    suffix = out.suffix.lower()
-    if suffix not in (".npz", ".csv", ".parquet"):
-        raise BadInput(f"out {out}: must end in .npz, .csv or .parquet")
-    if suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise BadInput(f"--out {out}: .parquet needs pyarrow; pip install 'supancl[parquet]', or write .csv or .npz")
+def check_feature_file(out: Path) -> Output:
+    """The output of a file for features; its suffix says the format, whose library must be there."""
+    if out.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
+        raise BadInput(f"out {out}: .parquet needs pyarrow; pip install 'supancl[parquet]', or write .csv or .npz")
+    return Output(out, (".npz", ".csv", ".parquet")).check()

@@ -17,6 +17,8 @@ from supancl.paper.study_rows import STUDIES, Rows
 from supancl.probes.knn import DEFAULT_K
 from supancl.recipes import Recipe
 from supancl.reports.tables import Table, to_markdown
+from supancl.runs.folder import RunFolder
+from supancl.runs.provenance import commit, versions
 from supancl.stats import mean_interval
 from supancl.sweeps.measures import (
     Measurement,
@@ -32,8 +34,6 @@ from supancl.sweeps.measures import (
 )
 from supancl.sweeps.runner import Sweep, open_held_out, open_recipe_data, run_name
 from supancl.sweeps.runs import Runs, TrainedRun
-from supancl.weights.provenance import commit, versions
-from supancl.weights.run_folder import RunFolder
 
 MEASURES = {
     # key -> (title, decimals)

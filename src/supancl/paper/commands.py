@@ -18,10 +18,10 @@ from supancl.reporter import report_progress, say, show
 from supancl.reports.page import check_picture_place
 from supancl.reports.tables import LEGEND, Table, plain_table
 from supancl.reports.terminal import terminal_width
+from supancl.runs.folder import next_folder
 from supancl.sweeps.options import SweepRequest, SweepSettings
 from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders
 from supancl.use.look import PICTURES, check_suffix, listed_classes, split_title
-from supancl.weights.run_folder import next_folder
 
 if TYPE_CHECKING:
     from supancl.paper.tables.cells import FilledTable
@@ -56,6 +56,7 @@ def toy(
     Examples
     --------
     $ supancl paper toy --quick
+    $ supancl paper toy --out toy
     """
     check_above(seeds, 0, "seeds")
     folder = Path(out) if out else next_folder("toy")
@@ -132,6 +133,7 @@ def theory(*, seed: int = 0, samples: int = 8000) -> dict[str, Any]:
     Examples
     --------
     $ supancl paper theory
+    $ supancl paper theory --json theory.json
     """
     from supancl.paper.theorems import LARGEST_SEED, MIN_SAMPLES, run_and_time
     from supancl.paper.theorems.checks import Settings
@@ -196,6 +198,7 @@ def collapse(recipe: str, **settings: Unpack[SweepSettings]) -> dict[str, Any]:
     Examples
     --------
     $ supancl paper collapse cifar100.supsiam --epochs 20
+    $ supancl paper collapse digits.supsiam --seeds 3
     """
     require_single_process("a study")
     request = SweepRequest("collapse", settings, seeds=1)
@@ -237,6 +240,7 @@ def study(
     Examples
     --------
     $ supancl paper study pool cifar100.supsiam --data cifar100
+    $ supancl paper study alpha imagenet100.supsiam --data photos
     """
     require_single_process("a study")
     from supancl.paper.ablations import study_title, table_cells, train_rows, write_study

@@ -26,7 +26,7 @@ from supancl.files import jsonable, write_text
 from supancl.paper.tables.layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
 from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels, perplexity, tsne_map
-from supancl.weights.provenance import commit, versions
+from supancl.runs.provenance import commit, versions
 
 # The paper shows 15 dog and 5 bird classes of ImageNet-100 and names only Doberman and Rottweiler. The list of classes
 # has five birds; these are the first 15 of its 19 dogs.

@@ -14,10 +14,10 @@ from supancl.files import write_json
 from supancl.paper.numbers import COLLAPSE
 from supancl.paper.study_rows import check_supervised_target
 from supancl.recipes import Recipe
+from supancl.runs.provenance import commit, versions
 from supancl.sweeps.measures import Result, collect_results, count_cell, mean_cells, summarize
 from supancl.sweeps.runner import Sweep, check_monitored, open_recipe_data
 from supancl.sweeps.runs import Runs, TrainedRun
-from supancl.weights.provenance import commit, versions
 
 MEASURES = {
     # key of the monitor's last check -> (title, decimals)

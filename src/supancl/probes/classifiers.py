@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.core.label_weights import split_pairs
 from supancl.errors import BadInput
 from supancl.probes.features import Features
 from supancl.probes.knn import MOST_VOTES, count_votes, equalize, neighbours, vote_weights
@@ -61,7 +60,7 @@ class KnnClassifier:
             votes = count_votes(matches, references.labels, self.k, self.temperature, self.classes).cpu()
             return votes.add_(1 / self.classes).div_(votes.sum(1, keepdim=True)).log_()
         weights = vote_weights(matches, self.k, self.temperature)
-        numbers, _ = split_pairs(pairs.to(weights.device)[matches.rows[:, : self.k]])
+        numbers = pairs.to(weights.device)[matches.rows[:, : self.k], :, 0].long()
         whole = (weights[..., None] * (numbers >= 0)).flatten(1)
         having = weights.new_zeros(len(weights), self.classes).scatter_add_(1, numbers.clamp(min=0).flatten(1), whole)
         frequency = references.targets(self.classes).to(weights).mean(0)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.core.encoders import Encoder
-from supancl.core.label_weights import class_weights
+from supancl.core.labels import Labels
 from supancl.core.precision import autocast_for
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
@@ -94,7 +94,7 @@ class Features:
     def targets(self, classes: int) -> Tensor:
         """(N, classes): whether the image has the class, however small its weight."""
         assert self.pairs is not None
-        return class_weights(self.pairs, classes, torch.float32) > 0
+        return Labels.of(self.pairs).dense(classes, torch.float32) > 0
 
 
 class Labelled(Protocol):

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.core.label_weights import has_pairs, split_pairs
 from supancl.errors import BadInput
 from supancl.probes.features import Features, Labelled, Rows, check_finite, check_shape, read_rows
 from supancl.reporter import track
@@ -167,10 +166,10 @@ def count_votes(matches: Neighbours, labels: Tensor, k: int, temperature: float,
     weight = vote_weights(matches, k, temperature)
     votes = weight.new_zeros(len(weight), classes)
     neighbour_labels = labels.to(weight.device)[matches.rows[:, :k]]
-    if has_pairs(labels):
-        numbers, weights = split_pairs(neighbour_labels)  # padding has weight 0, whatever its class
+    if labels.ndim == 3:
+        numbers, weights = neighbour_labels.unbind(-1)  # padding has weight 0, whatever its class
         divided = weight[..., None] * weights.to(weight) / weights.sum(-1, keepdim=True)
-        return votes.scatter_add_(1, numbers.clamp(min=0).flatten(1), divided.flatten(1))
+        return votes.scatter_add_(1, numbers.long().clamp(min=0).flatten(1), divided.flatten(1))
     return votes.scatter_add_(1, neighbour_labels, weight)
 
 

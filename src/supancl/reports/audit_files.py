@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from supancl.data.sources.csv_correction import Correction, write_corrected
 from supancl.errors import BadInput, plural
 from supancl.files import (
+    Output,
     check_writable,
     escape_formula,
     make_folder,
@@ -20,7 +21,6 @@ from supancl.files import (
     write_atomically,
     write_json,
 )
-from supancl.reports.prediction_table import check_table
 
 if TYPE_CHECKING:  # it needs torch, which takes seconds, and the checks below do not
     from supancl.evaluation.audit import Audit, AuditedImages
@@ -51,13 +51,13 @@ def check_folder(out: Path) -> None:
         raise BadInput(f"out {out}: is a folder with other files; choose another, or remove it")
 
 
-def check_corrected(corrected: Path, *sources: str) -> None:
+def check_corrected(corrected: Path, *sources: str) -> Output:
     """Refuse a corrected copy of anything but one .csv, or one that would replace a file. No source: not known yet."""
     if len(sources) > 1:
         raise BadInput(f"corrected {corrected}: the data are {len(sources)} sources; name one .csv with data")
     if sources and not sources[0].lower().endswith(".csv"):
         raise BadInput(f"corrected {corrected}: copies a .csv source, and the data are {sources[0]}; leave it out")
-    check_table(corrected, "corrected")
+    return Output(corrected, (".csv",), "corrected").check()
 
 
 def write_audit_tables(audit: Audit, out: Path) -> None:
@@ -118,7 +118,7 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
 def write_corrected_copy(audit: Audit, out: Path, lead: float, columns: str = "") -> int:
     """Copy the .csv source with the labels of suspects replaced whose suggestion leads by this; returns how many."""
     images, table = audit.images, Path(audit.images.source)
-    check_corrected(out, images.source)
+    output = check_corrected(out, images.source)
     new_labels = {s.row: images.classes[s.suggested] for s in audit.suspects if s.suggested_score - s.score >= lead}
     raw_splits = [name for name, split in images.splits.items() for _ in range(len(split))]
     rows = enumerate(zip(images.names, raw_splits, strict=True))
@@ -132,8 +132,7 @@ def write_corrected_copy(audit: Audit, out: Path, lead: float, columns: str = ""
         new_path = None if is_same_folder else lambda path: path_in_table(path, folder)
         changed = write_corrected(table, temporary, corrections, columns, new_path)
 
-    make_folder(out.parent)
-    write_atomically(out, write)
+    output.write(write)
     return changed
 
 

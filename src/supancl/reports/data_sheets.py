@@ -1,32 +1,28 @@
-"""`show_data`: what a source holds, with a picture of its images and one of their views; and its caches and layout."""
+"""`show_data`: what a source holds, with a picture of its images and one of their views; and checks of benchmarks."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from supancl.config import replaced
-from supancl.data.opening import absolute_source, check_source
+from supancl.data.opening import check_source
 from supancl.data.sources import benchmarks
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import DataSpec, Source
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, CheckFailed
-from supancl.files import check_is_new, left_over_files, make_folder
+from supancl.files import check_is_new, make_folder
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.shorthands import FIELDS, parse_set
-from supancl.reporter import say, show, warn
+from supancl.reporter import say, show
 from supancl.reports.tables import plain_table
 from supancl.reports.terminal import block_letter
-from supancl.weights.run_folder import next_folder
-
-if TYPE_CHECKING:
-    from supancl.data.store.cache import CachedImages
+from supancl.runs.folder import next_folder
 
 MAX_CLASSES = 12  # printed from either end; the JSON has all
 
@@ -62,6 +58,7 @@ def show_data(
     Examples
     --------
     $ supancl data show photos
+    $ supancl data show labels.csv --out sheet
     """
     from supancl.data.opening import open_source
     from supancl.data.show import describe_source, image_sizes
@@ -176,163 +173,11 @@ def print_indented(lines: Sequence[str]) -> None:
         say(f"  {line}")
 
 
-# --- caches -----------------------------------------------------------------------------------------------------------
-
-
-def cache(
-    source: str | None = None,
-    *,
-    recipe: str = "imagenet100.supsiam",
-    short_side: int | None = None,
-    skip_bad_images: bool = False,
-    verify: bool = False,
-    remove: bool = False,
-    list: bool = False,
-    keep_gb: float | None = None,
-) -> dict[str, Any]:
-    """Decode images once and cache them on disk; list or remove caches.
-
-    Parameters
-    ----------
-    source
-        a source that is read from files
-    recipe
-        recipe whose image size is used
-    short_side
-        decode to this size instead
-    skip_bad_images
-        leave out unreadable images
-    verify
-        compare every checksum
-    remove
-        remove the source's caches of every size
-    list
-        list what is cached
-    keep_gb
-        remove the longest unused caches until at most this much is left
-
-    Examples
-    --------
-    $ supancl data cache photos
-    $ supancl data cache --list
-    """
-    if keep_gb is not None and keep_gb < 0:
-        raise BadInput(f"keep_gb = {keep_gb:g}: must be at least 0")
-    if remove:
-        result = remove_caches(source)
-        evict_caches(keep_gb)
-        return result
-    if list or source is None:
-        if not list and keep_gb is None:
-            raise BadInput("name a source to cache, or give list or keep_gb")
-        evict_caches(keep_gb)
-        return print_caches()
-    check_source(source)
-    if short_side is not None and short_side < 1:
-        raise BadInput(f"short_side = {short_side}: must be at least 1")
-    result = build_cache(source, recipe, short_side, skip_bad_images, verify)
-    evict_caches(keep_gb, Path(result["folder"]))  # afterwards, so as to keep what was just built
-    return result
-
-
-def evict_caches(keep_gb: float | None, spared: Path | None = None) -> None:
-    """Remove the longest unused caches."""
-    from supancl.data.store.cache_folders import evict, list_caches
-
-    if keep_gb is None:
-        return
-    for old in evict(keep_gb * 1e9, on_wait=say_waiting, keep=spared):
-        say(f"removed {old.folder} ({old.nbytes / 1e9:.2f} GB, of {old.source})")
-    left = sum(cached.nbytes for cached in list_caches()) / 1e9
-    if spared is not None and left > keep_gb:
-        say(f"{left:.3f} GB are left, more than keep_gb {keep_gb:g}: {spared} itself is kept")
-
-
-def say_waiting(owner: str) -> None:
-    say(f"process {owner} is building it; waiting")
-
-
-def print_caches() -> dict[str, Any]:
-    from supancl.data.store.cache import cache_root
-    from supancl.data.store.cache_folders import list_caches
-
-    caches = list_caches()
-    rows = [
-        [
-            str(cached.folder.name),
-            cached.source,
-            f"{cached.images:,}",
-            f"{cached.nbytes / 1e9:.3f}",
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(cached.last_used)),
-        ]
-        for cached in caches
-    ]
-    show(plain_table(f"caches in {cache_root()}", ["folder", "source", "images", "GB", "last used"], rows))
-    left_over = [file for cached in caches for file in left_over_files(cached.folder)]
-    if left_over:
-        say(f"temporary files of killed processes: {len(left_over)}; the next command that writes there removes them")
-    entries = [
-        {"folder": str(cached.folder), "source": cached.source, "images": cached.images, "bytes": cached.nbytes}
-        for cached in caches
-    ]
-    return {"root": str(cache_root()), "caches": entries, "left_over": [str(file) for file in left_over]}
-
-
-def remove_caches(source: str | None) -> dict[str, Any]:
-    from supancl.data.store.cache_folders import list_caches, remove_cache
-
-    if source is None:
-        raise BadInput("remove: name the source whose cache to remove; list shows them")
-    # the source may be gone, or its name lost from the cache: the cache's folder is accepted too
-    # (a source called features takes precedence over the cache folder of that name)
-    caches, paths = list_caches(), (absolute_source(source), str(Path(source).resolve()))
-    removed = [cached for cached in caches if cached.source in paths]
-    removed = removed or [c for c in caches if source in (c.source, c.folder.name, str(c.folder))]
-    if not removed:
-        raise BadInput(f"{source} is not cached; supancl data cache --list shows what is")
-    for cached in removed:
-        remove_cache(cached.folder, say_waiting)
-        say(f"removed {cached.folder} ({cached.nbytes / 1e9:.3f} GB)")
-    return {"removed": [str(cached.folder) for cached in removed]}
-
-
-def build_cache(
-    name: str, recipe_name: str, short_side: int | None, skip_bad_images: bool, verify: bool
-) -> dict[str, Any]:
-    from supancl.data.opening import open_source
-    from supancl.data.store.cache import CachedImages
-    from supancl.training.start import with_short_side
-
-    selected = with_short_side(recipe(recipe_name))
-    side = short_side or selected.data.short_side
-    spec = replace(selected.data, source=name, short_side=side, cache="always", skip_bad_images=skip_bad_images)
-    started = time.perf_counter()
-    source = open_source(spec, selected.encoder.channels)
-    store: CachedImages = source.splits["train"].store  # type: ignore[assignment]
-    if not isinstance(store, CachedImages):
-        raise BadInput(f"{name} is already in memory; only sources of files can be cached")
-    for remark in source.remarks:
-        warn(remark)
-    if verify:
-        store.verify()
-    seconds = time.perf_counter() - started
-    verified = "; every checksum compared" if verify else ""
-    say(f"{store.cache.folder}: images: {len(store):,} at short side {side}, {store.nbytes / 1e9:.3f} GB{verified}")
-    return {
-        "folder": str(store.cache.folder),
-        "images": len(store),
-        "bytes": store.nbytes,
-        "short_side": side,
-        "seconds": seconds,
-        "skipped": len(source.skipped),
-    }
-
-
 # --- benchmarks -------------------------------------------------------------------------------------------------------
 
 
-def check(name: str, *, root: str) -> dict[str, Any]:
-    """Check whether a benchmark data set is complete and in the right layout.
+def check(name: str, *, root: str | None = None) -> dict[str, Any]:
+    """Check whether a benchmark data set is complete and in the right layout; without a root, say where to get it.
 
     Parameters
     ----------
@@ -343,29 +188,17 @@ def check(name: str, *, root: str) -> dict[str, Any]:
 
     Examples
     --------
+    $ supancl data check pets
     $ supancl data check pets --root benchmarks
     """
+    if root is None:
+        text = benchmarks.download_instructions(name)
+        show(f"{text}\n")
+        return {"name": name, "where": text}
     outcome = benchmarks.check_benchmark(name, Path(root))
     for line in outcome.lines:
         say(line)
     result = {**asdict(outcome), "folder": str(outcome.folder), "ok": outcome.ok}
     if not outcome.ok:
-        raise CheckFailed(f"{name} in {root} is incomplete; see: supancl data where {name}", result)
+        raise CheckFailed(f"{name} in {root} is incomplete; see: supancl data check {name}", result)
     return result
-
-
-def where(name: str) -> dict[str, Any]:
-    """Say what to download for a benchmark, and where to put it.
-
-    Parameters
-    ----------
-    name
-        a benchmark, such as pets
-
-    Examples
-    --------
-    $ supancl data where pets
-    """
-    text = benchmarks.download_instructions(name)
-    show(f"{text}\n")
-    return {"name": name, "where": text}

@@ -16,8 +16,8 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.shorthands import RecipeSettings, parse_set
 from supancl.reporter import say, show
 from supancl.reports.tables import Table, plain_table
+from supancl.runs.listing import ListedRun, find_listed_runs
 from supancl.stats import duration
-from supancl.weights.run_list import ListedRun, find_listed_runs
 
 
 def list_runs(folder: str | Path = "runs") -> dict[str, Any]:

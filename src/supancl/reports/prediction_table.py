@@ -7,35 +7,17 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supancl.errors import BadInput
-from supancl.files import (
-    check_is_new,
-    check_writable,
-    escape_formula,
-    make_folder,
-    make_writable,
-    path_in_table,
-    write_atomically,
-)
+from supancl.files import Output, escape_formula, make_writable, path_in_table
 
-if TYPE_CHECKING:  # it needs torch, which takes seconds, and `check_table` does not
+if TYPE_CHECKING:  # it needs torch, which takes seconds
     from supancl.evaluation.predicting import Predictions
 
 COLUMNS = ("path", "label", "confidence", "unlike", "source", "split")
 
 
-def check_table(out: Path, flag: str = "out") -> None:
-    """Refuse a table that cannot be written, before the work. `flag` is what the user named it with."""
-    if out.suffix.lower() != ".csv":
-        raise BadInput(f"{flag} {out}: must end in .csv")
-    check_is_new(out, flag)
-    check_writable(out.parent)
-
-
-def write_predictions(predictions: Predictions, out: Path) -> int:
+def write_predictions(predictions: Predictions, out: Output) -> int:
     """Write the table; returns how many names could not be written as they are."""
-    check_table(out)
-    folder, changed = os.path.join(out.parent.resolve(), ""), 0
+    folder, changed = os.path.join(out.path.parent.resolve(), ""), 0
 
     def write(temporary: Path) -> None:
         nonlocal changed
@@ -50,6 +32,5 @@ def write_predictions(predictions: Predictions, out: Path) -> int:
                 source = "given" if confidence is None else "predicted"
                 writer.writerow((readable, escape_formula(make_writable(label)), *numbers, source, split))
 
-    make_folder(out.parent)
-    write_atomically(out, write)
+    out.write(write)
     return changed

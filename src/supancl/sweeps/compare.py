@@ -14,7 +14,7 @@ from supancl.sweeps.options import SweepRequest, SweepSettings
 
 
 def compare(*recipes: str, leave_out: float = 0.0, shots: int = 5, **settings: Unpack[SweepSettings]) -> dict[str, Any]:
-    """Train recipes, methods or settings on the same images, and say which differ.
+    """Train several recipes or settings on the same images; compare them.
 
     Several values of a setting (`set`) are rows of their own, in every combination. All rows have the same seeds and
     held-out images. Nothing is chosen on a test split.

@@ -23,12 +23,12 @@ from supancl.data.splits import Data, Split
 from supancl.errors import BadInput, plural
 from supancl.probes import Features, embed, linear_accuracy
 from supancl.recipes import Recipe
+from supancl.runs.provenance import commit, versions
 from supancl.stats import FEW_IMAGES, TOO_FEW_IMAGES, mean_interval, t_half_width, tukey_half_width
 from supancl.sweeps.measures import Labels, Measures, Result, RunEvaluator, collect_results, measure_run, summarize
 from supancl.sweeps.runner import Sweep, open_held_out, open_recipe_data
 from supancl.sweeps.runs import Runs, TrainedRun
 from supancl.training.start import resolve, with_short_side
-from supancl.weights.provenance import commit, versions
 
 MEASURES = {
     # key -> (title, decimals)

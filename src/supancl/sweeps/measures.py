@@ -26,11 +26,11 @@ from supancl.evaluation.naming import non_default_settings, source_of
 from supancl.probes.knn import DEFAULT_K
 from supancl.reporter import warn
 from supancl.reports.tables import mean_text
+from supancl.runs.folder import RunFolder
 from supancl.stats import seed_stats
 from supancl.sweeps.runner import Sweep, run_name
 from supancl.sweeps.runs import Runs, TrainedRun
 from supancl.training.run import read_result
-from supancl.weights.run_folder import RunFolder
 
 PROJECTOR = "projector.safetensors"  # in the run folder, if the projector was saved
 # measure -> the protocol and the field of its result

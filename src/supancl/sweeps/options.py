@@ -13,8 +13,8 @@ from supancl.recipes import Recipe, find_recipe, recipe
 from supancl.recipes.shorthands import RecipeSettings, full_name, parse_set
 from supancl.reporter import has_reporter
 from supancl.reports.terminal import print_warning
+from supancl.runs.folder import next_folder
 from supancl.training.start import as_sources
-from supancl.weights.run_folder import next_folder
 
 if TYPE_CHECKING:
     from supancl.sweeps.runner import Sweep

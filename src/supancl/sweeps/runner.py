@@ -33,6 +33,8 @@ from supancl.recipes.plugins import describe_plugin_error
 from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
 from supancl.reporter import Reporter, current_reporter, report_to
+from supancl.runs.checkpoint import checkpoints
+from supancl.runs.folder import RunFolder, check_same_data, read_end
 from supancl.sweeps.runs import (
     FAILURE_FILE,
     Failure,
@@ -47,10 +49,6 @@ from supancl.training.cuda.reuse import share_step
 from supancl.training.memory import available_memory, check_memory, estimate_memory
 from supancl.training.signals import signals_that_stop
 from supancl.training.start import changed_settings, check_data, resolve, train, with_short_side
-from supancl.weights.checkpoint import checkpoints
-from supancl.weights.run_data import check_same_data
-from supancl.weights.run_end import read_end
-from supancl.weights.run_folder import RunFolder
 
 T = TypeVar("T")
 MakeReporter = Callable[[], Reporter]

@@ -14,10 +14,9 @@ from supancl.data.opening import absolute_source, is_same_source
 from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, plural
 from supancl.files import read_text, write_text
 from supancl.recipes import Recipe
+from supancl.runs.encoder_file import load_encoder
+from supancl.runs.folder import RunFolder, has_collapsed
 from supancl.training.start import is_same_or_automatic
-from supancl.weights.encoder_file import load_encoder
-from supancl.weights.run_end import has_collapsed
-from supancl.weights.run_folder import RunFolder
 
 FAILURE_FILE = "failed.json"  # in the folder of a failed run: why it failed
 

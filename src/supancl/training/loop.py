@@ -25,20 +25,26 @@ from supancl.recipes import Recipe
 from supancl.recipes.plugin_files import changed_plugins, plugin_flags, plugins_to_continue
 from supancl.recipes.recipe import first_changed_setting
 from supancl.reporter import Reporter
+from supancl.runs.checkpoint import load_newest
+from supancl.runs.encoder_file import is_readable, save_encoder, save_projector
+from supancl.runs.folder import (
+    RunEnd,
+    RunFolder,
+    check_same_content,
+    check_same_data,
+    describe_content,
+    record_end,
+    record_stop,
+)
+from supancl.runs.importing import describe_init, fill_encoder, load_init
+from supancl.runs.log import MetricsLog, NoLog
+from supancl.runs.provenance import hardware
+from supancl.runs.writer import Writer
 from supancl.training.inputs import StepStats
 from supancl.training.monitor import advice_to_continue, check_collapsed_run, collapse_message
 from supancl.training.nonfinite import handle_nonfinite
 from supancl.training.signals import record_signals
 from supancl.training.trainer import Trainer
-from supancl.weights.checkpoint import load_newest
-from supancl.weights.encoder_file import is_readable, save_encoder, save_projector
-from supancl.weights.metrics_log import MetricsLog, NoLog
-from supancl.weights.provenance import hardware
-from supancl.weights.run_data import check_same_content, check_same_data, describe_content
-from supancl.weights.run_end import RunEnd, record_end, record_stop
-from supancl.weights.run_folder import RunFolder
-from supancl.weights.start import describe_init, fill_encoder, load_init
-from supancl.weights.writer import Writer
 
 Start = Path | str | dict[str, str]  # as init names it, or as recipe.json records it
 

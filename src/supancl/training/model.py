@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from supancl.core.encoders import Encoder
 from supancl.core.methods import assemble
-from supancl.core.weighted_pools import WeightedPoolSpec
 from supancl.data.order import derive_seed
 from supancl.data.views.specs import Crops
 from supancl.distributed import Ranks, synchronize_norms
@@ -114,8 +113,9 @@ class Model:
 
 
 def _assemble(recipe: Recipe, classes: int, ranks: Ranks, pairs: int | None) -> Any:
-    pool = recipe.pool if pairs is None else WeightedPoolSpec.of(recipe.pool, pairs)
-    return assemble(recipe.encoder, recipe.heads, recipe.branches, pool, recipe.loss, max(classes, 1), ranks)
+    return assemble(
+        recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(classes, 1), ranks, pairs or 0
+    )
 
 
 def build_optimizer(recipe: Recipe, branches: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:

@@ -59,9 +59,8 @@ from supancl.recipes.recipe_file import is_recipe_file
 from supancl.recipes.shorthands import RecipeSettings, full_name, parse_set, with_settings
 from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
 from supancl.reporter import Reporter, current_reporter, default_reporter, report_to
-from supancl.weights.provenance import commit, versions
-from supancl.weights.run_data import is_same_or_moved
-from supancl.weights.run_folder import RunFolder, name_run, next_folder
+from supancl.runs.folder import RunFolder, is_same_or_moved, name_run, next_folder
+from supancl.runs.provenance import commit, versions
 
 if TYPE_CHECKING:
     import torch
@@ -330,7 +329,7 @@ def resolve(recipe: Recipe, data: Data | None = None, init: Path | str | None = 
 
     requested, reporter = recipe, current_reporter()
     if init is not None:
-        from supancl.weights.start import follow_start
+        from supancl.runs.importing import follow_start
 
         recipe = follow_start(recipe, init)
     if is_to_be_fitted(recipe):
@@ -481,7 +480,7 @@ def extend_run(
 
 def load_last_state(run: RunFolder, base: Recipe) -> dict[str, Any]:
     """The last checkpoint of a finished run; refuses one that is unfinished or keeps none."""
-    from supancl.weights.checkpoint import load_newest
+    from supancl.runs.checkpoint import load_newest
 
     if early := run.describe_early_end(base):
         raise BadInput(f"{run.path} is not finished ({early}); resume it first")
@@ -521,7 +520,7 @@ def extended_recipe(base: Recipe, epochs: int, changes: Mapping[str, Any], run: 
 
 def write_extension(folder: RunFolder, run: RunFolder, recipe: Recipe, base: Recipe, state: Mapping[str, Any]) -> None:
     """Write what `resume` needs. Versions stay those of the first start, because pixels were read with them."""
-    from supancl.weights.checkpoint import save_checkpoint
+    from supancl.runs.checkpoint import save_checkpoint
 
     folder.checkpoints.mkdir(parents=True)
     for old, new in ((run.metrics_file, folder.metrics_file), (run.content_file, folder.content_file)):

@@ -15,7 +15,7 @@ from supancl.files import check_no_link, check_writable, jsonable, make_folder, 
 from supancl.recipes.shorthands import parse_set
 from supancl.reporter import current_reporter, report_progress, say, show, warn
 from supancl.reports.tables import plain_table
-from supancl.weights.run_folder import next_folder
+from supancl.runs.folder import next_folder
 
 if TYPE_CHECKING:
     from supancl.detection.layouts import DetectData
@@ -95,6 +95,7 @@ def detect(
     Examples
     --------
     $ supancl detect train runs/photos --data VOC --iters 2000
+    $ supancl detect train timm:resnet50 --data VOC
     """
     if seeds < 1:
         raise BadInput(f"seeds = {seeds}: must be at least 1")
@@ -248,6 +249,7 @@ def score(
     Examples
     --------
     $ supancl detect eval runs/detect-001
+    $ supancl detect eval runs/detect-001 --json scores.json
     """
     from supancl.core.precision import pick_device
     from supancl.detection.layouts import open_test
@@ -314,6 +316,7 @@ def export_weights(detector: str, out: Annotated[str | Path, FLAG]) -> dict[str,
     Examples
     --------
     $ supancl detect export runs/detect-001 --out detector.pth
+    $ supancl detect export runs/detect-002 --out other.pth
     """
     from supancl.detection.export import export_detector
 

@@ -35,7 +35,7 @@ def embed(
     view: View = "margin",
     **options: Unpack[EncoderOptions],
 ) -> Features:
-    """Compute the features of images, and write them to a file if one is named.
+    """Compute the features of images; write them to a file if one is named.
 
     Parameters
     ----------

@@ -35,9 +35,9 @@ from supancl.files import check_writable, is_as_written, make_folder, read_text,
 from supancl.recipes import Recipe, recipe, recipe_from_json
 from supancl.recipes.auto import METHODS, TO_BE_CHOSEN
 from supancl.recipes.shorthands import with_settings
+from supancl.runs.encoder_file import load_encoder, save_encoder
 from supancl.training.start import open_given, pretrain
 from supancl.use.embed import embed
-from supancl.weights.encoder_file import load_encoder, save_encoder
 
 # what trains where there are no labels, or only one class
 WITHOUT_LABELS = {"supsiam": "simsiam", "semi": "simsiam", "supbyol": "byol", "supcon": "simclr", "supmoco": "moco2"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from typing_extensions import TypedDict, Unpack
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from supancl.evaluation import EvaluatedEncoder
     from supancl.training.run import Run
 
-EncoderArgument: TypeAlias = "Run | Encoder | str | Path"
-EncodersArgument: TypeAlias = "EncoderArgument | list[str] | Sequence[EncoderArgument]"
+EncoderArgument = Union["Run", "Encoder", str, Path]
+EncodersArgument = EncoderArgument | list[str] | Sequence[EncoderArgument]
 Split = Literal["held-out", "test"]
 Format = Literal["text", "markdown", "latex", "csv", "json"]
 NOT_MEASURABLE = "not measurable"
@@ -87,7 +87,7 @@ def evaluate(
     data: str | None = None,
     **settings: Unpack[EncoderOptions],
 ) -> dict[str, Any]:
-    """Measure an encoder by k-NN and a linear classifier, or by one protocol.
+    """Measure an encoder by k-NN and a linear classifier, or one protocol.
 
     Accuracies come with 95% intervals, chance, random weights and the run's start. Results of a run are kept in its
     folder.
@@ -496,6 +496,7 @@ def suite(
     Examples
     --------
     $ supancl evaluate suite runs/a runs/b --root benchmarks --out results
+    $ supancl evaluate suite runs/photos --root benchmarks --sets pets,dtd
     """
     from supancl.evaluation import Plan, run_suite
     from supancl.evaluation.suite import make_out_folder
@@ -554,7 +555,7 @@ def open_encoders(
     encoders: Any, options: EncoderOptions, *, baselines: bool = False, saves_results: bool = True
 ) -> list[EvaluatedEncoder]:
     """The encoders; if results are saved in their runs, runs that cannot be written to are refused."""
-    from supancl.weights.names import split_encoder_name
+    from supancl.runs.hub import split_encoder_name
 
     given = list(encoders) if isinstance(encoders, (list, tuple)) else [encoders]
     for encoder in given:
@@ -568,7 +569,7 @@ def open_encoders(
 
 def run_source(encoder: Any, data: str | Path | None, out: str | Path | None, name: str) -> tuple[str, Path]:
     """The data to use and the place to write to: by default the run's data and folder; without a run, this folder."""
-    from supancl.weights.run_folder import RunFolder
+    from supancl.runs.folder import RunFolder
 
     run = RunFolder(Path(str(getattr(encoder, "folder", encoder))))
     if data is None:
@@ -646,10 +647,10 @@ def select_sources(
         present = find_benchmarks(root, use)
         requested = [official_name(name) for name in sets] or present
         if not requested:
-            raise BadInput(f"no data set for {use} is in {root}; supancl data where NAME describes the layout")
+            raise BadInput(f"no data set for {use} is in {root}; supancl data check NAME describes the layout")
         for name in requested:
             if name not in present:
-                raise BadInput(f"{name} is not in {root}; see: supancl data where {name}")
+                raise BadInput(f"{name} is not in {root}; see: supancl data check {name}")
         selected += [f"{name}@{root}" for name in requested]
     return list(dict.fromkeys(selected))
 

@@ -6,18 +6,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from supancl.config import FLAG
-from supancl.reporter import current_reporter, say
-from supancl.use.evaluate import EncoderArgument
-from supancl.use.names import check_formats, check_out
-from supancl.weights.names import split_encoder_name
+from supancl.errors import BadInput, did_you_mean
+from supancl.files import Output
+from supancl.reporter import say, track
+from supancl.use.evaluate import EncoderArgument, open_encoders
+
+FORMAT_NAMES = ("hf", "onnx", "pt2", "torchvision")
 
 
 def export(
     encoder: EncoderArgument, out: Annotated[str | Path, FLAG], *, format: tuple[str, ...] | str | None = None
 ) -> dict[str, Any]:
-    """Write an encoder for timm, transformers, ONNX, torchvision or torch.export.
+    """Write an encoder for timm, transformers, ONNX or torchvision.
 
-    Each format is compared with the encoder, and a README.md says how to load it.
+    Each format is compared with the encoder on images of its run, and a README.md says how to load it.
 
     Parameters
     ----------
@@ -38,28 +40,51 @@ def export(
     $ supancl export runs/photos --out photos-encoder
     $ supancl export runs/photos --out photos-encoder --format hf,onnx
     """
-    names = [format] if isinstance(format, str) else format
-    formats = None if names is None else check_formats(list(names))
-    check_out(Path(out))
-    location = str(getattr(encoder, "folder", encoder))
-    split_encoder_name(location)
-    from supancl.use.exporting import export_encoder
+    names = list(dict.fromkeys([format] if isinstance(format, str) else format or FORMAT_NAMES))
+    for name in names:
+        if name not in FORMAT_NAMES:
+            raise BadInput(f"format {name}: no such format{did_you_mean(name, FORMAT_NAMES)}")
+    output = Output(Path(out)).check()
+    if (Path(str(getattr(encoder, "folder", encoder))) / "detect.json").exists():
+        raise BadInput(f"{encoder} is a detector; export it with: supancl detect export {encoder} --out FILE.pth")
+    (evaluated,) = open_encoders(encoder, {"device": "cpu", "no_cache": True}, saves_results=False)
+    from supancl.use.card import write_card
+    from supancl.use.exporting import CannotHold, prepare, write_and_check
 
-    result = export_encoder(location, out, formats, current_reporter())
+    evaluated.encoder.eval()
+    written: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    with output.folder() as folder:
+        exported = prepare(evaluated, folder)
+        for name in track(names, "writing formats and comparing them"):
+            try:
+                written[name] = write_and_check(exported, name)
+            except CannotHold as error:
+                if format is not None:
+                    raise BadInput(f"format {name}: {error}; leave format out for every format that works") from None
+                left_out[name] = str(error)
+        if not written:
+            raise BadInput(f"{exported.encoder.spec.name}: no format can hold it ({left_out})")
+        write_card(output.path.name, evaluated, exported, written).save(folder / "README.md")
+    spec = exported.encoder.spec
     say(
-        f"{result['out']}: {result['architecture']}, {result['width']} features; each format compared with the run on "
-        f"{result['compared_on']}"
+        f"{out}: {spec.name}, {exported.encoder.width} features; each format compared with the encoder on "
+        f"{exported.origin}"
     )
-    for name, row in result["formats"].items():
+    for name, row in written.items():
         size = sum(row["files"].values()) / 1e6
-        ways = [
-            f"{way} ({f'difference {difference:.1e}' if difference else 'equal'})"
-            for way, difference in row["differences"].items()
-        ]
-        say(f"{name}: {', '.join(row['files'])}, {size:.1f} MB; loads with {', '.join(ways)}")
-        for way, why in row["not_loaded"].items():
-            say(f"  not loaded with {way}: {why}")
-    for name, why in result["left_out"].items():
+        say(f"{name}: {', '.join(row['files'])}, {size:.1f} MB; largest difference {row['difference']:.1e}")
+    for name, why in left_out.items():
         say(f"left out: {name} ({why})")
-    say(f"{result['out']}/README.md says how to load each; the weights belong to whoever trained them")
-    return result
+    say(f"{out}/README.md says how to load each; the weights belong to whoever trained them")
+    return {
+        "encoder": evaluated.location,
+        "out": str(out),
+        "architecture": spec.name,
+        "channels": spec.channels,
+        "size": spec.size,
+        "width": exported.encoder.width,
+        "formats": written,
+        "left_out": left_out,
+        "compared_on": exported.origin,
+    }

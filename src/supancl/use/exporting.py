@@ -1,149 +1,355 @@
-"""`supancl export`: one folder with an encoder in every format, each loaded back and compared before it is kept."""
+"""The formats of an export, each loaded back and compared with the encoder on a few images of the run."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-from collections.abc import Iterator, Sequence
+import io
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
-from supancl.detection.saving import is_detector
-from supancl.errors import BadInput, program_name
-from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
-from supancl.files import (
-    describe_write_failure,
-    left_over_files,
-    make_folder,
-    reason,
-    sync_folder,
-    temporary_path,
-    write_text,
-)
-from supancl.reporter import Reporter, track
-from supancl.use.card import CARD, write_card
-from supancl.use.exported import MAKE_ROOM, CannotHold, ExportedEncoder
-from supancl.use.formats import FORMATS, Written, describe_missing, write_and_check
-from supancl.use.images import read_check_images
-from supancl.use.names import check_formats, check_out
-from supancl.weights.encoder_file import (
+from supancl.core.encoders import Encoder, find_classifier
+from supancl.data.opening import peek_data
+from supancl.data.views.evaluation import evaluation_view
+from supancl.errors import BadInput
+from supancl.evaluation.encoder import EvaluatedEncoder
+from supancl.evaluation.naming import data_name
+from supancl.files import describe_write_failure, reason, write_atomically
+from supancl.files.output import MAKE_ROOM
+from supancl.runs.encoder_file import (
     EXPORTED_FILE,
+    SHORT_SIDE,
     encoder_metadata,
     find_encoder_file,
     is_exported,
     read_header,
+    save_safetensors,
 )
+from supancl.runs.hub import TimmModel, to_timm
+
+ROOM = MAKE_ROOM.format("out")
+MOST_IMAGES = 17
+LARGEST_SMALL_INPUT = 64  # px; smaller inputs may be for images that are as small, which have no margin to cut off
+MAX_PROTOBUF_BYTES = 2**31 - 2**20  # an ONNX file without a second one for its weights
+DESCRIPTION = "supancl.json"  # inside model.pt2
+Features = Callable[[Tensor], Tensor]  # normalised images -> features
 
 
-def export_encoder(
-    location: str | Path,
-    out: str | Path,
-    formats: Sequence[str] | None = None,
-    reporter: Reporter | None = None,
-) -> dict[str, Any]:
-    """Write the encoder of a run to the new folder `out`, and describe what was written and compared.
-
-    `location` is anything that `open_encoder` takes. `formats` are names of FORMATS; each of them must work. Without
-    it, every format is written that can hold this encoder and whose packages are installed.
-    """
-    folder, names = Path(out), list(FORMATS) if formats is None else check_formats(formats)
-    check_out(folder)
-    for name in names if formats is not None else ():  # before any work
-        if missing := describe_missing(FORMATS[name].packages, FORMATS[name].extra):
-            raise BadInput(f"format {name}: {missing}")
-    if Path(location).exists() and is_detector(Path(location)):
-        raise BadInput(
-            f"{location} is a detector; export it with: {program_name()} detect export {location} --out FILE.pth"
-        )
-    options = EvaluationOptions(torch.device("cpu"), cache_features=False)
-    evaluated = open_evaluated_encoder(str(location), options)
-    with _temporary_folder(folder) as temporary:
-        exported = _prepare(evaluated, temporary)
-        written, left_out = _write_formats(exported, names, is_choice=formats is not None)
-        write_text(temporary / CARD, write_card(folder.name, evaluated, exported, written), MAKE_ROOM)
-    return _describe(evaluated, folder, exported, written, left_out)
+class CannotHold(BadInput):
+    """A format cannot hold this encoder, or its package is missing. Unless it was asked for, it is left out."""
 
 
-@contextlib.contextmanager
-def _temporary_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that takes its name at the end; after an error nothing is left of it."""
-    new_parents = [path for path in folder.absolute().parents if not path.exists()]
-    make_folder(folder.parent)
-    for path in left_over_files(folder.parent):  # of an export that was killed
-        if path.is_dir() and not path.is_symlink() and path.name.startswith(f".{folder.name}."):
-            shutil.rmtree(path, ignore_errors=True)
-    temporary = temporary_path(folder)
-    make_folder(temporary, exist_ok=False)
-    try:
-        yield temporary
-        check_out(folder)  # someone may have made it in the meantime
+@dataclass(frozen=True)
+class Exported:
+    """An encoder in eval mode on the CPU, the metadata of its file, and the images that formats are compared on."""
+
+    encoder: Encoder
+    metadata: Mapping[str, str]
+    views: Tensor  # normalised inputs of the encoder (n, C, H, W)
+    origin: str  # `17 images of photos`, or why they are noise
+    is_whole: bool  # the training images were no larger than the input, so no margin is cut off
+    folder: Path  # where the files are written
+    tag: str  # the recipe, or where the weights come from
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """How an image becomes the encoder's input."""
+        encoder, channels = self.encoder, self.encoder.spec.channels
+        mean, std = (list(v) * (channels if len(v) == 1 else 1) for v in (encoder.mean, encoder.std))
+        return {
+            "input_size": [channels, encoder.size, encoder.size],
+            "mean": mean,
+            "std": std,
+            "crop_pct": crop_fraction(encoder.size, self.is_whole),
+            "crop_mode": "center",
+            "interpolation": "bilinear",
+        }
+
+    @cached_property
+    def program(self) -> torch.export.ExportedProgram:
+        """The encoder traced for any batch size, for `pt2` and `onnx`."""
+        example = self.views[:1].repeat(2, *[1] * (self.views.ndim - 1))  # with one image torch would fix the batch
+        shapes = ({0: torch.export.Dim("batch", min=1)},)
         try:
-            os.rename(temporary, folder)
-        except OSError as error:
-            raise BadInput(describe_write_failure(folder, reason(error), MAKE_ROOM)) from None
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with contextlib.suppress(OSError):  # folders that hold something are kept
-            for path in new_parents:
-                path.rmdir()
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return torch.export.export(self.encoder, (example,), dynamic_shapes=shapes)
+        except Exception as error:  # torch.export has many kinds of errors, and some are private
+            raise CannotHold(f"torch.export cannot trace {self.encoder.spec.name} ({reason(error)})") from None
+
+    def describe(self) -> dict[str, str]:
+        """What a file without a config.json should say about itself."""
+        encoder = self.encoder
+        about = {"encoder": encoder.spec.name, "width": str(encoder.width), "recipe": self.tag}
+        return {**about, "preprocessing": json.dumps(self.preprocessing)}
+
+    @property
+    def timm_name(self) -> TimmModel:
+        return to_timm(self.encoder.spec)
+
+    @cached_property
+    def timm_body(self) -> tuple[nn.Module, dict[str, Any]]:
+        """The model of timm, and all its arguments; refuses an encoder that timm lacks."""
+        import timm
+
+        spec, name = self.encoder.spec, self.timm_name
+        if name.is_ours:
+            import supancl.use.timm_models  # noqa: F401 - registers it
+        if not timm.is_model(name.architecture):
+            raise CannotHold(f"timm has no architecture for the encoder {spec.name!r}")
+        arguments: dict[str, Any] = {"in_chans": spec.channels, "img_size": spec.size, **name.arguments}
+        try:
+            body = timm.create_model(name.architecture, num_classes=0, **arguments)
+        except TypeError:  # convolutional models take any size and do not know the argument
+            del arguments["img_size"]
+            body = timm.create_model(name.architecture, num_classes=0, **arguments)
+        self.check_tensors(body, f"timm's {name.architecture}")
+        return body, arguments
+
+    @property
+    def timm_arguments(self) -> dict[str, Any]:
+        return self.timm_body[1]
+
+    @cached_property
+    def torchvision_model(self) -> tuple[str, dict[str, Any], str]:
+        """The name, arguments and classifier of torchvision's model; refuses an encoder that torchvision lacks."""
+        import torchvision
+
+        spec = self.encoder.spec
+        name = spec.name.rpartition(":")[2].partition(".")[0]
+        if name not in torchvision.models.list_models(module=torchvision.models) or spec.channels != 3:
+            raise CannotHold(f"torchvision has no {name!r} of {spec.channels} channels")
+        arguments = {"image_size": spec.size} if name.startswith("vit_") else {}
+        with torch.device("meta"):  # only names and shapes are looked at
+            model = torchvision.models.get_model(name, weights=None, **arguments)
+        classifier = find_classifier(model)
+        model.set_submodule(classifier, nn.Identity())
+        self.check_tensors(model, f"torchvision's {name}")
+        return name, arguments, classifier
+
+    def check_tensors(self, model: nn.Module, name: str) -> None:
+        """Refuse a library's model whose tensors have other names or shapes than the encoder's."""
+        theirs = {key: value.shape for key, value in model.state_dict().items()}
+        ours = {key: value.shape for key, value in self.encoder.body.state_dict().items()}
+        for key in sorted(set(theirs) ^ set(ours)) or [key for key in ours if ours[key] != theirs[key]]:
+            raise CannotHold(f"{name} has other tensors than the encoder {self.encoder.spec.name!r}, such as {key}")
 
 
-def _prepare(evaluated: EvaluatedEncoder, folder: Path) -> ExportedEncoder:
-    metadata = _read_metadata(Path(evaluated.location))
-    if "encoder" not in metadata:  # another library's file
-        metadata = encoder_metadata(folder / EXPORTED_FILE, evaluated.encoder, (), f"export:{evaluated.label}")
-    return ExportedEncoder(evaluated.encoder, metadata, read_check_images(evaluated, metadata), folder, evaluated.label)
+def crop_fraction(size: int, is_whole: bool) -> float:
+    """timm's crop_pct with which its Resize reaches our short side.
+
+    timm resizes to floor(size / crop_pct), we to round(8/7 size); 0.875 gives another number for some sizes.
+
+    >>> crop_fraction(224, False), crop_fraction(32, False), crop_fraction(32, True)
+    (0.875, 0.853333, 1.0)
+    """
+    if is_whole:
+        return 1.0
+    short_side = round(size * 8 / 7)
+    return 0.875 if int(size / 0.875) == short_side else round(size / (short_side + 0.5), 6)
 
 
-def _read_metadata(location: Path) -> dict[str, str]:
-    """The metadata of an encoder that supancl wrote: they go with the weights. Of other files, nothing of use."""
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def write_hf(exported: Exported) -> None:
+    """config.json and model.safetensors, with the metadata of encoder.safetensors, so that supancl reads them back."""
+    from timm.models import save_for_hf
+
+    body, arguments = exported.timm_body
+    settings: Any = body.pretrained_cfg
+    body.load_state_dict(exported.encoder.body.state_dict())
+    # timm's own values of this architecture are about other weights: none of them is copied
+    body.pretrained_cfg = {  # type: ignore[assignment]
+        "architecture": exported.timm_name.architecture,
+        "tag": exported.tag,
+        "custom_load": False,
+        **exported.preprocessing,
+        "fixed_input_size": "img_size" in arguments,
+        "num_classes": 0,
+        "pool_size": None,
+        "first_conv": None,  # else timm adapts the weights of images without 3 channels
+        "classifier": settings.get("classifier"),  # so that num_classes=N adds one
+        "license": "other",
+    }
+    try:
+        save_for_hf(body, str(exported.folder), model_args=arguments, safe_serialization=True)
+    except (OSError, SafetensorError) as error:
+        raise BadInput(describe_write_failure(exported.folder / EXPORTED_FILE, reason(error), ROOM)) from None
+    metadata = {**exported.metadata, "format": "pt"}  # transformers wants it
+    save_safetensors(exported.folder / EXPORTED_FILE, exported.encoder.body.state_dict(), metadata)
+
+
+def load_hf(exported: Exported) -> Features:
+    import timm
+
+    model: Features = timm.create_model(f"local-dir:{exported.folder}", pretrained=True).eval()
+    return model
+
+
+def write_onnx(exported: Exported) -> None:
+    """One file with a batch axis of any size, and the preprocessing as metadata."""
+    nbytes = sum(value.numel() * value.element_size() for value in exported.encoder.state_dict().values())
+    if nbytes > MAX_PROTOBUF_BYTES:
+        raise CannotHold(f"an ONNX file holds up to 2 GB, and the weights have {nbytes / 1e9:.1f} GB")
+    program = exported.program
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            converted: Any = torch.onnx.export(
+                program,
+                dynamo=True,
+                input_names=["images"],
+                output_names=["features"],
+                dynamic_shapes=({0: "batch"},),
+                verbose=False,
+            )
+    except Exception as error:  # the exporter has many kinds of errors
+        raise CannotHold(f"torch.onnx cannot convert {exported.encoder.spec.name} ({reason(error)})") from None
+    converted.model.metadata_props.update(exported.describe())
+    path = exported.folder / "model.onnx"
+    write_atomically(path, lambda temporary: converted.save(str(temporary), external_data=False), ROOM)
+
+
+def load_onnx(exported: Exported) -> Features:
+    import onnxruntime
+
+    path = str(exported.folder / "model.onnx")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(["features"], {"images": images.numpy()})[0])
+
+
+def write_pt2(exported: Exported) -> None:
+    program, extra = exported.program, {DESCRIPTION: json.dumps(exported.describe())}
+
+    def write(path: Path) -> None:
+        with open(path, "wb") as file:  # given a path, torch asks for the suffix .pt2
+            torch.export.save(program, file, extra_files=extra)
+
+    write_atomically(exported.folder / "model.pt2", write, ROOM)
+
+
+def load_pt2(exported: Exported) -> Features:
+    model: Features = torch.export.load(exported.folder / "model.pt2").module()
+    return model
+
+
+def write_torchvision(exported: Exported) -> None:
+    _ = exported.torchvision_model  # refused here if there is none
+    weights = {name: value.contiguous().clone() for name, value in exported.encoder.body.state_dict().items()}
+
+    def write(path: Path) -> None:
+        with open(path, "wb") as file:  # given a path, torch hides why it could not write
+            torch.save(weights, file)
+
+    write_atomically(exported.folder / "torchvision.pth", write, ROOM)
+
+
+def load_torchvision(exported: Exported) -> Features:
+    import torchvision
+
+    name, arguments, classifier = exported.torchvision_model
+    model = torchvision.models.get_model(name, weights=None, **arguments)
+    model.set_submodule(classifier, nn.Identity())
+    model.load_state_dict(torch.load(exported.folder / "torchvision.pth", weights_only=True))
+    features: Features = model.eval()
+    return features
+
+
+class Format(NamedTuple):
+    """Files of one kind, and the packages without which it cannot be written."""
+
+    files: tuple[str, ...]
+    write: Callable[[Exported], None]
+    load: Callable[[Exported], Features]
+    tolerance: float = 1e-5  # of the largest feature
+    packages: tuple[str, ...] = ()
+
+
+FORMATS = {
+    "hf": Format(("config.json", EXPORTED_FILE), write_hf, load_hf),
+    "onnx": Format(("model.onnx",), write_onnx, load_onnx, 1e-4, ("onnx", "onnxscript", "onnxruntime")),
+    "pt2": Format(("model.pt2",), write_pt2, load_pt2),
+    "torchvision": Format(("torchvision.pth",), write_torchvision, load_torchvision),
+}
+
+
+def check_packages(name: str) -> None:
+    """Refuse a format whose packages are not installed."""
+    if missing := [package for package in FORMATS[name].packages if find_spec(package) is None]:
+        raise CannotHold(f"needs {', '.join(missing)}; pip install 'supancl[{name}]'")
+
+
+def write_and_check(exported: Exported, name: str) -> dict[str, Any]:
+    """Write a format, load it and compare its features with ours; returns the sizes of its files and the difference.
+
+    Raises CannotHold if the format cannot hold the encoder or gives other features; its files are then removed.
+    """
+    row = FORMATS[name]
+    check_packages(name)
+    try:
+        row.write(exported)
+        features = row.load(exported)
+        with torch.inference_mode():
+            ours, theirs = exported.encoder(exported.views), features(exported.views)
+        difference = float("nan")
+        if theirs.shape == ours.shape:
+            difference = (theirs - ours).abs().max().item() / (ours.abs().max().item() or 1.0)
+        if not difference <= row.tolerance:  # nan too
+            raise CannotHold(f"it gives other features (difference {difference:.1e})")
+    except CannotHold:
+        for file in row.files:
+            (exported.folder / file).unlink(missing_ok=True)
+        raise
+    return {"files": {file: (exported.folder / file).stat().st_size for file in row.files}, "difference": difference}
+
+
+# --- the encoder and its images ---------------------------------------------------------------------------------------
+
+
+def prepare(evaluated: EvaluatedEncoder, folder: Path) -> Exported:
+    """The encoder with the metadata of its file, and images of its run; without a run noise."""
+    location, encoder = Path(evaluated.location), evaluated.encoder
     if (location / "encoder.safetensors").exists() or is_exported(location):
         location = find_encoder_file(location)
-    return read_header(location)[0] if location.is_file() and location.suffix == ".safetensors" else {}
+    metadata = read_header(location)[0] if location.is_file() and location.suffix == ".safetensors" else {}
+    if "encoder" not in metadata:  # another library's file
+        metadata = encoder_metadata(folder / EXPORTED_FILE, encoder, (), f"export:{evaluated.label}")
+    side = metadata.get(SHORT_SIDE, "")
+    is_small = encoder.spec.name != "linear" and encoder.size <= LARGEST_SMALL_INPUT
+    if not side and is_small:
+        evaluated.reporter.warn(
+            f"{evaluated.location} does not say how large its training images were; the export assumes larger than "
+            f"{encoder.size} px. If they were not, set crop_pct to 1 in its config.json"
+        )
+    views, origin = _views(evaluated)
+    is_whole = side.isdecimal() and int(side) <= encoder.size
+    return Exported(encoder, metadata, views, origin, is_whole, folder, evaluated.label)
 
 
-def _write_formats(
-    exported: ExportedEncoder, names: Sequence[str], is_choice: bool
-) -> tuple[dict[str, Written], dict[str, str]]:
-    """What was written, and why other formats were left out. A format that the user chose must work."""
-    written: dict[str, Written] = {}
-    left_out: dict[str, str] = {}
-    for name in track(names, "writing formats and comparing them"):
+def _views(evaluated: EvaluatedEncoder) -> tuple[Tensor, str]:
+    """A few held-out images of the run as inputs, and where they come from; noise if they cannot be read."""
+    encoder, recipe, spec = evaluated.encoder, evaluated.recipe, evaluated.encoder.spec
+    why = "the encoder has no run"
+    if recipe is not None:
         try:
-            written[name] = write_and_check(exported, FORMATS[name])
-        except CannotHold as error:
-            if is_choice:
-                raise BadInput(f"format {name}: {error}; leave format out for every format that works") from None
-            left_out[name] = str(error)
-    if not written:
-        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-        raise BadInput(f"{exported.encoder.spec.name}: no format can hold it ({reasons})")
-    return written, left_out
-
-
-def _describe(
-    evaluated: EvaluatedEncoder,
-    folder: Path,
-    exported: ExportedEncoder,
-    written: dict[str, Written],
-    left_out: dict[str, str],
-) -> dict[str, Any]:
-    spec = exported.encoder.spec
-    return {
-        "encoder": evaluated.location,
-        "out": str(folder),
-        "architecture": spec.name,
-        "channels": spec.channels,
-        "size": spec.size,
-        "width": exported.encoder.width,
-        "formats": {
-            name: {"files": row.files, "differences": row.differences, "not_loaded": row.not_loaded}
-            for name, row in written.items()
-        },
-        "left_out": left_out,
-        "compared_on": exported.images.origin,
-    }
+            data = peek_data(recipe.data, spec.channels)
+            split = data.held_out if len(data.held_out) else data.train
+            batch = split.batch(torch.linspace(0, len(split) - 1, min(MOST_IMAGES, len(split))).long())
+            views = evaluation_view(batch, encoder.size, encoder.mean, encoder.std)
+            names = " + ".join(map(data_name, recipe.data.all_sources))
+            return views, f"{len(views)} images of {names}"
+        except (BadInput, OSError, ValueError) as error:
+            why = f"the run's data cannot be read: {error}"
+    shape = (spec.channels * spec.size,) if spec.name == "linear" else (spec.channels, spec.size, spec.size)
+    views = torch.randn(MOST_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
+    return views, f"noise images ({why})"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from supancl.config import FLAG
 from supancl.reporter import say
-from supancl.weights.names import split_encoder_name
+from supancl.runs.hub import split_encoder_name
 
 
 def import_checkpoint(
@@ -52,7 +52,7 @@ def import_checkpoint(
     $ supancl import timm:resnet18 --out resnet18.safetensors
     """
     split_encoder_name(str(encoder))
-    from supancl.weights.importing import convert_checkpoint
+    from supancl.runs.importing import convert_checkpoint
 
     result = convert_checkpoint(str(encoder), out, size=size, mean=mean, std=std, branch=branch, prefix=prefix)
     say(", ".join(f"{key} {value}" for key, value in result.items() if value != ""))

@@ -20,8 +20,8 @@ from supancl.reports.audit_files import PAGE as AUDIT_PAGE
 from supancl.reports.audit_files import check_corrected, check_folder
 from supancl.reports.page import check_page_place, check_picture_place
 from supancl.reports.tables import Table
+from supancl.runs.listing import find_runs
 from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
-from supancl.weights.run_list import find_runs
 
 if TYPE_CHECKING:
     from supancl.evaluation.audit import Audit
@@ -163,7 +163,7 @@ def audit(
     view: View = "margin",
     **options: Unpack[EncoderOptions],
 ) -> dict[str, Any]:
-    """Find labels that look wrong, duplicates and outliers, and write tables and a page.
+    """Find labels that look wrong, duplicates and outliers.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ def shortened(name: str) -> str:
 
 
 def report(*runs: Run | str | Path, out: str | Path | None = None, no_data: bool = False) -> dict[str, Any]:
-    """Write one page on one or several runs: verdict, curves, evaluations, settings and data.
+    """Write one page on one or several runs: verdict, curves, results.
 
     Parameters
     ----------

@@ -10,8 +10,9 @@ from typing_extensions import Unpack
 from supancl.data.opening import check_source
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, plural
+from supancl.files import Output
 from supancl.reporter import say, warn
-from supancl.reports.prediction_table import check_table, write_predictions
+from supancl.reports.prediction_table import write_predictions
 from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
 
 
@@ -62,7 +63,7 @@ def predict(
     $ supancl predict runs/photos --data more --out more.csv
     """
     source, table = run_source(encoder, data, out, "labels.csv")
-    check_table(table)
+    output = Output(table, (".csv",)).check()
     for name in (source, references):
         if name is not None and "@" not in name:
             check_source(name)
@@ -75,7 +76,7 @@ def predict(
 
     settings = PredictSettings("knn" if k is not None else classifier, references, k, all, view)
     predictions = predict_labels(evaluated, source, settings)
-    changed = write_predictions(predictions, table)
+    changed = write_predictions(predictions, output)
     result = {"out": str(table), **predictions.summary}
     for line in describe(result):
         say(line)

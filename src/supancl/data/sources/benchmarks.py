@@ -67,7 +67,7 @@ def find_benchmark(name: str, root: Path | str) -> BenchmarkLocation:
     row = BENCHMARKS[name]
     if not root.is_dir():
         raise BadInput(
-            f"{name}: no folder {str(root)!r}; give the folder with the data, see: supancl data where {name}"
+            f"{name}: no folder {str(root)!r}; give the folder with the data, see: supancl data check {name}"
         )
     for folder in (*(root / subfolder for subfolder in row.folders), root):
         for marker in (*row.files, *row.arrays):
@@ -76,7 +76,7 @@ def find_benchmark(name: str, root: Path | str) -> BenchmarkLocation:
     markers = " or ".join((*row.files, *row.arrays))
     raise BadInput(
         f"{name}: not in {root} (looked for {markers} there and in {', '.join(row.folders)} below it); "
-        f"see: supancl data where {name}"
+        f"see: supancl data check {name}"
     )
 
 
@@ -156,7 +156,7 @@ def _existing_entries(benchmark: _OpenBenchmark, listing: OfficialList) -> list[
         benchmark.refuse_or_remark(f"{missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''} missing")
         entries = [entry for entry in entries if entry[1] not in missing_paths]
     if not entries:
-        raise BadInput(f"{benchmark.name}: no images in {benchmark.folder}; see: supancl data where {benchmark.name}")
+        raise BadInput(f"{benchmark.name}: no images in {benchmark.folder}; see: supancl data check {benchmark.name}")
     return entries
 
 
@@ -248,7 +248,7 @@ class Check:
             lines += [f"  {kind}: {entry}" for entry in entries[:10]]
             lines += [f"  {kind}: {len(entries) - 10:,} more"] if len(entries) > 10 else []
         lines += [f"  note: {remark}" for remark in self.remarks]
-        return (*lines, "complete" if self.ok else f"incomplete; see: supancl data where {self.name}")
+        return (*lines, "complete" if self.ok else f"incomplete; see: supancl data check {self.name}")
 
 
 def check_benchmark(name: str, root: Path | str) -> Check:

@@ -20,7 +20,7 @@ from supancl.data.decode import (
     upright_size,
 )
 from supancl.data.splits import DataSpec
-from supancl.data.store.cache import Cache
+from supancl.data.store.cache import Cache, other_positions
 from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, image_checksum
 from supancl.errors import plural
 from supancl.reporter import report_progress, track_task
@@ -31,16 +31,9 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import torch
 
-AUTO_CACHE_BYTES = 256 * 2**20  # smaller data are decoded again in seconds
+AUTO_CACHE_BYTES = 32 * 2**20  # smaller data are decoded again in a second or two
 SAMPLED_IMAGES = 64  # checked in place of all images, which would take too long
 DARK_LEVEL = 16  # of 255: the brightest 12-bit value in a 16-bit file, 4095 of 65535
-
-
-def other_positions(count: int, unreadable: Sequence[tuple[int, str]]) -> np.ndarray:
-    """The positions of the readable images."""
-    readable = np.ones(count, bool)
-    readable[[position for position, _ in unreadable]] = False
-    return np.flatnonzero(readable)
 
 
 def store_images(

@@ -18,10 +18,9 @@ from supancl.evaluation.naming import non_default_settings, registered_name, sou
 from supancl.evaluation.overlap import data_set_of
 from supancl.evaluation.ridge import TRAINED_IMAGES
 from supancl.recipes import Recipe
+from supancl.runs.encoder_file import load_encoder
+from supancl.runs.folder import RunFolder, folder_of_encoder, has_collapsed
 from supancl.stats import seed_stats
-from supancl.weights.encoder_file import load_encoder
-from supancl.weights.run_end import has_collapsed
-from supancl.weights.run_folder import RunFolder, folder_of_encoder
 
 LARGEST = 1e100  # a larger number in a log or a result is damage
 PROBES = {"lbfgs": "convex probe", "sgd": "SGD probe"}

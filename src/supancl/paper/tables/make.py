@@ -15,10 +15,10 @@ from supancl.paper.tables.plan import DONE, Plan, PlannedRun, by_source
 from supancl.paper.tables.runs import read_entries
 from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
+from supancl.runs.folder import RunFolder
 from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
 from supancl.sweeps.runner import Sweep, open_recipe_data
 from supancl.sweeps.runs import Failure, RunsFailed, check_same_recipe
-from supancl.weights.run_folder import RunFolder
 
 
 def check_plan(plan: Plan, sweep: Sweep) -> None:
@@ -46,7 +46,7 @@ def notes(plan: Plan, failed: dict[str, Failure]) -> list[str]:
     absent = [name for name in plan.data_sets if name not in plan.available_data_sets]
     reason = f"not in {plan.benchmarks}" if plan.benchmarks else "no benchmarks ROOT"
     if absent:
-        texts.append(f"{reason}, so blank: {', '.join(absent)} (supancl data where NAME shows how to lay one out)")
+        texts.append(f"{reason}, so blank: {', '.join(absent)} (supancl data check NAME shows how to lay one out)")
     if "ap" in plan.layout.paper.columns:
         texts.append("VOC AP: supancl detect train RUN --data VOC --out RUN/detect, then this command again")
     return [*texts, *(f"failed and left out: {name}: {failure.reason}" for name, failure in failed.items())]

@@ -16,12 +16,11 @@ from supancl.paper.tables.entries import MONITOR, PROJECTOR_FEATURES
 from supancl.paper.tables.layouts import Layout
 from supancl.paper.tables.runs import read_entries
 from supancl.recipes import RECIPES, Recipe
+from supancl.runs.folder import RunFolder, read_end
 from supancl.sweeps.measures import has_projector
 from supancl.sweeps.options import check_overrides
 from supancl.sweeps.runner import Sweep, check_monitored, select_rows
 from supancl.sweeps.runs import read_failure
-from supancl.weights.run_end import read_end
-from supancl.weights.run_folder import RunFolder
 
 FAMILIES = ("imagenet100", "cifar100", "cifar10", "vit", "digits")
 PAPERS_FAMILY = {"8": ("cifar100",), "G.1": ("vit",), "H.1": ("cifar10", "cifar100")}  # imagenet100 for the others

@@ -17,7 +17,7 @@ from supancl.paper.toy_study.measures import NEIGHBOURS, first_per_class, measur
 from supancl.paper.toy_study.training import ALPHAS, Reading, Size, draw_data, train
 from supancl.probes import Features
 from supancl.reports.tables import to_markdown
-from supancl.weights.provenance import commit, versions
+from supancl.runs.provenance import commit, versions
 
 FIGURE_SAMPLES_PER_CLASS = 300  # training samples per class in the figure; more would overlap
 

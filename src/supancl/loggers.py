@@ -1,0 +1,272 @@
+"""Loggers: what a run writes to metrics.jsonl also goes to Weights & Biases or MLflow (docs/loggers.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from supancl.config import flattened, to_json
+from supancl.errors import BadInput, did_you_mean
+from supancl.files import make_inner_folder, read_json, reason, write_json
+from supancl.reporter import ForwardingReporter, Reporter
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import row_numbers
+from supancl.version import __version__
+
+SECONDS_BETWEEN = 1.0  # rows are collected and sent together: a request per row would slow down training
+MAX_TAG_LENGTH = 64  # of W&B
+MAX_VALUE_LENGTH, BATCH = 500, 100  # of MLflow: characters of a setting, settings or metrics in a request
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """What a service is told about a run before its numbers."""
+
+    folder: Path
+    settings: dict[str, Any]  # of the recipe, by dotted name
+    tags: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    def make_folder(self, name: str) -> Path:
+        """The absolute path of a folder in the run folder, for the files of a service."""
+        folder = self.folder.resolve() / name
+        make_inner_folder(folder)
+        return folder
+
+
+class RunLogger(ForwardingReporter, ABC):
+    """Passes every report on to `reporter`, and the numbers of every row to a service. Nothing it does ends training.
+
+    RUN/loggers/NAME.json holds the service's id of the run and the last row that was sent. A resumed run continues
+    there: rows that the service lacks are sent first, and no row is sent twice.
+    """
+
+    name: ClassVar[str] = ""  # of --logger, of the package and of its extra
+
+    def __init__(self, reporter: Reporter | None = None, warn: Callable[[str], None] | None = None) -> None:
+        super().__init__(reporter or Reporter())
+        self.warn_user = warn or (warnings.warn if reporter is None else reporter.warn)
+        self.folder, self.run_id = Path(), ""
+        self.is_open, self.step, self.steps, self.last_sent = False, 0, 0, 0.0
+        self.pending: list[tuple[int, Numbers]] = []
+        self.last_row = -1  # sent, or to be sent: see `_add`
+
+    @abstractmethod
+    def open(self, run: LoggedRun, run_id: str | None) -> str:
+        """Start the service's run, or continue the one with this id; returns its id."""
+
+    @abstractmethod
+    def send(self, rows: Sequence[tuple[int, Numbers]]) -> None:
+        """Log these steps with their numbers."""
+
+    @abstractmethod
+    def close(self, is_finished: bool) -> None:
+        """End the service's run; it may continue later if it is not finished."""
+
+    def on_start(self, recipe: Any, data: Any, folder: Path, device: str, step: int, steps: int) -> None:
+        self.reporter.on_start(recipe, data, folder, device, step, steps)
+        self.folder, self.step, self.steps = folder, step, steps
+        self.is_open, self.pending = False, []
+        tags = {"recipe": recipe.name, "method": recipe.method, "device": device, "supancl": __version__}
+        settings = {name: to_json(value) for name, value in flattened(recipe).items() if name != "sources"}
+        self._attempt(lambda: self._start(LoggedRun(folder, settings, tags)))
+
+    def on_step(self, step: int, row: dict[str, Any] | None) -> None:
+        self.reporter.on_step(step, row)
+        self.step = step
+        if row is not None:
+            self._log(row)
+
+    def on_epoch(self, row: dict[str, Any]) -> None:
+        self.reporter.on_epoch(row)
+        self._log(row)
+
+    def on_end(self) -> None:
+        self.reporter.on_end()
+        if self.is_open:
+            self._attempt(self._end)
+
+    @property
+    def record_file(self) -> Path:
+        return self.folder / "loggers" / f"{self.name}.json"
+
+    def _start(self, run: LoggedRun) -> None:
+        record = read_json(self.record_file)
+        run_id, last_row = record.get("run_id"), record.get("last_row")
+        is_known = isinstance(run_id, str) and re.fullmatch(r"[\w-]{1,100}", run_id) and isinstance(last_row, int)
+        self.last_row = int(str(last_row)) if is_known else -1
+        make_inner_folder(self.record_file.parent)
+        for row in RunFolder(self.folder).metrics():
+            self._add(row)
+        if self.step >= self.steps and not self.pending:
+            return  # a finished run, and the service has all of it
+        self.run_id = self.open(run, run_id if is_known else None)
+        self.is_open = True
+        self._send_pending()
+
+    def _end(self) -> None:
+        self._send_pending()
+        self.is_open = False
+        self.close(self.step >= self.steps)
+
+    def _log(self, row: dict[str, Any]) -> None:
+        if self.is_open:
+            self._add(row)
+            if time.monotonic() - self.last_sent >= SECONDS_BETWEEN:
+                self._attempt(self._send_pending)
+
+    def _add(self, row: dict[str, Any]) -> None:
+        """Keep the row to be sent, unless it was sent before: a resumed or rolled back run repeats steps."""
+        kind, step = row["kind"], row["step"]
+        number = 2 * step + (kind == "monitor")  # the monitor's row comes after that of its step
+        if number > self.last_row:
+            self.last_row = number
+            numbers = {"epoch": float(row["epoch"]), **row_numbers(row)}
+            # a folder of MLflow cannot hold both s_w and s_w/s_t
+            self.pending.append((step, {f"{kind}/{name.replace('/', '_over_')}": n for name, n in numbers.items()}))
+
+    def _send_pending(self) -> None:
+        self.send(self.pending)
+        self.pending, self.last_sent = [], time.monotonic()
+        write_json(self.record_file, {"run_id": self.run_id, "last_row": self.last_row})
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Do this; if it fails, warn and leave the service out from now on."""
+        try:
+            action()
+        except Exception as error:  # whatever a service raises, training continues
+            self.is_open = False
+            with suppress(Exception):
+                self.close(False)
+            self.warn_user(
+                f"logger {self.name} failed ({reason(error)}) and is left out; {self.folder / 'metrics.jsonl'} has "
+                f"every row, and resuming {self.folder} with logger {self.name} sends those that are missing"
+            )
+
+
+def shorten(value: Any, length: int) -> str:
+    """A setting as text of at most this length.
+
+    >>> shorten([1, 2], 10), shorten("a" * 12, 10)
+    ('[1, 2]', 'aaaaaaa...')
+    """
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+class WandbLogger(RunLogger):
+    """Writes to RUN/wandb, or to WANDB_DIR. Nothing is uploaded unless WANDB_MODE=online is set."""
+
+    name = "wandb"
+    run: Any = None
+
+    def open(self, run: LoggedRun, run_id: str | None) -> str:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else wandb reports its errors even when offline
+        import wandb
+
+        folder = os.environ.get("WANDB_DIR") or str(run.make_folder("wandb").parent)
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        self.run = wandb.init(
+            id=run_id or uuid4().hex[:8],
+            resume="allow",
+            mode=mode,
+            dir=folder,
+            project=os.environ.get("WANDB_PROJECT", "supancl"),
+            name=os.environ.get("WANDB_NAME", run.name),
+            config=run.settings | run.tags | {"run_folder": run.name},
+            tags=[shorten(run.tags[key], MAX_TAG_LENGTH) for key in ("recipe", "method")],
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        if self.run.offline:
+            files = f"{shlex.quote(os.path.relpath(folder))}/wandb/offline-run-*{self.run.id}"
+            self.note(f"wandb: offline run {self.run.id}; upload it with: wandb sync {files}")
+        else:
+            self.note(f"wandb: {self.run.url}")
+        return str(self.run.id)
+
+    def send(self, rows: Sequence[tuple[int, Numbers]]) -> None:
+        for step, numbers in rows:
+            self.run.log(numbers, step=step)
+
+    def close(self, is_finished: bool) -> None:
+        if self.run is not None:
+            self.run.finish(exit_code=0 if is_finished else 1)
+            self.run = None
+
+
+class MlflowLogger(RunLogger):
+    """Writes to RUN/mlruns, or to MLFLOW_TRACKING_URI."""
+
+    name = "mlflow"
+    client: Any = None
+
+    def open(self, run: LoggedRun, run_id: str | None) -> str:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow-skinny has no database
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        place = os.environ.get("MLFLOW_TRACKING_URI") or run.make_folder("mlruns").as_uri()
+        self.client = MlflowClient(place)
+        if run_id is not None:
+            self.client.update_run(run_id, status="RUNNING")
+        else:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "supancl")
+            if (experiment := os.environ.get("MLFLOW_EXPERIMENT_ID")) is None:
+                with suppress(Exception):  # it is there already
+                    self.client.create_experiment(name)
+                experiment = self.client.get_experiment_by_name(name).experiment_id
+            run_id = str(self.client.create_run(experiment, tags=run.tags, run_name=run.name).info.run_id)
+            params = [Param(name, shorten(value, MAX_VALUE_LENGTH)) for name, value in run.settings.items()]
+            for start in range(0, len(params), BATCH):
+                self.client.log_batch(run_id, params=params[start : start + BATCH])
+        self.note(f"mlflow: run {run_id} in {place}")
+        return run_id
+
+    def send(self, rows: Sequence[tuple[int, Numbers]]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, number, now, step) for step, numbers in rows for name, number in numbers.items()]
+        for start in range(0, len(metrics), BATCH):
+            self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
+
+    def close(self, is_finished: bool) -> None:
+        if self.client is not None:
+            self.client.set_terminated(self.run_id, status="FINISHED" if is_finished else "KILLED")
+            self.client = None
+
+
+LOGGERS: dict[str, type[RunLogger]] = {logger.name: logger for logger in (WandbLogger, MlflowLogger)}
+
+
+def open_loggers(
+    names: Iterable[str], reporter: Reporter | None = None, warn: Callable[[str], None] | None = None
+) -> Reporter:
+    """The reporter with these loggers in front of it; `warn` gets their warnings, without it the reporter does.
+
+    An unknown logger is refused, and one whose package is missing. Nothing is imported.
+    """
+    for name in dict.fromkeys(names):
+        if name not in LOGGERS:
+            raise BadInput(f"logger {name}: no such logger{did_you_mean(name, LOGGERS)}")
+        if find_spec(name) is None:
+            raise BadInput(f"logger {name}: the package {name} is not installed; pip install 'supancl[{name}]'")
+        reporter = LOGGERS[name](reporter, warn)
+    return reporter or Reporter()

@@ -1,0 +1,140 @@
+"""A run keeps its projector, and `--layer projector` measures what comes out of it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from supancl import embed, load_encoder, load_projector, pretrain
+from supancl.cli import main
+from supancl.core.heads import MLP
+from supancl.data.opening import open_data
+from supancl.evaluation import EvaluationOptions, open_evaluated_encoder
+from supancl.runs.checkpoint import checkpoints, load_checkpoint
+from supancl.runs.encoder_file import read_safetensors, save_projector
+from supancl.runs.folder import RunFolder
+
+TINY = ["--epochs", "2", "--batch-size", "32", "--set", "data.limit=128", "--device", "cpu", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A method with a momentum copy, so that the online projector and the other one differ."""
+    out = tmp_path_factory.mktemp("projector") / "run"
+    assert main(["pretrain", "digits.supbyol", *TINY, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(shutil.copytree(trained, tmp_path / "run").parent)
+    return Path("run")
+
+
+def project(run: Path, features: np.ndarray) -> np.ndarray:
+    """The online projector of the newest checkpoint, layer by layer, with the running statistics."""
+    state = load_checkpoint(checkpoints(run / "checkpoints")[-1])["branches"]
+    weights = {
+        name.removeprefix("projector."): value.double().numpy()
+        for name, value in state.items()
+        if name.startswith("projector.")
+    }
+    for place in range(1 + max(int(name.split(".")[0]) for name in weights)):
+        own = {name.split(".")[1]: value for name, value in weights.items() if name.split(".")[0] == str(place)}
+        if "running_mean" in own:
+            features = (features - own["running_mean"]) / np.sqrt(own["running_var"] + 1e-5)
+            features = features * own.get("weight", 1) + own.get("bias", 0)
+        elif own:
+            features = features @ own["weight"].T + own.get("bias", 0)
+        else:
+            features = features.clip(min=0)
+    return features
+
+
+def projections_of_training_images(run: Path) -> tuple[np.ndarray, np.ndarray]:
+    data = open_data(RunFolder(run).read_recipe()[0].data, 1)
+    values, labels = embed(load_encoder(run), data.train)
+    return project(run, values.double().numpy()), labels.numpy()
+
+
+def test_a_run_keeps_its_online_projector(run):
+    state = load_checkpoint(checkpoints(run / "checkpoints")[-1])["branches"]
+    weights, metadata = read_safetensors(run / "projector.safetensors")
+    assert weights.keys() == {name.removeprefix("projector.") for name in state if name.startswith("projector.")}
+    assert all(torch.equal(value, state[f"projector.{name}"]) for name, value in weights.items())
+    assert not all(torch.equal(value, state[f"target_projector.{name}"]) for name, value in weights.items())
+    head = RunFolder(run).read_recipe()[0].heads.projector
+    assert json.loads(metadata["head"])["hidden"] == list(head.hidden)
+    assert (metadata["input_width"], metadata["recipe"]) == (str(load_encoder(run).width), "digits.supbyol")
+    assert not load_projector(run).training
+
+
+def test_variance_of_projector_features_is_that_by_hand(run):
+    assert main(["evaluate", "variance", "run", "--split", "train", "--layer", "projector", "--quiet"]) == 0
+    result = json.loads((run / "evaluate" / "variance-train-layer-projector.json").read_text())
+    found, labels = projections_of_training_images(run)
+    found /= np.linalg.norm(found, axis=1, keepdims=True)
+    within = sum(((found[labels == label] - found[labels == label].mean(0)) ** 2).sum() for label in set(labels))
+    total = ((found - found.mean(0)) ** 2).sum()
+    assert result["within"] == pytest.approx(within / len(labels), rel=1e-4)
+    assert result["total"] == pytest.approx(total / len(labels), rel=1e-4)
+    assert result["layer"] == "projector"
+    assert main(["evaluate", "variance", "run", "--split", "train", "--quiet"]) == 0
+    plain = json.loads((run / "evaluate" / "variance-train.json").read_text())
+    assert plain["within"] != pytest.approx(result["within"], rel=1e-3)
+    assert "projector" not in plain
+
+
+def test_every_protocol_and_embed_take_the_projector(run, tmp_path):
+    for words in (
+        "knn run --k 20",
+        "linear run",
+        "linear run --probe sgd --augmented --epochs 1",
+        "transfer run --data digits",
+        "fewshot run --data digits --episodes 5",
+    ):
+        assert main(["evaluate", *words.split(), "--layer", "projector", "--quiet"]) == 0, words
+    names = {path.stem for path in (run / "evaluate").iterdir()}
+    assert {"knn-layer-projector", "linear-layer-projector"} <= names
+    out = tmp_path / "features.npz"
+    words = ["embed", "run", "--data", "digits", "--layer", "projector", "--out", str(out), "--quiet"]
+    assert main(words) == 0
+    with np.load(out) as written:
+        assert written["train_features"].shape[1] == load_projector(run)[-1].weight.shape[0]
+
+
+def test_kept_features_know_their_projector(run):
+    look, data = (
+        EvaluationOptions(torch.device("cpu"), layer="projector"),
+        open_data(RunFolder(run).read_recipe()[0].data, 1),
+    )
+    first = open_evaluated_encoder("run", look).features(data.held_out).values
+    other = load_projector(run)
+    torch.nn.init.normal_(other[0].weight)
+    save_projector(run / "projector.safetensors", other, "x")
+    second = open_evaluated_encoder("run", look).features(data.held_out).values
+    assert not torch.allclose(first, second)
+    with torch.inference_mode():
+        expected = other(embed(load_encoder(run), data.held_out).values)
+    torch.testing.assert_close(second, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_finished_run_gets_it_when_it_is_resumed(run):
+    before = (run / "projector.safetensors").read_bytes()
+    (run / "projector.safetensors").unlink()
+    pretrain(None, out=run, resume=True)
+    assert len((run / "projector.safetensors").read_bytes()) == len(before)
+    assert load_projector(run).state_dict()
+
+
+@pytest.mark.parametrize("spec", [
+    MLP(hidden=(5, 6), out=4), MLP(hidden=(5,), out=4, norm="none"), MLP(out=4), MLP(hidden=(5,), out=4, bias="none"),
+    MLP(hidden=(5,), out=4, norm="none", bias="none"), MLP(hidden=(5,), out=4, last_norm="batch"),
+    MLP(hidden=(5,), out=4, last_norm="batch-no-affine"),
+])  # fmt: skip
+def test_a_head_is_known_by_its_weights(spec):
+    found, width = MLP.describe(spec.build(7).state_dict())
+    assert (found, width) == (spec, 7)

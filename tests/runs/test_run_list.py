@@ -1,0 +1,123 @@
+"""`supancl runs`: what is there, how it stands, and what may be deleted."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from supancl import pretrain
+from supancl.runs.folder import RunEnd, RunFolder, record_end
+from supancl.runs.listing import describe_run, find_listed_runs
+from tests.files import assert_mentions, assert_refused, supancl
+from tests.test_resume import Crash, CrashAt
+from tests.tiny import tiny_data, tiny_recipe
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """Three runs: finished, stopped, and one whose recipe.json is gone."""
+    root = tmp_path_factory.mktemp("made") / "runs"
+    recipe = tiny_recipe()
+    pretrain(recipe, tiny_data(), root / "finished")
+    with pytest.raises(Crash):
+        pretrain(recipe, tiny_data(), root / "deep" / "stopped", reporter=CrashAt(7))
+    shutil.copytree(root / "finished", root / "damaged")
+    (root / "damaged" / "recipe.json").unlink()
+    return root
+
+
+@pytest.fixture
+def runs(made: Path, tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "cache"))
+    return shutil.copytree(made, tmp_path / "runs")
+
+
+def states(root: Path) -> dict[str, str]:
+    return {str(run.path.relative_to(root)): run.state for run in find_listed_runs(root)}
+
+
+def test_every_run_is_listed_with_its_state(runs: Path) -> None:
+    assert states(runs) == {"damaged": "damaged", "deep/stopped": "stopped at 5", "finished": "finished"}
+    run = describe_run(runs / "finished")
+    assert (run.recipe, run.data, run.epochs_done, run.epochs) == ("tiny.supsiam", "arrays", 2, 2)
+    assert run.nbytes == sum(path.stat().st_size for path in (runs / "finished").rglob("*") if path.is_file())
+    assert run.knn == RunFolder(runs / "finished").metrics()[-1]["knn"]
+    assert describe_run(runs / "deep" / "stopped").epochs_done == 1
+    (runs / "deep" / "stopped" / "metrics.jsonl").write_text("")
+    assert describe_run(runs / "deep" / "stopped").epochs_done == 0
+    with RunFolder(runs / "deep" / "stopped").lock():
+        assert states(runs)["deep/stopped"] == "running"
+
+
+def test_the_accuracy_is_that_of_the_last_evaluation_even_if_the_last_check_was_better(runs: Path) -> None:
+    """Also with the k of few references; a result on other data, or a damaged one, does not count."""
+    before, evaluations = describe_run(runs / "finished"), runs / "finished" / "evaluate"
+    evaluations.mkdir()
+    for age, (name, text) in enumerate(
+        {
+            "knn-pets": '{"accuracy": 90}',
+            "knn-k3": '{"accuracy": 0.5, "tested_images": 7}',
+            "knn": '{"accuracy": 99.5}',
+        }.items()
+    ):
+        (evaluations / f"{name}.json").write_text(text)
+        os.utime(evaluations / f"{name}.json", (1000 - age, 1000 - age))
+    (evaluations / "linear.json").write_text("[")
+    run = describe_run(runs / "finished")
+    assert (run.knn, run.linear) == (0.5, before.linear)
+    assert before.tested_images == run.tested_images == RunFolder(runs / "finished").metrics()[-1]["knn_queries"]
+
+
+def test_a_collapsed_run_says_so(runs: Path) -> None:
+    record_end(RunFolder(runs / "finished"), RunEnd(10, True), "one")
+    assert states(runs)["finished"] == "collapsed"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"recipe": 3}', b'{"recipe": {"name": 1}}', b"\xff", b"[" * 9999]
+)
+def test_nothing_in_a_folder_makes_the_list_fail(runs: Path, content: bytes) -> None:
+    for name in ("recipe.json", "metrics.jsonl", "finished.json"):
+        shutil.copytree(runs / "finished", runs / name)
+        (runs / name / name).write_bytes(content)
+    found = states(runs)
+    assert found["recipe.json"] == "damaged"
+    assert found["metrics.jsonl"] == "finished"
+    assert found["finished.json"] == "stopped at 10"
+
+
+def test_links_are_not_followed(runs: Path, tmp_path: Path) -> None:
+    (runs / "link").symlink_to(runs / "finished")
+    (runs / "round").symlink_to(runs)
+    os.mkfifo(runs / "deep" / "pipe")
+    assert len(states(runs)) == 3
+
+
+def test_the_list_and_as_json(runs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = supancl(capsys, "runs", "--json", "runs.json")
+    assert said.code == 0
+    assert_mentions(said.out, "finished", "tiny.supsiam", "arrays", "stopped at 5", "1/2", "damaged", "recipe.json")
+    assert [run["state"] for run in json.loads(Path("runs.json").read_text())["runs"]] == list(states(runs).values())
+
+
+def test_wrong_words_are_refused(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(supancl(capsys, "runs"), "runs", "folder")
+    (tmp_path / "runs").mkdir()
+    assert_mentions(supancl(capsys, "runs").out, "no run below runs")
+
+
+def test_a_list_of_finished_runs_needs_no_torch(made: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from supancl.runs.listing import find_listed_runs;"
+        "print(len(find_listed_runs(Path(sys.argv[1]))), 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(made / "finished")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", "False"]
