@@ -120,8 +120,8 @@ bench-data: $(READY)  ## decoding, cache and memory compared with a DataLoader; 
 bench-evaluate: $(READY)  ## transfer, few-shot and k-NN compared with reference loops; or BEFORE=TREE
 	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/evaluate.py $(AGAINST)
 
-results: $(READY)  ## RESULTS.md and the tables of README.md and docs/choosing.md; ACCEPT=--accept also takes changed numbers
-	$(BIN)/python -m experiments.evidence page --readme README.md --choosing docs/choosing.md
+results: $(READY)  ## the tables of results in all pages, and their figures; ACCEPT=--accept also takes changed numbers
+	$(BIN)/python -m experiments.evidence rows
 	$(BIN)/python -m tests.test_golden_results $(ACCEPT)
 
 dist: $(READY)  ## wheel and source archive in dist/, and a test of the wheel in a clean environment

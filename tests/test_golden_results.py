@@ -1,14 +1,17 @@
-"""RESULTS.md's numbers: golden/results.csv. `python -m tests.test_golden_results [--accept]` is for `make results`."""
+"""The numbers of RESULTS.md and docs/results: golden/results.csv.
+
+`python -m tests.test_golden_results [--accept]` is for `make results`.
+"""
 
 import csv
 import re
 import sys
 from pathlib import Path
 
-from experiments.evidence.all_numbers import DECIMALS, Number, numbers
+from experiments.evidence.numbers import DECIMALS, RESULTS, Number, numbers
 
 ROOT = Path(__file__).parents[1]
-GOLDEN, RESULTS = ROOT / "tests" / "golden" / "results.csv", ROOT / "experiments" / "results"
+GOLDEN = ROOT / "tests" / "golden" / "results.csv"
 COLUMNS = ("study", "row", "column", "value", "low", "high", "n", "source")
 NOT_MEASURED = ("paper", "solo-learn", "alpha", "lr", "learning rate", "weight decay")  # columns of the page's tables
 FLOAT = r"[-+]?\d+\.\d+"
@@ -35,7 +38,8 @@ def is_rounded(text: str, value: float) -> bool:
 
 
 def test_every_golden_row_is_reproduced_and_has_what_the_page_shows() -> None:
-    golden, page = read_golden(), (ROOT / "RESULTS.md").read_text(encoding="utf-8")
+    golden, pages = read_golden(), [ROOT / "RESULTS.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+    page = "\n\n".join(path.read_text(encoding="utf-8") for path in pages)
     assert changes(golden, list(numbers(RESULTS))) == []
     spans = [tuple(map(float, row[3:6])) for row in golden if row[4]]
     known = {1: [(float(row[3]),) for row in golden], 2: [(v, (h - low) / 2) for v, low, h in spans], 3: spans}

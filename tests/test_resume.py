@@ -19,7 +19,7 @@ from supancl.cli import main
 from supancl.errors import BadInput, Collapsed, NonFinite
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from supancl.runs.folder import RunFolder, read_end
-from supancl.sweeps.runs import read_run
+from supancl.sweeps.runner import read_run
 from tests.files import contents, mentions
 from tests.started import Started
 from tests.tiny import Notes, assert_same_bits, final_state, poisoned, tiny_data, tiny_recipe

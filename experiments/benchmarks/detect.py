@@ -35,10 +35,10 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign
 
 from supancl.core.precision import autocast_for
-from supancl.detection import DetectData, DetectSpec, build_detector, detect_spec, open_scenes
-from supancl.detection.batches import Batches
-from supancl.detection.model import Normalization
-from supancl.detection.scenes import Scenes, make_scene, prepare_for_training
+from supancl.detection.layouts import DetectData, open_scenes
+from supancl.detection.model import Normalization, build_detector
+from supancl.detection.scenes import Batches, Scenes, make_scene, prepare_for_training
+from supancl.detection.spec import DetectSpec, detect_spec
 from supancl.detection.train import Training
 
 NORMALIZATION = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

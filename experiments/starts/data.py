@@ -20,6 +20,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from experiments.evidence.numbers import LABELS
+
 CLASS_OF = {  # where an image's path has its class
     "pets": r"([^/]+)_\d+\.jpg$",
     "cub": r"(?:train|test)/\d+\.([^/]+)/[^/]+\.jpg$",
@@ -27,7 +29,7 @@ CLASS_OF = {  # where an image's path has its class
     "plantvillage": r"^(?!x_)([^/]+)/[^/]+\.(?i:jpg)$",
     "dtd": r"^images/([^/]+)/[^/]+\.jpg$",
 }
-SIDE, QUALITY, SEEDS, LABELS = 224, 85, (0, 1, 2), ("4", "all")
+SIDE, QUALITY, SEEDS = 224, 85, (0, 1, 2)
 
 
 def digests_by_class(name: str, repository: Path) -> dict[str, list[str]]:
@@ -64,7 +66,7 @@ def label_tables(images: dict[str, tuple[list[str], list[str]]]) -> dict[str, li
     tables: dict[str, list[Row]] = {}
     for labels in LABELS:
         for seed in SEEDS:
-            table, chosen_on = tables.setdefault(f"{labels}-{seed}", []), tables.setdefault(f"{labels}-choose", [])
+            table, chosen_on = tables.setdefault(f"{labels}-{seed}", []), list[Row]()
             for class_name, (train, test) in images.items():
                 order = random.Random(f"{class_name} {seed}").sample(train, len(train))
                 count = len(train) if labels == "all" else int(labels)
@@ -72,8 +74,9 @@ def label_tables(images: dict[str, tuple[list[str], list[str]]]) -> dict[str, li
                 rows = [(path, class_name if path in shown else "", "train") for path in train]
                 table += [*rows, *((path, class_name, "test") for path in test)]
                 held_out = set(order[: max(1, count // 4)])
-                if seed == SEEDS[0]:
-                    chosen_on += [(*row[:2], "test" if row[0] in held_out else "train") for row in rows]
+                chosen_on += [(*row[:2], "test" if row[0] in held_out else "train") for row in rows]
+            if seed == SEEDS[0]:
+                tables[f"{labels}-choose"] = chosen_on
     return tables
 
 
@@ -97,4 +100,4 @@ def prepare(name: str, repository: Path, out: Path, classes: int = 50, train: in
 
 
 if __name__ == "__main__":
-    prepare(sys.argv[1], *map(Path, sys.argv[2:4]), *map(int, sys.argv[4:]))
+    prepare(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:]))

@@ -96,6 +96,8 @@ def test_a_test_on_other_images_leaves_the_runs_own_scores_alone(place, no_curve
     assert json.loads((out / "evaluate" / "detect-others.json").read_text())["data"] == str(file)
     assert (out / "evaluate" / "detect-others.png").exists()
     assert (out / "evaluate" / "detect.json").read_text() == own
+    assert main([*words, "--data", str(file), "--limit", "2"]) == 0
+    assert json.loads((out / "evaluate" / "detect-others-2.json").read_text())["images"] == 2
     assert main(words) == 0
     again, kept = json.loads((out / "evaluate" / "detect.json").read_text()), json.loads(own)
     assert (again["AP"], again["AP50"], again["images"]) == (kept["AP"], kept["AP50"], 2)

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from supancl.core.precision import autocast_for
-from supancl.detection.batches import Batches
 from supancl.detection.layouts import DetectData, read_voc
 from supancl.detection.model import Normalization, build_detector
 from supancl.detection.saving import load_detector
-from supancl.detection.scenes import prepare_for_training
+from supancl.detection.scenes import Batches, prepare_for_training
 from supancl.detection.spec import detect_spec
 from supancl.detection.testing import detect
 from supancl.detection.train import Training, train_detector

@@ -8,9 +8,8 @@ import torchvision
 from safetensors.torch import save_file
 
 from supancl.core.encoders import EncoderSpec
-from supancl.detection.export import export_detector
 from supancl.detection.model import Normalization, build_detector, open_body
-from supancl.detection.saving import load_detector, save_detector
+from supancl.detection.saving import export_detector, load_detector, save_detector
 from supancl.detection.spec import detect_spec
 from supancl.errors import BadInput
 from supancl.runs.encoder_file import read_safetensors, save_encoder
@@ -59,19 +58,6 @@ def test_torchvision_s_own_detector_loads_the_pyramid_and_finds_the_same(tmp_pat
     assert len(ours["boxes"]) == len(theirs["boxes"]) > 0
     torch.testing.assert_close(ours["boxes"], theirs["boxes"])
     torch.testing.assert_close(ours["scores"], theirs["scores"])
-
-
-def test_torchvision_s_parts_load_a_pyramid_of_another_depth(tmp_path):
-    detector = saved_detector(tmp_path / "detector.safetensors", "fpn")
-    with nothing_drawn():
-        export_detector(str(tmp_path), tmp_path / "tv.pth")
-        body = torchvision.models.detection.backbone_utils.resnet_fpn_backbone(
-            backbone_name="resnet18", weights=None, trainable_layers=5, norm_layer=torch.nn.BatchNorm2d
-        )
-        model = torchvision.models.detection.FasterRCNN(body, 21)
-    model.load_state_dict(torch.load(tmp_path / "tv.pth", weights_only=True))
-    kept = detector.state_dict()
-    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
 
 
 def test_torchvision_s_resnet_loads_the_backbone_of_c4(tmp_path):

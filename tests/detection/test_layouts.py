@@ -1,17 +1,14 @@
 """Reading VOC and COCO annotations, and refusing what is wrong in them."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
-from PIL import Image
 from torchvision.datasets import VOCDetection
 from torchvision.transforms.functional import pil_to_tensor
 
-from supancl.detection.batches import Batches, flip_boxes
 from supancl.detection.layouts import DetectData, open_scenes, open_test, read_coco, read_voc
-from supancl.detection.scenes import prepare_for_testing, prepare_for_training, relabelled
+from supancl.detection.scenes import Batches, flip_boxes, prepare_for_training, relabelled
 from supancl.detection.spec import detect_spec
 from supancl.errors import BadInput
 from tests.files import mentions
@@ -75,17 +72,6 @@ def test_a_coco_file_gives_the_same_scenes_as_voc(tmp_path):
         assert torch.equal(one.boxes, other.boxes)
         assert torch.equal(one.labels, other.labels)
         assert other.crowd.tolist() == [False, True]
-
-
-def test_coco_s_own_folders_are_found(tmp_path):
-    (tmp_path / "annotations").mkdir()
-    for name, seeds in (("train2017", [0, 1]), ("val2017", [2])):
-        (tmp_path / name).mkdir()
-        made = write_coco(tmp_path / name / "x.json", seeds)
-        made.rename(tmp_path / "annotations" / f"instances_{name}.json")
-    train, test = open_scenes(DetectData(str(tmp_path)))
-    assert (len(train), len(test)) == (2, 1)
-    assert test.image(0).shape == (3, SIDE, SIDE)
 
 
 def test_a_box_over_the_border_is_cut_and_counted(tmp_path):
@@ -167,33 +153,6 @@ def test_an_image_must_be_there_and_of_the_size_said(tmp_path):
         scenes.image(0)
     with pytest.raises(BadInput, match=mentions("000001.jpg")):
         scenes.image(1)
-
-
-def test_very_large_images_are_remarked_on_and_larger_ones_refused_before_any_work(tmp_path, monkeypatch):
-    write_voc(tmp_path, {"train": [0, 1]})
-    file = write_coco(tmp_path / "a.json", [0, 1])
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE - 1)
-    assert len(read_voc(tmp_path, LIST).remarks) == len(read_coco(file).remarks) == 1
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2 - 1)
-    for read in (lambda: read_voc(tmp_path, LIST), lambda: read_coco(file)):
-        with pytest.raises(BadInput, match=mentions("96 x 96")):
-            read()
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2)  # as many as that, Pillow opens
-    with pytest.warns(Image.DecompressionBombWarning):
-        assert read_coco(file).image(0).shape == (3, SIDE, SIDE)
-
-
-def test_kept_images_take_no_more_than_their_limit_whatever_their_order(tmp_path):
-    folder = write_voc(tmp_path, {"train": [0, 1, 2]})
-    for seed, side in enumerate((100, 50, 30)):
-        Image.new("RGB", (side, side)).save(folder / "JPEGImages" / f"{seed:06d}.jpg")
-        rewrite(folder, annotation([("disc", 0.0, 0.0, 20.0, 20.0)], (side, side)), seed)
-    for limit, kept in ((0, set()), (29_999, set()), (30_000, {0}), (37_499, {0}), (37_500, {0, 1}), (1e9, {0, 1, 2})):
-        scenes = replace(prepare_for_testing(read_voc(tmp_path, LIST)), cache_bytes=limit, decoded={})
-        for position in (2, 1, 0):
-            assert scenes.image(position).shape[1] == scenes.scenes[position].height
-        assert set(scenes.decoded) == kept
-        assert sum(image.numel() for image in scenes.decoded.values()) <= limit
 
 
 @pytest.mark.parametrize("kind", ["images", "categories"])

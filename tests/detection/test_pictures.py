@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from supancl.detection.layouts import read_voc
-from supancl.detection.metrics import Detections
+from supancl.detection.testing import Detections
 from supancl.reports.detections import GAP, SIDE, draw_detection_curves, draw_detection_sheet
 
 from .drawn import write_voc

@@ -9,7 +9,7 @@ import pytest
 from supancl.detection.spec import FPN_DEFAULTS, OWN_CHOICE, SOURCES, DetectSpec, detect_spec, learning_rate, source_of
 
 # chosen here: what a run needs and no protocol says
-OWN = {"test_batch", "seed", "device", "precision", "workers", "memory_gb", "log_every", "eval_every",
+OWN = {"test_batch", "test_limit", "seed", "device", "precision", "workers", "memory_gb", "log_every", "eval_every",
        "checkpoint_every"}  # fmt: skip
 
 

@@ -7,21 +7,19 @@ import pytest
 import torch
 
 from supancl.detection import train as train_module
-from supancl.detection.batches import Batches
 from supancl.detection.layouts import DetectData, read_voc
-from supancl.detection.metrics import coco_scores
 from supancl.detection.model import Normalization, build_detector
 from supancl.detection.saving import load_detector
-from supancl.detection.scenes import prepare_for_training
+from supancl.detection.scenes import Batches, prepare_for_training
 from supancl.detection.spec import detect_spec
-from supancl.detection.testing import detect, recompute_norm_statistics
+from supancl.detection.testing import coco_scores, detect, recompute_norm_statistics
 from supancl.detection.train import Training, score_stats, train_detector
 from supancl.errors import BadInput, Interrupted, NonFinite
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from tests.files import mentions
 
 from ..tiny import Notes
-from .drawn import TINY, annotation, narrow_resnet18, tiny_resnet, write_coco, write_place, write_voc
+from .drawn import TINY, annotation, narrow_resnet18, tiny_resnet, write_place, write_voc
 
 CPU = torch.device("cpu")
 LIST = (("2012", "train"),)
@@ -70,33 +68,6 @@ def test_precise_statistics_are_the_mean_over_batches(tmp_path):
     torch.testing.assert_close(detector.backbone.bn1.running_var, variance, atol=1e-6, rtol=1e-5)
     assert detector.backbone.bn1.momentum == 0.1
     assert all(torch.equal(value, weights[name]) for name, value in detector.named_parameters())
-
-
-def test_pictures_of_nothing_are_trained_on_without_harm(tmp_path):
-    folder = write_voc(tmp_path, {"train": range(4)})
-    for seed in (0, 1, 2):
-        (folder / "Annotations" / f"{seed:06d}.xml").write_text(annotation([]))
-    scenes = prepare_for_training(read_voc(tmp_path, LIST), True, True, 1)
-    training = training_of(scenes, {"iters": 4, "batch_size": 2})
-    with Batches(scenes, training.spec, CPU, 4) as batches:
-        for _ in range(4):
-            training.advance(batches)
-    means = training.drain_losses()
-    assert set(means) == {"loss", "loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg"}
-    assert 0 < means["loss"] < 20
-
-
-def test_half_precision_gives_nearly_the_same_loss(tmp_path):
-    scenes = scenes_of(tmp_path, 4)
-    losses = []
-    for precision in ("fp32", "bf16"):
-        training = training_of(scenes, {"iters": 1}, precision)
-        with Batches(scenes, training.spec, CPU, 1) as batches:
-            training.advance(batches)
-        losses.append(training.drain_losses()["loss"])
-        assert all(value.dtype == torch.float32 for value in training.detector.parameters())
-    assert losses[1] == pytest.approx(losses[0], rel=0.05)
-    assert losses[1] != losses[0]
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
@@ -164,19 +135,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(place, tmp_path):
     assert [step for step, _ in rows] == [1, 2, 3, 4]
 
 
-def test_a_signal_at_a_test_saves_first_and_the_test_is_made_up_for(place, tmp_path):
-    whole = run(place, tmp_path / "whole", eval_every=2)
-    with pytest.raises(Interrupted, match=mentions("SIGTERM")):
-        run(place, tmp_path / "parts", reporter=StopAt(1), eval_every=2)
-    assert '"test"' not in (tmp_path / "parts" / "metrics.jsonl").read_text()
-    parts = run(place, tmp_path / "parts", resume=True, eval_every=2)
-    told = [[(row["step"], row["AP50"]) for row in each.metrics if row["kind"] == "test"] for each in (whole, parts)]
-    assert told[0] == told[1]
-    assert [step for step, _ in told[1]] == [2, 4]
-    weights, others = state(tmp_path / "whole")[1], state(tmp_path / "parts")[1]
-    assert all(torch.equal(value, others[name]) for name, value in weights.items())  # statistics among them
-
-
 def test_a_killed_test_is_made_again_and_one_that_was_made_is_not(place, tmp_path, monkeypatch):
     def killed(*how):
         raise KeyboardInterrupt
@@ -222,15 +180,6 @@ def test_changed_data_and_encoder_are_noticed_on_resume(place, tmp_path):
     (folder / "Annotations" / "000000.xml").write_text(annotation([("disc", 1.0, 1.0, 9.0, 9.0)]))
     with pytest.raises(BadInput, match=mentions("training images")):
         train_detector(str(place / "encoder.safetensors"), data, spec, tmp_path / "run", resume=True)
-
-
-def test_other_test_images_are_noticed_on_resume(place, tmp_path):
-    spec = detect_spec("c4", {**SMALL, "iters": 1, "precise_bn": 0})
-    files = [str(write_coco(tmp_path / f"{name}.json", seeds)) for name, seeds in (("a", [7]), ("b", [8]))]
-    words = (str(place / "encoder.safetensors"), spec, tmp_path / "run")
-    train_detector(words[0], DetectData(str(place), "2012", files[0]), *words[1:])
-    with pytest.raises(BadInput, match=mentions("test images")):
-        train_detector(words[0], DetectData(str(place), "2012", files[1]), *words[1:], resume=True)
 
 
 def test_a_run_without_a_sound_checkpoint_goes_on_from_the_one_before(place, tmp_path):

@@ -76,13 +76,11 @@ def test_the_readme_runs_in_a_copy_of_the_repository(tmp_path: Path) -> None:
     environment = blocks.environment_of(blocks.prefix_of_this_python(), tmp_path, EPOCHS="2", OMP_WAIT_POLICY="passive")
     runner = Runner(tmp_path, environment, SLOW)
     prepare(README, runner)
-    printed = "".join(runner.run(block) for block in CODE[README])
+    for block in CODE[README]:
+        runner.run(block)
     runner.close()
     for name in re.findall(r"--out (\S+)", "".join(block.text for block in CODE[README])):
         assert (tmp_path / name).exists(), name
-    for line in (line for block in blocks_of(README) if block.kind in SHOWN for line in block.text.splitlines()):
-        if "┃" in line:  # the head of the demo's table, as the README shows it
-            assert line.strip() in printed
 
 
 @pytest.mark.parametrize("block", [block for page in PAGES for block in blocks_of(page)], ids=str)
@@ -115,7 +113,7 @@ def test_the_demo_runs_and_prints_a_row_for_each_method(tmp_path: Path) -> None:
     printed = Runner(tmp_path, environment).run(Block(README, 0, "bash", "make demo"))
     (out,) = re.findall(r"runs and pictures in (runs/demo-\d+);", printed)
     for name in ("simsiam", "supsiam"):
-        assert re.search(rf"│ {name} (│ +[\d.]+ ){{5}}│", printed)
+        assert re.search(rf"^ *{name}( +[\d.]+){{5}}$", printed, re.MULTILINE)
     for name in ("losses.png", "tsne.png", "simsiam/encoder.safetensors", "supsiam/encoder.safetensors"):
         assert (tmp_path / out / name).stat().st_size
 

@@ -10,7 +10,7 @@ from supancl import recipe
 from supancl.cli import main
 from supancl.core.methods import COLLAPSE_CELLS, METHODS
 from supancl.paper.numbers import COLLAPSE
-from supancl.paper.pool_and_ema import cell_recipe
+from supancl.paper.studies import cell_recipe
 from supancl.training.monitor import COLLAPSED_RANK
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu"]

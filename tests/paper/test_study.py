@@ -9,11 +9,10 @@ import pytest
 from supancl import recipe
 from supancl.cli import main
 from supancl.config import flattened
-from supancl.paper.ablations import MEASURES
 from supancl.paper.numbers import PAPER
-from supancl.paper.study_rows import STUDIES
-from supancl.paper.tables.layouts import LAYOUTS, table_name
-from supancl.sweeps.runs import FAILURE_FILE
+from supancl.paper.studies import MEASURES, STUDIES
+from supancl.paper.tables.layouts import LAYOUTS
+from supancl.sweeps.processes import FAILURE_FILE
 
 STUDY = ("paper", "study")
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]
@@ -42,7 +41,7 @@ def test_rows_differ_in_what_is_varied_and_are_rows_of_the_papers_table(name: st
         changed = {key for key, value in flattened(row).items() if key != "sources" and kept[key] != value}
         assert changed <= VARIED[name]
     assert study.reference in rows
-    table = table_name(study.table)
+    table = study.table
     found = [LAYOUTS[table].row_of(row) for row in rows.values()]
     expected = [
         key
@@ -52,11 +51,6 @@ def test_rows_differ_in_what_is_varied_and_are_rows_of_the_papers_table(name: st
     assert [key for key in found if key != "none"] == expected  # no pool is a row of ours alone
     averages = [average for row in rows if (average := study.average(row, base.name)) is not None]
     assert averages == [PAPER[table].rows[""][key][0] for key in expected]
-
-
-def test_the_learning_rate_follows_the_batch() -> None:
-    rows = STUDIES["batch"].rows(recipe("imagenet100.supsiam"))
-    assert [row.learning_rate for row in rows.values()] == [0.2, 0.4]  # App. F.3
 
 
 @pytest.fixture(scope="module")
@@ -103,15 +97,6 @@ def test_a_study_measures_what_evaluate_measures(study: Path, tmp_path: Path, pr
         before.pop(key, None)
         after.pop(key, None)
     assert before == after
-
-
-def test_the_monitor_saw_the_same_k_nn(study: Path, tmp_path: Path) -> None:
-    """Evaluated by the command and by the loop: the same encoder, images and k, so the same number."""
-    run = shutil.copytree(study / "queue-seed-0", tmp_path / "run")
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert main(["evaluate", "knn", str(run), "--device", "cpu", "--quiet", "--no-baselines"]) == 0
-    result = json.loads((run / "evaluate" / f"knn-k{rows[-1]['knn_k']}.json").read_text())
-    assert result["accuracy"] == pytest.approx(rows[-1]["knn"])
 
 
 def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp_path: Path) -> None:

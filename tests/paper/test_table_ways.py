@@ -216,7 +216,7 @@ def test_a_detector_without_scores_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=mentions(scores, "detect eval")):
         read_finished_runs(detector)
     scores.unlink()
-    with pytest.raises(BadInput, match=mentions(detector, "not been tested", "--resume")):
+    with pytest.raises(BadInput, match=mentions(detector, "no scores of a detector")):
         read_finished_runs(detector)
     with pytest.raises(BadInput, match=mentions(tmp_path, "no detector run")):
         read_finished_runs(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.image import imread
-from rich.console import Console
 from scipy import stats
 from torch import Tensor, nn
 
+from supancl.cli import main
 from supancl.core.branches import Branches
 from supancl.core.losses import Align
 from supancl.core.pools import Queue
 from supancl.data.views.specs import Masks
-from supancl.errors import BadInput
-from supancl.paper import toy
-from supancl.paper.commands import toy as command
-from supancl.paper.commands import toy as command_line
+from supancl.paper import toy_study as toy
 from supancl.paper.toy_study import tables as toy_tables
-from supancl.paper.toy_study.measures import draw_downstream, first_per_class
+from supancl.paper.toy_study import training
 from supancl.paper.toy_study.training import (
     DECAY,
     FULL,
@@ -130,16 +126,6 @@ def test_views_mask_exactly_the_share_the_shipped_masks_do() -> None:
     assert not torch.equal(views[0, 0], views[0, 1])
 
 
-def test_downstream_classes_have_the_variance_asked_for() -> None:
-    drawn = draw_downstream(torch.zeros(2, 500), 0.2, 100, torch.Generator().manual_seed(0))
-    assert drawn.values.var().item() == pytest.approx(0.2, rel=0.02)
-    assert drawn.labels.bincount().tolist() == [100, 100]
-
-
-def test_first_of_each_class() -> None:
-    assert first_per_class(torch.tensor([0, 0, 0, 1, 1, 1]), 2).tolist() == [0, 1, 3, 4]
-
-
 def test_the_trends_of_the_paper_in_small() -> None:
     result, panels = toy.run(NEAR, SMALL, [0, 1])
     assert result["trends"] == dict.fromkeys(result["trends"], True)
@@ -180,28 +166,18 @@ def test_trends_can_fail() -> None:
     assert [name for name, holds in found.items() if holds] == ["alpha = 1 is worst in extrapolation"]
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    command_line.arguments(parser)
-    return parser.parse_args(words)
-
-
-def test_the_command_writes_tables_figure_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "QUICK", replace(TINY, epochs=1))
-    monkeypatch.setitem(command.READINGS, "literal", replace(READINGS["literal"], encoder=10))
-    args = parsed("--quick", "--seeds", "1", "--reading", "literal", "--out", str(tmp_path / "out"))
-    console = Console(record=True, width=200, file=io.StringIO())
-    result = command.command(args, console)
+def test_the_command_writes_tables_figure_and_json(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(training, "QUICK", replace(TINY, epochs=1))
+    monkeypatch.setitem(READINGS, "literal", replace(READINGS["literal"], encoder=10))
     folder = tmp_path / "out"
-    kept = json.loads((folder / "toy.json").read_text())
-    assert kept["reading"]["name"] == "literal"
-    assert kept["rows"] == result["rows"]
+    words = ["paper", "toy", "--quick", "--seeds", "1", "--reading", "literal", "--out", str(folder)]
+    assert main(words) == 0
+    assert json.loads((folder / "toy.json").read_text())["reading"]["name"] == "literal"
     assert (folder / "table1.md").read_text().count("\n") == (folder / "table2.md").read_text().count("\n") == 7
     height, width = imread(folder / "tsne.png").shape[:2]
     assert width > 4 * height, "five panels in a row"
-    assert "(61.89)" in console.export_text()  # the paper's
-    with pytest.raises(BadInput):  # a study is there
-        command.command(args, Console(quiet=True))
+    assert "(61.89)" in capsys.readouterr().out  # the paper's
+    assert main(words) == 2  # a study is there
 
 
 @pytest.mark.slow

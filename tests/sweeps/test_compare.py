@@ -9,14 +9,9 @@ import numpy as np
 import pytest
 
 from supancl import recipe
-from supancl.data.survey import Survey
-from supancl.reporter import Reporter
 from supancl.stats import mean_interval, tukey_half_width
-from supancl.sweeps import runner
 from supancl.sweeps.comparing import compare_rows
-from supancl.sweeps.grid import grid_rows, parse_grid
-from supancl.sweeps.runner import default_jobs
-from supancl.training import fitting
+from supancl.sweeps.grid import grid_rows, split_grid
 from tests.files import archive, contents, noise, supancl
 from tests.tiny import poisoned
 
@@ -72,41 +67,22 @@ def test_the_best_is_compared_with_intervals_for_all_pairs() -> None:
     assert all(entry["high"] - entry["mean"] == pytest.approx(half) for entry in compared["differences"])
 
 
-def test_a_sweep_of_auto_looks_at_its_data_once_and_reports_equal_choices_once(tmp_path, monkeypatch) -> None:
-    notes, surveyed = [], []
-    monkeypatch.setattr(fitting, "survey_source", lambda *_: surveyed.append(1) or Survey(300, 100, 4, 32))
-    reporter = Reporter()
-    reporter.note = notes.append
-    rows = grid_rows(recipe("auto.supsiam"), {"loss.alpha": [0.2, 0.5], "pool.kind": ["queue", "prototypes"]}).recipes
-    fitted = fitting.fit_rows({**rows, "other": recipe("digits.supsiam")}, reporter)
-    assert len(surveyed) == 1
-    assert sum(line.startswith("auto.supsiam for") for line in notes) == 1
-    assert [row.train.batch_size for row in fitted.values()][:4] == [16] * 4
-    assert fitted["other"] == recipe("digits.supsiam")
-
-
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_grid_is_every_combination_and_equal_values_count_once() -> None:
-    grid = parse_grid(["optimizer.lr=.1,0.10,.3", "loss.alpha=.2,.5"])
-    rows = grid_rows(recipe("digits.supsiam"), grid)
+    base = recipe("digits.supsiam")
+    single, grid = split_grid(base, {"lr": ".1,0.10,.3", "loss.alpha": [0.2, 0.5], "train.epochs": 3})
+    assert single == {"train.epochs": 3}
+    rows = grid_rows(base, grid)
     names = ["lr-0.1-alpha-0.2", "lr-0.1-alpha-0.5", "lr-0.3-alpha-0.2", "lr-0.3-alpha-0.5"]
     assert list(rows.recipes) == names
     assert rows.labels[names[2]] == {"row": names[2], "optimizer.lr": 0.3, "loss.alpha": 0.2}
     assert rows.recipes[names[2]].optimizer.lr == 0.3
-    lists = grid_rows(recipe("digits.supsiam"), parse_grid(["heads.projector.hidden=[16],[16,16]"]))
+    lists = grid_rows(base, split_grid(base, {"heads.projector.hidden": "[16],[16,16]"})[1])
     assert list(lists.recipes) == ["hidden-16", "hidden-16-16"]
-    alike = grid_rows(recipe("digits.supsiam"), parse_grid(["data.source=a/b,a-b"]))
+    alike = grid_rows(base, {"data.source": ["a/b", "a-b"]})
     assert list(alike.recipes) == ["source-a-b", "source-a-b+"]
-
-
-def test_as_many_runs_at_once_as_memory_allows(monkeypatch) -> None:
-    monkeypatch.setattr(runner, "available_cores", lambda: 8)
-    made = recipe("digits.supsiam").with_set({"train.device": "cpu"})
-    for free, jobs in ((1e12, 8), (3e9, 3), (1e6, 1), (None, 8)):
-        monkeypatch.setattr(runner, "available_memory", lambda device, free=free: free)
-        assert default_jobs(made) == jobs
 
 
 # --- from the command line --------------------------------------------------------------------------------------------
@@ -167,7 +143,16 @@ def several_runs_are_evaluated_in_one_table(capsys) -> None:
 
 def test_a_sweep_chooses_and_lists_what_failed(photos: Path, capsys, monkeypatch) -> None:
     poisoned(monkeypatch, {1})
-    words = ["sweep", "digits.supsiam", "--grid", "optimizer.lr=.05,.2", "train.on_nan=stop,skip", "--data", photos]
+    words = [
+        "compare",
+        "digits.supsiam",
+        "--set",
+        "optimizer.lr=.05,.2",
+        "--set",
+        "train.on_nan=stop,skip",
+        "--data",
+        photos,
+    ]
     said = supancl(capsys, *words, "--seeds", 1, *SMALL, "--out", "out")
     assert said.code == 4
     result = json.loads(Path("out/results.json").read_text())

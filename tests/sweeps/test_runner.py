@@ -1,58 +1,188 @@
-"""The sweep runner's own words: rows, runs by name, results and their means."""
+"""The sweep runner: runs by name, several at once, failures, and what happens when a process is killed."""
 
 from __future__ import annotations
 
-import math
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from supancl.sweeps.results import collect_results, mean_cells, summarize
 
 from supancl import recipe
+from supancl.cli import main
+from supancl.data.opening import open_data
 from supancl.errors import BadInput
-from supancl.sweeps import runner
-from supancl.sweeps.runner import Sweep
-from supancl.sweeps.runs import Failure, Runs, TrainedRun
-from supancl.training import cost
+from supancl.runs.folder import RunFolder
+from supancl.sweeps import processes, runner
+from supancl.sweeps.processes import FAILURE_FILE
+from supancl.sweeps.runner import Sweep, default_jobs, open_held_out
 from supancl.training.memory import estimate_memory
-from tests.tiny import tiny_data, tiny_recipe
+from tests.files import archive, class_folders
+from tests.started import Started
+from tests.tiny import poisoned, tiny_data, tiny_recipe
 
 ROWS = {"low": recipe("digits.supsiam"), "high": recipe("digits.supsiam").with_set({"loss.alpha": 1.0})}
+SMALL = ["--set", "data.limit=128", "--set", "encoder.width=16", "--device", "cpu", "--seeds", "2"]
+ALPHAS = ["compare", "digits.supsiam", "--set", "loss.alpha=0,1", *SMALL]
 
 
 def test_every_row_is_trained_with_every_seed(tmp_path: Path) -> None:
     runs = Sweep(tmp_path, seeds=2).with_seeds(ROWS, "a test")
     assert list(runs) == ["low-seed-0", "low-seed-1", "high-seed-0", "high-seed-1"]
     assert [run.train.seed for run in runs.values()] == [0, 1, 0, 1]
-    assert runs["high-seed-1"].sources["train.seed"] == "a test"
+
+
+def test_an_auto_recipe_is_fitted_once_so_that_its_runs_can_be_continued(tmp_path: Path) -> None:
+    base = recipe("auto.supsiam").with_set({"data.source": str(archive(tmp_path / "x.npz")), "encoder.channels": 1})
+    fitted, _ = open_held_out(base, "a test")
+    assert fitted.train.batch_size == 16
+
+
+def test_as_many_runs_at_once_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "available_cores", lambda: 8)
+    made = recipe("digits.supsiam").with_set({"train.device": "cpu"})
+    for free, jobs in ((1e12, 8), (3e9, 3), (1e6, 1), (None, 8)):
+        monkeypatch.setattr(runner, "available_memory", lambda device, free=free: free)
+        assert default_jobs(made) == jobs
 
 
 def test_a_run_that_does_not_fit_into_memory_is_refused_before_any_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = tiny_recipe(), tiny_recipe(encoder__width=512)
-    needed = [estimate_memory(one, torch.device("cpu")).total for one in (small, large)]
-    monkeypatch.setattr(cost, "available_memory", lambda device: needed[0])
+
+    def check(made, device: torch.device) -> None:
+        if estimate_memory(made, device) > estimate_memory(small, device):
+            raise BadInput("too large")
+
+    monkeypatch.setattr(runner, "check_memory", check)
     monkeypatch.setattr(runner, "train_each", lambda *rest: pytest.fail("a run was trained"))
     sweep = Sweep(tmp_path / "sweep", jobs=1)
-    runs = sweep.with_seeds({"small": small, "large": large}, "a test")
     with pytest.raises(BadInput, match="large-seed-0"):
-        sweep.train(runs, tiny_data())
+        sweep.train(sweep.with_seeds({"small": small, "large": large}, "a test"), tiny_data())
 
 
-def test_a_run_that_failed_is_counted_and_in_no_mean(tmp_path: Path) -> None:
-    sweep, labels = Sweep(tmp_path, seeds=2), {"low": {"row": "low"}, "high": {"row": "high"}}
-    trained = {
-        name: TrainedRun(one, torch.nn.Identity(), [{"linear": value}], False)
-        for (name, one), value in zip(sweep.with_seeds(ROWS, "a test").items(), (60.0, 70.0, 80.0, None), strict=True)
-    }
-    failed = {"low-seed-1": Failure("no number", 4)}
-    runs = Runs({name: run for name, run in trained.items() if name not in failed}, failed)
-    results = collect_results(sweep, runs, labels, ["linear"], lambda run, folder: run.metrics[0])
-    assert [result["linear"] for result in results] == [60.0, None, 80.0, None]
-    assert [result["failed"] for result in results] == [None, "no number", None, None]
-    low, high = (summarize(results, label, ["linear"], ("failed",)) for label in labels.values())
-    assert (low["n"], low["failed"], low["linear"]) == (2, 1, 60.0)
-    assert mean_cells(low, {"linear": ("linear %", 1)}) == ["60.0"]
-    assert (high["failed"], math.isnan(high["linear"])) == (0, True)  # one seed could not be measured
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    """These runs meet a loss that is not a number in their second epoch; gives the names of all that were trained."""
+    plain, begun = processes.train, []
+
+    def train(made, out, **options):
+        begun.append(out.name)
+        with pytest.MonkeyPatch.context() as patched:
+            if out.name in names:
+                poisoned(patched, {5})
+            return plain(made, out=out, **options)
+
+    monkeypatch.setattr(processes, "train", train)
+    return begun
+
+
+def test_a_run_that_fails_does_not_end_the_others_and_goes_on_when_asked(tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "out"
+    command = [*ALPHAS, "--epochs", "2", "--batch-size", "32", "--jobs", "1", "--out", str(out)]
+    with monkeypatch.context() as patched:
+        begun = fail_at(patched, "alpha-0.0-seed-0", "alpha-1.0-seed-0", "alpha-1.0-seed-1")
+        assert main(command) == 4
+        assert len(begun) == 4
+    result = json.loads((out / "results.json").read_text())
+    assert [bool(row["failed"]) for row in result["rows"]] == [True, False, True, True]
+    assert all((row["linear"] is None) == bool(row["failed"]) for row in result["rows"])
+    first, second = result["summary"]
+    assert (first["failed"], first["n"], first["linear"]) == (1, 2, result["rows"][1]["linear"])
+    assert (second["failed"], second["linear"]) == (2, None)
+    # the same again lists them and trains nothing; only who asks for it has them go on
+    begun = fail_at(monkeypatch)
+    assert main(command) == 4
+    assert begun == []
+    assert main([*command, "--retry"]) == 0
+    assert begun == ["alpha-0.0-seed-0", "alpha-1.0-seed-0", "alpha-1.0-seed-1"]
+    assert not list(out.glob(f"*/{FAILURE_FILE}"))
+
+
+def test_a_study_goes_on_without_steps_that_gave_no_numbers_and_keeps_its_finished_runs(tmp_path, monkeypatch) -> None:
+    small = {"data.limit": 128, "encoder.width": 16, "train.device": "cpu", "train.epochs": 1, "train.batch_size": 16}
+    recipes = {f"seed-{seed}": recipe("digits.supsiam").with_set({**small, "train.seed": seed}) for seed in (0, 1)}
+    data, out = open_data(recipes["seed-0"].data, 1), tmp_path / "study"
+    begun = fail_at(monkeypatch, "seed-1")
+    assert [*Sweep(out, jobs=1).train(recipes, data).failed] == ["seed-1"]
+    asked = {name: each.with_set({"train.on_nan": "skip"}) for name, each in recipes.items()}
+    assert not Sweep(out, jobs=1, retry=True).train(asked, data).failed
+    assert begun == ["seed-0", "seed-1", "seed-1"]
+    assert [RunFolder(out / name).read_recipe()[0].train.on_nan for name in recipes] == ["stop", "skip"]
+
+
+def test_a_study_does_not_go_on_with_other_data_or_settings(tmp_path: Path) -> None:
+    """Finished runs are only read: on data that changed, they would be judged on images they were trained on."""
+    class_folders(tmp_path / "data", ("a", "b", "c"), each=12)
+    tiny = ["--set", "encoder.name=cnn", "--set", "encoder.width=8", "--set", "views.size=8", "--batch-size", "8"]
+    tiny += ["--set", "heads.projector.hidden=[16]", "--set", "heads.projector.out=16", "--epochs", "1"]
+    command = ["compare", "cifar100.supsiam", "cifar100.simsiam", "--data", str(tmp_path / "data"), "--seeds", "1"]
+    command += [*tiny, "--device", "cpu", "--jobs", "1", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    before = (tmp_path / "out" / "results.json").read_text()
+    assert main([*command, "--batch-size", "4"]) == 2
+    class_folders(tmp_path / "more", ("a",), each=4)
+    for file in (tmp_path / "more" / "a").iterdir():
+        file.rename(tmp_path / "data" / "a" / f"more-{file.name}")
+    assert main(command) == 2
+    assert (tmp_path / "out" / "results.json").read_text() == before
+
+
+# --- several at once --------------------------------------------------------------------------------------------------
+
+LONG = [*ALPHAS, "--epochs", "5000", "--jobs", "2"]
+
+
+def test_a_signal_ends_a_study_of_several_jobs(tmp_path: Path, forks) -> None:
+    out = tmp_path / "study"
+    process = Started(forks, tmp_path / "process", *LONG, "--out", str(out), workers=True)
+    process.wait_until(lambda: list(out.glob("*/checkpoints/*.pt")))
+    process.send_signal(signal.SIGTERM)
+    ended, errors = process.end()
+    assert ended == 143, errors
+    assert len(list(out.iterdir())) <= 2  # two had begun; no other begins
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes that train, below this one: multiprocessing's own helper is none of them."""
+    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's list of processes")
+@pytest.mark.parametrize("killed", ["a worker", "the command"])
+def test_who_is_killed_takes_the_others_along_and_these_save(killed: str, tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    command = [sys.executable, "-m", "supancl", *LONG, "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: len(list(out.glob("*/checkpoints/*.pt"))) >= 2)
+    workers = workers_of(process.pid)
+    assert len(workers) == 2
+    os.kill(process.pid if killed == "the command" else workers[0], signal.SIGKILL)
+    errors = process.communicate(timeout=60)[1]
+    wait_for(lambda: not any(map(is_alive, workers)))
+    assert process.returncode == (-signal.SIGKILL if killed == "the command" else 2), errors
+    assert killed == "the command" or "was killed" in errors

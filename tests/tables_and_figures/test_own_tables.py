@@ -12,7 +12,7 @@ import pytest
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.paper.toy_study.training import Size
 from supancl.runs.folder import RunFolder
-from tests.detect.drawn import TINY, narrow_resnet18, write_voc
+from tests.detection.drawn import TINY, narrow_resnet18, write_voc
 from tests.tables_and_figures.made import DIGITS, SMALL, colours, edit, ours, run, table
 
 TOY = Size(dimensions=40, train=40, test=10, width=6, epochs=1, batch=16)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from supancl.data.sources.voc import read_annotation, read_list
-from supancl.detection.scenes import Scene, Scenes, check_images, make_scene, relabelled, remark_on_cut_boxes
-from supancl.errors import BadInput, plural
+from supancl.detection.scenes import Scene, Scenes, check_images, make_scene, relabelled
+from supancl.errors import BadInput
 from supancl.files import read_text
 
 MAX_ANNOTATION_BYTES = 2**31  # of a COCO JSON: those of large data sets have about a gigabyte
@@ -59,42 +59,28 @@ def _readers(data: DetectData) -> tuple[Callable[[], Scenes], Callable[[], Scene
     if root.is_file():
         return (partial(read_coco, root, data.images), partial(read_coco, Path(data.test or root), data.images))
     official = [sorted(root.glob(f"annotations/instances_{name}*.json"))[-1:] for name in ("train", "val")]
+    other_test = partial(read_coco, Path(data.test), data.images)
     if any(official):
-        return partial(_read_coco_folder, data, official[0], "train"), partial(
-            _read_coco_folder, data, official[1], "val"
-        )
+        train, test = (partial(_read_coco_folder, data, files) for files in official)
+        return train, other_test if data.test else test
     if data.year not in YEARS:
         raise BadInput(f"year {data.year}: must be one of {', '.join(YEARS)}")
     train_lists, test_lists = YEARS[data.year]
-    if data.test:  # train on VOC, test on other images with its classes
-        return partial(read_voc, root, train_lists), partial(read_coco, Path(data.test), data.images)
-    if data.images:
-        raise BadInput(
-            f"images {data.images} is for a COCO JSON; the images of VOC are in JPEGImages of {root}; leave it out"
-        )
-    return partial(read_voc, root, train_lists), partial(read_voc, root, test_lists)
+    return partial(read_voc, root, train_lists), other_test if data.test else partial(read_voc, root, test_lists)
 
 
-def _read_coco_folder(data: DetectData, files: list[Path], name: str) -> Scenes:
-    """Read annotations/instances_NAME.json of COCO's folder, with the images in NAME/; --test replaces the test set."""
+def _read_coco_folder(data: DetectData, files: list[Path]) -> Scenes:
+    """Read annotations/instances_NAME.json of COCO's folder, with the images in NAME/."""
     root = Path(data.root)
-    if name == "val" and data.test:
-        return read_coco(Path(data.test), data.images)
     if not files:
-        raise BadInput(
-            f"{root / 'annotations'} holds no instances_{name}*.json"
-            + ("; name the test set with test" if name == "val" else "")
-        )
+        raise BadInput(f"{root / 'annotations'} lacks instances_train*.json or instances_val*.json; name a test set")
     return read_coco(files[0], data.images or str(root / files[0].stem.removeprefix("instances_")))
 
 
 def unify_classes(train: Scenes, test: Scenes) -> tuple[Scenes, Scenes]:
     names = tuple(sorted({*train.classes, *test.classes}))
     shared = len({scene.path for scene in train.scenes} & {scene.path for scene in test.scenes})
-    are_training = "is a training image" if shared == 1 else "are training images"
-    remark = (
-        f"{shared} of the {plural(len(test), 'test image')} {are_training} too; the scores do not measure new images",
-    )
+    remark = (f"test images that are trained on: {shared} of {len(test)}; the scores do not measure new images",)
     return relabelled(train, names), replace(relabelled(test, names), remarks=test.remarks + (remark if shared else ()))
 
 
@@ -123,8 +109,13 @@ def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
         )  # fmt: skip
         scenes.append(scene)
         total_cut += number_cut
-    size_remarks = check_images(scenes, location, "unpack all of JPEGImages, or remove it from the list")
-    return Scenes(tuple(scenes), classes, location, (*remark_on_cut_boxes(total_cut, location), *size_remarks))
+    check_images(scenes, location, "unpack all of JPEGImages, or remove it from the list")
+    return Scenes(tuple(scenes), classes, location, _remarks(location, total_cut))
+
+
+def _remarks(location: str, cut: int, flat: int = 0) -> tuple[str, ...]:
+    counts = {"boxes cut at the border of their image": cut, "boxes of no width or height left out": flat}
+    return tuple(f"{location}: {what}: {count}" for what, count in counts.items() if count)
 
 
 def _year_folder(root: Path, year: str) -> Path:
@@ -135,10 +126,7 @@ def _year_folder(root: Path, year: str) -> Path:
     for folder in candidates:
         if (folder / "Annotations").is_dir():
             return folder
-    raise BadInput(
-        f"{root} holds no VOC{year} (VOCdevkit/VOC{year}/Annotations); unpack it there, or choose another "
-        f"year ({', '.join(YEARS)})"
-    )
+    raise BadInput(f"{root} holds no VOC{year} (VOCdevkit/VOC{year}/Annotations); unpack it, or choose another year")
 
 
 # --- COCO -------------------------------------------------------------------------------------------------------------
@@ -167,13 +155,10 @@ def read_coco(file: Path, images: str = "") -> Scenes:
             f"{file}: not a COCO annotation file ({type(error).__name__}: {error}); it needs images, "
             "annotations and categories"
         ) from None
-    size_remarks = check_images(
-        [scene for scene, _ in parsed], str(file), "restore it, or give the folder of the images with images"
+    check_images([scene for scene, _ in parsed], str(file), "restore it, or name their folder with images")
+    remarks = _remarks(
+        str(file), sum(cut for _, cut in parsed), sum(_is_flat(entry) for entry in content["annotations"])
     )
-    flat_count = sum(_is_flat(entry) for entry in content["annotations"])
-    remarks = (*remark_on_cut_boxes(sum(cut for _, cut in parsed), str(file)), *size_remarks)
-    boxes = plural(flat_count, "box of no width or height was", "boxes of no width or height were")
-    remarks += (f"{file}: {boxes} left out",) if flat_count else ()
     return Scenes(tuple(scene for scene, _ in parsed), classes, str(file), remarks)
 
 
@@ -182,10 +167,7 @@ def _index_by_id(file: Path, content: dict[str, Any], kind: str) -> dict[int, di
     entries: dict[int, dict[str, Any]] = {}
     for entry in content[kind]:
         if entries.setdefault(int(entry["id"]), entry) != entry:
-            raise BadInput(
-                f"{file}: two {kind} have the id {entry['id']}, so their annotations are ambiguous; "
-                "renumber them, and the annotations too"
-            )
+            raise BadInput(f"{file}: two {kind} have the id {entry['id']}; renumber them, and the annotations too")
     return entries
 
 

@@ -27,7 +27,7 @@ from torchvision.ops import MultiScaleRoIAlign, RoIAlign
 
 from supancl.core.encoders import Encoder, EncoderSpec
 from supancl.detection.spec import DetectSpec
-from supancl.errors import BadInput, plural
+from supancl.errors import BadInput
 from supancl.evaluation.feature_cache import encoder_key
 from supancl.runs.importing import open_encoder
 
@@ -72,19 +72,11 @@ def copy_resnet(encoder: Encoder) -> ResNet:
     name = encoder.spec.name
     body: ResNet | None = encoder.body if isinstance(encoder.body, ResNet) else _as_torchvision_resnet(encoder.body)
     if body is None:
-        raise BadInput(
-            f"encoder {name!r} is not a ResNet of torchvision (stages res2 to res5), which detection "
-            "needs; give resnet18, 34, 50, 101, 152 or another of them (torchvision:NAME)"
-        )
+        raise BadInput(f"encoder {name!r} is not a ResNet of torchvision, which detection needs; give such as resnet50")
     if isinstance(body.maxpool, nn.Identity):
-        raise BadInput(
-            f"encoder {name!r} has the stem for 32 px images: its maps would be {STRIDE // 4} times finer "
-            "than the anchors; give one with the ImageNet stem, such as resnet18 or resnet50"
-        )
+        raise BadInput(f"encoder {name!r} has the stem for 32 px images; give one with ImageNet's, such as resnet50")
     if encoder.spec.channels != 3:
-        raise BadInput(
-            f"encoder {name!r} takes {plural(encoder.spec.channels, 'channel')}; detection needs one with 3 (RGB)"
-        )
+        raise BadInput(f"encoder {name!r} takes {encoder.spec.channels} channels; detection needs one with 3 (RGB)")
     return copy.deepcopy(body)
 
 

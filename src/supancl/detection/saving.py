@@ -1,21 +1,24 @@
-"""Save and load detectors: detector.safetensors, which can be rebuilt without anything else, and the run folder."""
+"""Detectors on disk: detector.safetensors, which needs nothing else, the run folder, and weights for torchvision."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from supancl.config import from_json, parse_json, to_json
 from supancl.core.encoders import EncoderSpec
 from supancl.detection.layouts import DetectData
-from supancl.detection.model import Detector, build_detector, copy_resnet, normalization_of
+from supancl.detection.model import Detector, build_detector, copy_resnet, normalization_of, open_body
 from supancl.detection.spec import DetectSpec
 from supancl.errors import BadInput
-from supancl.files import did_you_mean_path, is_as_written, read_text, write_sealed_json
+from supancl.files import Output, did_you_mean_path, is_as_written, read_text, write_sealed_json
+from supancl.runs.checkpoint import save_with_torch
 from supancl.runs.encoder_file import SCHEMA_VERSION, read_header, read_safetensors, save_safetensors
 from supancl.runs.folder import RunFolder
 from supancl.runs.provenance import commit, versions
@@ -55,15 +58,9 @@ class DetectFolder(RunFolder):
             data = from_json(DetectData, content["data"], "data")
             return spec, data, str(content["encoder"]), content
         except (OSError, UnicodeDecodeError):
-            raise BadInput(
-                f"{self.path} holds no detector run (no readable detect.json); give the folder of one"
-            ) from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise BadInput(
-                f"{self.recipe_file}: damaged ({type(error).__name__}: {error}); restore it, or choose another out"
-            ) from None
-        except BadInput as error:
-            raise BadInput(f"{self.recipe_file}: {error}; restore the file") from None
+            raise BadInput(f"{self.path} holds no detector run (detect.json); give the folder of one") from None
+        except (ValueError, KeyError, TypeError, RecursionError, BadInput) as error:
+            raise BadInput(f"{self.recipe_file}: damaged ({error}); restore it, or choose another out") from None
 
 
 def save_detector(path: Path, detector: Detector, encoder: EncoderSpec, classes: tuple[str, ...]) -> None:
@@ -84,15 +81,9 @@ def is_detector(path: Path) -> bool:
 def load_detector(path: Path | str) -> LoadedDetector:
     """The detector of a run of `supancl detect train`, or of a detector.safetensors, in eval mode."""
     file = Path(path)
-    if file.is_dir():
-        file = file / "detector.safetensors"
-        if not file.exists():
-            raise BadInput(f"{path} holds no detector.safetensors; finish the run with supancl detect train --resume")
+    file = file / "detector.safetensors" if file.is_dir() else file
     if not file.exists():
-        raise BadInput(
-            f"no file {file}"
-            + (did_you_mean_path(file) or "; give the folder of a detector's run, or its detector.safetensors")
-        )
+        raise BadInput(f"no file {file}{did_you_mean_path(file) or '; give a finished run of supancl detect train'}")
     metadata, shapes = read_header(file)
     if metadata.get("kind") != "detector":
         raise BadInput(f"{file} is not a detector of supancl; train one with supancl detect train")
@@ -132,9 +123,7 @@ def read_finished_runs(path: Path) -> list[FinishedRun]:
     seeds.sort(key=lambda folder: (len(folder.name), folder.name))
     folders = [path] if DetectFolder(path).has_run else seeds
     if not folders:
-        raise BadInput(
-            f"{path} holds no detector run (no detect.json, no seed-*/detect.json); make one with supancl detect train"
-        )
+        raise BadInput(f"{path} holds no detector run; make one with supancl detect train")
     return [_read_finished_run(DetectFolder(folder)) for folder in folders]
 
 
@@ -143,14 +132,38 @@ def _read_finished_run(folder: DetectFolder) -> FinishedRun:
     file = folder.evaluations / "detect.json"
     try:
         scores = parse_json(read_text(file))
-        if not all(key in scores for key in ("AP", "AP50", "AP75", "classes")):
-            raise ValueError("without scores")
-        if not is_as_written(scores):
-            raise ValueError("damaged")
-    except OSError:
-        raise BadInput(
-            f"{folder.path} has not been tested (no {file.name} in evaluate/); finish it with --resume"
-        ) from None
-    except (ValueError, TypeError):
-        raise BadInput(f"{file}: not the scores of a detector; run supancl detect eval again") from None
+        if not is_as_written(scores) or not {"AP", "AP50", "AP75", "classes"} <= scores.keys():
+            raise ValueError
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise BadInput(f"{file}: no scores of a detector; test it with supancl detect eval {folder.path}") from None
     return FinishedRun(folder.path, encoder, spec, settings, scores)
+
+
+# --- weights for torchvision ------------------------------------------------------------------------------------------
+
+
+def export_detector(path: str, out: Path | str) -> dict[str, Any]:
+    """Write a detector's run, or an encoder, under torchvision's names; returns what was written."""
+    output = Output(Path(out), (".pth", ".pt")).check()
+    classes: tuple[str, ...] = ()
+    if Path(path).exists() and is_detector(Path(path)):
+        saved = load_detector(path)
+        state, kind, classes = *torchvision_weights(saved.detector), saved.classes
+    else:
+        state, kind = dict(open_body(path)[0].state_dict()), "backbone"
+    state = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
+    output.write(lambda temporary: save_with_torch(temporary, state))
+    return {"what": kind, "tensors": len(state), "classes": list(classes), "out": str(out)}
+
+
+def torchvision_weights(detector: Detector) -> tuple[dict[str, Tensor], str]:
+    """The tensors under torchvision's names, and what they form: `fpn`, or `backbone` because it has no C4 detector."""
+    state = detector.state_dict()
+    if detector.spec.arch == "fpn":
+        return dict(state), "fpn"
+    weights = {}
+    for name, value in state.items():
+        resnet_name = re.sub(r"^(backbone\.body\.|backbone\.|roi_heads\.box_head\.)", "", name)
+        if re.match(r"(conv1|bn1|layer[1-4])\.", resnet_name):
+            weights[resnet_name] = value
+    return weights, "backbone"

@@ -1,22 +1,28 @@
-"""Images with boxes, independent of the layout on disk."""
+"""Images with boxes, independent of the layout on disk; and batches of them as a function of seed and step."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from supancl.data.decode import decode, image_problem, is_sideways, large_image_remarks
-from supancl.errors import BadInput, plural
+from supancl.data.decode import decode, image_problem
+from supancl.data.order import derive_seed, epoch_order
+from supancl.data.threads import ReadingThreads, waiting_for_images
+from supancl.detection.spec import DetectSpec
+from supancl.errors import BadInput
+
+Batch = tuple[list[Tensor], list[dict[str, Tensor]]]
+FLIP_STREAM = 5  # of random numbers
 
 CUT_TOLERANCE = 1.0  # pixels; annotations count from 0 or from 1, and rescaled ones are rounded
 
@@ -67,15 +73,10 @@ class Scenes:
                 f"{scene.path}: cannot be read as an image ({image_problem(error)}); fix it, or remove it from the "
                 "list of images"
             ) from None
-        size = tuple(image.shape[1:])
-        if size != (scene.height, scene.width):
-            is_turned = size == (scene.width, scene.height) and is_sideways(scene.path)
-            way_out = "scale the boxes like the image"
-            if is_turned:
-                way_out = "once its EXIF orientation is applied; save it upright, or rotate the boxes too"
+        if image.shape[1:] != (scene.height, scene.width):
             raise BadInput(
-                f"{scene.path} is {size[1]} x {size[0]}, its annotation says {scene.width} x "
-                f"{scene.height}{' ' if is_turned else '; '}{way_out}"
+                f"{scene.path} is {image.shape[2]} x {image.shape[1]} (upright), its annotation says {scene.width} x "
+                f"{scene.height}; scale or rotate the boxes like the image"
             )
         if position < self.cached_count:
             self.decoded[position] = image
@@ -129,33 +130,11 @@ def make_scene(
     return scene, int(was_cut.sum())
 
 
-def remark_on_cut_boxes(count: int, location: str) -> tuple[str, ...]:
-    boxes = plural(
-        count,
-        "box crossed the border of its image and was",
-        "boxes crossed the border of their images and were",
-    )
-    return (f"{location}: {boxes} cut there",) if count else ()
-
-
-def check_images(scenes: Sequence[Scene], location: str, way_out: str) -> tuple[str, ...]:
-    """Refuse missing images and those too large to open, and return remarks on large ones.
-
-    Called before training, because a missing test image would otherwise show up only after the last step. Sizes come
-    from the annotations; the limits are those of every other source.
-    """
+def check_images(scenes: Sequence[Scene], location: str, way_out: str) -> None:
+    """Refuse missing images before training: a test image would otherwise be missed only after the last step."""
     missing = [scene.path for scene in scenes if not scene.path.is_file()]
     if missing:
-        raise BadInput(f"{location}: no image {missing[0]} ({len(missing)} of {len(scenes)} are missing); {way_out}")
-    safe = Image.MAX_IMAGE_PIXELS or math.inf
-    large = [scene for scene in scenes if scene.height * scene.width > safe]
-    for scene in large:
-        if scene.height * scene.width > 2 * safe:  # what Pillow refuses to open
-            raise BadInput(
-                f"{scene.path} is {scene.width} x {scene.height}: more than {2 * safe:,} pixels, which are "
-                "not read; make it smaller, and its boxes too"
-            )
-    return tuple(large_image_remarks([f"{scene.path} ({scene.width} x {scene.height})" for scene in large]))
+        raise BadInput(f"{location}: no image {missing[0]} (missing: {len(missing)} of {len(scenes)}); {way_out}")
 
 
 def prepare_for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory_gb: float) -> Scenes:
@@ -164,31 +143,95 @@ def prepare_for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool
     if not keep_empty:
         selected = [scene for scene in selected if len(scene.boxes)]
     if not any(len(scene.boxes) for scene in selected):
-        raise BadInput(
-            f"{scenes.location}: no box to train on in {plural(len(scenes), 'image')}; is it the right list of images?"
-        )
+        raise BadInput(f"{scenes.location}: no box to train on; is it the right list of images?")
     return replace(scenes, scenes=tuple(selected), cache_bytes=memory_gb * 1e9, decoded={})
 
 
-def prepare_for_testing(scenes: Scenes, memory_gb: float = 0.0) -> Scenes:
-    """Refuse scenes without a box to find: every score would be missing."""
+def prepare_for_testing(scenes: Scenes, memory_gb: float = 0.0, limit: int = 0) -> Scenes:
+    """At most `limit` of the scenes, evenly spaced (0: all); refuse scenes without a box to find."""
+    if limit and limit < len(scenes):
+        rows = np.linspace(0, len(scenes) - 1, limit).round().astype(int).tolist()
+        scenes = replace(scenes, scenes=tuple(scenes.scenes[row] for row in rows))
     if all(bool((scene.difficult | scene.crowd).all()) for scene in scenes.scenes):
-        raise BadInput(
-            f"{scenes.location}: no box to find in {plural(len(scenes), 'image')}; is it the right list of images?"
-        )
+        raise BadInput(f"{scenes.location}: no box to find; is it the right list of images?")
     return replace(scenes, cache_bytes=memory_gb * 1e9)
 
 
 def relabelled(scenes: Scenes, classes: tuple[str, ...]) -> Scenes:
     """The same scenes with labels into another list of class names, which must contain theirs."""
-    unknown = [name for name in scenes.classes if name not in classes]
     used = {scenes.classes[label] for scene in scenes.scenes for label in scene.labels.tolist()}
-    missing = next((name for name in unknown if name in used), None)
-    if missing is not None:
+    if unknown := sorted(used - set(classes)):
         raise BadInput(
-            f"{scenes.location}: class {missing!r} is unknown to the detector, which knows "
-            f"{', '.join(classes[:20])}; test on data with its classes"
+            f"{scenes.location}: class {unknown[0]!r} is unknown to the detector; test on data with its classes: "
+            f"{', '.join(classes[:20])}"
         )
     labels = torch.tensor([classes.index(name) if name in classes else -1 for name in scenes.classes], dtype=torch.long)
     renamed = tuple(replace(scene, labels=labels[scene.labels]) for scene in scenes.scenes)
     return replace(scenes, scenes=renamed, classes=classes)
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+class Batches:
+    """step -> images (float, 0 to 1) and torchvision's targets, on the device."""
+
+    def __init__(self, scenes: Scenes, spec: DetectSpec, device: torch.device, steps: int) -> None:
+        self.scenes, self.spec, self.device, self.steps = scenes, spec, device, steps
+        self.pool = ReadingThreads(spec.workers, "scenes") if spec.workers else None
+        self.pending: dict[int, list[Future[Tensor]]] = {}
+
+    def positions(self, step: int) -> list[int]:
+        """Which images a step trains on. Epochs follow without a gap, so any batch size works and none is left out."""
+        count, size = len(self.scenes), self.spec.batch_size
+        indices = range(step * size, (step + 1) * size)
+        return [int(epoch_order(count, self.spec.seed, index // count)[index % count]) for index in indices]
+
+    def __call__(self, step: int) -> Batch:
+        if self.pool is None:
+            images = [self.scenes.image(position) for position in self.positions(step)]
+        else:
+            for ahead in range(step, min(step + 3, self.steps)):
+                if ahead not in self.pending:
+                    self.pending[ahead] = [self.pool.submit(self.scenes.image, p) for p in self.positions(ahead)]
+            with waiting_for_images():
+                images = [future.result() for future in self.pending[step]]
+            self.pending = {ahead: futures for ahead, futures in self.pending.items() if ahead > step}
+        return self._assemble(step, images)
+
+    def _assemble(self, step: int, images: list[Tensor]) -> Batch:
+        generator = torch.Generator().manual_seed(derive_seed(self.spec.seed, FLIP_STREAM, step))
+        is_mirrored = (torch.rand(len(images), generator=generator) < self.spec.flip).tolist()
+        ready_images, targets = [], []
+        for image, position, mirror in zip(images, self.positions(step), is_mirrored, strict=True):
+            scene = self.scenes.scenes[position]
+            boxes = flip_boxes(scene.boxes, scene.width) if mirror else scene.boxes
+            on_device = to_device(image, self.device)
+            ready_images.append(on_device.flip(2) if mirror else on_device)
+            targets.append(
+                {
+                    "boxes": boxes.to(self.device, non_blocking=True),
+                    "labels": (scene.labels + 1).to(self.device, non_blocking=True),
+                }
+            )  # 0 is background
+        return ready_images, targets
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+def to_device(image: Tensor, device: torch.device) -> Tensor:
+    """The image as floats from 0 to 1; copied as bytes, which are a quarter of the size."""
+    return image.to(device, non_blocking=True).float().div_(255)
+
+
+def flip_boxes(boxes: Tensor, width: int) -> Tensor:
+    """Boxes of the mirrored image."""
+    return torch.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1)

@@ -18,7 +18,7 @@ from supancl.config import (
     replaced,
     validated,
 )
-from supancl.errors import BadInput, plural
+from supancl.errors import BadInput
 
 Stage = Literal["stem", "layer1", "layer2", "layer3", "layer4"]
 
@@ -62,6 +62,7 @@ class DetectSpec:
     nms: Fraction = 0.5
     detections: Count = 100
     test_batch: Count = 4
+    test_limit: Natural = 0
     # the run
     seed: Natural = 0
     device: Literal["auto", "cpu", "cuda"] = marked("auto", AUTOMATIC)
@@ -134,18 +135,11 @@ def _checked(spec: DetectSpec) -> DetectSpec:
         if not getattr(spec, name):
             raise BadInput(f"{name} is empty; give at least one")
     if max(*spec.min_sizes, spec.test_size) > spec.max_size:
-        raise BadInput(
-            f"max_size = {spec.max_size} is below the short side of {max(*spec.min_sizes, spec.test_size)}; "
-            "raise max_size or lower min_sizes and test_size"
-        )
+        raise BadInput(f"max_size = {spec.max_size}: must be at least min_sizes and test_size")
     if list(spec.steps) != sorted(spec.steps):
         raise BadInput(f"steps = {list(spec.steps)}: must be in increasing order")
-    if spec.arch == "fpn" and spec.extra_norm:
-        raise BadInput("extra_norm = true: the box head of fpn has no res5 for it; leave it out")
-    if spec.arch == "fpn" and len(spec.anchor_sizes) != 5:
-        raise BadInput(
-            f"anchor_sizes has {plural(len(spec.anchor_sizes), 'entry', 'entries')}; fpn takes 5, one for each level"
-        )
+    if spec.arch == "fpn" and (spec.extra_norm or len(spec.anchor_sizes) != 5):
+        raise BadInput("fpn takes 5 anchor_sizes, one for each level, and no extra_norm")
     return spec
 
 

@@ -1,21 +1,37 @@
-"""Run a detector on test images, after recomputing its batch-norm statistics."""
+"""Test a detector: precise batch norm, detections, and AP, AP50 and AP75 by COCO's definition (pycocotools)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from supancl.core.precision import autocast_for
 from supancl.data.order import derive_seed
-from supancl.detection.batches import Batches, to_device
-from supancl.detection.metrics import Detections
 from supancl.detection.model import Detector
-from supancl.detection.scenes import Scenes
+from supancl.detection.scenes import Batches, Scenes, to_device
+from supancl.errors import BadInput
 
 Progress = Callable[[str, int, int], None]
+MAX_DETECTIONS = 100  # per class and image: COCO's maxDets
 PRECISE_BN_STREAM = 6  # of random numbers, for the regions drawn meanwhile
+
+
+@dataclass(frozen=True, eq=False)
+class Detections:
+    """Detections in one image: boxes (N, 4) in the image's pixels, scores, labels from 0."""
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
 
 
 @torch.no_grad()
@@ -66,3 +82,116 @@ def detect(
             progress("detecting", len(detections), len(scenes))
     detector.train(training)
     return detections
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def coco_scores(scenes: Scenes, detections: Sequence[Detections]) -> dict[str, Any]:
+    """Percentages: AP (mean over IoU .50 to .95), AP50, AP75, each also by class and with VOC07's 11 recall points.
+
+    A class without a box that counts has no AP (None) and is left out of the mean. Crowds follow COCO: a detection
+    inside one is ignored. Difficult boxes follow VOC: a missed one does not count, and all detections that match one
+    by IoU are ignored.
+    """
+    if len(detections) != len(scenes):
+        raise BadInput(f"{scenes.location}: results: {len(detections)}, images: {len(scenes)}; give one for each")
+    evaluator = coco_evaluator()
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
+        coco = evaluator(_ground_truth(scenes), _predictions(scenes, detections), "bbox")
+        coco.params.areaRng, coco.params.areaRngLbl, coco.params.maxDets = (
+            [[0, 1e10]],
+            ["all"],
+            [MAX_DETECTIONS],
+        )
+        coco.evaluate()
+        coco.accumulate()
+        result = _summary(coco.eval["precision"][..., 0, 0], scenes.classes)
+        coco.params.recThrs = np.linspace(0, 1, 11)
+        coco.accumulate()
+        voc07 = _summary(coco.eval["precision"][..., 0, 0], scenes.classes)
+    result["voc07"] = {name: voc07[name] for name in ("AP", "AP50", "AP75")}
+    counted_labels = [scene.labels[~scene.difficult & ~scene.crowd] for scene in scenes.scenes]
+    result |= {
+        "images": len(scenes),
+        "boxes": sum(map(len, counted_labels)),
+        "detections": sum(len(detected.scores) for detected in detections),
+    }
+    return result
+
+
+def coco_evaluator() -> Any:
+    """pycocotools' COCOeval, extended by difficult boxes. Call it early: it raises if pycocotools is missing."""
+    try:
+        mask, evaluation = import_module("pycocotools.mask"), import_module("pycocotools.cocoeval")
+    except ImportError:
+        raise BadInput("COCO's AP needs pycocotools, which is not installed; pip install 'supancl[detect]'") from None
+
+    class Evaluator(evaluation.COCOeval):  # type: ignore[name-defined,misc]
+        """Matches difficult boxes by IoU, and crowds by the fraction of the detection inside them."""
+
+        def computeIoU(self, image: int, label: int) -> Any:
+            truth, predictions = self._gts[image, label], self._dts[image, label]
+            if not truth or not predictions:
+                return []
+            top = sorted(predictions, key=lambda box: -box["score"])[: self.params.maxDets[-1]]  # stable, as COCO's
+            is_crowd = [int(box["crowd"]) for box in truth]
+            return mask.iou([box["bbox"] for box in top], [box["bbox"] for box in truth], is_crowd)
+
+    return Evaluator
+
+
+def _ground_truth(scenes: Scenes) -> Any:
+    rows = []
+    for number, scene in enumerate(scenes.scenes):
+        ignored = scene.difficult | scene.crowd
+        for box, label, is_ignored, is_crowd in zip(
+            _xywh(scene.boxes), scene.labels.tolist(), ignored.tolist(), scene.crowd.tolist(), strict=True
+        ):
+            rows.append(_annotation(number, label, box) | {"iscrowd": int(is_ignored), "crowd": is_crowd})
+    return _build_coco(scenes, rows)
+
+
+def _predictions(scenes: Scenes, detections: Sequence[Detections]) -> Any:
+    rows = []
+    for number, detected in enumerate(detections):
+        for box, score, label in zip(
+            _xywh(detected.boxes), detected.scores.tolist(), detected.labels.tolist(), strict=True
+        ):
+            rows.append(_annotation(number, label, box) | {"score": score, "iscrowd": 0})
+    return _build_coco(scenes, rows)
+
+
+def _annotation(number: int, label: int, box: list[float]) -> dict[str, Any]:
+    return {"image_id": number, "category_id": label, "bbox": box, "area": box[2] * box[3]}
+
+
+def _build_coco(scenes: Scenes, rows: list[dict[str, Any]]) -> Any:
+    coco = import_module("pycocotools.coco").COCO()
+    coco.dataset = {
+        "images": [{"id": number} for number in range(len(scenes))],
+        "categories": [{"id": number} for number in range(len(scenes.classes))],
+        "annotations": [{"id": number + 1, **row} for number, row in enumerate(rows)],  # an id of 0 means unmatched
+    }
+    coco.createIndex()
+    return coco
+
+
+def _xywh(boxes: Tensor) -> list[list[float]]:
+    boxes = boxes.double().cpu()
+    return torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
+
+
+def _summary(precision: Any, classes: tuple[str, ...]) -> dict[str, Any]:
+    """AP, AP50 and AP75, also by class; `precision` (IoUs, recalls, classes) is -1 for a class without boxes."""
+    by_class = np.where((precision > -1).all(1), precision.mean(1), np.nan) * 100
+    rows = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}
+    has_boxes = ~np.isnan(by_class[0])
+    result: dict[str, Any] = {
+        name: float(by_class[ious][:, has_boxes].mean()) if has_boxes.any() else None for name, ious in rows.items()
+    }
+    result["classes"] = {
+        class_name: {name: float(by_class[ious, i].mean()) if has_boxes[i] else None for name, ious in rows.items()}
+        for i, class_name in enumerate(classes)
+    }
+    return result

@@ -21,9 +21,7 @@ from supancl.core.encoders import EncoderSpec
 from supancl.core.precision import auto_precision, autocast_for, pick_device
 from supancl.data.order import derive_seed
 from supancl.data.threads import WaitStopped
-from supancl.detection.batches import Batches
 from supancl.detection.layouts import DetectData, open_scenes
-from supancl.detection.metrics import Detections, coco_evaluator, coco_scores
 from supancl.detection.model import (
     Detector,
     absolute_encoder_name,
@@ -34,11 +32,17 @@ from supancl.detection.model import (
     open_body,
 )
 from supancl.detection.saving import DetectFolder, save_detector
-from supancl.detection.scenes import Scenes, prepare_for_testing, prepare_for_training
+from supancl.detection.scenes import Batches, Scenes, prepare_for_testing, prepare_for_training
 from supancl.detection.spec import DetectSpec, learning_rate
-from supancl.detection.testing import detect, recompute_norm_statistics
+from supancl.detection.testing import (
+    Detections,
+    coco_evaluator,
+    coco_scores,
+    detect,
+    recompute_norm_statistics,
+)
 from supancl.distributed import require_single_process
-from supancl.errors import BadInput, Interrupted, NonFinite, plural
+from supancl.errors import BadInput, Interrupted, NonFinite
 from supancl.reporter import Reporter
 from supancl.runs.checkpoint import save_checkpoint
 from supancl.runs.log import MetricsLog
@@ -92,11 +96,8 @@ class Training:
         """Mean losses since the last call; raises NonFinite if one is not finite."""
         means = {name: float(value) / self.steps_summed for name, value in self.loss_sums.items()}
         self.loss_sums, self.steps_summed = {}, 0
-        if not all(value == value and abs(value) != float("inf") for value in means.values()):
-            raise NonFinite(
-                f"the loss is not a finite number at or before step {self.step}; try a lower "
-                "lr=VALUE, a longer warmup=N, or precision fp32"
-            )
+        if not all(map(math.isfinite, means.values())):
+            raise NonFinite(f"the loss is not finite at or before step {self.step}; lower lr, or give precision fp32")
         return means
 
     def state(self) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def train_detector(
     for remark in (*train.remarks, *test.remarks):
         reporter.warn(remark)
     train = prepare_for_training(train, spec.train_difficult, spec.keep_empty, spec.memory_gb)
-    test = prepare_for_testing(test, spec.memory_gb)
+    test = prepare_for_testing(test, spec.memory_gb, spec.test_limit)
     folder.create()
     with folder.lock(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         folder.check_free(resume)  # again: reading the images takes time
@@ -168,44 +169,36 @@ def precision_of(spec: DetectSpec, device: torch.device) -> str:
 def _start_or_resume(
     training: Training, folder: DetectFolder, settings: dict[str, Any], resume: bool, reporter: Reporter
 ) -> None:
+    spec = training.spec
     if resume and folder.has_run:
         saved_spec, _, encoder, saved = folder.read_settings()
-        _check_same_spec(saved_spec, training.spec, folder)
-        fingerprints = {
+        automatic = fields_marked(spec, AUTOMATIC)
+        old, new = ({name: to_json(value) for name, value in flattened(each).items()} for each in (saved_spec, spec))
+        pairs = {name: (old[name], value) for name, value in new.items() if automatic.get(name) != value}
+        pairs |= {
             "encoder": (encoder, settings["encoder"]),
             "the encoder's weights": (saved.get("weights"), settings["weights"]),
             "the training images": (saved.get("fingerprint"), settings["fingerprint"]),
             "the test images": (saved.get("test_fingerprint"), settings["test_fingerprint"]),
         }
-        for name, (before, now) in fingerprints.items():
+        for name, (before, now) in pairs.items():
             if before is not None and before != now:
                 raise BadInput(
-                    f"{name} changed since {folder.path} began ({before} -> {now}); restore it, or start another run"
+                    f"{name} was {before} in {folder.recipe_file}, is {now}; restore it, or start another run"
                 )
         state = load_state_to_resume(folder.checkpoints, reporter)
         if state is not None:
             training.load(state, folder)
-            reporter.note(f"continuing at step {training.step} of {training.spec.iters}")
+            reporter.note(f"continuing at step {training.step} of {spec.iters}")
     else:
         folder.write_settings(settings)
     for remark in folder.keep_metrics_until(training.step):
         reporter.warn(remark)
     reporter.note(
-        f"{training.spec.arch} detector from {settings['encoder']}: {settings['train_images']} training "
-        f"and {plural(settings['test_images'], 'test image')}, "
-        f"{plural(len(settings['classes']), 'class', 'classes')}; {training.device}, "
-        f"{training.precision} -> {folder.path}"
+        f"{spec.arch} detector from {settings['encoder']}: images {settings['train_images']}, test images "
+        f"{settings['test_images']}, classes {len(settings['classes'])}; {training.device}, {training.precision} -> "
+        f"{folder.path}"
     )
-
-
-def _check_same_spec(saved_spec: DetectSpec, requested: DetectSpec, folder: DetectFolder) -> None:
-    old, new, automatic = flattened(saved_spec), flattened(requested), fields_marked(requested, AUTOMATIC)
-    for name, value in new.items():
-        if to_json(value) != to_json(old[name]) and automatic.get(name) != value:
-            raise BadInput(
-                f"{name} = {value!r} differs from {old[name]!r} in {folder.recipe_file}; a run continues "
-                "with its own settings"
-            )
 
 
 def _train(

@@ -204,18 +204,15 @@ def collapse(recipe: str, **settings: Unpack[SweepSettings]) -> dict[str, Any]:
     request = SweepRequest("collapse", settings, seeds=1)
     base = request.recipe(recipe)
     request.refuse({"train.seed": "seeds"})
-    from supancl.paper.pool_and_ema import check_base, table_cells, train_cells
-    from supancl.sweeps.runs import RunsFailed
+    from supancl.paper.studies import check_cells, train_cells
 
-    check_base(base)
+    check_cells(base)
     sweep = request.sweep()
     sweep.check_folder(base)
-    result, runs = train_cells(base, sweep)
-    title = f"{base.name}, epochs: {base.train.epochs}, alpha {result['alpha']:g}, seeds: {request.seeds}"
-    show(plain_table(title, *table_cells(result["rows"])))
+    result, table, runs = train_cells(base, sweep)
+    show(table)
     say(f"runs and collapse.json in {request.out}")
-    if runs.failed:
-        raise RunsFailed(runs.failed, result, request.out)
+    sweep.raise_failed(runs, result)
     return result
 
 
@@ -243,10 +240,8 @@ def study(
     $ supancl paper study alpha imagenet100.supsiam --data photos
     """
     require_single_process("a study")
-    from supancl.paper.ablations import study_title, table_cells, train_rows, write_study
-    from supancl.paper.study_rows import STUDIES
+    from supancl.paper.studies import STUDIES, train_rows
     from supancl.sweeps.runner import check_monitored, select_rows
-    from supancl.sweeps.runs import RunsFailed
 
     request, plan = SweepRequest(f"study-{what}", settings, seeds=1), STUDIES[what]
     base = request.recipe(recipe)
@@ -256,16 +251,13 @@ def study(
     selected = select_rows(plan.rows(base), rows, "study")
     sweep = request.sweep()
     sweep.check_folder(base)
-    result, images, runs = train_rows(what, base, selected, sweep, on_test)
-    title = study_title(result, images)
-    show(plain_table(title, *table_cells(result)))
+    result, table, runs = train_rows(what, base, selected, sweep, on_test)
+    show(table)
     for line in result["differences"]:
         say(line)
-    write_study(result, title, request.out)
     say(f"runs, study.json and study.md in {request.out}")
     say(f"the paper's table: {program_name()} paper table {plan.table} {request.out}")
-    if runs.failed:
-        raise RunsFailed(runs.failed, result, request.out)
+    sweep.raise_failed(runs, result)
     return result
 
 
@@ -366,7 +358,7 @@ def make_table(
     from supancl.paper.tables.formats import FORMATS
     from supancl.paper.tables.make import check_plan, complete
     from supancl.paper.tables.plan import Request, make_plan
-    from supancl.sweeps.runs import RunsFailed
+    from supancl.sweeps.runner import RunsFailed
 
     out, sweep = request.out, request.sweep()
     plan = make_plan(layout, Request(request.recipe, request.given, rows, family, recipe, benchmarks), sweep)

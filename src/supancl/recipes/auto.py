@@ -163,7 +163,7 @@ def choose_rate(facts: Facts) -> Choice:
 
 
 def choose_alpha(facts: Facts) -> Choice:
-    return 0.5, "the paper's for ImageNet; `supancl alpha` compares others"
+    return 0.5, "the paper's for ImageNet; `supancl compare` tries others"
 
 
 def choose_label_warmup(facts: Facts) -> Choice:

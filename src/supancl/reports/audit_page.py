@@ -24,8 +24,7 @@ MOST_DUPLICATES = 1_000
 MOST_OUTLIERS = 500
 SCRIPTS = ("elements.js", "sprites.js", "audit.js")
 
-BODY = """<h1>{title}</h1>
-<p class="answer">{answer}</p>
+BODY = """<p class="answer">{answer}</p>
 {remarks}<p class="small">{about}</p>
 <nav id="tabs" class="audit-row" aria-label="What was found"></nav>
 <div class="audit-row">
@@ -62,7 +61,6 @@ def audit_page(audit: Audit) -> str:
     title = f"Audit of {short_source(audit.images.source)}: {count}"
     answer = trust_line(audit.wrong, audit.judged)
     body = BODY.format(
-        title=html.escape(title),
         answer=html.escape(f"{answer[0].upper()}{answer[1:]}."),
         remarks="".join(
             f"<p>{html.escape(f'{line[0].upper()}{line[1:]}.')}</p>\n"
@@ -71,7 +69,7 @@ def audit_page(audit: Audit) -> str:
         ),
         about=html.escape(ABOUT + ABOUT_SHARE * (audit.summary["wrong_percent"] is not None) + ABOUT_ALL),
     )
-    return html_page(title, body, data={"audit": data, "sprites": sprites.to_page()}, scripts=SCRIPTS)
+    return html_page(title, [body], data={"audit": data, "sprites": sprites.to_page()}, scripts=SCRIPTS)
 
 
 def shown_duplicates(audit: Audit) -> list[DuplicatePair]:

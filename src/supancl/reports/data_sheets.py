@@ -109,7 +109,7 @@ def fitting_recipe(source: Source, short_side: int) -> Recipe:
 
 
 def draw_sheets(source: Source, shown: Recipe, out: Path) -> list[str]:
-    from supancl.reports.contact_sheet import draw_image_sheet, draw_view_sheet
+    from supancl.reports.samples import draw_image_sheet, draw_view_sheet
 
     train = source.splits["train"]
     if train.batch(train.index[:1] * 0).pixels.ndim != 4 or not isinstance(shown.views, Crops):

@@ -132,10 +132,10 @@ def _last_rows(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def _newest_accuracy(folder: RunFolder, rows: list[dict[str, Any]], name: str) -> Accuracy:
-    """That of the last `supancl evaluate NAME` on the run's own data, or else of the last check while training."""
+    """That of the last `supancl evaluate NAME` on the run's own data; k-NN else of the last check while training."""
     checks = [
         (row.get(key), row.get("knn_queries"), key != name)
-        for row in [row for row in rows if row["kind"] == "monitor"][-1:]
+        for row in [row for row in rows if row["kind"] == "monitor" and name == "knn"][-1:]
         for key in (f"{name}_map", name)
         if key in row
     ]

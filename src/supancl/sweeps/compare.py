@@ -47,7 +47,6 @@ def compare(*recipes: str, leave_out: float = 0.0, shots: int = 5, **settings: U
     from supancl.sweeps.comparing import measures_in, train_and_compare
     from supancl.sweeps.grid import grid_rows, recipe_rows, short_names, split_grid
     from supancl.sweeps.runner import check_monitored
-    from supancl.sweeps.runs import RunsFailed
     from supancl.training.start import requested_recipe
 
     names = list(recipes)
@@ -86,6 +85,5 @@ def compare(*recipes: str, leave_out: float = 0.0, shots: int = 5, **settings: U
         say(line)
     write_comparison(result, table, measures, request.out)
     say(f"runs and results.json, .md, .tex, .png in {request.out}; {result['seconds']:.0f} s")
-    if runs.failed:
-        raise RunsFailed(runs.failed, result, request.out)
+    sweep.raise_failed(runs, result)
     return result

@@ -26,8 +26,7 @@ from supancl.recipes import Recipe
 from supancl.runs.provenance import commit, versions
 from supancl.stats import FEW_IMAGES, TOO_FEW_IMAGES, mean_interval, t_half_width, tukey_half_width
 from supancl.sweeps.measures import Labels, Measures, Result, RunEvaluator, collect_results, measure_run, summarize
-from supancl.sweeps.runner import Sweep, open_held_out, open_recipe_data
-from supancl.sweeps.runs import Runs, TrainedRun
+from supancl.sweeps.runner import Runs, Sweep, TrainedRun, open_held_out, open_recipe_data
 from supancl.training.start import resolve, with_short_side
 
 MEASURES = {

@@ -28,8 +28,7 @@ from supancl.reporter import warn
 from supancl.reports.tables import mean_text
 from supancl.runs.folder import RunFolder
 from supancl.stats import seed_stats
-from supancl.sweeps.runner import Sweep, run_name
-from supancl.sweeps.runs import Runs, TrainedRun
+from supancl.sweeps.runner import Runs, Sweep, TrainedRun, run_name
 from supancl.training.run import read_result
 
 PROJECTOR = "projector.safetensors"  # in the run folder, if the projector was saved
@@ -134,13 +133,20 @@ def measure_run(
     A value that cannot be measured on these data is None.
     """
     return {
-        "ssl": run.last_epoch("ssl"),
-        "sup": run.last_epoch("sup"),
+        "ssl": last_epoch(run, "ssl"),
+        "sup": last_epoch(run, "sup"),
         **{
             key: evaluator.measure_value(folder, Measurement(protocol, split, k=k), field)
             for key, (protocol, field) in ((key, PROTOCOLS[key]) for key in measures)
         },
     }
+
+
+def last_epoch(run: TrainedRun, name: str) -> float:
+    """Mean of a logged training value over the last epoch; nan if none was logged."""
+    rows = [row for row in run.metrics if row["kind"] == "train"]
+    values = [row[name] for row in rows if row["epoch"] == rows[-1]["epoch"] and row[name] is not None]
+    return sum(values) / len(values) if values else math.nan
 
 
 def has_projector(run: Path) -> bool:

@@ -1,60 +1,80 @@
-"""The sweep runner: named recipes with several seeds, trained one after another or in parallel.
+"""The sweep runner: named recipes with several seeds, trained one after another or in parallel processes.
 
 A sweep that is started again in the same folder continues where it stopped.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import math
 import shlex
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import torch
-
+from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened, parse_json
+from supancl.core.encoders import Encoder
 from supancl.core.precision import pick_device
 from supancl.data.decode import available_cores
 from supancl.data.label_pairs import check_one_label
-from supancl.data.opening import open_data
+from supancl.data.opening import absolute_source, is_same_source, open_data
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.distributed import require_single_process
-from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_mean, plural
+from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite, did_you_mean
+from supancl.files import read_text
 from supancl.recipes import Recipe
-from supancl.recipes.plugin_files import load_plugin, loaded_plugins
-from supancl.recipes.plugins import describe_plugin_error
 from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
-from supancl.reporter import Reporter, current_reporter, report_to
+from supancl.reporter import Reporter, current_reporter
 from supancl.runs.checkpoint import checkpoints
-from supancl.runs.folder import RunFolder, check_same_data, read_end
-from supancl.sweeps.runs import (
-    FAILURE_FILE,
-    Failure,
-    Runs,
-    check_same_recipe,
-    read_failure,
-    read_run,
-    record_failure,
-    retry_flags,
-)
-from supancl.training.cuda.reuse import share_step
+from supancl.runs.encoder_file import load_encoder
+from supancl.runs.folder import RunFolder, check_same_data, has_collapsed, read_end
+from supancl.sweeps.processes import FAILURE_FILE, Failure, MakeReporter, Task, WorkerKilled, train_each
 from supancl.training.memory import available_memory, check_memory, estimate_memory
-from supancl.training.signals import signals_that_stop
-from supancl.training.start import changed_settings, check_data, resolve, train, with_short_side
+from supancl.training.start import check_data, is_same_or_automatic, resolve, with_short_side
 
 T = TypeVar("T")
-MakeReporter = Callable[[], Reporter]
 BYTES_PER_RUN = 1e9  # at least, of a process with a small encoder: 0.9 GB on the digits, most of it torch
-SHORT_RUNS = 60.0  # seconds; of fewer nothing is said
-_stopping: Event | None = None  # set in workers
+
+
+class TrainedRun(NamedTuple):
+    """A finished run: its recipe, encoder and log."""
+
+    recipe: Recipe
+    encoder: Encoder
+    metrics: list[dict[str, Any]]
+    collapsed: bool
+
+
+class Runs(NamedTuple):
+    """The runs of a sweep by name: those that finished, and those that failed."""
+
+    trained: dict[str, TrainedRun]
+    failed: dict[str, Failure]
+
+
+class RunsFailed(CheckFailed):
+    """Some runs of a sweep failed; the results of the others have been written."""
+
+    def __init__(self, failed: Mapping[str, Failure], result: dict[str, Any], out: Path) -> None:
+        first = next(iter(failed))
+        super().__init__(
+            f"failed runs: {len(failed)} of {len(result['rows'])}, in no mean ({', '.join(failed)}); the other results "
+            f"are in {out}; {retry_flags(failed)} continues the failed runs from their last checkpoint; "
+            f"{first}: {failed[first].reason}",
+            result,
+        )
+        self.exit_code = max(failure.exit_code for failure in failed.values())
+
+
+def retry_flags(failed: Mapping[str, Failure]) -> str:
+    """Flags that let failed runs continue past the failure; without them they would fail again."""
+    codes = {failure.exit_code for failure in failed.values()}
+    skip = " on_nan skip" if NonFinite.exit_code in codes else ""
+    return f"retry{skip}" + (" on_collapse warn" if Collapsed.exit_code in codes else "")
 
 
 @dataclass(frozen=True)
@@ -71,14 +91,8 @@ class Sweep:
     run_reporter: MakeReporter = Reporter  # makes the reporter of each run; it is pickled for parallel runs
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise BadInput(f"seeds {self.seeds}: must be at least 1")
-        if self.jobs is not None and self.jobs < 1:
-            raise BadInput(f"jobs {self.jobs}: must be at least 1")
-
-    @property
-    def reporter(self) -> Reporter:
-        return current_reporter()
+        if self.seeds < 1 or (self.jobs is not None and self.jobs < 1):
+            raise BadInput(f"seeds {self.seeds}, jobs {self.jobs}: must be at least 1")
 
     def check_folder(self, base: Recipe) -> None:
         """Refuse a folder that cannot be used. Call it before reading the data, which may take an hour."""
@@ -97,75 +111,73 @@ class Sweep:
             for seed in range(self.seeds)
         }
 
-    def jobs_for(self, recipe: Recipe) -> int:
-        return self.jobs or default_jobs(recipe)
-
-    def train(self, recipes: Mapping[str, Recipe], data: Data) -> Runs:
+    def train(self, recipes: Mapping[str, Recipe], data: Data, starts: Mapping[str, str | None] | None = None) -> Runs:
         """Train each run in out/NAME, or continue it; finished ones are only read.
 
         A run that fails is recorded and does not end the sweep. Nothing is trained if any folder holds a run with
-        other settings or on other data: that would mix two sweeps.
+        other settings or on other data: that would mix two sweeps. `starts` are the weights that runs start from.
         """
         require_single_process("a study")
-        images = len(data.train)
+        images, note = len(data.train), current_reporter().note
         resolved = {name: resolve_label_warmup(resolve_warmup(recipe), images) for name, recipe in recipes.items()}
         lines = [describe_resolution(recipes[name], recipe, images) for name, recipe in resolved.items()]
         for line in dict.fromkeys(chain.from_iterable(lines)):
-            self.reporter.note(line)
+            note(line)
         self.check_folder(next(iter(resolved.values())))
         for name, recipe in resolved.items():
             check_run(recipe, RunFolder(self.out / name), data)
-        failed = self._train_missing(resolved)
-        return Runs(
-            {name: read_run(self.out / name) for name in resolved if name not in failed},
-            {name: failed[name] for name in resolved if name in failed},
-        )
+        tasks = {name: Task(recipe, self.out / name, (starts or {}).get(name)) for name, recipe in resolved.items()}
+        failed = self._train_missing(tasks)
+        return Runs({name: read_run(self.out / name) for name in resolved if name not in failed}, failed)
 
-    def _train_missing(self, recipes: Mapping[str, Recipe]) -> dict[str, Failure]:
+    def raise_failed(self, runs: Runs, result: dict[str, Any]) -> None:
+        """Raise RunsFailed if a run failed; call it once all results are written."""
+        if runs.failed:
+            raise RunsFailed(runs.failed, result, self.out)
+
+    def _train_missing(self, tasks: Mapping[str, Task]) -> dict[str, Failure]:
         """Train the runs that have neither finished nor failed; returns all failures, old and new."""
-        finished = [name for name in recipes if read_end(RunFolder(self.out / name)) is not None]
-        failed = {
-            name: failure
-            for name in recipes
-            if name not in finished and not self.retry and (failure := read_failure(self.out / name)) is not None
-        }
-        missing = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
-        done, total = len(recipes) - len(missing), plural(len(recipes), "run")
-        if finished:
-            self.reporter.note(f"{len(finished)} of {total} {'is' if len(finished) == 1 else 'are'} already finished")
+        reporter = current_reporter()
+        missing = {name: task for name, task in tasks.items() if read_end(RunFolder(task.folder)) is None}
+        old = {} if self.retry else {name: read_failure(task.folder) for name, task in missing.items()}
+        failed = {name: failure for name, failure in old.items() if failure is not None}
+        if len(missing) < len(tasks):
+            reporter.note(f"finished runs: {len(tasks) - len(missing)} of {len(tasks)}")
         if failed:
-            self.reporter.note(f"failed before: {', '.join(failed)}; continue them with {retry_flags(failed)}")
-        jobs = self.jobs_for(next(iter(recipes.values())))
-        for name, recipe in missing.items():
+            reporter.note(f"failed before: {', '.join(failed)}; continue them with {retry_flags(failed)}")
+        missing = {name: task for name, task in missing.items() if name not in failed}
+        for name, task in missing.items():
             try:
-                check_memory(recipe, pick_device(recipe.train.device))
+                check_memory(task.recipe, pick_device(task.recipe.train.device))
             except BadInput as error:
                 raise BadInput(f"{name}: {error}") from None
+        jobs = self.jobs or default_jobs(next(iter(tasks.values())).recipe)
+        done = len(tasks) - len(missing)
+        reporter.on_progress("training runs", done, len(tasks))
 
-        def how_to_continue(extra_flags: str = "") -> str:
+        def how_to_continue(flags: str = "") -> str:
             return (
-                f"with {done} of {total} done; those in progress are saved; continue with the same "
-                f"command and {extra_flags}--out {shlex.quote(str(self.out))}"
+                f"with {done} of {len(tasks)} runs done; those in progress are saved; continue with the same "
+                f"command and {flags}--out {shlex.quote(str(self.out))}"
             )
 
-        self.reporter.on_progress("training runs", done, len(recipes))
         try:
-            for name, failure in train_each(missing, self.out, jobs, self.run_reporter):
+            for name, failure in train_each(missing, jobs, self.run_reporter):
                 done += 1
                 if failure is not None:
                     failed[name] = failure
                 outcome = "trained" if failure is None else f"failed ({failure.reason}):"
-                self.reporter.note(f"{outcome} {name} ({done} of {len(recipes)})")
-                self.reporter.on_progress("training runs", done, len(recipes))
+                reporter.note(f"{outcome} {name} ({done} of {len(tasks)})")
+                reporter.on_progress("training runs", done, len(tasks))
         except Interrupted as stop:
             signal_name = signal.Signals(stop.signal_number).name
             raise Interrupted(f"stopped by {signal_name} {how_to_continue()}", stop.signal_number) from None
-        except BrokenProcessPool:
+        except WorkerKilled:
+            fewer = f"jobs {max(1, jobs // 2)} "
             raise BadInput(
-                f"one of {jobs} processes was killed, most likely for lack of memory, "
-                f"{how_to_continue(f'jobs {max(1, jobs // 2)} ')}"
+                f"one of {jobs} processes was killed, most likely for lack of memory, {how_to_continue(fewer)}"
             ) from None
-        return failed
+        return {name: failed[name] for name in tasks if name in failed}
 
 
 # --- rows and runs ----------------------------------------------------------------------------------------------------
@@ -191,6 +203,24 @@ def check_run(recipe: Recipe, folder: RunFolder, data: Data) -> None:
     check_data(recipe, data)
     if folder.has_run and checkpoints(folder.checkpoints):  # without one it starts over
         check_same_data(folder, data, "restore them, or choose another out", f"{folder.path}: ")
+
+
+def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
+    """Refuse a folder that holds a run whose settings differ from this recipe's."""
+    if not folder.has_run:
+        return
+    saved = flattened(folder.read_recipe()[0])
+    free = {"sources", "train.device", "data.short_side", *fields_marked(recipe, MAY_CHANGE_ON_RESUME)}
+    for key, value in flattened(recipe).items():
+        if key in free or is_same_or_automatic(key, value, saved.get(key)):
+            continue
+        if key == "data.joined" and list(map(absolute_source, saved[key])) == list(map(absolute_source, value)):
+            continue
+        if key != "data.source" or not is_same_source(str(saved.get(key)), str(value)):
+            raise BadInput(
+                f"{folder.path} holds a run with {key} = {saved.get(key)!r}, this study needs {value!r}; "
+                "choose another out"
+            )
 
 
 def check_monitored(recipe: Recipe) -> None:
@@ -221,13 +251,26 @@ def open_held_out(base: Recipe, because: str, hint: str = "", several_labels: bo
         data = open_recipe_data(base, several_labels)
     if data.train.class_ids() and not data.held_out.class_ids():
         raise BadInput(
-            f"{base.data.source}: no held-out image has a label to evaluate on; leave out "
-            "data.holdout=0, or add labels to val/"
+            f"{base.data.source}: no held-out image has a label to compare runs on; leave out data.holdout=0, or add "
+            "labels to val/"
         )
     return base, data
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
+def read_run(path: Path) -> TrainedRun:
+    """The finished run in this folder."""
+    folder = RunFolder(path)
+    folder.check_recipe_file()
+    return TrainedRun(folder.read_recipe()[0], load_encoder(path), folder.metrics(), bool(has_collapsed(folder)))
+
+
+def read_failure(folder: Path) -> Failure | None:
+    """Why the run in this folder failed; None if no failure is recorded."""
+    try:
+        recorded = parse_json(read_text(folder / FAILURE_FILE))
+        return Failure(str(recorded["reason"]), int(recorded["exit_code"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def default_jobs(recipe: Recipe) -> int:
@@ -236,92 +279,5 @@ def default_jobs(recipe: Recipe) -> int:
     if recipe.encoder.name not in ("cnn", "linear") or device.type != "cpu":
         return 1
     available, needed = available_memory(device), estimate_memory(recipe, device)
-    bytes_per_run = max(BYTES_PER_RUN, needed or 0)
-    fitting = available_cores() if available is None else int(available // bytes_per_run)
-    return max(1, min(available_cores(), fitting))
-
-
-def train_each(
-    recipes: Mapping[str, Recipe], out: Path, jobs: int, run_reporter: MakeReporter = Reporter
-) -> Iterator[tuple[str, Failure | None]]:
-    """Train runs one after another, or `jobs` in parallel; yields each name when it ends, and its failure or None."""
-    if jobs == 1 or len(recipes) <= 1:
-        with share_step():
-            for name, recipe in recipes.items():
-                yield name, train_run(recipe, out / name, run_reporter)
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise Interrupted("stopped", number)
-
-    previous_handlers = {number: signal.signal(number, stop) for number in signals_that_stop()}
-    # spawned, not forked: torch's threads do not survive a fork
-    context = multiprocessing.get_context("spawn")
-    stopping = context.Event()
-    pool = ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(stopping, loaded_plugins()))
-    try:
-        futures = {
-            pool.submit(_train_in_worker, recipe, out / name, run_reporter): name for name, recipe in recipes.items()
-        }
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    except BaseException as error:
-        stopping.set()  # the pool has queued one run more than it has workers, and cannot cancel it
-        workers = list((getattr(pool, "_processes", None) or {}).values())
-        for worker in workers:
-            worker.terminate()  # SIGTERM: each saves its run and exits
-        pool.shutdown(cancel_futures=True)  # waits, so that the exit codes are known
-        if isinstance(error, BrokenProcessPool) and _failed_to_start([worker.exitcode for worker in workers]):
-            raise BadInput(
-                f"the {jobs} processes of this study could not start (see the error above): each imports your "
-                'file again; call supancl in it under if __name__ == "__main__":, or give --jobs 1'
-            ) from None
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
-
-
-def _failed_to_start(exit_codes: Sequence[int | None]) -> bool:
-    """Whether a worker exited with an error and none was killed."""
-    return -signal.SIGKILL not in exit_codes and any(code is not None and code > 0 for code in exit_codes)
-
-
-def _start_worker(stopping: Event, plugins: Sequence[str] = ()) -> None:
-    """Set up a worker: one thread, the plugins, and the event that keeps it from starting another run."""
-    global _stopping
-    _stopping = stopping
-    torch.set_num_threads(1)
-    for file in plugins:
-        load_plugin(file)
-
-
-def _train_in_worker(recipe: Recipe, folder: Path, run_reporter: MakeReporter = Reporter) -> Failure | None:
-    if _stopping is not None and _stopping.is_set():
-        return None
-    try:
-        return train_run(recipe, folder, run_reporter)
-    except Exception as error:
-        if fault := describe_plugin_error(error):  # here, because the traceback does not cross processes
-            raise BadInput(fault) from error
-        raise
-
-
-def train_run(recipe: Recipe, path: Path, run_reporter: MakeReporter = Reporter) -> Failure | None:
-    """Train one run or continue it from its last checkpoint; a failure is recorded in its folder and returned."""
-    folder = RunFolder(path)
-    (path / FAILURE_FILE).unlink(missing_ok=True)
-    to_train: Recipe | None = recipe
-    if folder.has_run:
-        saved = folder.read_recipe()[0]
-        changed = changed_settings(recipe, saved)
-        to_train = saved.with_set(changed) if changed else None
-    try:
-        with report_to(run_reporter()):
-            train(to_train, out=path, resume=folder.has_run)
-    except (Collapsed, NonFinite) as error:
-        failure = Failure(error.cause, error.exit_code)
-        record_failure(path, failure)
-        return failure
-    return None
+    fitting = math.inf if available is None else available // max(BYTES_PER_RUN, needed or 0)
+    return max(1, int(min(available_cores(), fitting)))

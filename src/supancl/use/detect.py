@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from supancl.config import FLAG
+from supancl.config import FLAG, replaced
 from supancl.errors import BadInput, Interrupted
-from supancl.files import check_no_link, check_writable, jsonable, make_folder, write_sealed_json, write_text
+from supancl.files import Output, check_no_link, make_folder, write_json, write_sealed_json
 from supancl.recipes.shorthands import parse_set
 from supancl.reporter import current_reporter, report_progress, say, show, warn
 from supancl.reports.tables import plain_table
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from supancl.detection.train import DetectRun
 
 Years = Literal["07+12", "2007", "2012"]
+SCORES = ("AP", "AP50", "AP75")
 
 
 def detect(
@@ -111,32 +111,24 @@ def detect(
     }  # fmt: skip
     overrides = {name: value for name, value in given.items() if value is not None} | parse_set(set)
     folder = Path(out) if out else next_folder("detect")
-    places = (data, year, test, images)
-    encoder, source, spec = resolve_settings(encoder, places, overrides, folder, resume)
+    encoder, source, spec = resolve_settings(encoder, (data, year, test, images), overrides, folder, resume)
     folders = [folder] if seeds == 1 else [folder / f"seed-{spec.seed + i}" for i in range(seeds)]
-    if seeds > 1 and DetectFolder(folder).has_run:
-        raise BadInput(f"{folder} holds a single run; choose another out for {seeds} seeds")
-    if seeds == 1 and not DetectFolder(folder).has_run and any(folder.glob("seed-*/detect.json")):
-        raise BadInput(f"{folder} holds runs of several seeds; give their number with seeds, or choose another out")
+    if any(folder.glob("seed-*/detect.json")) if seeds == 1 else (folder / "detect.json").exists():
+        raise BadInput(f"{folder} holds runs of another number of seeds; choose another out")
     for path in folders:  # all are checked before the first one starts
-        if DetectFolder(path).has_run and not resume:
-            raise BadInput(f"{path} already holds a run; continue it with resume, or choose another out")
+        DetectFolder(path).check_free(resume)
     runs: dict[str, DetectRun] = {}
     for number, path in enumerate(folders):
         seeded_spec = replace(spec, seed=spec.seed + number)
         try:
             run = train_detector(encoder, source, seeded_spec, path, resume=resume, reporter=current_reporter())
         except Interrupted as stop:
-            if seeds == 1:
-                raise
             command = f"supancl detect train --resume --seeds {seeds} --out {shlex.quote(str(folder))}"
-            raise Interrupted(
-                f"{str(stop).partition(';')[0]} (seed {seeded_spec.seed}); continue with: {command}", stop.signal_number
-            ) from None
+            raise Interrupted(f"{str(stop).partition(';')[0]}; continue with: {command}", stop.signal_number) from None
         draw_detection_sheet(run.test, run.detections, path / "detections.png")
         runs[f"seed {seeded_spec.seed}"] = run
     draw_detection_curves({name: run.metrics for name, run in runs.items()}, folder / "curves.png")
-    result = {
+    result: dict[str, Any] = {
         "out": str(folder),
         "encoder": encoder,
         "runs": {name: run.scores for name, run in runs.items()},
@@ -144,8 +136,12 @@ def detect(
         "pictures": [str(folder / "curves.png"), *(str(path / "detections.png") for path in folders)],
     }
     if seeds > 1:
-        write_text(folder / "seeds.json", json.dumps(jsonable(result), indent=2) + "\n")
-    print_scores(result)
+        write_json(folder / "seeds.json", result)
+    spread = (
+        {key: {name: result["spread"][name][key] for name in SCORES} for key in ("mean", "std")} if seeds > 1 else {}
+    )
+    show_scores(f"{encoder} -> {folder}", "run", {**result["runs"], **spread})
+    say(f"pictures: {', '.join(result['pictures'])}")
     return result
 
 
@@ -168,7 +164,6 @@ def resolve_settings(
     encoder: str | None, places: tuple[Any, ...], overrides: dict[str, Any], out: Path, resume: bool
 ) -> tuple[str, DetectData, DetectSpec]:
     """Encoder, data and settings; a resumed run has saved ones, which must match what is given."""
-    from supancl.detection.model import absolute_encoder_name
     from supancl.detection.saving import DetectFolder
     from supancl.detection.spec import detect_spec
 
@@ -181,37 +176,25 @@ def resolve_settings(
     started = next((file.parent for file in candidates if file.exists()), None)
     if started is None:
         if encoder is None:
-            raise BadInput(
-                "name an encoder: a run folder, an encoder.safetensors, a checkpoint or random:resnet50"
-                + (f"; {out} holds no run to continue" if resume else "")
-            )
+            raise BadInput("name an encoder: a run folder, an encoder.safetensors, a checkpoint or random:resnet50")
         return encoder, place_of_data(None, *places), detect_spec("c4", overrides)
     spec, data, saved_encoder, _ = DetectFolder(started).read_settings()
-    requested = detect_spec(spec.arch, {"iters": spec.iters, **overrides})
-    for name in overrides:
-        if getattr(requested, name) != getattr(spec, name):
-            raise BadInput(
-                f"{name} = {getattr(requested, name)!r} differs from {getattr(spec, name)!r} in "
-                f"{started / 'detect.json'}; a run continues with its own settings"
-            )
-    if encoder is not None and absolute_encoder_name(encoder) != saved_encoder:
-        raise BadInput(f"{started} began from {saved_encoder}, not from {encoder}; leave it out to continue")
-    return saved_encoder, place_of_data(data, *places), spec
+    for name, value in overrides.items():
+        spec = replaced(spec, name, value)
+    return encoder or saved_encoder, place_of_data(data, *places), spec
 
 
-def print_scores(result: dict[str, Any]) -> None:
-    names = ("AP", "AP50", "AP75")
-    rows = [[name, *(score_cell(scores[key]) for key in names)] for name, scores in result["runs"].items()]
-    if len(rows) > 1:
-        stats = result["spread"]
-        rows.append(["mean", *(score_cell(stats[key]["mean"]) for key in names)])
-        rows.append(["std", *(score_cell(stats[key]["std"]) for key in names)])
-    show(plain_table(f"{result['encoder']} -> {result['out']}", ["run", *names], rows))
-    say(f"pictures: {', '.join(result['pictures'])}")
+def show_scores(title: str, column: str, rows: Mapping[str, Mapping[str, float | None]]) -> None:
+    """Print a table of AP, AP50 and AP75."""
 
+    def cell(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f}"
 
-def score_cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    show(
+        plain_table(
+            title, [column, *SCORES], [[name, *(cell(row[key]) for key in SCORES)] for name, row in rows.items()]
+        )
+    )
 
 
 # --- test -------------------------------------------------------------------------------------------------------------
@@ -224,6 +207,7 @@ def score(
     year: Years | None = None,
     test: str | None = None,
     images: str | None = None,
+    limit: int = 0,
     device: str = "auto",
     out: str | Path | None = None,
 ) -> dict[str, Any]:
@@ -241,6 +225,8 @@ def score(
         a COCO JSON to test on
     images
         the folder of a COCO JSON's images (default: the JSON's folder)
+    limit
+        test images at most, evenly spaced (0: all)
     device
         auto, cpu or cuda
     out
@@ -253,10 +239,10 @@ def score(
     """
     from supancl.core.precision import pick_device
     from supancl.detection.layouts import open_test
-    from supancl.detection.metrics import coco_evaluator, coco_scores
     from supancl.detection.model import move_to_device
     from supancl.detection.saving import DetectFolder, load_detector
     from supancl.detection.scenes import prepare_for_testing, relabelled
+    from supancl.detection.testing import coco_evaluator, coco_scores
     from supancl.detection.testing import detect as run_detector
     from supancl.detection.train import format_scores, precision_of
     from supancl.reports.detections import draw_detection_sheet
@@ -267,18 +253,19 @@ def score(
     saved_data = run.read_settings()[1] if run.has_run else None
     requested = place_of_data(saved_data, data, year, test, images)
     folder = Path(out) if out else run.path / "evaluate"
-    check_writable(folder)
+    Output(folder, replaces=Path.is_dir).check()
     if not out:
         check_no_link(folder)
     scenes = open_test(requested)
     for remark in scenes.remarks:
         warn(remark)
-    scenes = prepare_for_testing(relabelled(scenes, saved.classes))
+    scenes = prepare_for_testing(relabelled(scenes, saved.classes), limit=limit)
     precision = precision_of(saved.detector.spec, on)
     detections = run_detector(move_to_device(saved.detector, on), scenes, on, precision, report_progress)
     scores = coco_scores(scenes, detections)
     make_folder(folder)
-    name = "detect" if out or requested == saved_data else f"detect-{data_label(requested)}"
+    name = "detect" if out or (requested == saved_data and not limit) else f"detect-{data_label(requested)}"
+    name += f"-{limit}" if limit else ""
     picture = folder / ("detections.png" if name == "detect" else f"{name}.png")
     draw_detection_sheet(scenes, detections, picture)
     result = {
@@ -290,10 +277,7 @@ def score(
         "out": str(folder / f"{name}.json"),
     }
     write_sealed_json(folder / f"{name}.json", result)
-    rows = [
-        [name, *(score_cell(row[key]) for key in ("AP", "AP50", "AP75"))] for name, row in scores["classes"].items()
-    ]
-    show(plain_table(f"{scenes.location}: {format_scores(scores)}", ["class", "AP", "AP50", "AP75"], rows))
+    show_scores(f"{scenes.location}: {format_scores(scores)}", "class", scores["classes"])
     return result
 
 
@@ -318,7 +302,7 @@ def export_weights(detector: str, out: Annotated[str | Path, FLAG]) -> dict[str,
     $ supancl detect export runs/detect-001 --out detector.pth
     $ supancl detect export runs/detect-002 --out other.pth
     """
-    from supancl.detection.export import export_detector
+    from supancl.detection.saving import export_detector
 
     result = export_detector(detector, out)
     say(f"{result['out']}: {result['tensors']} tensors of the {result['what']} under torchvision's names")

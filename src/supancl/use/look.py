@@ -14,7 +14,7 @@ from supancl.data.opening import check_source
 from supancl.data.views.evaluation import View
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput
-from supancl.files import check_writable, did_you_mean_path, make_folder, write_text
+from supancl.files import check_writable, did_you_mean_path, make_folder
 from supancl.reporter import say, show, track
 from supancl.reports.audit_files import PAGE as AUDIT_PAGE
 from supancl.reports.audit_files import check_corrected, check_folder
@@ -26,7 +26,7 @@ from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, o
 if TYPE_CHECKING:
     from supancl.evaluation.audit import Audit
     from supancl.reports.run_record import RunRecord
-    from supancl.reports.training_images import TrainingImages
+    from supancl.reports.samples import Samples
     from supancl.training.run import Run
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -96,6 +96,7 @@ def map(
     opened = open_encoders(list(named), options, saves_results=False)
     from supancl.reports.map_page import map_page
     from supancl.reports.maps import MapRequest, build_maps, name_encoders, to_panels
+    from supancl.reports.page import write_page
     from supancl.reports.pictures import draw_panels
 
     request = MapRequest(source, listed_classes(classes), limit, seed)
@@ -104,7 +105,7 @@ def map(
     if static:
         draw_panels(to_panels(images, maps), images.classes, page)
     else:
-        write_text(page, map_page(source, images, maps))
+        write_page(page, map_page(source, images, maps))
     size = page.stat().st_size
     say(f"{page}: images: {len(images.names):,}, encoders: {len(maps)}, {size / 1e6:.1f} MB")
     return {
@@ -223,6 +224,7 @@ def audit(
         write_corrected_copy,
     )
     from supancl.reports.audit_page import audit_page
+    from supancl.reports.page import write_page
 
     spec = spec_for(evaluated, given)
     if corrected is not None and has_label_noise(evaluated, given):
@@ -232,7 +234,7 @@ def audit(
         )
     found = audit_labels(evaluated, AuditSettings(given, k, seed, view))
     write_audit_tables(found, folder)
-    write_text(folder / AUDIT_PAGE, audit_page(found))
+    write_page(folder / AUDIT_PAGE, audit_page(found))
     summary = found.summary
     result = {"out": str(folder), **summary, "seconds": round(time.perf_counter() - started, 2)}
     say(trust_line(found.wrong, found.judged))
@@ -298,20 +300,19 @@ def report(*runs: Run | str | Path, out: str | Path | None = None, no_data: bool
     check_page_place(page)
     if not page.parent.is_dir():
         raise BadInput(f"{page}: there is no folder {page.parent}; make it, or name another file")
+    from supancl.reports.page import write_page
     from supancl.reports.report import name_runs, report_page
     from supancl.reports.run_record import read_record
     from supancl.reports.verdict import find_verdict
 
     records = {name: read_record(path) for name, path in track(name_runs(folders).items(), "reading runs")}
-    write_text(page, report_page(records, {} if no_data else open_images(records)))
-    verdicts = {name: find_verdict(record) for name, record in records.items()}
-    for name, verdict in verdicts.items():
+    write_page(page, report_page(records, {} if no_data else open_images(records)))
+    rows = []
+    for name, record in records.items():
+        verdict = find_verdict(record)
         say(f"{name}: {verdict.sentence}")
+        rows.append({"run": str(record.folder), **verdict._asdict(), "verdict": verdict.sentence})
     say(f"report: {page}")
-    rows = [
-        {"run": str(records[name].folder), "state": verdict.state, "verdict": verdict.sentence}
-        for name, verdict in verdicts.items()
-    ]
     return {"report": str(page), "runs": rows}
 
 
@@ -325,15 +326,17 @@ def find_named_runs(path: Path) -> list[Path]:
     return [path] if path in runs else runs
 
 
-def open_images(records: Mapping[str, RunRecord]) -> dict[str, TrainingImages]:
-    """The training images of each run; those of a data set that several share are opened once."""
-    from supancl.reports.training_images import open_training_images
+def open_images(records: Mapping[str, RunRecord]) -> dict[str, Samples]:
+    """The images of each run; the training images that several share are shown once."""
+    from dataclasses import replace
 
-    images: dict[str, TrainingImages] = {}
+    from supancl.reports.samples import open_samples
+
+    images: dict[str, Samples] = {}
     seen: set[str] = set()
-    for name, record in records.items():
-        fingerprint = record.about("data").get("fingerprint")
-        if fingerprint is None or fingerprint not in seen:
-            images[name] = open_training_images(record)
-            seen.add(str(fingerprint))
+    for name, record in track(records.items(), "images of runs"):
+        images[name], fingerprint = open_samples(record), str(record.about("data").get("fingerprint", name))
+        if fingerprint in seen:
+            images[name] = replace(images[name], counts=(), views=())
+        seen.add(fingerprint)
     return images

@@ -17,8 +17,8 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
 from supancl.runs.folder import RunFolder
 from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
-from supancl.sweeps.runner import Sweep, open_recipe_data
-from supancl.sweeps.runs import Failure, RunsFailed, check_same_recipe
+from supancl.sweeps.processes import Failure
+from supancl.sweeps.runner import RunsFailed, Sweep, check_same_recipe, open_recipe_data
 
 
 def check_plan(plan: Plan, sweep: Sweep) -> None:
@@ -70,7 +70,7 @@ def evaluate(plan: Plan, runs: list[PlannedRun], sweep: Sweep) -> list[str]:
     """Measure what the table needs of these runs; returns what could not be measured, and why."""
     if not runs:
         return []
-    sweep.reporter.note(f"evaluating {plural(len(runs), 'run')}")
+    current_reporter().note(f"evaluating {plural(len(runs), 'run')}")
     evaluator, failures = RunEvaluator(runs[0].recipe.train.device), []
     for run in runs:
         for measurement in measurements(plan, run, evaluator):

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from supancl.core.methods import COLLAPSE_CELLS
 from supancl.data.sources.benchmarks import find_benchmarks
 from supancl.errors import BadInput
-from supancl.paper.pool_and_ema import cell_name, cell_recipe, check_base
-from supancl.paper.study_rows import STUDIES, Rows, Study, batch_rows, check_supcon, memory_rows
+from supancl.paper.studies import STUDIES, Rows, Study, cell_rows, check_cells, check_supcon
 from supancl.paper.tables.entries import MONITOR, PROJECTOR_FEATURES
 from supancl.paper.tables.layouts import Layout
 from supancl.paper.tables.runs import read_entries
@@ -19,8 +17,7 @@ from supancl.recipes import RECIPES, Recipe
 from supancl.runs.folder import RunFolder, read_end
 from supancl.sweeps.measures import has_projector
 from supancl.sweeps.options import check_overrides
-from supancl.sweeps.runner import Sweep, check_monitored, select_rows
-from supancl.sweeps.runs import read_failure
+from supancl.sweeps.runner import Sweep, check_monitored, read_failure, select_rows
 
 FAMILIES = ("imagenet100", "cifar100", "cifar10", "vit", "digits")
 PAPERS_FAMILY = {"8": ("cifar100",), "G.1": ("vit",), "H.1": ("cifar10", "cifar100")}  # imagenet100 for the others
@@ -153,8 +150,8 @@ def table_rows(layout: Layout, request: Request) -> tuple[Rows, list[str]]:
         base = request.build(request.recipe or f"{families[0]}.supsiam")
         if layout.name != "8":
             return _study_rows(STUDIES[STUDY_OF[layout.name]], base, request), []
-        check_base(base)
-        return {cell_name(key): cell_recipe(base, *key) for key in COLLAPSE_CELLS}, []
+        check_cells(base)
+        return cell_rows(base), []
     if request.recipe:
         raise BadInput(f"recipe {request.recipe}: Table {layout.name} has one row per method; give family or rows")
     methods = next(iter(layout.paper.rows.values()))
@@ -183,7 +180,7 @@ def _batch_rows(family: str, request: Request) -> tuple[Rows, list[str]]:
     )
     if "supcon" in bases:
         check_supcon(bases["supcon"])
-    row_makers = {"supcon": memory_rows, "supsiam": batch_rows}
+    row_makers = {"supcon": STUDIES["memory"].rows, "supsiam": STUDIES["batch"].rows}
     rows = {f"{method}-{name}": row for method, base in bases.items() for name, row in row_makers[method](base).items()}
     return rows, without_recipe
 

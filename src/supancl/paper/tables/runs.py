@@ -22,7 +22,7 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.runs.encoder_file import check_same_run, read_header
 from supancl.runs.folder import RunFolder, folder_of_encoder
 from supancl.stats import seed_stats
-from supancl.sweeps.runs import read_failure
+from supancl.sweeps.runner import read_failure
 from supancl.training.run import read_result, read_results
 
 # the toy study's names of measures -> the names used for runs

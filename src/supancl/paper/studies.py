@@ -1,0 +1,339 @@
+"""The ablations: rows that differ from a recipe in one thing alone, trained on your data and measured alike.
+
+Table 7 and App. F (`supancl paper study`), and Table 8: target pool x momentum branch (`supancl paper collapse`). To
+choose an alpha, use `supancl compare`; the study `alpha` only trains the rows of Tables 1, 3 and F.1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from supancl.config import flattened
+from supancl.core.branches import BranchSpec
+from supancl.core.losses import Align, Contrast
+from supancl.core.methods import COLLAPSE_CELLS, METHODS
+from supancl.core.pools import PoolSpec
+from supancl.errors import BadInput
+from supancl.files import jsonable, write_json, write_text
+from supancl.paper.numbers import ALPHA, BATCH, COLLAPSE, POOL_DESIGN, POSITIVES
+from supancl.probes.knn import DEFAULT_K
+from supancl.recipes import Recipe
+from supancl.reports.tables import Table, plain_table, to_markdown
+from supancl.runs.folder import RunFolder
+from supancl.runs.provenance import commit, versions
+from supancl.sweeps.comparing import compare_rows
+from supancl.sweeps.measures import (
+    Measurement,
+    Result,
+    RunEvaluator,
+    collect_results,
+    count_cell,
+    evaluations_of,
+    has_projector,
+    mean_cells,
+    measure_run,
+    summarize,
+)
+from supancl.sweeps.runner import Runs, Sweep, TrainedRun, check_monitored, open_held_out, open_recipe_data
+
+BATCHES = (128, 256)  # Table F.3
+ENDS = ("collapsed", "failed")
+Rows = dict[str, Recipe]
+Fields = Mapping[str, Mapping[str, Any]]  # row -> fields that differ from the base
+
+
+@dataclass(frozen=True)
+class Study:
+    """One ablation: its rows, which recipes it can vary, and the paper's averages over 11 data sets."""
+
+    title: str  # of the column with the rows' names
+    table: str  # the paper's table
+    reference: str  # the others are compared with this row
+    varies: Mapping[str, str]  # field -> the flag to use instead of an override
+    fields: Callable[[Recipe], Fields]
+    check: Callable[[Recipe], None]  # BadInput if the study cannot vary this recipe
+    averages: Mapping[str, tuple[float, ...]]
+    key_of: Callable[[str, str], str]  # (row, recipe's name) -> key in `averages`
+
+    def rows(self, base: Recipe) -> Rows:
+        return {name: base.with_set(values, because="study") for name, values in self.fields(base).items()}
+
+    def average(self, row: str, recipe: str) -> float | None:
+        values = self.averages.get(self.key_of(row, recipe))
+        return None if values is None else values[0]
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def pool_fields(base: Recipe) -> Fields:
+    """The sizes are targets per class in Table 7."""
+    class_queues = {f"class-queues-{size}": {"pool.kind": "class-queues", "pool.size": size} for size in (80, 20, 5, 1)}
+    # prototypes and none have no M targets to draw
+    all_samples = {} if flattened(base).get("loss.samples") is None else {"loss.samples": None}
+    without = {kind: {"pool.kind": kind, **all_samples} for kind in ("prototypes", "none")}
+    return {"queue": {"pool.kind": "queue"}, **class_queues, **without}
+
+
+def memory_fields(base: Recipe) -> Fields:
+    """Each batch size without and with a memory bank: the pool of Table F.3's rows marked *."""
+    bank = {"pool.kind": "queue", "pool.size": base.pool.size, "loss.against": "both-views+pool"}
+    fields: dict[str, Mapping[str, Any]] = {}
+    for size in BATCHES:
+        batch_size = {"train.batch_size": size}
+        fields |= {f"batch-{size}": batch_size, f"batch-{size}-memory": {**batch_size, **bank}}
+    return fields
+
+
+def cell_recipe(base: Recipe, pool: bool, ema: bool) -> Recipe:
+    """The recipe with or without a pool, with or without a momentum branch; everything else is equal."""
+    row = METHODS[COLLAPSE_CELLS[pool, ema]]
+    target_pool = base.pool if base.pool.kind != "none" else row.pool
+    momentum_branch = base.branches if base.branches.target == "momentum" else BranchSpec(target="momentum")
+    recipe = replace(
+        base,
+        method=COLLAPSE_CELLS[pool, ema],
+        pool=target_pool if pool else PoolSpec(),
+        branches=momentum_branch if ema else BranchSpec(target="stop-gradient"),
+    )
+    if not pool and getattr(base.loss, "samples", None) is not None:  # without a pool there are no M targets to draw
+        recipe = recipe.with_set({"loss.samples": None}, because="collapse study")
+    return recipe
+
+
+def cell_name(key: tuple[bool, bool]) -> str:
+    """`pool+ema`, `pool`, `ema` or `neither`."""
+    return "+".join(name for name, on in zip(("pool", "ema"), key, strict=True) if on) or "neither"
+
+
+def cell_rows(base: Recipe) -> Rows:
+    """The four cells of Table 8."""
+    return {cell_name(key): cell_recipe(base, *key) for key in COLLAPSE_CELLS}
+
+
+# --- which recipes a study can vary -----------------------------------------------------------------------------------
+
+
+def check_alpha(base: Recipe) -> None:
+    if not isinstance(base.loss, Align) or base.heads.predictor is None or base.pool.kind == "none":
+        raise BadInput(f"{base.name} has no alpha, or no pool; use a supsiam or supbyol recipe")
+
+
+def check_supervised_target(base: Recipe) -> None:
+    if not isinstance(base.loss, Align) or base.heads.predictor is None or not base.loss.supervised:
+        raise BadInput(f"{base.name} has no supervised target to vary; use a SupSiam or SupBYOL recipe with alpha < 1")
+
+
+def check_pool(base: Recipe) -> None:
+    check_supervised_target(base)
+    if base.pool.kind not in ("queue", "class-queues"):
+        raise BadInput(f"{base.name}: {base.pool.kind!r} has no M targets to draw; set pool.kind=queue")
+
+
+def check_supcon(base: Recipe) -> None:
+    loss = base.loss
+    is_supcon = isinstance(loss, Contrast) and loss.supervised and loss.against == "both-views"
+    if not is_supcon or base.pool.kind != "none":
+        raise BadInput(f"{base.name} is not a SupCon recipe without a pool; use one, such as cifar100.supcon")
+
+
+def check_cells(base: Recipe) -> None:
+    """Refuse a recipe that has no four cells, or whose runs would stop before their verdict."""
+    check_supervised_target(base)
+    if base.train.on_collapse == "stop":
+        raise BadInput("train.on_collapse = 'stop' would end a run before its k-NN is measured; leave it at warn")
+    check_monitored(base)
+
+
+def _batch_key(row: str, recipe: str) -> str:
+    """The paper has these rows for SupCon, SupCon with a memory bank and SupSiam."""
+    _, size, *memory = row.split("-")
+    return f"{size} {recipe.partition('.')[2].partition('-')[0]}{'-pool' if memory else ''}"
+
+
+STUDIES: dict[str, Study] = {
+    "pool": Study(
+        "pool",
+        "7",
+        "queue",
+        {"pool.kind": "rows"},
+        pool_fields,
+        check_supervised_target,
+        POOL_DESIGN,
+        lambda row, recipe: row.replace("queues-", "queues "),
+    ),
+    "positives": Study(
+        "positives",
+        "F.2",
+        "M-all",
+        {"loss.samples": "rows"},
+        lambda base: {f"M-{samples or 'all'}": {"loss.samples": samples} for samples in (1, 4, 16, None)},
+        check_pool,
+        POSITIVES,
+        lambda row, recipe: row.removeprefix("M-"),
+    ),
+    "batch": Study(
+        "batch",
+        "F.3",
+        "batch-128",
+        {"train.batch_size": "rows"},
+        # the learning rate scales with the batch automatically: `optimizer.lr` belongs to `reference_batch`
+        lambda base: {f"batch-{size}": {"train.batch_size": size} for size in BATCHES},
+        lambda base: None,
+        BATCH,
+        _batch_key,
+    ),
+    "memory": Study(
+        "batch, memory bank",
+        "F.3",
+        "batch-128",
+        {"train.batch_size": "rows", "loss.against": "rows", "pool.kind": "rows"},
+        memory_fields,
+        check_supcon,
+        BATCH,
+        _batch_key,
+    ),
+    "alpha": Study(
+        "alpha",
+        "F.1",
+        "alpha-0.5",
+        {"loss.alpha": "rows"},
+        lambda base: {f"alpha-{alpha:g}": {"loss.alpha": alpha} for alpha in (0.0, 0.2, 0.5, 0.8, 1.0)},
+        check_alpha,
+        ALPHA,
+        lambda row, recipe: row.removeprefix("alpha-"),
+    ),
+}
+
+
+# --- a study: trained, measured, compared -----------------------------------------------------------------------------
+
+MEASURES = {
+    # key -> (title, decimals)
+    "knn": ("k-NN %", 2),
+    "linear": ("linear %", 2),
+    "ratio": ("S_W/S_T", 3),
+    "ssl": ("l_ssl", 3),
+    "sup": ("l_sup", 3),
+}
+
+
+def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> tuple[Result, Table, Runs]:
+    """Train and measure the rows of a study; returns the content of study.json, its table, and the runs."""
+    started, study, split = time.perf_counter(), STUDIES[name], "test" if on_test else "held-out"
+    if on_test:
+        data = open_recipe_data(base)
+        if data.test is None:
+            raise BadInput(f"on_test: {base.data.source} has no test split; omit on_test")
+    else:
+        with_holdout, data = open_held_out(base, "study", " (on_test uses the test split)")
+        if with_holdout is not base:
+            holdout = {"data.holdout": with_holdout.data.holdout}
+            rows = {row: recipe.with_set(holdout, because="study") for row, recipe in rows.items()}
+    runs = sweep.train(sweep.with_seeds(rows, "study"), data)
+    evaluator = RunEvaluator(base.train.device)
+
+    def measure(run: TrainedRun, folder: Path) -> dict[str, float | None]:
+        return measure_row(run, folder, evaluator, split)
+
+    results = collect_results(sweep, runs, {row: {"row": row} for row in rows}, MEASURES, measure)
+    reference = study.reference if study.reference in rows else next(iter(rows))
+    compared = compare_rows(results, [reference, *(row for row in rows if row != reference)], "linear", "first")
+    result: Result = {
+        "study": name,
+        "paper": f"Table {study.table}",
+        "recipe": base.name,
+        "data": data.summary,
+        "epochs": base.train.epochs,
+        "seeds": list(range(sweep.seeds)),
+        "rows": results,
+        "summary": [summarize(results, {"row": row}, MEASURES, ENDS) for row in rows],
+        "differences": compared["findings"] if len(rows) > 1 else [],
+        "seconds": time.perf_counter() - started,
+        "versions": versions(),
+        "commit": commit(),
+    }
+    images = data.test if on_test and data.test is not None else data.held_out
+    title = f"{name} study of {base.name}, epochs: {base.train.epochs}, seeds: {sweep.seeds}"
+    table = study_table(result, f"{title}, images: {len(data.train)} training, {len(images)} {split}")
+    remarks = "".join(f"\n- {line}" for line in result["differences"])
+    text = f"{table.caption}; {result['seconds']:.0f} s\n\n{to_markdown(replace(table, caption=''))}{remarks}\n"
+    write_text(sweep.out / "study.md", text)
+    write_json(sweep.out / "study.json", result)
+    return result, table, runs
+
+
+def measure_row(run: TrainedRun, folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, float | None]:
+    """Measure a run and save the result as evaluate/study.json in its folder."""
+    measured = measure_run(run, folder, evaluator, split, DEFAULT_K)
+    if isinstance(run.recipe.loss, Align) and has_projector(folder):  # Table 1's variance
+        evaluator.measure_value(folder, Measurement("variance", "train", layer="projector"), "within")
+    content = jsonable({"protocol": "study", "data": run.recipe.data.source, "split": split, **measured})
+    if content not in evaluations_of(folder):
+        RunFolder(folder).write_evaluation("study", content)
+    return {key: content[key] for key in MEASURES}
+
+
+def study_table(result: Result, title: str) -> Table:
+    """Mean ± sd, how many runs collapsed, and the paper's average over 11 data sets for the row."""
+    study = STUDIES[result["study"]]
+    ends = [end for end in ENDS if end == "collapsed" or any(entry[end] for entry in result["summary"])]
+    columns = [study.title, *(title for title, _ in MEASURES.values()), *ends, f"paper: Avg, Table {study.table}"]
+    rows = []
+    for entry in result["summary"]:
+        average = study.average(entry["row"], result["recipe"])
+        counts = [count_cell(entry[end], entry["n"]) for end in ends]
+        paper = "" if average is None else f"{average:.2f}"
+        rows.append([entry["row"], *mean_cells(entry, MEASURES), *counts, paper])
+    return plain_table(title, columns, rows)
+
+
+# --- Table 8 ----------------------------------------------------------------------------------------------------------
+
+LAST_CHECK = {
+    # key of the monitor's last check -> (title, decimals)
+    "knn": ("k-NN %", 2),
+    "effective_rank": ("effective rank", 1),
+    "std": ("std", 3),
+}
+
+
+def train_cells(base: Recipe, sweep: Sweep) -> tuple[Result, Table, Runs]:
+    """Train the four cells with every seed and write collapse.json; returns its content, the table and the runs."""
+
+    def measure(run: TrainedRun, folder: Path) -> dict[str, float | None]:
+        check = [row for row in run.metrics if row["kind"] == "monitor"][-1]
+        return {key: check.get(key) for key in LAST_CHECK}
+
+    labels = {cell_name(key): {"pool": key[0], "ema": key[1]} for key in COLLAPSE_CELLS}
+    runs = sweep.train(sweep.with_seeds(cell_rows(base), "collapse study"), open_recipe_data(base))
+    results = collect_results(sweep, runs, labels, LAST_CHECK, measure)
+    result: Result = {
+        "recipe": base.name,
+        "alpha": flattened(base)["loss.alpha"],
+        "epochs": base.train.epochs,
+        # a run that failed has no verdict
+        "rows": [row | {"collapsed": None} if row["failed"] else row for row in results],
+        "paper": {cell_name(key): values for key, values in COLLAPSE.items()},
+        "versions": versions(),
+        "commit": commit(),
+    }
+    write_json(sweep.out / "collapse.json", result)
+    title = f"{base.name}, epochs: {base.train.epochs}, alpha {result['alpha']:g}, seeds: {sweep.seeds}"
+    titles = (title for title, _ in LAST_CHECK.values())
+    columns = ["pool", "EMA", "collapse", *titles, "paper: collapse", "paper: k-NN %", "failed"]
+    return result, plain_table(title, columns, [cell_row(results, key) for key in COLLAPSE_CELLS]), runs
+
+
+def cell_row(results: list[Result], key: tuple[bool, bool]) -> list[str]:
+    """One cell of Table 8 as a table row, with the paper's result."""
+    entry = summarize(results, {"pool": key[0], "ema": key[1]}, LAST_CHECK, ENDS)
+    finished, collapsed = entry["n"] - entry["failed"], entry["collapsed"]
+    verdict = "-" if not finished else {0: "no", finished: "yes"}.get(collapsed, f"{collapsed} of {finished} seeds")
+    ticks, (papers_collapse, knn) = ["yes" if on else "no" for on in key], COLLAPSE[key]
+    paper = ["yes" if papers_collapse else "no", f"{knn:.2f}"]
+    return [*ticks, verdict, *mean_cells(entry, LAST_CHECK), *paper, count_cell(entry["failed"], entry["n"])]
