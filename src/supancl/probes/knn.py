@@ -19,7 +19,8 @@ from supancl.probes.features import Features, Labelled, Rows, check_finite, chec
 from supancl.reporter import track
 
 Metric = Literal["cosine", "l2"]
-REFERENCE_CHUNK = 16384  # references compared at a time
+QUERY_CHUNK = 1024  # queries compared with
+REFERENCE_CHUNK = 16384  # so many references at a time
 MOST_VOTES = 2**24  # images x classes whose votes are in memory at a time
 DEFAULT_K = 20
 QUARTER = 0.25  # neighbours per reference of a class
@@ -86,7 +87,7 @@ def neighbours(
     queries: Rows,
     k: int,
     metric: Metric = "cosine",
-    chunk: int = 1024,
+    chunk: int = QUERY_CHUNK,
     reference_chunk: int = REFERENCE_CHUNK,
     device: torch.device | str | None = None,
     leave_one_out: bool = False,
@@ -240,6 +241,7 @@ def knn_predict(
     queries: Rows,
     k: int = DEFAULT_K,
     temperature: float = 0.1,
+    chunk: int = QUERY_CHUNK,
     metric: Metric = "cosine",
     reference_chunk: int = REFERENCE_CHUNK,
     device: torch.device | str | None = None,
@@ -252,7 +254,7 @@ def knn_predict(
     """
     if not bool((reference.labels >= 0).any()):
         raise BadInput("reference features: no labelled image; k-NN needs at least one")
-    matches = neighbours(reference, queries, k, metric, reference_chunk=reference_chunk, device=device)
+    matches = neighbours(reference, queries, k, metric, chunk, reference_chunk, device)
     return vote(matches, reference.labels, k, temperature)
 
 
@@ -261,6 +263,7 @@ def knn_accuracy(
     queries: Features,
     k: int = DEFAULT_K,
     temperature: float = 0.1,
+    chunk: int = QUERY_CHUNK,
     metric: Metric = "cosine",
     reference_chunk: int = REFERENCE_CHUNK,
     device: torch.device | str | None = None,
@@ -269,7 +272,7 @@ def knn_accuracy(
     labelled = queries.labelled()
     if not len(labelled) or not bool((reference.labels >= 0).any()):
         return math.nan
-    predicted = knn_predict(reference, labelled.values, k, temperature, metric, reference_chunk, device)
+    predicted = knn_predict(reference, labelled.values, k, temperature, chunk, metric, reference_chunk, device)
     return 100 * float((predicted == labelled.labels.to(predicted.device)).double().mean())
 
 
