@@ -66,7 +66,7 @@ def load_references(
         if source is not None:
             _warn_trained_on(evaluated, source, data.held_out)
         held_out_from = data.summary["held_out_from"]
-        splits = [split.materialize().labelled() for split in (data.train, data.held_out)]
+        splits = [split.labelled() for split in (data.train, data.held_out)]
         references, held_out = (_features(evaluated, split, view) for split in splits)
         both = references.pairs, held_out.pairs
         pairs = None if both[0] is None or both[1] is None else (both[0], both[1])
