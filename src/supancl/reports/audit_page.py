@@ -15,7 +15,7 @@ from supancl.evaluation.audit import Audit
 from supancl.evaluation.duplicates import DuplicatePair
 from supancl.files import absolute_path
 from supancl.reports.audit_files import cautions, describe_duplicates, trust_line
-from supancl.reports.maps import common_folder
+from supancl.reports.map import common_folder
 from supancl.reports.page import html_page, short_source
 from supancl.reports.sprites import draw_sprites, pack_array, thumbnail_bytes
 
