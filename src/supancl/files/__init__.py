@@ -16,7 +16,6 @@ from supancl.files.opening import read_json as read_json
 from supancl.files.opening import read_text as read_text
 from supancl.files.output import Output as Output
 from supancl.files.spreadsheets import absolute_path as absolute_path
-from supancl.files.spreadsheets import check_feature_file as check_feature_file
 from supancl.files.spreadsheets import escape_formula as escape_formula
 from supancl.files.spreadsheets import is_formula as is_formula
 from supancl.files.spreadsheets import make_writable as make_writable

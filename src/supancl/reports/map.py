@@ -17,8 +17,7 @@ from supancl.data.levels import with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean
 from supancl.evaluation import EvaluatedEncoder
-from supancl.evaluation.embedding import held_out_mask
-from supancl.evaluation.sources import read_source, spec_for
+from supancl.evaluation.sources import held_out_mask, read_source, spec_for
 from supancl.files import absolute_path
 from supancl.probes import Features
 from supancl.probes.knn import count_votes, default_k, neighbours

@@ -192,7 +192,6 @@ class ImageMap {
     document.getElementById("selected").textContent = indices.length
       ? `${indices.length.toLocaleString("en")} selected` : "Nothing selected: draw a lasso (or drag with Shift)";
     document.getElementById("save").disabled = !indices.length;
-    this.allowClear();
     const more = indices.length > MOST_SHOWN ? [element("p", "small", `and ${(indices.length - MOST_SHOWN).toLocaleString("en")} more, in the CSV`)] : [];
     document.getElementById("selection").replaceChildren(this.thumbnails(indices.slice(0, MOST_SHOWN)), ...more);
     this.redraw();
@@ -201,11 +200,6 @@ class ImageMap {
   clear() {
     this.select([]);
     this.focus(-1);
-  }
-
-  // The button works if something is selected or an image is shown.
-  allowClear() {
-    document.getElementById("clear").disabled = !this.shared.selectedCount && this.shared.focus < 0;
   }
 
   save() {
@@ -282,7 +276,6 @@ class ImageMap {
   focus(index) {
     const section = document.getElementById("image");
     this.shared.focus = index;
-    this.allowClear();
     this.redraw();
     if (index < 0) {
       section.replaceChildren(element("p", "small", "Near points are images with similar features (t-SNE); distances between groups mean little. Click a point: its image and nearest neighbours appear here."));

@@ -31,7 +31,7 @@ function isInside(x, y, polygon) {
 class Scatter {
   // `shared`: what all maps of a page have in common (see ImageMap); `on`: hover, click and lasso of the reader.
   constructor(canvas, points, shared, on) {
-    Object.assign(this, { canvas, points, shared, on, lasso: [], drag: null, fingers: new Map(), zoom: 1 });
+    Object.assign(this, { canvas, points, shared, on, lasso: [], drag: null, zoom: 1 });
     this.count = points.length / 2;
     this.context = canvas.getContext("2d");
     this.bounds = this.findBounds();
@@ -233,14 +233,12 @@ class Scatter {
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button) return;
       canvas.setPointerCapture(event.pointerId);
-      this.fingers.set(event.pointerId, [event.offsetX, event.offsetY]);
-      if (this.fingers.size > 1) { this.forgetDrag(); return; }
       this.drag = { left: event.offsetX, top: event.offsetY, moved: false, lasso: shared.lassoMode || event.shiftKey };
       if (this.drag.lasso) this.lasso = [[event.offsetX, event.offsetY]];
     });
     canvas.addEventListener("pointermove", (event) => this.move(event));
     canvas.addEventListener("pointerup", (event) => this.release(event));
-    canvas.addEventListener("pointercancel", (event) => { this.fingers.delete(event.pointerId); this.forgetDrag(); });
+    canvas.addEventListener("pointercancel", () => this.forgetDrag());
     canvas.addEventListener("pointerleave", () => { if (!this.drag) on.hover(this, -1); });
   }
 
@@ -250,27 +248,8 @@ class Scatter {
     this.redraw();
   }
 
-  // Two fingers zoom and move the map: what was between them stays between them.
-  pinch(event) {
-    const span = () => {
-      const [[x, y], [otherX, otherY]] = this.fingers.values();
-      return { left: (x + otherX) / 2, top: (y + otherY) / 2, size: Math.hypot(x - otherX, y - otherY) || 1 };
-    };
-    const before = span();
-    this.fingers.set(event.pointerId, [event.offsetX, event.offsetY]);
-    const after = span();
-    const [across, down] = this.scales;
-    this.x -= (after.left - before.left) / across;
-    this.y += (after.top - before.top) / down;
-    this.zoomAt(after.left, after.top, after.size / before.size);
-  }
-
   move(event) {
     const { drag } = this, [left, top] = [event.offsetX, event.offsetY];
-    if (this.fingers.size > 1) {
-      if (this.fingers.has(event.pointerId)) this.pinch(event);
-      return;
-    }
     if (!drag) {
       this.on.hover(this, this.find(left, top), event);
       return;
@@ -291,7 +270,6 @@ class Scatter {
 
   release(event) {
     const { drag } = this, lasso = this.lasso;
-    this.fingers.delete(event.pointerId);
     this.drag = null;
     this.lasso = [];
     if (drag && !drag.moved) this.on.click(this, this.find(event.offsetX, event.offsetY));
