@@ -87,7 +87,7 @@ def plan_cross_validation(
     if not evaluated.options.cross_validate or not 0 < count < FEW_IMAGES or evaluation.has_several_labels:
         return None
     train = _train_with_all_labels(evaluated, evaluation, view)
-    if not train.is_materialized or not evaluation.images.is_materialized:
+    if train.is_streamed or evaluation.images.is_streamed:
         return None
     is_used = _used_labels(evaluated, evaluation, train, view)
     if is_used is None:

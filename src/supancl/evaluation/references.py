@@ -79,7 +79,7 @@ def load_references(
         if source is not None:
             _warn_trained_on(evaluated, source, data.held_out)
         held_out_from = data.summary["held_out_from"]
-        splits = [split.materialize().labelled() for split in (data.train, data.held_out)]
+        splits = [split.labelled() for split in (data.train, data.held_out)]
         references, held_out = (_features(evaluated, split, view) for split in splits)
         content = made = FeatureFile(references.pair, held_out.pair, data.classes, made_from, _all_pairs(splits))
         if path is not None and references.values.nbytes + held_out.values.nbytes <= MOST_KEPT_BYTES:

@@ -53,11 +53,8 @@ def normalize(targets: Tensor) -> Tensor:
 
 
 def sample_labelled(split: Split, most: int) -> Split:
-    """At most `most` images of a split, always the same, and only labelled ones if it has any.
-
-    From a stream without a list, images are taken as they come, with or without a label.
-    """
-    if 0 < split.num_labelled < len(split) and split.is_materialized:
+    """At most `most` images of a split, always the same, and only labelled ones if it has any."""
+    if 0 < split.num_labelled < len(split):
         split = split.labelled()
     return split.sample(most)
 
