@@ -18,7 +18,6 @@ import statistics
 import sys
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -36,11 +35,11 @@ from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
 from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.decode import decode_threads
 from supancl.data.opening import open_data
-from supancl.data.order import WindowedOrder, epoch_order
-from supancl.data.sources.tar_index import index_tars
+from supancl.data.order import Order, epoch_order
+from supancl.data.sources.tars import index_tars
 from supancl.data.splits import Data, DataSpec
 from supancl.recipes import recipe
-from supancl.training.cuda.capture import WARM_UP_STEPS
+from supancl.training.speed import WARM_UP_STEPS
 from supancl.training.start import with_speed
 from supancl.training.trainer import Trainer
 
@@ -120,24 +119,9 @@ def queue_by_slots(device: torch.device, most: float) -> Iterator[Row]:
 
 
 def orders(most: float) -> Iterator[Row]:
-    """The first batch of an epoch (what a resumed run waits for), each later one, and what is held meanwhile."""
+    """The order of an epoch, which a resumed run waits for, and what is held meanwhile."""
     for images in IMAGES:
-        since = time.perf_counter()
-        windowed = WindowedOrder([PER_SHARD] * (images // PER_SHARD), 0, BATCH, WINDOW)
-        windowed.positions(windowed.steps_per_epoch // 2)
-        first = time.perf_counter() - since
-        middle, since = windowed.steps_per_epoch // 2, time.perf_counter()
-        for step in range(middle, middle + 1500):
-            windowed.positions(step)
-        each = (time.perf_counter() - since) / 1500
-        held = tensor_bytes([windowed.cached_layouts, windowed.cached_windows, windowed.counts, windowed.shard_starts])
-        row: Row = {
-            "images": images,
-            "windowed_first_ms": first * 1e3,
-            "windowed_step_ms": each * 1e3,
-            "windowed_bytes": held,
-            "whole_bytes": 8 * images,
-        }
+        row: Row = {"images": images, "whole_bytes": 8 * images}
         if images <= 10**8 and 24 * images <= most * GIB:
             since = time.perf_counter()
             epoch_order(images, 0, 0)
@@ -173,10 +157,7 @@ def streams(scratch: Path, device: torch.device) -> Iterator[Row]:
         data = open_data(spec, 3)
         found.append(time.perf_counter() - since)
     files = sorted((scratch / "small").iterdir())
-    tracemalloc.start()
-    tar_indices = index_tars(files, lambda number, classes: None)
-    held, images = tracemalloc.get_traced_memory()[0], sum(index.images for index in tar_indices)
-    tracemalloc.stop()
+    images = sum(map(len, index_tars(files)))
     kept = sum(path.stat().st_size for path in (scratch / "cache").rglob("*.zip"))
     yield {
         "what": "index",
@@ -185,11 +166,10 @@ def streams(scratch: Path, device: torch.device) -> Iterator[Row]:
         "open_us": found[1] / images * 1e6,
         "open_ms_per_shard": found[1] / 9 * 1e3,
         "disk_bytes_per_image": kept / images,
-        "memory_bytes_per_shard": held / 9,
     }
     each = write_shards(scratch / "photographs", 3, 600, (500, 375))
     data = open_data(replace(spec, source=str(scratch / "photographs")), 3)
-    order = WindowedOrder([600, 600], 0, 128, WINDOW)
+    order = Order(torch.zeros(1200), 0, 128, counts=torch.tensor([600, 600]), window=WINDOW)
     data.train.batch(order.positions(0))
     rates = []
     for step in range(1, 9):

@@ -41,16 +41,15 @@ def sized(size: float) -> str:
     return f"{size:.3g} B"
 
 
+# of results from before streams held their order and index in memory
+OUTDATED = ("windowed_first_ms", "windowed_step_ms", "windowed_bytes", "memory_bytes_per_shard")
+LEFT_OUT = ("what", *OUTDATED)
 HEADERS = {
-    "windowed_first_ms": "windows: first batch ms",
-    "windowed_step_ms": "windows: later batches ms",
-    "windowed_bytes": "windows: bytes",
     "whole_bytes": "full permutation: bytes",
     "whole_first_ms": "full permutation: first batch ms",
     "index_us": "index us per image",
     "open_us": "open us per image",
     "disk_bytes_per_image": "disk per image",
-    "memory_bytes_per_shard": "memory per shard",
     "per_thread": "images per second and thread",
     "gather_ms": "gather targets ms",
     "norm_ms": "batch norm sum ms",
@@ -84,7 +83,7 @@ def tables(result: Row) -> str:
         parts.append(f"**{TITLES[name]}**")
         for what in dict.fromkeys(row.get("what") for row in rows):
             mine = [row for row in rows if row.get("what") == what]
-            parts.append(table([{key: value for key, value in row.items() if key != "what"} for row in mine]))
+            parts.append(table([{key: value for key, value in row.items() if key not in LEFT_OUT} for row in mine]))
     if all(part in result["parts"] for part in ("step", "stream", "order", "schedule")):
         overhead = beside(result["parts"]["step"])
         if overhead is not None:
@@ -158,7 +157,7 @@ def model(result: Row) -> str:
 
 def kept_and_read(result: Row, index: Row, decode: Row, slowest: float) -> list[tuple[str, str, str]]:
     """The model's rows about storage and memory; `slowest` is the images per second of one GPU."""
-    order, schedule, step = (result["parts"][part][-1] for part in ("order", "schedule", "step"))
+    schedule, step = (result["parts"][part][-1] for part in ("schedule", "step"))
     steps = IMAGES // (RANKS * BATCH)  # of an epoch
     return [
         (
@@ -167,14 +166,9 @@ def kept_and_read(result: Row, index: Row, decode: Row, slowest: float) -> list[
             f"files of {sized(decode['file_bytes'])}, as measured here",
         ),
         (
-            "order, in memory per rank",
-            f"{sized(order['windowed_bytes'])}, a batch after {order['windowed_first_ms']:.0f} ms",
-            "measured at 1B images; a full permutation is 8 GB",
-        ),
-        (
-            "index, in memory per rank",
-            sized(IMAGES / PER_SHARD * index["memory_bytes_per_shard"]),
-            "measured per shard, times 100,000 shards",
+            "order and index, in memory per rank",
+            sized(40 * IMAGES),
+            "8 bytes per image for the order, three times, and 16 for the index",
         ),
         ("index, on disk", sized(IMAGES * index["disk_bytes_per_image"]), "measured per image"),
         (

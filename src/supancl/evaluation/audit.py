@@ -181,7 +181,7 @@ def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requeste
     are the leaves.
     """
     by_leaf = with_leaf_labels(source)
-    splits = {split_name: split.materialize() for split_name, split in by_leaf.splits.items() if len(split)}
+    splits = {split_name: split for split_name, split in by_leaf.splits.items() if len(split)}
     split_names = [split_name for split_name, split in splits.items() for _ in range(len(split))]
     names = [path for split in splits.values() for path in split.names_at(torch.arange(len(split)))]
     labels = {split_name: split.labels.cpu() for split_name, split in splits.items()}

@@ -105,7 +105,7 @@ def choose_images(
     the labels are the leaves.
     """
     by_leaf = with_leaf_labels(source)
-    splits = {name: split.materialize() for name, split in by_leaf.splits.items()}
+    splits = by_leaf.splits
     labels, pairs = labels_to_show(list(splits.values()))
     rows = torch.arange(len(labels))
     if request.classes:

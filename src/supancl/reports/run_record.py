@@ -195,10 +195,10 @@ def _read_log(folder: RunFolder) -> tuple[list[dict[str, Any]], list[str]]:
     if not folder.metrics_file.exists():
         return [], []
     try:
-        log = read_rows(folder.metrics_file, RunFolder.REQUIRED_ROW_FIELDS)
+        rows, damage = read_rows(folder.metrics_file)
     except OSError as error:
         return [], [f"metrics.jsonl: {reason(error)}"]
-    return log.rows, [f"metrics.jsonl: {log.damage}"] if log.damage else []
+    return rows, [f"metrics.jsonl: {damage}"] if damage else []
 
 
 def _read_evaluations(folder: RunFolder) -> tuple[dict[str, Mapping[str, Any]], list[str]]:

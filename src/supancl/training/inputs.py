@@ -1,7 +1,7 @@
 """What a step reads and counts on the device: its number, the epoch's order, rates, momentum, alpha, loss sums.
 
 Everything that differs between steps is on the device, so that a step waits for nothing and can be recorded and
-replayed (cuda/capture.py).
+replayed (speed.py).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.splits import Data, Split
-from supancl.data.store.memory import Batch
 from supancl.data.views.specs import ViewSpec, views_for_rows
 from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
+from supancl.training.model import Model
 from supancl.training.monitor import relative_std
 
 
@@ -71,10 +71,7 @@ class StepInputs:
     def __init__(self, recipe: Recipe, data: Data, device: torch.device, ranks: Ranks) -> None:
         self.device, self.ranks = device, ranks
         self.images = data.train.place_on(device)
-        streamed = data.train.is_streamed  # then labels come with the batches
-        self.labels = (
-            torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.training_labels.to(device)
-        )
+        self.labels = data.train.training_labels.to(device)
         self.micro_batches = [
             MicroBatch(rows, row_range, local_rows, views_for_rows(recipe.views, row_range))
             for rows, row_range, local_rows in ranks.micro_batches(
@@ -154,21 +151,11 @@ class StepInputs:
 
     # --- on the device, within a step ---------------------------------------------------------------------------------
 
-    def select(self, batch: Batch | None) -> tuple[Tensor, Tensor]:
+    def select(self) -> tuple[Tensor, Tensor]:
         """Positions of this step's images, and the labels of the whole batch."""
-        if batch is not None and batch.labels is not None:
-            return self.rows, self._gather_labels(batch.labels)
         index = self.step_tensor % self.schedule.steps_per_epoch * len(self.rows) + self.rows
         positions = self.order.index_select(0, index)
         return positions, self.labels.index_select(0, positions)
-
-    def _gather_labels(self, labels: Tensor) -> Tensor:
-        """The labels of all ranks, from those that came with this rank's images."""
-        if self.ranks.size == 1:
-            return labels
-        return torch.cat(
-            [self.ranks.gather(labels[micro.local_rows], micro.row_range.total) for micro in self.micro_batches]
-        )
 
     def set_rates(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Set the optimizer's learning rates for this step; return its momentum."""
@@ -182,3 +169,41 @@ class StepInputs:
         """Count a step with these losses."""
         self.sums += torch.cat([losses, losses.new_ones(1)])
         self.step_tensor += 1
+
+
+def checks_every_step(recipe: Recipe, device: torch.device) -> bool:
+    """Whether the host checks every loss. On a GPU it has to wait for each, so only if bad steps are skipped."""
+    return device.type == "cpu" or recipe.train.on_nan == "skip"
+
+
+class FiniteCheck:
+    """Checks the loss and gradients of a step: on the host, or by noting the first bad step on the device."""
+
+    def __init__(self, recipe: Recipe, model: Model, inputs: StepInputs) -> None:
+        self.model, self.inputs = model, inputs
+        self.skips = recipe.train.on_nan == "skip"
+        self.updates_target_early = recipe.compat == "released-code"
+        self.checks_every_step = checks_every_step(recipe, model.device)
+
+    def __call__(self, losses: Tensor) -> bool:
+        gradients = [p.grad for p in self.model.branches.parameters() if p.grad is not None]
+        finite = torch.isfinite(losses).all() & torch.isfinite(torch.nn.utils.get_total_norm(gradients))
+        if self.checks_every_step:
+            return bool(finite)
+        first, step = self.inputs.first_nonfinite_step, self.inputs.step_tensor
+        first.copy_(torch.where((first < 0) & ~finite, step, first))
+        return True
+
+    def snapshot_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """Copy what a forward pass (norm statistics) or the released code's EMA changes, to undo a step."""
+        if not self.skips:
+            return []
+        branches = self.model.branches
+        changing = [*branches.buffers(), *(branches.target_parameters() if self.updates_target_early else ())]
+        return [(value, value.clone()) for value in changing]
+
+    @staticmethod
+    @torch.no_grad()
+    def restore(snapshot: list[tuple[Tensor, Tensor]]) -> None:
+        for value, old in snapshot:
+            value.copy_(old)
