@@ -21,7 +21,6 @@ from supancl.files.spreadsheets import is_formula as is_formula
 from supancl.files.spreadsheets import make_writable as make_writable
 from supancl.files.spreadsheets import path_in_table as path_in_table
 from supancl.files.spreadsheets import unescape_formula as unescape_formula
-from supancl.files.writing import check_is_new as check_is_new
 from supancl.files.writing import check_writable as check_writable
 from supancl.files.writing import describe_write_failure as describe_write_failure
 from supancl.files.writing import is_as_written as is_as_written

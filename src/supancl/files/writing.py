@@ -94,12 +94,6 @@ def why_unwritable(folder: Path) -> str:
         return reason(error)
 
 
-def check_is_new(path: Path, flag: str = "out") -> None:
-    """Refuse to replace a file, folder or link; `flag` is what the user named it with."""
-    if os.path.lexists(path):
-        raise BadInput(f"{path} exists; remove it or choose another {flag}")
-
-
 def check_writable(folder: Path) -> None:
     """Refuse a folder that cannot be written in, before the work and without making anything."""
     if why := why_unwritable(folder):

@@ -13,15 +13,15 @@ from typing_extensions import Unpack
 from supancl.data.opening import check_source
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, CheckFailed, did_you_mean, program_name
-from supancl.files import check_writable, why_unwritable, write_text
+from supancl.files import Output, make_folder, why_unwritable, write_text
 from supancl.reporter import report_progress, say, show
-from supancl.reports.page import check_picture_place
+from supancl.reports.page import picture_output
 from supancl.reports.tables import LEGEND, Table, plain_table
 from supancl.reports.terminal import terminal_width
 from supancl.runs.folder import next_folder
 from supancl.sweeps.options import SweepRequest, SweepSettings
 from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders
-from supancl.use.look import PICTURES, check_suffix, listed_classes, split_title
+from supancl.use.look import listed_classes, split_title
 
 if TYPE_CHECKING:
     from supancl.paper.tables.layouts import Layout
@@ -46,7 +46,7 @@ def toy(
     quick
         a quarter of the dimensions, samples and batch, half the epochs
     reading
-        of App. B: literal, or near, which matches the paper's levels better (docs/toy-readings.md)
+        of App. B: literal, or near, which matches the paper's levels better (docs/measurements/toy-readings.md)
     out
         folder for tables, figure and toy.json (default: runs/toy-NNN)
 
@@ -57,13 +57,8 @@ def toy(
     """
     check_above(seeds, 0, "seeds")
     folder = Path(out) if out else next_folder("toy")
-    if (folder / "toy.json").exists():
-        raise BadInput(f"{folder} already holds a toy study; name another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{folder}: {error.strerror}; name another folder") from None
-    check_writable(folder)  # before minutes of training
+    Output(folder, replaces=lambda path: not (path / "toy.json").exists()).check()
+    make_folder(folder)
     from supancl.paper.toy_study import run, write
     from supancl.paper.toy_study.training import ALPHAS, FULL, QUICK, READINGS
     from supancl.reports.pictures import tsne_panels
@@ -418,9 +413,7 @@ def figure(
             say(f"Figure {name}: {text}")
         return {"figures": descriptions}
     picture = Path(out)
-    check_suffix(picture, PICTURES)
-    check_picture_place(picture, "out")
-    check_writable(picture.parent)
+    picture_output(picture).check()
     picture.parent.mkdir(parents=True, exist_ok=True)
     check_above(per_class, 0, "per_class")
     check_above(seed, -1, "seed")

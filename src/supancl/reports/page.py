@@ -13,8 +13,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from supancl.errors import BadInput, make_visible
-from supancl.files import jsonable, open_regular, write_text
+from supancl.errors import make_visible
+from supancl.files import Output, jsonable, open_regular, write_text
 from supancl.version import __version__
 
 if TYPE_CHECKING:
@@ -128,18 +128,21 @@ def _is_our_page(path: Path) -> bool:
         return GENERATOR.encode() in file.read(1000)
 
 
-def check_page_place(path: Path) -> None:
-    """Refuse to replace a file that is not a page of supancl's."""
-    if path.is_file() and not _is_our_page(path):
-        raise BadInput(f"--out {path}: this file is not a page that supancl wrote; name another one")
+def page_output(path: Path) -> Output:
+    """The place of a page: an earlier page of supancl's may be replaced."""
+    return Output(path, (".html", ".htm"), replaces=_is_our_page)
 
 
-def check_picture_place(path: Path, flag: str) -> None:
-    """Refuse to replace a picture that was not drawn by matplotlib: it may be a photograph."""
-    if path.is_file():
+def picture_output(path: Path, setting: str = "out") -> Output:
+    """The place of a picture: one that matplotlib drew may be replaced, a photograph may not."""
+
+    def is_drawn(path: Path) -> bool:
+        if not path.is_file():
+            return False
         with open_regular(path) as file:
-            if b"matplotlib" not in file.read().lower():
-                raise BadInput(f"{flag} {path}: this file is not a picture that supancl drew; name another one")
+            return b"matplotlib" in file.read().lower()
+
+    return Output(path, (".png", ".svg", ".pdf"), setting, is_drawn)
 
 
 # --- pieces of HTML ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch import Tensor
 from supancl.config import from_json, to_json
 from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec, tensor_shapes
 from supancl.errors import BadInput
-from supancl.files import check_writable, make_folder
+from supancl.files import Output, make_folder
 from supancl.recipes import Recipe
 from supancl.recipes.auto import AS_FOR_IMAGENET, TO_BE_CHOSEN
 from supancl.recipes.recipe import has_fixed_size
@@ -82,9 +82,7 @@ def open_encoder(
 def convert_checkpoint(text: str | Path, out: str | Path, **settings: Any) -> dict[str, Any]:
     """Write what `open_encoder` opens as encoder.safetensors (`out`, or in the folder `out`) and describe it."""
     path = Path(out) if Path(out).suffix == ".safetensors" else Path(out) / "encoder.safetensors"
-    if path.exists():  # before reading the file, which may be large
-        raise BadInput(f"{path} exists already; choose another out, or remove it")
-    check_writable(path.parent)
+    Output(path, (".safetensors",)).check()  # before reading the file, which may be large
     encoder, identified = _open(str(text), **settings)
     make_folder(path.parent)
     save_encoder(path, encoder, (), f"import:{identified.format}")

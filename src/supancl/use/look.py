@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ from typing_extensions import Unpack
 from supancl.data.opening import check_source
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput
-from supancl.files import check_writable, did_you_mean_path, make_folder
+from supancl.files import did_you_mean_path, make_folder
 from supancl.reporter import say, track
-from supancl.reports.page import check_page_place, check_picture_place
+from supancl.reports.page import page_output, picture_output
 from supancl.runs.listing import find_runs
 from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from supancl.reports.samples import Samples
     from supancl.training.run import Run
 
-PICTURES = (".png", ".svg", ".pdf")
 REPORT_PAGE = "report.html"
 
 
@@ -75,20 +74,13 @@ def map(
         raise BadInput("name a run or an encoder to map")
     started, (titles, named) = time.perf_counter(), zip(*(split_title(encoder) for encoder in encoders), strict=True)
     source, page = run_source(named[0], data, static or out, "map.html")
-    if static is None:
-        check_suffix(page, (".html",))
-        check_page_place(page)
-    else:
-        check_suffix(page, PICTURES)
-        check_picture_place(page, "static")
-    check_writable(page.parent)
+    (page_output(page) if static is None else picture_output(page, "static")).check()
     check_above(limit, 1, "limit")
     check_above(seed, -1, "seed")
     if "@" not in source:
         check_source(source)
     opened = open_encoders(list(named), options, saves_results=False)
-    from supancl.reports.map_page import map_page
-    from supancl.reports.maps import MapRequest, build_maps, name_encoders, to_panels
+    from supancl.reports.map import MapRequest, build_maps, map_page, name_encoders, to_panels
     from supancl.reports.page import write_page
     from supancl.reports.pictures import draw_panels
 
@@ -122,13 +114,6 @@ def split_title(encoder: Any) -> tuple[str, Any]:
     """
     title, equals, path = encoder.rpartition("=") if isinstance(encoder, str) else ("", "", encoder)
     return ("", encoder) if not equals or Path(encoder).exists() else (title.strip(), path)
-
-
-def check_suffix(path: Path, suffixes: Sequence[str]) -> None:
-    if path.suffix.lower() not in suffixes:
-        raise BadInput(f"{path}: must end in {', '.join(suffixes)}")
-    if path.is_dir():
-        raise BadInput(f"{path}: is a folder; give a file")
 
 
 def listed_classes(classes: str | None) -> list[str]:
@@ -172,16 +157,14 @@ def report(*runs: Run | str | Path, out: str | Path | None = None, no_data: bool
     named = [Path(str(getattr(run, "folder", run))) for run in runs]
     folders = list(dict.fromkeys(path for name in named for path in find_named_runs(name)))
     page = Path(out) if out else (folders[0] if len(folders) == 1 else Path()) / REPORT_PAGE
-    check_suffix(page, (".html", ".htm"))
-    check_page_place(page)
-    if not page.parent.is_dir():
-        raise BadInput(f"{page}: there is no folder {page.parent}; make it, or name another file")
+    page_output(page).check()
     from supancl.reports.page import write_page
     from supancl.reports.report import name_runs, report_page
     from supancl.reports.run_record import read_record
     from supancl.reports.verdict import find_verdict
 
     records = {name: read_record(path) for name, path in track(name_runs(folders).items(), "reading runs")}
+    make_folder(page.parent)
     write_page(page, report_page(records, {} if no_data else open_images(records)))
     rows = []
     for name, record in records.items():
