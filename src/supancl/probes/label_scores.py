@@ -34,8 +34,8 @@ QUERY_BLOCK = 4096  # images whose neighbours are searched between two reports o
 CHUNK = 8192
 MIN_PER_CLASS = 2  # a class with one image has no other to compare it with
 
-# The rule of `combine_evidence`, chosen by experiments/audit (commit 7377e4b1): weights of the three parts, and what is added to a share,
-# so that no part alone can condemn a label.
+# The rule of `combine_evidence`, chosen by experiments/audit (commit 7377e4b1): weights of the three parts, and what is
+# added to a share, so that no part alone can condemn a label.
 VOTE_WEIGHT, MEANS_WEIGHT, LINEAR_WEIGHT = 0.2, 0.4, 0.4
 LEAST_SHARE = 0.01
 

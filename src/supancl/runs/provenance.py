@@ -38,7 +38,7 @@ def commit() -> str | None:
         return None
     try:
         result = subprocess.run(
-            ["git", "-C", str(root), "describe", "always", "dirty"], capture_output=True, text=True, timeout=10
+            ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return None
