@@ -439,7 +439,7 @@ USE = [
     row("an audit of one class", "audit run --data x --out out", "x", "two", make=folders("cat")),
     row("corrections of what is no table", "audit run --data data --out out --corrected x.csv",
         "corrected x.csv", "data"),
-    row("an audit among other files", "audit run --data data --out x", "out x", "other files", make=put("x/mine.txt")),
+    row("an audit among other files", "audit run --data data --out x", "out x", "exists", make=put("x/mine.txt")),
     row("a format that is not there", "export run --out out --format onx", "onx", "onnx"),
     row("a report of nothing", "report data", "data", "no run"),
     row("a sweep of rows that cannot be compared",

@@ -46,7 +46,7 @@ REGISTRIES = (
     ("import: format {}", "supancl.runs.formats:FORMATS"),
     ("export: {}", "supancl.use.export:FORMAT_NAMES"),
     ("choice: --logger {}", "supancl.loggers:LOGGERS"),
-    ("command: embed --out {}", "supancl.evaluation.embedding:WRITERS"),
+    ("command: embed --out {}", "supancl.use.embed:WRITERS"),
     ("command: predict --with {}", "supancl.evaluation.predicting:CLASSIFIERS"),
     ("command: evaluate suite --protocols {}", "supancl.evaluation.suite:PROTOCOLS"),
     ("command: paper table {}", "supancl.paper.tables.layouts:LAYOUTS"),

@@ -24,8 +24,8 @@ from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, load_newest, load_tensors
-from supancl.runs.encoder_file import initialize_encoder
 from supancl.runs.folder import RunFolder
+from supancl.runs.importing import fill_encoder
 from tests.files import TINY, archive, assert_mentions, assert_refused, class_folders, noise, supancl
 
 
@@ -217,7 +217,7 @@ def test_no_function_that_reads_a_file_executes_it(wrapping, place, mark):
         lambda: load_newest(folder.checkpoints),
         lambda: load_encoder(named["x.pt"]),
         lambda: load_encoder(folder.path),
-        lambda: initialize_encoder(EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build(), named["x.pt"]),
+        lambda: fill_encoder(EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build(), named["x.pt"]),
         lambda: open_data(DataSpec(source=str(named["x.npz"])), 1),
         lambda: open_data(DataSpec(source=str(named["x.csv"])), 1),
         lambda: folder.read_recipe(),

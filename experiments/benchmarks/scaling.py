@@ -18,7 +18,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -35,8 +34,8 @@ from torch.multiprocessing.spawn import spawn
 from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
 from supancl.data.decode import decode_threads
 from supancl.data.opening import open_data
-from supancl.data.order import WindowedOrder, epoch_order
-from supancl.data.sources.tar_index import index_tars
+from supancl.data.order import Order, epoch_order
+from supancl.data.sources.tars import index_tars
 from supancl.data.splits import DataSpec
 from supancl.distributed import Ranks
 from supancl.recipes import recipe
@@ -50,7 +49,7 @@ SLOTS = (1_000, 10_000, 100_000, 1_000_000)
 PER_CLASS = 4  # slots of a class queue
 SHARDED = 100_000  # classes, where ranks share them
 IMAGES = (10**6, 10**7, 10**8, 10**9)
-PER_SHARD, WINDOW = 10_000, 16
+WINDOW = 16  # shards whose images are mixed
 GIB = 2**30
 
 
@@ -164,24 +163,9 @@ def queue_by_slots(device: torch.device, most: float) -> Iterator[Record]:
 
 
 def orders(most: float) -> Iterator[Record]:
-    """The first batch of an epoch (what a resumed run waits for), each later one, and what is held meanwhile."""
+    """The order of an epoch, which a resumed run waits for, and what is held meanwhile."""
     for images in IMAGES:
-        since = time.perf_counter()
-        windowed = WindowedOrder([PER_SHARD] * (images // PER_SHARD), 0, BATCH, WINDOW)
-        windowed.positions(windowed.steps_per_epoch // 2)
-        first = time.perf_counter() - since
-        middle, since = windowed.steps_per_epoch // 2, time.perf_counter()
-        for step in range(middle, middle + 1500):
-            windowed.positions(step)
-        each = (time.perf_counter() - since) / 1500
-        held = tensor_bytes([windowed.cached_layouts, windowed.cached_windows, windowed.counts, windowed.shard_starts])
-        row: Record = {
-            "images": images,
-            "windowed_first_ms": first * 1e3,
-            "windowed_step_ms": each * 1e3,
-            "windowed_bytes": held,
-            "whole_bytes": 8 * images,
-        }
+        row: Record = {"images": images, "whole_bytes": 8 * images}
         if images <= 10**8 and 24 * images <= most * GIB:
             since = time.perf_counter()
             epoch_order(images, 0, 0)
@@ -219,10 +203,7 @@ def streams(scratch: Path) -> Iterator[Record]:
         data = open_data(spec, 3)
         found.append(time.perf_counter() - since)
     files = sorted((scratch / "small").iterdir())
-    tracemalloc.start()
-    tar_indices = index_tars(files, lambda number, classes: None)
-    held, images = tracemalloc.get_traced_memory()[0], sum(index.images for index in tar_indices)
-    tracemalloc.stop()
+    images = sum(map(len, index_tars(files)))
     kept = sum(path.stat().st_size for path in (scratch / "cache").rglob("*.zip"))
     yield {
         "what": "index",
@@ -231,11 +212,10 @@ def streams(scratch: Path) -> Iterator[Record]:
         "open_us": found[1] / images * 1e6,
         "open_ms_per_shard": found[1] / 9 * 1e3,
         "disk_bytes_per_image": kept / images,
-        "memory_bytes_per_shard": held / 9,
     }
     each = write_shards(scratch / "photographs", 3, 600, (500, 375))
     data = open_data(replace(spec, source=str(scratch / "photographs")), 3)
-    order = WindowedOrder([600, 600], 0, 128, WINDOW)
+    order = Order(torch.zeros(1200), 0, 128, counts=torch.tensor([600, 600]), window=WINDOW)
     data.train.batch(order.positions(0))
     rates = []
     for step in range(1, 9):

@@ -121,13 +121,13 @@ if TYPE_CHECKING:
     from supancl.training.run import Run as Run
     from supancl.training.run import load as load
     from supancl.training.start import pretrain as pretrain
+    from supancl.use.audit import audit as audit
     from supancl.use.detect import detect as detect
     from supancl.use.embed import embed as embed
     from supancl.use.estimator import ImageEncoder as ImageEncoder
     from supancl.use.evaluate import evaluate as evaluate
     from supancl.use.export import export as export
     from supancl.use.import_ import import_checkpoint as import_checkpoint
-    from supancl.use.look import audit as audit
     from supancl.use.look import map as map
     from supancl.use.look import report as report
     from supancl.use.predict import predict as predict
@@ -161,13 +161,14 @@ _NAMES = {
     "supancl.sweeps.compare": "compare",
     "supancl.training.run": "Run load",
     "supancl.training.start": "pretrain",
+    "supancl.use.audit": "audit",
     "supancl.use.detect": "detect",
     "supancl.use.embed": "embed",
     "supancl.use.estimator": "ImageEncoder",
     "supancl.use.evaluate": "evaluate",
     "supancl.use.export": "export",
     "supancl.use.import_": "import_checkpoint",
-    "supancl.use.look": "audit map report",
+    "supancl.use.look": "map report",
     "supancl.use.predict": "predict",
     "supancl.runs.encoder_file": "load_encoder load_projector",
     "supancl.runs.importing": "open_encoder",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,16 @@ class Interval(NamedTuple):
     @property
     def excludes_zero(self) -> bool:
         return self.low > 0 or self.high < 0
+
+
+Tone = Literal["good", "unclear", "bad"]
+
+
+class Quality(NamedTuple):
+    """Clearly better than chance and all baselines (good), not better (bad), or neither; and why."""
+
+    tone: Tone
+    text: str
 
 
 FEW_IMAGES = 100  # below this an interval of an accuracy may be 20 points wide: more images are looked for
@@ -215,6 +225,37 @@ def paired_accuracy_interval(
     squares = float((scale**2 * (gaps - shrunk) ** 2).sum()) + 1 + 2 * shrunk**2
     half = NORMAL_QUANTILE * math.sqrt(squares) / (count + 2)
     return Interval(100 * mean, 100 * max(-1.0, shrunk - half), 100 * min(1.0, shrunk + half))
+
+
+def quality(images: float, interval: Interval, chance: float, baselines: Mapping[str, Interval]) -> Quality:
+    """How good an encoder is, by its accuracy on so many images and its differences from `baselines` on the same ones.
+
+    >>> quality(500, Interval(60.0, 55.0, 65.0), 10.0, {"random weights": Interval(8.0, 5.0, 11.0)})
+    Quality(tone='good', text='better than random weights by 8.0 [5.0, 11.0] points')
+    >>> quality(500, Interval(23.0, 19.0, 27.0), 33.0, {}).text
+    'not clearly above chance (33.0%)'
+    """
+    if images < TOO_FEW_IMAGES:
+        return Quality("unclear", f"too few images to say: {images:g} of at least {TOO_FEW_IMAGES}")
+    is_above_chance = interval.low > chance
+    *others, last = baselines or [""]  # the last one is the start, of a run that has one
+    shown = [name for name in (last, *others) if name and (name == last or not baselines[name].low > 0)]
+    parts = [_describe_gap(name, baselines[name]) for name in shown]
+    if not is_above_chance or not parts:
+        parts.append(f"{'better than' if is_above_chance else 'not clearly above'} chance ({chance:.1f}%)")
+    if interval.mean <= chance or any(gap.mean <= 0 for gap in baselines.values()):
+        tone: Tone = "bad"
+    else:
+        is_clear = is_above_chance and bool(baselines) and all(gap.low > 0 for gap in baselines.values())
+        tone = "good" if is_clear else "unclear"
+    return Quality(tone, "; ".join(parts))
+
+
+def _describe_gap(name: str, gap: Interval) -> str:
+    if not gap.excludes_zero:
+        return f"no clear difference from {name}: {gap.mean:+.1f} [{gap.low:.1f}, {gap.high:.1f}] points"
+    word, low, high = ("better", gap.low, gap.high) if gap.mean > 0 else ("worse", -gap.high, -gap.low)
+    return f"{word} than {name} by {abs(gap.mean):.1f} [{low:.1f}, {high:.1f}] points"
 
 
 def percentile_interval(value: float, draws: np.ndarray) -> Interval:

@@ -48,7 +48,7 @@ def test_tables_keep_a_name_in_its_cell(form):
 
 
 def test_html_and_pictures():
-    assert_harmless(html_page(NASTY, f"<p>{NASTY.replace(chr(10), '')}</p>" + to_html(Table([NASTY], [[NASTY]]))))
+    assert_harmless(html_page(NASTY, [f"<p>{NASTY.replace(chr(10), '')}</p>", to_html(Table([NASTY], [[NASTY]]))]))
     assert escape_label(NASTY) == VISIBLE.replace("$", r"\$")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -483,3 +484,17 @@ def test_labels_that_are_no_class_numbers_are_refused_with_the_way_out(labels):
     for call in (lambda: queue.push(targets, labels), lambda: queue.class_mean(labels, targets)):
         with pytest.raises(ValueError, match=r"long\(\)|0 to 1, or -1"):
             call()
+
+
+@every_pool
+@pytest.mark.parametrize("pairs", [0, 3])
+def test_pushes_and_means_are_traced_without_a_break(kind, pairs):
+    """What a GPU captures: a break in the graph would show on a GPU only, as a slow step."""
+    pool = PoolSpec(kind, 8).build(WIDTH, CLASSES, pairs=pairs)
+    labels = torch.tensor([[[0.0, 0.5], [3.0, 1.0], [-1.0, 0.0]]] * 4) if pairs else some_labels(4, CLASSES)
+    targets = units(2, 4, WIDTH, dtype=torch.float32)
+    losses = (Align(alpha=0.5), Contrast(positives="own-class", against="both-views+pool"))
+    calls = [lambda: pool.push(targets[1], labels), *(partial(loss, targets, targets, labels, pool) for loss in losses)]
+    for call in calls:
+        torch._dynamo.reset()
+        torch.compile(call, backend="eager", fullgraph=True)()

@@ -28,7 +28,6 @@ from supancl.data.sources.benchmarks import (
 from supancl.data.sources.cifar import FC100_TEST_CLASSES
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.reports.benchmarks_page import page
 from tests.data.benchmark_trees import BUILDERS, cifar
 from tests.facts import CLASS_LIST, read_tables
 from tests.files import archive, assert_mentions, assert_refused, noise
@@ -129,9 +128,12 @@ def test_the_imagenet100_list_is_the_published_one_in_its_order():
     assert len(set(names)) == 100
 
 
-def test_the_page_in_the_docs_is_the_registry():
+def test_the_table_in_the_docs_is_the_registry():
     text = (REPOSITORY / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert page() in text, 'write it anew: python -c "from supancl.reports.benchmarks_page import page; print(page())"'
+    for name, row in BENCHMARKS.items():
+        sizes = [f"{size:,}" if size else "" for size in (row.classes, *(row.split or (0, 0, 0)), row.images)]
+        metric = "" if "transfer" not in row.uses else "top-1" if row.metric == "top1" else "mean per class"
+        assert f"| {' | '.join([name, row.title, ', '.join(row.uses), *sizes, metric])} |" in text
 
 
 # --- official layouts -------------------------------------------------------------------------------------------------

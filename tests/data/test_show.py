@@ -12,7 +12,7 @@ from supancl.data.opening import open_source
 from supancl.data.show import describe_source, image_sizes
 from supancl.data.splits import DataSpec, full_split
 from supancl.data.store.memory import PackedImages
-from supancl.reports.contact_sheet import (
+from supancl.reports.samples import (
     CAPTION,
     GAP,
     TILE,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-import resource
 import shutil
 import subprocess
 import tarfile
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +19,14 @@ from PIL import Image
 
 from supancl import Reporter, pretrain
 from supancl.data.feed import Feed
-from supancl.data.opening import absolute_source, open_data
-from supancl.data.order import Order, WindowedOrder, derive_seed
-from supancl.data.sources import tar_index
-from supancl.data.sources.tar_index import TarIndex, index_path
+from supancl.data.opening import open_data
+from supancl.data.order import Order, derive_seed
+from supancl.data.sources import tars
+from supancl.data.sources.tars import index_path
 from supancl.data.splits import DataSpec
-from supancl.data.store.cache import cache_root
-from supancl.data.store.stream import FullStream, StreamImages, StreamSplit
+from supancl.data.store.stream import StreamImages
 from supancl.errors import BadInput
-from tests.files import TINY, assert_mentions, mentions, noise
+from tests.files import assert_mentions, mentions, noise
 from tests.helpers import property_test
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import Notes, assert_same_bits, final_state, tiny_recipe
@@ -103,7 +100,12 @@ def by_definition(counts: list[int], seed: int, epoch: int, window: int) -> list
     epoch=st.integers(0, 3),
 )
 def test_every_image_comes_once_in_the_order_of_the_definition(counts, window, batch, seed, epoch):
-    order = WindowedOrder(counts, seed, batch, window)
+    labels = torch.zeros(sum(counts), dtype=torch.long)
+
+    def make() -> Order:
+        return Order(labels, seed, batch, counts=torch.tensor(counts), window=window)
+
+    order = make()
     wanted = by_definition(counts, seed, epoch, window)
     assert sorted(wanted) == list(range(sum(counts)))
     steps = order.steps_per_epoch
@@ -112,41 +114,7 @@ def test_every_image_comes_once_in_the_order_of_the_definition(counts, window, b
     assert found == [wanted[at * batch : (at + 1) * batch] for at in range(steps)]
     if steps:  # asked for in the middle, by one who has seen nothing before
         later = epoch * steps + steps // 2
-        assert WindowedOrder(counts, seed, batch, window).positions(later).tolist() == found[steps // 2]
-
-
-def test_epochs_and_seeds_differ_and_images_of_a_window_are_mixed():
-    counts = [50] * 8
-    one, other = WindowedOrder(counts, 0, 100, 4), WindowedOrder(counts, 1, 100, 4)
-    assert not torch.equal(one.positions(0), one.positions(one.steps_per_epoch))
-    assert not torch.equal(one.positions(0), other.positions(0))
-    assert len(torch.unique(one.positions(0) // 50)) == 4
-    assert not torch.equal(one.positions(0).sort().values, one.positions(one.steps_per_epoch).sort().values)
-    for step in range(5 * one.steps_per_epoch):
-        one.positions(step)
-    assert len(one.cached_windows) == 4  # not all windows of a long run
-
-
-def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeypatch):
-    each = 10_000
-    arrays = (np.arange(each) * 1000, np.full(each, 900), np.arange(each, dtype=np.int32) % 2, ["a", "b"])
-    monkeypatch.setattr(TarIndex, "read", lambda self: arrays)
-    shard_list = [TarIndex(Path("t.tar"), Path("t.zip"), (0, 0), each, each, b"x")] * 100_000
-    store = StreamImages(shard_list, {"a": 0, "b": 1}, 3, 256)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    train = FullStream(store, 0, len(shard_list), {"a", "b"})
-    order = train.order(0, 256)
-    assert len(train) == train.num_labelled == 10**9
-    assert train.class_ids() == [0, 1]
-    for step in (0, order.steps_per_epoch // 2, order.steps_per_epoch - 1):
-        positions = order.positions(step)
-        assert torch.equal(train.labels_at(positions), positions % 2)
-    assert len(train.sample(5000)) == 5000
-    assert len(list(train.iter_content())) == 100_000
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes; a list would take 8e6
-    assert not {"labels", "index"} & set(vars(train))
-    assert len(store.open_indexes) <= 64
-    assert sum(window.numel() for window in order.cached_windows.values()) <= 4 * 16 * each
+        assert make().positions(later).tolist() == found[steps // 2]
 
 
 # --- what comes -------------------------------------------------------------------------------------------------------
@@ -154,7 +122,7 @@ def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeyp
 
 @pytest.mark.parametrize("threads", [1, 5])
 def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monkeypatch, threads):
-    monkeypatch.setattr("supancl.data.store.stream.decode_threads_per_rank", lambda: threads)
+    monkeypatch.setattr("supancl.data.store.memory.decode_threads_per_rank", lambda: threads)
     source = shards(tmp_path, sizes=True)
     sequences = {}
     for ranks in (1, 2, 4):
@@ -170,7 +138,7 @@ def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monk
                     keys(reader.names_at(mine)),
                     seen.pixels,
                     [(SIDE, SIDE)] * len(rows) if seen.sizes is None else seen.sizes.tolist(),
-                    seen.labels.tolist(),
+                    reader.labels[mine].tolist(),
                     strict=True,
                 ):
                     wanted = torch.from_numpy(noise(SIDE + key % 3, SIDE, 3, seed=key)).permute(2, 0, 1)
@@ -216,13 +184,9 @@ def test_a_stream_is_what_the_same_shards_are_when_they_are_read_at_once(tmp_pat
         if len(other):
             assert one.names_at(positions) == other.names_at(positions)
             assert torch.equal(one.batch(positions).pixels, other.batch(positions).pixels)
-            assert torch.equal(one.batch(positions).labels, one.labels)
     for key in ("train", "labelled", "held_out", "held_out_from", "classes"):
         assert streamed.summary[key] == plain.summary[key]
-    assert isinstance(streamed.train, StreamSplit)
-    if not options and held:
-        assert isinstance(streamed.train, FullStream)
-        assert not {"labels", "index"} & set(vars(open_data(spec(tmp_path), 3).train))
+    assert streamed.train.is_streamed
 
 
 def test_an_order_of_part_of_the_images_takes_each_of_them_once(tmp_path):
@@ -230,8 +194,6 @@ def test_an_order_of_part_of_the_images_takes_each_of_them_once(tmp_path):
     order = train.order(0, 5)
     found = torch.cat([order.positions(step) for step in range(order.steps_per_epoch)])
     assert len(torch.unique(found)) == len(found) == len(train) // 5 * 5
-    assert isinstance(order, WindowedOrder)
-    assert isinstance(open_data(spec(tmp_path, stream=False), 3).train.order(0, 5), Order)
 
 
 def test_reading_an_epoch_leaves_nothing_in_memory(tmp_path, monkeypatch):
@@ -248,7 +210,6 @@ def test_reading_an_epoch_leaves_nothing_in_memory(tmp_path, monkeypatch):
     for step in range(order.steps_per_epoch, 2 * order.steps_per_epoch):
         train.batch(order.positions(step))
     assert resident() - before < 4 * 2**20
-    assert not (set(vars(train)) & {"index", "labels"})
 
 
 def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp_path):
@@ -264,14 +225,13 @@ def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp
     batch = train.batch(torch.tensor([0, 1]))
     assert batch.sizes.tolist() == [[10, 20], [6, 6]]
     assert torch.equal(batch.pixels[0], torch.from_numpy(wide[:, 25:45]).permute(2, 0, 1))
-    assert batch.labels.tolist() == [-1, -1]
+    assert train.labels.tolist() == [-1, -1]
     feed = Feed(train, lambda step: torch.tensor([step]), torch.device("cpu"), 2)
     assert not feed.has_one_shape
     for position in (0, 1):
         fitted = train.batch(torch.tensor([position])).pad_to(train.store.canvas)
         assert fitted.pixels.shape == (1, 3, 20, 20)
         assert fitted.sizes.tolist() == [batch.sizes[position].tolist()]
-        assert fitted.labels.tolist() == [-1]
     feed.device = torch.device("cuda")
     assert feed.has_one_shape
     feed.close()
@@ -283,13 +243,13 @@ def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp
 def test_shards_are_looked_through_once_and_again_when_they_change(tmp_path, monkeypatch):
     source = shards(tmp_path)
     looked: Counter[str] = Counter()
-    real = tar_index.iter_samples
+    real = tars.iter_samples
 
     def samples(path):
         looked[path.name] += 1
         return real(path)
 
-    monkeypatch.setattr(tar_index, "iter_samples", samples)
+    monkeypatch.setattr(tars, "iter_samples", samples)
     first = open_data(spec(source), 3)
     assert looked == {f"train-{i:03d}.tar": 1 for i in range(6)}
     again = open_data(spec(source), 3)
@@ -353,19 +313,6 @@ def test_a_shard_that_goes_or_changes_while_training_is_named(tmp_path, gone):
         train.batch(torch.tensor([0]))
 
 
-def test_all_indices_may_be_evicted_while_training(tmp_path):
-    """Several threads then make them anew at once; each shard is looked through by one of them."""
-    data = open_data(spec(shards(tmp_path)), 3)
-    positions = torch.arange(len(data.train)).repeat(2)
-    wanted = open_data(spec(tmp_path), 3).train.batch(positions)
-    shutil.rmtree(cache_root() / "tars")
-    with ThreadPoolExecutor(4) as threads:
-        for got in threads.map(data.train.batch, [positions] * 4):
-            assert torch.equal(got.pixels, wanted.pixels)
-            assert torch.equal(got.labels, wanted.labels)
-    assert list((cache_root() / "tars").iterdir())
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -386,7 +333,6 @@ def test_a_skipped_image_gives_its_place_to_the_next_of_its_class_shard_and_spli
     seen = train.batch(torch.tensor([4, 11, 0, 4]))
     for pixels, key in zip(seen.pixels, (10, 2, 0, 10), strict=True):  # 7 is of 4's class and broken too
         assert torch.equal(pixels, torch.from_numpy(noise(SIDE, SIDE, 3, seed=key)).permute(2, 0, 1))
-    assert seen.labels.tolist() == [1, 2, 0, 1]
     (remark,) = train.store.new_remarks()
     assert_mentions(remark, "a.tar::00011.png")
     assert train.store.new_remarks() == []
@@ -419,13 +365,13 @@ class Read:
 
     def __init__(self, monkeypatch) -> None:
         self.keys: list[int] = []
-        real = StreamImages.decode_item
+        real = StreamImages.decode_row
 
-        def decoded(store, item):
-            self.keys.append(int(str(item).rpartition("::")[2].partition(".")[0]))
-            return real(store, item)
+        def decoded(store, row):
+            self.keys.append(int(str(store.items[row]).rpartition("::")[2].partition(".")[0]))
+            return real(store, row)
 
-        monkeypatch.setattr(StreamImages, "decode_item", decoded)
+        monkeypatch.setattr(StreamImages, "decode_row", decoded)
 
 
 def test_a_run_goes_on_in_the_middle_of_an_epoch_with_the_same_bits_and_reads_nothing_twice(tmp_path, monkeypatch):
@@ -466,31 +412,3 @@ def test_accumulated_and_unlabelled_batches_train_from_a_stream(tmp_path):
     recipe = streamed_recipe(tmp_path / "s", train__accumulate=2, data__labelled=0.5, train__epochs=1)
     run = pretrain(recipe, None, tmp_path / "run", reporter=Reporter())
     assert all(np.isfinite(row["loss"]) for row in run.metrics if row["kind"] == "train")
-
-
-def test_the_command_streams_a_pattern_of_shards(tmp_path, capsys):
-    from supancl.cli import main
-
-    shards(tmp_path / "s", (16, 16))
-    pattern = str(tmp_path / "s" / "train-{000..001}.tar")
-    assert absolute_source(pattern) == pattern
-    status = main(
-        [
-            "pretrain",
-            "cifar100.supsiam",
-            "--data",
-            pattern,
-            "--set",
-            "data.stream=true",
-            *TINY,
-            "--set",
-            "encoder.name=cnn",
-            "--set",
-            "views.size=8",
-            "--out",
-            str(tmp_path / "run"),
-        ]
-    )
-    assert status == 0, capsys.readouterr().err
-    assert main(["evaluate", "knn", str(tmp_path / "run"), "--k", "3"]) == 0
-    assert not list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.bin"))

@@ -1,9 +1,7 @@
 """Who takes which rows, and what a process does with a part of a batch, without any other process."""
 
 import math
-import re
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from torch import nn
 from supancl import BadInput, recipe
 from supancl.core.branches import Branches
 from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
-from supancl.core.methods import assemble
 from supancl.core.pools import ClassQueues, Prototypes, Queue
 from supancl.core.precision import pick_device
 from supancl.data.decode import decode_threads_per_rank
@@ -26,10 +23,9 @@ from supancl.distributed import (
     join_ranks,
     processes,
     should_print,
-    traffic,
 )
 from supancl.distributed.norms import CpuCrossRankBatchNorm, GpuCrossRankBatchNorm, synchronize_norms
-from supancl.training.start import check_ranks, with_speed
+from supancl.training.start import with_speed
 from supancl.training.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -148,41 +144,6 @@ def test_a_share_without_any_label_counts_nothing() -> None:
 # --- what one process sees of ranks -----------------------------------------------------------------------------------
 
 
-def test_one_alone_exchanges_nothing() -> None:
-    rows = torch.randn(4, 2)
-    module = nn.Linear(2, 2)
-    assert SINGLE_PROCESS.gather(rows, 4) is rows
-    assert SINGLE_PROCESS.all_reduce(rows) is rows
-    assert SINGLE_PROCESS.wrap_in_ddp(module, CPU) is module
-    assert (
-        SINGLE_PROCESS.on_rank0(lambda: 3)
-        == SINGLE_PROCESS.on_every_rank(lambda: 3)
-        == SINGLE_PROCESS.assert_equal(3, "numbers")
-        == 3
-    )
-    assert [SINGLE_PROCESS.signal_on_any_rank(received) for received in ([], [15], [2, 15])] == [0, 15, 2]
-    assert SINGLE_PROCESS.wait_for_signal() == 0
-    with SINGLE_PROCESS.no_sync(module):
-        assert sum(traffic(None, 8, 1, 4, compares=True)) == 0
-
-
-def test_the_page_says_what_is_counted() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text(encoding="utf-8")
-    found = re.findall(r"^\| (\w+\.\w+), (\d+) \| 2 / 8 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) / ([\d.]+) \|$", page, re.M)
-    assert len(found) == 7
-    for name, batch, *said in found:
-        made = recipe(name)
-        with torch.device("meta"):
-            branches, pool = assemble(made.encoder, made.heads, made.branches, made.pool, made.loss, 100)
-        two, eight = (
-            traffic(branches, int(batch), ranks, made.heads.projector.out, compares=made.loss.sees_batch(pool))
-            for ranks in (2, 8)
-        )
-        assert two[:2] == eight[:2]
-        megabytes = [value / 1e6 for value in (two.gradients, two.norms, two.targets, eight.targets)]
-        assert [f"{megabytes[0]:.1f}", *(f"{value:.2f}" for value in megabytes[1:])] == said, name
-
-
 def test_ranks_come_from_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
@@ -245,16 +206,6 @@ def test_each_rank_of_a_machine_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(BadInput):
         pick_device("cuda", 2)
     assert pick_device("cpu", 5) == CPU
-
-
-def test_a_batch_too_small_for_the_ranks_is_refused() -> None:
-    made = tiny_recipe(train__batch_size=8, train__accumulate=2)
-    check_ranks(made, 4)
-    check_ranks(made, 1)
-    with pytest.raises(BadInput):
-        check_ranks(made, 5)
-    with pytest.raises(BadInput):
-        check_ranks(made.with_set({"train.sync_norm": False}), 4)
 
 
 def test_several_ranks_leave_compiling_and_replaying_open(monkeypatch: pytest.MonkeyPatch) -> None:

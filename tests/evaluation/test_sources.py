@@ -25,7 +25,7 @@ from supancl.evaluation.encoder import plain_crops
 from supancl.evaluation.few_shot import few_shot_split
 from supancl.evaluation.overlap import identify_source, warn_if_trained_on
 from supancl.evaluation.sources import data_for, open_evaluation_data, read_source, spec_for, three_splits
-from supancl.paper.tables.runs import group_entries, read_entries
+from supancl.paper.tables.results import group_entries, read_entries
 from supancl.runs.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluation.made import SPEC, bright, encoder, run_folder, source, subject

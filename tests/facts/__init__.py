@@ -48,7 +48,7 @@ def package_numbers(table: PaperTable) -> list[list[float]]:
     rows = []
     for section, named in table.rows.items():
         for row in named:
-            cells = [table.number(section, row, column) or () for column in table.columns]
+            cells = [table.numbers(section, row).get(column, ()) for column in table.columns]
             rows.append([number for cell in cells for number in cell if not math.isnan(number)])
     return rows
 

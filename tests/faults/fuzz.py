@@ -35,10 +35,9 @@ from supancl.data.opening import open_source
 from supancl.data.preparing import prepare_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.paper.tables.cells import fill
-from supancl.paper.tables.formats import FORMATS
 from supancl.paper.tables.layouts import LAYOUTS
-from supancl.paper.tables.runs import read_entries
+from supancl.paper.tables.pivot import fill, write
+from supancl.paper.tables.results import read_entries
 from supancl.recipes import recipe
 from supancl.recipes.recipe import recipe_from_json
 from supancl.runs.checkpoint import load_checkpoint
@@ -260,7 +259,7 @@ def try_evaluations(seed: int, count: int) -> Tally:
         (folder / name).write_text(text)
         try:
             filled = fill(random_state.choice(list(LAYOUTS.values())), read_entries([str(folder)]))
-            FORMATS[random_state.choice(list(FORMATS))](filled).encode()
+            write(filled, random_state.choice(["text", "markdown", "latex", "csv"])).encode()
         finally:
             (folder / name).write_bytes(results[name])
 

@@ -29,9 +29,9 @@ from supancl.data.decode import decode
 from supancl.data.opening import open_source
 from supancl.data.splits import DataSpec
 from supancl.runs.checkpoint import load_checkpoint
-from supancl.runs.encoder_file import initialize_encoder, load_projector
+from supancl.runs.encoder_file import load_projector
 from supancl.runs.folder import RunFolder
-from supancl.runs.importing import open_encoder
+from supancl.runs.importing import fill_encoder, open_encoder
 from tests.files import noise, picture, table
 from tests.forked import LIBRARIES
 from tests.test_received import encoder_file, long_header_tar, npy, npy_header, repack, sparse_tar
@@ -52,7 +52,7 @@ def read(source: str, channels: int = 3) -> object:
 
 
 def start_from(name: str) -> None:
-    initialize_encoder(EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build(), name)
+    fill_encoder(EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build(), name)
 
 
 def decode_all(name: str, channels: int, height: int) -> None:

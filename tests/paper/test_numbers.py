@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from supancl.paper.numbers import PAPER
-from supancl.paper.tables.cells import average_ranks
 from supancl.paper.tables.layouts import LAYOUTS, YES
+from supancl.paper.tables.pivot import average_ranks
 from tests.facts import assert_package_has, read_tables
 
 TABLES = read_tables()
@@ -22,7 +22,7 @@ def test_every_number_is_the_papers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["5", "6", "G.1"])
 def test_the_ticks_are_the_papers(name: str) -> None:
-    heads = [LAYOUTS[name].row_head(row) for rows in PAPER[name].rows.values() for row in rows]
+    heads = [LAYOUTS[name].rows.head(row) for rows in PAPER[name].rows.values() for row in rows]
     printed = [
         (title, *(YES if cell == "✓" else cell for cell in ticks))
         for title, *ticks, _ in (row[:5] for row in TABLES[name].rows)

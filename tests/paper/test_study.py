@@ -42,7 +42,7 @@ def test_rows_differ_in_what_is_varied_and_are_rows_of_the_papers_table(name: st
         assert changed <= VARIED[name]
     assert study.reference in rows
     table = study.table
-    found = [LAYOUTS[table].row_of(row) for row in rows.values()]
+    found = [LAYOUTS[table].rows.of(row) for row in rows.values()]
     expected = [
         key
         for key in PAPER[table].rows[""]

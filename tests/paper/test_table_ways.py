@@ -14,7 +14,7 @@ from supancl.detection.saving import read_finished_runs
 from supancl.detection.spec import detect_spec
 from supancl.errors import BadInput
 from supancl.evaluation.ridge import TRAINED_IMAGES
-from supancl.paper.tables.entries import Entry
+from supancl.paper.tables.results import Entry
 from supancl.runs.folder import RunFolder
 from tests.files import mentions
 from tests.paper.test_tables import IMAGENET, laid, make_run

@@ -12,10 +12,9 @@ import pytest
 from supancl import PoolSpec, Recipe, recipe
 from supancl.cli import main
 from supancl.paper.numbers import PAPER, TRANSFER
-from supancl.paper.tables.cells import average_ranks, fill
-from supancl.paper.tables.formats import as_csv, as_latex, as_markdown, as_text
 from supancl.paper.tables.layouts import LAYOUTS, NO_PAPER_ROW
-from supancl.paper.tables.runs import read_entries
+from supancl.paper.tables.pivot import average_ranks, fill, write
+from supancl.paper.tables.results import read_entries
 from supancl.runs.folder import RunFolder
 
 
@@ -102,15 +101,15 @@ ROWS = [
 @pytest.mark.parametrize(("table", "name", "fields", "row"), ROWS)
 def test_a_run_has_its_row(table: str, name: str, fields: dict[str, Any], row: str | None) -> None:
     chosen = recipe(name).with_set(fields)
-    assert LAYOUTS[table].row_of(chosen) == row
+    assert LAYOUTS[table].rows.of(chosen) == row
     if row:
         assert row in PAPER[table].columns or any(row in kept for kept in PAPER[table].rows.values())
 
 
 def test_a_recipe_of_ones_own_goes_by_its_method() -> None:
     mine = replace(recipe("digits.supsiam"), name="mine.supsiam")
-    assert LAYOUTS["5"].row_of(mine) == "supsiam"
-    assert LAYOUTS["5"].row_of(replace(mine, pool=PoolSpec("prototypes"))) == NO_PAPER_ROW
+    assert LAYOUTS["5"].rows.of(mine) == "supsiam"
+    assert LAYOUTS["5"].rows.of(replace(mine, pool=PoolSpec("prototypes"))) == NO_PAPER_ROW
 
 
 def test_seeds_are_averaged_and_set_beside_the_paper(tmp_path: Path) -> None:
@@ -125,14 +124,16 @@ def test_seeds_are_averaged_and_set_beside_the_paper(tmp_path: Path) -> None:
     assert line.paper["transfer:cifar10"][0] == 89.95
     assert line.ours["rank"].mean == 1.0
     assert line.rankings["transfer:cifar10"] == 0
-    assert all("62.00" in form(filled) and "89.95" in form(filled) for form in (as_text, as_markdown, as_latex))
+    assert all(
+        "62.00" in write(filled, form) and "89.95" in write(filled, form) for form in ("text", "markdown", "latex")
+    )
     # no run of MoCo-v2: ours is blank, the paper's stands alone
     assert not next(line for line in filled.lines if line.head[0] == "MoCo-v2").ours
 
 
 def test_csv_has_plain_numbers(tmp_path: Path) -> None:
     make_run(tmp_path / "a", recipe(IMAGENET), {"linear": {"probe": "sgd", "accuracy": 51.5}})
-    rows = list(csv.DictReader(io.StringIO(as_csv(laid("4", tmp_path / "a")))))
+    rows = list(csv.DictReader(io.StringIO(write(laid("4", tmp_path / "a"), "csv"))))
     row = next(row for row in rows if row["Method"] == "SupSiam†")
     assert (row["Top-1"], row["VOC AP paper"], row["VOC AP paper interval"]) == ("51.5", "53.89", "0.26")
     assert (row["VOC AP"], row["Top-1 n"], rows[0]["Top-1"]) == ("", "1", "")
@@ -164,7 +165,7 @@ def test_few_shot_sections_and_intervals(tmp_path: Path) -> None:
     filled = laid("6", tmp_path / "a")
     lines = [line for line in filled.lines if line.ours]
     assert [(line.section, line.ours["fewshot:dtd"].mean) for line in lines] == [("5w1s", 50.0), ("5w5s", 70.0)]
-    assert "(59.75 ± 0.48)" in as_text(filled)
+    assert "(59.75 ± 0.48)" in write(filled, "text")
 
 
 def test_losses_and_variance_come_from_the_run_itself(tmp_path: Path) -> None:

@@ -404,16 +404,16 @@ def test_no_run_of_ones_own_stands_in_a_row_of_the_papers(name):
     register(Halved)
     layout, ours = LAYOUTS[name], recipe("cifar100.supsiam")
     printed = layout.paper.rows[next(iter(layout.paper.rows))]
-    assert layout.row_of(ours) in printed
+    assert layout.rows.of(ours) in printed
     for chosen in (
         replace(ours, loss=Distant(alpha=0.5)),
         replace(ours, pool=Halved(size=4096)),
         replace(ours, name="mine.foo", method="foo", loss=Distant(alpha=0.5)),
     ):
-        assert layout.row_of(chosen) not in printed
-        assert len(layout.head_of(chosen)) == len(layout.heads)
-    assert LAYOUTS["8"].row_of(replace(ours, loss=Distant(alpha=0.5))) == NO_PAPER_ROW
-    assert LAYOUTS["8"].head_of(replace(ours, pool=Halved())) == LAYOUTS["8"].head_of(ours)
+        assert layout.rows.of(chosen) not in printed
+        assert len(layout.rows.head_of(chosen)) == len(layout.rows.titles)
+    assert LAYOUTS["8"].rows.of(replace(ours, loss=Distant(alpha=0.5))) == NO_PAPER_ROW
+    assert LAYOUTS["8"].rows.head_of(replace(ours, pool=Halved())) == LAYOUTS["8"].rows.head_of(ours)
 
 
 WORDS = "batch mine.spread --jobs 2 --epochs 1 --seeds 1 --set data.limit=256 --rows batch-128,batch-256 --out study"

@@ -7,15 +7,15 @@ import re
 
 import numpy as np
 import pytest
-from supancl.reports.curves import MAX_POINTS, make_charts, thin_out
 
 from supancl.errors import Interrupted, NonFinite
 from supancl.files import hold_lock
-from supancl.reports.report import report_page
+from supancl.reports.report import MAX_POINTS, make_charts, report_page, thin_out
 from supancl.reports.run_record import read_record
-from supancl.reports.training_images import images_html, open_training_images
+from supancl.reports.samples import open_samples
 from supancl.reports.verdict import find_verdict
 from supancl.runs.folder import read_stop, record_stop
+from tests.evaluation.made import source
 from tests.files import archive, class_folders, noise
 from tests.reports.made import logged_run
 
@@ -34,11 +34,11 @@ def verdict(path):
     [
         ({"stds": (0.99, 0.05, 0.04, 0.03)}, "collapsed"),
         ({"stds": (0.99, 0.05, 0.99, 0.05)}, "collapsing"),  # three in a row are a collapse, one is a sign
-        ({"stds": (0.99, 0.05, 0.04, 0.99)}, "healthy"),
+        ({"stds": (0.99, 0.05, 0.04, 0.99)}, "finished"),
         ({"ranks": (60, 20, 4, 3)}, "collapsed"),
         ({"ranks": (60, 30, 20, 4)}, "collapsing"),
         ({"ranks": (180, 35, 20, 12)}, "collapsing"),
-        ({"ranks": (180, 60, 50, 40)}, "healthy"),  # SupSiam on CIFAR-100: docs/monitor.md
+        ({"ranks": (180, 60, 50, 40)}, "finished"),  # SupSiam on CIFAR-100: docs/monitor.md
         ({"ranks": (180, 60, 50, 40), "knns": (10, 40, 30, 20)}, "collapsing"),
         ({"losses": (0.0, -0.2, -0.4, None)}, "not finite"),
     ],
@@ -47,15 +47,51 @@ def test_signs_of_collapse(tmp_path, values, state):
     # without labels a rank of 10 is the bound, whatever the classes
     found = verdict(logged_run(tmp_path / "run", loss__alpha=1.0, **values).path)
     assert found.state == state
-    assert found.tone == ("good" if state == "healthy" else "bad")
+    assert found.tone == ("unclear" if state == "finished" else "bad")
 
 
 def test_few_classes_lower_the_bound_of_the_rank(tmp_path):
     ranks = (20, 9, 8, 8)
     archive(tmp_path / "data.npz", train_images=noise(60, 8, 8), train_labels=np.arange(60) % 6)
     supervised = logged_run(tmp_path / "a", ranks=ranks, source=str(tmp_path / "data.npz"))
-    assert verdict(supervised.path).state == "healthy"
+    assert verdict(supervised.path).state == "finished"
     assert verdict(logged_run(tmp_path / "b", ranks=ranks, loss__alpha=1.0).path).state == "collapsed"
+
+
+def result(accuracy: float, chance: float, gaps: dict[str, float], images: int = 500) -> dict[str, object]:
+    """An evaluation with intervals of 4 points on both sides."""
+    baselines = [
+        {"name": name, "accuracy": accuracy - gap, "difference": gap, "difference_interval": [gap - 4, gap + 4]}
+        for name, gap in gaps.items()
+    ]
+    ends = [accuracy - 4, accuracy + 4]
+    return {"accuracy": accuracy, "accuracy_interval": ends, "chance": chance, "tested_images": images,
+            "source": "", "baselines": baselines, "verdict": "better than everything"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "tone"),
+    [
+        (result(60, 10, {"random weights": 20}), "good"),
+        (result(60, 10, {"random weights": 20, "its start": 9}), "good"),
+        (result(60, 10, {"random weights": 20, "its start": 2}), "unclear"),
+        (result(60, 10, {"random weights": 20, "its start": -1}), "bad"),
+        (result(60, 10, {}), "unclear"),  # nothing to compare with
+        (result(60, 10, {"random weights": 20}, images=9), "unclear"),
+        (result(36, 33, {"random weights": 20}), "unclear"),
+        (result(23, 33, {"random weights": 20}), "bad"),  # labels at 23% where chance was 33%
+        (result(35, 33, {"random weights": 0}), "bad"),  # a run that learned nothing was headed "Healthy"
+        ({"accuracy": "x", "source": "", "baselines": [{}]}, "unclear"),
+        ({"accuracy": 50, "source": "other", "chance": 1, "tested_images": 99}, "unclear"),
+    ],
+)
+def test_the_colour_says_how_good_a_run_is(tmp_path, evaluation, tone):
+    """By the fields of the evaluation, whatever its sentences say."""
+    folder = logged_run(tmp_path / "run")
+    folder.write_evaluation("linear", evaluation)
+    found = verdict(folder.path)
+    assert (found.state, found.tone) == ("finished", tone)
+    assert f'class="verdict {tone}"' in report_page({"run": read_record(folder.path)})
 
 
 @pytest.mark.parametrize(
@@ -112,7 +148,7 @@ def test_whatever_is_damaged_is_named_and_the_rest_is_shown(tmp_path, file, dama
     found = find_verdict(record)
     assert found.state == "damaged"
     assert "loss" in make_charts({"run": record})
-    report_page({"run": record}, {"run": open_training_images(record)})
+    report_page({"run": record}, {"run": open_samples(record)})
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
@@ -140,25 +176,17 @@ def test_long_curves_keep_their_ends_and_their_values():
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def text_of(page: str) -> str:
-    return re.sub(r"<[^>]*>", " ", page.partition("<body")[2])
-
-
-def test_evaluations_are_ranked_where_runs_share_them(tmp_path):
-    result = {"accuracy": 60.0, "accuracy_interval": [55.0, 65.0], "tested_on": "x", "source": "digits", "chance": 10.0}
-    untrained = {"name": "random weights", "accuracy": 30.0, "accuracy_interval": [25.0, 35.0]}
+def test_evaluations_of_the_same_images_have_a_best_run(tmp_path):
     records = {}
     for name, accuracy, tested in (("a", 60.0, "x"), ("b", 70.0, "x"), ("c", 99.0, "other images")):
         folder = logged_run(tmp_path / name)
-        folder.write_evaluation("knn", {**result, "accuracy": accuracy, "tested_on": tested, "baselines": [untrained]})
+        content = result(accuracy, 10.0, {"random weights": 30.0})
+        folder.write_evaluation("knn", {**content, "tested_on": tested})
         records[name] = read_record(folder.path)
-    page = report_page(records)
-    ranking = page.partition("<h2>Evaluations</h2>")[2].partition("</table>")[0]
-    assert "<b>70.00</b>" in ranking
-    assert "99.00" not in ranking  # of other images
-    assert "99.00" in page
-    assert "[55.0, 65.0]" in page
-    assert "30.00" in text_of(page)
+    table = report_page(records).partition("<h2>Evaluations</h2>")[2].partition("</table>")[0]
+    assert re.findall(r"<b>(.*?)</b>", table) == ["70.00"]
+    assert "[56.0, 64.0]" in table
+    assert "<td>30.00</td>" in table  # random weights
 
 
 def test_names_from_files_do_no_harm(tmp_path):
@@ -169,13 +197,13 @@ def test_names_from_files_do_no_harm(tmp_path):
     folder.recipe_file.write_text(json.dumps(content))
     folder.write_evaluation("knn", {"accuracy": 1.0, "source": NASTY, "verdict": NASTY})
     record = read_record(folder.path)
-    page = report_page({NASTY: record, "b": record}, {NASTY: open_training_images(record)})
+    page = report_page({NASTY: record, "b": record}, {NASTY: open_samples(record)})
     assert NASTY not in page
     assert "<i>cat" not in page
     assert "&lt;i&gt;cat" in page
 
 
-# --- training images --------------------------------------------------------------------------------------------------
+# --- images -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_histogram_is_that_of_the_training_images(tmp_path):
@@ -183,9 +211,31 @@ def test_the_histogram_is_that_of_the_training_images(tmp_path):
     for i in range(10, 20):
         (root / "dog" / f"{i}.png").unlink()
     record = read_record(logged_run(tmp_path / "run", source=str(root)).path)
-    images = open_training_images(record)
-    assert not images.problem
-    assert list(images.counts) == [("cat", 18), ("dog", 9)]  # a tenth is held out
-    assert [len(tiles) for _, tiles in images.pictures] == [5] * 4
-    assert {name for name, _ in images.pictures} == {"cat", "dog"}
-    assert "image/webp" in images_html(images)
+    samples = open_samples(record)
+    assert not samples.problems
+    assert list(samples.counts) == [("cat", 18), ("dog", 9)]  # a tenth is held out
+    assert [len(tiles) for _, tiles in samples.views] == [5] * 4
+    assert {name for name, _ in samples.views} == {"cat", "dog"}
+    assert samples.answers is None  # it was not evaluated
+    assert "image/webp" in report_page({"run": record}, {"run": samples})
+
+
+def test_the_confusion_matrix_counts_held_out_images(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "cache"))
+    data = source(tmp_path / "data.npz", train=90, test=30)
+    folder = logged_run(tmp_path / "run", source=str(data))
+    assert open_samples(read_record(folder.path)).answers is None
+    folder.write_evaluation("linear", {**result(60, 10, {}), "source": str(data)})
+    record = read_record(folder.path)
+    samples = open_samples(record)
+    assert samples.answers is not None, samples.problems
+    truth, predicted, right, wrong = samples.answers
+    assert len(truth) == len(predicted) == 30
+    assert len(right) == min(8, int((truth == predicted).sum()))
+    assert len(wrong) == min(8, int((truth != predicted).sum()))
+    page = report_page({"run": record}, {"run": samples})
+    counts = {(a, b): int(n) for a, b, n in re.findall(r'title="(\d) as (\d): (\d+)"', page)}
+    assert counts == {
+        (str(a), str(b)): int(((truth == a) & (predicted == b)).sum()) for a in range(3) for b in range(3)
+    }
+    assert page.count("data:image/webp") >= len(right) + len(wrong)

@@ -27,10 +27,10 @@ def test_a_run_that_collapses(tmp_path: Path) -> None:
     assert found[-1] == "collapsed"
     assert find_verdict(read_record(tmp_path / "run")).state == "collapsed"
     assert "collapsing" in found
-    assert found[0] == "healthy"
-    assert "healthy" not in found[len(found) // 2 :]  # rank and std go up and down on the way
+    assert found[0] == ""
+    assert "" not in found[len(found) // 2 :]  # rank and std go up and down on the way
 
 
 def test_a_run_that_does_not(tmp_path: Path) -> None:
-    assert set(states(tmp_path / "run", {**USUAL, "train.epochs": 6})) == {"healthy"}
-    assert find_verdict(read_record(tmp_path / "run")).state == "healthy"
+    assert set(states(tmp_path / "run", {**USUAL, "train.epochs": 6})) == {""}
+    assert find_verdict(read_record(tmp_path / "run")).state == "finished"

@@ -28,19 +28,19 @@ def test_a_line_that_is_no_row_is_left_out_with_a_warning(line: str, finished: R
     lines = log.read_text().splitlines()
     log.write_text("\n".join([*lines[:2], line, *lines[3:], ""]))
     rows = [*finished.metrics[:2], *finished.metrics[3:]]
-    with pytest.warns(UserWarning, match=mentions(log, "line 3")):
+    with pytest.warns(UserWarning, match=mentions(log, "left out: 3")):
         assert RunFolder(run).metrics() == rows
     notes = Notes()
     assert pretrain(None, tiny_data(), run, resume=True, reporter=notes).metrics == rows
-    assert_mentions(" ".join(notes.warnings), log, "line 3")
+    assert_mentions(" ".join(notes.warnings), log, "left out: 3")
     assert log.read_text().splitlines() == [*lines[:2], *lines[3:]]
 
 
 def test_the_torn_last_line_of_a_killed_run_is_no_damage(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"kind": "train", "step": 1}\n{"kind": "train", "st')
-    read = read_rows(log, {"step": int})
-    assert ([row["step"] for row in read.rows], read.damage) == ([1], "")
+    rows, damage = read_rows(log)
+    assert ([row["step"] for row in rows], damage) == ([1], "")
 
 
 def test_rows_are_synced_before_the_checkpoint_that_counts_on_them(

@@ -75,7 +75,7 @@ def test_table_1_in_one_command_judges_the_test_split(tmp_path: Path) -> None:
 
 
 def test_tables_1_and_2_from_the_toy_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supancl.cli.paper.toy.QUICK", TOY)
+    monkeypatch.setattr("supancl.paper.toy_study.training.QUICK", TOY)
     folder = tmp_path / "toy"
     run("paper", "toy", "--quick", "--seeds", "1", "--out", folder)
     assert (folder / "tsne.png").read_bytes().startswith(b"\x89PNG")  # Figure 2

@@ -39,8 +39,8 @@ from supancl.recipes.plugin_files import load_plugin
 from supancl.recipes.plugins import describe_plugin_error
 from supancl.reporter import report_to
 from supancl.reports import data_sheets as data
+from supancl.reports.tables import wrap_line
 from supancl.reports.terminal import Terminal, discard_output, make_console
-from supancl.reports.wrapping import wrap_line
 from supancl.use import detect as detection
 from supancl.use import evaluate as evaluation
 

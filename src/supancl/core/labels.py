@@ -9,7 +9,6 @@ is, is known from the shape, so one label each keeps its own code where that is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from supancl.errors import BadInput
@@ -44,7 +43,7 @@ class Labels:
             return cls(labels[..., 0].long(), labels[..., 1])
         return cls(labels.long()[:, None])
 
-    @cached_property
+    @property
     def tensor(self) -> Tensor:
         """What a step carries: labels (N,), or pairs (N, L, 2)."""
         if self.own_weights is None:

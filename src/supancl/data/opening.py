@@ -25,10 +25,10 @@ from supancl.data.repeated_files import repeated_file_remarks
 from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars, voc
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_split, sorted_names
-from supancl.data.store import stream
 from supancl.data.store.building import dark_image_remarks, store_images
 from supancl.data.store.cache import other_positions
 from supancl.data.store.memory import FileImages, ImageStore, Progress
+from supancl.data.store.stream import StreamImages
 from supancl.errors import BadInput, did_you_mean, plural, program_name
 from supancl.files import did_you_mean_path
 from supancl.reporter import ProgressFunction, report_to, track_task
@@ -61,20 +61,27 @@ def open_data(spec: DataSpec | str | Path, channels: int = 3, progress: Progress
 
 def open_source(spec: DataSpec, channels: int, lenient: bool = False) -> Source:
     """Open `spec.source`; `lenient` lists empty class folders instead of refusing them."""
-    name = spec.source
-    if not name:
-        raise BadInput(NO_SOURCE)
     if spec.stream:
-        if spec.joined:
-            raise BadInput(f"{spec.joined[0]}: data.stream reads one source; name all shards with one pattern")
-        if not tars.is_tar(name):
-            raise BadInput(
-                f"{name}: data.stream is for tar shards (shards/{{000..099}}.tar, or a folder of them); "
-                "remove it for other sources"
-            )
-        return stream.read_stream(name, channels, spec)
-    source = load_images(list_source(spec, channels, lenient), channels, spec)
+        source = _stream_images(spec, channels)
+    else:
+        source = load_images(list_source(spec, channels, lenient), channels, spec)
     return apply_hierarchy(_with_class_order(source, spec), spec)
+
+
+def _stream_images(spec: DataSpec, channels: int) -> Source:
+    """The images of tar shards, which are read while training."""
+    if spec.joined or not tars.is_tar(spec.source):
+        raise BadInput(
+            f"{spec.location}: data.stream is for tar shards that one pattern names (shards/{{000..099}}.tar, or a "
+            "folder of them); remove it for other sources"
+        )
+    if spec.balanced:
+        raise BadInput("data.balanced mixes all images, and data.stream those of some shards; leave one of them out")
+    listing = tars.list_tars(spec.source)
+    entries = Columns.from_entries(listing.entries)
+    assert isinstance(entries.items, tars.TarItems)
+    store = StreamImages(entries.items, channels, spec.short_side, spec.resample, spec.skip_bad_images, spec.window)
+    return _source_from_columns(listing, entries, store)
 
 
 def peek_data(spec: DataSpec, channels: int) -> Data:
@@ -82,8 +89,6 @@ def peek_data(spec: DataSpec, channels: int) -> Data:
 
     Images that cannot be read are not noticed, so they count.
     """
-    if spec.stream:
-        raise BadInput(f"{spec.source}: shards that are streamed are not listed; use supancl data show")
     listing = list_source(spec, channels)
     if isinstance(listing, Listing):
         entries = Columns.from_entries(listing.entries)

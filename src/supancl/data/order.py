@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -49,13 +47,42 @@ def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
     return selected[torch.randperm(len(selected), generator=generator)]
 
 
+def windowed_order(counts: Tensor, seed: int, epoch: int, window: int) -> Tensor:
+    """A permutation of the images of shards, `counts` in each, that reads `window` shards at a time.
+
+    The shards are shuffled, then the images of each window of them together, so a batch mixes that many shards.
+    """
+
+    def generator(number: int) -> torch.Generator:
+        return torch.Generator().manual_seed(derive_seed(seed, epoch, number))
+
+    starts = counts.cumsum(0) - counts
+    windows = []
+    for number, shards in enumerate(torch.randperm(len(counts), generator=generator(0)).split(window), start=1):
+        sizes = counts[shards]
+        within = torch.arange(int(sizes.sum())) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+        positions = starts[shards].repeat_interleave(sizes) + within
+        windows.append(positions[torch.randperm(len(positions), generator=generator(number))])
+    return torch.cat(windows)
+
+
 class Order:
     """The images of each step of a run: every epoch goes through all of them, or with `unlabelled=False` through those
-    with a label, as often as it takes for as many positions."""
+    with a label, as often as it takes for as many positions. A stream goes through windows of shards, `counts` in each.
+    """
 
     def __init__(
-        self, labels: Tensor, seed: int, batch_size: int, balanced: bool = False, unlabelled: bool = True
+        self,
+        labels: Tensor,
+        seed: int,
+        batch_size: int,
+        balanced: bool = False,
+        unlabelled: bool = True,
+        counts: Tensor | None = None,
+        window: int = 1,
     ) -> None:
+        self.counts, self.window = counts, window
+        unlabelled = unlabelled or counts is not None
         self.images = len(labels)
         self.members = torch.arange(self.images) if unlabelled else (labels.cpu() >= 0).nonzero()[:, 0]
         self.labels, self.seed, self.batch_size, self.balanced = labels.cpu()[self.members], seed, batch_size, balanced
@@ -71,6 +98,8 @@ class Order:
         return cached[epoch]
 
     def _pass(self, number: int) -> Tensor:
+        if self.counts is not None:
+            return windowed_order(self.counts, self.seed, number, self.window)
         if self.balanced:
             return balanced_order(self.labels, self.seed, number)
         return epoch_order(len(self.members), self.seed, number)
@@ -86,61 +115,3 @@ def derive_seed(seed: int, *numbers: int) -> int:
     for number in numbers:
         value = (value * 1_000_003 + number + 1) % 2**63
     return value
-
-
-class WindowedOrder:
-    """The order of images in shards, computed one window of shards at a time, so that a billion images fit.
-
-    Positions number the images of all shards in turn, `counts` in each. An epoch shuffles the shards, takes `window`
-    of them at a time and shuffles their images together, so a batch mixes images of that many shards.
-    """
-
-    def __init__(self, counts: Sequence[int], seed: int, batch_size: int, window: int) -> None:
-        self.counts, self.seed, self.batch_size, self.window = torch.tensor(counts), seed, batch_size, window
-        self.shard_starts = self.counts.cumsum(0) - self.counts
-        self.images = int(self.counts.sum())
-        self.steps_per_epoch = self.images // batch_size
-        self.lock = threading.Lock()  # called from the feed's threads
-        self.cached_layouts: dict[int, tuple[Tensor, Tensor]] = {}
-        self.cached_windows: dict[tuple[int, int], Tensor] = {}
-
-    def epoch(self, epoch: int) -> Tensor:
-        """Empty: the order of a whole epoch is never computed; batches carry their labels."""
-        return torch.empty(0, dtype=torch.long)
-
-    def positions(self, step: int) -> Tensor:
-        """The images of one step, which may span two windows."""
-        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        begin, end = step_in_epoch * self.batch_size, (step_in_epoch + 1) * self.batch_size
-        with self.lock:
-            _, ends = self._layout(epoch)
-            number = int(torch.searchsorted(ends, begin, right=True))
-            pieces = []
-            while begin < end:
-                start = int(ends[number - 1]) if number else 0
-                pieces.append(self._window(epoch, number)[begin - start : end - start])
-                begin, number = begin + len(pieces[-1]), number + 1
-        return torch.cat(pieces)
-
-    def _layout(self, epoch: int) -> tuple[Tensor, Tensor]:
-        """The epoch's order of shards, and where each window of them ends."""
-        if epoch not in self.cached_layouts:
-            order = torch.randperm(len(self.counts), generator=self._generator(epoch, 0))
-            last = torch.arange(self.window - 1, len(order) + self.window - 1, self.window).clamp(max=len(order) - 1)
-            layout = order, self.counts[order].cumsum(0)[last]
-            self.cached_layouts = {**dict(list(self.cached_layouts.items())[-1:]), epoch: layout}
-        return self.cached_layouts[epoch]
-
-    def _window(self, epoch: int, number: int) -> Tensor:
-        """The shuffled images of one window; the last few windows are cached."""
-        if (epoch, number) not in self.cached_windows:
-            shards = self._layout(epoch)[0][number * self.window : (number + 1) * self.window]
-            counts = self.counts[shards]
-            within = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-            positions = self.shard_starts[shards].repeat_interleave(counts) + within
-            shuffled = positions[torch.randperm(len(positions), generator=self._generator(epoch, number + 1))]
-            self.cached_windows = {**dict(list(self.cached_windows.items())[-3:]), (epoch, number): shuffled}
-        return self.cached_windows[epoch, number]
-
-    def _generator(self, epoch: int, number: int) -> torch.Generator:
-        return torch.Generator().manual_seed(derive_seed(self.seed, epoch, number))

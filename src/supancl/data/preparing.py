@@ -51,7 +51,6 @@ def prepare_data(source: Source, spec: DataSpec) -> Data:
         test = None if test is None else _take_classes(test, kept_ids)
         classes = tuple(source.classes[i] for i in kept_ids)
     if spec.imbalance > 1:
-        train = train.materialize()
         train = train.take(draw_long_tail(train.labels, spec.imbalance))
     partly_labelled, label_remarks = _hide_labels(train, spec.labelled)
     train = _limit(_with_noise(partly_labelled, len(classes), spec), spec.limit)
@@ -90,7 +89,7 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
         if spec.holdout is None and name in source.splits:
             return train, source.splits[name], name
     fraction = USUAL_HOLDOUT if spec.holdout is None else spec.holdout
-    if fraction == 0:  # a stream stays one: its labels are not read
+    if fraction == 0:
         return train, train.take(torch.empty(0, dtype=torch.long)), "train"
     is_held_out = draw_held_out(train.labels, fraction)
     if not is_held_out.any():
@@ -215,7 +214,7 @@ def _hide_labels(train: Split, fraction: float) -> tuple[Split, list[str]]:
         f"data.labelled = {fraction:g} asks for {num_requested:,} of {int(sizes.sum()):,} labels; "
         f"{num_kept:,} are kept, because {explanation}"
     )
-    train, is_kept = train.materialize(), (labels >= 0)[:, None, None]
+    is_kept = (labels >= 0)[:, None, None]
     no_pairs = torch.tensor([-1.0, 0.0])
     pairs = None if train.pairs is None else torch.where(is_kept, train.pairs, no_pairs)
     return replace(train, labels=labels, pairs=pairs), [remark] if explanation else []
@@ -232,7 +231,6 @@ def keep_labels(labels: Tensor, fraction: float) -> Tensor:
 def _with_noise(train: Split, classes: int, spec: DataSpec) -> Split:
     if spec.label_noise == 0:
         return train
-    train = train.materialize()
     noisy = flip_labels(train.labels, classes, spec.label_noise, spec.label_noise_kind, spec.label_noise_seed)
     return replace(train, labels=noisy)
 

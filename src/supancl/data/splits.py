@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
 from supancl.config import INCIDENTAL, Count, Fraction, Natural, Positive, Within, marked
-from supancl.data.content import Content, join_content
+from supancl.data.content import Content, join_content, shard_content
 from supancl.data.decode import Item
 from supancl.data.label_noise import NoiseKind
 from supancl.data.label_pairs import ImageLabels, LabelSet, LabelTable, count_distinct
-from supancl.data.order import Order, WindowedOrder
-from supancl.data.store.memory import Batch, ImageStore
+from supancl.data.order import Order
+from supancl.data.store.memory import Batch, ImageStore, UnreadableRows
 from supancl.errors import BadInput, plural
 
 if TYPE_CHECKING:
@@ -102,24 +102,64 @@ class Split:
     names: Sequence[str]
     pairs: Tensor | None = None
 
-    is_streamed: ClassVar[bool] = False  # if so, batches carry their labels
-    is_materialized: ClassVar[bool] = True  # rows and labels are in memory
-
     def __len__(self) -> int:
         return len(self.index)
 
     def batch(self, positions: Tensor) -> Batch:
-        return self.store.batch(self.index[positions])
+        return self._read(self.store.batch, positions)
 
     def batch_on_canvas(self, positions: Tensor) -> Batch:
         """The batch to copy to a GPU, padded to the same shape every time if the store can."""
-        return self.store.batch_on_canvas(self.index[positions])
+        return self._read(self.store.batch_on_canvas, positions)
 
-    def order(
-        self, seed: int, batch_size: int, balanced: bool = False, unlabelled: bool = True
-    ) -> Order | WindowedOrder:
+    def _read(self, read: Callable[[Tensor], Batch], positions: Tensor) -> Batch:
+        rows = self.index[positions]
+        while True:
+            try:
+                return read(rows)
+            except UnreadableRows as error:
+                rows = torch.tensor([self._readable_row(position, error) for position in positions.tolist()])
+
+    def _readable_row(self, position: int, error: UnreadableRows) -> int:
+        """The row of an image of a stream, or if that is unreadable of the next one of its labels, shard and split.
+
+        So labels stay right, and held-out images are never trained on.
+        """
+        row = int(self.index[position])
+        if row not in self.store.unreadable:
+            return row
+        ends, labels = self._ends_of_shards(), self.training_labels.reshape(len(self), -1)
+        shard = int(torch.searchsorted(ends, position, right=True))
+        begin, end = int(ends[shard - 1]) if shard else 0, int(ends[shard])
+        others = torch.cat([torch.arange(position + 1, end), torch.arange(begin, position)])
+        for other in self.index[others[(labels[others] == labels[position]).all(1)]].tolist():
+            if other not in self.store.unreadable:
+                return int(other)
+        raise error
+
+    def order(self, seed: int, batch_size: int, balanced: bool = False, unlabelled: bool = True) -> Order:
         """Which images each step of a run takes."""
-        return Order(self.labels, seed, batch_size, balanced, unlabelled)
+        if not self.is_streamed:
+            return Order(self.labels, seed, batch_size, balanced, unlabelled)
+        counts, used = self._shards()
+        return Order(self.labels, seed, batch_size, counts=counts[used], window=self.store.window)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the images are read from shards while training."""
+        return len(self.store.shards) > 0
+
+    def _ends_of_shards(self) -> Tensor:
+        """The position after the last image of each shard of a stream."""
+        return torch.searchsorted(self.index, self.store.shard_ends)
+
+    def _shards(self) -> tuple[Tensor, slice]:
+        """How many images of each shard of a stream are in the split; and which shards it is, if it is whole shards."""
+        none = torch.zeros(1, dtype=torch.long)
+        counts, totals = (torch.diff(ends, prepend=none) for ends in (self._ends_of_shards(), self.store.shard_ends))
+        first, last = counts.nonzero()[[0, -1], 0].tolist() if len(self) else (0, -1)
+        used = slice(first, last + 1)
+        return counts, used if torch.equal(counts[used], totals[used]) else slice(None)
 
     def place_on(self, device: torch.device) -> Split:
         """The split with its pixels on the device if they fit there, else the split itself."""
@@ -136,10 +176,6 @@ class Split:
     def labelled(self) -> Split:
         """The images that have a label."""
         return self.take((self.labels >= 0).nonzero()[:, 0])
-
-    def materialize(self) -> Split:
-        """This split with its rows and labels in memory."""
-        return self
 
     @property
     def image_labels(self) -> ImageLabels:
@@ -188,6 +224,12 @@ class Split:
 
     def iter_content(self) -> Iterator[bytes]:
         """File names and labels as bytes, for `fingerprint`; independent of the folder."""
+        if self.is_streamed:
+            _, used = self._shards()
+            if used == slice(None):
+                yield from (self.index.numpy().tobytes(), self.training_labels.numpy().tobytes())
+            yield from self.store.shard_digests[used]
+            return
         yield self.training_labels.numpy().tobytes()
         for start in range(0, len(self), NAMES_AT_A_TIME):
             positions = torch.arange(start, min(start + NAMES_AT_A_TIME, len(self)))
@@ -196,7 +238,9 @@ class Split:
             yield b"\n" * (start > 0) + names.encode("utf-8", "surrogateescape")
 
     def content(self) -> Content | None:
-        """A checksum of each image; None if the store has none."""
+        """A checksum of each image, or of each shard of a stream; None if the store has none."""
+        if self.is_streamed:
+            return shard_content(self.store.shards)
         checksums = self.store.pixel_checksums(self.index.cpu())
         if checksums is None:
             return None

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,9 +35,6 @@ class LoadedDetector:
 
 class DetectFolder(RunFolder):
     """detect.json, metrics.jsonl, checkpoints/, detector.safetensors, tensorboard/, evaluate/, pictures."""
-
-    # detectors count no epochs
-    REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {"kind": str, "step": int}
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -127,7 +127,6 @@ def train_detector(
     device = pick_device(spec.device)
     body, encoder_spec = open_body(encoder, spec.seed)  # cheap checks first
     folder = DetectFolder(Path(out))
-    folder.check_place()
     folder.check_free(resume)
     train, test = open_scenes(data)
     for remark in (*train.remarks, *test.remarks):

@@ -8,7 +8,6 @@ from supancl.evaluation.comparison import (
     overlap_warnings,
     rankings,
 )
-from supancl.evaluation.embedding import embed_to_file
 from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
 from supancl.evaluation.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluation.finetune import FineTuning, evaluate_finetuning
@@ -29,7 +28,6 @@ __all__ = [
     "describe_queries_used",
     "differences",
     "different_images_warnings",
-    "embed_to_file",
     "evaluate_few_shot",
     "evaluate_finetuning",
     "evaluate_knn",

@@ -16,7 +16,7 @@ from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.ridge import warn_cut_off
 from supancl.probes.certainty import Judgement
 from supancl.runs.importing import load_init
-from supancl.stats import TOO_FEW_IMAGES, Interval
+from supancl.stats import Interval, quality
 
 T = TypeVar("T")
 Fitted = tuple[Judgement, Mapping[str, Any]]  # what a protocol says about the tested images, and how it was chosen
@@ -173,14 +173,5 @@ def _ask_once(baseline: EvaluatedEncoder, ask: Ask, key: tuple[Hashable, ...] | 
 
 def verdict(images: int, interval: Interval, chance: float, baselines: list[dict[str, Any]]) -> str:
     """One line: whether the encoder is better than its start, or without one than random weights."""
-    if images < TOO_FEW_IMAGES:
-        return f"too few images to say: {images} of at least {TOO_FEW_IMAGES}"
-    doubt = "" if interval.low > chance else f"; not clearly above chance ({chance:.1f}%)"
-    if not baselines:
-        return f"better than chance ({chance:.1f}%)" if not doubt else doubt.removeprefix("; ")
-    last = baselines[-1]
-    gap = Interval(last["difference"], *last["difference_interval"])
-    if not gap.excludes_zero:
-        return f"no clear difference from {last['name']}: {gap.mean:+.1f} [{gap.low:.1f}, {gap.high:.1f}] points{doubt}"
-    word, low, high = ("better", gap.low, gap.high) if gap.mean > 0 else ("worse", -gap.high, -gap.low)
-    return f"{word} than {last['name']} by {abs(gap.mean):.1f} [{low:.1f}, {high:.1f}] points{doubt}"
+    gaps = {row["name"]: Interval(row["difference"], *row["difference_interval"]) for row in baselines}
+    return quality(images, interval, chance, gaps).text

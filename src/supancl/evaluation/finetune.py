@@ -31,7 +31,7 @@ from supancl.evaluation.feature_cache import encoder_key
 from supancl.evaluation.overlap import is_run_source
 from supancl.evaluation.recording import record_evaluation
 from supancl.evaluation.sources import open_evaluation_data, resolve_source
-from supancl.files import check_is_new, check_writable, make_folder
+from supancl.files import Output
 from supancl.probes.certainty import Answers
 from supancl.probes.classifiers import fit_linear_classifier
 from supancl.probes.features import Features
@@ -85,9 +85,9 @@ def evaluate_finetuning(
     best_lr, accuracy_by_lr = choose_lr(evaluated, train, len(data.classes), settings)
     model = train_classifier(evaluated, train, len(data.classes), best_lr, settings)
     if out is not None:
-        make_folder(out, exist_ok=False)
         other_source = "" if is_run_source(evaluated, source) else absolute_source(location)
-        save(model, data.classes, out, other_source, train.median_short_side())
+        with Output(out).folder() as folder:
+            save(model, data.classes, folder, other_source, train.median_short_side())
     answers = predict(model, test, evaluated)
     # a baseline would have to be trained as long again
     certainty = certainty_keys(evaluated, Answers(answers == test.labels, test.labels, train.labels), ask=None)
@@ -116,7 +116,7 @@ def _check_request(evaluated: EvaluatedEncoder, location: str, out: Path | None)
         raise BadInput(f"{location}: fine-tuning crops images, but these are vectors; give an encoder of images")
     if out is not None:
         check_out_folder(location, out)
-        check_new(out)
+        Output(out).check()
 
 
 def check_whole_encoder(layer: str, normalize: bool) -> None:
@@ -242,11 +242,6 @@ def predict(model: Classifier, split: Split, evaluated: EvaluatedEncoder) -> Ten
         with autocast_for(device, auto_precision(device)):
             answers.append(model(evaluation_view(batch, encoder.size, encoder.mean, encoder.std)).argmax(1).cpu())
     return torch.cat(answers)
-
-
-def check_new(out: Path) -> None:
-    check_is_new(out)
-    check_writable(out)
 
 
 def save(model: Classifier, classes: Sequence[str], out: Path, source: str, short_side: int | None) -> None:

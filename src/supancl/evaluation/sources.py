@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.data.label_pairs import check_one_label
@@ -276,3 +277,31 @@ def hold_out_val(train: Split, location: str) -> tuple[Split, Split]:
     remaining = torch.ones(len(labelled), dtype=torch.bool)
     remaining[selected] = False
     return labelled.take(remaining.nonzero()[:, 0]), labelled.take(selected)
+
+
+# --- what the run held out --------------------------------------------------------------------------------------------
+
+
+def held_out_mask(evaluated: EvaluatedEncoder, source: str | None, source_data: Source) -> Tensor | None:
+    """Mask of the train images that the run held out; None if the data are not the run's or have changed."""
+    run_data = prepare_run_data(evaluated, source, source_data)
+    return None if run_data is None else mask_held_out(source_data, run_data)
+
+
+def prepare_run_data(evaluated: EvaluatedEncoder, source: str | None, source_data: Source) -> Data | None:
+    """The source as the run was trained on it; None if it is not the run's, or, with a warning, if it has changed."""
+    if evaluated.run is None or evaluated.recipe is None or not is_run_source(evaluated, source):
+        return None
+    try:
+        run_data = prepare_data(source_data, evaluated.recipe.data)
+        if evaluated.run.read_data()[0]:  # old runs have no description to compare
+            check_same_data(evaluated.run, run_data, "restore them")
+    except BadInput as error:
+        evaluated.reporter.warn(f"which images {evaluated.location} held out is not known: {error}")
+        return None
+    return run_data
+
+
+def mask_held_out(source_data: Source, run_data: Data) -> Tensor:
+    """Mask of the train images of a source that are not among those of a run."""
+    return ~torch.isin(source_data.splits["train"].index.cpu(), run_data.train.index.cpu())

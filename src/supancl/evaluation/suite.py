@@ -23,7 +23,7 @@ from supancl.evaluation.naming import figure_of, result_name
 from supancl.evaluation.nearest import evaluate_knn
 from supancl.evaluation.overlap import array_file
 from supancl.evaluation.protocols import evaluate_transfer
-from supancl.files import check_writable, is_as_written, make_folder, make_inner_folder, read_json, write_sealed_json
+from supancl.files import Output, is_as_written, make_folder, make_inner_folder, read_json, write_sealed_json
 from supancl.reporter import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
@@ -165,9 +165,7 @@ def describe_result(result: dict[str, Any]) -> str:
 
 def make_out_folder(out: Path) -> None:
     """Make the folder before the work, so that an unwritable one is refused early."""
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"out {out} is a file; name a folder")
-    check_writable(out)
+    Output(out, replaces=Path.is_dir).check()
     make_folder(out)
 
 

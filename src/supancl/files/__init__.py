@@ -16,13 +16,11 @@ from supancl.files.opening import read_json as read_json
 from supancl.files.opening import read_text as read_text
 from supancl.files.output import Output as Output
 from supancl.files.spreadsheets import absolute_path as absolute_path
-from supancl.files.spreadsheets import check_feature_file as check_feature_file
 from supancl.files.spreadsheets import escape_formula as escape_formula
 from supancl.files.spreadsheets import is_formula as is_formula
 from supancl.files.spreadsheets import make_writable as make_writable
 from supancl.files.spreadsheets import path_in_table as path_in_table
 from supancl.files.spreadsheets import unescape_formula as unescape_formula
-from supancl.files.writing import check_is_new as check_is_new
 from supancl.files.writing import check_writable as check_writable
 from supancl.files.writing import describe_write_failure as describe_write_failure
 from supancl.files.writing import is_as_written as is_as_written

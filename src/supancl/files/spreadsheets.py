@@ -1,14 +1,11 @@
-"""Cells of a table: paths of images, texts that a spreadsheet must not compute; and the files that features go to."""
+"""Cells of a table: paths of images, texts that a spreadsheet must not compute."""
 
 from __future__ import annotations
 
 import os
 from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 
-from supancl.errors import BadInput, make_visible
-from supancl.files.output import Output
+from supancl.errors import make_visible
 
 FORMULA_STARTS = ("=", "+", "-", "@")
 
@@ -71,10 +68,3 @@ def make_writable(text: str) -> str:
     except UnicodeEncodeError:
         is_text = False
     return text if is_text else make_visible(text)
-
-
-def check_feature_file(out: Path) -> Output:
-    """The output of a file for features; its suffix says the format, whose library must be there."""
-    if out.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
-        raise BadInput(f"out {out}: .parquet needs pyarrow; pip install 'supancl[parquet]', or write .csv or .npz")
-    return Output(out, (".npz", ".csv", ".parquet")).check()

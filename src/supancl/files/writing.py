@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from supancl.errors import BadInput
 
 PROCESS_TOKEN = secrets.token_hex(4)  # process numbers are not unique across machines and containers
-MAKE_ROOM = "Make room (a run then continues with resume) or choose another out"
+MAKE_ROOM = "make room or check its permissions (a run then continues with resume), or choose another out"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], way_out: str = MAKE_ROOM) -> None:
@@ -38,12 +38,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], way_out: str =
                     temporary.chmod(usual_mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except (
-        OSError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:  # torch and safetensors have their own errors for a full disk
-        way_out = f"what was there before is untouched. {way_out}"
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own for a full disk
         raise BadInput(describe_write_failure(path, reason(error), way_out)) from None
     finally:
         with contextlib.suppress(OSError):
@@ -51,17 +46,8 @@ def write_atomically(path: Path, write: Callable[[Path], object], way_out: str =
     sync_folder(path.parent)
 
 
-def describe_write_failure(path: Path, why: str, way_out: str) -> str:
-    """One line about a file that cannot be written; a full disk is the usual reason, for which `way_out` is."""
-    if not path.parent.exists():
-        return (
-            f"{path} cannot be written: the folder {path.parent} was removed in the meantime; restore it and continue, "
-            "or start again with another out"
-        )
-    if why == os.strerror(errno.EROFS):
-        way_out = "make the file system writable, or choose another out"
-    if why == os.strerror(errno.EACCES):
-        way_out = "check the permissions of its folder, or choose another out"
+def describe_write_failure(path: Path, why: str, way_out: str = MAKE_ROOM) -> str:
+    """One line about a file that cannot be written; what was there before is untouched."""
     return f"{path} cannot be written ({why}); {way_out}"
 
 
@@ -106,12 +92,6 @@ def why_unwritable(folder: Path) -> str:
         return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
     except OSError as error:
         return reason(error)
-
-
-def check_is_new(path: Path, flag: str = "out") -> None:
-    """Refuse to replace a file, folder or link; `flag` is what the user named it with."""
-    if os.path.lexists(path):
-        raise BadInput(f"{path} exists; remove it or choose another {flag}")
 
 
 def check_writable(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,22 +13,19 @@ from typing_extensions import Unpack
 from supancl.data.opening import check_source
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, CheckFailed, did_you_mean, program_name
-from supancl.files import check_writable, why_unwritable, write_text
+from supancl.files import Output, make_folder, why_unwritable, write_text
 from supancl.reporter import report_progress, say, show
-from supancl.reports.page import check_picture_place
+from supancl.reports.page import picture_output
 from supancl.reports.tables import LEGEND, Table, plain_table
 from supancl.reports.terminal import terminal_width
 from supancl.runs.folder import next_folder
 from supancl.sweeps.options import SweepRequest, SweepSettings
 from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders
-from supancl.use.look import PICTURES, check_suffix, listed_classes, split_title
+from supancl.use.look import listed_classes, split_title
 
 if TYPE_CHECKING:
-    from supancl.paper.tables.cells import FilledTable
     from supancl.paper.tables.layouts import Layout
-    from supancl.paper.tables.plan import Plan
     from supancl.paper.theorems.checks import Check
-    from supancl.sweeps.runner import Sweep
 
 STUDIES = Literal["pool", "positives", "batch", "memory", "alpha"]
 ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
@@ -60,13 +57,8 @@ def toy(
     """
     check_above(seeds, 0, "seeds")
     folder = Path(out) if out else next_folder("toy")
-    if (folder / "toy.json").exists():
-        raise BadInput(f"{folder} already holds a toy study; name another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{folder}: {error.strerror}; name another folder") from None
-    check_writable(folder)  # before minutes of training
+    Output(folder, replaces=lambda path: not (path / "toy.json").exists()).check()
+    make_folder(folder)
     from supancl.paper.toy_study import run, write
     from supancl.paper.toy_study.training import ALPHAS, FULL, QUICK, READINGS
     from supancl.reports.pictures import tsne_panels
@@ -311,84 +303,57 @@ def table(
         raise BadInput(f"{runs[0]}: a table is filled from runs or trained, not both; name runs, or settings to train")
     if trains:
         request = SweepRequest(f"table-{layout.name}", {"out": f"runs/table-{layout.name}", **settings}, seeds=1)
-        return make_table(layout, request, rows, family, recipe, benchmarks, format, dry_run)
+        details = {"rows": rows, "family": family, "recipe": recipe, "benchmarks": benchmarks}
+        return make_table(layout, request, details, format, dry_run)
     return lay_out(layout, runs, settings.get("out"), format)
 
 
 def lay_out(layout: Layout, runs: Sequence[str], out: str | Path | None, form: str) -> dict[str, Any]:
     """Print the table of these runs, or write it to a file."""
-    from supancl.paper.tables.cells import fill
-    from supancl.paper.tables.formats import FORMATS
-    from supancl.paper.tables.runs import read_entries
+    from supancl.paper.tables.pivot import fill, write
+    from supancl.paper.tables.results import read_entries
 
     path = Path(out) if out else None
-    if path is not None and path.is_dir():
-        raise BadInput(f"{path}: is a folder; give a file")
-    if path is not None and (why := why_unwritable(path.parent)):
-        raise BadInput(f"{path}: cannot be written ({why}); name another file")
+    if path is not None and (path.is_dir() or (why_unwritable(path.parent))):
+        raise BadInput(f"{path}: cannot be written; name another file")
     filled = fill(layout, read_entries(runs))
     if path is None:
-        print_table(filled, form)
+        show(write(filled, form, terminal_width()))
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, FORMATS[form](filled))
+        write_text(path, write(filled, form))
         say(f"Table {layout.name} in {path}")
     return filled.to_json()
 
 
-def print_table(filled: FilledTable, form: str) -> None:
-    """Print the table; text is fitted to the terminal, other formats are meant for a file."""
-    from supancl.paper.tables.formats import FORMATS, as_text
-
-    show(as_text(filled, terminal_width()) if form == "text" else FORMATS[form](filled))
-
-
 def make_table(
-    layout: Layout,
-    request: SweepRequest,
-    rows: str | None,
-    family: str | None,
-    recipe: str | None,
-    benchmarks: str | None,
-    form: str,
-    dry_run: bool,
+    layout: Layout, request: SweepRequest, details: Mapping[str, Any], form: str, dry_run: bool
 ) -> dict[str, Any]:
     """Train and evaluate what is missing, then fill the table; the same command again continues."""
     require_single_process("a table")
-    from supancl.paper.tables.formats import FORMATS
-    from supancl.paper.tables.make import check_plan, complete
-    from supancl.paper.tables.plan import Request, make_plan
+    from supancl.paper.tables.make import FAILED, Request, complete, make_plan
+    from supancl.paper.tables.pivot import write
     from supancl.sweeps.runner import RunsFailed
 
     out, sweep = request.out, request.sweep()
-    plan = make_plan(layout, Request(request.recipe, request.given, rows, family, recipe, benchmarks), sweep)
-    check_plan(plan, sweep)
-    states = show_plan(plan, sweep)
+    plan = make_plan(layout, Request(request.recipe, request.given, **details), sweep)
+    states = {name: plan.state(name) for name in plan.runs}
+    rows = [[name, recipe.name, states[name]] for name, recipe in plan.runs.items()]
+    show(plain_table(f"Table {layout.name}, runs: {len(rows)}", ["run", "recipe", "state"], rows))
+    if plan.without_recipe:
+        say(f"not trained, because there is no recipe: {', '.join(plan.without_recipe)}")
+    if FAILED in states.values() and not sweep.retry:
+        say("runs that failed before are left out; retry trains them again")
     if dry_run:
         return {"table": layout.name, "out": str(out), "plan": states}
     filled, failed = complete(plan, states, sweep)
-    print_table(filled, form)
-    write_text(out / f"table.{ENDINGS[form]}", FORMATS[form](filled))
+    show(write(filled, form, terminal_width()))
+    write_text(out / f"table.{ENDINGS[form]}", write(filled, form))
     say(f"runs and table.{ENDINGS[form]} in {out}")
-    result = filled.to_json() | {"out": str(out), "plan": {run.name: plan.state(run) for run in plan.runs}}
+    result = filled.to_json() | {"out": str(out), "plan": {name: plan.state(name) for name in plan.runs}}
     if failed:
-        raise RunsFailed(failed, result | {"rows": [run.name for run in plan.runs]}, out)
+        raise RunsFailed(failed, result | {"rows": list(plan.runs)}, out)
     return result
-
-
-def show_plan(plan: Plan, sweep: Sweep) -> dict[str, str]:
-    """Print the runs with their states; returns the states."""
-    from supancl.paper.tables.plan import FAILED
-
-    states = {run.name: plan.state(run) for run in plan.runs}
-    rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
-    show(plain_table(f"Table {plan.layout.name}, runs: {len(rows)}", ["run", "recipe", "state"], rows))
-    if plan.without_recipe:
-        say(f"not trained, because there is no recipe: {', '.join(plan.without_recipe)}")
-    failed_before = [name for name, state in states.items() if state == FAILED]
-    if failed_before and not sweep.retry:
-        say(f"failed before; retry trains them again: {', '.join(failed_before)}")
-    return states
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -448,9 +413,7 @@ def figure(
             say(f"Figure {name}: {text}")
         return {"figures": descriptions}
     picture = Path(out)
-    check_suffix(picture, PICTURES)
-    check_picture_place(picture, "out")
-    check_writable(picture.parent)
+    picture_output(picture).check()
     picture.parent.mkdir(parents=True, exist_ok=True)
     check_above(per_class, 0, "per_class")
     check_above(seed, -1, "seed")

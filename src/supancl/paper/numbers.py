@@ -39,13 +39,13 @@ class PaperTable(NamedTuple):
     rows: Mapping[str, Rows]
     intervals: Mapping[str, Rows] = {}
 
-    def number(self, section: str, row: str, column: str) -> tuple[float, float] | None:
-        """The number and its interval (nan: none printed); None where the table has no such cell."""
-        if column not in self.columns or row not in self.rows.get(section, {}):
-            return None
-        position = self.columns.index(column)
-        interval = self.intervals.get(section, {}).get(row)
-        return self.rows[section][row][position], interval[position] if interval else float("nan")
+    def numbers(self, section: str, row: str) -> dict[str, tuple[float, float]]:
+        """column -> the number and its interval (nan: none printed); empty where the table has no such row."""
+        values = self.rows[section].get(row)
+        if values is None:
+            return {}
+        intervals = self.intervals.get(section, {}).get(row, (float("nan"),) * len(values))
+        return dict(zip(self.columns, zip(values, intervals, strict=True), strict=True))
 
 
 NONE = float("nan")

@@ -11,10 +11,9 @@ import torch
 
 from supancl.data.splits import Split
 from supancl.errors import plural
-from supancl.evaluation.audit import Audit
+from supancl.evaluation.audit import Audit, describe
 from supancl.evaluation.duplicates import DuplicatePair
 from supancl.files import absolute_path
-from supancl.reports.audit_files import cautions, describe_duplicates, trust_line
 from supancl.reports.maps import common_folder
 from supancl.reports.page import html_page, short_source
 from supancl.reports.sprites import draw_sprites, pack_array, thumbnail_bytes
@@ -24,8 +23,7 @@ MOST_DUPLICATES = 1_000
 MOST_OUTLIERS = 500
 SCRIPTS = ("elements.js", "sprites.js", "audit.js")
 
-BODY = """<h1>{title}</h1>
-<p class="answer">{answer}</p>
+BODY = """<p class="answer">{answer}</p>
 {remarks}<p class="small">{about}</p>
 <nav id="tabs" class="audit-row" aria-label="What was found"></nav>
 <div class="audit-row">
@@ -60,18 +58,13 @@ def audit_page(audit: Audit) -> str:
     sprites = draw_sprites(splits, thumbnail_bytes(max(1, len(rows)), data))
     count = plural(len(audit.images.names), "image", number_format=",")
     title = f"Audit of {short_source(audit.images.source)}: {count}"
-    answer = trust_line(audit.wrong, audit.judged)
+    answer, *remarks = (f"{line[0].upper()}{line[1:]}." for line in describe(audit))
     body = BODY.format(
-        title=html.escape(title),
-        answer=html.escape(f"{answer[0].upper()}{answer[1:]}."),
-        remarks="".join(
-            f"<p>{html.escape(f'{line[0].upper()}{line[1:]}.')}</p>\n"
-            for line in (*cautions(audit.summary), describe_duplicates(audit.summary))
-            if line
-        ),
+        answer=html.escape(answer),
+        remarks="".join(f"<p>{html.escape(line)}</p>\n" for line in remarks),
         about=html.escape(ABOUT + ABOUT_SHARE * (audit.summary["wrong_percent"] is not None) + ABOUT_ALL),
     )
-    return html_page(title, body, data={"audit": data, "sprites": sprites.to_page()}, scripts=SCRIPTS)
+    return html_page(title, [body], data={"audit": data, "sprites": sprites.to_page()}, scripts=SCRIPTS)
 
 
 def shown_duplicates(audit: Audit) -> list[DuplicatePair]:

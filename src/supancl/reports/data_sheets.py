@@ -16,7 +16,7 @@ from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import DataSpec, Source
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, CheckFailed
-from supancl.files import check_is_new, make_folder
+from supancl.files import Output, make_folder
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.shorthands import FIELDS, parse_set
 from supancl.reporter import say, show
@@ -68,10 +68,7 @@ def show_data(
     if "@" not in name:
         check_source(name)
     for picture in ("images.png", "views.png"):
-        check_is_new(folder / picture)  # before the work, not after it
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise BadInput(f"cannot write in {folder} ({existing} is a file); choose another out")
+        Output(folder / picture, (".png",)).check()
     check_out_folder(name, folder)
     shown = with_short_side(find_named_recipe(recipe)) if recipe else None
     channels, side = (shown.encoder.channels, shown.data.short_side) if shown else (3, 256)
@@ -109,7 +106,7 @@ def fitting_recipe(source: Source, short_side: int) -> Recipe:
 
 
 def draw_sheets(source: Source, shown: Recipe, out: Path) -> list[str]:
-    from supancl.reports.contact_sheet import draw_image_sheet, draw_view_sheet
+    from supancl.reports.samples import draw_image_sheet, draw_view_sheet
 
     train = source.splits["train"]
     if train.batch(train.index[:1] * 0).pixels.ndim != 4 or not isinstance(shown.views, Crops):

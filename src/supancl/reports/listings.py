@@ -39,62 +39,44 @@ def list_runs(folder: str | Path = "runs") -> dict[str, Any]:
     $ supancl runs experiments --json runs.json
     """
     runs = find_listed_runs(Path(folder))
+    verdicts = [describe_verdict(run) for run in runs]
     if runs:
-        show(runs_table(runs, Path(folder)))
+        show(runs_table(runs, verdicts, Path(folder)))
     else:
         say(f"no run below {folder}")
-    return {"folder": str(folder), "runs": [asdict(run) | {"path": str(run.path)} for run in runs]}
-
-
-def runs_table(runs: list[ListedRun], folder: Path) -> Table:
-    """One row per run; accuracies are those of `supancl evaluate`, or else of the last check while training."""
-    columns = ["run", "state", "recipe", "data", "epochs", "size", "age", "k-NN", "linear", "of"]
     rows = [
-        [
-            str(run.path.relative_to(folder)) if run.path != folder else str(run.path),
-            run.state,
-            run.recipe,
-            Path(run.data).name or run.data,
-            format_epochs(run),
-            format_bytes(run.nbytes),
-            format_age(run.last_written),
-            *(
-                "" if value is None else f"{'mAP ' * run.has_several_labels}{value:.1f}"
-                for value in (run.knn, run.linear)
-            ),
-            "" if run.tested_images is None else f"{run.tested_images:,}",
-        ]
-        for run in runs
+        asdict(run) | {"path": str(run.path), "verdict": verdict} for run, verdict in zip(runs, verdicts, strict=True)
     ]
-    notes = ["k-NN, linear: % of as many held-out images"] * any(run.tested_images is not None for run in runs)
+    return {"folder": str(folder), "runs": rows}
+
+
+def describe_verdict(run: ListedRun) -> str:
+    """The verdict on a finished run in a word or two, else its state."""
+    from supancl.reports.run_record import read_record
+    from supancl.reports.verdict import find_verdict
+
+    if run.state != "finished" or run.epochs is None:
+        return run.state
+    return find_verdict(read_record(run.path)).headline.lower()
+
+
+def runs_table(runs: list[ListedRun], verdicts: list[str], folder: Path) -> Table:
+    """One row per run; `linear` is that of `evaluate linear` alone, `k-NN` else that of the last check."""
+    columns = ["run", "verdict", "recipe", "data", "epochs", "size", "age", "linear", "k-NN", "of"]
+    rows = []
+    for run, verdict in zip(runs, verdicts, strict=True):
+        done = "" if run.epochs is None else f"{run.epochs_done}/{run.epochs}"
+        age = "" if run.last_written != run.last_written else duration(max(0.0, time.time() - run.last_written))
+        prefix = "mAP " * run.has_several_labels
+        figures = ["" if value is None else f"{prefix}{value:.1f}" for value in (run.linear, run.knn)]
+        images = "" if run.tested_images is None else f"{run.tested_images:,}"
+        path = str(run.path.relative_to(folder)) if run.path != folder else str(run.path)
+        data = Path(run.data).name or run.data
+        size = f"{run.nbytes / 1e6:,.1f} MB"
+        rows.append([path, verdict, run.recipe, data, done, size, " ".join(age.split()[:2]), *figures, images])
+    notes = ["linear, k-NN: % of as many held-out images"] * any(run.tested_images is not None for run in runs)
     notes += [f"{run.path}: {run.problem}; it can be resumed once that is restored" for run in runs if run.problem]
-    sides, optional = "l" * (len(columns) - 6) + "rrrrrr", ("recipe", "data", "age", "size")
-    return Table(columns, rows, sides, notes=notes, optional=optional)
-
-
-def format_epochs(run: ListedRun) -> str:
-    if run.epochs is None:
-        return ""
-    return str(run.epochs) if run.epochs_done >= run.epochs else f"{run.epochs_done}/{run.epochs}"
-
-
-def format_age(last_written: float) -> str:
-    """The larger unit of the time since then: 3 d."""
-    if last_written != last_written:
-        return ""
-    return " ".join(duration(max(0.0, time.time() - last_written)).split()[:2])
-
-
-def format_bytes(nbytes: int) -> str:
-    """A size with its unit.
-
-    >>> format_bytes(1_234_567), format_bytes(2_500_000_000), format_bytes(800)
-    ('1.2 MB', '2.5 GB', '1 kB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if nbytes >= size:
-            return f"{nbytes / size:,.1f} {unit}"
-    return f"{nbytes / 1e3:.0f} kB"
+    return Table(columns, rows, "llll" + "rrrrrr", notes=notes, optional=("recipe", "data", "age", "size"))
 
 
 def list_recipes(

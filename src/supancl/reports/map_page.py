@@ -18,7 +18,7 @@ from supancl.reports.sprites import draw_sprites, pack_array, thumbnail_bytes
 
 SCRIPTS = ("elements.js", "sprites.js", "scatter.js", "map.js")
 
-BODY = """<header class="map-bar"><h1>{title}</h1>
+BODY = """<header class="map-bar"><h1>{title}</h1><nav id="pages"></nav>
 <input id="search" type="search" placeholder="Search names and classes" aria-label="Search names and classes">
 <select id="split" aria-label="Split"><option value="">all splits</option></select>
 <button id="lasso" type="button" aria-pressed="false" title="Or drag with Shift; Ctrl adds to it">Lasso</button>
@@ -41,7 +41,7 @@ def map_page(source: str, images: MappedImages, maps: Sequence[EncoderMap]) -> s
     sprites = draw_sprites(images.splits, thumbnail_bytes(count, data))
     title = f"{short_source(source)}: {plural(count, 'image', number_format=',')}"
     body = BODY.format(title=html.escape(title), columns=min(3, len(maps)))
-    return html_page(title, body, data={"map": data, "sprites": sprites.to_page()}, scripts=SCRIPTS, full=True)
+    return html_page(title, [body], data={"map": data, "sprites": sprites.to_page()}, scripts=SCRIPTS, is_full=True)
 
 
 def page_data(images: MappedImages, maps: Sequence[EncoderMap]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from supancl.data.levels import with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluation import EvaluatedEncoder
-from supancl.evaluation.embedding import held_out_mask
-from supancl.evaluation.sources import read_source, spec_for
+from supancl.evaluation.sources import held_out_mask, read_source, spec_for
 from supancl.files import absolute_path
 from supancl.probes import Features
 from supancl.reports.pictures import Panel, tsne_map
@@ -106,7 +105,7 @@ def choose_images(
     the labels are the leaves.
     """
     by_leaf = with_leaf_labels(source)
-    splits = {name: split.materialize() for name, split in by_leaf.splits.items()}
+    splits = by_leaf.splits
     labels, pairs = labels_to_show(list(splits.values()))
     rows = torch.arange(len(labels))
     if request.classes:

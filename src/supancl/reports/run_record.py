@@ -44,10 +44,10 @@ class RunRecord:
         values = dict(_flatten(stored)) if isinstance(stored, Mapping) else {}
         return {name: value for name, value in values.items() if not name.startswith("sources.")}
 
-    def setting(self, name: str, kind: type) -> Any:
-        """A setting of this type, else None."""
+    def _count(self, name: str) -> int | None:
+        """A setting that is a positive number, else None."""
         value = self.settings.get(name)
-        return value if isinstance(value, kind) and not isinstance(value, bool) else None
+        return value if isinstance(value, int) and value > 0 else None
 
     def source_of(self, name: str) -> str:
         """Where the value of a setting comes from; a section may have one source for all of its fields."""
@@ -80,8 +80,7 @@ class RunRecord:
 
     @property
     def epochs(self) -> int | None:
-        epochs: int | None = self.setting("train.epochs", int)
-        return epochs
+        return self._count("train.epochs")
 
     # --- log ----------------------------------------------------------------------------------------------------------
 
@@ -111,7 +110,7 @@ class RunRecord:
             ends_epoch = row["kind"] == "monitor" or (following is not None and following["epoch"] > row["epoch"])
             if ends_epoch and row["step"] > 0 and row["epoch"] >= 0:
                 return max(1, int(row["step"]) // (int(row["epoch"]) + 1))
-        images, batch = self.about("data").get("train"), self.setting("train.batch_size", int)
+        images, batch = self.about("data").get("train"), self._count("train.batch_size")
         return max(1, images // batch) if isinstance(images, int) and batch else None
 
     @property
@@ -128,7 +127,7 @@ class RunRecord:
     @cached_property
     def seconds(self) -> float | None:
         """The time of the logged steps, without the monitor's checks; None if the log does not say."""
-        batch, before, total = self.setting("train.batch_size", int), 0, 0.0
+        batch, before, total = self._count("train.batch_size"), 0, 0.0
         for row in self.train_rows:
             rate = row.get("images_per_second")
             if batch and is_number(rate) and rate > 0:
@@ -138,7 +137,7 @@ class RunRecord:
 
     @property
     def images_per_second(self) -> float | None:
-        batch = self.setting("train.batch_size", int)
+        batch = self._count("train.batch_size")
         return self.last_step * batch / self.seconds if batch and self.seconds else None
 
 
@@ -196,10 +195,10 @@ def _read_log(folder: RunFolder) -> tuple[list[dict[str, Any]], list[str]]:
     if not folder.metrics_file.exists():
         return [], []
     try:
-        log = read_rows(folder.metrics_file, RunFolder.REQUIRED_ROW_FIELDS)
+        rows, damage = read_rows(folder.metrics_file)
     except OSError as error:
         return [], [f"metrics.jsonl: {reason(error)}"]
-    return log.rows, [f"metrics.jsonl: {log.damage}"] if log.damage else []
+    return rows, [f"metrics.jsonl: {damage}"] if damage else []
 
 
 def _read_evaluations(folder: RunFolder) -> tuple[dict[str, Mapping[str, Any]], list[str]]:

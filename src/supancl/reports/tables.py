@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import math
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len
 
-from supancl.errors import BadInput, did_you_mean, make_visible
+from supancl.errors import BadInput, did_you_mean, make_visible, program_name
 from supancl.files import escape_formula
-from supancl.reports.wrapping import wrap_line
 
 if TYPE_CHECKING:  # torch takes seconds, and a list of runs needs none
     from supancl.probes.ranking import Mark
@@ -226,6 +226,32 @@ def _without_optional(table: Table, width: int) -> Table:
         align="".join(table.alignment[i] for i in shown),
         notes=[*table.notes, *[f"left out: {', '.join(left_out)} (--json FILE has all)"] * bool(left_out)],
     )
+
+
+def wrap_line(text: str, width: int) -> str:
+    """The line, broken between words; what follows is indented by two more columns than the line.
+
+    A command to copy stays on one line, and so does a word that is longer than the terminal is wide.
+
+    >>> print(wrap_line("  one two three four", 13))
+      one two
+        three
+        four
+    """
+    if cell_len(text) <= width:
+        return text
+    command = re.escape(program_name()) + r" [a-z]+ (?:(?!; |\. |, ).)+"
+    joined = re.sub(command, lambda found: found[0].replace(" ", "\0"), text.strip())
+    start = " " * (len(text) - len(text.lstrip()))
+    lines = textwrap.wrap(
+        joined,
+        width,
+        initial_indent=start,
+        subsequent_indent=f"{start}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace("\0", " ")
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Progress in a terminal, a notebook or a log: a bar with the time left, one line per epoch, and warnings."""
+"""Progress in a terminal, a notebook or a log: a bar, a table of epochs, warnings, and a box at the end of a run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from rich.text import Text
 
 from supancl.data.splits import Data
 from supancl.distributed import should_print
-from supancl.errors import make_visible, plural, program_name
+from supancl.errors import make_visible, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.plugin_files import loaded_plugins, plugin_flags
 from supancl.reporter import Reporter
-from supancl.reports.tables import Table, to_text
-from supancl.reports.wrapping import fill_lines, wrap_line
-from supancl.stats import FEW_IMAGES, duration
+from supancl.reports.tables import Table, to_text, wrap_line
+from supancl.stats import duration
 
 
 class SafeConsole(Console):
@@ -116,6 +115,16 @@ def print_warning(text: str, console: Console | None = None) -> None:
 # without a terminal:
 MIN_SECONDS = 5.0  # of a job before its progress is printed
 MAX_SILENCE = 30.0  # seconds within an epoch until progress is printed
+EPOCHS = {
+    "epoch": 9,
+    "loss": 9,
+    "rank": 7,
+    "k-NN %": 8,
+    "linear %": 10,
+    "images/s": 10,
+    "left": 13,
+}  # widths, 66 in all
+STYLES = {"good": "green", "unclear": "", "bad": "red"}
 
 
 def block_letter() -> str:
@@ -136,8 +145,7 @@ class Terminal(Reporter):
         self.last: dict[str, Any] = {}
         self.count_state: tuple[str, int, float, int] = ("", 0, 0.0, 0)
         self.started, self.last_printed, self.first_step, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
-        self.labelled = 0  # training images with a label
-        self.has_terms = True  # the loss is a sum of two terms
+        self.step, self.has_header = 0, False
 
     def note(self, text: str) -> None:
         self.console.print(text)
@@ -183,13 +191,13 @@ class Terminal(Reporter):
             self.note(f"{title}: {done:,} of {total:,}{left}" if total > 1 else f"{title}: {elapsed:.0f} s")
 
     def on_start(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
-        self.labelled, self.has_terms = data.train.num_labelled, recipe.loss.supervised
-        labelled_note = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
+        labelled = data.train.num_labelled
+        labelled_note = "" if labelled == len(data.train) else f", {labelled} of them labelled"
         several = "" if data.train.pairs is None else f", up to {data.train.pairs.shape[1]} per image"
         self.note(
-            f"{recipe.name} on {' + '.join(recipe.data.all_sources) or 'the data'}: "
-            f"{plural(len(data.train), 'training image')}{labelled_note}, {len(data.held_out)} held out, "
-            f"{plural(len(data.classes), 'class', 'classes')}{several}; {device} -> {folder}"
+            f"{recipe.name} on {' + '.join(recipe.data.all_sources) or 'the data'}: {len(data.train)} training "
+            f"images{labelled_note}, {len(data.held_out)} held out, classes: {len(data.classes)}{several}; {device} -> "
+            f"{folder}"
         )
         if recipe.train.batch_size != recipe.optimizer.reference_batch:
             self.note(
@@ -205,7 +213,8 @@ class Terminal(Reporter):
         if step:
             self.note(f"continuing at step {step} of {steps}")
         self.started = self.last_printed = time.perf_counter()
-        self.first_step, self.steps, self.epochs, self.last = step, steps, recipe.train.epochs, {}
+        self.first_step, self.step, self.steps, self.epochs = step, step, steps, recipe.train.epochs
+        self.last, self.has_header = {}, False
         self.on_end()
         self._start(recipe.name, steps, step)
         self.is_training = True
@@ -230,44 +239,37 @@ class Terminal(Reporter):
         atexit.register(self.on_end)  # a bar left running would hide the cursor
 
     def on_step(self, step: int, row: dict[str, Any] | None) -> None:
+        self.step = step
         if row is not None:
             self.last = row
         if self.progress is not None:
             loss = f"loss {self.last['loss']:.4f}" if self.last else ""
             self.progress.update(self.progress.task_ids[0], completed=step, loss=loss)
         elif not self.console.is_terminal and self.steps and time.perf_counter() - self.last_printed >= MAX_SILENCE:
-            self._print_progress(step)
-
-    def _print_progress(self, step: int) -> None:
-        """Print the progress from values already logged, so as not to wait for the device."""
-        self.last_printed = time.perf_counter()
-        epoch, elapsed = (step - 1) * self.epochs // self.steps + 1, self.last_printed - self.started
-        pieces = [f"epoch {epoch} of {self.epochs}, step {step:,} of {self.steps:,}"]
-        if self.last:
-            pieces += [f"loss {self.last['loss']:.4f}", f"{compact(self.last['images_per_second'])} img/s"]
-        if step > self.first_step:  # after a rollback there is no rate yet
-            pieces.append(f"about {duration(elapsed / (step - self.first_step) * (self.steps - step))} left")
-        self.note(", ".join(pieces))
+            self._print_row((step - 1) * self.epochs // self.steps + 1, {})
 
     def on_epoch(self, row: dict[str, Any]) -> None:
-        terms = ("ssl", "sup") if self.has_terms else ()  # of one term alone the loss is the same number
-        values = {name: self.last.get(name) for name in ("loss", *terms)}
-        values |= {"std": row.get("std"), "rank": row.get("effective_rank"), "S_W/S_T": row.get("s_w/s_t")}
-        references = row.get("knn_references", self.labelled)
-        sample_note = f" (of {references})" if references < self.labelled else ""  # training images compared with
-        if "knn_map" in row:
-            values |= {f"k-NN mAP{sample_note}": row["knn_map"]}
-        else:
-            values |= {f"k-NN{sample_note}": row.get("knn"), "linear": row.get("linear")}
-        values |= {"pool": row.get("pool_coverage"), "age": row.get("pool_staleness")}
-        values |= {"img/s": self.last.get("images_per_second")}
-        intervals = {f"k-NN{sample_note}": describe_interval(row, "knn"), "linear": describe_interval(row, "linear")}
-        pieces = [f"epoch {row['epoch'] + 1:4d}"] + [
-            f"{name} {compact(value)}{intervals.get(name, '')}" for name, value in values.items() if value is not None
-        ]
-        for line in fill_lines([f"{piece}  " for piece in pieces], line_width(self.console)).splitlines():
-            self.note(line)
-        self.last_printed = time.perf_counter()
+        self._print_row(row["epoch"] + 1, row)
+
+    def _print_row(self, epoch: int, row: dict[str, Any]) -> None:
+        """A row of the table of epochs, by values already logged, so as not to wait for the device."""
+        self.last_printed, done = time.perf_counter(), self.step - self.first_step  # after a rollback none
+        left = (self.last_printed - self.started) / done * (self.steps - self.step) if done > 0 else 0
+        values = {
+            "epoch": f"{epoch}/{self.epochs}",
+            "loss": _fixed(self.last.get("loss"), 4),
+            "rank": _fixed(row.get("effective_rank"), 1),
+            "k-NN %": _fixed(row.get("knn", row.get("knn_map")), 1),
+            "linear %": _fixed(row.get("linear"), 1),
+            "images/s": _fixed(self.last.get("images_per_second"), 0),
+            "left": duration(left) if done > 0 and self.step < self.steps else "",
+        }
+        if not self.has_header:
+            self.note(
+                "".join(f"{'mAP %' if 'knn_map' in row and n == 'k-NN %' else n:>{w}}" for n, w in EPOCHS.items())
+            )
+            self.has_header = True
+        self.note("".join(f"{values[name]:>{width}}" for name, width in EPOCHS.items()).rstrip())
 
     def on_end(self) -> None:
         self.is_training = False
@@ -277,23 +279,20 @@ class Terminal(Reporter):
             atexit.unregister(self.on_end)
 
     def on_finished(self, folder: Path) -> None:
-        """Print the verdict and the next command."""
+        """Print the verdict and the next command in a box."""
         from supancl.reports.run_record import read_record
         from supancl.reports.verdict import find_verdict
 
-        self.note(find_verdict(read_record(folder)).sentence)
-        self.note(f"next: {program_name()} predict {shlex.quote(str(folder))}{plugin_flags(loaded_plugins())}")
+        verdict = find_verdict(read_record(folder))
+        command = "predict" if verdict.tone == "good" else "report" if verdict.tone == "bad" else "evaluate"
+        next_line = f"next: {program_name()} {command} {shlex.quote(str(folder))}{plugin_flags(loaded_plugins())}"
+        dash = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
+        width = min(80, line_width(self.console))
+        self.console.print(f"{dash * 2} {verdict.headline} ".ljust(width, dash), style=STYLES[verdict.tone])
+        self.note(wrap_line(f"{verdict.detail[:1].upper()}{verdict.detail[1:]}", width))
+        self.note(next_line)
+        self.note(dash * width)
 
 
-def describe_interval(row: dict[str, Any], name: str) -> str:
-    """` [19, 68] of 12`: the interval of an accuracy on few held-out images, and their number; else empty."""
-    images, interval = row.get("knn_queries", 0), row.get(f"{name}_interval")
-    if not interval or not 0 < images < FEW_IMAGES or row[name] != row[name]:
-        return ""
-    return f" [{interval[0]:.0f}, {interval[1]:.0f}] of {images}"
-
-
-def compact(value: float) -> str:
-    if value != value:
-        return "-"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}" if abs(value) >= 10 else f"{value:.3f}"
+def _fixed(value: float | None, decimals: int) -> str:
+    return "" if value is None else "-" if value != value else f"{value:.{decimals}f}"

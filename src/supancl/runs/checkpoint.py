@@ -10,7 +10,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ import torch
 
 from supancl.errors import BadInput
 from supancl.files import check_zip, open_regular, reason, write_atomically
-from supancl.runs.provenance import content_digest
+from supancl.runs.provenance import content_digest, has_plain_bytes
 from supancl.version import __version__
 
 SCHEMA_VERSION = 2
 MAX_CHECKPOINTS = 2
+MAX_REPETITION = 16  # of a file's bytes in its tensors: shared weights are stored once
 MAX_PICKLE_BYTES = 16 * 2**20  # names and shapes of 100,000 tensors; Python needs up to 60 times as much memory
 
 
@@ -66,36 +67,22 @@ class DamagedFile(BadInput):
     """A file whose bytes differ from what was written."""
 
 
-class UnsafeFile(BadInput):
-    """A file whose loading could run code; `refused_name` is the name that torch refused, if known."""
-
-    def __init__(self, message: str, refused_name: str = "") -> None:
-        super().__init__(message)
-        self.refused_name = refused_name
-
-
 def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint of this schema, compared with its digest."""
     content = load_tensors(path)
-    version = content.get("schema_version")
-    if not isinstance(version, int):
-        raise BadInput(f"{path}: not a checkpoint of supancl (no schema_version); remove it, or choose another --out")
+    version, expected = content.get("schema_version"), content.pop("digest", None)
     if version != SCHEMA_VERSION:
         raise BadInput(
             f"{path} has schema version {version}, supancl {__version__} reads {SCHEMA_VERSION}; finish the run with "
-            "the version in its recipe.json, or start again with another --out"
+            "the version in its recipe.json, or start again with another out"
         )
-    _compare_digest(path, content)
-    return content
-
-
-def _compare_digest(path: Path, content: dict[str, Any]) -> None:
-    expected = content.pop("digest", None)
     try:
-        is_intact = content_digest(content) == expected
+        is_intact = not any(map(_repeats_bytes, _tensors(content))) and content_digest(content) == expected
     except TypeError:  # a tensor that no run saves
         is_intact = False
     if not is_intact:
         raise DamagedFile(f"checkpoint {path} is damaged (its content differs from its digest)")
+    return content
 
 
 def load_tensors(path: Path, allowed: Sequence[type] = (), mapped: bool = False) -> dict[str, Any]:
@@ -114,20 +101,23 @@ def load_tensors(path: Path, allowed: Sequence[type] = (), mapped: bool = False)
     except BadInput:
         raise
     except Exception as error:  # a truncated pickle can fail in any way
-        if _could_run_code(path, error):
-            match = re.search(r"GLOBAL ([\w.]+)", str(error))
-            raise UnsafeFile(
-                f"{path} holds more than tensors and plain containers and was not opened, because loading "
-                "it could run code; save only its state dict",
-                match[1] if match else "",
-            ) from None
         with open(path, "rb") as file:
             has_magic_bytes = file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
-        is_truncated = has_magic_bytes and not isinstance(error, pickle.UnpicklingError)
-        why = reason(error) if is_truncated else "it is not a file of tensors"
+        if has_magic_bytes and ("nsupported" in str(error) or "TorchScript" in str(error)):
+            name = re.search(r"GLOBAL ([\w.]+)", str(error))
+            raise BadInput(
+                f"{path} holds {name[1] if name else 'more than tensors and plain containers'} and was not opened, "
+                "because loading it could run code; if you trust it, save only its weights: torch.save({'state_dict': "
+                "torch.load(IN, weights_only=False)['state_dict']}, OUT) (docs/import.md)"
+            ) from None
+        is_torn = has_magic_bytes and not isinstance(error, pickle.UnpicklingError)
+        why = reason(error) if is_torn else "it is not a file of tensors"
         raise DamagedFile(f"checkpoint {path} is damaged ({why})") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path}: not a checkpoint (it holds a {type(content).__name__}); give a state dict")
+    claimed = sum(value.numel() * value.element_size() for value in _tensors(content))
+    if claimed > MAX_REPETITION * max(path.stat().st_size, 2**20):  # copied, they would fill the memory
+        raise BadInput(f"{path}: its tensors have {claimed:,} bytes, more than the file; save contiguous tensors")
     return content
 
 
@@ -145,21 +135,22 @@ def _check_archive(path: Path) -> bool:
         raise BadInput(f"{path}: its members are compressed; unpack it, and save its content again with torch.save")
     pickled = max((member.file_size for member in members if member.filename.endswith(".pkl")), default=0)
     if pickled > MAX_PICKLE_BYTES or sum(member.file_size for member in members) > path.stat().st_size:
-        raise BadInput(
-            f"{path}: its pickle has {pickled:,} bytes, and may have {MAX_PICKLE_BYTES:,}; save its tensors alone"
-            if pickled > MAX_PICKLE_BYTES
-            else f"{path}: its members claim more bytes than the file has; copy or save it again"
-        )
+        raise BadInput(f"{path}: its members claim more bytes than such a file has; save its tensors alone")
     return True
 
 
-def _could_run_code(path: Path, error: Exception) -> bool:
-    """Whether torch refused a name or instruction that a file of tensors does not need."""
-    text = str(error)
-    if any(word in text for word in ("nsupported global", "nsupported GLOBAL", "nsupported class", "TorchScript")):
-        return True
-    with open(path, "rb") as file:
-        return "Unsupported operand" in text and file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors with values in nested containers."""
+    if isinstance(value, torch.Tensor):
+        yield from [value] if has_plain_bytes(value) else []
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
+
+
+def _repeats_bytes(tensor: torch.Tensor) -> bool:
+    """Whether a tensor claims more bytes than were stored: none of a run does, and its digest would take them all."""
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def save_with_torch(path: Path, content: dict[str, Any]) -> None:

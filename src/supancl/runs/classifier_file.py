@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from supancl.files import did_you_mean_path
 from supancl.runs.encoder_file import SCHEMA_VERSION, read_safetensors, save_safetensors
 
 CLASSIFIER_FILE = "classifier.safetensors"
+NAMES = ("references", "reference_labels", "held_out", "held_out_labels")
 PAIR_NAMES = ("reference_pairs", "held_out_pairs")
 
 
@@ -50,29 +51,17 @@ def save_classifier(path: Path, content: ClassifierFile) -> None:
 def load_classifier(path: Path) -> ClassifierFile:
     """Read a classifier that supancl wrote; refuse a damaged file and one whose parts do not fit."""
     if not path.exists():
-        raise BadInput(f"no classifier {path}{did_you_mean_path(path) or '; give a folder of evaluate finetune out'}")
+        raise BadInput(f"no classifier {path}{did_you_mean_path(path) or '; give the out of an evaluate finetune'}")
     tensors, classes, metadata = _load(path)
-    weight, bias = tensors.get("weight"), tensors.get("bias")
-    fits = (
-        weight is not None
-        and bias is not None
-        and weight.is_floating_point()
-        and weight.ndim == 2
-        and weight.shape[:1] == bias.shape == (len(classes),)
-        and bool(torch.isfinite(weight).all() and torch.isfinite(bias).all())
-    )
-    if not fits:
+    weight, bias = tensors.get("weight", torch.empty(0)).float(), tensors.get("bias", torch.empty(0)).float()
+    is_finite = bool(torch.isfinite(weight).all() and torch.isfinite(bias).all())
+    if weight.ndim != 2 or not weight.shape[:1] == bias.shape == (len(classes),) or not is_finite:
         raise BadInput(f"{path}: not one finite row of weights for each of its {len(classes)} classes; copy it again")
-    assert weight is not None
-    assert bias is not None
-    return ClassifierFile(
-        weight.float(), bias.float(), classes, metadata.get("source", ""), metadata.get("made_from", "")
-    )
+    return ClassifierFile(weight, bias, classes, metadata.get("source", ""), metadata.get("made_from", ""))
 
 
 def save_features(path: Path, content: FeatureFile) -> None:
-    names = ("references", "reference_labels", "held_out", "held_out_labels")
-    tensors = dict(zip(names, (*content.references, *content.held_out), strict=True))
+    tensors = dict(zip(NAMES, (*content.references, *content.held_out), strict=True))
     tensors |= dict(zip(PAIR_NAMES, content.pairs or (), strict=False))
     _save(path, tensors, content.classes, {"made_from": content.made_from})
 
@@ -80,49 +69,34 @@ def save_features(path: Path, content: FeatureFile) -> None:
 def load_features(path: Path) -> FeatureFile:
     """Read kept features; refuse a damaged file and one whose parts do not fit."""
     tensors, classes, metadata = _load(path)
-    kept_features = []
-    for name, label_name in (("references", "reference_labels"), ("held_out", "held_out_labels")):
-        values, labels = tensors.get(name), tensors.get(label_name)
-        if values is None or labels is None or not _are_features(values, labels, len(classes)):
-            raise BadInput(f"{path}: its features, labels and {len(classes)} classes do not fit; remove it")
-        kept_features.append((values, labels))
-    pairs = _load_pairs(tensors, [len(labels) for _, labels in kept_features], len(classes))
-    if pairs is None and any(name in tensors for name in PAIR_NAMES):
-        raise BadInput(f"{path}: its several labels and {len(classes)} classes do not fit; remove it")
-    return FeatureFile(kept_features[0], kept_features[1], classes, metadata.get("made_from", ""), pairs)
-
-
-def _load_pairs(tensors: Mapping[str, Tensor], counts: Sequence[int], classes: int) -> tuple[Tensor, Tensor] | None:
-    """The pairs of a file, if they are there and fit."""
-    first, second = (tensors.get(name) for name in PAIR_NAMES)
-    if first is None or second is None:
-        return None
-    fits = all(_are_pairs(pairs, count, classes) for pairs, count in zip((first, second), counts, strict=True))
-    return (first, second) if fits else None
+    references, reference_labels, held_out, held_out_labels = (tensors.get(name, torch.empty(0)) for name in NAMES)
+    parts = (references, reference_labels), (held_out, held_out_labels)
+    has_pairs = any(name in tensors for name in PAIR_NAMES)
+    first, second = (tensors.get(name, torch.empty(0)) for name in PAIR_NAMES)
+    fit = all(_are_features(values, labels, len(classes)) for values, labels in parts) and (
+        not has_pairs
+        or all(_are_pairs(p, len(labels), len(classes)) for p, (_, labels) in zip((first, second), parts, strict=True))
+    )
+    if not fit:
+        raise BadInput(f"{path}: its features, labels and {len(classes)} classes do not fit; remove it")
+    return FeatureFile(*parts, classes, metadata.get("made_from", ""), (first, second) if has_pairs else None)
 
 
 def _are_pairs(pairs: Tensor, count: int, classes: int) -> bool:
+    """Whether every image has a class, and numbers and weights are those of pairs."""
     if pairs.dtype != torch.float32 or pairs.ndim != 3 or pairs.shape[0] != count or pairs.shape[2] != 2:
         return False
     numbers, weights = pairs[..., 0], pairs[..., 1]
-    has_class = numbers >= 0
-    return (
-        bool(torch.isfinite(pairs).all())
-        and bool((numbers == numbers.round()).all())
-        and bool(((numbers >= -1) & (numbers < classes)).all())
-        and bool(((weights > 0) == has_class).all())
-        and bool(has_class.any(1).all())
-    )
+    valid = torch.isfinite(weights) & (numbers == numbers.round()) & (numbers >= -1) & (numbers < classes)
+    return bool((valid & ((weights > 0) == (numbers >= 0))).all() and (numbers >= 0).any(1).all())
 
 
 def _are_features(values: Tensor, labels: Tensor, classes: int) -> bool:
+    has_types = values.dtype == torch.float32 and values.ndim == 2 and labels.dtype == torch.int64
     return (
-        values.dtype == torch.float32
-        and values.ndim == 2
-        and labels.dtype == torch.int64
+        has_types
         and labels.shape == values.shape[:1]
-        and bool(((labels >= 0) & (labels < classes)).all())
-        and bool(torch.isfinite(values).all())
+        and bool(((labels >= 0) & (labels < classes)).all() and torch.isfinite(values).all())
     )
 
 
@@ -135,12 +109,8 @@ def _load(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...], dict[str, str
     tensors, metadata = read_safetensors(path)
     try:
         version, classes = int(metadata["schema_version"]), parse_json(metadata["classes"])
+        if version != SCHEMA_VERSION or "digest" not in metadata or not isinstance(classes, list):
+            raise ValueError
     except (KeyError, ValueError):
-        raise BadInput(f"{path}: no class names; give a file that supancl wrote") from None
-    if version > SCHEMA_VERSION:
-        raise BadInput(f"{path} was written by a newer supancl (schema {version}); upgrade")
-    if "digest" not in metadata:
-        raise BadInput(f"{path}: no digest; copy it again, or write it again with supancl")
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise BadInput(f"{path}: its class names are not a list of texts; copy it again")
-    return tensors, tuple(classes), metadata
+        raise BadInput(f"{path}: no class names and digest of schema {SCHEMA_VERSION}; write it again") from None
+    return tensors, tuple(map(str, classes)), metadata

@@ -21,7 +21,6 @@ from supancl.core.specs import suggest_timm
 from supancl.errors import BadInput, program_name
 from supancl.files import did_you_mean_path, open_regular, reason, write_atomically
 from supancl.recipes.plugin_files import plugin_hint
-from supancl.runs.checkpoint import DamagedFile, load_tensors
 from supancl.runs.folder import RunFolder, folder_of_encoder
 from supancl.runs.provenance import content_digest
 
@@ -34,39 +33,16 @@ LIBRARY_HEADER_BYTES = 100_000_000  # what safetensors accepts; it refuses more,
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors and metadata atomically, with their digest; equal content gives equal bytes."""
-    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    with_digest = {**metadata, "digest": _weights_digest(contiguous, metadata)}
-
-    def write(temporary: Path) -> None:
-        save_file(contiguous, temporary, metadata=with_digest)
-        _sort_header(temporary)
-
-    write_atomically(path, write)
+    """Write tensors and metadata atomically, with their digest."""
+    plain = torch.contiguous_format
+    copies = {name: value.detach().cpu().clone(memory_format=plain) for name, value in tensors.items()}
+    with_digest = {**metadata, "digest": _weights_digest(copies, metadata)}
+    write_atomically(path, lambda temporary: save_file(copies, temporary, metadata=with_digest))
 
 
 def _weights_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     content = sorted(tensors.items()), sorted((key, value) for key, value in metadata.items() if key != "digest")
     return content_digest(content)
-
-
-def _sort_header(file: Path) -> None:
-    """Rewrite the header of a safetensors file in a fixed order; the library's order varies.
-
-    A file is the header's length (8 bytes), the header as JSON padded with spaces, and the tensors at offsets that
-    count from the header's end. The length is not changed, so nothing else moves.
-    """
-    with open(file, "r+b") as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        header: dict[str, Any] = json.loads(handle.read(length))
-        metadata = dict(sorted(header.pop("__metadata__").items()))
-        tensors = sorted(header.items(), key=lambda item: (item[1]["data_offsets"], item[0]))
-        entries = {name: {key: entry[key] for key in ("dtype", "shape", "data_offsets")} for name, entry in tensors}
-        text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(text) > length:
-            raise RuntimeError(f"the header of {file.name} grew from {length} to {len(text)} bytes when it was sorted")
-        handle.seek(8)
-        handle.write(text.ljust(length))
 
 
 def save_encoder(
@@ -76,11 +52,10 @@ def save_encoder(
 
     `short_side` is the median one of the training images; that of the run, if the file is in a run folder.
     """
-    weights = {name: value.detach().cpu().clone() for name, value in encoder.body.state_dict().items()}
     metadata = encoder_metadata(path, encoder, classes, recipe)
     if short_side is not None:
         metadata[SHORT_SIDE] = str(short_side)
-    save_safetensors(path, weights, metadata)
+    save_safetensors(path, encoder.body.state_dict(), metadata)
 
 
 def encoder_metadata(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> dict[str, str]:
@@ -102,8 +77,7 @@ def encoder_metadata(path: Path, encoder: Encoder, classes: tuple[str, ...], rec
 
 def save_projector(path: Path, projector: nn.Module, recipe: str) -> None:
     """Write projector.safetensors: the weights of the online projector and the spec of its layers."""
-    weights = {name: value.detach().cpu().clone() for name, value in projector.state_dict().items()}
-    save_safetensors(path, weights, projector_metadata(path, projector, recipe))
+    save_safetensors(path, projector.state_dict(), projector_metadata(path, projector, recipe))
 
 
 def projector_metadata(path: Path, projector: nn.Module, recipe: str) -> dict[str, str]:
@@ -135,35 +109,31 @@ def load_projector(path: Path | str) -> nn.Sequential:
     folder = folder_of_encoder(Path(path))
     file = folder / "projector.safetensors"
     if not file.exists():
-        raise BadInput(f"{folder} has no {file.name}; name another run folder, or choose another --layer")
-    weights, (spec, width) = _read_weights_and_metadata(file, "a projector", "head", "input_width")
-    head = from_json(MLP, spec, "head")
-    _check_projector(head, width, weights, file)
-    projector = head.build(width)
+        raise BadInput(f"{folder} has no {file.name}; name another run folder, or choose another layer")
+    weights, metadata = read_safetensors(file)
     try:
+        head, width = from_json(MLP, parse_json(metadata["head"]), "head"), parse_json(metadata["input_width"])
+        if (head, width) != MLP.describe(weights):  # before layers of any size are made
+            raise ValueError("its tensors do not match its metadata")
+        projector = head.build(width)
         projector.load_state_dict(weights)
-    except RuntimeError:
-        raise BadInput(f"{file}: its tensors do not match its metadata; copy it again") from None
+    except (ValueError, LookupError, RuntimeError, BadInput) as error:
+        raise BadInput(f"{file}: no projector that supancl wrote ({reason(error)}); copy it again") from None
     return projector.eval()
-
-
-def _check_projector(head: MLP, width: Any, weights: Mapping[str, Tensor], file: Path) -> None:
-    """Refuse metadata that the tensors contradict, before layers of any size are made."""
-    try:
-        is_same = isinstance(width, int) and (head, width) == MLP.describe(weights)
-    except (ValueError, LookupError):
-        is_same = False
-    if not is_same:
-        raise BadInput(f"{file}: its tensors do not match its metadata; copy it again")
 
 
 def load_encoder(path: Path | str) -> Encoder:
     """The encoder of a run folder, of a folder that `supancl export` wrote, or of a file of them, in eval mode."""
     file = find_encoder_file(Path(path))
-    check_claimed_shapes(file)
-    weights, (spec,) = _read_weights_and_metadata(file, "an encoder", "encoder")
+    spec = read_encoder_spec(file)
+    if spec is None:
+        raise BadInput(f"{file}: no metadata of an encoder; give a file that supancl wrote")
     try:
-        encoder = from_json(EncoderSpec, spec, "encoder").build()
+        expected = tensor_shapes(spec)
+        if expected is not None:  # before any is read or built
+            check_shapes(without_head(read_header(file)[1], expected), expected, spec.name, file)
+        weights, _ = read_safetensors(file)
+        encoder = spec.build()
     except UnknownEncoder as error:
         raise BadInput(f"{file}: {error} ({plugin_hint(RunFolder(file.parent).read_plugins())})") from None
     except BadInput as error:
@@ -172,62 +142,20 @@ def load_encoder(path: Path | str) -> Encoder:
     return encoder.eval()
 
 
-def _read_weights_and_metadata(file: Path, content: str, *keys: str) -> tuple[dict[str, Tensor], list[Any]]:
-    """The weights of a file, and its metadata under these keys."""
-    weights, metadata = read_safetensors(file)
-    try:
-        version, values = int(metadata["schema_version"]), [parse_json(metadata[key]) for key in keys]
-    except (KeyError, ValueError):
-        raise BadInput(f"{file}: no metadata of {content}; give a file that supancl wrote") from None
-    if version > SCHEMA_VERSION:
-        raise BadInput(
-            f"{file} was written by a newer supancl (schema {version}, this one reads {SCHEMA_VERSION}); upgrade"
-        )
-    return weights, values
-
-
-def check_claimed_shapes(file: Path) -> None:
-    """Refuse a file whose tensors are not those of the encoder that it names, before any is read or built.
-
-    A file whose metadata cannot be used is left to `load_encoder`.
-    """
-    metadata, shapes = read_header(file)
-    try:
-        if int(metadata["schema_version"]) > SCHEMA_VERSION:
-            return
-        spec = from_json(EncoderSpec, parse_json(metadata["encoder"]), "encoder")
-        expected = tensor_shapes(spec)
-    except (BadInput, KeyError, ValueError):
-        return
-    if expected is not None:
-        check_shapes(without_head(shapes, expected), expected, spec.name, file)
-
-
 def read_encoder_spec(file: Path) -> EncoderSpec | None:
     """The encoder that the metadata of a file describe; None if supancl did not write it."""
     if file.suffix != ".safetensors" or "encoder" not in (metadata := read_header(file)[0]):
         return None
     try:
-        return from_json(EncoderSpec, parse_json(metadata["encoder"]), "encoder")
-    except ValueError as error:
+        version, spec = int(metadata["schema_version"]), parse_json(metadata["encoder"])
+    except (KeyError, ValueError) as error:
         raise BadInput(f"{file}: its metadata are damaged ({reason(error)}); {_write_again(file)}") from None
-
-
-def initialize_encoder(encoder: Encoder, path: Path | str) -> None:
-    """Fill an encoder from a run folder, an encoder.safetensors or a state dict (.pt, .pth) of its architecture."""
-    file = find_encoder_file(Path(path))
-    if file.suffix == ".safetensors":
-        weights, _ = read_safetensors(file)
-    else:
-        try:
-            content = load_tensors(file, mapped=True)
-        except DamagedFile as error:
-            raise BadInput(f"{error}; copy it again, or give another init") from None
-        inner = content.get("state_dict", content)
-        if not isinstance(inner, dict):
-            raise BadInput(f"{file}: its state_dict is of type {type(inner).__name__}; give a dict of tensors by name")
-        weights = {str(name): value for name, value in inner.items() if isinstance(value, Tensor)}
-    load_weights(encoder, weights, file)
+    if version > SCHEMA_VERSION:
+        raise BadInput(f"{file} was written by a newer supancl (schema {version}); upgrade")
+    try:
+        return from_json(EncoderSpec, spec, "encoder")
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from None
 
 
 def is_exported(folder: Path) -> bool:
@@ -237,30 +165,17 @@ def is_exported(folder: Path) -> bool:
 
 
 def find_encoder_file(path: Path) -> Path:
-    if path.is_dir():
-        file = path / "encoder.safetensors"
-        if is_exported(path):
-            return path / EXPORTED_FILE
-        if not file.exists():
-            if (path / "recipe.json").exists():
-                raise BadInput(
-                    f"{path} holds no encoder.safetensors, which a run writes after its first epoch; continue it "
-                    f"with: {program_name()} pretrain --resume --out {quote(str(path))}"
-                )
-            candidate = next((file.parent for file in sorted(path.glob("*/encoder.safetensors"))), None)
-            raise BadInput(
-                f"{path} is not a run folder: it has no encoder.safetensors"
-                + (
-                    f"; did you mean {str(candidate)!r}?"
-                    if candidate
-                    else "; give a run folder or an encoder.safetensors"
-                )
-            )
+    """The weights of a run folder or of an exported folder; a file is itself."""
+    file = path / EXPORTED_FILE if is_exported(path) else path / "encoder.safetensors" if path.is_dir() else path
+    if file.exists():
         return file
-    if not path.exists():
-        hint = did_you_mean_path(path) or suggest_timm(str(path)) or "; give a run folder or an encoder.safetensors"
-        raise BadInput(f"no file {path}{hint}")
-    return path
+    if (path / "recipe.json").exists():
+        raise BadInput(
+            f"{path} holds no {file.name}, which a run writes after its first epoch; continue it "
+            f"with: {program_name()} pretrain --resume --out {quote(str(path))}"
+        )
+    hint = "" if path.is_dir() else did_you_mean_path(path) or suggest_timm(str(path))
+    raise BadInput(f"no file {file}{hint or '; give a run folder or an encoder.safetensors'}")
 
 
 def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 import signal
@@ -10,19 +11,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from supancl.config import parse_json, to_json
 from supancl.data.content import Content, read_content
 from supancl.data.opening import absolute_source, is_same_source
 from supancl.data.sources.tars import find_tars, is_tar
 from supancl.data.splits import Data
-from supancl.errors import BadInput, Interrupted, Stopped, plural, program_name
+from supancl.errors import BadInput, Interrupted, Stopped, program_name
 from supancl.files import (
     check_no_link,
     check_writable,
     hold_lock,
     is_as_written,
+    make_folder,
     make_inner_folder,
     read_json,
     read_text,
@@ -37,11 +39,12 @@ from supancl.recipes.plugin_files import plugin_digests
 from supancl.recipes.plugins import required_plugins
 from supancl.recipes.recipe import fixed_settings
 from supancl.reporter import report_warning
-from supancl.runs.log import LogRows, read_rows
+from supancl.runs.log import read_rows
 from supancl.runs.provenance import commit, content_digest, versions
 
-# the file that a run begins with -> its command
-COMMAND_BY_FILE = {"recipe.json": "pretrain", "detect.json": "detect train"}
+RESTORE = "restore them, or start another run"
+
+T = TypeVar("T")
 
 
 def folder_of_encoder(path: Path) -> Path:
@@ -52,9 +55,6 @@ def folder_of_encoder(path: Path) -> Path:
 class RunFolder:
     """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, content.npz,
     finished.json or stopped.json, tensorboard/, evaluate/."""
-
-    # every row of metrics.jsonl
-    REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {"kind": str, "step": int, "epoch": int}
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -85,54 +85,41 @@ class RunFolder:
         """The checkpoints, oldest first."""
         return sorted(self.checkpoints.glob("step-*.pt"))
 
-    def check_place(self) -> None:
-        """Refuse a folder that cannot be written, without creating anything."""
-        check_writable(self.path)
-        try:
-            str(self.path).encode("utf-8")
-        except UnicodeEncodeError:
-            raise BadInput(f"{self.path}: TensorBoard's files need a name in UTF-8; choose another out") from None
-
     def check_links(self) -> None:
         """Refuse links in the place of what a run writes to: a received folder could make it write anywhere."""
         for path in (self.lock_file, self.checkpoints, self.metrics_file, self.tensorboard, self.evaluations):
             check_no_link(path)
 
     def check_free(self, resume: bool) -> None:
-        """Refuse a folder that holds a run or remains of one: its log and checkpoints would be mixed with ours."""
+        """Refuse a folder that cannot be written, or holds a run or remains of one: its files would be mixed with ours.
+
+        Nothing is created.
+        """
+        check_writable(self.path)
         self.check_links()
-        for file, command in COMMAND_BY_FILE.items():
-            if file != self.recipe_file.name and (self.path / file).exists():
-                raise BadInput(f"{self.path} holds a run of supancl {command}; choose another --out")
         if self.has_run and not resume:
             raise BadInput(f"{self.path} already holds a run; continue it with resume, or choose another out")
-        runs_below = [] if self.has_run else sorted(self.path.glob("*/recipe.json"))
-        if runs_below:
-            advice = f"choose another out, such as {self.path / 'NAME'}"
-            if resume:
-                advice = f"continue one of them: out {runs_below[0].parent}"
-            raise BadInput(
-                f"{self.path} is a folder of runs, such as {runs_below[0].parent.name}, and not a run; {advice}"
-            )
-        if self.leftover_files:
-            raise BadInput(
-                f"{self.path} holds {self.leftover_files[0].relative_to(self.path)} of a run but no "
-                f"{self.recipe_file.name}; restore that and continue with resume, or choose another "
-                "out"
-            )
+        others = [*self.leftover_files, *({self.path / "recipe.json", self.path / "detect.json"} - {self.recipe_file})]
+        for file in others:
+            if file.exists():
+                raise BadInput(
+                    f"{self.path} holds {file.relative_to(self.path)} of a run and no {self.recipe_file.name}; restore "
+                    "that and continue with resume, or choose another out"
+                )
 
     def create(self) -> None:
+        """Make the folder; `created` says whether this process did, not another run at the same time."""
         self.check_links()
+        check_writable(self.path)
+        make_folder(self.path.parent)
         try:
-            try:
-                self.path.mkdir(parents=True)
-                self.created = True
-            except FileExistsError:
-                self.created = False
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir()
+            self.created = True
+        except FileExistsError:
+            self.created = False
         except OSError as error:
             raise BadInput(f"cannot write to {self.path} ({error.strerror}); choose another out") from None
-        check_writable(self.path)
+        make_folder(self.checkpoints)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -199,19 +186,18 @@ class RunFolder:
         write_sealed_json(self.recipe_file, content)
 
     def read_recipe(self) -> tuple[Recipe, tuple[str, ...]]:
+        """The recipe and the class names."""
         try:
             text = read_text(self.recipe_file)
         except (OSError, UnicodeDecodeError):
             raise BadInput(f"{self.path} holds no run (no readable recipe.json); give a run folder") from None
         try:
-            recipe = recipe_from_json(text, str(self.recipe_file))
+            return recipe_from_json(text, str(self.recipe_file)), self.read_data()[1]
         except NotRegistered as error:
             raise NotRegistered(f"{self.recipe_file}: {error}") from None
         except BadInput as error:
             line = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
-            others = "".join(f" and its plugin {file}" for file in self.read_plugins())
-            raise BadInput(f"{line}; restore the file that the run wrote{others}, or choose another out") from None
-        return recipe, self.read_data()[1]
+            raise BadInput(f"{line}; restore what the run wrote (and its plugins), or choose another out") from None
 
     def check_recipe_file(self) -> None:
         """Refuse a recipe.json that is not as the run wrote it; `--resume` instead compares it with the checkpoint."""
@@ -223,65 +209,57 @@ class RunFolder:
 
     def read_run_name(self) -> str:
         """The name that the files of this run share, a digest of settings and data; empty if it is not known."""
-        name = read_json(self.recipe_file).get("run")
-        return name if isinstance(name, str) else ""
+        return self._told("run", "")
 
     def read_plugins(self) -> list[str]:
         """The plugin files that the run used; empty if it used none or there is no recipe.json."""
-        files = read_json(self.recipe_file).get("plugins")
-        return [str(file) for file in files] if isinstance(files, list) else []
+        return list(map(str, self._told("plugins", list[Any]())))
 
     def read_plugin_digests(self) -> dict[str, str]:
         """A checksum of each plugin file when the run was begun."""
-        digests = read_json(self.recipe_file).get("plugin_digests")
-        return digests if isinstance(digests, dict) else {}
+        return self._told("plugin_digests", dict[str, str]())
+
+    def read_versions(self) -> dict[str, str]:
+        """The versions of Python and of packages that the run began with."""
+        return self._told("versions", dict[str, str]())
+
+    def read_short_side(self) -> int | None:
+        """The median short side of the training images; None if it is not known."""
+        side = self._told("data", dict[str, Any]()).get("short_side")
+        return side if isinstance(side, int) else None
+
+    def read_init(self) -> dict[str, str] | None:
+        """Where the run's weights came from (`from`) and their digest; None if it started from random ones."""
+        init = self._told("init", dict[str, Any]())
+        return init if all(isinstance(init.get(key), str) for key in ("from", "digest")) else None
 
     def read_data(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The description of the data in recipe.json, and the class names."""
         content = parse_json(read_text(self.recipe_file))
         data, classes = content.get("data") or {}, content.get("classes") or []
         if not isinstance(data, dict) or not isinstance(classes, list):
-            wrong = "classes is not a list" if isinstance(data, dict) else "data is not an object"
-            raise BadInput(f"{self.recipe_file}: {wrong}; restore the file that the run wrote, or choose another out")
+            raise BadInput(f"{self.recipe_file}: data or classes are damaged; restore the file that the run wrote")
         return data, tuple(map(str, classes))
 
-    def read_short_side(self) -> int | None:
-        """The median short side of the training images; None if it is not known."""
-        data = read_json(self.recipe_file).get("data")
-        side = data.get("short_side") if isinstance(data, dict) else None
-        return side if isinstance(side, int) else None
-
-    def read_init(self) -> dict[str, str] | None:
-        """Where the run's weights came from (`from`) and their digest; None if it started from random ones."""
-        init = read_json(self.recipe_file).get("init")
-        is_whole = isinstance(init, dict) and all(isinstance(init.get(key), str) for key in ("from", "digest"))
-        return init if is_whole else None
-
-    def read_versions(self) -> dict[str, str]:
-        """The versions of Python and of packages that the run began with."""
-        versions_then = parse_json(read_text(self.recipe_file)).get("versions")
-        return versions_then if isinstance(versions_then, dict) else {}
+    def _told(self, key: str, default: T) -> T:
+        """A value in recipe.json; the default if it is missing or of another type, or the file is damaged."""
+        value = read_json(self.recipe_file).get(key)
+        return value if isinstance(value, type(default)) else default
 
     def keep_metrics_until(self, step: int) -> list[str]:
         """Drop rows after `step`, because those steps will be repeated, and lines that are no rows; returns remarks."""
         if not self.metrics_file.exists():
             return []
-        log = self._read_log()
-        write_text(
-            self.metrics_file,
-            "".join(line for row, line in zip(log.rows, log.lines, strict=True) if row["step"] <= step),
-        )
-        return [f"{self.metrics_file}: {log.damage}, and is left out"] if log.damage else []
+        rows, damage = read_rows(self.metrics_file)
+        write_text(self.metrics_file, "".join(f"{json.dumps(row)}\n" for row in rows if row["step"] <= step))
+        return [f"{self.metrics_file}: {damage}"] if damage else []
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; empty if there is none."""
-        log = self._read_log()
-        if log.damage:
-            report_warning(f"{self.metrics_file}: {log.damage}, and is left out")
-        return log.rows
-
-    def _read_log(self) -> LogRows:
-        return read_rows(self.metrics_file, self.REQUIRED_ROW_FIELDS) if self.metrics_file.exists() else LogRows()
+        rows, damage = read_rows(self.metrics_file) if self.metrics_file.exists() else ([], "")
+        if damage:
+            report_warning(f"{self.metrics_file}: {damage}")
+        return rows
 
     def describe_early_end(self, recipe: Recipe) -> str:
         """Where the log of an unfinished run ends.
@@ -299,7 +277,8 @@ class RunFolder:
 
     def compare_with_start(self) -> str:
         """That the weights of --init were better on the held-out images than the last ones; empty if they were not."""
-        init, rows = self.read_init(), [row for row in self._read_log().rows if isinstance(row.get("linear"), float)]
+        init = self.read_init()
+        rows = [row for row in self.metrics() if isinstance(row.get("linear"), float)] if init else []
         by_kind = {row["kind"]: row for row in rows}  # the last of each
         start, last = by_kind.get("start"), by_kind.get("monitor")
         if init is None or start is None or last is None or last["linear"] >= start["linear"]:
@@ -321,10 +300,9 @@ class RunFolder:
             raise BadInput(f"cannot write to {self.path} ({why}); evaluate a copy of it")
 
     def write_evaluation(self, name: str, result: dict[str, Any]) -> Path:
-        try:
-            make_inner_folder(self.evaluations)
-        except OSError as error:
-            raise BadInput(f"cannot write to {self.path} ({error.strerror}); evaluate a copy of it") from None
+        """Write evaluate/NAME.json."""
+        self.check_evaluations_writable()
+        make_inner_folder(self.evaluations)
         remove_left_over_files(self.evaluations)
         path = self.evaluations / f"{name}.json"
         write_sealed_json(path, result)
@@ -370,14 +348,9 @@ def record_stop(folder: RunFolder, step: int, error: Exception) -> None:
 
 def read_stop(folder: RunFolder) -> StopCause | None:
     """What stopped.json says; None if there is none, as after `kill -9`, or if it is damaged."""
-    try:
-        content = parse_json(read_text(folder.stop_file))
-        cause = StopCause(content["step"], content["reason"], content["exit_code"])
-        is_intact = is_as_written(content)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
-    types = (int, str, int)
-    return cause if is_intact and all(map(isinstance, cause, types)) else None
+    content: Any = read_json(folder.stop_file)
+    cause = StopCause(*map(content.get, StopCause._fields))
+    return cause if is_as_written(content) and all(map(isinstance, cause, (int, str, int))) else None
 
 
 def record_end(folder: RunFolder, end: RunEnd, keep: str) -> None:
@@ -394,46 +367,30 @@ def read_end(folder: RunFolder) -> RunEnd | None:
 
     A file that is damaged or of another run says nothing.
     """
-    try:
-        content = parse_json(read_text(folder.end_file))
-        end = RunEnd(content["step"], content["collapsed"])
-        is_intact = is_as_written(content) and content["run"] == folder.read_run_name()
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-    if not is_intact or not isinstance(end.step, int) or not isinstance(end.collapsed, bool):
+    content: Any = read_json(folder.end_file)
+    end = RunEnd(*map(content.get, RunEnd._fields))
+    is_ours = is_as_written(content) and content.get("run") == folder.read_run_name()
+    if not is_ours or not all(map(isinstance, end, (int, bool))):
         return None
     newest = folder.checkpoint_files()[-1:]
     return None if newest and newest[0].name < f"step-{end.step:09d}.pt" else end
 
 
 def has_collapsed(folder: RunFolder) -> bool | None:
-    """Whether a run has collapsed, by finished.json or its newest checkpoint; None if neither says."""
-    from supancl.runs.checkpoint import load_newest  # here, because torch takes seconds and finished.json none
-
-    if (end := read_end(folder)) is not None:
-        return end.collapsed
-    return _collapsed_in(load_newest(folder.checkpoints)[0])
-
-
-def peek_collapsed(folder: RunFolder) -> bool | None:
-    """As `has_collapsed`, for lists of runs: reads no weights, compares no digest, and a damaged file says nothing."""
+    """Whether a run has collapsed, by finished.json or its newest readable checkpoint; None if neither says."""
     if (end := read_end(folder)) is not None:
         return end.collapsed
     for path in reversed(folder.checkpoint_files()):
-        from supancl.runs.checkpoint import load_tensors
+        from supancl.runs.checkpoint import load_tensors  # here, because torch takes seconds and finished.json none
 
         with suppress(BadInput, OSError):
-            return _collapsed_in(load_tensors(path, mapped=True))
+            monitor = load_tensors(path, mapped=True).get("monitor")
+            collapsed = monitor.get("collapsed") if isinstance(monitor, dict) else None
+            return collapsed if isinstance(collapsed, bool) else None
     return None
 
 
-def _collapsed_in(state: dict[str, Any] | None) -> bool | None:
-    monitor = (state or {}).get("monitor")
-    collapsed = monitor.get("collapsed") if isinstance(monitor, dict) else None
-    return collapsed if isinstance(collapsed, bool) else None
-
-
-RESTORE = "restore them, or start another run"
+# --- whether a run's data are still those that it was begun with ------------------------------------------------------
 
 
 def check_same_data(folder: RunFolder, data: Data, way_out: str = RESTORE, prefix: str = "") -> None:
@@ -466,13 +423,12 @@ def check_same_content(folder: RunFolder, data: Data, way_out: str = RESTORE) ->
         return [f"{folder.recipe_file} has no checksum of the images, so images that were replaced would go unnoticed"]
     before = read_content(folder.content_file)
     if saved == current.digest:
-        if not current.has_other_stamps(before):
-            return []
-        return ["shards have another time or inode than when the run began; their sizes and sampled bytes are the same"]
+        is_older = current.has_other_stamps(before)
+        return [
+            "shards have another time or inode than when the run began; their sampled bytes are the same"
+        ] * is_older
     names = current.changed_names(before)
-    count = plural(len(names), "image or shard", "images or shards") if names else "images"
-    example = f", such as {names[0]}" if names else ""
-    changed = f"the content of {count} has changed since the run began{example}"
+    changed = f"the content of the images has changed since the run began: {len(names)}, such as {names[:1]}"
     decoder, this_decoder = folder.read_versions().get("pillow"), versions().get("pillow")
     if decoder != this_decoder and current.kind == "pixels":
         return [f"{changed}; that may be pillow, which was {decoder} and is {this_decoder}"]

@@ -51,56 +51,55 @@ class DescribedWeights(NamedTuple):
 
 def find_weights(name: str, fetch: bool = True) -> Path:
     """The file of torchvision:MODEL or timm:MODEL[.TAG] in that library's cache; it is fetched if it is not there."""
-    import torch
-    from huggingface_hub import try_to_load_from_cache
-
     kind, _, model = name.partition(":")
     repository, files, url = _timm_place(model) if kind == "timm" else ("", (), _torchvision_url(model))
-    folder = Path(torch.hub.get_dir(), "checkpoints")
-    cached = [try_to_load_from_cache(repository, file) for file in files if repository]
-    if url and (folder / Path(url).name).is_file():
-        cached.append(str(folder / Path(url).name))
-    for file in cached:
-        if isinstance(file, str):
-            return Path(file)
     try:
-        if not fetch:
-            raise OSError("what a run started from is only looked for")
-        return _fetch_from_hub(repository, files) if repository else _fetch_url(url, folder)
+        if url and (not repository or _torch_cache(url).is_file()):
+            return _from_url(url, fetch)
+        return _from_hub(repository, files, fetch)
     except Exception as error:  # each library for fetching has its own
         place = f"{files[0]} of https://huggingface.co/{repository}" if repository else url
-        cache = "set HF_HOME to a cache that has it" if repository else f"put it into {folder}"
+        cache = "HF_HOME to a cache that has it" if repository else "TORCH_HOME to one that has it"
         raise BadInput(
             f"{name}: its weights are not on this machine and were not fetched ({reason(error)}); fetch {place} and "
-            f"give {name}@FILE, or {cache}"
+            f"give {name}@FILE, or set {cache}"
         ) from None
 
 
-def _fetch_from_hub(repository: str, files: Sequence[str]) -> Path:
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+def _from_hub(repository: str, files: Sequence[str], fetch: bool) -> Path:
+    """The first of these files that the cache of Hugging Face has, or else the hub."""
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    for file in files:
-        try:
-            # fails at once without a network, where the next line would try again for half a minute
-            get_hf_file_metadata(hf_hub_url(repository, file))
-            return Path(hf_hub_download(repository, file))
-        except EntryNotFoundError:
-            continue
-    raise OSError(f"no {' or '.join(files)} there")
+    failure: Exception = OSError("it is in no cache")
+    for is_local in (True, False)[: 1 + fetch]:
+        for file in files:
+            try:
+                return Path(hf_hub_download(repository, file, local_files_only=is_local))
+            except EntryNotFoundError as error:
+                failure = error
+    raise failure
 
 
-def _fetch_url(url: str, folder: Path) -> Path:
+def _from_url(url: str, fetch: bool) -> Path:
+    """A file in torch's cache, where it is fetched to."""
     import torch
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
-    if HF_HUB_OFFLINE:
-        raise OSError("HF_HUB_OFFLINE is set")
-    path = folder / Path(url).name
-    make_folder(folder)
-    digest = torch.hub.HASH_REGEX.search(path.name)
-    torch.hub.download_url_to_file(url, str(path), digest[1] if digest else None)
+    path = _torch_cache(url)
+    if not path.is_file():
+        if HF_HUB_OFFLINE or not fetch:
+            raise OSError("it is in no cache, and HF_HUB_OFFLINE is set" if fetch else "it is in no cache")
+        make_folder(path.parent)
+        digest = torch.hub.HASH_REGEX.search(path.name)
+        torch.hub.download_url_to_file(url, str(path), digest[1] if digest else None)
     return path
+
+
+def _torch_cache(url: str) -> Path:
+    import torch
+
+    return Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
 
 
 def _timm_place(model: str) -> tuple[str, tuple[str, ...], str]:
@@ -142,31 +141,23 @@ def read_model_folder(path: Path) -> DescribedWeights:
     if file is None:
         raise BadInput(f"{path} has a config.json and no {WEIGHT_FILES[0]}; fetch it into the same folder")
     config = config if isinstance(config, dict) else {}
-    architecture, images = config.get("architecture"), config.get("pretrained_cfg")
-    if not isinstance(architecture, str):
-        if "model_type" in config:
-            raise BadInput(
-                f"{path / 'config.json'} is a model of transformers ({config['model_type']}), whose weights have other "
-                "names than timm's; take the same model from timm, such as timm:resnet50"
-            )
-        raise BadInput(f"{path / 'config.json'} names no architecture of timm; name it yourself: timm:NAME@{file}")
-    images, arguments = (value if isinstance(value, dict) else {} for value in (images, config.get("model_args")))
+    if not isinstance(architecture := config.get("architecture"), str):
+        raise BadInput(
+            f"{path / 'config.json'} names no architecture of timm; give timm:NAME@{file}; if this is a "
+            "model of transformers, take the same one from timm"
+        )
+    given = (config.get(key) for key in ("pretrained_cfg", "model_args"))
+    images, arguments = (value if isinstance(value, dict) else {} for value in given)
     try:
         name, width = from_timm(architecture, arguments)
         mean, std = (_numbers(images, key) for key in ("mean", "std"))
     except BadInput as error:
         raise BadInput(f"{path / 'config.json'}: {error}") from None
-    channels, size = _input_size(images, arguments)
-    return DescribedWeights(name, file, size, mean, std, channels, width)
-
-
-def _input_size(images: dict[str, Any], arguments: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Channels and side of the input, as far as they are said."""
     sides = images.get("input_size")
     channels, size = (sides[0], sides[-1]) if isinstance(sides, list) and len(sides) == 3 else (None, None)
     side = arguments.get("img_size", size)
     side = side[-1] if isinstance(side, list) and side else side
-    return _count(arguments.get("in_chans", channels)), _count(side)
+    return DescribedWeights(name, file, _count(side), mean, std, _count(arguments.get("in_chans", channels)), width)
 
 
 def _count(value: Any) -> int | None:

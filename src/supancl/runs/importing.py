@@ -18,17 +18,16 @@ from torch import Tensor
 
 from supancl.config import from_json, to_json
 from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec, tensor_shapes
-from supancl.errors import BadInput, plural
-from supancl.files import check_writable, make_folder
+from supancl.errors import BadInput
+from supancl.files import Output, make_folder
 from supancl.recipes import Recipe
 from supancl.recipes.auto import AS_FOR_IMAGENET, TO_BE_CHOSEN
 from supancl.recipes.recipe import has_fixed_size
 from supancl.reporter import current_reporter
-from supancl.runs.checkpoint import DamagedFile, UnsafeFile, load_tensors
+from supancl.runs.checkpoint import load_tensors
 from supancl.runs.encoder_file import (
     check_shapes,
     find_encoder_file,
-    initialize_encoder,
     is_exported,
     load_encoder,
     load_weights,
@@ -51,7 +50,7 @@ from supancl.runs.formats import (
     locate,
 )
 from supancl.runs.hub import find_weights, is_model_folder, read_model_folder, split_encoder_name
-from supancl.runs.provenance import content_digest
+from supancl.runs.provenance import content_digest, has_plain_bytes
 
 __all__ = ["FORMATS", "Format", "Identified", "convert_checkpoint", "identify", "open_encoder"]
 
@@ -60,7 +59,6 @@ HEADS = ("fc.", "head.", "heads.", "head_dist.", "classifier.", "linear.", "proj
 # SupContrast and others store their command line with the weights; loading a Namespace only sets attributes
 SAFE_CLASSES = (argparse.Namespace,)
 MAX_EXTRA_WEIGHTS = 2**24  # an encoder with so many weights more than its file is compared before it is built
-MAX_REPETITION = 16  # of a file's bytes in its tensors: shared weights are stored once
 T = TypeVar("T")
 SUPANCL_FILE = Identified("supancl", "", "")
 
@@ -81,16 +79,11 @@ def open_encoder(
     return _open(str(text), size, mean, std, branch, prefix)[0]
 
 
-def convert_checkpoint(
-    text: str | Path, out: str | Path, *, size: int | None = None, mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None, branch: str = "online", prefix: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
+def convert_checkpoint(text: str | Path, out: str | Path, **settings: Any) -> dict[str, Any]:
     """Write what `open_encoder` opens as encoder.safetensors (`out`, or in the folder `out`) and describe it."""
     path = Path(out) if Path(out).suffix == ".safetensors" else Path(out) / "encoder.safetensors"
-    if path.exists():  # before reading the file, which may be large
-        raise BadInput(f"{path} exists already; choose another out, or remove it")
-    check_writable(path.parent)
-    encoder, identified = _open(str(text), size, mean, std, branch, prefix)
+    Output(path, (".safetensors",)).check()  # before reading the file, which may be large
+    encoder, identified = _open(str(text), **settings)
     make_folder(path.parent)
     save_encoder(path, encoder, (), f"import:{identified.format}")
     return {
@@ -101,10 +94,12 @@ def convert_checkpoint(
 
 
 def _open(
-    text: str, size: int | None, mean: Sequence[float] | None, std: Sequence[float] | None, branch: str,
-    prefix: str | None,
+    text: str, size: int | None = None, mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
+    branch: str = "online", prefix: str | None = None,
 ) -> tuple[Encoder, Identified]:  # fmt: skip
-    name, file = _parse(text)
+    name, file = split_encoder_name(text)
+    if (short := (name or "").removeprefix("torchvision:")) in RESNETS.values():
+        name = short
     settings = {"size": size, "mean": mean, "std": std, "prefix": prefix}
     described = None
     if name is None and is_model_folder(file) and not is_exported(file):
@@ -119,8 +114,6 @@ def _open(
     for key, values in (("mean", mean), ("std", std)):
         if any(value > 1 for value in values or ()):
             raise BadInput(f"{key} {max(values or ()):g}: pixels are from 0 to 1; divide by 255")
-    if file.suffix in (".onnx", ".pt2"):
-        raise BadInput(f"{file}: {file.suffix} is for other programs and is not read back; give the folder it lies in")
     state = _read(file)
     try:
         if name is not None:
@@ -132,24 +125,14 @@ def _open(
         if described is not None:
             spec = replace(spec, channels=described.channels or spec.channels, width=described.width)
         expected = tensor_shapes(spec)
-    except BadInput as error:
-        raise BadInput(f"{file}: {error}") from None
-    shapes = {key: value.shape for key, value in names.items()}
-    if expected is not None and _count(expected) > _count(shapes) + MAX_EXTRA_WEIGHTS:
-        check_shapes(_fit_names(shapes, expected), expected, spec.name, file)
-    try:
+        shapes = {key: value.shape for key, value in names.items()}
+        if expected is not None and _count(expected) > _count(shapes) + MAX_EXTRA_WEIGHTS:
+            check_shapes(_fit_names(shapes, expected), expected, spec.name, file)
         encoder = spec.build()
     except BadInput as error:
-        raise BadInput(f"{file}: {error}") from None
+        raise BadInput(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     _load_into(encoder, names, file)
     return encoder.eval(), identified
-
-
-def _parse(text: str) -> tuple[str | None, Path]:
-    """Split NAME@FILE as `split_encoder_name` does, with the short names of torchvision's ResNets."""
-    name, file = split_encoder_name(text)
-    short = (name or "").removeprefix("torchvision:")
-    return short if short in RESNETS.values() else name, file
 
 
 def _is_supancl_file(file: Path) -> bool:
@@ -160,20 +143,7 @@ def _read(file: Path) -> dict[str, Tensor]:
     """The state dict of a file, from any of STATE_DICT_KEYS."""
     if file.suffix == ".safetensors":
         return read_safetensors(file)[0]
-    try:
-        content = load_tensors(file, SAFE_CLASSES, mapped=True)
-    except DamagedFile as error:
-        raise BadInput(f"{error}; copy or fetch it again") from None
-    except UnsafeFile as error:
-        refused_name = error.refused_name or "more than tensors and plain containers"
-        # a module, not a dict with one
-        is_module = refused_name.startswith(("torch.nn.", "torchvision.", "timm.", "lightly."))
-        access = ".state_dict()" if is_module else "['state_dict']"
-        raise BadInput(
-            f"{file} holds {refused_name} and was not opened, because loading it could run code; if you trust it, "
-            "save only its weights: torch.save({'state_dict': torch.load(IN, weights_only=False)"
-            f"{access}}}, OUT) (docs/import.md)"
-        ) from None
+    content = load_tensors(file, SAFE_CLASSES, mapped=True)
     if "schema_version" in content:
         raise BadInput(f"{file} is a checkpoint of a run of supancl; give the run folder")
     for key_path in STATE_DICT_KEYS:
@@ -183,7 +153,6 @@ def _read(file: Path) -> dict[str, Tensor]:
         items = inner.items() if isinstance(inner, Mapping) else ()
         tensors = {str(key): value for key, value in items if isinstance(value, Tensor)}
         if tensors:
-            _check_claimed_bytes(tensors, file)
             return tensors
     raise BadInput(
         f"{file}: no state dict at the top level or under {', '.join(filter(None, STATE_DICT_KEYS))}; "
@@ -193,15 +162,6 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 def _count(shapes: Mapping[str, torch.Size]) -> int:
     return sum(shape.numel() for shape in shapes.values())
-
-
-def _check_claimed_bytes(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Refuse tensors that repeat few bytes as often as they like: copied, they would fill the memory."""
-    claimed = sum(value.numel() * value.element_size() for value in tensors.values())
-    if claimed > MAX_REPETITION * max(file.stat().st_size, 2**20):
-        raise BadInput(
-            f"{file}: its tensors have {claimed:,} bytes and the file {file.stat().st_size:,}; save contiguous tensors"
-        )
 
 
 def _use_named_architecture(
@@ -226,8 +186,8 @@ def _spec(
     channels = 3 if stem is None or stem.ndim != 4 else int(stem.shape[1])
     if channels != 3 and (mean is None or std is None):
         raise BadInput(
-            f"takes images of {plural(channels, 'channel')}, and ImageNet's mean and std are for 3; give "
-            f"mean and std with {plural(channels, 'number')} each (mean, std)"
+            f"its images have {channels} channels, and ImageNet's mean and std are for 3; give mean and std with "
+            f"{channels} numbers each"
         )
     native_size = image_side(names)
     if size is not None and native_size is not None and size != native_size:
@@ -267,15 +227,12 @@ def _fit_names(tensors: Mapping[str, T], expected: Mapping[str, T]) -> dict[str,
 def _load_into(encoder: Encoder, names: Mapping[str, Tensor], file: Path) -> None:
     weights = _fit_names(names, encoder.body.state_dict())
     for name, value in weights.items():
-        if value.layout != torch.strided or value.is_quantized or value.is_meta:
-            raise BadInput(f"{file}: tensor {name!r} is sparse, quantised or without values; save it as a plain tensor")
-    nonfinite = next((name for name, value in weights.items() if not torch.isfinite(value).all()), None)
-    if nonfinite is not None:
-        raise BadInput(
-            f"{file}: tensor {nonfinite!r} holds NaN or infinity; use a checkpoint from before the run diverged"
-        )
+        if not has_plain_bytes(value) or not torch.isfinite(value).all():
+            raise BadInput(f"{file}: tensor {name!r} is sparse, quantised or not finite; save plain finite tensors")
     load_weights(encoder, weights, file)
 
+
+# --- the weights that a run starts from -------------------------------------------------------------------------------
 
 SAME_RESNET = re.compile(r"(?:timm|torchvision):(resnet(?:18|34|50|101|152))")
 
@@ -296,10 +253,11 @@ def fill_encoder(encoder: Encoder, init: Path | str) -> None:
     if not Path(init).exists() or is_model_folder(Path(init)):
         _copy_weights(encoder, open_encoder(init), init)
         return
+    file = find_encoder_file(Path(init))
     try:
-        initialize_encoder(encoder, init)
+        load_weights(encoder, _read(file), file)
     except BadInput as error:
-        if Path(init).is_dir() or read_encoder_spec(Path(init)) is not None:
+        if Path(init).is_dir() or read_encoder_spec(file) is not None:
             raise
         try:
             start = open_encoder(init)
@@ -313,7 +271,7 @@ def _copy_weights(encoder: Encoder, start: Encoder, init: Path | str) -> None:
     expected = encoder.body.state_dict()
     if {name: value.shape for name, value in weights.items()} != {n: value.shape for n, value in expected.items()}:
         raise BadInput(
-            f"{init} is a {start.spec.name} for images of {start.size} px, the encoder a {encoder.spec.name} for "
+            f"init {init} is a {start.spec.name} for images of {start.size} px, the encoder a {encoder.spec.name} for "
             f"{encoder.size}; set encoder.name={start.spec.name} and encoder.size={start.size}"
         )
     encoder.body.load_state_dict(weights)
@@ -378,17 +336,13 @@ def _settings_of(spec: EncoderSpec, recipe: Recipe) -> dict[str, Any]:
 
 def _check_architecture(encoder: EncoderSpec, start: EncoderSpec, init: Path | str) -> None:
     """Refuse a start whose weights the encoder cannot take, with the settings that it could."""
-    names = ["name", "channels", "width", *["size"] * (encoder.name != "linear" and has_fixed_size(start.name))]
-    ours, theirs = (
-        {"name": plain_name(spec.name), "channels": spec.channels, "width": spec.width, "size": spec.size}
-        for spec in (encoder, start)
-    )
-    differing = [name for name in names if ours[name] != theirs[name]]
-    if not differing or (differing == ["width"] and tensor_shapes(encoder) == tensor_shapes(start)):
-        return
-    has = ", ".join(f"encoder.{name} = {json.dumps(ours[name])}" for name in differing)
-    sets = " and ".join(f"encoder.{name}={json.dumps(theirs[name])}".replace('"', "") for name in differing)
-    raise BadInput(f"init {init} is a {plain_name(start.name)}, and the recipe has {has}; set {sets}")
+    names = ["channels", "width", *["size"] * (encoder.name != "linear" and has_fixed_size(start.name))]
+    differing = {name: getattr(start, name) for name in names if getattr(start, name) != getattr(encoder, name)}
+    if plain_name(start.name) != plain_name(encoder.name):
+        differing = {"name": plain_name(start.name), **differing}
+    if differing and (list(differing) != ["width"] or tensor_shapes(encoder) != tensor_shapes(start)):
+        sets = " and ".join(f"encoder.{name}={value}" for name, value in differing.items())
+        raise BadInput(f"init {init} is a {plain_name(start.name)}, the encoder a {encoder.name}; set {sets}")
 
 
 def plain_name(name: str) -> str:

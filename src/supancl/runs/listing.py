@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,8 @@ from supancl.config import parse_json
 from supancl.errors import BadInput
 from supancl.files import is_locked, read_json, read_text, reason
 from supancl.reporter import track
-from supancl.runs.folder import RunFolder, peek_collapsed, read_end
-from supancl.runs.log import read_last_rows
+from supancl.runs.folder import RunFolder, has_collapsed, read_end
+from supancl.runs.log import read_rows
 
 INNER_FOLDERS = ("checkpoints", "tensorboard", "evaluate", "loggers", "wandb", "mlruns")  # of a run
 OWN_DATA = re.compile(r"(?:knn(?:-k\d+)?|linear)\.json")  # results on the run's own held-out images
@@ -76,26 +76,23 @@ def describe_run(path: Path) -> ListedRun:
     try:
         if not folder.has_run and (path / "detect.json").exists():
             return _describe_detector(path, nbytes)
-        content = parse_json(read_text(folder.recipe_file))
-        stored = content["recipe"]
+        stored = parse_json(read_text(folder.recipe_file))["recipe"]
         recipe, data, epochs = stored["name"], stored["data"]["source"], stored["train"]["epochs"]
         if not (isinstance(recipe, str) and isinstance(data, str) and isinstance(epochs, int)):
-            raise ValueError("recipe.json has no name, data or epochs")
-        rows = _last_rows(folder)
+            raise ValueError("no name, data or epochs")
+        rows = read_rows(folder.metrics_file)[0] if folder.metrics_file.exists() else []
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        why = (
-            f"recipe.json: {reason(error)}" if isinstance(error, (OSError, ValueError)) else "no recipe.json of supancl"
-        )
+        why = f"recipe.json: {reason(error)}"
         return ListedRun(path, "damaged", nbytes=nbytes, last_written=_mtime(path), problem=why)
     is_finished = read_end(folder) is not None
     knn, linear = (_newest_accuracy(folder, rows, name) for name in ("knn", "linear"))
-    last = rows[-1] if rows else {}
+    last = rows[-1] if rows else {"epoch": 0}
     return ListedRun(
         path,
         _state(folder, is_finished),
         recipe,
         data,
-        _epochs_done(last, is_finished),
+        last["epoch"] + (last.get("kind") == "monitor" or (is_finished and bool(rows))),
         epochs,
         nbytes,
         _mtime(folder.metrics_file if folder.metrics_file.exists() else folder.recipe_file),
@@ -109,7 +106,7 @@ def describe_run(path: Path) -> ListedRun:
 def _state(folder: RunFolder, is_finished: bool) -> str:
     if is_locked(folder.lock_file):
         return "running"
-    if peek_collapsed(folder):
+    if has_collapsed(folder):
         return "collapsed"
     if is_finished:
         return "finished"
@@ -118,24 +115,11 @@ def _state(folder: RunFolder, is_finished: bool) -> str:
     return f"stopped at {step or 0}"
 
 
-def _epochs_done(last: Mapping[str, Any], is_finished: bool) -> int:
-    """Epochs that the last row tells of; a monitor's row ends one."""
-    if "epoch" not in last:
-        return 0
-    return int(last["epoch"]) + (1 if last.get("kind") == "monitor" or is_finished else 0)
-
-
-def _last_rows(folder: RunFolder) -> list[dict[str, Any]]:
-    if not folder.metrics_file.exists():
-        return []
-    return read_last_rows(folder.metrics_file, folder.REQUIRED_ROW_FIELDS)
-
-
 def _newest_accuracy(folder: RunFolder, rows: list[dict[str, Any]], name: str) -> Accuracy:
-    """That of the last `supancl evaluate NAME` on the run's own data, or else of the last check while training."""
+    """That of the last `supancl evaluate NAME` on the run's own data; k-NN else of the last check while training."""
     checks = [
         (row.get(key), row.get("knn_queries"), key != name)
-        for row in [row for row in rows if row["kind"] == "monitor"][-1:]
+        for row in [row for row in rows if row["kind"] == "monitor" and name == "knn"][-1:]
         for key in (f"{name}_map", name)
         if key in row
     ]

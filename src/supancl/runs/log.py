@@ -9,7 +9,6 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -24,21 +23,6 @@ MAX_ROW_LENGTH = 2**20  # of a line, in characters: ours have hundreds
 OLD_KEYS = {"row", "crc"}  # a number and a checksum, in rows of 0.2.0
 
 
-@dataclass
-class LogRows:
-    """What a log holds: rows with their lines, and the numbers of lines that are none."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    damaged: list[int] = field(default_factory=list)
-
-    @property
-    def damage(self) -> str:
-        """Which lines are left out, in words; empty if none is."""
-        more = f" and {len(self.damaged) - 1} more" if len(self.damaged) > 1 else ""
-        return f"line {self.damaged[0]}{more} cannot be read" if self.damaged else ""
-
-
 def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a row by name, without its step and epoch: what loggers draw."""
     return {
@@ -48,41 +32,33 @@ def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def read_rows(path: Path, required: Mapping[str, type]) -> LogRows:
-    """The rows of a log with these fields. A last line without its end is what a killed run leaves, and no damage."""
-    log, number, is_open = LogRows(), 0, False
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """The rows of a log, and which lines are none, in words; a last line without its end is what a killed run leaves.
+
+    Every row has a kind, a step and an epoch.
+    """
+    rows: list[dict[str, Any]] = []
+    damaged: list[str] = []
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace", newline="\n") as file:
-        while line := file.readline(MAX_ROW_LENGTH):
-            continues, is_open = is_open, not line.endswith("\n")
-            number += not continues
-            row = None if continues or is_open else _parse_row(line, required)
-            if row is not None:
-                log.rows.append(row)
-                log.lines.append(line)
-            elif not is_open:
-                log.damaged.append(number)
-    return log
+        for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_LENGTH), ""), 1):
+            if line.endswith("\n"):
+                row = _parse_row(line)
+                rows += [row] if row else []
+                damaged += [] if row else [str(number)]
+    more = ", ..." if len(damaged) > 3 else ""
+    return rows, f"lines that cannot be read and are left out: {', '.join(damaged[:3])}{more}" if damaged else ""
 
 
-def read_last_rows(path: Path, required: Mapping[str, type], max_bytes: int = 2**16) -> list[dict[str, Any]]:
-    """The rows at the end of a log, to look at it quickly."""
-    with open_regular(path) as file:
-        start = max(0, os.fstat(file.fileno()).st_size - max_bytes)
-        file.seek(start)
-        lines = file.read(max_bytes).decode(errors="replace").split("\n")
-    rows = (_parse_row(line, required) for line in lines[1 if start else 0 : -1])
-    return [row for row in rows if row is not None]
-
-
-def _parse_row(line: str, required: Mapping[str, type]) -> dict[str, Any] | None:
-    """The row in a line; None if it is none."""
+def _parse_row(line: str) -> dict[str, Any] | None:
     try:
         row = parse_json(line)
     except ValueError:
         return None
-    if not isinstance(row, dict) or any(not isinstance(row.get(key), kind) for key, kind in required.items()):
+    if not isinstance(row, dict):
         return None
-    return {key: value for key, value in row.items() if key not in OLD_KEYS}
+    row.setdefault("epoch", 0)  # detectors count none
+    is_row = all(isinstance(row.get(key), kind) for key, kind in (("kind", str), ("step", int), ("epoch", int)))
+    return {key: value for key, value in row.items() if key not in OLD_KEYS} if is_row else None
 
 
 class MetricsLog:
@@ -106,8 +82,7 @@ class MetricsLog:
             for name, value in row_numbers(row).items():
                 self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
         except OSError as error:
-            way_out = f"free some space, then continue with resume out {self.folder.path}"
-            raise BadInput(describe_write_failure(self.folder.metrics_file, reason(error), way_out)) from None
+            raise BadInput(describe_write_failure(self.folder.metrics_file, reason(error))) from None
 
     def sync(self) -> None:
         """Make the rows so far survive a power cut; before a checkpoint, which counts on them."""

@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from supancl.errors import plural
 from supancl.version import __version__
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def hardware(device: torch.device) -> str:
     """The GPU's name, or the CPU with its threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type}, {plural(torch.get_num_threads(), 'thread')}"
+    return f"{device.type}, threads: {torch.get_num_threads()}"
 
 
 def content_digest(content: Any) -> str:
@@ -62,9 +61,14 @@ def content_digest(content: Any) -> str:
     return state.hexdigest()
 
 
+def has_plain_bytes(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is neither sparse nor quantised, and has values."""
+    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
+
+
 def _add(state: Any, value: Any) -> None:
     if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided or value.is_meta or value.is_quantized:
+        if not has_plain_bytes(value):
             raise TypeError(f"a tensor of layout {value.layout} on {value.device.type} has no plain bytes")
         state.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
         state.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -24,7 +24,7 @@ from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite, did_you_mean
-from supancl.files import read_text
+from supancl.files import check_writable, read_text
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
@@ -97,7 +97,7 @@ class Sweep:
     def check_folder(self, base: Recipe) -> None:
         """Refuse a folder that cannot be used. Call it before reading the data, which may take an hour."""
         folder = RunFolder(self.out)
-        folder.check_place()
+        check_writable(self.out)
         if folder.has_run:
             raise BadInput(f"{self.out} already holds a single run; choose another out for a study")
         for source in base.data.all_sources:

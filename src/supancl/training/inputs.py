@@ -14,7 +14,6 @@ from torch import Tensor
 
 from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.splits import Data, Split
-from supancl.data.store.memory import Batch
 from supancl.data.views.specs import ViewSpec, views_for_rows
 from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
@@ -71,10 +70,7 @@ class StepInputs:
     def __init__(self, recipe: Recipe, data: Data, device: torch.device, ranks: Ranks) -> None:
         self.device, self.ranks = device, ranks
         self.images = data.train.place_on(device)
-        streamed = data.train.is_streamed  # then labels come with the batches
-        self.labels = (
-            torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.training_labels.to(device)
-        )
+        self.labels = data.train.training_labels.to(device)
         self.micro_batches = [
             MicroBatch(rows, row_range, local_rows, views_for_rows(recipe.views, row_range))
             for rows, row_range, local_rows in ranks.micro_batches(
@@ -154,21 +150,11 @@ class StepInputs:
 
     # --- on the device, within a step ---------------------------------------------------------------------------------
 
-    def select(self, batch: Batch | None) -> tuple[Tensor, Tensor]:
+    def select(self) -> tuple[Tensor, Tensor]:
         """Positions of this step's images, and the labels of the whole batch."""
-        if batch is not None and batch.labels is not None:
-            return self.rows, self._gather_labels(batch.labels)
         index = self.step_tensor % self.schedule.steps_per_epoch * len(self.rows) + self.rows
         positions = self.order.index_select(0, index)
         return positions, self.labels.index_select(0, positions)
-
-    def _gather_labels(self, labels: Tensor) -> Tensor:
-        """The labels of all ranks, from those that came with this rank's images."""
-        if self.ranks.size == 1:
-            return labels
-        return torch.cat(
-            [self.ranks.gather(labels[micro.local_rows], micro.row_range.total) for micro in self.micro_batches]
-        )
 
     def set_rates(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Set the optimizer's learning rates for this step; return its momentum."""

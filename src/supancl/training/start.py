@@ -314,8 +314,7 @@ def settle_recipe(
     folder.check_links()
     if resume and folder.has_run:
         return continued_recipe(folder, recipe)
-    folder.check_place()  # before the data are read, which may take an hour
-    folder.check_free(resume)
+    folder.check_free(resume)  # before the data are read, which may take an hour
     if recipe is None:
         raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
     for source in recipe.data.all_sources:
@@ -458,7 +457,6 @@ def extend_run(
     for source in recipe.data.all_sources if reads_source else ():
         check_source(source)
     folder = run_folder_for(recipe, out)
-    folder.check_place()
     folder.check_free(resume=False)
     check_out_folder(recipe.data.source, folder.path)
     make_folder(folder.path.parent)

@@ -75,7 +75,7 @@ class Step:
         """
         recipe, model, inputs = self.recipe, self.model, self.inputs
         released_code = recipe.compat == "released-code"
-        positions, labels = inputs.select(batch)
+        positions, labels = inputs.select()
         momentum = inputs.set_rates(model.optimizer)
         model.optimizer.zero_grad(set_to_none=True)
         if released_code:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import csv
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,18 +16,27 @@ from typing_extensions import Unpack
 
 from supancl.config import FLAG, checked
 from supancl.data.from_python import Images, is_image_file, label_numbers, source_from_images, split_labels
+from supancl.data.label_pairs import label_cells, weight_matrix
+from supancl.data.levels import with_given_labels
 from supancl.data.opening import check_source, open_source
 from supancl.data.splits import Data, DataSpec, Source, Split, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput
-from supancl.files import check_feature_file
-from supancl.reporter import current_reporter, say
+from supancl.files import Output, escape_formula, make_writable, path_in_table
+from supancl.reporter import current_reporter, say, track_task
 from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders
 
 if TYPE_CHECKING:
+    import torch
+
     from supancl.core.encoders import Encoder
+    from supancl.evaluation.encoder import EvaluatedEncoder
     from supancl.probes.features import Features
+else:
+    from supancl.lazy import torch
+
+ROWS_AT_A_TIME = 8192
 
 
 def embed(
@@ -35,7 +47,7 @@ def embed(
     view: View = "margin",
     **options: Unpack[EncoderOptions],
 ) -> Features:
-    """Compute the features of images; write them to a file if one is named.
+    """Compute the features of images, and write them to a file if one is named.
 
     Parameters
     ----------
@@ -65,54 +77,43 @@ def embed(
     >>> np.asarray(embed(encoder, np.zeros((5, 40, 40, 3), np.uint8))).shape
     (5, 128)
     """
-    import torch
-
-    from supancl.evaluation.embedding import embed_to_file
-    from supancl.probes import features as probes
-
     checked(view, View, "view")
+    check_above(options.get("batch_size", 256), 0, "batch_size")
     if isinstance(data, (str, Path)) and not is_image_file(data) and "@" not in str(data):
         check_source(str(data))
     if out is not None:
-        check_feature_file(Path(out))
+        output = Output(Path(out), tuple(WRITERS)).check()
+        if output.path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
+            raise BadInput(f"out {out}: .parquet needs pyarrow; pip install 'supancl[parquet]', or write .csv or .npz")
         (evaluated,) = open_encoders(encoder, options, saves_results=False)
-        written = embed_to_file(evaluated, str(data), Path(out), view)
-        about = written.about
-        sizes = ", ".join(f"{name} {count} x {about['width']}" for name, count in about["splits"].items())
-        held_out = f"; the run held {about['train_held_out']} of train out" if about["train_held_out"] else ""
-        say(f"{out}: {sizes}{held_out}")
-        return written
-    check_above(options.get("batch_size", 256), 0, "batch_size")
+        return embed_to_file(evaluated, str(data), output, view)
+    from supancl.probes import features as probes
+
     (evaluated,) = open_encoders(encoder, {"no_cache": True, **options}, saves_results=False)
-    module, device = evaluated.encoder, evaluated.options.device
-    how = (
-        device,
-        options.get("batch_size", 256),
-        options.get("layer", "pooled"),
-        options.get("normalize", False),
-        view,
-    )
-    splits = list(find_splits(module, data, view))
-    found = [probes.embed(module, split, *how, current_reporter().on_progress) for split in splits]
+    chosen = evaluated.options
+    how = (chosen.device, chosen.batch_size, chosen.layer, chosen.normalize, view)
+    splits = list(find_splits(evaluated.encoder, data, view))
+    found = [probes.embed(evaluated.encoder, split, *how, current_reporter().on_progress) for split in splits]
     values, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
-    paths = [name for split in splits for name in split.names_at(torch.arange(len(split)))]
-    return probes.Features(values, labels, paths=paths)
+    return probes.Features(values, labels, paths=[name for split in splits for name in names_of(split)])
+
+
+def names_of(split: Split) -> list[str]:
+    return split.names_at(torch.arange(len(split)))
 
 
 def find_splits(encoder: Encoder, images: Any, view: View) -> Iterator[Split]:
     """The images as splits of a store, decoded no larger than the view needs."""
-    import torch
-
     if isinstance(images, Split):
         yield images
         return
     if isinstance(images, Data):
         raise BadInput("data have several splits; embed data.train or data.held_out")
     short_side = evaluation_short_side(encoder.size, view)
-    resample: Any = "bicubic" if view == "whole" else "bilinear"
+    spec = DataSpec(short_side=short_side, resample="bicubic" if view == "whole" else "bilinear")
+    channels = encoder.spec.channels
     if isinstance(images, (str, Path)) and not is_image_file(images):
-        spec = DataSpec(source=str(images), short_side=short_side, resample=resample)
-        images = open_source(spec, encoder.spec.channels)
+        images = open_source(replace(spec, source=str(images)), channels)
     if isinstance(images, Source):
         yield from images.splits.values()
         return
@@ -120,8 +121,133 @@ def find_splits(encoder: Encoder, images: Any, view: View) -> Iterator[Split]:
         store = ArrayImages(torch.from_numpy(np.ascontiguousarray(images, np.float32)))
         yield full_split(store, torch.full((len(store),), -1), [f"images[{i}]" for i in range(len(store))])
         return
-    spec, channels = DataSpec(short_side=short_side, resample=resample), encoder.spec.channels
     one_image = isinstance(images, (str, Path, Image.Image))
     images, labels = ([images], None) if one_image else split_labels(images, spec, channels)
     split = source_from_images(images, None, spec, channels).splits["train"]
     yield split if labels is None else replace(split, labels=label_numbers(labels, len(split)))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The features of every split of a source; `held_out` is the mask of train images that pretraining held out.
+
+    `folder` is that of the file, with its slash.
+    """
+
+    data: Source
+    features: dict[str, Features]
+    held_out: np.ndarray | None
+    folder: str
+
+    def chunks(self) -> Iterator[tuple[dict[str, Sequence[Any]], np.ndarray]]:
+        """Columns (path, label, split and, if known, held_out) and features of a part of a split at a time."""
+        for name, features in self.features.items():
+            split = self.data.splits[name]
+            paths = names_of(split)
+            if self.data.has_files:
+                paths = [path_in_table(path, self.folder) for path in paths]
+            for start in range(0, len(paths), ROWS_AT_A_TIME):
+                rows = slice(start, start + ROWS_AT_A_TIME)
+                texts = label_cells(split.image_labels, torch.arange(len(paths))[rows], self.data.classes)
+                columns: dict[str, Sequence[Any]] = {"path": paths[rows], "label": texts, "split": [name] * len(texts)}
+                if self.held_out is not None:
+                    columns["held_out"] = self.held_out[rows].tolist() if name == "train" else [True] * len(texts)
+                yield columns, features.values[rows].numpy()
+
+
+def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Output, view: View) -> Features:
+    """Write the features of every image of a source, in the format that the suffix says; returns them too.
+
+    For the run's own data the file also says which train images pretraining held out.
+    """
+    from supancl.evaluation.sources import held_out_mask, read_source, spec_for
+    from supancl.probes.features import Features
+
+    data = read_source(evaluated, spec_for(evaluated, source), view, several_labels=True)
+    mask = held_out_mask(evaluated, source, data)
+    features = {name: evaluated.features(split, view) for name, split in data.splits.items()}
+    folder = os.path.join(out.path.parent.resolve(), "")
+    embedding = Embedding(with_given_labels(data), features, None if mask is None else mask.numpy(), folder)
+    with track_task(f"writing {out.path.name}"):
+        out.write(lambda path: WRITERS[out.path.suffix.lower()](embedding, path))
+    values, labels = (torch.cat(parts) for parts in zip(*features.values(), strict=True))
+    written = Features(
+        values, labels, paths=[name for split in embedding.data.splits.values() for name in names_of(split)]
+    )
+    held_out = None if mask is None else int(mask.sum())
+    written.about = {
+        "out": str(out.path),
+        "encoder": evaluated.location,
+        "data": source,
+        "width": values.shape[1],
+        "splits": {name: len(split) for name, split in data.splits.items()},
+        "skipped": len(data.skipped),
+        "train_held_out": held_out,
+    }
+    sizes = ", ".join(f"{name} {len(split)} x {values.shape[1]}" for name, split in data.splits.items())
+    say(f"{out.path}: {sizes}" + (f"; the run held {held_out} of train out" if held_out else ""))
+    return written
+
+
+def write_npz(embedding: Embedding, path: Path) -> None:
+    """class_names and, per split, SPLIT_features, SPLIT_labels and SPLIT_names; plain arrays only.
+
+    Several or soft labels are weights (N, C), as a .npz source has them. Of a hierarchy there is one label, a path.
+    """
+    arrays: dict[str, Any] = {"class_names": np.array(embedding.data.classes, dtype=np.str_)}
+    for name, features in embedding.features.items():
+        split = embedding.data.splits[name]
+        labels, pairs = split.image_labels.labels, split.image_labels.pairs
+        arrays[f"{name}_features"] = features.values.numpy()
+        arrays[f"{name}_labels"] = (
+            labels.numpy() if pairs is None else weight_matrix(pairs, len(embedding.data.classes))
+        )
+        arrays[f"{name}_names"] = np.array(names_of(split), dtype=np.str_)
+    if embedding.held_out is not None:
+        arrays["train_held_out"] = embedding.held_out
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def write_csv(embedding: Embedding, path: Path) -> None:
+    """A row per image: path, label, split, held_out if known, f0, f1, ..."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        for number, (columns, values) in enumerate(embedding.chunks()):
+            if not number:
+                writer.writerow([*columns, *_feature_names(values)])
+            for texts, row in zip(zip(*columns.values(), strict=True), values, strict=True):
+                # str of a float32: the shortest text that reads back as the same number
+                writer.writerow([*(escape_formula(make_writable(str(text))) for text in texts), *map(str, row)])
+
+
+def write_parquet(embedding: Embedding, path: Path) -> None:
+    """The columns of `write_csv`, with numbers as float32."""
+    import pyarrow
+    from pyarrow import parquet
+
+    writer = None
+    try:
+        for columns, values in embedding.chunks():
+            texts = {name: [make_writable(text) for text in columns[name]] for name in ("path", "label")}
+            numbers = dict(zip(_feature_names(values), values.T, strict=True))
+            table = pyarrow.table({**columns, **texts, **numbers})
+            writer = writer or parquet.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _feature_names(values: np.ndarray) -> list[str]:
+    return [f"f{i}" for i in range(values.shape[1])]
+
+
+WRITERS: dict[str, Callable[[Embedding, Path], None]] = {
+    ".npz": write_npz,
+    ".csv": write_csv,
+    ".parquet": write_parquet,
+}

@@ -31,7 +31,7 @@ from supancl.data.splits import Data, DataSpec, Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.specs import Masks
 from supancl.errors import BadInput, Interrupted, did_you_mean
-from supancl.files import check_writable, is_as_written, make_folder, read_text, reason, write_sealed_json
+from supancl.files import Output, is_as_written, read_text, reason, write_sealed_json
 from supancl.recipes import Recipe, recipe, recipe_from_json
 from supancl.recipes.auto import METHODS, TO_BE_CHOSEN
 from supancl.recipes.shorthands import with_settings
@@ -46,9 +46,7 @@ FIT_TO_VECTORS = ("train.batch_size", "train.epochs", "schedule.warmup_epochs", 
 MAX_WIDTH = 128  # of the features of vectors, as in the toy study
 # nothing is held out of what `fit` gets; its run folder is temporary, so it needs no checkpoints
 ALWAYS = {"data.holdout": 0.0, "train.keep": "none", "train.checkpoint_epochs": LARGEST_COUNT}
-
-
-COLLAPSED = "the features collapsed, so they say little; try a lower learning rate, settings={'lr': ...}"
+COLLAPSED = "the features collapsed; try a lower learning rate, settings={'lr': ...}"
 
 
 class InvalidInput(BadInput, ValueError):
@@ -107,8 +105,6 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             images = self._images(X, reset=True)
             labels, classes = number_classes(y, len(images))
             self.method_ = self._method(len(classes))
-            if len(classes) == 1 and classes.dtype.kind in "iuf" and (labels < 0).any():
-                warnings.warn("y: -1 means no label, and one class is left; number classes from 0", stacklevel=2)
             is_vectors = self._is_vectors(images)
             requested = self._recipe(images.shape[1] if is_vectors else None)
             if is_vectors:
@@ -126,13 +122,9 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         check_is_fitted(self)
         with _as_value_error():
             images = self._images(X, reset=False)
-            kinds = ("images", "vectors")
-            is_fitted_to_vectors, is_vectors = self.encoder_.spec.name == "linear", self._is_vectors(images)
-            if is_vectors != is_fitted_to_vectors:
-                expected, given = kinds[is_fitted_to_vectors], kinds[is_vectors]
-                raise BadInput(
-                    f"the encoder was fitted to {expected}, these are {given}; give {expected} (image_shape)"
-                )
+            is_vectors = self._is_vectors(images)
+            if is_vectors != (self.encoder_.spec.name == "linear"):
+                raise BadInput("the encoder was fitted to images or to vectors, and these are the other (image_shape)")
             if not is_vectors:
                 return np.asarray(embed(self.encoder_, images))
         # in double precision a row's features do not depend on the others in its batch
@@ -199,9 +191,6 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             if len(array) < 2 and reset:
                 raise BadInput(f"{len(array)} image(s), n_samples={len(array)}; training needs at least 2")
             return array
-        is_column = getattr(X, "shape", ())[1:] == (1,) and hasattr(X, "columns")
-        if is_column and isinstance(next(iter(np.asarray(X)[:, 0]), None), (str, Path, Image.Image)):
-            raise BadInput("X is a table with one column of images; give the column itself, such as X['path']")
         rows = validate_data(self, X, reset=reset, dtype=np.float64, ensure_min_samples=2 if reset else 1)
         return rows if self.image_shape is None else as_images(rows, self.image_shape)
 
@@ -350,17 +339,15 @@ VERSION = 1
 
 def write_estimator(folder: Path, encoder: Encoder, content: dict[str, Any]) -> Path:
     """Write a fitted estimator to a new folder, and return it."""
-    if (folder / FILE).exists() or (folder / "encoder.safetensors").exists():
-        raise BadInput(f"{folder} already holds an encoder; choose another folder")
-    check_writable(folder)
+    output = Output(folder, setting="folder").check()
     try:
         text = json.dumps({**content, "version": VERSION}, default=_to_list)
     except TypeError as error:
         raise BadInput(f"a parameter of the estimator cannot be written as JSON ({error}); use plain values") from None
-    make_folder(folder)
     classes, side = tuple(map(str, content["classes"])), content["fitted"].get("_short_side")
-    save_encoder(folder / "encoder.safetensors", encoder, classes, content["recipe"]["name"], side)
-    write_sealed_json(folder / FILE, json.loads(text))  # last: a folder without it is not a whole one
+    with output.folder() as new:
+        save_encoder(new / "encoder.safetensors", encoder, classes, content["recipe"]["name"], side)
+        write_sealed_json(new / FILE, json.loads(text))
     return folder
 
 

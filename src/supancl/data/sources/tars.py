@@ -1,57 +1,112 @@
 """Source: tar shards in WebDataset form. The files of a sample share a key; the extension says what each is.
 
-All headers are read first, so images can be read in any order, as from any other source.
+All headers are read first, so images can be read in any order, as from any other source. What they say is the index of
+a shard: offsets, labels and names of its images, in one small file in the cache folder.
 """
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import io
 import itertools
+import json
 import math
 import os
+import random
 import re
 import tarfile
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from supancl.config import parse_json
-from supancl.data.decode import LISTED_SUFFIXES, check_image_bytes, file_stamp, open_image_bytes
-from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing, check_label
-from supancl.errors import BadInput, plural
-from supancl.files import open_regular, reason
+from supancl.data.columns import SPLITS, Columns
+from supancl.data.decode import LISTED_SUFFIXES, check_image_bytes, file_stamp, map_in_order, open_image_bytes
+from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Listing
+from supancl.data.store.cache import TAR_INDEX_FOLDER, cache_root
+from supancl.errors import BadInput
+from supancl.files import make_inner_folder, open_regular, reason, remove_left_over_files, write_atomically
 from supancl.reporter import report_progress
 
 LABEL_EXTENSIONS = ("cls", "label", "json", "txt")  # in this order of preference: a .txt may be a caption
 MAX_SHARDS = 1_000_000  # that a pattern may name: the largest public sets have a quarter of that
 MAX_LABEL_BYTES = 2**16  # of a class name
 MAX_JSON_BYTES = 2**20  # of a sample's .json, which may hold more than its label
-MIN_LABELLED = 20  # with fewer, many classes are no reason for a remark
+INDEX_VERSION = 2
+ARRAYS = {"offsets": "<i8", "lengths": "<i8", "codes": "<i4"}
 
 
-@dataclass(frozen=True, slots=True)
-class TarItem:
-    """An image inside a tar, located by the offset and length of its bytes."""
+@dataclass(frozen=True, eq=False)
+class TarIndex:
+    """A shard as it was when it was indexed: where its images are, and the numbers of their labels, -1 for none."""
 
     tar: Path
-    member: str
-    offset: int
-    length: int
+    stamp: tuple[int, int]
+    offsets: np.ndarray
+    lengths: np.ndarray
+    codes: np.ndarray
+    classes: list[str]
+    digest: bytes  # of names and labels
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def check(self) -> None:
+        """Refuse a shard that has changed since it was indexed: the offsets would be wrong."""
+        try:
+            changed = "it has changed" if file_stamp(self.tar) != self.stamp else ""
+        except OSError as error:
+            changed = reason(error)
+        if changed:
+            raise BadInput(
+                f"{self.tar}: was readable before, now it is not ({changed}); restore it, then continue with resume"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TarItem:
+    """An image inside a tar."""
+
+    shard: TarIndex
+    position: int
 
     def __str__(self) -> str:
-        return f"{self.tar}::{self.member}"
+        return f"{self.shard.tar}::{_members(self.shard.tar, self.shard.stamp)[self.position]}"
 
     def stamp(self) -> tuple[int, int]:
-        size, change_time = file_stamp(self.tar)
-        return size * 1_000_003 + self.offset, change_time
+        size, change_time = self.shard.stamp
+        return size * 1_000_003 + int(self.shard.offsets[self.position]), change_time
 
     def open(self) -> Any:
-        check_image_bytes(self.length)
-        with open_regular(self.tar) as file:
-            file.seek(self.offset)
-            return open_image_bytes(file.read(self.length))
+        length = int(self.shard.lengths[self.position])
+        check_image_bytes(length)
+        with open_regular(self.shard.tar) as file:
+            file.seek(int(self.shard.offsets[self.position]))
+            return open_image_bytes(file.read(length))
+
+
+class TarItems(Sequence[TarItem]):
+    """The images of several shards, one after another."""
+
+    def __init__(self, shards: Sequence[TarIndex]) -> None:
+        self.shards = shards
+        self.ends = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        shard = int(np.searchsorted(self.ends, index, side="right"))
+        return TarItem(self.shards[shard], int(index) - (int(self.ends[shard - 1]) if shard else 0))
 
 
 def is_tar(name: str) -> bool:
@@ -91,34 +146,25 @@ def list_tars(name: str) -> Listing:
 
     If all labels are numbers they are sorted as numbers: .cls holds class numbers.
     """
-    entries: list[Entry] = []
-    files = find_tars(name)
-    for done, path in enumerate(files, start=1):
-        split = split_from_name(path)
-        entries += [(split, item, label) for item, label in iter_samples(path.resolve())]
-        report_progress("reading tar shards", done, len(files))
-    check_splits(name, len(files), {split for split, _, _ in entries})
-    labels = [label for _, _, label in entries if label]
-    remarks = caption_remarks(name, len(set(labels)), len(labels))
-    return Listing(entries, files[0].parent, tuple(remarks), by_number=True)
-
-
-def check_splits(name: str, shards: int, splits: set[str]) -> None:
-    """Refuse shards without training images; `splits` are those with at least one image."""
-    if not splits:
-        raise BadInput(f"{name}: no image in {plural(shards, 'tar shard')}; a sample is KEY.jpg and KEY.cls")
-    if "train" not in splits:
+    files = sorted(find_tars(name), key=lambda path: SPLITS.index(split_from_name(path)))
+    shards = index_tars(files)
+    numbers: dict[str, int] = {"": 0}
+    labels, splits = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)]
+    for path, shard in zip(files, shards, strict=True):
+        table = [numbers.setdefault(label, len(numbers)) for label in shard.classes]
+        labels.append(np.array([*table, 0], np.int32)[shard.codes])  # -1 is the last
+        splits.append(np.full(len(shard), SPLITS.index(split_from_name(path)), np.uint8))
+    entries = Columns(
+        TarItems([shard for shard in shards if len(shard)]),
+        np.concatenate(splits),
+        np.concatenate(labels),
+        list(numbers),
+    )
+    if not len(entries):
+        raise BadInput(f"{name}: no image in tar shards: {len(files)}; a sample is KEY.jpg and KEY.cls")
+    if not entries.has_split("train"):
         raise BadInput(f"{name}: all shards are held out (val-, test-); add shards to train on")
-
-
-def caption_remarks(name: str, classes: int, labelled: int) -> list[str]:
-    """A remark if almost every label is different: a .txt may be a caption, not a class."""
-    if labelled < MIN_LABELLED or 10 * classes <= 9 * labelled:
-        return []
-    return [
-        f"{name}: {classes:,} classes for {labelled:,} labelled images; a .txt is read as a label; "
-        "if it is a caption, almost every image becomes a class"
-    ]
+    return Listing(entries, files[0].parent, by_number=True)
 
 
 def split_from_name(path: Path) -> str:
@@ -127,7 +173,105 @@ def split_from_name(path: Path) -> str:
     return splits[-1] if splits else "train"
 
 
-def iter_samples(path: Path) -> Iterator[tuple[TarItem, str]]:
+# --- indexes ----------------------------------------------------------------------------------------------------------
+
+
+def index_tars(files: Sequence[Path]) -> list[TarIndex]:
+    """The index of each shard; missing or outdated ones are built."""
+    tars = [path.resolve() for path in files]
+    indexes: dict[Path, TarIndex | None] = dict(zip(tars, map_in_order(_read_index, tars), strict=True))
+
+    def index(tar: Path) -> tuple[Path, TarIndex]:
+        return tar, _read_index(tar) or _build_index(tar)  # another process may have built it meanwhile
+
+    missing = [tar for tar in tars if indexes[tar] is None]
+    shuffled = random.Random().sample(missing, len(missing))  # not seeded with the process id, which containers share
+    for done, (tar, built) in enumerate(map_in_order(index, shuffled), start=1):
+        indexes[tar] = built
+        report_progress("indexing tar shards", done, len(missing))
+    return [shard for tar in tars if (shard := indexes[tar]) is not None]
+
+
+def index_path(tar: Path, stamp: tuple[int, int] | None = None) -> Path:
+    """The name includes the shard's stamp: machines that share a cache may have different copies of the shard."""
+    content = os.fsencode(f"{tar} {stamp or file_stamp(tar)}")
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", tar.stem)[:40].strip("-") or "shard"
+    return cache_root() / TAR_INDEX_FOLDER / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.zip"
+
+
+def _read_index(tar: Path) -> TarIndex | None:
+    """The index of a shard; None if it is missing, damaged or outdated."""
+    with suppress(Exception):  # zipfile, zlib and json each raise something else
+        stamp = file_stamp(tar)
+        about, classes, *arrays = _read_fields(index_path(tar, stamp), "about", "classes", *ARRAYS)
+        facts = parse_json(about)
+        offsets, lengths, codes = (np.frombuffer(*array) for array in zip(arrays, ARRAYS.values(), strict=True))
+        if facts["version"] == INDEX_VERSION and facts["stamp"] == list(stamp):
+            return TarIndex(tar, stamp, offsets, lengths, codes, parse_json(classes), bytes.fromhex(facts["digest"]))
+    return None
+
+
+def _read_fields(path: Path, *names: str) -> list[bytes]:
+    """Fields of an index file, each with its checksum verified.
+
+    Not np.load: it parses a header for every array, which is not thread-safe in Python 3.11 (occasional "SystemError:
+    AST constructor recursion depth mismatch").
+    """
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        return [archive.read(name) for name in names]
+
+
+@lru_cache(maxsize=8)
+def _members(tar: Path, stamp: tuple[int, int]) -> list[str]:
+    """The names of the images in a shard, from its index, or from the shard where that was deleted."""
+    with suppress(Exception):
+        return _read_fields(index_path(tar, stamp), "members")[0].decode("utf-8", "surrogateescape").split("\0")
+    return [member.name for member, _ in iter_samples(tar)]
+
+
+def _build_index(tar: Path) -> TarIndex:
+    """The index of a shard, from its headers and labels; it is kept where the cache can be written."""
+    stamp, samples = file_stamp(tar), list(iter_samples(tar))
+    labels = [label for _, label in samples]
+    classes = sorted(set(labels) - {""})
+    codes = {label: i for i, label in enumerate(classes)} | {"": -1}
+    names = [member.name for member, _ in samples]
+    base_names = "\n".join(os.path.basename(name) for name in names).encode("utf-8", "surrogateescape")
+    digest = hashlib.sha256(json.dumps(labels).encode() + base_names).digest()
+    offsets = np.array([member.offset for member, _ in samples], "<i8")
+    lengths = np.array([member.length for member, _ in samples], "<i8")
+    numbers = np.array([codes[label] for label in labels], "<i4")
+    about = {"version": INDEX_VERSION, "tar": str(tar), "stamp": stamp, "digest": digest.hex()}
+    fields = {"about": json.dumps(about).encode(), "classes": json.dumps(classes).encode()}
+    fields["members"] = "\0".join(names).encode("utf-8", "surrogateescape")
+    fields |= {"offsets": offsets.tobytes(), "lengths": lengths.tobytes(), "codes": numbers.tobytes()}
+
+    def write(temporary: Path) -> None:
+        with zipfile.ZipFile(temporary, "w") as archive:
+            for name, field in fields.items():
+                archive.writestr(name, field)
+
+    path = index_path(tar, stamp)
+    with suppress(OSError):
+        make_inner_folder(path.parent)
+        remove_left_over_files(path.parent)
+        with suppress(BadInput):
+            write_atomically(path, write)
+    return TarIndex(tar, stamp, offsets, lengths, numbers, classes, digest)
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+class Member(NamedTuple):
+    """An image in a tar: its name there, and where its bytes are."""
+
+    name: str
+    offset: int
+    length: int
+
+
+def iter_samples(path: Path) -> Iterator[tuple[Member, str]]:
     """(image, class name) of every sample of a tar, in order; '' if unlabelled."""
     keys: set[str] = set()
     try:
@@ -163,16 +307,16 @@ class HeaderReader(io.BufferedReader):
 
 def _read_sample(
     path: Path, tar: tarfile.TarFile, key: str, members: Iterable[tuple[str, str, tarfile.TarInfo]]
-) -> tuple[TarItem | None, str]:
-    image: TarItem | None = None
+) -> tuple[Member | None, str]:
+    image: Member | None = None
     labels: dict[str, str] = {}
     for _, extension, member in members:
         if f".{extension.rpartition('.')[2]}" in LISTED_SUFFIXES:
             if image is not None:
                 raise BadInput(
-                    f"{path}: sample {key!r} has two images, {image.member} and {member.name}; keep one of them"
+                    f"{path}: sample {key!r} has two images, {image.name} and {member.name}; keep one of them"
                 )
-            image = TarItem(path, member.name, member.offset_data, member.size)
+            image = Member(member.name, member.offset_data, member.size)
         elif extension in LABEL_EXTENSIONS:
             location, limit = f"{path}::{member.name}", MAX_JSON_BYTES if extension == "json" else MAX_LABEL_BYTES
             if member.size > limit:
@@ -220,7 +364,6 @@ def _read_label(content: bytes, extension: str, location: str) -> str | None:
             text = str(value).strip()
     except (UnicodeDecodeError, ValueError) as error:
         raise BadInput(f"{location}: cannot be read as a label ({error}); it must be a class number or name") from None
-    check_label(text, location)
     return "" if text in (*NO_LABEL, "None") else text
 
 

@@ -41,12 +41,11 @@ MAX_PADDING = 16  # a canvas for all images may be at most this many times their
 class Batch(NamedTuple):
     """Pixels (B, C, H, W) as uint8, and each image's (height, width) if images were padded.
 
-    Toy data are float vectors (B, D). Streamed batches also carry `labels` (B,), as their labels are not in memory.
+    Toy data are float vectors (B, D).
     """
 
     pixels: Tensor
     sizes: Tensor | None = None
-    labels: Tensor | None = None
 
     def take(self, rows: Tensor) -> Batch:
         """The batch with only these rows."""
@@ -80,11 +79,28 @@ class Batch(NamedTuple):
             sizes = torch.tensor([shape[-2:]]).repeat(shape[0], 1)
         pixels = torch.empty(*shape[:2], *canvas, dtype=self.pixels.dtype, pin_memory=torch.cuda.is_available())
         pixels[..., : shape[-2], : shape[-1]] = self.pixels
-        return Batch(pixels, sizes, self.labels)
+        return Batch(pixels, sizes)
+
+
+class UnreadableRows(BadInput):
+    """Images of a stream cannot be read; their rows are in `unreadable`, and others take their places."""
 
 
 class ImageStore(ABC):
-    """Images by row. A store that defines only `__len__` and `batch` reads its images on demand."""
+    """Images by row. A store that defines only `__len__` and `batch` reads its images on demand.
+
+    A stream has `shards`; those of a `window` are shuffled together.
+    """
+
+    shards: Sequence[Path] = ()
+    shard_ends: Tensor  # the row after the last one of each shard
+    shard_digests: Sequence[bytes] = ()  # of the names and labels in each shard
+    window = 1
+
+    @cached_property
+    def unreadable(self) -> dict[int, str]:
+        """Rows of a stream that cannot be read, and the names of their images."""
+        return {}
 
     @abstractmethod
     def __len__(self) -> int: ...

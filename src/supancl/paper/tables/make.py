@@ -1,124 +1,257 @@
-"""Make a table of the paper from data: train and evaluate what is missing, then fill the table."""
+"""Make a table of the paper from data: plan its rows as runs, train and evaluate what is missing, then fill it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from supancl.errors import BadInput, plural
-from supancl.evaluation import EvaluatedEncoder, run_suite
+from supancl.data.sources.benchmarks import find_benchmarks
+from supancl.errors import BadInput
 from supancl.evaluation import Plan as SuitePlan
+from supancl.evaluation import run_suite
 from supancl.evaluation.naming import registered_name
 from supancl.evaluation.sources import data_for
-from supancl.paper.tables.cells import FilledTable, fill
-from supancl.paper.tables.plan import DONE, Plan, PlannedRun, by_source
-from supancl.paper.tables.runs import read_entries
+from supancl.paper.studies import STUDIES, Rows, cell_rows, check_cells, check_supcon
+from supancl.paper.tables.layouts import Layout
+from supancl.paper.tables.pivot import FilledTable, fill
+from supancl.paper.tables.results import read_entries
+from supancl.recipes import RECIPES, Recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
-from supancl.runs.folder import RunFolder
+from supancl.runs.folder import RunFolder, read_end
 from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
+from supancl.sweeps.options import check_overrides
 from supancl.sweeps.processes import Failure
-from supancl.sweeps.runner import RunsFailed, Sweep, check_same_recipe, open_recipe_data
+from supancl.sweeps.runner import (
+    RunsFailed,
+    Sweep,
+    check_monitored,
+    check_same_recipe,
+    open_recipe_data,
+    read_failure,
+    select_rows,
+)
+
+FAMILIES = ("imagenet100", "cifar100", "cifar10", "vit", "digits")
+PAPERS_FAMILY = {"8": ("cifar100",), "G.1": ("vit",), "H.1": ("cifar10", "cifar100")}  # imagenet100 for the others
+STUDY_OF = {"1": "alpha", "3": "alpha", "F.1": "alpha", "7": "pool", "F.2": "positives"}
+TO_TRAIN, TO_EVALUATE, DONE, FAILED = "to train", "to evaluate", "done", "failed"
 
 
-def check_plan(plan: Plan, sweep: Sweep) -> None:
-    """Refuse a folder that holds something else, before anything is trained."""
-    sweep.check_folder(plan.runs[0].recipe)
-    for run in plan.runs:
-        check_same_recipe(resolve_warmup(run.recipe), RunFolder(run.folder))
+@dataclass(frozen=True)
+class Request:
+    """Which rows of a table to train, and from which recipes and data."""
+
+    build: Callable[[str], Recipe]  # name -> the recipe with all overrides
+    overrides: Mapping[str, Any]  # the overrides
+    rows: str | None = None  # comma-separated names; None: all
+    family: str | None = None
+    recipe: str | None = None
+    benchmarks: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a table by name, the benchmarks to evaluate on, and the rows that have no recipe."""
+
+    layout: Layout
+    runs: Mapping[str, Recipe]
+    out: Path
+    benchmarks: Path | None
+    without_recipe: tuple[str, ...] = ()
+
+    @property
+    def data_sets(self) -> tuple[str, ...]:
+        """The data sets of the table's columns, or of H.1's rows."""
+        names = [column.partition(":")[2] for column in self.layout.paper.columns]
+        return ("cifar10", "cifar100") if self.layout.by_method else tuple(filter(None, names))
+
+    @property
+    def available(self) -> tuple[str, ...]:
+        """Those of them that the folder of benchmarks holds."""
+        root = self.benchmarks
+        here = [] if root is None else [*find_benchmarks(root, "transfer"), *find_benchmarks(root, "few-shot")]
+        return tuple(name for name in self.data_sets if name in here)
+
+    def is_trained(self, name: str) -> bool:
+        return read_end(RunFolder(self.out / name)) is not None
+
+    def state(self, name: str) -> str:
+        """Whether a run is still to be trained or to be evaluated."""
+        folder = self.out / name
+        if not self.is_trained(name):
+            return FAILED if read_failure(folder) is not None else TO_TRAIN
+        (entry, *_) = read_entries([str(folder)])
+        for measure in self.measures(name):
+            ways = [value.way for value in entry.find(measure, self.layout.probe) if not value.way.by]
+            wants_projector = measure == "within" and has_projector(folder)
+            if not ways or (wants_projector and all(way.layer != "projector" for way in ways)):
+                return TO_EVALUATE
+        return DONE
+
+    def measures(self, name: str) -> list[str]:
+        """What can be measured of a run with the available data; detectors are trained by `supancl detect`."""
+        if self.layout.by_method:
+            return [f"linear:{data}" for data in dict.fromkeys((*self.available, self.runs[name].name.split(".")[0]))]
+        measures = []
+        for column in self.layout.paper.columns:
+            kind, _, data = column.partition(":")
+            if kind == "fewshot" and data in self.available:
+                measures += [f"{column}:{section.key}" for section in self.layout.sections]
+            elif data in self.available or kind in ("knn", "linear", "within"):
+                measures.append(column)
+        return measures
+
+    def notes(self, failed: Mapping[str, Failure]) -> list[str]:
+        """What the table lacks, and why."""
+        texts = [f"no recipe, so no line of ours: {', '.join(self.without_recipe)}"] * bool(self.without_recipe)
+        absent = ", ".join(name for name in self.data_sets if name not in self.available)
+        reason = f"not in {self.benchmarks}" if self.benchmarks else "no benchmarks ROOT"
+        texts += [f"{reason}, so blank: {absent} (supancl data where NAME shows how to lay one out)"] * bool(absent)
+        if "ap" in self.layout.paper.columns:
+            texts.append("VOC AP: supancl detect train RUN --data VOC --out RUN/detect, then this command again")
+        return [*texts, *(f"failed and left out: {name}: {failure.reason}" for name, failure in failed.items())]
+
+
+# --- rows as recipes --------------------------------------------------------------------------------------------------
+
+
+def make_plan(layout: Layout, request: Request, sweep: Sweep) -> Plan:
+    """Plan the table's rows, or those of --rows, with every seed, in the folder of the sweep."""
+    check_overrides(request.overrides, {"train.seed": "seeds"})
+    root = Path(request.benchmarks) if request.benchmarks else None
+    if root is not None and not root.is_dir():
+        raise BadInput(f"benchmarks {root}: no such folder; give the folder that holds the data sets")
+    rows, without_recipe = table_rows(layout, request)
+    rows = {name: hold_out_for_ridge(layout, row) for name, row in select_rows(rows, request.rows, "table").items()}
+    for row in rows.values():
+        if not row.data.source:
+            raise BadInput(f"Table {layout.name} trains {row.name}; give its training data with data")
+        check_monitored(row)
+    runs = sweep.with_seeds(rows, f"Table {layout.name}")
+    sweep.check_folder(next(iter(runs.values())))
+    for name, recipe in runs.items():
+        check_same_recipe(resolve_warmup(recipe), RunFolder(sweep.out / name))
+    return Plan(layout, runs, sweep.out, root, tuple(without_recipe))
+
+
+def hold_out_for_ridge(layout: Layout, row: Recipe) -> Recipe:
+    """The row with 10% of its training images held out, if a convex probe needs them to choose its ridge.
+
+    A `--set data.holdout` is respected. Table 4's SGD probe has no ridge; the other tables have no linear column.
+    """
+    has_ridge = layout.by_method or ("linear" in layout.paper.columns and layout.probe != "sgd")
+    if not has_ridge or row.data.holdout is not None:
+        return row
+    return row.with_set({"data.holdout": 0.1}, because=f"Table {layout.name}: images that choose the probe's ridge")
+
+
+def table_rows(layout: Layout, request: Request) -> tuple[Rows, list[str]]:
+    """The table's rows as recipes, and the names of the recipes that do not exist."""
+    if layout.name == "2":
+        raise BadInput("Table 2 needs a toy study: supancl paper toy --out DIR, then supancl paper table 2 DIR")
+    families = (request.family,) if request.family else PAPERS_FAMILY.get(layout.name, ("imagenet100",))
+    if layout.name in (*STUDY_OF, "8"):
+        base = request.build(request.recipe or f"{families[0]}.supsiam")
+        if layout.name == "8":
+            check_cells(base)
+            return cell_rows(base), []
+        study = STUDIES[STUDY_OF[layout.name]]
+        check_overrides(request.overrides, study.varies)
+        study.check(base)
+        # Table 7 has no row without a pool
+        return {name: row for name, row in study.rows(base).items() if name != "none"}, []
+    if request.recipe:
+        raise BadInput(f"recipe {request.recipe}: Table {layout.name} has one row per method; give family or rows")
+    if layout.name == "F.3":
+        check_overrides(request.overrides, STUDIES["memory"].varies)
+        names = {method: f"{families[0]}.{method}" for method in ("supcon", "supsiam")}
+    elif layout.by_method:
+        if "data.source" in request.overrides and len(families) > 1:
+            raise BadInput("Table H.1 needs two data sets; give benchmarks ROOT, or family cifar10 data SOURCE")
+        names = {f"{family}-{name}": f"{family}.{name}" for family in families for name in layout.paper.columns}
+    else:
+        names = {method: f"{families[0]}.{method}" for method in next(iter(layout.paper.rows.values()))}
+    without_recipe = [name for name in names.values() if name not in RECIPES]
+    rows = {row: request.build(name) for row, name in names.items() if name in RECIPES}
+    if not rows:
+        raise BadInput(f"there is no recipe {' and no '.join(without_recipe)}; choose another family")
+    if layout.name == "F.3":  # SupCon without and with a memory bank, and SupSiam, each at both batch sizes
+        check_supcon(rows["supcon"])
+        varied = {
+            method: STUDIES["memory" if method == "supcon" else "batch"].rows(row) for method, row in rows.items()
+        }
+        rows = {f"{method}-{name}": row for method, all_rows in varied.items() for name, row in all_rows.items()}
+    if layout.by_method and request.benchmarks:
+        sources = {name: f"{row.name.split('.')[0]}@{request.benchmarks}" for name, row in rows.items()}
+        rows = {
+            name: row if row.data.source else row.with_set({"data.source": sources[name]}, because="Table H.1")
+            for name, row in rows.items()
+        }
+    return rows, without_recipe
+
+
+# --- training and evaluating ------------------------------------------------------------------------------------------
 
 
 def complete(plan: Plan, states: Mapping[str, str], sweep: Sweep) -> tuple[FilledTable, dict[str, Failure]]:
     """Train and evaluate what is missing of a table; returns the table and the runs that failed."""
-    failed = train(plan, sweep) if set(states.values()) - {DONE} else {}
-    trained = [run for run in plan.runs if run.is_trained]
+    failed: dict[str, Failure] = {}
+    for source in dict.fromkeys(recipe.data.source for recipe in plan.runs.values()):
+        runs = {name: recipe for name, recipe in plan.runs.items() if recipe.data.source == source}
+        if not all(map(plan.is_trained, runs)):
+            failed |= sweep.train(runs, open_recipe_data(next(iter(runs.values())))).failed
+    trained = [name for name in plan.runs if plan.is_trained(name)]
     if not trained:
-        raise RunsFailed(failed, {"rows": [run.name for run in plan.runs]}, sweep.out)
-    failures = evaluate(plan, [run for run in trained if states[run.name] != DONE], sweep)
-    filled = fill(plan.layout, read_entries([str(run.folder) for run in trained]))
-    filled.notes.extend([*notes(plan, failed), *failures])
+        raise RunsFailed(failed, {"rows": list(plan.runs)}, sweep.out)
+    failures = evaluate(plan, [name for name in trained if states[name] != DONE])
+    filled = fill(plan.layout, read_entries([str(plan.out / name) for name in trained]))
+    filled.notes.extend([*plan.notes(failed), *failures])
     return filled, failed
 
 
-def notes(plan: Plan, failed: dict[str, Failure]) -> list[str]:
-    """What the table lacks, and why."""
-    texts = [f"no recipe, so no line of ours: {', '.join(plan.without_recipe)}"] if plan.without_recipe else []
-    absent = [name for name in plan.data_sets if name not in plan.available_data_sets]
-    reason = f"not in {plan.benchmarks}" if plan.benchmarks else "no benchmarks ROOT"
-    if absent:
-        texts.append(f"{reason}, so blank: {', '.join(absent)} (supancl data check NAME shows how to lay one out)")
-    if "ap" in plan.layout.paper.columns:
-        texts.append("VOC AP: supancl detect train RUN --data VOC --out RUN/detect, then this command again")
-    return [*texts, *(f"failed and left out: {name}: {failure.reason}" for name, failure in failed.items())]
-
-
-def train(plan: Plan, sweep: Sweep) -> dict[str, Failure]:
-    """Train what is not trained yet, source by source; returns the runs that failed."""
-    failed: dict[str, Failure] = {}
-    for runs in by_source(plan.runs):
-        if all(run.is_trained for run in runs):
-            continue
-        data = open_recipe_data(runs[0].recipe)
-        failed |= sweep.train({run.name: run.recipe for run in runs}, data).failed
-    return failed
-
-
-# --- evaluating -------------------------------------------------------------------------------------------------------
-
-
-def evaluate(plan: Plan, runs: list[PlannedRun], sweep: Sweep) -> list[str]:
+def evaluate(plan: Plan, names: list[str]) -> list[str]:
     """Measure what the table needs of these runs; returns what could not be measured, and why."""
-    if not runs:
+    if not names:
         return []
-    current_reporter().note(f"evaluating {plural(len(runs), 'run')}")
-    evaluator, failures = RunEvaluator(runs[0].recipe.train.device), []
-    for run in runs:
-        for measurement in measurements(plan, run, evaluator):
+    current_reporter().note(f"runs to evaluate: {len(names)}")
+    evaluator, failures = RunEvaluator(plan.runs[names[0]].train.device), []
+    for name in names:
+        for measurement in measurements(plan, name, evaluator):
             try:
-                evaluator.find_or_measure(run.folder, measurement)
+                evaluator.find_or_measure(plan.out / name, measurement)
             except BadInput as error:
-                failures.append(f"{run.name}: {measurement.protocol} not measured: {error}")
-    return [*failures, *transfer(plan, runs, evaluator, sweep.out)]
-
-
-def measurements(plan: Plan, run: PlannedRun, evaluator: RunEvaluator) -> list[Measurement]:
-    """The measurements that the columns need of a run, on its data or on the other CIFAR; on test images if any."""
-    columns, probe = plan.layout.paper.columns, plan.layout.probe
-    if not plan.layout.by_method and not {"knn", "linear", "within"} & set(columns):
-        return []
-    split = "test" if data_for(evaluator.open_run(run.folder), None).test is not None else "held-out"
-    if plan.layout.by_method:
-        training_set = registered_name(run.recipe.data.source) or plan.measures(run)[-1].partition(":")[2]
-        others = [name for name in plan.available_data_sets if name != training_set]
-        return [
-            Measurement("linear", split),
-            *(Measurement("linear", "test", source=f"{name}@{plan.benchmarks}") for name in others),
-        ]
-    wanted_measurements = [Measurement("knn", split)] if "knn" in columns else []
-    wanted_measurements += [Measurement("linear", split, probe)] if "linear" in columns else []
-    if "within" in columns:
-        of_projector = Measurement("variance", "train", layer="projector")
-        wanted_measurements.append(of_projector if has_projector(run.folder) else Measurement("variance", split))
-    return wanted_measurements
-
-
-def transfer(plan: Plan, runs: list[PlannedRun], evaluator: RunEvaluator, out: Path) -> list[str]:
-    """Measure transfer and few-shot accuracy with the suite, on the available data sets."""
+                failures.append(f"{name}: {measurement.protocol} not measured: {error}")
     kinds = {column.partition(":")[0] for column in plan.layout.paper.columns}
     protocols = [kind for kind in ("transfer", "fewshot") if kind in kinds]
-    if not protocols or not plan.available_data_sets or plan.benchmarks is None:
-        return []
-    encoders: list[EvaluatedEncoder] = [evaluator.open_run(run.folder) for run in runs]
-    suite = run_suite(
-        encoders, SuitePlan(plan.benchmarks, protocols, plan.available_data_sets), out / "suite", current_reporter()
-    )
-    by_path = {evaluated.location: evaluated for evaluated in encoders}
+    if not protocols or not plan.available or plan.benchmarks is None:
+        return failures
+    encoders = {str(plan.out / name): evaluator.open_run(plan.out / name) for name in names}
+    suite_plan = SuitePlan(plan.benchmarks, protocols, plan.available)
+    suite = run_suite(list(encoders.values()), suite_plan, plan.out / "suite", current_reporter())
     for result in suite.results:  # results of an earlier call may be missing in the run's folder
-        evaluated = by_path.get(str(result["encoder"]))
-        if evaluated is not None and evaluated.run is not None:
-            content = {key: value for key, value in result.items() if key not in ("task", "group")}
-            evaluated.save_result(str(result["base"]), content)
-    return [
-        f"{failure['encoder']}: {failure['task']} on {failure['data']} not measured: {failure['why']}"
-        for failure in suite.failures
+        content = {key: value for key, value in result.items() if key not in ("task", "group")}
+        encoders[str(result["encoder"])].save_result(str(result["base"]), content)
+    return failures + [
+        f"{failed['encoder']}: {failed['task']} on {failed['data']}: {failed['why']}" for failed in suite.failures
     ]
+
+
+def measurements(plan: Plan, name: str, evaluator: RunEvaluator) -> list[Measurement]:
+    """The measurements that the columns need of a run, on its data or on the other CIFAR; on test images if any."""
+    columns, folder = plan.layout.paper.columns, plan.out / name
+    if not plan.layout.by_method and not {"knn", "linear", "within"} & set(columns):
+        return []
+    split = "test" if data_for(evaluator.open_run(folder), None).test is not None else "held-out"
+    if plan.layout.by_method:
+        recipe = plan.runs[name]
+        own = registered_name(recipe.data.source) or recipe.name.split(".")[0]
+        others = [f"{data}@{plan.benchmarks}" for data in plan.available if data != own]
+        return [Measurement("linear", split), *(Measurement("linear", "test", source=source) for source in others)]
+    wanted = [Measurement("knn", split)] * ("knn" in columns)
+    wanted += [Measurement("linear", split, plan.layout.probe)] * ("linear" in columns)
+    of_projector = Measurement("variance", "train", layer="projector")
+    variance = of_projector if has_projector(folder) else Measurement("variance", split)
+    return wanted + [variance] * ("within" in columns)
