@@ -15,7 +15,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from supancl.data.decode import upright_size
-from supancl.data.label_pairs import label_texts
+from supancl.data.labels import label_texts
 from supancl.data.opening import absolute_source, open_source
 from supancl.data.sources.libraries import RowItem, _class_names, _list_rows
 from supancl.data.splits import DataSpec
@@ -228,7 +228,7 @@ def test_a_label_column_of_another_name_is_found(tmp_path):
 
 
 def several(split, classes) -> list[str]:
-    return label_texts(split.image_labels, torch.arange(len(split)), classes, "")
+    return label_texts(split.all_labels, torch.arange(len(split)), classes, "")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_lists_of_classes_are_several_labels(tmp_path, labels, kind, classes, wa
     train = found.splits["train"]
     assert found.classes == classes
     assert several(train, classes) == wanted
-    assert (train.pairs is None) == all(len(row or []) < 2 for row in labels)
+    assert (train.all_labels.pairs is None) == all(len(row or []) < 2 for row in labels)
 
 
 def test_a_column_of_one_class_is_preferred_to_lists(tmp_path):

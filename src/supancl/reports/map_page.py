@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from supancl.data.label_pairs import label_cell, list_labels
+from supancl.core.labels import Labels
+from supancl.data.labels import label_cell
 from supancl.errors import plural
 from supancl.reports.maps import EncoderMap, MappedImages, common_folder
 from supancl.reports.page import html_page, short_source
@@ -76,7 +77,7 @@ def label_sets(images: MappedImages) -> dict[str, Any]:
     """If images have several labels: each combination once, as its classes and the cell of a .csv, and whose it is."""
     if images.pairs is None:
         return {}
-    sets = [tuple(labels) for labels in list_labels(images.pairs)]
+    sets = [tuple(labels) for labels in Labels.of(images.pairs).entries()]
     number = {labels: i for i, labels in enumerate(dict.fromkeys(sets))}
     return {
         "label_sets": [

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.label_pairs import ImageLabels, heaviest_labels
-from supancl.data.levels import with_leaf_labels
+from supancl.core.labels import Labels
+from supancl.data.hierarchy import with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluation import EvaluatedEncoder
@@ -59,7 +59,7 @@ class MappedImages(NamedTuple):
 
     def class_numbers(self) -> Tensor:
         """The class of every label of every image, (images, L); -1 where there is none."""
-        return label_numbers(ImageLabels(torch.from_numpy(self.labels), self.pairs))
+        return Labels.of(torch.from_numpy(self.labels) if self.pairs is None else self.pairs).classes
 
 
 def build_maps(
@@ -106,11 +106,13 @@ def choose_images(
     """
     by_leaf = with_leaf_labels(source)
     splits = by_leaf.splits
-    labels, pairs = labels_to_show(list(splits.values()))
+    all_labels = Labels.join([split.all_labels for split in splits.values()])
+    # several labels: the one with the largest weight colours an image, of equals the rarest
+    labels, pairs = all_labels.heaviest(all_labels.counts()), all_labels.pairs
     rows = torch.arange(len(labels))
     if request.classes:
         numbers = torch.tensor(find_classes(request, by_leaf.classes))
-        rows = rows[torch.isin(label_numbers(ImageLabels(labels, pairs)), numbers).any(1)]
+        rows = rows[torch.isin(all_labels.classes, numbers).any(1)]
     if len(rows) > request.limit:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(request.seed))
         evaluated.warn_once(f"{request.data}: the map shows {request.limit:,} of {len(rows):,} images (limit)")
@@ -133,24 +135,6 @@ def choose_images(
     shown_pairs = None if pairs is None else pairs[rows]
     images = MappedImages(nonempty_splits, names, labels[rows].numpy(), by_leaf.classes, split_names, shown_pairs)
     return images, None if in_train is None else held_out[rows]
-
-
-def labels_to_show(splits: Sequence[Split]) -> ImageLabels:
-    """The label that colours each image of the splits, one after the other, and all labels if there are several.
-
-    Of several the one with the largest weight colours it, of equals the rarest.
-    """
-    all_pairs = [split.pairs for split in splits if split.pairs is not None]
-    if not all_pairs:
-        return ImageLabels(torch.cat([split.labels for split in splits]))
-    pairs = torch.cat(all_pairs)
-    numbers = pairs[..., 0].long()
-    return ImageLabels(heaviest_labels(pairs, torch.bincount(numbers[numbers >= 0], minlength=1)), pairs)
-
-
-def label_numbers(labels: ImageLabels) -> Tensor:
-    """The class of every label of every image, (images, L); -1 where there is none."""
-    return labels.labels[:, None] if labels.pairs is None else labels.pairs[..., 0].long()
 
 
 def find_classes(request: MapRequest, classes: Sequence[str]) -> list[int]:

@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from supancl.core.labels import Labels as AllLabels
 from supancl.core.precision import pick_device
-from supancl.data.label_pairs import ImageLabels, check_one_label
-from supancl.data.levels import with_leaf_labels
+from supancl.data.hierarchy import with_leaf_labels
 from supancl.data.opening import is_same_source
 from supancl.data.splits import Data, Split
 from supancl.errors import BadInput, plural
@@ -50,7 +50,7 @@ class RowGroup(NamedTuple):
     """Rows that are trained on the same data, read in the same way."""
 
     rows: dict[str, Recipe]
-    held_out: ImageLabels  # with all labels of the images if they are measured by these
+    held_out: AllLabels  # with all labels of the images if they are measured by these
     classes: tuple[str, ...]  # of these labels
     data: Data | None  # None if several groups would not fit into memory together
 
@@ -78,7 +78,7 @@ def train_and_compare(
     first = next(iter(rows.values()))
     evaluator = RunEvaluator(first.train.device)
     held_out = groups[0].held_out
-    scores = MEASURES if held_out.pairs is None else MEASURES_OF_SEVERAL
+    scores = MEASURES if held_out.has_one_each else MEASURES_OF_SEVERAL
     has_terms = len({getattr(recipe.loss, "alpha", None) for recipe in rows.values()}) > 1
     measures = {**(LOSS_TERMS if has_terms else {}), **scores, **(TRANSFER if leave_out else {})}
 
@@ -97,7 +97,7 @@ def train_and_compare(
     knn, linear = list(scores)[:2]
     by = linear if any(result[linear] is not None for result in results) else knn
     by = "transfer" if leave_out else by
-    comparison = compare_rows(results, list(labels), by, against, held_out=int((held_out.labels >= 0).sum()))
+    comparison = compare_rows(results, list(labels), by, against, held_out=int(held_out.is_labelled.sum()))
     if len(labelled) > 1:
         comparison["findings"].append(
             f"rows have {' or '.join(map(str, sorted(labelled)))} labelled images, on which their classifiers were "
@@ -131,7 +131,7 @@ def without_classes(group: RowGroup, fraction: float, because: str) -> RowGroup:
     left_out = left_out_classes(data, fraction)
     if not left_out:
         raise BadInput(f"leave_out = {fraction:g}: needs four classes with training and held-out images")
-    check_one_label(data.train.pairs, first.data.location, "leave_out above 0", is_nested=bool(data.levels))
+    data.train.all_labels.check_single(first.data.location, "leave_out above 0")
     rows = {name: recipe.with_set({"data.leave_out": left_out}, because) for name, recipe in group.rows.items()}
     return group._replace(rows=rows, data=open_recipe_data(next(iter(rows.values()))))
 
@@ -157,7 +157,7 @@ def open_groups(rows: Rows, sweep: Sweep, because: str) -> tuple[list[RowGroup],
                 )
             summary = summary or data.summary
             measured = with_leaf_labels(data)  # runs on a hierarchy are compared by its leaves
-            groups[key] = RowGroup({}, measured.held_out.image_labels, measured.classes, data)
+            groups[key] = RowGroup({}, measured.held_out.all_labels, measured.classes, data)
             holdout = with_holdout.data.holdout
         else:
             holdout = next(iter(groups[key].rows.values())).data.holdout
@@ -181,17 +181,11 @@ def check_same_images(groups: Sequence[RowGroup]) -> None:
                 f"{len(group.classes)}), so they cannot be compared; give one data.hierarchy, data.max_labels and "
                 "data.leave_out to both"
             )
-        if not is_same or not _are_equal(group.held_out, groups[0].held_out):
+        if not is_same or not torch.equal(group.held_out.tensor, groups[0].held_out.tensor):
             raise BadInput(
                 f"{first} and {name} hold out different images ({reference.data.source} and {recipe.data.source}), so "
                 "they cannot be compared; give one data, data.holdout and data.leave_out to both"
             )
-
-
-def _are_equal(ours: ImageLabels, theirs: ImageLabels) -> bool:
-    if ours.pairs is None or theirs.pairs is None:
-        return ours.pairs is theirs.pairs and torch.equal(ours.labels, theirs.labels)
-    return torch.equal(ours.pairs, theirs.pairs)
 
 
 # --- differences ------------------------------------------------------------------------------------------------------

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from supancl.data.columns import SPLITS, Columns
-from supancl.data.label_pairs import (
+from supancl.data.labels import (
     SEPARATOR,
     LabelSet,
     LabelTable,
     as_number,
     check_count,
-    check_range_of_sets,
     ends_like_weight,
     pairs_from_matrix,
     parse_label_set,
@@ -81,7 +80,6 @@ def list_csv(
     if not any(SEPARATOR in label for label in label_lines):
         return Listing(entries, path.parent, (*remarks, *_weight_remarks(path, entries)), listed_in=str(path))
     label_sets = {label: _label_set(label, path, line, max_labels) for label, line in label_lines.items()}
-    check_range_of_sets((f"{path} line {label_lines[label]}", labels) for label, labels in label_sets.items())
     return Listing(entries, path.parent, remarks, label_sets=label_sets, listed_in=str(path))
 
 
