@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from supancl.data.listing import OFFICIAL_SPLITS, SPLITS, Listing, list_entries
 from supancl.data.preparing import SPLIT_SEED
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark, Use
 from supancl.data.sources.cifar import ArrayReader
 from supancl.data.sources.layouts import FileReader
-from supancl.data.splits import Listing, Source, Split
+from supancl.data.splits import Source
 from supancl.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class _Found(NamedTuple):
     """The images that the official lists name: official split and class name of each, and whether it is there."""
 
     folder: Path
-    images: Source | list[Path]
+    images: Listing | list[Path]
     official: np.ndarray
     labels: np.ndarray
     exists: np.ndarray
@@ -113,11 +114,10 @@ def _read(name: str, root: Path | str, channels: int) -> _Found:
     location = find_benchmark(name, root)
     folder = location.folder
     if location.arrays is not None:
-        source = location.arrays(folder, channels)
-        official = [split for split, part in source.splits.items() for _ in range(len(part))]
-        names = (*source.classes, "")  # -1 is the last
-        labels = [names[label] for part in source.splits.values() for label in part.labels.tolist()]
-        return _Found(folder, source, np.array(official), np.array(labels), np.ones(len(labels), bool))
+        listing = location.arrays(folder, channels)
+        official = np.array(OFFICIAL_SPLITS)[listing.splits]
+        labels = np.array([*listing.classes, ""])[listing.labels.single]  # -1 is the last
+        return _Found(folder, listing, official, labels, np.ones(len(labels), bool))
     assert location.files is not None
     listed = location.files(folder)
     entries = sorted(listed.entries, key=lambda entry: entry[1].as_posix())  # drawn splits depend on the order
@@ -130,13 +130,13 @@ def _read(name: str, root: Path | str, channels: int) -> _Found:
     images = [path for _, path, _ in entries]
     exists = np.array([path.is_file() for path in images], bool)
     absent = [images[row].relative_to(folder).as_posix() for row in np.flatnonzero(~exists).tolist()]
-    official, labels = [split for split, _, _ in entries], [label for _, _, label in entries]
-    return _Found(folder, images, np.array(official), np.array(labels), exists, (*listed.missing, *absent))
+    official, names = [split for split, _, _ in entries], [label for _, _, label in entries]
+    return _Found(folder, images, np.array(official), np.array(names), exists, (*listed.missing, *absent))
 
 
 def list_benchmark(
     name: str, root: Path | str, channels: int, use: Use | None = None, partial: bool = False
-) -> Source | Listing:
+) -> Listing:
     """List a benchmark's images with the splits of the paper; see `supancl.data.opening.open_benchmark`."""
     name = official_name(name)
     row, found = BENCHMARKS[name], _read(name, root, channels)
@@ -154,23 +154,13 @@ def list_benchmark(
         advice = f"supancl data check {name} --root {found.folder}"
         raise BadInput(f"{name}: {', '.join(problems)} ({found.folder}); see: {advice}")
     remarks = (*row.remarks, *([f"{name} {INCOMPLETE}: {', '.join(problems)}"] if problems else []))
-    if isinstance(found.images, Source):
-        return _with_splits(found.images, splits, remarks)
+    if isinstance(found.images, Listing):
+        numbers = np.array([SPLITS.index(split) for split in splits.tolist()], np.uint8)
+        return replace(found.images, splits=numbers, remarks=remarks)
     paths = [path for path, is_there in zip(found.images, found.exists, strict=True) if is_there]
     entries = list(zip(splits.tolist(), paths, labels.tolist(), strict=True))
     cache_name = f"{name}@{found.folder.resolve()}"  # not spec.source: a suite opens many data sets with one spec
-    return Listing(entries, found.folder, remarks, cache_name=cache_name)
-
-
-def _with_splits(source: Source, final: np.ndarray, remarks: Sequence[str]) -> Source:
-    splits: dict[str, Split] = {}
-    start = 0
-    for split in source.splits.values():
-        names = final[start : start + len(split)]
-        start += len(split)
-        for name in np.unique(names).tolist():
-            splits[name] = split.take(torch.from_numpy(np.flatnonzero(names == name)))
-    return replace(source, splits=splits, remarks=(*source.remarks, *remarks))
+    return list_entries(entries, found.folder, remarks=remarks, cache_name=cache_name)
 
 
 def apply_class_order(source: Source, name: str) -> Source:

@@ -8,8 +8,9 @@ from itertools import takewhile
 from pathlib import Path
 
 from supancl.data.decode import LISTED_SUFFIXES
+from supancl.data.listing import Listing, list_entries
 from supancl.data.sources.arrays import BUILT_IN
-from supancl.data.splits import SPLIT_NAMES, Listing
+from supancl.data.splits import SPLIT_NAMES
 from supancl.errors import BadInput
 
 UNLABELLED_FOLDERS = ("unlabelled", "unlabeled", "_unlabelled", "_unlabeled")
@@ -42,7 +43,7 @@ def list_folder(root: Path, lenient: bool = False, nested: bool = False) -> List
     if not entries:
         raise BadInput(f"{root}: no image in it; add class folders with {', '.join(sorted(LISTED_SUFFIXES))} files")
     remarks = [f"{root}: files that are no images: {len(ignored)}, such as {ignored[0].name}"] if ignored else []
-    return Listing(entries, root, tuple(remarks), empty_folders=tuple(map(str, empty)), listed_in=str(root))
+    return list_entries(entries, root, remarks=tuple(remarks), empty_folders=tuple(map(str, empty)))
 
 
 def check_out_folder(source: str, out: Path) -> None:
