@@ -107,9 +107,8 @@ def measure(
 def table_one(trained: Trained, position: int, toy: Toy, size: Size) -> list[Row]:
     paper_sized = first_per_class(toy.test_labels, size.test)
     rows: list[Row] = []
-    for fit_values, test_values in zip(
-        *(trained.features(position, part) for part in (toy.train, toy.test)), strict=True
-    ):
+    features = (trained.features(position, part) for part in (toy.train, toy.test))
+    for fit_values, test_values in zip(*features, strict=True):
         fit, test = Features(fit_values, toy.train_labels), Features(test_values, toy.test_labels)
         paper_test = Features(test_values[paper_sized], toy.test_labels[paper_sized])
         scatter, (linear, linear_paper_test) = variance(fit), linear_accuracy(fit, [test, paper_test])
@@ -264,7 +263,9 @@ def cell(summary: Summary, alpha: float, name: str) -> Cell:
 def table(summary: Summary, columns: Sequence[str], caption: str = "") -> Table:
     """A row per alpha, the first cell naming it."""
     titles = [f"{name} %" if name in ("S_W/S_T", *ACCURACIES) else name for name in columns]
-    rows = [[f"{alpha:g}", *(cell(summary, alpha, name) for name in columns)] for alpha in sorted(summary)]
+    rows: list[list[str | Cell]] = [
+        [f"{alpha:g}", *(cell(summary, alpha, name) for name in columns)] for alpha in sorted(summary)
+    ]
     return Table(["alpha", *titles], rows, caption=caption)
 
 
