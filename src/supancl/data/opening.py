@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 else:
     pass
 
+SKIPPED = "unreadable images that were skipped: "
 NO_SOURCE = "this recipe names no images: give data, such as a folder, a .npz or a .csv"
 
 
@@ -283,7 +284,7 @@ def load_images(listing: Listing, channels: int, spec: DataSpec) -> Source:
         raise BadInput(f"{listing.location}: no training image could be read, such as {explained[0]}; repair the files")
     remarks += dark_image_remarks(store, listing.items)
     if unreadable:
-        remarks.append(f"unreadable images that were skipped: {len(reasons)}: {', '.join(explained)}")
+        remarks.append(f"{SKIPPED}{len(reasons)}: {', '.join(explained)}")
     source = as_source(listing, store)
     remarks = [*source.remarks, *divided_file_remarks(listing), *remarks]
     return replace(source, remarks=tuple(remarks), skipped=reasons)
