@@ -177,7 +177,7 @@ def _legend_entries(
     sections: Mapping[str, Sequence[int]], classes: Sequence[str], is_numbered: bool
 ) -> list[tuple[str, int | None]]:
     """Texts with the label whose symbol precedes them. Named groups have their name first and are equally long."""
-    longest, entries = max(map(len, sections.values())), list[tuple[str, int | None]]()
+    longest, entries = max(map(len, sections.values()), default=0), list[tuple[str, int | None]]()
     for name, labels in sections.items():
         entries += [(escape_label(name), None)] if name else []
         for label in labels:
