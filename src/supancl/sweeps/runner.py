@@ -18,7 +18,6 @@ from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened, parse
 from supancl.core.encoders import Encoder
 from supancl.core.precision import pick_device
 from supancl.data.decode import available_cores
-from supancl.data.label_pairs import check_one_label
 from supancl.data.opening import absolute_source, is_same_source, open_data
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
@@ -233,7 +232,7 @@ def open_recipe_data(recipe: Recipe, several_labels: bool = False) -> Data:
     """The data of a recipe; several labels per image are refused unless the caller can use them."""
     data = open_data(with_short_side(recipe).data, recipe.encoder.channels)
     if not several_labels and not data.levels:  # a hierarchy has one leaf per image
-        check_one_label(data.train.pairs, recipe.data.source, "a comparison of runs by their accuracy")
+        data.train.all_labels.check_single(recipe.data.source, "a comparison of runs by their accuracy")
     return data
 
 
