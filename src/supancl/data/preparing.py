@@ -174,13 +174,14 @@ def _take_classes(split: Split, classes: Sequence[int], unlabelled: bool = False
 def long_tail_sizes(sizes: list[int], ratio: float) -> list[int]:
     """How many images each class keeps: from the largest size down to a `ratio`-th of it, in equal factors.
 
-    A class with fewer images keeps those that it has, and every class keeps at least one.
+    Sizes are cut off as in the published long tails. A class with fewer images keeps those that it has, and every class
+    keeps at least one.
 
-    >>> long_tail_sizes([100, 100, 100], 100.0), long_tail_sizes([100, 5, 100], 100.0)
-    ([100, 10, 1], [100, 5, 1])
+    >>> long_tail_sizes([5000] * 5, 100.0), long_tail_sizes([100, 5, 100], 100.0)
+    ([5000, 1581, 500, 158, 50], [100, 5, 1])
     """
     steps = max(len(sizes) - 1, 1)
-    targets = [round(max(sizes, default=0) * ratio ** (-number / steps)) for number in range(len(sizes))]
+    targets = [int(max(sizes, default=0) * (1 / ratio) ** (number / steps)) for number in range(len(sizes))]
     return [min(size, max(target, 1)) for size, target in zip(sizes, targets, strict=True)]
 
 
