@@ -13,7 +13,6 @@ from typing import Any
 from typing_extensions import Unpack
 
 from supancl.errors import BadInput
-from supancl.evaluation.naming import figure_of
 from supancl.files import is_locked
 from supancl.recipes import RECIPES, find_recipe, recipe
 from supancl.recipes.recipe import resolve_warmup
@@ -98,9 +97,9 @@ def describe_run(path: Path) -> ListedRun:
         state = f"stopped at {int(newest[0].stem.removeprefix('step-')) if newest else 0}"
     own, last = own_evaluations(record), record.rows[-1] if record.rows else {"epoch": 0}
     is_last = last.get("kind") == "monitor" or (record.end_step is not None and bool(record.rows))
-    figures = {name: figure_of(result) for name, result in own.items()}
+    figures = {name: result.get("map", result.get("accuracy")) for name, result in own.items()}
     check = record.checks[-1] if record.checks else {}
-    accuracies = {name: figure.value for name, figure in figures.items() if figure is not None}
+    accuracies = {name: value for name, value in figures.items() if is_number(value)}
     knn = accuracies.get("knn", check.get("knn", check.get("knn_map")))
     images = [result.get("tested_images") for result in own.values()] + [check.get("knn_queries")]
     return ListedRun(
@@ -116,7 +115,7 @@ def describe_run(path: Path) -> ListedRun:
         knn if is_number(knn) else None,
         accuracies.get("linear"),
         next((count for count in images if isinstance(count, int)), None),
-        "knn_map" in check or any(figure and figure.name != "accuracy" for figure in figures.values()),
+        "knn_map" in check or any("map" in result for result in own.values()),
     )
 
 
