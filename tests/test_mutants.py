@@ -22,7 +22,6 @@ MODULES = {
     "augment",
     "checkpoint",
     "knn",
-    "linear",
 }
 
 TOY = """

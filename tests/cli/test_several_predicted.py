@@ -118,7 +118,7 @@ def test_map_and_f1_are_scikit_learns(place, capsys):
 def test_the_linear_classifier_ranks_as_scikit_learns(place, capsys):
     _, summary, _ = predict(capsys, "run", "--data", "photos")
     references = load_references(subject("run"), None, "margin", "references", several_labels=True)
-    train, held_out = references.several
+    train, held_out = references.features, references.held_out
     mean, scale = train.values.mean(0), train.values.std(0, correction=0).clamp(min=1e-12)
     inputs = [((part.values - mean) / scale).double().numpy() for part in (train, held_out)]
     targets, tested = (true_matrix(part.pairs) for part in (train, held_out))

@@ -16,7 +16,7 @@ from supancl.evaluation.sources import data_for, open_evaluation_data
 from supancl.files import write_sealed_json
 from supancl.probes import knn_leave_one_out
 from supancl.probes.certainty import Answers, chance, difference
-from supancl.probes.knn import knn_correct
+from supancl.probes.knn import knn_answers
 from supancl.runs.encoder_file import save_encoder
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import describe_init
@@ -101,7 +101,7 @@ def test_cross_validation_is_leave_one_out_and_five_folds(tmp_path):
     held_out = evaluated.features(data.held_out)
     both = type(everyone)(*(torch.cat([a, b]) for a, b in zip(held_out, everyone, strict=True)))
     knn = evaluate_knn(evaluated, ks=(3,))
-    assert knn["cross_validated"]["accuracy"] == knn_leave_one_out(both, (3,))[3]
+    assert knn["cross_validated"]["accuracy"] == knn_leave_one_out(both, 3)
     assert knn["cross_validated"]["chance"] == pytest.approx(100 / 3)
     linear = evaluate_linear(evaluated)
     assert linear["cross_validated"]["tested_images"] == 60
@@ -118,7 +118,7 @@ def test_an_encoder_trained_on_shuffled_labels_scores_at_chance(tmp_path):
     recipe = tiny_recipe("crossentropy", data__source=str(tmp_path / "x.npz"), data__labelled=0.4, **settings)
     pretrain(recipe.with_set({"encoder.width": 32}), out=tmp_path / "run")
     evaluated = subject(tmp_path / "run", FULL)
-    by_heart = knn_leave_one_out(evaluated.features(data_for(evaluated, None).train).labelled(), (5,))[5]
+    by_heart = knn_leave_one_out(evaluated.features(data_for(evaluated, None).train), 5)
     assert by_heart > 60
     for result in (evaluate_knn(evaluated, ks=None), evaluate_linear(evaluated)):
         honest = result["cross_validated"]
@@ -156,10 +156,10 @@ def test_random_weights_are_compared_image_by_image_and_their_features_kept(tmp_
     result = evaluate_knn(evaluated, ks=(5,))
     data = data_for(evaluated, None)
     random = EvaluatedEncoder("random", build_random(evaluated), EvaluationOptions(CPU), evaluated.reporter)
-    answers = [
-        Answers(knn_correct(one.features(data.train), one.features(data.held_out), (5,))[5], data.held_out.labels, None)
-        for one in (evaluated, random)
-    ]
+    truth, answers = data.held_out.labels, []
+    for one in (evaluated, random):
+        said = knn_answers(one.features(data.train), one.features(data.held_out), (5,))[5]
+        answers.append(Answers(said == truth, truth, None))
     (row,) = result["baselines"]
     assert (row["name"], row["weights"], row["accuracy"]) == (RANDOM, random.weights, answers[1].accuracy)
     gap = difference(*answers)

@@ -17,10 +17,12 @@ from supancl.evaluation import (
     evaluate_variance,
 )
 from supancl.evaluation.naming import default_metric
+from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.evaluation.protocols import augmented_epochs
 from supancl.evaluation.recording import result_base_name
 from supancl.evaluation.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
+from supancl.training.monitor import linear_accuracy
 from tests.evaluation.made import bright, run_folder, source, subject
 from tests.files import archive, noise, saved_result
 
@@ -201,10 +203,16 @@ def test_augmented_epochs_are_new_crops_of_every_labelled_image(tmp_path):
 # --- which images choose the ridge ------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def few_may_choose(monkeypatch):
+    monkeypatch.setattr("supancl.probes.linear.MIN_TO_CHOOSE", 1)
+
+
 def features_of(run, data) -> tuple[Features, Features]:
     return run.features(data.train), run.features(data.held_out)
 
 
+@pytest.mark.usefixtures("few_may_choose")
 def test_the_held_out_images_choose_for_the_test_split(tmp_path):
     own = str(source(tmp_path / "own.npz", train=90, test=60))
     run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=0.2))
@@ -218,6 +226,7 @@ def test_the_held_out_images_choose_for_the_test_split(tmp_path):
     assert (result["split"], result["judged"]) == ("test", "test")
 
 
+@pytest.mark.usefixtures("few_may_choose")
 @pytest.mark.parametrize("splits", [{"train": 90}, {"train": 60, "val": 30, "test": 30}], ids=["share", "val"])
 def test_held_out_images_that_are_judged_choose_by_halves(splits, tmp_path):
     own = str(source(tmp_path / "own.npz", **splits))
@@ -231,6 +240,7 @@ def test_held_out_images_that_are_judged_choose_by_halves(splits, tmp_path):
     assert isinstance(kept(tmp_path, "linear")["weight"], float)
 
 
+@pytest.mark.usefixtures("few_may_choose")
 @pytest.mark.parametrize("holdout", [None, 0.0], ids=["the test split was held out", "nothing was held out"])
 def test_a_ridge_chosen_on_trained_images_says_so(holdout, tmp_path):
     """A test split chooses nothing, so a part of the training images does."""
@@ -244,11 +254,23 @@ def test_a_ridge_chosen_on_trained_images_says_so(holdout, tmp_path):
     assert len(run.reporter.warnings) == 1
 
 
+@pytest.mark.usefixtures("few_may_choose")
 def test_other_data_and_other_encoders_choose_on_a_part_of_train(run, tmp_path):
     other = str(source(tmp_path / "other.npz", train=60, val=30, test=30))
     for who in (run, subject(tmp_path / "run" / "encoder.safetensors")):
         result = evaluate_linear(who, other)
         assert (result["chosen_on"], result["chosen_on_images"]) == ("10% of training", 6)
+
+
+def test_evaluate_predict_and_the_monitor_have_one_ridge(tmp_path):
+    """On a few images each of them would choose another one: nothing chooses there."""
+    own = str(source(tmp_path / "own.npz", train=160, val=48))
+    run = subject(run_folder(tmp_path / "run", source=own, described=True))
+    result, predicted = evaluate_linear(run), predict_labels(run, own, PredictSettings(every_image=True)).summary
+    train, held_out = features_of(run, data_for(run, None))
+    assert result["weight"] == predicted["ridge"] == pytest.approx(1.6)
+    assert result["accuracy"] == predicted["accuracy"] == linear_accuracy(train, held_out)
+    assert result["chosen_on"] == predicted["ridge_chosen_on"] == "none"
 
 
 # --- a run that held nothing out --------------------------------------------------------------------------------------

@@ -142,7 +142,8 @@ def test_maps_and_audits_know_the_images_that_the_run_held_out(tmp_path):
 # --- what a level says about itself -----------------------------------------------------------------------------------
 
 
-def test_levels_say_that_the_ridge_was_chosen_on_trained_images(tmp_path):
+def test_levels_say_that_the_ridge_was_chosen_on_trained_images(tmp_path, monkeypatch):
+    monkeypatch.setattr("supancl.probes.linear.MIN_TO_CHOOSE", 1)
     source = str(ragged(tmp_path / "ragged.npz", val_images=None, val_labels=None))
     run = subject(run_folder(tmp_path / "run", source=source, data__hierarchy="paths", data__holdout=0.0))
     result = evaluate_linear(run, split="test")

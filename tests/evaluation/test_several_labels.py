@@ -114,7 +114,8 @@ def test_leave_one_out_and_a_class_without_training_images(run, tmp_path):
         assert protocol(run, str(path))["untested_classes"] == 0
 
 
-def test_the_ridge_is_chosen_by_the_rules_of_one_label(run, tmp_path):
+def test_the_ridge_is_chosen_by_the_rules_of_one_label(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("supancl.probes.linear.MIN_TO_CHOOSE", 1)
     own = run_folder(tmp_path / "held", source=str(several(tmp_path / "a.npz", test=60)), data__holdout=0.2)
     assert evaluate_linear(subject(own))["chosen_on"] == "other half"
     assert evaluate_linear(subject(own), split="test")["chosen_on"] == "held-out"

@@ -10,7 +10,7 @@ from supancl.probes import (
     Features,
     accuracy,
     collapse,
-    knn_accuracies,
+    knn_accuracy,
     knn_leave_one_out,
     linear_probe,
     sgd_probe,
@@ -18,7 +18,7 @@ from supancl.probes import (
     variance,
 )
 from supancl.probes.certainty import Answers, accuracy_interval, chance, difference, image_weights, weighted_accuracy
-from supancl.probes.knn import default_k, knn_correct
+from supancl.probes.knn import default_k, knn_answers
 from supancl.probes.linear import stratified_folds
 from supancl.stats import wilson_interval
 from tests.probes.blobs import blobs
@@ -43,21 +43,21 @@ def test_k_follows_the_median_class_and_counts_what_leaving_one_out_leaves() -> 
 
 def test_answers_of_k_nn_are_those_of_its_accuracy() -> None:
     reference, queries = blobs(40, seed=0), blobs(30, seed=1)
-    for k, is_correct in knn_correct(reference, queries, (1, 5)).items():
-        assert 100 * float(is_correct.double().mean()) == knn_accuracies(reference, queries, (k,))[k]
-    everyone = knn_correct(reference, reference, (5,), leave_one_out=True)[5]
-    assert 100 * float(everyone.double().mean()) == knn_leave_one_out(reference, (5,))[5]
+    for k, said in knn_answers(reference, queries, (1, 5)).items():
+        assert accuracy(said, queries.labels) == knn_accuracy(reference, queries, k)
+    everyone = knn_answers(reference, reference, (5,), leave_one_out=True)[5]
+    assert accuracy(everyone, reference.labels) == knn_leave_one_out(reference, 5)
 
 
 def test_leaving_one_out_may_add_references_that_are_not_tested() -> None:
     tested, others = blobs(12, seed=0), blobs(9, seed=1)
     everything = Features(torch.cat([tested.values, others.values]), torch.cat([tested.labels, others.labels]))
-    found = knn_correct(everything, tested, (3,), leave_one_out=True)[3]
+    found = knn_answers(everything, tested, (3,), leave_one_out=True)[3]
     for i in range(len(tested.labels)):
         rest = [j for j in range(len(everything.labels)) if j != i]
         alone = Features(tested.values[i : i + 1], tested.labels[i : i + 1])
-        naive = knn_correct(Features(everything.values[rest], everything.labels[rest]), alone, (3,))[3]
-        assert bool(found[i]) == bool(naive[0])
+        naive = knn_answers(Features(everything.values[rest], everything.labels[rest]), alone, (3,))[3]
+        assert int(found[i]) == int(naive[0])
 
 
 def test_answers_of_every_classifier_are_those_of_its_accuracy() -> None:
@@ -69,7 +69,7 @@ def test_answers_of_every_classifier_are_those_of_its_accuracy() -> None:
         transfer(train, validation, test, weights=(0.1, 1.0)),
     ):
         assert 100 * float(fitted.is_correct.double().mean()) == fitted.accuracy
-        assert "is_correct" not in fitted.to_json()
+        assert not {"is_correct", "answers", "targets"} & set(fitted.to_json())
     skewed = Features(test.values, test.labels.clone())
     fitted = transfer(train, validation, skewed, "mean-per-class", weights=(1.0,))
     answers = Answers(fitted.is_correct, skewed.labels, train.labels)

@@ -8,15 +8,18 @@ import torch
 from supancl.probes import Features, knn_predict, linear_probe
 from supancl.probes.classifiers import (
     KnnClassifier,
-    LinearClassifier,
     Ridge,
-    choose_ridge,
-    classify,
     fit_linear_classifier,
     fit_means,
     fit_temperature,
+    rank_classes,
     unlike_threshold,
 )
+from supancl.probes.linear import LinearClassifier
+
+
+def classify(classifier, values: torch.Tensor) -> torch.Tensor:
+    return rank_classes(classifier, values, 5).labels[:, 0]
 
 
 def blobs(count: int, seed: int, spread: float = 1.0) -> Features:
@@ -35,35 +38,39 @@ def test_the_nearest_class_mean_is_that_of_a_loop_however_large_a_class_is():
     expected = [max(means, key=lambda label: float(query @ means[label] / means[label].norm())) for query in queries]
     classifier = fit_means(Features(values, labels), 4)  # class 1 has no image
     found = classify(classifier, queries)
-    assert found.labels.tolist() == expected
+    assert found.tolist() == expected
     assert float(classifier.logits(values[:-1])[:, [0, 2, 3]].std(1).mean()) == pytest.approx(2.0, rel=1e-4)
 
 
 def test_the_linear_classifier_has_the_accuracy_of_the_probe():
     train, held_out = blobs(90, 0), blobs(120, 1)
     classifier, ridge = fit_linear_classifier(train, held_out, 3)
-    accuracy = 100 * float((classify(classifier, held_out.values).labels == held_out.labels).double().mean())
+    accuracy = 100 * float((classify(classifier, held_out.values) == held_out.labels).double().mean())
     assert accuracy == pytest.approx(linear_probe(train, held_out, None, (ridge.weight,)).accuracy)
 
 
 def test_a_ridge_is_chosen_on_a_hundred_images_or_not_at_all():
-    assert choose_ridge(blobs(90, 0), blobs(120, 1)).chosen_on == "other half"
-    assert choose_ridge(blobs(1000, 0), blobs(12, 1)).chosen_on == "10% of training"
-    assert choose_ridge(blobs(90, 0), blobs(12, 1)) == Ridge(pytest.approx(0.9), "none")
-    assert choose_ridge(blobs(3, 0), blobs(0, 1)).weight == pytest.approx(0.03)  # one image per class
+    def ridge(train: int, held_out: int) -> Ridge:
+        return fit_linear_classifier(blobs(train, 0), blobs(held_out, 1), 3)[1]
+
+    assert ridge(90, 120) == (linear_probe(blobs(90, 0), blobs(120, 1), "halves").weight, "held-out")
+    assert ridge(1100, 0).chosen_on == "10% of training"
+    assert ridge(1100, 12).chosen_on == "none"
+    assert ridge(90, 12) == Ridge(pytest.approx(0.9), "none")
+    assert ridge(3, 0).weight == pytest.approx(0.03)  # one image per class
 
 
 def test_a_class_without_images_is_never_predicted():
     train = blobs(60, 0)
     classifier, _ = fit_linear_classifier(Features(train.values, train.labels + 1), blobs(0, 0), 5)
     answers = classify(classifier, torch.randn(200, 3) * 50)
-    assert set(answers.labels.tolist()) <= {1, 2, 3}
+    assert set(answers.tolist()) <= {1, 2, 3}
 
 
 def test_knn_predicts_as_the_probe_does_and_no_class_has_probability_0():
     train, queries = blobs(60, 0), blobs(30, 1)
     classifier = KnnClassifier(train, 3, 7)
-    assert torch.equal(classify(classifier, queries.values).labels, knn_predict(train, queries.values, 7))
+    assert torch.equal(classify(classifier, queries.values), knn_predict(train, queries.values, 7))
     probability = classifier.logits(queries.values).softmax(1)
     assert float(probability.min()) > 0
     assert torch.allclose(probability.sum(1), torch.ones(30))
@@ -99,6 +106,19 @@ def test_the_threshold_is_the_first_percentile_of_images_that_were_held_out():
     assert (by, threshold) == ("references", pytest.approx(0.0))
 
 
+def test_labels_of_many_classes_need_no_more_memory_than_their_features(monkeypatch):
+    """Logits of 64 images at a time, not of all."""
+    monkeypatch.setattr("supancl.probes.classifiers.MOST_VOTES", 64 * 3)
+    train, queries = blobs(60, 0), blobs(1000, 1)
+    classifier, sizes = KnnClassifier(train, 3, 7), []
+    monkeypatch.setattr(KnnClassifier, "logits", lambda self, rows: sizes.append(len(rows)) or logits(self, rows))
+    assert len(rank_classes(classifier, queries.values, 3).labels) == 1000
+    assert max(sizes) == 64
+
+
+logits = KnnClassifier.logits
+
+
 def test_a_linear_classifier_takes_features_of_any_precision():
     classifier = LinearClassifier(torch.eye(2), torch.zeros(2))
-    assert classify(classifier, torch.eye(2).double()).labels.tolist() == [0, 1]
+    assert classify(classifier, torch.eye(2).double()).tolist() == [0, 1]

@@ -1,7 +1,6 @@
 """Where a measure's rule just begins or just ends to hold: two classes, a distance of nothing, the last row."""
 
 import hashlib
-import importlib
 import math
 
 import pytest
@@ -10,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from supancl import linear_accuracy
-from supancl.probes import Features, few_shot, knn_accuracies, logistic, neighbours, sample_episodes
+from supancl.probes import Features, few_shot, knn_accuracy, neighbours, sample_episodes
 from tests.probes.blobs import blobs
 
 
@@ -39,32 +38,10 @@ def test_no_reference_is_nearer_than_the_same_point() -> None:
 
 
 @pytest.mark.parametrize("side", ["reference", "queries"])
-def test_where_one_side_has_no_label_there_is_no_accuracy_for_any_k(side: str) -> None:
+def test_where_one_side_has_no_label_there_is_no_accuracy(side: str) -> None:
     both = {"reference": blobs(30), "queries": blobs(20, seed=1)}
     both[side] = Features(both[side].values, torch.full((len(both[side].labels),), -1))
-    found = knn_accuracies(both["reference"], both["queries"], (1, 5))
-    assert list(found) == [1, 5]
-    assert all(math.isnan(value) for value in found.values())
-
-
-def test_the_iterations_of_a_transfer_are_those_of_all_its_solutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("supancl.probes.transfer")
-    counted: list[int] = []
-
-    def solve(*args: object, **named: object) -> object:
-        counted.append((solution := logistic.solve(*args, **named)).iterations)  # type: ignore[arg-type]
-        return solution
-
-    def solve_path(*args: object) -> object:
-        for solution in logistic.solve_path(*args):  # type: ignore[arg-type]
-            counted.append(solution.iterations)
-            yield solution
-
-    monkeypatch.setattr(module, "solve", solve)
-    monkeypatch.setattr(module, "solve_path", solve_path)
-    found = module.transfer(blobs(60), blobs(40, seed=1), blobs(40, seed=2), weights=(1e-2, 1.0, 1e2))
-    assert len(counted) >= 3 + 1 + 1  # each weight roughly, the best of them again, and the refit
-    assert found.iterations == sum(counted)
+    assert math.isnan(knn_accuracy(both["reference"], both["queries"], 5))
 
 
 def test_of_partly_labelled_features_the_labelled_rows_count_with_their_own_labels() -> None:
@@ -76,7 +53,7 @@ def test_of_partly_labelled_features_the_labelled_rows_count_with_their_own_labe
     assert torch.equal(kept.labels, queries.labels[known])
     only = Features(queries.values[known], queries.labels[known])
     assert only.labelled() is only
-    assert knn_accuracies(reference, partly, (1, 7)) == knn_accuracies(reference, only, (1, 7))
+    assert knn_accuracy(reference, partly, 7) == knn_accuracy(reference, only, 7)
 
 
 def test_episodes_are_named_by_what_was_drawn_so_that_results_of_other_sessions_pair() -> None:

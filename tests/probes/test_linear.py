@@ -25,6 +25,12 @@ def test_the_held_out_part_is_stratified_and_reproducible() -> None:
     assert int(hold_out(labels, 0.9)[labels == 9].sum()) == 1  # never all of a class
 
 
+def best_of(scores: dict[float, float], images: int) -> float:
+    """The weight of the highest score; of equal ones that nearest to 0.01 per image."""
+    best = [weight for weight in scores if scores[weight] == max(scores.values())]
+    return min(best, key=lambda weight: abs(math.log(weight / (0.01 * images))))
+
+
 def test_the_probe_is_scikit_learns_regression_at_the_chosen_weight() -> None:
     train, test = blobs(240, noise=1.5), blobs(400, noise=1.5, seed=1)
     found = linear_probe(train, test, weights=(0.1, 1.0, 30.0, 1000.0), share=0.25, tolerance=1e-3)
@@ -40,7 +46,7 @@ def test_the_probe_is_scikit_learns_regression_at_the_chosen_weight() -> None:
         model.fit(rows(train.values[~held]).numpy(), train.labels[~held].numpy())
         scores[weight] = 100 * model.score(rows(train.values[held]).numpy(), train.labels[held].numpy())
     assert list(found.held_out) == pytest.approx([scores[weight] for weight in found.weights])
-    assert found.weight == max(w for w in scores if scores[w] == max(scores.values()))  # ties: the stronger
+    assert found.weight == best_of(scores, 240)
     model = LogisticRegression(C=1 / (2 * found.weight), fit_intercept=False, max_iter=5000, tol=1e-8)
     model.fit(rows(train.values).numpy(), train.labels.numpy())
     expected = 100 * model.score(rows(test.values).numpy(), test.labels.numpy())
@@ -70,7 +76,7 @@ def test_other_features_choose_and_then_are_fitted_too() -> None:
     both = Features(torch.cat([train.values, choose.values]), torch.cat([train.labels, choose.labels]))
     scores = [float(fitted_by_scikit_learn(train, both, weight, choose).double().mean()) for weight in WEIGHTS]
     assert list(found.held_out) == pytest.approx([100 * score for score in scores], abs=0.9)  # of a rough solution
-    assert found.weight == max(weight for weight, score in zip(WEIGHTS, scores, strict=True) if score == max(scores))
+    assert found.weight == best_of(dict(zip(WEIGHTS, scores, strict=True)), 240)
     right = fitted_by_scikit_learn(both, both, found.weight, test)
     assert found.accuracy == pytest.approx(100 * float(right.double().mean()))
     assert (found.chosen_on, found.chosen_on_images, found.images) == ("held-out", 120, (120, 120, 120))
@@ -88,7 +94,7 @@ def test_of_halves_each_has_the_weight_that_is_best_on_the_other() -> None:
         expected |= mine & right[weight]
     assert found.accuracy == pytest.approx(100 * float(expected.double().mean()))
     assert (found.chosen_on, found.chosen_on_images) == ("other half", 201)
-    assert found.weight == max(w for w in WEIGHTS if right[w].sum() == max(each.sum() for each in right.values()))
+    assert found.weight == best_of({weight: float(each.sum()) for weight, each in right.items()}, 60)
     assert json.loads(json.dumps(found.to_json()))["weight_by_half"] == list(found.weight_by_half)
 
 
@@ -103,6 +109,27 @@ def test_no_image_chooses_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert before.weight_by_half[1] != after.weight_by_half[1]
     right = [fitted_by_scikit_learn(train, train, weight, wrong) for weight in after.weight_by_half]
     assert after.accuracy == pytest.approx(100 * float(torch.where(half, *right).double().mean()))
+
+
+def test_fewer_than_a_hundred_images_choose_no_ridge() -> None:
+    train, few, many = blobs(90, noise=2.0), blobs(99, noise=2.0, seed=1), blobs(100, noise=2.0, seed=1)
+    for choose, on in (("halves", "other half"), (many, "held-out")):
+        assert linear_probe(train, few, None).chosen_on == linear_probe(train, few, "halves").chosen_on == "none"
+        assert linear_probe(train, many, choose).chosen_on == on
+    assert linear_probe(train, few, few).weight == pytest.approx(0.01 * (90 + 99))
+    assert linear_probe(train, few, few).accuracy == linear_probe(train, few, few, weights=(0.01 * 189,)).accuracy
+    assert linear_probe(blobs(1100), few).chosen_on == "10% of training"
+
+
+def test_the_best_ridge_is_not_at_the_edge_of_the_grid() -> None:
+    """Noise in 400 dimensions needs a stronger ridge than 1e5, three copies of few images a weaker one than 1e-3."""
+    generator = torch.Generator().manual_seed(0)
+    labels, tested = torch.arange(3000) % 2, torch.arange(400) % 2
+    values, others = (torch.randn(len(some), 400, generator=generator) for some in (labels, tested))
+    values[:, 0] += 0.2 * labels
+    others[:, 0] += 0.2 * tested
+    found = linear_probe(Features(values, labels), Features(others, tested), "halves")
+    assert found.weights[0] < found.weight < found.weights[-1]
 
 
 def test_halves_are_stratified() -> None:
@@ -198,7 +225,6 @@ def test_the_papers_settings_are_the_defaults() -> None:
     "work",
     [
         lambda: linear_probe(blobs(40), blobs(40, width=3)),
-        lambda: linear_probe(Features(torch.randn(2, 2), torch.tensor([0, 1])), blobs(4, 2, 2)),
         lambda: linear_probe(blobs(40), blobs(40), choose="half"),
         lambda: linear_probe(blobs(40), blobs(40), choose=Features(torch.randn(2, 6), torch.tensor([7, 8]))),
         lambda: linear_probe(blobs(40), blobs(40), weights=()),

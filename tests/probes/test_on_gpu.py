@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from supancl.probes import Features, collapse, few_shot, knn_accuracies, knn_leave_one_out, linear_probe, transfer
+from supancl.probes import Features, collapse, few_shot, knn_accuracy, knn_leave_one_out, linear_probe, transfer
+from supancl.probes.knn import knn_answers
 from supancl.probes.precision import mean_average_precision
-from supancl.probes.several_labels import SeveralFeatures, knn_scores, linear_scores, transfer_scores
 from tests.probes.blobs import blobs
 from tests.probes.test_several_labels import CLASSES, several
 
@@ -25,10 +25,10 @@ def on_gpu(features: Features) -> Features:
 def test_knn(splits: list[Features], metric: str) -> None:
     train, test, _ = splits
     for device, features in ((None, [on_gpu(train), on_gpu(test)]), ("cuda", [train, test])):
-        assert knn_accuracies(*features, (1, 9), metric=metric, device=device) == pytest.approx(
-            knn_accuracies(train, test, (1, 9), metric=metric), abs=1.1
+        assert knn_accuracy(*features, 9, metric=metric, device=device) == pytest.approx(
+            knn_accuracy(train, test, 9, metric=metric), abs=1.1
         )  # two images of 200
-    assert knn_leave_one_out(on_gpu(train), (5,)) == pytest.approx(knn_leave_one_out(train, (5,)), abs=1.1)
+    assert knn_leave_one_out(on_gpu(train), 5) == pytest.approx(knn_leave_one_out(train, 5), abs=1.1)
 
 
 def test_transfer_and_linear_probe(splits: list[Features]) -> None:
@@ -56,19 +56,16 @@ def test_few_shot_and_variance(splits: list[Features]) -> None:
 
 def test_several_labels() -> None:
     train, validation, test = (several(200, seed=seed, soft=True) for seed in range(3))
-    near = SeveralFeatures(train.values.cuda(), train.pairs, train.labels)  # as the monitor has them
+    near = Features(train.values.cuda(), train.labels.cuda(), train.pairs.cuda())  # as the monitor has them
     targets = test.targets(CLASSES)
+    expected = mean_average_precision(knn_answers(train, test, (9,), classes=CLASSES)[9], targets)
     for device, reference in (("cuda", train), (None, near)):
-        on_device = SeveralFeatures(test.values.to(reference.values.device), test.pairs, test.labels)
-        found = knn_scores(reference, on_device, (9,), CLASSES, device=device)[9]
-        assert mean_average_precision(found, targets) == pytest.approx(
-            mean_average_precision(knn_scores(train, test, (9,), CLASSES)[9], targets), abs=0.5
-        )
+        found = knn_answers(reference, test, (9,), device=device, classes=CLASSES)[9]
+        assert mean_average_precision(found, targets) == pytest.approx(expected, abs=0.5)
     for choose in (None, "halves", validation):
-        scores, about = linear_scores(train, test, choose, CLASSES, device="cuda")
-        expected, cpu = linear_scores(train, test, choose, CLASSES)
-        if about["weight"] == cpu["weight"] and about.get("weight_by_half") == cpu.get("weight_by_half"):
-            torch.testing.assert_close(scores, expected, rtol=1e-2, atol=1e-2)
-    scores, _ = transfer_scores(train, validation, test, CLASSES, device="cuda")
-    expected, _ = transfer_scores(train, validation, test, CLASSES)
-    assert mean_average_precision(scores, targets) == pytest.approx(mean_average_precision(expected, targets), abs=1)
+        found = linear_probe(train, test, choose, device="cuda", classes=CLASSES)
+        cpu = linear_probe(train, test, choose, classes=CLASSES)
+        if (found.weight, found.weight_by_half) == (cpu.weight, cpu.weight_by_half):
+            torch.testing.assert_close(found.answers, cpu.answers, rtol=1e-2, atol=1e-2)
+    found = transfer(train, validation, test, device="cuda", classes=CLASSES)
+    assert found.accuracy == pytest.approx(transfer(train, validation, test, classes=CLASSES).accuracy, abs=1)

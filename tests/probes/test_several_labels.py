@@ -7,24 +7,33 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.calibration import _SigmoidCalibration
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import average_precision_score, f1_score
 from sklearn.multiclass import OneVsRestClassifier
 
 from supancl.data.label_pairs import pairs_from_matrix
-from supancl.probes.features import Features
-from supancl.probes.goals import OneVsRest
-from supancl.probes.knn import knn_predict
-from supancl.probes.linear import PROBE_WEIGHTS, hold_out
-from supancl.probes.logistic import append_ones, solve
+from supancl.probes import Features, linear_probe, transfer
+from supancl.probes.certainty import ClassScores
+from supancl.probes.classifiers import (
+    KnnClassifier,
+    RankedClasses,
+    fit_linear_classifier,
+    fit_temperature,
+    mean_f1,
+    platt_scaling,
+    rank_classes,
+)
+from supancl.probes.knn import knn_answers, knn_predict
+from supancl.probes.linear import LinearClassifier, hold_out
+from supancl.probes.logistic import OneVsRest, append_ones, solve
 from supancl.probes.newton import polish
 from supancl.probes.precision import mean_average_precision
-from supancl.probes.several_labels import ClassScores, SeveralFeatures, knn_scores, linear_scores, transfer_scores
 
 CLASSES = 4
 
 
-def several(images: int, seed: int = 0, width: int = 5, soft: bool = False) -> SeveralFeatures:
+def several(images: int, seed: int = 0, width: int = 5, soft: bool = False) -> Features:
     """Features in which every class has a direction, and images of one to three classes."""
     random = np.random.default_rng(seed)
     has_class = random.random((images, CLASSES)) < (0.5, 0.3, 0.3, 0.15)
@@ -34,7 +43,7 @@ def several(images: int, seed: int = 0, width: int = 5, soft: bool = False) -> S
     weights = has_class * (random.uniform(0.2, 2, has_class.shape) if soft else 1.0)
     pairs = pairs_from_matrix(weights, 16, str, range(weights.shape[1]))
     rarest = np.where(has_class, has_class.sum(0), images + 1).argmin(1)
-    return SeveralFeatures(torch.from_numpy(values).float(), pairs, torch.from_numpy(rarest))
+    return Features(torch.from_numpy(values).float(), torch.from_numpy(rarest), pairs)
 
 
 def scikit_logits(values: np.ndarray, targets: np.ndarray, weight: float, test: np.ndarray) -> np.ndarray:
@@ -44,7 +53,7 @@ def scikit_logits(values: np.ndarray, targets: np.ndarray, weight: float, test: 
     return OneVsRestClassifier(model).fit(ones[0], targets.astype(int)).decision_function(ones[1])
 
 
-def standardized(train: SeveralFeatures, *others: SeveralFeatures) -> list[np.ndarray]:
+def standardized(train: Features, *others: Features) -> list[np.ndarray]:
     values = train.values.double().numpy()
     mean, scale = values.mean(0), values.std(0)
     return [(block.values.double().numpy() - mean) / scale for block in (train, *others)]
@@ -98,69 +107,68 @@ def mean_precision(scores: np.ndarray, targets: np.ndarray) -> float:
     return 100 * float(np.mean([average_precision_score(targets[:, i], scores[:, i]) for i in range(CLASSES)]))
 
 
+WEIGHTS = (0.01, 1.0, 30.0, 1000.0)
+
+
 def test_the_linear_scores_are_those_of_the_best_ridge_on_the_images_that_choose():
     train, test, choose = several(90), several(60, seed=1), several(50, seed=2)
-    joined = SeveralFeatures(*(torch.cat([a, _fit(b, a)]) for a, b in zip(train, choose, strict=True)))
+    choose.pairs = _fit(choose.pairs, train.pairs)
+    joined = train.and_also(choose)
     for choosing, fitted in ((choose, joined), (None, train)):
-        scores, about = linear_scores(train, test, choosing, CLASSES)
-        held_out = torch.arange(len(joined.labels)) >= 90 if choosing is not None else hold_out(train.labels)
+        found = linear_probe(train, test, choosing, WEIGHTS, classes=CLASSES)
+        held_out = torch.arange(len(joined)) >= 90 if choosing is not None else hold_out(train.labels)
         values, targets = standardized(fitted)[0], fitted.targets(CLASSES).numpy()
         held = held_out.numpy()
-        by_weight = {
-            weight: mean_precision(scikit_logits(values[~held], targets[~held], weight, values[held]), targets[held])
-            for weight in PROBE_WEIGHTS
-        }
-        assert about["weight"] == max(by_weight, key=lambda weight: (round(by_weight[weight], 6), weight))
-        assert about["held_out"] == pytest.approx([by_weight[weight] for weight in about["weights"]], abs=0.5)
-        expected = scikit_logits(values, targets, about["weight"], standardized(fitted, test)[1])
-        np.testing.assert_allclose(scores.numpy(), expected, atol=1e-3)
-        assert about["images"] == (int((~held).sum()), int(held.sum()), 60)
+        by_weight = [
+            mean_precision(scikit_logits(values[~held], targets[~held], weight, values[held]), targets[held])
+            for weight in WEIGHTS
+        ]
+        assert found.held_out == pytest.approx(by_weight, abs=0.5)
+        assert by_weight[WEIGHTS.index(found.weight)] == pytest.approx(max(by_weight), abs=1e-6)
+        expected = scikit_logits(values, targets, found.weight, standardized(fitted, test)[1])
+        np.testing.assert_allclose(found.answers.numpy(), expected, atol=1e-3)
+        assert found.images == (int((~held).sum()), int(held.sum()), 60)
+        assert found.accuracy == pytest.approx(mean_precision(expected, test.targets(CLASSES).numpy()), abs=0.5)
 
 
 def _fit(pairs: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Pairs with as many columns as others; other tensors as they are."""
-    if pairs.ndim < 3:
-        return pairs
+    """Pairs with as many columns as others."""
     padding = torch.tensor([-1.0, 0.0]).expand(len(pairs), max(0, like.shape[1] - pairs.shape[1]), 2)
     return torch.cat([pairs, padding], 1)[:, : like.shape[1]]
 
 
 def test_each_half_is_scored_with_the_ridge_that_is_best_on_the_other_half():
     train, test = several(90), several(60, seed=1)
-    scores, about = linear_scores(train, test, "halves", CLASSES)
-    first, second = about["weight_by_half"]
+    found = linear_probe(train, test, "halves", WEIGHTS, classes=CLASSES)
     values, test_values = standardized(train, test)
-    by_weight = {
-        weight: scikit_logits(values, train.targets(CLASSES).numpy(), weight, test_values) for weight in {first, second}
-    }
-    nearest = [np.abs(by_weight[weight] - scores.numpy()).max(1) < 1e-3 for weight in (first, second)]
+    by_weight = [
+        scikit_logits(values, train.targets(CLASSES).numpy(), weight, test_values) for weight in found.weight_by_half
+    ]
+    nearest = [np.abs(logits - found.answers.numpy()).max(1) < 1e-3 for logits in by_weight]
     assert (nearest[0] | nearest[1]).all()
     assert nearest[0].sum() in (30, 60)
-    assert about["chosen_on"] == "other half"
+    assert found.chosen_on == "other half"
 
 
 def test_transfer_chooses_on_validation_and_refits_on_both():
     train, validation, test = several(90), several(50, seed=1), several(60, seed=2)
-    scores, about = transfer_scores(train, validation, test, CLASSES)
+    validation.pairs = _fit(validation.pairs, train.pairs)
+    found = transfer(train, validation, test, classes=CLASSES)
     blocks = [block.values.double().numpy() for block in (train, validation, test)]
     targets = [block.targets(CLASSES).numpy() for block in (train, validation, test)]
-    by_weight = {
-        weight: mean_precision(scikit_logits(blocks[0], targets[0], weight, blocks[1]), targets[1])
-        for weight in about["weights"][20::4]
-    }
-    found = dict(zip(about["weights"], about["validation"], strict=True))
-    for weight, value in by_weight.items():
-        assert found[weight] == pytest.approx(value, abs=1.0)
-    assert found[about["weight"]] == max(about["validation"])
+    on_validation = dict(zip(found.weights, found.validation, strict=True))
+    for weight in found.weights[20::4]:
+        expected = mean_precision(scikit_logits(blocks[0], targets[0], weight, blocks[1]), targets[1])
+        assert on_validation[weight] == pytest.approx(expected, abs=1.0)
+    assert on_validation[found.weight] == max(found.validation)
     both = np.concatenate(blocks[:2]), np.concatenate(targets[:2])
-    expected = scikit_logits(*both, about["weight"], blocks[2])
-    assert mean_precision(scores.numpy(), targets[2]) == pytest.approx(mean_precision(expected, targets[2]), abs=0.3)
-    assert about["images"] == (90, 50, 60)
+    np.testing.assert_allclose(found.answers.numpy(), scikit_logits(*both, found.weight, blocks[2]), atol=2e-2)
+    assert found.images == (90, 50, 60)
 
 
 def test_neighbours_divide_their_votes_among_their_classes():
     reference, queries = several(40, soft=True), several(15, seed=1, soft=True)
-    found = knn_scores(reference, queries, (3, 7), CLASSES, temperature=0.2)
+    found = knn_answers(reference, queries, (3, 7), 0.2, classes=CLASSES)
     unit = torch.nn.functional.normalize
     similarity = unit(queries.values, dim=1) @ unit(reference.values, dim=1).T
     for k in (3, 7):
@@ -176,15 +184,15 @@ def test_neighbours_divide_their_votes_among_their_classes():
 def test_with_one_label_the_highest_score_is_the_vote_of_one_label():
     labels = torch.arange(60) % CLASSES
     values = several(60).values
-    one = SeveralFeatures(values, pairs_from_matrix(np.eye(CLASSES)[labels.numpy()], 16, str, range(CLASSES)), labels)
+    one = Features(values, labels, pairs_from_matrix(np.eye(CLASSES)[labels.numpy()], 16, str, range(CLASSES)))
     queries = several(30, seed=1)
-    scores = knn_scores(one, queries, (5,), CLASSES)[5]
+    scores = knn_answers(one, queries, (5,), classes=CLASSES)[5]
     assert torch.equal(scores.argmax(1), knn_predict(Features(values, labels), queries.values, k=5))
 
 
 def test_an_image_is_not_its_own_neighbour():
     features = several(30)
-    found = knn_scores(features, features, (1,), CLASSES)[1]
+    found = knn_answers(features, features, (1,), leave_one_out=True, classes=CLASSES)[1]
     similarity = torch.nn.functional.normalize(features.values, dim=1)
     similarity = similarity @ similarity.T
     similarity.fill_diagonal_(-2)
@@ -220,5 +228,81 @@ def test_chance_is_what_random_scores_have():
 
 
 def test_a_label_of_any_weight_is_a_label():
-    soft = SeveralFeatures(torch.zeros(1, 2), torch.tensor([[[0, 0.1], [2, 1.0], [-1, 0]]]), torch.tensor([0]))
+    soft = Features(torch.zeros(1, 2), [0], torch.tensor([[[0, 0.1], [2, 1.0], [-1, 0]]]))
     assert soft.targets(CLASSES).tolist() == [[True, False, True, False]]
+
+
+# --- predicted labels ------------------------------------------------------------------------------------------------
+
+
+def made(count: int, seed: int, classes: int = 4) -> Features:
+    """Features with a direction per class; an image has one or two classes, never the last."""
+    random = np.random.default_rng(seed)
+    pairs = np.full((count, 2, 2), (-1.0, 0.0), np.float32)
+    values = random.normal(0, 1.2, (count, 6))
+    for row in range(count):
+        for place, number in enumerate(random.permutation(classes - 1)[: random.integers(1, 3)]):
+            pairs[row, place] = number, (1.0, 0.5)[place]
+            values[row, number] += 3
+    tensor = torch.from_numpy(pairs)
+    return Features(torch.from_numpy(values).float(), tensor[:, 0, 0].long(), tensor)
+
+
+def test_the_probability_of_knn_is_the_part_of_votes_for_images_with_the_class():
+    references, queries = made(50, 0), made(7, 1)
+    found = KnnClassifier(references, 4, 5).logits(queries.values).sigmoid()
+    unit = [torch.nn.functional.normalize(part.values.double(), dim=1) for part in (references, queries)]
+    has = references.targets(4).numpy()
+    for row in range(7):
+        similarity = (unit[0] @ unit[1][row]).numpy()
+        nearest = np.argsort(-similarity)[:5]
+        votes = np.exp((similarity[nearest] - similarity[nearest[0]]) / 0.1)
+        for number in range(4):
+            part = (votes[has[nearest, number]].sum() + has[:, number].mean()) / (votes.sum() + 1)
+            assert float(found[row, number]) == pytest.approx(np.clip(part, 1e-6, 1 - 1e-6), abs=2e-5)
+
+
+def test_the_mean_f1_is_scikit_learns():
+    held_out = made(160, 2)
+    targets = held_out.targets(4)
+    scores = torch.from_numpy(np.random.default_rng(0).uniform(0, 0.6, (160, 4))).float() + 0.35 * targets
+    order = scores.sort(dim=1, descending=True)
+    listed = (scores >= 0.5).numpy()
+    listed[np.arange(160), scores.argmax(1).numpy()] = True
+    found = mean_f1(RankedClasses(order.indices, order.values), targets)
+    assert found.mean == pytest.approx(100 * f1_score(targets.numpy(), listed, average="samples"))
+    assert found.low < found.mean < found.high
+
+
+def test_labels_are_those_from_the_threshold_on_and_always_one():
+    classifier = LinearClassifier(torch.eye(3), torch.zeros(3))
+    ranked = rank_classes(classifier, torch.tensor([[2.0, 1.0, -2.0], [-3.0, -1.0, -2.0]]), 3, 2)
+    assert ranked.labels.tolist() == [[0, 1], [1, -1]]
+    assert ranked.confidence.tolist() == pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
+    assert rank_classes(classifier, torch.empty(0, 3), 3, 2).labels.shape == (0, 2)
+
+
+def test_platts_scaling_is_scikit_learns():
+    random = np.random.default_rng(3)
+    logits = random.normal(0, 1e-3, (200, 2))
+    targets = random.uniform(size=(200, 2)) < 1 / (1 + np.exp(-2000 * logits + 1))
+    scale, shift = platt_scaling(torch.from_numpy(logits), torch.from_numpy(targets))
+    for number in range(2):
+        expected = _SigmoidCalibration().fit(logits[:, number], targets[:, number])
+        assert (float(scale[number]), float(shift[number])) == pytest.approx((-expected.a_, -expected.b_), rel=1e-3)
+    separated = platt_scaling(torch.tensor([[-1.0], [1.0]]).double(), torch.tensor([[False], [True]]))
+    assert float(torch.sigmoid(separated[0] + separated[1])) == pytest.approx(2 / 3, abs=1e-4)
+
+
+def test_a_class_without_a_reference_is_never_listed_and_probabilities_are_frequencies():
+    train, test = made(400, 4), made(300, 5)
+    classifier, ridge = fit_linear_classifier(train, made(0, 0), 4)
+    assert ridge.chosen_on == "none"
+    logits = classifier.logits(test.values)
+    temperature = fit_temperature(logits[:, :3], test.targets(4)[:, :3])
+    assert 0.5 < temperature < 2
+    probability = (logits / temperature).sigmoid()
+    assert float(probability[:, 3].max()) == 0
+    assert probability[:, :3].mean(0).tolist() == pytest.approx(
+        test.targets(4)[:, :3].double().mean(0).tolist(), abs=0.05
+    )

@@ -12,8 +12,8 @@ from sklearn.linear_model import LogisticRegression
 
 from supancl import from_arrays, pretrain
 from supancl.probes import Features
-from supancl.probes.linear import LIVE_RIDGE, fixed_ridge_accuracy
-from supancl.training.monitor import Monitor, sample_labelled, sample_rows
+from supancl.probes.linear import USUAL_RIDGE
+from supancl.training.monitor import Monitor, linear_accuracy, sample_labelled, sample_rows
 from supancl.training.trainer import Trainer
 from tests.files import supancl
 from tests.probes.blobs import blobs
@@ -110,26 +110,26 @@ def test_the_live_classifier_is_scikit_learns_at_that_ridge(seed):
         values = (features.values - mean) / scale
         return torch.cat([values, torch.ones(len(values), 1)], 1).double().numpy()
 
-    strength = 1 / (2 * LIVE_RIDGE * len(fit.labels))
+    strength = 1 / (2 * USUAL_RIDGE * len(fit.labels))
     model = LogisticRegression(C=strength, fit_intercept=False, max_iter=5000, tol=1e-8)
     model.fit(rows(fit), fit.labels.numpy())
     expected = 100 * model.score(rows(test), test.labels.numpy())
-    assert fixed_ridge_accuracy(fit, test) == pytest.approx(expected, abs=0.25)
+    assert linear_accuracy(fit, test, chooses=False) == pytest.approx(expected, abs=0.25)
 
 
 def test_without_two_classes_or_a_labelled_image_there_is_no_classifier():
     values, one, none = torch.randn(6, 4), torch.zeros(6, dtype=torch.long), torch.full((6,), -1)
     two = torch.arange(6) % 2
-    assert np.isnan(fixed_ridge_accuracy(Features(values, one), Features(values, two)))
-    assert np.isnan(fixed_ridge_accuracy(Features(values, two), Features(values, none)))
-    assert fixed_ridge_accuracy(Features(values, two), Features(values, two + 5)) == 0.0  # classes never met
+    assert np.isnan(linear_accuracy(Features(values, one), Features(values, two)))
+    assert np.isnan(linear_accuracy(Features(values, two), Features(values, none)))
+    assert linear_accuracy(Features(values, two), Features(values, two + 5)) == 0.0  # classes never met
     ours, others = Features(values, two), Features(values, 5 * two + 3)
-    assert fixed_ridge_accuracy(others, others) == fixed_ridge_accuracy(ours, ours) > 0  # labels may have gaps
+    assert linear_accuracy(others, others) == linear_accuracy(ours, ours) > 0  # labels may have gaps
 
 
 def test_features_that_are_all_one_are_no_error():
     flat = Features(torch.ones(10, 5), torch.arange(10) % 2)
-    assert 0 <= fixed_ridge_accuracy(flat, flat) <= 100
+    assert 0 <= linear_accuracy(flat, flat) <= 100
 
 
 def test_a_check_draws_nothing_from_anybodys_random_numbers():

@@ -17,7 +17,7 @@ from supancl.evaluation.overlap import is_run_source, shares_images
 from supancl.evaluation.sources import EvaluationData, data_for
 from supancl.probes import Features, linear_probe
 from supancl.probes.certainty import Answers
-from supancl.probes.knn import Metric, default_k, knn_correct
+from supancl.probes.knn import Metric, default_k, knn_answers
 from supancl.probes.linear import stratified_folds
 from supancl.runs.encoder_file import read_header
 from supancl.runs.folder import RunFolder, folder_of_encoder
@@ -51,10 +51,10 @@ class CrossValidation:
         tested, others = self.features(evaluated)
         everything = Features(*(torch.cat([ours, other]) for ours, other in zip(tested, others, strict=True)))
         k = k or default_k(everything.labels, leave_one_out=True)
-        correct = knn_correct(
+        correct = knn_answers(
             everything, tested, (k,), temperature, metric, evaluated.options.device, leave_one_out=True
         )
-        return Answers(correct[k], tested.labels, everything.labels)
+        return Answers(correct[k] == tested.labels, tested.labels, everything.labels)
 
     def ask_linear(self, evaluated: EvaluatedEncoder, seed: int) -> Answers:
         """Each fifth of the images by a classifier fitted on everything else.
@@ -70,7 +70,6 @@ class CrossValidation:
                 continue
             fit, choose = (references, rest) if len(torch.unique(references.labels)) > 1 else (rest, None)
             fitted = linear_probe(fit, part, choose, seed=seed, device=evaluated.options.device)
-            assert fitted.is_correct is not None
             is_correct[fold == number] = fitted.is_correct
         return Answers(is_correct, tested.labels, torch.cat([tested.labels, references.labels]))
 

@@ -16,11 +16,9 @@ from supancl.evaluation.class_checks import warn_unknown
 from supancl.evaluation.cross_validation import plan_cross_validation
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.recording import record_evaluation
-from supancl.evaluation.several_labels import several_features
 from supancl.evaluation.sources import EvaluationData, open_evaluation_data
-from supancl.probes.certainty import Answers, Judgement
-from supancl.probes.knn import DEFAULT_K, Metric, default_k, knn_correct
-from supancl.probes.several_labels import ClassScores, knn_scores
+from supancl.probes.certainty import Answers, ClassScores, Judgement
+from supancl.probes.knn import DEFAULT_K, Metric, default_k, knn_answers
 
 
 @dataclass(frozen=True)
@@ -98,17 +96,14 @@ def judge_neighbours(
 ) -> Mapping[int, Judgement]:
     """By k, what the nearest references say about the tested images."""
     device, temperature, metric = evaluated.options.device, settings.temperature, settings.metric
-    if evaluation.has_several_labels:
-        classes = len(evaluation.data.classes)
-        several = several_features(evaluated, evaluation.images, settings.view)
-        train = several if settings.leave_one_out else several_features(evaluated, evaluation.data.train, settings.view)
-        scores = knn_scores(train, several, ks, classes, temperature, metric, device)
-        return {k: ClassScores(values, several.targets(classes)) for k, values in scores.items()}
+    classes = len(evaluation.data.classes)
     queries = evaluated.features(evaluation.images, settings.view).labelled()
     leave_one_out = settings.leave_one_out
     reference = queries if leave_one_out else evaluated.features(evaluation.data.train, settings.view).labelled()
-    correct = knn_correct(reference, queries, ks, temperature, metric, device, leave_one_out)
-    return {k: Answers(is_correct, queries.labels, reference.labels) for k, is_correct in correct.items()}
+    said = knn_answers(reference, queries, ks, temperature, metric, device, leave_one_out, classes)
+    if queries.pairs is not None:
+        return {k: ClassScores(scores, queries.targets(classes)) for k, scores in said.items()}
+    return {k: Answers(classes == queries.labels, queries.labels, reference.labels) for k, classes in said.items()}
 
 
 def _judge_level(

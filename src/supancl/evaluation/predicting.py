@@ -26,11 +26,9 @@ from supancl.evaluation.finetune import FINETUNED
 from supancl.evaluation.overlap import is_run_source, shares_images
 from supancl.evaluation.references import References, keep, kept_path, load_references, read_kept
 from supancl.evaluation.sources import check_unchanged, read_source, spec_for
-from supancl.probes import Features
 from supancl.probes.classifiers import (
     Classifier,
     KnnClassifier,
-    LinearClassifier,
     Ridge,
     fit_linear_classifier,
     fit_means,
@@ -38,8 +36,7 @@ from supancl.probes.classifiers import (
     unlike_threshold,
 )
 from supancl.probes.knn import default_k
-from supancl.probes.several_classifiers import SeveralKnnClassifier, fit_several_linear
-from supancl.probes.several_labels import SeveralFeatures
+from supancl.probes.linear import LinearClassifier
 from supancl.runs.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
 from supancl.runs.encoder_file import load_encoder
 from supancl.runs.folder import check_same_data
@@ -172,11 +169,13 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         **fitted.summary,
         **check,
         "skipped": len(images.skipped),
-        **_agreement(splits, with_leaf_labels(all_labels), fitted.classes, several=references.pairs is not None),
+        **_agreement(
+            splits, with_leaf_labels(all_labels), fitted.classes, several=references.features.pairs is not None
+        ),
     }
     if "compared" in summary:
         summary["fitted_on_some"] = _was_fitted_on(evaluated, source, images, settings.references)
-    several = references.pairs is not None or any(split.pairs is not None for split in images.splits.values())
+    several = references.features.pairs is not None or any(split.pairs is not None for split in images.splits.values())
     return Predictions(splits, fitted.classes, images.classes, threshold, images.has_files, several, summary)
 
 
@@ -272,15 +271,15 @@ def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: Pr
         return FittedClassifier(layer, tuned.classes, references, {"classifier": FINETUNED})
     references = load_references(evaluated, settings.references, settings.view, "references", several_labels=True)
     has_seen_labels = evaluated.run is not None or names_classes(evaluated.location, references.classes)
-    is_cross_validated = references.may_choose and references.pairs is None and not has_seen_labels
+    is_cross_validated = references.may_choose and references.features.pairs is None and not has_seen_labels
     if is_cross_validated:
         references = references.with_held_out()
-    has_classes = references.pairs is not None or len(torch.unique(references.features.labels)) > 1
+    has_classes = references.features.pairs is not None or len(torch.unique(references.features.labels)) > 1
     name, device = settings.classifier or ("linear" if has_classes else "knn"), evaluated.options.device
     if name == "means":
-        check_one_label(None if references.pairs is None else references.pairs[0], evaluated.location, "with means")
+        check_one_label(references.features.pairs, evaluated.location, "with means")
     fit: dict[str, Callable[[References], Classifier]] = {
-        "linear": lambda some: _fit_linear(some, device)[0],
+        "linear": lambda some: _fit_linear(evaluated, some)[0],
         "means": lambda some: fit_means(some.features, len(some.classes)),
         "knn": lambda some: _knn(some, settings.k, device),
     }
@@ -290,19 +289,17 @@ def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: Pr
         classifier, about = _linear(evaluated, references)
     else:
         classifier = fit[name](references)
-    if isinstance(classifier, (KnnClassifier, SeveralKnnClassifier)):
+    if isinstance(classifier, KnnClassifier):
         about["k"] = classifier.k
     refit = fit[name] if is_cross_validated else None
     return FittedClassifier(classifier, references.classes, references, {"classifier": name, **about}, refit)
 
 
-def _knn(references: References, k: int | None, device: torch.device) -> KnnClassifier | SeveralKnnClassifier:
-    most, classes = len(references.features.labels), len(references.classes)
-    if references.pairs is None:
-        k = min(default_k(references.features.labels) if k is None else k, most)
-        return KnnClassifier(references.features, classes, k, device=device)
-    k = min(default_k(references.pairs[0][..., 0].long().flatten()) if k is None else k, most)
-    return SeveralKnnClassifier(references.several[0], classes, k, device=device)
+def _knn(references: References, k: int | None, device: torch.device) -> KnnClassifier:
+    features = references.features
+    labels = features.labels if features.pairs is None else features.pairs[..., 0].long().flatten()
+    k = min(k or default_k(labels), len(features))
+    return KnnClassifier(features, len(references.classes), k, device=device)
 
 
 def _linear(evaluated: EvaluatedEncoder, references: References) -> tuple[LinearClassifier, dict[str, Any]]:
@@ -313,22 +310,17 @@ def _linear(evaluated: EvaluatedEncoder, references: References) -> tuple[Linear
     width = references.features.values.shape[1]
     if stored is not None and stored.classes == references.classes and stored.weight.shape[1] == width:
         return LinearClassifier(stored.weight, stored.bias), {"kept": True}
-    classifier, ridge = _fit_linear(references, evaluated.options.device)
+    classifier, ridge = _fit_linear(evaluated, references)
     if path is not None:
         content = ClassifierFile(classifier.weight, classifier.bias, references.classes, "", made_from)
         keep(evaluated, path, lambda file: save_classifier(file, content))
     return classifier, {"kept": False, "ridge": ridge.weight, "ridge_chosen_on": ridge.chosen_on}
 
 
-def _fit_linear(references: References, device: torch.device) -> tuple[LinearClassifier, Ridge]:
+def _fit_linear(evaluated: EvaluatedEncoder, references: References) -> tuple[LinearClassifier, Ridge]:
     """The classifier with a ridge that held-out images choose if they may."""
-    choosing = slice(None) if references.may_choose else slice(0)
-    if references.pairs is None:
-        held_out = Features(*(part[choosing] for part in references.held_out))
-        return fit_linear_classifier(references.features, held_out, len(references.classes), device)
-    train, several_held_out = references.several
-    several_held_out = SeveralFeatures(*(part[choosing] for part in several_held_out))
-    return fit_several_linear(train, several_held_out, len(references.classes), device)
+    held_out = references.held_out if references.may_choose else references.held_out.take(torch.arange(0))
+    return fit_linear_classifier(references.features, held_out, len(references.classes), evaluated.options.device)
 
 
 def _agreement(

@@ -24,8 +24,7 @@ from supancl.evaluation.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluation.naming import data_label, default_metric
 from supancl.evaluation.overlap import is_incomplete, warn_if_trained_on
 from supancl.evaluation.recording import record_evaluation, record_result
-from supancl.evaluation.ridge import check_ridge_choice, rename_weights, ridge_choice, warn_chosen_on, warn_cut_off
-from supancl.evaluation.several_labels import fit_linear, fit_transfer
+from supancl.evaluation.ridge import rename_weights, ridge_choice, warn_chosen_on, warn_cut_off
 from supancl.evaluation.sources import (
     EvaluationData,
     check_unchanged,
@@ -35,7 +34,7 @@ from supancl.evaluation.sources import (
     three_splits,
 )
 from supancl.probes import SgdProbe, collapse, linear_probe, sgd_probe, transfer
-from supancl.probes.certainty import Answers, Judgement
+from supancl.probes.certainty import Answers, ClassScores, Judgement
 from supancl.probes.sgd import EpochOfBatches
 from supancl.probes.transfer import TransferMetric
 
@@ -132,15 +131,16 @@ def _fit_convex(
 ) -> Fitted:
     """What the convex probe says, and how it was chosen; `ridge` is the `ridge_choice`."""
     choose, chosen_on = ridge
-    check_ridge_choice(evaluation.location, choose, evaluation.data.train, evaluation.images)
-    if evaluation.has_several_labels:
-        judged, outcome = fit_linear(evaluated, evaluation, choose, seed, view)
-        return judged, {**outcome, **chosen_on}
     test = evaluated.features(evaluation.images, view)
     choosing = evaluated.features(choose, view) if isinstance(choose, Split) else choose
-    train = evaluated.features(evaluation.data.train, view)
-    fitted = linear_probe(train, test, choosing, seed=seed, device=evaluated.options.device)
-    return _linear_answers(evaluation, fitted.is_correct), {**fitted.to_json(), **chosen_on}
+    train, classes = evaluated.features(evaluation.data.train, view), len(evaluation.data.classes)
+    fitted = linear_probe(train, test, choosing, seed=seed, device=evaluated.options.device, classes=classes)
+    outcome = fitted.to_json() | (dict(chosen_on) if fitted.chosen_on != "none" else {})
+    if fitted.targets.ndim == 2:
+        del outcome["accuracy"]
+        outcome["classes"] = len(evaluation.data.train.class_ids())
+        return ClassScores(fitted.answers, fitted.targets), outcome
+    return _linear_answers(evaluation, fitted.is_correct), outcome
 
 
 def fit_sgd(
@@ -273,10 +273,12 @@ def _fit_transfer(
     """What the classifier says about the test images, and how it was chosen."""
     splits, classes = problem
     check_classes(classes, location, dict(zip(SPLITS, splits, strict=True)))
-    if splits[2].pairs is not None:
-        return fit_transfer(evaluated, splits, len(classes), view)
     train, validation, test = (evaluated.features(split, view) for split in splits)
-    fitted = transfer(train, validation, test, metric=metric, device=evaluated.options.device)
-    assert fitted.is_correct is not None
+    fitted = transfer(train, validation, test, metric, device=evaluated.options.device, classes=len(classes))
+    outcome = fitted.to_json()
+    if fitted.targets.ndim == 2:
+        del outcome["accuracy"], outcome["metric"]
+        outcome["classes"] = len(splits[0].class_ids())
+        return ClassScores(fitted.answers, fitted.targets), outcome
     fit_labels = torch.cat([split.labels for split in splits[:2]])
-    return Answers(fitted.is_correct, splits[2].labels[splits[2].labels >= 0], fit_labels, metric), fitted.to_json()
+    return Answers(fitted.is_correct, splits[2].labels[splits[2].labels >= 0], fit_labels, metric), outcome

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 
 from supancl.data.splits import Data, Split
 from supancl.data.views.evaluation import View
@@ -20,7 +19,6 @@ from supancl.evaluation.overlap import shares_pixels
 from supancl.evaluation.sources import data_for
 from supancl.files import make_inner_folder, reason, why_unwritable
 from supancl.probes import Features
-from supancl.probes.several_labels import SeveralFeatures
 from supancl.runs.classifier_file import ClassifierFile, FeatureFile, load_features, save_features
 
 KEPT_FOLDER = "predict"  # inside a run folder
@@ -36,25 +34,14 @@ class References(NamedTuple):
     classes: tuple[str, ...]
     may_choose: bool  # whether held-out images may choose a setting: those of a test split may not
     made_from: str  # a digest of weights, data and view
-    pairs: tuple[Tensor, Tensor] | None = None  # all labels of both, if images have several; others are the rarest
     is_kept: bool = False  # whether they are what an earlier call has kept, so that no image was read now
 
     def with_held_out(self) -> References:
         """The held-out images as references too: an encoder that has not seen labels is cross-validated over all."""
         if not len(self.held_out.labels):
             return self
-        features = Features(*(torch.cat(parts) for parts in zip(self.features, self.held_out, strict=True)))
-        return self._replace(features=features, held_out=Features(features.values[:0], features.labels[:0]))
-
-    @property
-    def several(self) -> tuple[SeveralFeatures, SeveralFeatures]:
-        """Both with all their labels; only if `pairs` has these."""
-        assert self.pairs is not None
-        references, held_out = self.pairs
-        return (
-            SeveralFeatures(self.features.values, references, self.features.labels),
-            SeveralFeatures(self.held_out.values, held_out, self.held_out.labels),
-        )
+        features = self.features.and_also(self.held_out)
+        return self._replace(features=features, held_out=features.take(torch.arange(0)))
 
 
 def load_references(
@@ -81,11 +68,16 @@ def load_references(
         held_out_from = data.summary["held_out_from"]
         splits = [split.labelled() for split in (data.train, data.held_out)]
         references, held_out = (_features(evaluated, split, view) for split in splits)
-        content = made = FeatureFile(references.pair, held_out.pair, data.classes, made_from, _all_pairs(splits))
+        both = references.pairs, held_out.pairs
+        pairs = None if both[0] is None or both[1] is None else (both[0], both[1])
+        content = made = FeatureFile(references.pair, held_out.pair, data.classes, made_from, pairs)
         if path is not None and references.values.nbytes + held_out.values.nbytes <= MOST_KEPT_BYTES:
             keep(evaluated, path, lambda file: save_features(file, made))
-    features, held_out = Features(*content.references), Features(*content.held_out)
-    return References(features, held_out, content.classes, held_out_from != "test", made_from, content.pairs, is_kept)
+    features, held_out = (
+        Features(*kept, None if content.pairs is None else content.pairs[number])
+        for number, kept in enumerate((content.references, content.held_out))
+    )
+    return References(features, held_out, content.classes, held_out_from != "test", made_from, is_kept)
 
 
 def _warn_trained_on(evaluated: EvaluatedEncoder, source: str, held_out: Split) -> None:
@@ -98,16 +90,10 @@ def _warn_trained_on(evaluated: EvaluatedEncoder, source: str, held_out: Split) 
         )
 
 
-def _all_pairs(splits: Sequence[Split]) -> tuple[Tensor, Tensor] | None:
-    references, held_out = (split.pairs for split in splits)
-    if references is None:
-        return None
-    return references, references[:0].clone() if held_out is None else held_out
-
-
 def _features(evaluated: EvaluatedEncoder, split: Split, view: View) -> Features:
-    values = evaluated.features(split, view).values if len(split) else torch.empty(0, 0)
-    return Features(values, split.labels)  # of several labels the rarest, which `features` leaves out
+    if len(split):
+        return evaluated.features(split, view)
+    return Features(torch.empty(0, 0), split.labels, split.pairs)
 
 
 def _check_labels(data: Data, location: str) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
-
 from supancl.data.splits import Split
-from supancl.errors import BadInput, plural
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.overlap import is_run_source, shares_images
 from supancl.evaluation.sources import EvaluationData
@@ -34,17 +31,6 @@ def ridge_choice(
     ):
         return (data.held_out if evaluation.taken_from == "test" else "halves"), {}
     return None, {"chosen_on": TRAINED_IMAGES}
-
-
-def check_ridge_choice(location: str, choose: Split | str | None, train: Split, images: Split) -> None:
-    """Check that a ridge can be chosen, before computing features."""
-    if choose is None and int(torch.bincount(train.labels[train.labels >= 0]).max()) < 2:
-        raise BadInput(f"{location}: every class has 1 training image, so none is left to choose the ridge; add images")
-    if choose == "halves" and images.num_labelled < 2:
-        raise BadInput(
-            f"{location}: {plural(images.num_labelled, 'labelled image')} to test; each half chooses the ridge for "
-            "the other, so add images, or hold out more with data.holdout"
-        )
 
 
 def warn_chosen_on(evaluated: EvaluatedEncoder, location: str, outcome: Mapping[str, Any]) -> None:

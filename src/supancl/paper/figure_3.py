@@ -339,7 +339,7 @@ def panel_row(title: str, panel: PanelImages, seed: int) -> dict[str, Any]:
         "trained_with_seed": None if recipe is None else recipe.train.seed,
         "overlaps_training": panel.overlaps_training,
         "k": k,
-        "knn": knn_leave_one_out(features, (k,))[k],
+        "knn": knn_leave_one_out(features, k),
         "within": scatter.within,
         "total": scatter.total,
         "ratio": scatter.ratio,

@@ -2,7 +2,7 @@
 
 from supancl.probes.features import Features, embed
 from supancl.probes.fewshot import Difference, FewShot, few_shot, paired_difference, sample_episodes
-from supancl.probes.knn import knn_accuracies, knn_accuracy, knn_leave_one_out, knn_predict, neighbours
+from supancl.probes.knn import knn_accuracy, knn_leave_one_out, knn_predict, neighbours
 from supancl.probes.linear import LinearProbe, linear_accuracy, linear_probe
 from supancl.probes.ranking import Ranking, Score, rank_encoders
 from supancl.probes.sgd import SgdProbe, sgd_probe
@@ -25,7 +25,6 @@ __all__ = [
     "effective_rank",
     "embed",
     "few_shot",
-    "knn_accuracies",
     "knn_accuracy",
     "knn_leave_one_out",
     "knn_predict",

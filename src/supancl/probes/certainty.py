@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from supancl.probes.precision import bootstrap_precision, mean_average_precision
 from supancl.probes.transfer import TransferMetric
-from supancl.stats import Interval, paired_accuracy_interval, wilson_interval
+from supancl.stats import Interval, paired_accuracy_interval, percentile_interval, wilson_interval
 
 UNEVEN = 2  # classes are unbalanced if the largest has more than this many times the images of the smallest
 GROUPS = {"head": 101, "middle": 20, "tail": 1}  # training images of a class, at least
@@ -89,6 +92,54 @@ class Answers(NamedTuple):
         if not groups:
             return {}
         return {"balanced_accuracy": weighted_accuracy(self, "mean-per-class"), "by_class_size": groups}
+
+
+@dataclass(frozen=True, eq=False)
+class ClassScores:
+    """The scores (images, classes) that an encoder gives the tested images, and which classes they have."""
+
+    scores: Tensor
+    targets: Tensor
+
+    @property
+    def key(self) -> str:
+        return "map"
+
+    @property
+    def images(self) -> int:
+        return len(self.scores)
+
+    @property
+    def classes(self) -> int:
+        return self.targets.shape[1]
+
+    @cached_property
+    def value(self) -> float:
+        return mean_average_precision(self.scores, self.targets)
+
+    @cached_property
+    def draws(self) -> Tensor:
+        """The value over draws of the images, always the same draws."""
+        return bootstrap_precision(self.scores, self.targets)
+
+    @property
+    def interval(self) -> Interval:
+        return percentile_interval(self.value, self.draws.numpy())
+
+    @property
+    def chance(self) -> float:
+        """The mean fraction of images that have a class: about what random scores have."""
+        prevalence = self.targets.double().mean(0)
+        return 100 * float(prevalence[prevalence > 0].mean())
+
+    def minus(self, theirs: ClassScores) -> Interval:
+        return percentile_interval(self.value - theirs.value, (self.draws - theirs.draws).numpy())
+
+    def more_keys(self) -> dict[str, Any]:
+        return {
+            "map_11_point": mean_average_precision(self.scores, self.targets, "11-point"),
+            "untested_classes": int((~self.targets.any(0)).sum()),
+        }
 
 
 def image_weights(labels: Tensor, metric: TransferMetric = "top-1") -> Tensor:

@@ -1,38 +1,36 @@
 """Classifiers that label new images from their features, and what their confidence means.
 
-A classifier gives logits. `fit_temperature` scales them on images whose labels are known, so that the probability of
-the predicted class is about the fraction of predictions that are right.
+A classifier gives a logit for every class. Of one label per image the probabilities are their softmax, of several the
+sigmoid of each, and classes of a probability of one half or more are listed. `Calibration` scales logits on images
+whose labels are known, so that a probability is about the fraction of predictions that are right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.errors import BadInput
-from supancl.probes.features import Features, Labelled, check_splits
-from supancl.probes.knn import count_votes, neighbours
-from supancl.probes.linear import CHOOSING_TOLERANCE, LIVE_RIDGE, Standardized, linear_probe
-from supancl.probes.logistic import Problem, solve
-from supancl.probes.newton import polish
+from supancl.probes.features import Features
+from supancl.probes.knn import MOST_VOTES, count_votes, equalize, neighbours, vote_weights
+from supancl.probes.linear import LinearClassifier, Ridges, draw_choosing, prepare, targets_of
+from supancl.probes.precision import draw_counts
 from supancl.reporter import track_task
+from supancl.stats import Interval, percentile_interval
 
 USUAL_DEVIATION = 2.0  # of the logits of an image, before their temperature is fitted
-CHUNK = 8192  # images whose logits are in memory at a time
 TEMPERATURES = 2.0 ** torch.linspace(-5, 5, 161)
 UNLIKE_QUANTILE = 0.01  # of the images that set the threshold, this fraction is below it
-MIN_TO_CHOOSE = 100  # images that choose a ridge
 MIN_HELD_OUT = 20  # fewer do not show how similar new images are
 ABSENT_LOGIT = -1e4  # of a class without a reference
 MOST_COMPARED = 4096  # images that set the threshold
-
-
-L = TypeVar("L", bound=Labelled)
+THRESHOLD = 0.5  # the probability from which on one of several classes is listed
+MAX_LOGIT = 14.0  # of k-NN with several labels: a probability of a millionth, or of all but a millionth
 
 
 class Classifier(Protocol):
@@ -41,16 +39,13 @@ class Classifier(Protocol):
     def logits(self, values: Tensor) -> Tensor: ...
 
 
-class Predicted(NamedTuple):
-    """The class and the confidence of each image."""
-
-    labels: Tensor
-    confidence: Tensor
-
-
 @dataclass(frozen=True)
 class KnnClassifier:
-    """The k nearest references vote; one more vote is shared by all classes, so that no class has probability 0."""
+    """The k nearest references vote.
+
+    One more vote is shared by all classes, so that no class has probability 0. Of several labels a class has the part
+    of the votes of neighbours with it, whatever their weights, and the references share one more vote.
+    """
 
     references: Features  # labels 0, 1, ... below `classes`
     classes: int
@@ -59,20 +54,18 @@ class KnnClassifier:
     device: torch.device | str = "cpu"
 
     def logits(self, values: Tensor) -> Tensor:
-        matches = neighbours(self.references, values, self.k, device=self.device)
-        votes = count_votes(matches, self.references.labels, self.k, self.temperature, self.classes).cpu()
-        return ((votes + 1 / self.classes) / (votes.sum(1, keepdim=True) + 1)).log()
-
-
-@dataclass(frozen=True)
-class LinearClassifier:
-    """A linear layer on features as the encoder gives them."""
-
-    weight: Tensor  # (classes, width)
-    bias: Tensor  # (classes,)
-
-    def logits(self, values: Tensor) -> Tensor:
-        return torch.addmm(self.bias, values.to(self.weight), self.weight.T)
+        references, pairs = self.references, self.references.pairs
+        matches = neighbours(references, values, self.k, device=self.device)
+        if pairs is None:
+            votes = count_votes(matches, references.labels, self.k, self.temperature, self.classes).cpu()
+            return votes.add_(1 / self.classes).div_(votes.sum(1, keepdim=True)).log_()
+        weights = vote_weights(matches, self.k, self.temperature)
+        numbers = pairs.to(weights.device)[matches.rows[:, : self.k], :, 0].long()
+        whole = (weights[..., None] * (numbers >= 0)).flatten(1)
+        having = weights.new_zeros(len(weights), self.classes).scatter_add_(1, numbers.clamp(min=0).flatten(1), whole)
+        frequency = references.targets(self.classes).to(weights).mean(0)
+        probability = equalize((having + frequency) / (weights.sum(1, keepdim=True) + 1))
+        return probability.logit().clamp(-MAX_LOGIT, MAX_LOGIT).cpu()
 
 
 @dataclass(frozen=True)
@@ -105,88 +98,174 @@ class Ridge(NamedTuple):
     chosen_on: str
 
 
-def choose_ridge(train: Features, held_out: Features, device: torch.device | str = "cpu") -> Ridge:
-    """Chosen on held-out images, or on 10% of train; in proportion to the number of images where both are few.
-
-    Choosing on 12 images is worse than not choosing: of eight draws of 108 labelled photographs, 46.2% of the other
-    labels were predicted correctly with a ridge chosen on 12 held-out ones, and 48.4% with the usual one.
-    """
-    train = train.labelled()
-
-    def probe(test: Features, choose: Literal["halves"] | None) -> Ridge:
-        probed = linear_probe(train, test, choose, device=device)
-        return Ridge(probed.weight, probed.chosen_on)
-
-    return choose_ridge_with(probe, train, held_out.labelled())
-
-
-def choose_ridge_with(probe: Callable[[L, Literal["halves"] | None], Ridge], train: L, held_out: L) -> Ridge:
-    """The rule of `choose_ridge` for any classifier; `probe` chooses on the images it gets, all of them labelled."""
-    if len(held_out.labels) >= MIN_TO_CHOOSE:
-        return probe(held_out, "halves")
-    if len(train.labels) // 10 >= MIN_TO_CHOOSE:
-        return probe(train, None)
-    return Ridge(LIVE_RIDGE * len(train.labels), "none")
-
-
 def fit_linear_classifier(
     train: Features, held_out: Features, classes: int, device: torch.device | str = "cpu"
 ) -> tuple[LinearClassifier, Ridge]:
-    """The classifier of `linear_probe`, fitted on train, with the ridge of `choose_ridge`.
+    """The classifier of `linear_probe`, fitted on train; its ridge is chosen on held-out images, or on 10% of train.
 
-    Its logits are scaled to a usual size. A class of 0, 1, ... that train lacks is never predicted.
+    Its logits are scaled to a usual size, or of several labels so that their sigmoids are probabilities on train. A
+    class of 0, 1, ... that train lacks is never predicted.
     """
-    ridge = choose_ridge(train, held_out, device)
-    splits, present = check_splits(train=train)
-    values, labels = splits["train"].values.to(device), splits["train"].labels.to(device)
-    weight, bias = solve_linear(values, ridge, lambda rows: Problem(rows, labels, len(present)))
-    # the ridge is chosen by accuracy, so the size of the logits means nothing: a strong one leaves them all near 0
-    deviation = float(torch.addmm(bias, values.double(), weight.T).std(1).mean())
-    weight, bias = (value * USUAL_DEVIATION / max(deviation, 1e-12) for value in (weight, bias))
-    return with_absent_classes(weight, bias, present, classes), ridge
-
-
-def solve_linear(values: Tensor, ridge: Ridge, make_problem: Callable[[Tensor], Problem]) -> tuple[Tensor, Tensor]:
-    """Weight and bias on features as they are, in double precision; the problem is made of standardised ones."""
-    space = Standardized(values)
-    rough = make_problem(space.rows(values, torch.float32))
-    exact = make_problem(space.rows(values, torch.float64))
+    train, others = train.labelled(), [held_out.labelled()] if len(held_out.labelled()) else []
+    present = torch.unique(train.labels) if train.pairs is None else train.targets(classes).any(0).nonzero()[:, 0]
+    (fitted, *asked), count = prepare(train, others, classes)
+    targets = targets_of(fitted, count)
+    targets = targets if train.pairs is None else targets[:, present]
+    ridges = Ridges(fitted.values, targets, device)
+    chosen_on = "held-out" if asked else "10% of training"
+    if asked:
+        tested = targets_of(asked[0], count)
+        tested = tested if train.pairs is None else tested[:, present]
+        ridges.compare(None, None, Features(asked[0].values, tested))
+    else:
+        ridges.compare(None, draw_choosing(fitted.labels.cpu()))
+    weight = ridges.best()
     with track_task("fitting the linear classifier"):
-        start = solve(rough, ridge.weight, tolerance=CHOOSING_TOLERANCE).parameters
-        turned = polish(exact, rough, ridge.weight, start).parameters @ space.axes.to(torch.float64).T
-    weight = turned[:, :-1] / space.scale
-    return weight, turned[:, -1] - weight @ space.mean
+        layer = ridges.fit(weight)
+    # the ridge is chosen by accuracy or ranking: the size of logits means nothing, and a strong one leaves them near 0
+    if train.pairs is None:
+        scale = torch.full_like(
+            layer.bias, USUAL_DEVIATION / max(float(layer.logits(ridges.values).std(1).mean()), 1e-12)
+        )
+        shift = torch.zeros_like(layer.bias)
+    else:
+        sample = evenly_spaced(torch.arange(len(fitted), device=ridges.values.device))
+        scale, shift = platt_scaling(layer.logits(ridges.values[sample]), ridges.targets[sample])
+    whole = LinearClassifier(torch.zeros(classes, layer.weight.shape[1]), torch.full((classes,), ABSENT_LOGIT))
+    whole.weight[present] = (scale[:, None] * layer.weight).float().cpu()
+    whole.bias[present] = (scale * layer.bias + shift).float().cpu()
+    return whole, Ridge(weight, chosen_on if ridges.said else "none")
 
 
-def with_absent_classes(weight: Tensor, bias: Tensor, present: Tensor, classes: int) -> LinearClassifier:
-    """The classifier of the classes 0, 1, ... of which only those of `present` are ever predicted."""
-    whole = LinearClassifier(torch.zeros(classes, weight.shape[1]), torch.full((classes,), ABSENT_LOGIT))
-    whole.weight[present], whole.bias[present] = weight.float().cpu(), bias.float().cpu()
-    return whole
+def platt_scaling(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(classes,) each: the scale and the shift with which sigmoids of the logits are probabilities on these images.
+
+    The targets are those of Platt (1999), (n + 1) / (n + 2) for the n images with a class and 1 / (m + 2) for the m
+    others, so that the scale is finite where logits separate them.
+    """
+    having = targets.double().sum(0)
+    smooth = torch.where(targets, (having + 1) / (having + 2), 1 / (len(targets) - having + 2))
+    mean, deviation = logits.mean(0), logits.std(0, correction=0).clamp(min=1e-12)
+    standard = (logits - mean) / deviation
+    parameters = torch.zeros(2, logits.shape[1], dtype=logits.dtype, device=logits.device, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [parameters], max_iter=200, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = F.binary_cross_entropy_with_logits(standard * parameters[0] + parameters[1], smooth)
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    scale = parameters[0].detach().clamp(min=0) / deviation
+    return scale, parameters[1].detach() - scale * mean
 
 
-def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature with the lowest cross-entropy on these images.
+# --- labels and their probabilities -----------------------------------------------------------------------------------
+
+
+class RankedClasses(NamedTuple):
+    """(images, L): the most probable classes of each image, the surest first, and their probabilities.
+
+    Listed are those from the threshold on, and always the first.
+    """
+
+    numbers: Tensor
+    probabilities: Tensor
+
+    @property
+    def is_listed(self) -> Tensor:
+        listed = self.probabilities >= THRESHOLD
+        listed[:, :1] = True
+        return listed
+
+    @property
+    def labels(self) -> Tensor:
+        """(images, L): the listed classes, and -1 in place of the others."""
+        return torch.where(self.is_listed, self.numbers, -1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of the least sure class that is listed."""
+        return torch.where(self.is_listed, self.probabilities, 1.0).amin(1)
+
+
+def logits_in_chunks(classifier: Classifier, values: Tensor, classes: int) -> Iterator[Tensor]:
+    """The logits of some images at a time: those of all may need far more memory than the features."""
+    for chunk in values.split(max(1, MOST_VOTES // max(classes, 1))):
+        if len(chunk):
+            yield classifier.logits(chunk)
+
+
+def rank_classes(
+    classifier: Classifier, values: Tensor, classes: int, several: int = 0, temperature: float = 1.0
+) -> RankedClasses:
+    """The most probable class of each image, or if images have several labels the `several` most probable ones."""
+    count = min(several or 1, classes)
+    ranked = []
+    for logits in logits_in_chunks(classifier, values, classes):
+        scaled = logits / temperature
+        ranked.append((scaled.sigmoid() if several else scaled.softmax(1)).topk(count, dim=1))
+    if not ranked:
+        return RankedClasses(torch.empty(0, count, dtype=torch.long), torch.empty(0, count))
+    return RankedClasses(torch.cat([best.indices for best in ranked]), torch.cat([best.values for best in ranked]))
+
+
+def fit_temperature(logits: Tensor, targets: Tensor) -> float:
+    """The temperature with the lowest cross-entropy on these images: see `Calibration`."""
+    calibration = Calibration()
+    calibration.add(logits, targets)
+    return calibration.temperature
+
+
+class Calibration:
+    """The temperature with the lowest cross-entropy on the images that were added.
 
     It starts from 1 and needs evidence to move: halving or doubling it costs half a nat. So a few images change it
-    little, and none leaves it at 1. Images labelled -1 do not count.
+    little, and none leaves it at 1. Images labelled -1 do not count; targets (images, classes) are several labels.
     """
-    logits, labels = logits[labels >= 0].double(), labels[labels >= 0]
-    return best_temperature(lambda t: (logits / t).log_softmax(1).gather(1, labels[:, None]).sum())
+
+    def __init__(self) -> None:
+        self.cost = 0.5 * TEMPERATURES.log2().square().double()
+        self.confidence = torch.zeros_like(self.cost)  # of the most probable class, summed over images
+        self.right: list[Tensor] = []  # whether the most probable class is an image's own
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        """Count some images."""
+        logits, several = logits.double(), targets.ndim == 2
+        has_label = targets.any(1) if several else targets >= 0
+        best = logits.argmax(1, keepdim=True)
+        self.right.append((targets.gather(1, best)[:, 0] if several else best[:, 0] == targets).cpu())
+        for number, temperature in enumerate(TEMPERATURES.tolist()):
+            if several:
+                self.cost[number] -= F.logsigmoid((2 * targets.double() - 1) * logits / temperature).sum()
+                continue
+            likelihood = (logits / temperature).log_softmax(1)
+            self.confidence[number] += likelihood.amax(1).exp().sum()
+            self.cost[number] -= likelihood[has_label].gather(1, targets[has_label, None]).sum()
+
+    @property
+    def temperature(self) -> float:
+        return float(TEMPERATURES[int(self.cost.argmin())])
+
+    @property
+    def mean_confidence(self) -> float:
+        """The mean probability of the predicted class at the temperature, in percent; of one label per image."""
+        return 100 * float(self.confidence[int(self.cost.argmin())]) / max(sum(map(len, self.right)), 1)
 
 
-def best_temperature(log_likelihood: Callable[[Tensor], Tensor]) -> float:
-    """The likeliest temperature; halving or doubling it costs half a nat."""
-    cost = 0.5 * TEMPERATURES.log2().square() - torch.stack([log_likelihood(t) for t in TEMPERATURES])
-    return float(TEMPERATURES[int(cost.argmin())])
+def mean_f1(ranked: RankedClasses, targets: Tensor) -> Interval:
+    """The mean over images in percent of the F1 of their listed classes: 2 x right / (listed + true)."""
+    listed = ranked.is_listed
+    right = (targets.gather(1, ranked.numbers) & listed).sum(1).double()
+    values = 2 * right / (listed.sum(1) + targets.sum(1))
+    draws = torch.cat([counts.T.double() @ values / len(values) for counts in draw_counts(len(values))])
+    return percentile_interval(100 * float(values.mean()), 100 * draws.numpy())
 
 
-def classify(classifier: Classifier, values: Tensor, temperature: float = 1.0) -> Predicted:
-    """The most probable class of each image and its probability."""
-    chunks = [(classifier.logits(chunk) / temperature).softmax(1).max(1) for chunk in values.split(CHUNK) if len(chunk)]
-    if not chunks:
-        return Predicted(torch.empty(0, dtype=torch.long), torch.empty(0))
-    return Predicted(torch.cat([chunk.indices for chunk in chunks]), torch.cat([chunk.values for chunk in chunks]))
+# --- images unlike the references -------------------------------------------------------------------------------------
 
 
 def nearest_similarity(references: Features, values: Tensor, device: torch.device | str = "cpu") -> Tensor:
@@ -203,9 +282,9 @@ def unlike_threshold(references: Features, held_out: Tensor, device: torch.devic
     if len(held_out) >= MIN_HELD_OUT:
         similarity = nearest_similarity(references, evenly_spaced(held_out), device)
         return float(similarity.double().quantile(UNLIKE_QUANTILE)), "held-out"
-    if len(references.values) < 2:
+    if len(references) < 2:
         raise BadInput("one labelled image: comparing images needs at least two; label more")
-    rows = evenly_spaced(torch.arange(len(references.values)))
+    rows = evenly_spaced(torch.arange(len(references)))
     # two neighbours: the nearest one is the image itself
     similarity = neighbours(references, references.values[rows], 2, device=device).similarity[:, 1].cpu()
     return float(similarity.double().quantile(UNLIKE_QUANTILE)), "references"

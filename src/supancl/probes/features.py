@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.core.encoders import Encoder
+from supancl.core.labels import Labels
 from supancl.core.precision import autocast_for
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
@@ -27,7 +28,8 @@ Rows = Tensor | np.ndarray  # (N, width), any floating type; an array may be a m
 class Features:
     """(N, width) features with labels (-1: unlabelled), on the CPU unless `embed` got `stay`.
 
-    Arrays and lists become tensors. `paths` are the names of the images where they are known. It converts to an array
+    Arrays and lists become tensors. Of images with several labels, `pairs` (N, L, 2) has all of them and `labels` the
+    rarest one of each. `paths` are the names of the images where they are known. It converts to an array
     (`np.asarray`), and unpacks into values and labels.
 
     >>> features = Features(np.eye(2), [0, 1])
@@ -35,12 +37,18 @@ class Features:
     (2, (2, 2), tensor([0, 1]))
     """
 
-    __slots__ = ("about", "labels", "paths", "values")
+    __slots__ = ("about", "labels", "pairs", "paths", "values")
 
     def __init__(
-        self, values: Tensor | np.ndarray, labels: Tensor | np.ndarray | Sequence[int], *, paths: Sequence[str] = ()
+        self,
+        values: Tensor | np.ndarray,
+        labels: Tensor | np.ndarray | Sequence[int],
+        pairs: Tensor | None = None,
+        *,
+        paths: Sequence[str] = (),
     ) -> None:
-        self.values, self.labels, self.paths = torch.as_tensor(values), torch.as_tensor(labels), list(paths)
+        self.values, self.labels, self.pairs = torch.as_tensor(values), torch.as_tensor(labels), pairs
+        self.paths = list(paths)
         self.about: dict[str, Any] = {}  # of the file that they were written to
 
     def __len__(self) -> int:
@@ -65,13 +73,28 @@ class Features:
         labelled = int((self.labels >= 0).sum())
         return {"images": len(self), "width": self.values.shape[1], "labelled": labelled, **self.about}
 
+    def take(self, rows: Tensor) -> Features:
+        """Those of some images: positions or a mask."""
+        kept = torch.arange(len(self.paths))[rows.cpu()].tolist() if self.paths else []
+        pairs = None if self.pairs is None else self.pairs[rows.to(self.pairs.device)]
+        values, labels = (part[rows.to(part.device)] for part in self.pair)
+        return Features(values, labels, pairs, paths=[self.paths[row] for row in kept])
+
     def labelled(self) -> Features:
         """Those of images with a label."""
         has_label = self.labels >= 0
-        if bool(has_label.all()):
-            return self
-        paths = [path for path, kept in zip(self.paths, has_label.tolist(), strict=False) if kept]
-        return Features(self.values[has_label], self.labels[has_label], paths=paths)
+        return self if bool(has_label.all()) else self.take(has_label)
+
+    def and_also(self, others: Features) -> Features:
+        """These and others of the same kind."""
+        values, labels = (torch.cat([ours, more.to(ours)]) for ours, more in zip(self, others, strict=True))
+        several = [part.pairs.to(labels.device) for part in (self, others) if part.pairs is not None]
+        return Features(values, labels, torch.cat(several) if len(several) > 1 else None)
+
+    def targets(self, classes: int) -> Tensor:
+        """(N, classes): whether the image has the class, however small its weight."""
+        assert self.pairs is not None
+        return Labels.of(self.pairs).dense(classes, torch.float32) > 0
 
 
 class Labelled(Protocol):
@@ -154,7 +177,8 @@ def embed(
         encoder.train(training)
     if values is None:
         values = torch.empty(0, encoder.width, device=device if stay else "cpu")
-    return Features(values, split.hide_several_labels().labels.clone().to(values.device))
+    pairs = None if split.pairs is None else split.pairs.to(values.device)
+    return Features(values, split.labels.clone().to(values.device), pairs)
 
 
 # --- checks before anything is fitted ---------------------------------------------------------------------------------

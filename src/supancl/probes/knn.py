@@ -19,7 +19,9 @@ from supancl.probes.features import Features, Labelled, Rows, check_finite, chec
 from supancl.reporter import track
 
 Metric = Literal["cosine", "l2"]
-REFERENCE_CHUNK = 16384  # references compared at a time
+QUERY_CHUNK = 1024  # queries compared with
+REFERENCE_CHUNK = 16384  # so many references at a time
+MOST_VOTES = 2**24  # images x classes whose votes are in memory at a time
 DEFAULT_K = 20
 QUARTER = 0.25  # neighbours per reference of a class
 
@@ -73,9 +75,9 @@ def _similarity(queries: Tensor, references: Tensor, metric: Metric) -> Tensor:
     )
 
 
-def _query_blocks(queries: Rows, chunk: int, device: torch.device, name: str) -> Iterator[tuple[int, Tensor]]:
-    for start in range(0, len(queries), chunk):
-        block = read_rows(queries, start, start + chunk, device)
+def _blocks(rows: Rows, chunk: int, device: torch.device, name: str) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, len(rows), chunk):
+        block = read_rows(rows, start, start + chunk, device)
         check_finite(name, block, start)
         yield start, block
 
@@ -85,7 +87,7 @@ def neighbours(
     queries: Rows,
     k: int,
     metric: Metric = "cosine",
-    chunk: int = 1024,
+    chunk: int = QUERY_CHUNK,
     reference_chunk: int = REFERENCE_CHUNK,
     device: torch.device | str | None = None,
     leave_one_out: bool = False,
@@ -134,9 +136,9 @@ def _tiles(
     prepare: Callable[[Tensor], Tensor],
 ) -> Iterator[tuple[int, Tensor, int, Tensor]]:
     """Every chunk of queries with every chunk of references, each with the number of its first row."""
-    for start, block in _query_blocks(queries, 16 * chunk, device, "query"):
+    for start, block in _blocks(queries, 16 * chunk, device, "query"):
         block = prepare(block)
-        for begin, part in _query_blocks(references, reference_chunk, device, "reference"):
+        for begin, part in _blocks(references, reference_chunk, device, "reference"):
             part = prepare(part)
             for low in range(0, len(block), chunk):
                 yield start + low, block[low : low + chunk], begin, part
@@ -154,11 +156,6 @@ def _merge(values: Tensor, rows: Tensor, new_values: Tensor, new_columns: Tensor
     top, order = both.topk(values.shape[1], dim=1)
     values.copy_(top)
     rows.copy_(both_rows.gather(1, order))
-
-
-def vote(matches: Neighbours, labels: Tensor, k: int, temperature: float, classes: int) -> Tensor:
-    """The class with the most votes; see `count_votes`."""
-    return count_votes(matches, labels, k, temperature, classes).argmax(1)
 
 
 def count_votes(matches: Neighbours, labels: Tensor, k: int, temperature: float, classes: int) -> Tensor:
@@ -186,81 +183,18 @@ def vote_weights(matches: Neighbours, k: int, temperature: float) -> Tensor:
     return ((similarity - similarity[:, :1]) / temperature).exp()
 
 
-def _class_count(labels: Tensor) -> int:
-    return int(labels.max()) + 1
+def vote(matches: Neighbours, labels: Tensor, k: int, temperature: float) -> Tensor:
+    """The class with the most votes; see `count_votes`."""
+    classes = int(labels.max()) + 1
+    size = max(1, MOST_VOTES // classes)
+    parts = [Neighbours(*part) for part in zip(matches.similarity.split(size), matches.rows.split(size), strict=True)]
+    return torch.cat([count_votes(part, labels, k, temperature, classes).argmax(1) for part in parts])
 
 
-def knn_predict(
-    reference: Labelled,
-    queries: Rows,
-    k: int = 20,
-    temperature: float = 0.1,
-    chunk: int = 1024,
-    metric: Metric = "cosine",
-    reference_chunk: int = REFERENCE_CHUNK,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """The class of each query: its k most similar references vote with weight exp(similarity / temperature).
-
-    >>> reference = Features(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([7, 7, 2]))
-    >>> knn_predict(reference, torch.tensor([[2.0, 0.1], [0.1, 1.0]]), k=2)
-    tensor([7, 2])
-    """
-    if not bool((reference.labels >= 0).any()):
-        raise BadInput("reference features: no labelled image; k-NN needs at least one")
-    matches = neighbours(reference, queries, k, metric, chunk, reference_chunk, device)
-    return vote(matches, reference.labels, k, temperature, _class_count(reference.labels))
-
-
-def knn_accuracy(
-    reference: Labelled,
-    queries: Features,
-    k: int = 20,
-    temperature: float = 0.1,
-    chunk: int = 1024,
-    metric: Metric = "cosine",
-    reference_chunk: int = REFERENCE_CHUNK,
-    device: torch.device | str | None = None,
-) -> float:
-    """Accuracy in percent over the labelled queries."""
-    return knn_accuracies(reference, queries, (k,), temperature, chunk, metric, reference_chunk, device)[k]
-
-
-def knn_accuracies(
-    reference: Labelled,
-    queries: Features,
-    ks: Sequence[int],
-    temperature: float = 0.1,
-    chunk: int = 1024,
-    metric: Metric = "cosine",
-    reference_chunk: int = REFERENCE_CHUNK,
-    device: torch.device | str | None = None,
-) -> dict[int, float]:
-    """`knn_accuracy` for several k from one search."""
-    labelled = queries if bool((queries.labels >= 0).all()) else queries.labelled()
-    if not len(labelled.labels) or not bool((reference.labels >= 0).any()):
-        return dict.fromkeys(ks, math.nan)
-    matches = neighbours(reference, labelled.values, max(ks), metric, chunk, reference_chunk, device)
-    return _accuracies(matches, reference.labels, labelled.labels, ks, temperature)
-
-
-def knn_leave_one_out(
-    features: Labelled,
-    ks: Sequence[int] = (20,),
-    temperature: float = 0.1,
-    chunk: int = 1024,
-    metric: Metric = "cosine",
-    reference_chunk: int = REFERENCE_CHUNK,
-    device: torch.device | str | None = None,
-) -> dict[int, float]:
-    """Accuracy in percent by k on one split, each labelled image classified by all the others."""
-    has_label = features.labels >= 0
-    if int(has_label.sum()) < 2:
-        raise BadInput(f"leave-one-out needs two labelled images, and there are {int(has_label.sum())}")
-    matches = neighbours(features, features.values, max(ks), metric, chunk, reference_chunk, device, leave_one_out=True)
-    has_label = has_label.to(matches.rows.device)
-    labelled_matches = Neighbours(matches.similarity[has_label], matches.rows[has_label])
-    return _accuracies(labelled_matches, features.labels, features.labels[has_label.cpu()], ks, temperature)
+def equalize(values: Tensor) -> Tensor:
+    """Values rounded to 18 bits: parts of a vote that differ only by rounding must not rank images."""
+    mantissa, exponent = torch.frexp(values)
+    return torch.ldexp((mantissa * 2**18).round() / 2**18, exponent)
 
 
 def default_k(references: Tensor, leave_one_out: bool = False) -> int:
@@ -278,7 +212,7 @@ def default_k(references: Tensor, leave_one_out: bool = False) -> int:
     return max(1, min(DEFAULT_K, round((int(sizes.median()) - leave_one_out) * QUARTER)))
 
 
-def knn_correct(
+def knn_answers(
     reference: Labelled,
     queries: Features,
     ks: Sequence[int],
@@ -286,27 +220,64 @@ def knn_correct(
     metric: Metric = "cosine",
     device: torch.device | str | None = None,
     leave_one_out: bool = False,
+    classes: int = 0,
 ) -> dict[int, Tensor]:
-    """By k, which labelled queries are classified correctly.
+    """By k, the class of each labelled query; of several labels, (queries, classes), each class's part of the votes.
 
     With `leave_one_out` the queries are the first of the references, all labelled, and none is its own neighbour.
     """
-    labelled = queries.labelled()
+    labelled, pairs = queries.labelled(), getattr(reference, "pairs", None)
     if leave_one_out and len(reference.labels) < 2:
         raise BadInput(f"leave-one-out needs two labelled images, and there are {len(reference.labels)}")
     matches = neighbours(reference, labelled.values, max(ks), metric, device=device, leave_one_out=leave_one_out)
-    return _correct(matches, reference.labels, labelled.labels, ks, temperature)
+    if pairs is None:
+        return {k: vote(matches, reference.labels, k, temperature).cpu() for k in ks}
+    votes = {k: count_votes(matches, pairs, k, temperature, classes) for k in ks}
+    return {k: equalize(vote / vote.sum(1, keepdim=True)).cpu() for k, vote in votes.items()}
 
 
-def _correct(
-    matches: Neighbours, labels: Tensor, truth: Tensor, ks: Sequence[int], temperature: float
-) -> dict[int, Tensor]:
-    truth = truth.to(matches.rows.device)
-    return {k: (vote(matches, labels, k, temperature, _class_count(labels)) == truth).cpu() for k in ks}
+def knn_predict(
+    reference: Labelled,
+    queries: Rows,
+    k: int = DEFAULT_K,
+    temperature: float = 0.1,
+    chunk: int = QUERY_CHUNK,
+    metric: Metric = "cosine",
+    reference_chunk: int = REFERENCE_CHUNK,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """The class of each query: its k most similar references vote with weight exp(similarity / temperature).
+
+    >>> reference = Features(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([7, 7, 2]))
+    >>> knn_predict(reference, torch.tensor([[2.0, 0.1], [0.1, 1.0]]), k=2)
+    tensor([7, 2])
+    """
+    if not bool((reference.labels >= 0).any()):
+        raise BadInput("reference features: no labelled image; k-NN needs at least one")
+    matches = neighbours(reference, queries, k, metric, chunk, reference_chunk, device)
+    return vote(matches, reference.labels, k, temperature)
 
 
-def _accuracies(
-    matches: Neighbours, labels: Tensor, truth: Tensor, ks: Sequence[int], temperature: float
-) -> dict[int, float]:
-    correct = _correct(matches, labels, truth, ks, temperature)
-    return {k: 100 * float(is_correct.double().mean()) for k, is_correct in correct.items()}
+def knn_accuracy(
+    reference: Labelled,
+    queries: Features,
+    k: int = DEFAULT_K,
+    temperature: float = 0.1,
+    chunk: int = QUERY_CHUNK,
+    metric: Metric = "cosine",
+    reference_chunk: int = REFERENCE_CHUNK,
+    device: torch.device | str | None = None,
+) -> float:
+    """Accuracy in percent over the labelled queries; nan where one side has no label."""
+    labelled = queries.labelled()
+    if not len(labelled) or not bool((reference.labels >= 0).any()):
+        return math.nan
+    predicted = knn_predict(reference, labelled.values, k, temperature, chunk, metric, reference_chunk, device)
+    return 100 * float((predicted == labelled.labels.to(predicted.device)).double().mean())
+
+
+def knn_leave_one_out(features: Features, k: int = DEFAULT_K, temperature: float = 0.1) -> float:
+    """Accuracy in percent on one split, each labelled image classified by all the others."""
+    labelled = features.labelled()
+    predicted = knn_answers(labelled, labelled, (k,), temperature, leave_one_out=True)[k]
+    return 100 * float((predicted == labelled.labels.cpu()).double().mean())

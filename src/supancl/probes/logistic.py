@@ -80,19 +80,6 @@ def rotate(values: Tensor, axes: Tensor, chunk: int = 8192, scaled: Callable[[Te
     return rotated
 
 
-def predict(parameters: Tensor, rows: Tensor) -> Tensor:
-    """The class of each rotated row."""
-    return (parameters @ rows.T).argmax(0)
-
-
-def unrotated_logits(parameters: Tensor, axes: Tensor, values: Tensor, chunk: int = 8192) -> Iterator[Tensor]:
-    """(rows, classes) for chunks of unrotated rows: rotating the parameters back is cheaper than rotating the rows."""
-    turned = parameters @ axes.T
-    for start in range(0, len(values), chunk):
-        chunk_rows = values[start : start + chunk].to(axes.dtype)
-        yield torch.addmm(turned[:, -1], chunk_rows, turned[:, :-1].T)
-
-
 class Slope(NamedTuple):
     """Summed cross-entropy, and its derivative with respect to the logits (p - 1 at the true class, p elsewhere)."""
 
@@ -150,6 +137,38 @@ class Problem:
         mean = along.sum(0, keepdim=True)
         along.addcmul_(residual, mean, value=-1).scatter_add_(0, self.labels, -mean)
         return self.gradient(along)
+
+
+class OneVsRest(Problem):
+    """One logistic regression per class, does an image have it or not, for all classes at once.
+
+    Rotated features with targets (images, classes): True if the image has the class. Margins are the logits. The loss
+    is the sum over classes of the summed binary cross-entropy, with one ridge for all. It falls apart into one problem
+    per class, but solved together they share every product with the features.
+    """
+
+    def __init__(self, rows: Tensor, targets: Tensor) -> None:
+        super().__init__(rows, torch.zeros(len(rows), dtype=torch.long), targets.shape[1])
+        self.signs = 2 * targets.T.to(rows) - 1  # (classes, images): 1 or -1
+        self.loss_at_zero = targets.numel() * math.log(2)
+
+    def margins(self, parameters: Tensor) -> Tensor:
+        return parameters @ self.rows.T
+
+    def slope(self, margins: Tensor) -> Slope:
+        wrong = margins * -self.signs  # above 0 where the class is predicted wrongly
+        loss = -float(F.logsigmoid(-wrong.double()).sum())
+        # as the probability of the wrong answer: 1 - p would lose all digits where p is nearly 1
+        probability = F.threshold(wrong.sigmoid_(), MIN_PROBABILITY, 0.0, inplace=True)
+        return Slope(loss, probability.mul_(self.signs).neg_())
+
+    def curvature_along(self, weighted: Tensor, along: Tensor) -> float:
+        # the residual is p or -p, and the curvature p (1 - p)
+        return float(((weighted * along).abs() - weighted.square()).sum(dtype=torch.float64))
+
+    def hessian_product(self, residual: Tensor, direction: Tensor) -> Tensor:
+        probability = residual.abs()
+        return self.gradient(self.margins(direction).mul_(probability * (1 - probability)))
 
 
 @dataclass

@@ -94,7 +94,7 @@ def find_answers(run: Path) -> Answers:
     from supancl.evaluation import EvaluationOptions, open_evaluated_encoder
     from supancl.evaluation.sources import data_for
     from supancl.probes import Features
-    from supancl.probes.classifiers import classify, fit_linear_classifier, fit_temperature
+    from supancl.probes.classifiers import fit_linear_classifier, fit_temperature, rank_classes
 
     evaluated = open_evaluated_encoder(str(run), EvaluationOptions(pick_device("auto")))
     data = data_for(evaluated, None, "margin")
@@ -103,7 +103,8 @@ def find_answers(run: Path) -> Answers:
     choosing = held_out if chooses else Features(held_out.values[:0], held_out.labels[:0])
     classifier, _ = fit_linear_classifier(train, choosing, len(data.classes), evaluated.options.device)
     temperature = fit_temperature(classifier.logits(held_out.values), held_out.labels)
-    predicted, confidence = classify(classifier, held_out.values, temperature)
+    ranked = rank_classes(classifier, held_out.values, len(data.classes), temperature=temperature)
+    predicted, confidence = ranked.labels[:, 0], ranked.confidence
     order, is_right = confidence.argsort(descending=True), predicted == held_out.labels
     images = data.held_out.labelled()
 
