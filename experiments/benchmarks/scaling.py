@@ -39,7 +39,7 @@ from supancl.data.order import Order, epoch_order
 from supancl.data.sources.tars import index_tars
 from supancl.data.splits import Data, DataSpec
 from supancl.recipes import recipe
-from supancl.training.cuda.capture import WARM_UP_STEPS
+from supancl.training.speed import WARM_UP_STEPS
 from supancl.training.start import with_speed
 from supancl.training.trainer import Trainer
 

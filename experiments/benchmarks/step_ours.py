@@ -20,7 +20,7 @@ from supancl import recipe
 from supancl.data.splits import Data, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.recipes import Recipe
-from supancl.training.cuda.capture import WARM_UP_STEPS
+from supancl.training.speed import WARM_UP_STEPS
 from supancl.training.trainer import Trainer
 
 # sizes that a CPU gets through in seconds, to see that everything runs; their times mean nothing

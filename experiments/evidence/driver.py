@@ -28,7 +28,7 @@ from supancl.cli import main
 from supancl.errors import Interrupted
 from supancl.files import write_json
 from supancl.runs.provenance import commit
-from supancl.training.cuda.reuse import share_step
+from supancl.training.trainer import share_step
 
 ROOT = Path(__file__).parents[2]
 DRIVER = "driver "  # begins the name of a driver's own lock

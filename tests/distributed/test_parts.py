@@ -224,7 +224,7 @@ def test_of_several_ranks_none_begins_a_step_anew_where_the_compiler_fails(monke
         raise torch._dynamo.exc.BackendCompilerFailed(compile, RuntimeError("no C compiler"), None)
 
     trainer.captured.replace_step(fails)
-    monkeypatch.setattr(trainer, "_build_step", lambda: fails)
+    monkeypatch.setattr(trainer, "_build_step", lambda may_replay: fails)
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 1))
     trainer.compilation.enabled = True
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
