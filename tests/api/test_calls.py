@@ -16,6 +16,7 @@ from PIL import Image
 import supancl
 from supancl import BadInput, EncoderSpec
 from supancl.data.from_python import as_label_array
+from supancl.reports.terminal import python_terminal
 from supancl.training.start import open_given
 from tests.files import archive, assert_one_line, class_folders, mentions, noise, picture, saved_result
 from tests.files import supancl as command
@@ -219,6 +220,7 @@ def test_numpys_numbers_are_numbers():
 
 def test_progress_shows_in_a_terminal_a_notebook_and_where_it_is_asked_for(tmp_path, monkeypatch, capsys):
     def printed(**options) -> str:
+        python_terminal.cache_clear()  # a process is in one place
         supancl.pretrain(
             tiny_recipe(train__epochs=1), tiny_data(), tmp_path / str(len(list(tmp_path.iterdir()))), **options
         )
