@@ -15,12 +15,11 @@ from PIL import Image
 
 import supancl
 from supancl import BadInput, EncoderSpec
-from supancl.data.from_python import as_label_array
 from supancl.reports.terminal import python_terminal
 from supancl.training.start import open_given
 from tests.files import archive, assert_one_line, class_folders, mentions, noise, picture, saved_result
 from tests.files import supancl as command
-from tests.tiny import NotAvailable, Notes, tiny_data, tiny_recipe
+from tests.tiny import Notes, tiny_data, tiny_recipe
 
 TINY = {"epochs": 1, "batch_size": 4, "encoder.width": 8, "pool.size": 16, "device": "cpu"}
 FLAGS = ["--epochs", "1", "--batch-size", "4", "--set", "encoder.width=8", "--set", "pool.size=16", "--device", "cpu"]
@@ -115,19 +114,6 @@ def test_images_with_labels_of_any_kind(kind, photos, tmp_path):
     assert run.metrics[-1]["knn_queries"] >= 2
 
 
-def test_labels_with_gaps_are_read_as_from_a_column():
-    nan = float("nan")
-    for labels, expected in (
-        (["cat", nan, "nan"], ["cat", "", "nan"]),  # NumPy makes the text 'nan' of a missing one
-        (["cat", NotAvailable(), None], ["cat", "", ""]),
-        (np.array(["cat", nan, NotAvailable()], object), ["cat", "", ""]),
-        (np.array([1.0, None, NotAvailable()], object), [1, -1, -1]),
-        ([3, None, 0], [3, -1, 0]),
-        ([[0.5, 0.5], [1.0, 0.25]], [[0.5, 0.5], [1.0, 0.25]]),
-    ):
-        assert as_label_array(labels).tolist() == expected
-
-
 class Pairs(torch.utils.data.Dataset):
     """A data set of torch that does not raise IndexError, as many do not."""
 
@@ -211,10 +197,6 @@ def test_bad_arguments_are_explained_in_one_line(arguments, settings, nouns, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_numpys_numbers_are_numbers():
-    assert supancl.recipe("digits.supsiam", epochs=np.int64(3), alpha=np.float32(0.5)).train.epochs == 3
-
-
 # --- progress ---------------------------------------------------------------------------------------------------------
 
 
@@ -265,16 +247,6 @@ def test_results_of_the_command_are_read(tmp_path, capsys):
     file.write_text(file.read_text().replace("accuracy", "acuracy"))
     with pytest.raises(BadInput, match=mentions(file)):
         _ = run.results
-
-
-def test_what_is_not_a_run_is_refused_with_the_way_in(run, tmp_path):
-    with pytest.raises(BadInput, match=mentions("encoder.safetensors", "load_encoder")):
-        supancl.load(run.folder / "encoder.safetensors")
-    (tmp_path / "encoder.safetensors").write_bytes((run.folder / "encoder.safetensors").read_bytes())
-    with pytest.raises(BadInput, match=mentions(tmp_path, "load_encoder")):
-        supancl.load(tmp_path)
-    with pytest.raises(BadInput, match="nowhere"):
-        supancl.load(tmp_path / "nowhere")
 
 
 # --- features ---------------------------------------------------------------------------------------------------------
@@ -349,15 +321,6 @@ def test_what_cannot_be_embedded_is_explained_in_one_line(encoder, images, nouns
     with pytest.raises(BadInput) as error:
         supancl.embed(run if encoder is None else encoder, images)
     assert_one_line(str(error.value), *nouns)
-
-
-def test_labels_are_embedded_as_they_are_given(run):
-    """Also with gaps: another call with other classes means the same by them."""
-    for images in (GREY, list(GREY)):
-        assert supancl.embed(run, (images, NUMBERS * 10 + 5)).labels.tolist() == (NUMBERS * 10 + 5).tolist()
-    named = supancl.embed(run, Pairs(list(GREY), NUMBERS + 1))
-    assert named.labels.tolist() == (NUMBERS + 1).tolist()
-    assert torch.equal(named.values, supancl.embed(run, GREY).values)
 
 
 def test_a_folder_is_opened_by_its_name(photos):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 from pathlib import Path
 
@@ -51,32 +50,6 @@ def test_features_of_class_folders_say_what_the_run_held_out(place, capsys):
     assert told == names(open_data(DataSpec(source="data", holdout=share), 1).held_out)
     assert len(told) == 10
     assert found["said"].out.splitlines()[-1] == "f.npz: train 40 x 8; the run held 10 of train out"
-
-
-@pytest.mark.parametrize(
-    ("settings", "count"),
-    [
-        ({"data__holdout": None}, 4),
-        ({"data__holdout": 0.0}, 0),
-        ({"data__limit": 12}, 28),
-        ({"data__leave_out": ("dog",)}, 22),
-    ],
-)
-def test_whatever_a_setting_keeps_from_training_is_held_out(place, capsys, settings, count):
-    run = run_folder(place / "run", source="data", described=True, **settings)
-    found = embedded(capsys, run, "--data", "data")
-    assert int(found["train_held_out"].sum()) == count
-    trained = open_data(DataSpec(source="data", **{name[6:]: value for name, value in settings.items()}), 1).train
-    told = {Path(name).name + Path(name).parent.name for name in found["train_names"][~found["train_held_out"]]}
-    assert told == names(trained)
-
-
-def test_splits_of_the_data_themselves_hold_nothing_out_of_train(place, capsys):
-    for split, each in (("train", 6), ("val", 3)):
-        class_folders(place / "parted" / split, each=each)
-    found = embedded(capsys, run_folder(place / "run", source="parted", described=True), "--data", "parted")
-    assert found["train_held_out"].tolist() == [False] * 12
-    assert "val_held_out" not in found
 
 
 def test_other_data_and_data_that_have_changed_do_not_say_what_was_held_out(place, capsys):
@@ -149,21 +122,6 @@ def test_paths_are_those_of_predict_and_the_table_is_a_source(place, capsys, out
     assert len(open_data(DataSpec(source=out, holdout=0, columns="image=path,label=label"), 1).train) == 40
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_names_in_another_encoding_are_written_with_escapes(place, capsys, suffix):
-    (place / "data" / "dog").rename(place / "data" / os.fsdecode(b"h\xfcnd"))
-    said = supancl(capsys, "embed", run_folder(place / "run"), "--data", "data", "--out", f"f{suffix}")
-    assert said.code == 0, said.err
-    if suffix == ".csv":
-        with open("f.csv", encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    else:
-        from pyarrow import parquet
-
-        rows = parquet.read_table("f.parquet").to_pylist()
-    assert {(row["label"], Path(row["path"]).parent.name) for row in rows} == {("cat",) * 2, (r"h\udcfcnd",) * 2}
-
-
 # --- nested labels ----------------------------------------------------------------------------------------------------
 
 
@@ -201,21 +159,3 @@ def test_nested_labels_are_written_as_they_came_and_read_back(place, capsys, suf
 
 
 # --- several and soft labels ------------------------------------------------------------------------------------------
-
-
-def test_soft_labels_in_a_table_are_read_back_as_they_came(place, capsys):
-    labels = ["circle:0.3;", "square", "circle:0.5;disk:2:1", "", "disk:1:1;"] * 4
-    files = [Path("data") / "cat" / f"{i}.png" for i in range(20)]
-    lines = [f"{file},{label}" for file, label in zip(files, labels, strict=True)]
-    table(place / "soft.csv", "path,label", *lines)
-    run = run_folder(place / "run", source="soft.csv", described=True)
-    said = supancl(capsys, "embed", run, "--data", "soft.csv", "--out", "f.csv", "--device", "cpu")
-    assert said.code == 0, said.err
-    with open("f.csv", newline="") as file:
-        assert [row["label"] for row in csv.DictReader(file)] == labels
-    original, again = (
-        open_data(DataSpec(source=name, holdout=0, columns=columns), 1)
-        for name, columns in (("soft.csv", ""), ("f.csv", "image=path,label=label"))
-    )
-    assert again.classes == original.classes == ("circle", "disk:1", "disk:2", "square")
-    assert torch.equal(again.train.pairs, original.train.pairs)

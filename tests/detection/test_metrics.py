@@ -61,14 +61,6 @@ def test_what_lies_in_a_difficult_box_and_in_a_crowd(name, extra, expected):
     assert coco_scores(Scenes((made,), ("a",), "drawn"), [found])["AP50"] == pytest.approx(expected)
 
 
-def test_any_number_of_detections_of_a_difficult_box_are_no_mistakes():
-    scenes = scenes_of(([FIRST, SECOND], [0, 0], [False, True]))
-    found = found_of([SECOND, SECOND, SECOND, FIRST], [0.9, 0.8, 0.7, 0.6])
-    assert coco_scores(scenes, [found])["AP"] == pytest.approx(100)
-    plain = scenes_of(([FIRST, SECOND], [0, 0]))
-    assert coco_scores(plain, [found])["AP"] < 80
-
-
 def test_a_class_with_nothing_to_find_has_no_score():
     scenes = scenes_of(([FIRST], [0]), ([], []), ([SECOND], [2], [True]), classes=("a", "b", "c"))
     empty = found_of([], [])

@@ -104,7 +104,7 @@ def write_table(predictions: Predictions, out: Output) -> int:
         with open(temporary, "w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(COLUMNS)
-            for path, label, confidence, unlike, split in predictions.rows():
+            for path, label, confidence, unlike, split in predictions.rows:
                 name = path_in_table(path, folder) if predictions.has_files else escape_formula(path)
                 readable = make_writable(name)
                 changed += readable != name

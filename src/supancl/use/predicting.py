@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,16 +60,6 @@ class PredictSettings:
     view: View = "margin"
 
 
-class PredictedSplit(NamedTuple):
-    """The images of a split: given labels (-1: none), and for those that were predicted the answers."""
-
-    images: Split
-    predicted: Tensor  # positions
-    labels: Tensor  # (predicted, L) of these positions, in Predictions.classes; -1 where there are fewer than L
-    confidence: Tensor
-    similarity: Tensor
-
-
 class PredictedRow(NamedTuple):
     """A line of the table. Confidence and unlike are None for a given label."""
 
@@ -80,37 +70,12 @@ class PredictedRow(NamedTuple):
     split: str
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """The predicted labels of a source."""
+class Predictions(NamedTuple):
+    """The labels of a source, images unlike anything seen first."""
 
-    splits: dict[str, PredictedSplit]
-    classes: tuple[str, ...]  # of predicted labels
-    given_classes: tuple[str, ...]
-    threshold: float  # a similarity to the nearest reference below it is unlike anything seen
+    rows: list[PredictedRow]
     has_files: bool  # whether images are files, so that a table of them is a source
-    has_several_labels: bool = False  # whether labels, given or predicted, are written as in a .csv with several
-    summary: dict[str, Any] = field(default_factory=dict)
-
-    def rows(self) -> list[PredictedRow]:
-        """A row per image, images unlike anything seen first."""
-        return sorted(self._rows(), key=lambda row: not row.unlike)
-
-    def _rows(self) -> Iterator[PredictedRow]:
-        for name, split in self.splits.items():
-            answers = dict(zip(split.predicted.tolist(), range(len(split.predicted)), strict=True))
-            given, predicted = given_labels(split.images), split.labels.tolist()
-            for position, path in enumerate(split.images.names_at(torch.arange(len(split.images)))):
-                if (row := answers.get(position)) is None:
-                    yield PredictedRow(path, self._text(self.given_classes, given[position]), None, None, name)
-                    continue
-                label = self._text(self.classes, listed_labels(predicted[row]))
-                is_unlike = bool(split.similarity[row] < self.threshold)
-                yield PredictedRow(path, label, float(split.confidence[row]), is_unlike, name)
-
-    def _text(self, classes: Sequence[str], labels: Pairs) -> str:
-        named = [(classes[number], weight) for number, weight in labels]
-        return label_cell(named) if self.has_several_labels else named[0][0]
+    summary: dict[str, Any]
 
 
 def given_labels(split: Split) -> list[Pairs]:
@@ -118,11 +83,6 @@ def given_labels(split: Split) -> list[Pairs]:
     if split.pairs is not None:
         return list(list_labels(split.pairs))
     return [[(label, 1.0)] * (label >= 0) for label in split.labels.tolist()]
-
-
-def listed_labels(labels: Sequence[int]) -> Pairs:
-    """The predicted classes of an image, each with weight 1."""
-    return [(number, 1.0) for number in labels if number >= 0]
 
 
 class FittedClassifier(NamedTuple):
@@ -166,19 +126,40 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         several = spec.max_labels
     checked = _check_several(fitted, several) if several else _check(fitted)
     threshold, threshold_from = unlike_threshold(references.features, references.held_out.values, device)
-    splits = {}
+    has_several = several > 0 or any(split.pairs is not None for split in images.splits.values())
+
+    def text(classes: Sequence[str], labels: Pairs) -> str:
+        named = [(classes[number], weight) for number, weight in labels]
+        return label_cell(named) if has_several else named[0][0] if named else ""
+
+    rows: list[PredictedRow] = []
+    agreeing = compared = 0
+    leaves = with_leaf_labels(all_labels)
     for name, split in images.splits.items():
         values = evaluated.features(split.take(wanted[name]), settings.view).values
         ranked = rank_classes(fitted.classifier, values, len(fitted.classes), several, checked["temperature"])
-        similarity = nearest_similarity(references.features, values, device)
-        splits[name] = PredictedSplit(split, wanted[name], ranked.labels, ranked.confidence, similarity)
+        is_unlike = (nearest_similarity(references.features, values, device) < threshold).tolist()
+        paths, given = split.names_at(torch.arange(len(split))), given_labels(split)
+        known, first = given_labels(leaves.splits[name]), len(rows)
+        texts = [text(images.classes, labels) for labels in given]
+        rows += [PredictedRow(path, label, None, None, name) for path, label in zip(paths, texts, strict=True)]
+        answers = zip(wanted[name].tolist(), ranked.labels.tolist(), ranked.confidence.tolist(), is_unlike, strict=True)
+        for position, numbers, confidence, unlike in answers:
+            found = [(number, 1.0) for number in numbers if number >= 0]
+            label = text(fitted.classes, found)
+            rows[first + position] = PredictedRow(paths[position], label, confidence, unlike, name)
+            # a classifier of one class per image agrees with several labels if its class is one of them
+            right = {leaves.classes[number] for number, _ in known[position]}
+            predicted = {fitted.classes[number] for number, _ in found}
+            compared += bool(right)
+            agreeing += right == predicted if several else predicted <= right
     summary = {
         "encoder": evaluated.location,
         "data": source,
         "images": total,
         "predicted": count,
         "given": total - count,
-        "unlike": sum(int((split.similarity < threshold).sum()) for split in splits.values()),
+        "unlike": sum(row.unlike is True for row in rows),
         "threshold": threshold,
         "threshold_from": threshold_from,
         "references": len(references.features.labels),
@@ -186,17 +167,12 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         **fitted.summary,
         **checked,
         "skipped": len(images.skipped),
-        **_agreement(splits, with_leaf_labels(all_labels), fitted.classes, several > 0),
     }
-    if "compared" in summary:  # the classifier may have been fitted on some of these images
-        named = settings.references
-        summary["fitted_on_some"] = (
-            shares_images(evaluated, source, list(images.splits.values()))
-            if named is None
-            else is_same_source(named, source)
-        )
-    has_several = several > 0 or any(split.pairs is not None for split in images.splits.values())
-    return Predictions(splits, fitted.classes, images.classes, threshold, images.has_files, has_several, summary)
+    if compared:
+        named, splits = settings.references, list(images.splits.values())
+        fitted_on = shares_images(evaluated, source, splits) if named is None else is_same_source(named, source)
+        summary |= {"compared": compared, "agreeing": agreeing, "fitted_on_some": fitted_on}
+    return Predictions(sorted(rows, key=lambda row: not row.unlike), images.has_files, summary)
 
 
 def _warn_changed(evaluated: EvaluatedEncoder, source: str, images: Source, as_trained: bool) -> None:
@@ -219,24 +195,6 @@ def _warn_changed(evaluated: EvaluatedEncoder, source: str, images: Source, as_t
             check_same_data(run, own, way_out, f"{evaluated.location}: ")
     except BadInput as error:
         evaluated.reporter.warn(str(error))
-
-
-def _agreement(
-    splits: dict[str, PredictedSplit], given: Source, classes: Sequence[str], several: bool
-) -> dict[str, Any]:
-    """How many images have the labels of `given` predicted, if images with a label were predicted too.
-
-    A classifier of one class per image agrees with several labels if its class is one of them.
-    """
-    count = agreeing = 0
-    for name, split in splits.items():
-        all_given = given_labels(given.splits[name])
-        for position, row in zip(split.predicted.tolist(), split.labels.tolist(), strict=True):
-            names = {given.classes[number] for number, _ in all_given[position]}
-            count += bool(names)
-            predicted = {classes[number] for number, _ in listed_labels(row)}
-            agreeing += names == predicted if several else bool(names) and predicted <= names
-    return {"compared": count, "agreeing": agreeing} if count else {}
 
 
 # --- classifiers ------------------------------------------------------------------------------------------------------
