@@ -21,7 +21,7 @@ from supancl.evaluation import (
 from supancl.evaluation.audit import audit_labels
 from supancl.evaluation.ridge import TRAINED_IMAGES
 from supancl.evaluation.sources import data_for, open_evaluation_data, read_source, spec_for
-from supancl.reports.maps import MapRequest, choose_images
+from supancl.reports.map import MapRequest, choose_images
 from supancl.use.predicting import PredictSettings, predict_labels
 from tests.evaluation.made import bright, run_folder, subject
 from tests.files import archive
