@@ -212,7 +212,7 @@ def environment_of(folder: Path, code: Path, drivers: int) -> dict[str, str]:
     variables = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(1, drivers))),
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(code / "src"), str(code)]),
+        "PYTHONPATH": os.pathsep.join([str(code / "src"), str(code), os.environ.get("PYTHONPATH", "")]),
         "PYTHONUNBUFFERED": "1",
         "SUPANCL_CACHE": str(folder / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "kernels" / "inductor"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Unpack
 
 from supancl.data.opening import check_source
-from supancl.data.sources.csv_correction import Correction, write_corrected
+from supancl.data.sources.table import Correction, write_corrected
 from supancl.data.views.evaluation import View
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput
