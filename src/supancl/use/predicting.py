@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.data.label_pairs import check_one_label, label_cell, list_labels
-from supancl.data.levels import with_given_labels, with_leaf_labels
+from supancl.core.labels import Labels
+from supancl.data.hierarchy import with_given_labels, with_leaf_labels
+from supancl.data.labels import label_cell
 from supancl.data.opening import is_same_source, peek_data
-from supancl.data.splits import Source, Split
+from supancl.data.splits import Source
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean
 from supancl.evaluation.cross_validation import names_classes
@@ -78,13 +79,6 @@ class Predictions(NamedTuple):
     summary: dict[str, Any]
 
 
-def given_labels(split: Split) -> list[Pairs]:
-    """The class and weight of every label of every image; one label has weight 1."""
-    if split.pairs is not None:
-        return list(list_labels(split.pairs))
-    return [[(label, 1.0)] * (label >= 0) for label in split.labels.tolist()]
-
-
 class FittedClassifier(NamedTuple):
     """A classifier of features, its class names, the references to compare with, and words and numbers about it."""
 
@@ -126,7 +120,7 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         several = spec.max_labels
     checked = _check_several(fitted, several) if several else _check(fitted)
     threshold, threshold_from = unlike_threshold(references.features, references.held_out.values, device)
-    has_several = several > 0 or any(split.pairs is not None for split in images.splits.values())
+    has_several = several > 0 or not all(split.all_labels.has_one_each for split in images.splits.values())
 
     def text(classes: Sequence[str], labels: Pairs) -> str:
         named = [(classes[number], weight) for number, weight in labels]
@@ -139,8 +133,8 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         values = evaluated.features(split.take(wanted[name]), settings.view).values
         ranked = rank_classes(fitted.classifier, values, len(fitted.classes), several, checked["temperature"])
         is_unlike = (nearest_similarity(references.features, values, device) < threshold).tolist()
-        paths, given = split.names_at(torch.arange(len(split))), given_labels(split)
-        known, first = given_labels(leaves.splits[name]), len(rows)
+        paths, given = split.names_at(torch.arange(len(split))), split.all_labels.entries()
+        known, first = leaves.splits[name].all_labels.entries(), len(rows)
         texts = [text(images.classes, labels) for labels in given]
         rows += [PredictedRow(path, label, None, None, name) for path, label in zip(paths, texts, strict=True)]
         answers = zip(wanted[name].tolist(), ranked.labels.tolist(), ranked.confidence.tolist(), is_unlike, strict=True)
@@ -235,8 +229,8 @@ def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: Pr
         references = references.with_held_out()
     has_classes = references.features.pairs is not None or len(torch.unique(references.features.labels)) > 1
     name, device = settings.classifier or ("linear" if has_classes else "knn"), evaluated.options.device
-    if name == "means":
-        check_one_label(references.features.pairs, evaluated.location, "with means")
+    if name == "means" and references.features.pairs is not None:
+        Labels.of(references.features.pairs).check_single(evaluated.location, "with means")
 
     def fit(some: References) -> tuple[Classifier, dict[str, Any]]:
         classes = len(some.classes)
