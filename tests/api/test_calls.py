@@ -74,12 +74,6 @@ def test_a_name_a_folder_and_settings_train_what_the_command_trains(photos, tmp_
     assert run.recipe.sources["loss.alpha"] == "given"
 
 
-def test_several_sources_are_joined(photos, tmp_path):
-    other = archive(tmp_path / "more.npz", train_labels=np.array(["cat", "bird"] * 10))
-    run = supancl.pretrain("digits.supsiam", [photos, str(other)], tmp_path / "run", **TINY)
-    assert run.classes == ("bird", "cat", "dog")
-
-
 def test_without_a_recipe_it_is_chosen_from_the_data(photos, tmp_path):
     fast = {**TINY, "encoder.name": "cnn", "views.size": 8, "monitor_every": 0}
     notes = Notes()

@@ -260,10 +260,3 @@ def test_images_that_all_have_a_label_are_predicted_on_request(place, capsys):
     Path("more.csv").write_text("\n".join(["path,label", *rows]))
     supancl(capsys, "predict", "run", "--data", "more.csv", "--all", "--out", "more-all.csv", "--json", "all.json")
     assert json.loads(Path("all.json").read_text())["agreeing"] == agreeing  # the class is one of the two given
-
-
-def test_a_read_only_run_predicts_and_says_that_it_keeps_nothing(place, capsys, monkeypatch):
-    monkeypatch.setattr("supancl.use.references.why_unwritable", lambda folder: "Read-only file system")
-    said = supancl(capsys, "predict", "run", "--data", "new", "--out", "labels.csv")
-    assert said.code == 0
-    assert_mentions(said.err, "Read-only file system")

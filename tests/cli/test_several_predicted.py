@@ -140,35 +140,3 @@ def test_the_table_is_a_source_and_given_labels_stay_with_their_weights(place, c
     assert trained.code == 0, trained.err
     shown = supancl(capsys, "data", "show", "labels.csv", "--json", "-")
     assert shown.code == 0, shown.err
-
-
-def test_all_says_how_many_have_exactly_their_labels_and_a_second_call_reads_no_image(place, capsys):
-    rows, summary, printed = predict(capsys, "run", "--data", "photos.csv", "--all")
-    with open("photos.csv", newline="") as file:
-        given = {row["path"]: set(row["label"].split(";")) for row in csv.DictReader(file)}
-    agreeing = sum(set(row["label"].split(";")) == given[row["path"]] for row in rows)
-    assert (summary["compared"], summary["agreeing"]) == (300, agreeing)
-    assert_mentions(printed, f"{agreeing} of 300")
-    draw(Path("new"), 6, seed=3)
-    first, before, _ = predict(capsys, "run", "--data", "new", out="first.csv")
-    Path("photos").rename("moved")
-    second, after, _ = predict(capsys, "run", "--data", "new", out="second.csv")
-    assert first == second
-    assert after["kept"]
-    assert {key: before[key] for key in ("map", "f1", "label_threshold")} == {
-        key: after[key] for key in ("map", "f1", "label_threshold")
-    }
-
-
-def test_without_held_out_labels_nothing_is_judged(place, capsys):
-    run_folder(Path("whole"), source="photos.csv", described=True, data__holdout=0.0)
-    draw(Path("new"), 6, seed=3)
-    for words in ((), ("--classifier", "knn")):
-        _, summary, printed = predict(capsys, "whole", "--data", "new", *words, out=f"{len(words)}.csv")
-        assert (summary["label_threshold"], summary["checked_on"], summary["map"], summary["f1"]) == (
-            0.5,
-            0,
-            None,
-            None,
-        )
-        assert_mentions(printed, "probability 0.5", "not fitted")

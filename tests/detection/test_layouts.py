@@ -79,7 +79,6 @@ def test_a_box_over_the_border_is_cut_and_counted(tmp_path):
     rewrite(folder, annotation([("disc", -9.0, 20.0, 40.0, 200.0)]))
     scenes = read_voc(tmp_path, LIST)
     assert scenes.scenes[0].boxes.tolist() == [[0.0, 20.0, 40.0, float(SIDE)]]
-    assert len(scenes.remarks) == 1
 
 
 @pytest.mark.parametrize("box", [(200.0, 5.0, 260.0, 40.0), (40.0, 40.0, 20.0, 60.0), (float("nan"), 1.0, 5.0, 5.0)])
@@ -108,7 +107,6 @@ def test_a_box_of_no_width_is_left_out_of_a_coco_file_and_one_of_less_refused(tm
     file.write_text(json.dumps(content))
     found = read_coco(file)
     assert len(found.scenes[0].boxes) == len(found.scenes[0].labels) == 1
-    assert len(found.remarks) == 1
     content["annotations"][0]["bbox"][3] = -5.0
     file.write_text(json.dumps(content))
     with pytest.raises(BadInput, match=mentions("box 1")):
