@@ -78,6 +78,7 @@ def predict(
         if classifier not in (None, "knn"):
             raise BadInput(f"k = {k}: only for classifier knn; leave it out")
     (evaluated,) = open_encoders(encoder, options, saves_results=False)
+    from supancl.reports.verdict import judge_result
     from supancl.use.predicting import PredictSettings, predict_labels
 
     settings = PredictSettings("knn" if k is not None else classifier, references, k, all, view)
@@ -86,8 +87,9 @@ def predict(
     result = {"out": str(table), **predictions.summary}
     for line in describe(result):
         say(line)
-    if doubt := doubt_of(result):
-        warn(doubt)
+    quality = judge_result(result)
+    if quality is not None and not quality.is_above_chance:
+        warn(f"{table}: these labels are {quality.text}; label more images, or name another encoder")
     if changed:
         warn(f"{table}: names written with escapes: {changed}; rename these files to use the table as data")
     if not predictions.has_files:
@@ -142,14 +144,3 @@ def describe(result: dict[str, Any]) -> list[str]:
         fitted = "; the classifier was fitted on some of them, so this is no accuracy" * result["fitted_on_some"]
         lines.append(f"predicted as given: {result['agreeing']} of {result['compared']} labelled images{fitted}")
     return lines
-
-
-def doubt_of(result: dict[str, Any]) -> str:
-    """Why the labels should not be used; empty if they are clearly better than chance or nothing is known."""
-    key = "accuracy" if result.get("accuracy") is not None else "map"
-    if not result["checked_on"] or result[f"{key}_interval"][0] > result["chance"]:
-        return ""
-    return (
-        f"{result['out']}: the predicted labels are not clearly better than chance ({result[key]:.1f}%, chance "
-        f"{result['chance']:.1f}%); label more images, train longer, or take a better encoder"
-    )
