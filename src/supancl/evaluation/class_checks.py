@@ -31,7 +31,7 @@ def check_classes(
             f"{location}: only class {classes[next(iter(expected))]!r} in {first}; "
             "a classifier needs at least two classes"
         )
-    if splits[first].pairs is not None:
+    if not splits[first].all_labels.has_one_each:
         return
     for name, present in sets.items():
         if expected - present and not may_lack:
@@ -50,14 +50,14 @@ def warn_unknown(
     evaluated: EvaluatedEncoder, classes: Sequence[str], location: str, train: Sequence[Split], test: Split
 ) -> None:  # fmt: skip
     """Warn about test images whose class has no training image: they count as wrong, or are ranked by chance."""
-    numbers = test.class_numbers()
+    numbers = test.all_labels.classes.flatten()
     numbers = numbers[numbers >= 0]
-    unknown = numbers[~torch.isin(numbers, torch.cat([split.class_numbers() for split in train]))]
+    unknown = numbers[~torch.isin(numbers, torch.cat([split.all_labels.classes.flatten() for split in train]))]
     if not len(unknown):
         return
     names = quote_classes(classes, set(unknown.tolist()))
     count = plural(len(unknown), "test image counts", "test images count")
-    effect = f"its {count} as wrong" if test.pairs is None else "its average precision is that of chance"
+    effect = f"its {count} as wrong" if test.all_labels.has_one_each else "its average precision is that of chance"
     evaluated.reporter.warn(f"{location}: {names} has no training image; {effect}")
 
 

@@ -75,7 +75,7 @@ def evaluate_knn(
         "knn",
         since,
         k=usable[0],
-        default_k=default_k(references.class_numbers(), leave_one_out),
+        default_k=default_k(references.all_labels.classes.flatten(), leave_one_out),
         by_k={str(k): judgement.value for k, judgement in judged.items()},
         temperature=temperature,
         metric=metric,
@@ -129,7 +129,7 @@ def _usable_ks(ks: Sequence[int] | None, references: Split, leave_one_out: bool)
     """The numbers of neighbours that there are, or if none are given the one that fits the references."""
     most = references.num_labelled - leave_one_out
     if ks is None:
-        ks = (default_k(references.class_numbers(), leave_one_out),)
+        ks = (default_k(references.all_labels.classes.flatten(), leave_one_out),)
     return tuple(dict.fromkeys(min(k, most) for k in ks))
 
 

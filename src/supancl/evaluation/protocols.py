@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.data.levels import Level, take_each_level
+from supancl.data.hierarchy import Level, take_each_level
 from supancl.data.order import derive_seed, epoch_order
 from supancl.data.splits import Split, fingerprint
 from supancl.data.views.evaluation import View
@@ -228,7 +228,7 @@ def evaluate_transfer(
     if data.levels:
         problem, by_level = take_each_level(data, partial(_at_level, problem[0]))
     splits, _ = problem
-    if metric is not None and splits[2].pairs is not None:
+    if metric is not None and not splits[2].all_labels.has_one_each:
         raise BadInput(f"metric {metric}: {source} has several labels per image, which mAP judges; leave it out")
     kind = metric or default_metric(source)
     fit = partial(_fit_transfer, view=view, metric=kind, location=source)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from supancl.core.encoders import Encoder
-from supancl.data.label_pairs import check_one_label
-from supancl.data.levels import Level, take_each_level, with_leaf_labels
+from supancl.data.hierarchy import Level, take_each_level, with_leaf_labels
 from supancl.data.opening import open_benchmark, open_source
 from supancl.data.order import derive_seed
 from supancl.data.preparing import SPLIT_SEED, draw_stratified, prepare_data
@@ -102,7 +101,7 @@ def read_source(
     first = next(iter(data.splits.values()))
     check_input_kind(encoder, first, spec.source)
     if not several_labels and not data.levels:
-        check_one_label(first.pairs, spec.source, "this evaluation")
+        first.all_labels.check_single(spec.source, "this evaluation")
     return data
 
 
@@ -205,7 +204,7 @@ class EvaluationData(NamedTuple):
 
     @property
     def has_several_labels(self) -> bool:
-        return self.images.pairs is not None
+        return not self.images.all_labels.has_one_each
 
     @property
     def drawn_from(self) -> tuple[Split, ...]:
