@@ -88,6 +88,21 @@ def test_images_unlike_the_references_are_named(place, capsys):
     assert len(unlike) <= 5
 
 
+def test_labels_that_are_no_better_than_chance_come_with_a_warning(place, capsys):
+    """Labels at 23% were written where chance was 33%, without a word."""
+    random = np.random.default_rng(0)
+    for i in range(120):
+        path = Path("guess") / CLASSES[random.integers(3)] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
+    run_folder(Path("blind"), source="guess", described=True, data__holdout=0.33)
+    said = supancl(capsys, "predict", "blind", "--data", "new", "--out", "guess.csv", "--device", "cpu", "--no-cache")
+    assert said.code == 0, said.err
+    assert "not clearly above chance" in said.err
+    said = supancl(capsys, "predict", "run", "--data", "new", "--out", "good.csv", "--device", "cpu", "--no-cache")
+    assert "not clearly above chance" not in said.err
+
+
 def test_given_labels_stay_and_missing_ones_are_filled_in_and_the_table_is_a_source(place, capsys):
     Path("mixed/=odd").mkdir(parents=True)  # a class and a file that a spreadsheet would compute
     draw(Path("mixed"), 6, seed=2)

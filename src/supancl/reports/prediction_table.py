@@ -16,7 +16,7 @@ COLUMNS = ("path", "label", "confidence", "unlike", "source", "split")
 
 
 def write_predictions(predictions: Predictions, out: Output) -> int:
-    """Write the table; returns how many names could not be written as they are."""
+    """Write the table, images unlike anything seen first; returns how many names could not be written as they are."""
     folder, changed = os.path.join(out.path.parent.resolve(), ""), 0
 
     def write(temporary: Path) -> None:
@@ -24,7 +24,7 @@ def write_predictions(predictions: Predictions, out: Output) -> int:
         with open(temporary, "w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(COLUMNS)
-            for path, label, confidence, unlike, split in predictions.rows():
+            for path, label, confidence, unlike, split in sorted(predictions.rows(), key=lambda row: not row.unlike):
                 name = path_in_table(path, folder) if predictions.has_files else escape_formula(path)
                 readable = make_writable(name)
                 changed += readable != name

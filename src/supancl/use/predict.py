@@ -73,6 +73,7 @@ def predict(
             raise BadInput(f"k = {k}: only for classifier knn; leave it out")
     (evaluated,) = open_encoders(encoder, options, saves_results=False)
     from supancl.evaluation.predicting import PredictSettings, predict_labels
+    from supancl.reports.verdict import judge_result
 
     settings = PredictSettings("knn" if k is not None else classifier, references, k, all, view)
     predictions = predict_labels(evaluated, source, settings)
@@ -80,6 +81,9 @@ def predict(
     result = {"out": str(table), **predictions.summary}
     for line in describe(result):
         say(line)
+    quality = judge_result(result)
+    if quality is not None and not quality.is_above_chance:
+        warn(f"{table}: these labels are {quality.text}; label more images, or name another encoder")
     if changed:
         warn(f"{table}: names written with escapes: {changed}; rename these files to use the table as data")
     if predictions.unreadable_classes:
