@@ -133,7 +133,7 @@ def test_nested_labels_are_written_as_they_came_and_read_back(place, capsys, suf
         table(place / "again.csv", "path,label", *map(",".join, zip(paths, labels, strict=True)))
         again = open_data(DataSpec(source="again.csv", holdout=0, **settings), 1)
     assert (again.classes, again.levels) == (original.classes, original.levels)
-    assert torch.equal(again.train.pairs, original.train.pairs)
+    assert torch.equal(again.train.all_labels.pairs, original.train.all_labels.pairs)
 
 
 # --- several and soft labels ------------------------------------------------------------------------------------------
