@@ -30,7 +30,8 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import Reporter, current_reporter
 from supancl.runs.checkpoint import checkpoints
 from supancl.runs.encoder_file import load_encoder
-from supancl.runs.folder import RunFolder, check_same_data, has_collapsed, read_end
+from supancl.runs.folder import RunFolder, check_same_data
+from supancl.runs.log import has_collapsed, read_end
 from supancl.sweeps.processes import FAILURE_FILE, Failure, MakeReporter, Task, WorkerKilled, train_each
 from supancl.training.checks import available_memory, check_data, check_memory, estimate_memory
 from supancl.training.resume import is_same_or_automatic

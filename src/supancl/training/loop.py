@@ -21,12 +21,8 @@ from supancl.files import reason
 from supancl.recipes.plugins import plugin_flags, plugins_to_continue
 from supancl.reporter import Reporter
 from supancl.runs.checkpoint import load_newest
-from supancl.runs.folder import (
-    RunEnd,
-    RunFolder,
-    record_end,
-)
-from supancl.runs.log import MetricsLog
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import MetricsLog, RunEnd, record_end
 from supancl.runs.writer import Writer
 from supancl.training.inputs import StepStats
 from supancl.training.monitor import advice_to_continue, collapse_message
