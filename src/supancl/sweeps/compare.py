@@ -219,8 +219,8 @@ def open_groups(rows: Mapping[str, Recipe], sweep: Sweep) -> tuple[list[RowGroup
     Choices are made on these images, so they are never a test split.
     """
     from supancl.data.hierarchy import with_leaf_labels
+    from supancl.recipes.auto import with_short_side
     from supancl.sweeps.runner import open_held_out
-    from supancl.training.start import with_short_side
 
     groups: dict[Any, RowGroup] = {}
     holdouts: dict[Any, float | None] = {}
