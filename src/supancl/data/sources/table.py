@@ -183,16 +183,6 @@ def _label(text: str) -> str:
     return "" if label in NO_LABEL else label
 
 
-def is_read_as_written(name: str) -> bool:
-    """Whether a table with this class name is read with the same one.
-
-    >>> [is_read_as_written(name) for name in ("cat", "=A1", "a;b", "cat ", "-1")]
-    [True, True, False, False, False]
-    """
-    read = unescape_formula(escape_formula(name).strip())
-    return read == name and name not in NO_LABEL and SEPARATOR not in name
-
-
 def _weights(table: pa.Table, layout: TableLayout, path: Path) -> np.ndarray:
     """(N, C): the weights in the columns of the classes; -1 in the row of an unlabelled image.
 
