@@ -47,7 +47,7 @@ from supancl.reporter import Reporter
 from supancl.runs.checkpoint import save_checkpoint
 from supancl.runs.log import MetricsLog
 from supancl.stats import seed_stats
-from supancl.training.loop import load_state_to_resume
+from supancl.training.begin import load_state_to_resume
 from supancl.training.signals import record_signals
 
 STEP_STREAM = 7  # of random numbers, for sizes and regions
@@ -129,7 +129,7 @@ def train_detector(
     folder = DetectFolder(Path(out))
     folder.check_free(resume)
     train, test = open_scenes(data)
-    for remark in (*train.remarks, *test.remarks):
+    for remark in test.remarks:
         reporter.warn(remark)
     train = prepare_for_training(train, spec.train_difficult, spec.keep_empty, spec.memory_gb)
     test = prepare_for_testing(test, spec.memory_gb, spec.test_limit)
