@@ -13,8 +13,7 @@ from PIL import Image
 
 from supancl.evaluation import FineTuning, evaluate_finetuning
 from supancl.evaluation.predicting import PredictSettings, predict_labels
-from supancl.runs.classifier_file import load_classifier
-from supancl.runs.encoder_file import save_encoder
+from supancl.runs.encoder_file import load_classifier, save_encoder
 from tests.evaluation.made import encoder, run_folder, subject
 from tests.files import assert_mentions, assert_refused, contents, noise, supancl
 

@@ -37,8 +37,7 @@ from supancl.probes.classifiers import (
 )
 from supancl.probes.knn import default_k
 from supancl.probes.linear import LinearClassifier
-from supancl.runs.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
-from supancl.runs.encoder_file import load_encoder
+from supancl.runs.encoder_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, load_encoder, save_classifier
 from supancl.runs.folder import check_same_data
 
 CLASSIFIERS = ("linear", "knn", "means", FINETUNED)
