@@ -17,12 +17,12 @@ from supancl.evaluation import (
     evaluate_variance,
 )
 from supancl.evaluation.naming import default_metric
-from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.evaluation.protocols import augmented_epochs
 from supancl.evaluation.recording import result_base_name
 from supancl.evaluation.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from supancl.training.monitor import linear_accuracy
+from supancl.use.predicting import PredictSettings, predict_labels
 from tests.evaluation.made import bright, run_folder, source, subject
 from tests.files import archive, noise, saved_result
 

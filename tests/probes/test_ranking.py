@@ -64,13 +64,13 @@ def test_without_a_common_data_set_there_is_no_rank() -> None:
 
 def test_markdown() -> None:
     lines = score_table(rank_encoders(RESULTS), "markdown").splitlines()
-    assert lines[2] == "| simsiam (n = 1 to 3) | <u>71.00 ± 1.00</u> | **50.00** |  | 1.75 |"
+    assert lines[2] == "| simsiam (n = 1 to 3) | <u>71.00 ± 2.48</u> | **50.00** |  | 1.75 |"
     assert lines[4].startswith("| byol\\|x | 60.00 |")
 
 
 def test_latex() -> None:
     lines = score_table(rank_encoders(RESULTS), "latex", average=True).splitlines()
-    assert lines[4] == r"simsiam (n = 1 to 3) & \underline{71.00 $\pm$ 1.00} & \textbf{50.00} &  & 60.50 & 1.75 \\"
+    assert lines[4] == r"simsiam (n = 1 to 3) & \underline{71.00 $\pm$ 2.48} & \textbf{50.00} &  & 60.50 & 1.75 \\"
     assert lines[-1] == r"\end{tabular}"
 
 
