@@ -15,8 +15,8 @@ import torch
 from supancl.core.encoders import PROJECTOR, Encoder
 from supancl.core.precision import pick_device
 from supancl.data.content import read_content
+from supancl.data.listing import hash_files
 from supancl.data.opening import is_same_source, peek_data
-from supancl.data.repeated_files import hash_files
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.data.views.specs import Crops

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from supancl.data.listing import hash_files
 from supancl.data.opening import is_same_source
-from supancl.data.repeated_files import hash_files
 from supancl.data.sources import benchmarks
 from supancl.data.sources.libraries import READERS
 from supancl.data.splits import Split
