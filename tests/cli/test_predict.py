@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from supancl.evaluation import FineTuning, evaluate_finetuning
+from supancl.evaluation.protocols import evaluate_finetuning
+from supancl.evaluation.settings import FineTuning
 from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.runs.classifier_file import load_classifier
 from supancl.runs.encoder_file import save_encoder

@@ -11,7 +11,7 @@ import torch
 from supancl import recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
-from supancl.evaluation import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
+from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
 from supancl.reporter import report_to
 from supancl.runs.encoder_file import save_encoder
 from supancl.runs.folder import RunFolder

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from supancl import pretrain
-from supancl.evaluation import EvaluationOptions, SgdSettings, evaluate_knn, evaluate_linear, evaluate_transfer
+from supancl.evaluation.encoder import EvaluationOptions
+from supancl.evaluation.protocols import evaluate_knn, evaluate_linear, evaluate_transfer
+from supancl.evaluation.settings import SgdSettings
 from supancl.evaluation.certainty import RANDOM, START, build_random
 from supancl.evaluation.cross_validation import plan_cross_validation
 from supancl.evaluation.encoder import EvaluatedEncoder

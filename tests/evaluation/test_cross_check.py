@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from supancl.evaluation import EpisodeSettings, evaluate_few_shot, evaluate_transfer
+from supancl.evaluation.protocols import evaluate_few_shot, evaluate_transfer
+from supancl.evaluation.settings import EpisodeSettings
 from tests.evaluation.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
 
 

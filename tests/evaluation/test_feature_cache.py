@@ -14,7 +14,7 @@ from supancl.data.splits import Split, full_split
 from supancl.data.store import memory
 from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, FileImages, PackedImages
-from supancl.evaluation import EvaluationOptions
+from supancl.evaluation.encoder import EvaluationOptions
 from supancl.evaluation.feature_cache import FeatureCache, encoder_key, pixels_key
 from tests.evaluation.made import SPEC, encoder, run_folder, subject
 from tests.files import noise, picture

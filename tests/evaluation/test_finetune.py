@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from supancl import load_encoder
 from supancl.errors import BadInput, NonFinite
-from supancl.evaluation import FineTuning, evaluate_finetuning, evaluate_linear
+from supancl.evaluation.protocols import evaluate_finetuning, evaluate_linear
+from supancl.evaluation.settings import FineTuning
 from tests.evaluation.made import bright, run_folder, source, subject
 from tests.files import archive, noise, saved_result
 

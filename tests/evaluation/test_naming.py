@@ -5,15 +5,8 @@ import re
 
 import pytest
 
-from supancl.evaluation import (
-    EpisodeSettings,
-    SgdSettings,
-    evaluate_few_shot,
-    evaluate_knn,
-    evaluate_linear,
-    evaluate_transfer,
-    evaluate_variance,
-)
+from supancl.evaluation.protocols import evaluate_few_shot, evaluate_knn, evaluate_linear, evaluate_transfer, evaluate_variance
+from supancl.evaluation.settings import EpisodeSettings, SgdSettings
 from supancl.evaluation.naming import DEFAULT_SETTINGS, data_label, data_names, non_default_settings
 from tests.evaluation.made import run_folder, source, subject
 from tests.files import saved_result

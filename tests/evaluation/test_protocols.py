@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.evaluation import (
-    EpisodeSettings,
-    EvaluationOptions,
-    SgdSettings,
-    evaluate_few_shot,
-    evaluate_knn,
-    evaluate_linear,
-    evaluate_transfer,
-    evaluate_variance,
-)
+from supancl.evaluation.encoder import EvaluationOptions
+from supancl.evaluation.protocols import evaluate_few_shot, evaluate_knn, evaluate_linear, evaluate_transfer, evaluate_variance
+from supancl.evaluation.settings import EpisodeSettings, SgdSettings
 from supancl.evaluation.naming import default_metric
 from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.evaluation.protocols import augmented_epochs

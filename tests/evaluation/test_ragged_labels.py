@@ -8,19 +8,11 @@ import torch
 
 from supancl import pretrain
 from supancl.data.opening import open_data
-from supancl.evaluation import (
-    EpisodeSettings,
-    FineTuning,
-    evaluate_few_shot,
-    evaluate_finetuning,
-    evaluate_knn,
-    evaluate_linear,
-    evaluate_transfer,
-    evaluate_variance,
-)
+from supancl.evaluation.protocols import evaluate_few_shot, evaluate_finetuning, evaluate_knn, evaluate_linear, evaluate_transfer, evaluate_variance
+from supancl.evaluation.settings import EpisodeSettings, FineTuning
 from supancl.evaluation.audit import audit_labels
 from supancl.evaluation.predicting import PredictSettings, predict_labels
-from supancl.evaluation.ridge import TRAINED_IMAGES
+from supancl.evaluation.settings import TRAINED_IMAGES
 from supancl.evaluation.sources import data_for, open_evaluation_data, read_source, spec_for
 from supancl.reports.maps import MapRequest, choose_images
 from tests.evaluation.made import bright, run_folder, subject

@@ -8,13 +8,9 @@ import torch
 
 from supancl import pretrain
 from supancl.data.opening import from_arrays
-from supancl.evaluation import (
-    EvaluationOptions,
-    evaluate_knn,
-    evaluate_linear,
-    evaluate_transfer,
-    sources,
-)
+from supancl.evaluation import sources
+from supancl.evaluation.encoder import EvaluationOptions
+from supancl.evaluation.protocols import evaluate_knn, evaluate_linear, evaluate_transfer
 from supancl.probes.precision import mean_average_precision
 from tests.evaluation.made import bright, run_folder, subject
 from tests.files import archive, saved_result

@@ -11,15 +11,9 @@ from supancl.data.opening import from_arrays, open_data, peek_data
 from supancl.data.sources.cifar import FC100_TEST_CLASSES
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.evaluation import (
-    EpisodeSettings,
-    EvaluationOptions,
-    SourceCache,
-    evaluate_few_shot,
-    evaluate_knn,
-    evaluate_transfer,
-    evaluate_variance,
-)
+from supancl.evaluation.encoder import EvaluationOptions, SourceCache
+from supancl.evaluation.protocols import evaluate_few_shot, evaluate_knn, evaluate_transfer, evaluate_variance
+from supancl.evaluation.settings import EpisodeSettings
 from supancl.evaluation import encoder as encoder_module
 from supancl.evaluation.encoder import plain_crops
 from supancl.evaluation.few_shot import few_shot_split

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.evaluation import EvaluationOptions, Plan, SourceCache, differences, overlap_warnings, rankings, run_suite
+from supancl.evaluation.comparison import differences, overlap_warnings, rankings
+from supancl.evaluation.encoder import EvaluationOptions, SourceCache
+from supancl.evaluation.suite import Plan, run_suite
 from supancl.evaluation.comparison import row_labels
 from supancl.evaluation.suite import data_key
 from supancl.probes import FewShot, paired_difference

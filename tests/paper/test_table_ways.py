@@ -13,7 +13,7 @@ from supancl.config import to_json
 from supancl.detection.saving import read_finished_runs
 from supancl.detection.spec import detect_spec
 from supancl.errors import BadInput
-from supancl.evaluation.ridge import TRAINED_IMAGES
+from supancl.evaluation.settings import TRAINED_IMAGES
 from supancl.paper.tables.results import Entry
 from supancl.runs.folder import RunFolder
 from tests.files import mentions

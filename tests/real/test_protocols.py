@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
-from supancl.evaluation import EpisodeSettings, evaluate_few_shot, evaluate_transfer
+from supancl.evaluation.protocols import evaluate_few_shot, evaluate_transfer
+from supancl.evaluation.settings import EpisodeSettings
 from tests.evaluation.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
 
 BREEDS = ("Abyssinian", "Bengal", "Bombay", "boxer", "pug", "samoyed")

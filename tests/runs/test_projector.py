@@ -12,7 +12,7 @@ from supancl import embed, load_encoder, load_projector, pretrain
 from supancl.cli import main
 from supancl.core.heads import MLP
 from supancl.data.opening import open_data
-from supancl.evaluation import EvaluationOptions, open_evaluated_encoder
+from supancl.evaluation.encoder import EvaluationOptions, open_evaluated_encoder
 from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from supancl.runs.encoder_file import read_safetensors, save_projector
 from supancl.runs.folder import RunFolder

@@ -6,21 +6,20 @@ Baselines are random weights of the same architecture, and the weights that the 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from supancl.core.encoders import PROJECTOR, Encoder
 from supancl.errors import BadInput
 from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.ridge import warn_cut_off
+from supancl.evaluation.sources import EvaluationData
 from supancl.probes.certainty import Judgement
 from supancl.runs.importing import load_init
 from supancl.stats import Interval, quality
 
-T = TypeVar("T")
-Fitted = tuple[Judgement, Mapping[str, Any]]  # what a protocol says about the tested images, and how it was chosen
-Ask = Callable[[EvaluatedEncoder], Judgement]  # what an encoder answers about always the same images
+Fitted = tuple[Judgement | None, Mapping[str, Any]]  # what a protocol says about the tested images, and how it was made
+Ask = Callable[[EvaluatedEncoder], Judgement | None]  # what an encoder says about always the same images
 RANDOM, START = "random weights", "its start"
 RANDOM_SEED = 0
 HIGH_CHANCE = 80.0  # %: above it nearly every image has nearly every class, and rankings say little
@@ -42,7 +41,7 @@ def certainty_keys(
     judged: Judgement,
     ask: Ask | None,
     cross_validate: Ask | None = None,
-    key: tuple[Hashable, ...] | None = None,
+    key: Hashable = None,
 ) -> dict[str, Any]:
     """Everything that says how much the figure of `judged` means.
 
@@ -57,47 +56,60 @@ def certainty_keys(
         )
     if cross_validate is not None:
         try:
-            judged, ask, key = cross_validate(evaluated), cross_validate, None
+            more = cross_validate(evaluated)
+            assert more is not None
+            judged, ask, key = more, cross_validate, None
             keys["cross_validated"] = {judged.key: judged.value, **interval_keys(judged)}
         except BadInput as error:
             evaluated.warn_once(f"{evaluated.location}: not cross-validated: {error}")
     if not evaluated.options.baselines:
         return keys
-    keys["baselines"] = [] if ask is None else compare_with_baselines(evaluated, judged, ask, key)
-    keys["verdict"] = verdict(judged.images, judged.interval, judged.chance, keys["baselines"])
-    return keys
+    rows = [] if ask is None else compare_with_baselines(evaluated, judged, ask, key)
+    gaps = {row["name"]: Interval(row["difference"], *row["difference_interval"]) for row in rows}
+    return keys | {"baselines": rows, "verdict": quality(judged.images, judged.interval, judged.chance, gaps).text}
 
 
 def level_keys(
-    evaluated: EvaluatedEncoder, main: Fitted, levels: Sequence[T | None], ask: Callable[[T], Fitted]
-) -> dict[str, Any]:  # fmt: skip
+    evaluated: EvaluatedEncoder,
+    main: Fitted,
+    levels: Sequence[EvaluationData | None],
+    answer: Callable[[EvaluatedEncoder, EvaluationData], Fitted],
+) -> dict[str, Any]:
     """`levels` of a hierarchy: the accuracy on each, the coarsest first; empty for other data.
 
-    `ask` answers about one of them; for a level that is None the answer is `main`, which has warned already.
+    `main` is the answer for a level that is None.
     """
     rows = []
     for number, level in enumerate(levels):
         try:
-            judged, outcome = main if level is None else ask(level)
+            judged, about = main if level is None else answer(evaluated, level)
         except BadInput as error:
             evaluated.warn_once(f"{evaluated.location}: level {number} is not measured: {error}")
             continue
-        if level is not None and "cut_off" in outcome:
-            warn_cut_off(evaluated, f"{evaluated.location}, level {number}", outcome)
-        rows.append(_level_row(number, judged, outcome))
+        assert judged is not None
+        if level is not None:
+            warn_cut_off(evaluated, f"{evaluated.location}, level {number}", about)
+        rows.append(
+            {
+                "level": number,
+                "classes": judged.classes,
+                "images": judged.images,
+                judged.key: judged.value,
+                f"{judged.key}_interval": list(judged.interval[1:]),
+                "chance": judged.chance,
+                **{key: about[key] for key in CONDITIONS if key in about},
+            }
+        )
     return {"levels": rows} if levels else {}
 
 
-def _level_row(level: int, judged: Judgement, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "level": level,
-        "classes": judged.classes,
-        "images": judged.images,
-        judged.key: judged.value,
-        f"{judged.key}_interval": list(judged.interval[1:]),
-        "chance": judged.chance,
-        **{key: outcome[key] for key in CONDITIONS if key in outcome},
-    }
+def warn_cut_off(evaluated: EvaluatedEncoder, location: str, about: Mapping[str, Any]) -> None:
+    """Warn of a classifier that did not reach its optimum: its predictions may differ."""
+    if about.get("cut_off"):
+        evaluated.reporter.warn(
+            f"{location}: the classifier did not reach its optimum (residual {about['residual']:.2g}), so its accuracy "
+            "may differ; normalised features (normalize) are often easier to fit"
+        )
 
 
 # --- baselines --------------------------------------------------------------------------------------------------------
@@ -114,9 +126,7 @@ def build_random(evaluated: EvaluatedEncoder) -> Encoder:
 def build_start(evaluated: EvaluatedEncoder) -> Encoder | None:
     """The encoder that the run started from with --init; None if there was none."""
     start = None if evaluated.run is None else evaluated.run.read_init()
-    if start is None:
-        return None
-    return load_init(build_random(evaluated), start).eval()
+    return None if start is None else load_init(build_random(evaluated), start).eval()
 
 
 def open_baselines(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, EvaluatedEncoder]]:
@@ -134,7 +144,7 @@ def open_baselines(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, Evaluated
 
 
 def compare_with_baselines(
-    evaluated: EvaluatedEncoder, judged: Judgement, ask: Ask, key: tuple[Hashable, ...] | None = None
+    evaluated: EvaluatedEncoder, judged: Judgement, ask: Ask, key: Hashable = None
 ) -> list[dict[str, Any]]:
     """The figure of each baseline on the same images, and the difference with its paired interval.
 
@@ -142,11 +152,16 @@ def compare_with_baselines(
     """
     rows = []
     for name, baseline in open_baselines(evaluated):
+        options = baseline.options
+        answers = {} if options.sources is None or key is None else options.sources.answers
+        full_key = (baseline.weights, options.layer, options.normalize, key)
         try:
-            theirs = _ask_once(baseline, ask, key)
+            theirs = answers[full_key] if full_key in answers else ask(baseline)
         except (BadInput, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
             evaluated.warn_once(f"{evaluated.location}: {name} is not compared: {error}")
             continue
+        assert theirs is not None
+        answers[full_key] = theirs
         gap = judged.minus(theirs)
         rows.append(
             {
@@ -159,19 +174,3 @@ def compare_with_baselines(
             }
         )
     return rows
-
-
-def _ask_once(baseline: EvaluatedEncoder, ask: Ask, key: tuple[Hashable, ...] | None) -> Judgement:
-    sources = baseline.options.sources
-    if sources is None or key is None:
-        return ask(baseline)
-    full_key = (baseline.weights, baseline.options.layer, baseline.options.normalize, *key)
-    if full_key not in sources.answers:
-        sources.answers[full_key] = ask(baseline)
-    return sources.answers[full_key]
-
-
-def verdict(images: int, interval: Interval, chance: float, baselines: list[dict[str, Any]]) -> str:
-    """One line: whether the encoder is better than its start, or without one than random weights."""
-    gaps = {row["name"]: Interval(row["difference"], *row["difference_interval"]) for row in baselines}
-    return quality(images, interval, chance, gaps).text

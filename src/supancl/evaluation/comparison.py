@@ -11,7 +11,7 @@ import torch
 
 from supancl.errors import BadInput
 from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.few_shot import describe_queries, span
+from supancl.evaluation.few_shot import span
 from supancl.evaluation.naming import data_title, figure_of
 from supancl.probes import FewShot, Ranking, Score, paired_difference, rank_encoders
 
@@ -133,7 +133,7 @@ def describe_episode_images(results: Results) -> dict[str, str]:
 def describe_queries_used(column: Results) -> str:
     """`16 queries a class`: the number that was really used."""
     used = [count for result in column for count in result["queries_used"]]
-    return f"{describe_queries(min(used), max(used))} a class"
+    return f"queries a class: {span(min(used), max(used))}"
 
 
 def differences(results: Results) -> list[dict[str, Any]]:

@@ -297,8 +297,7 @@ def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: Pr
 
 def _knn(references: References, k: int | None, device: torch.device) -> KnnClassifier:
     features = references.features
-    labels = features.labels if features.pairs is None else features.pairs[..., 0].long().flatten()
-    k = min(k or default_k(labels), len(features))
+    k = min(k or default_k(features.class_numbers()), len(features))
     return KnnClassifier(features, len(references.classes), k, device=device)
 
 

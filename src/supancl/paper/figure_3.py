@@ -19,7 +19,7 @@ from supancl.core.losses import Align
 from supancl.data.opening import absolute_source
 from supancl.data.splits import Split
 from supancl.errors import BadInput, did_you_mean, plural
-from supancl.evaluation import EvaluatedEncoder
+from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.overlap import warn_if_trained_on
 from supancl.evaluation.sources import EvaluationData, open_evaluation_data, resolve_source
 from supancl.files import jsonable, write_text
@@ -297,9 +297,7 @@ def extract_panel(
     images = split.take(positions)
     features = evaluated.features(images)
     labels = torch.tensor([ids.index(label) for label in features.labels.tolist()])
-    overlaps_training = request.split == "train" or warn_if_trained_on(
-        evaluated, source, split_name, evaluation.drawn_from
-    )
+    overlaps_training = request.split == "train" or warn_if_trained_on(evaluated, source, evaluation.drawn_from)
     return PanelImages(
         evaluated, Features(features.values, labels), images.names_at(torch.arange(len(images))), overlaps_training
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from supancl.probes.features import Features
 from supancl.probes.precision import bootstrap_precision, mean_average_precision
 from supancl.probes.transfer import TransferMetric
 from supancl.stats import Interval, paired_accuracy_interval, percentile_interval, wilson_interval
@@ -140,6 +142,21 @@ class ClassScores:
             "map_11_point": mean_average_precision(self.scores, self.targets, "11-point"),
             "untested_classes": int((~self.targets.any(0)).sum()),
         }
+
+
+def judge(
+    said: Tensor, tested: Features, references: Tensor, classes: int = 0, metric: TransferMetric = "top-1"
+) -> Judgement:
+    """The figure of answers about labelled images: their classes, or for several labels scores of every class."""
+    if tested.pairs is not None:
+        return ClassScores(said, tested.targets(classes))
+    return Answers(said == tested.labels, tested.labels, references, metric)
+
+
+def join(judgements: Sequence[Any]) -> Answers:
+    """Answers about different images, whose references were one another, as one."""
+    is_correct, labels = (torch.cat([part[number] for part in judgements]) for number in (0, 1))
+    return Answers(is_correct, labels, torch.cat([judgements[0].references, judgements[0].labels]))
 
 
 def image_weights(labels: Tensor, metric: TransferMetric = "top-1") -> Tensor:

@@ -91,6 +91,10 @@ class Features:
         several = [part.pairs.to(labels.device) for part in (self, others) if part.pairs is not None]
         return Features(values, labels, torch.cat(several) if len(several) > 1 else None)
 
+    def class_numbers(self) -> Tensor:
+        """The class of every label of every image; -1 where there is none."""
+        return self.labels if self.pairs is None else self.pairs[..., 0].long().flatten()
+
     def targets(self, classes: int) -> Tensor:
         """(N, classes): whether the image has the class, however small its weight."""
         assert self.pairs is not None

@@ -14,7 +14,7 @@ from supancl.data.label_pairs import ImageLabels, heaviest_labels
 from supancl.data.levels import with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean, plural
-from supancl.evaluation import EvaluatedEncoder
+from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.sources import held_out_mask, read_source, spec_for
 from supancl.files import absolute_path
 from supancl.probes import Features

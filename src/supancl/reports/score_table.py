@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from supancl.errors import make_visible, plural
-from supancl.evaluation import (
+from supancl.evaluation.comparison import (
     describe_episode_images,
     differences,
     different_images_warnings,
