@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from supancl.evaluation.protocols import evaluate_finetuning
-from supancl.evaluation.settings import FineTuning
 from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.runs.classifier_file import load_classifier
 from supancl.runs.encoder_file import save_encoder
-from tests.evaluation.made import encoder, run_folder, subject
+from tests.evaluation.made import encoder, fine_tuned, run_folder, subject
 from tests.files import assert_mentions, assert_refused, contents, noise, supancl
 
 CLASSES = ("columns", "halves", "rows")
@@ -222,7 +220,7 @@ def test_other_weights_in_the_run_are_not_mixed_with_what_was_kept(place, capsys
 def test_a_fine_tuned_classifier_is_loaded_back_with_its_class_names(place, capsys):
     assert_mentions(refused(capsys, "run", "--data", "new", "--with", "finetuned"), "evaluate finetune run --out")
     evaluated = subject(Path("run"))
-    evaluate_finetuning(evaluated, settings=FineTuning(epochs=10, batch_size=16, lrs=(0.3,)), out=Path("run/finetuned"))
+    fine_tuned(evaluated, epochs=10, train_batch=16, lr=(0.3,), out=Path("run/finetuned"))
     assert load_classifier(Path("run/finetuned/classifier.safetensors")).classes == CLASSES
     rows = predict(capsys, "run", "--data", "new", "--with", "finetuned")
     assert fraction_right(rows) > 0.6
@@ -230,7 +228,7 @@ def test_a_fine_tuned_classifier_is_loaded_back_with_its_class_names(place, caps
     assert_mentions(refused(capsys, "run", "--data", "new", "--with", "finetuned", "--normalize"), "--normalize")
     save_encoder(Path("run/finetuned/encoder.safetensors"), encoder(seed=7), (), "x")
     assert_mentions(refused(capsys, "run", "--data", "new", "--with", "finetuned"), "another encoder")
-    evaluate_finetuning(evaluated, settings=FineTuning(epochs=1, batch_size=30, lrs=(0.3,)))
+    fine_tuned(evaluated, epochs=1, train_batch=30, lr=(0.3,))
     assert_mentions(evaluated.reporter.notes[-1], "not kept", "--out run/finetuned")
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.evaluation.comparison import differences, overlap_warnings, rankings
+from supancl.evaluation import suite
+from supancl.evaluation.comparison import differences, overlap_warnings, rankings, row_labels
 from supancl.evaluation.encoder import EvaluationOptions, SourceCache
-from supancl.evaluation.suite import Plan, run_suite
-from supancl.evaluation.comparison import row_labels
-from supancl.evaluation.suite import data_key
+from supancl.evaluation.settings import FewShot as Episodes
+from supancl.evaluation.suite import Plan, data_key, run_suite
 from supancl.probes import FewShot, paired_difference
 from supancl.reports.score_table import write_suite
 from supancl.runs.encoder_file import save_encoder
@@ -44,7 +44,9 @@ def partial_options() -> EvaluationOptions:
 
 
 def small(root, **settings) -> Plan:
-    return Plan(root, **{"ways": 3, "shots": (1, 2), "queries": 2, "episodes": 12, "k": 3} | settings)
+    given = {"ways": 3, "shots": (1, 2), "queries": 2, "episodes": 12, "k": 3} | settings
+    plan = {name: given.pop(name) for name in ("k", "protocols", "sets") if name in given}
+    return Plan(root, **plan, episodes=Episodes(**given))
 
 
 def measured(runs, plan, out, options=None):
@@ -58,12 +60,10 @@ def measured(runs, plan, out, options=None):
 def counted(monkeypatch):
     """How often each protocol is run."""
     calls = []
-    for name in ("evaluate_knn", "evaluate_transfer", "evaluate_few_shot"):
-        plain = getattr(__import__("supancl.evaluation.suite", fromlist=["x"]), name)
-        monkeypatch.setattr(
-            f"supancl.evaluation.suite.{name}",
-            lambda *a, name=name, plain=plain, **n: calls.append(name) or plain(*a, **n),
-        )
+    plain = suite.evaluate
+    monkeypatch.setattr(
+        suite, "evaluate", lambda who, settings, *rest: calls.append(settings.name) or plain(who, settings, *rest)
+    )
     return calls
 
 
@@ -71,13 +71,12 @@ def counted(monkeypatch):
 
 
 def test_the_tasks_are_those_of_the_data_sets_that_are_there(root):
-    assert [(task.protocol, task.data) for task in small(root).tasks()] == [
+    assert [(task.title, task.data) for task in small(root).tasks()] == [
         ("knn", "pets"),
         ("transfer", "pets"),
         ("fewshot 3w1s", "omniglot"),
         ("fewshot 3w2s", "omniglot"),
     ]
-    assert [task.name for task in small(root, protocols=("fewshot",), shots=(5,)).tasks()] == ["fewshot-omniglot-3w5s"]
     assert [task.data for task in small(root, sets=("pets",)).tasks()] == ["pets", "pets"]
 
 
@@ -111,8 +110,6 @@ def test_every_result_is_kept_with_its_conditions(root, tmp_path):
 
 def test_a_suite_that_was_killed_goes_on_where_it_was(root, tmp_path, monkeypatch, counted):
     runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in (0, 1)]
-    from supancl.evaluation import suite
-
     plain, done = suite.write_sealed_json, []
 
     def killed(path, content):
@@ -146,15 +143,15 @@ def test_what_changed_is_measured_again(root, tmp_path, counted):
     save_encoder(runs[0] / "encoder.safetensors", encoder(7), (), "x")
     measured(runs, small(root), tmp_path / "out")
     assert sorted(counted) == [
-        "evaluate_few_shot",
-        "evaluate_few_shot",
-        "evaluate_knn",
-        "evaluate_transfer",
+        "fewshot",
+        "fewshot",
+        "knn",
+        "transfer",
     ]  # one encoder's
     counted.clear()
     measured(runs, small(root, k=2), tmp_path / "out")
     measured(runs, small(root, k=2, episodes=9), tmp_path / "out")
-    assert sorted(counted) == ["evaluate_few_shot"] * 4 + ["evaluate_knn"] * 2
+    assert sorted(counted) == ["fewshot"] * 4 + ["knn"] * 2
     counted.clear()
     measured(runs, small(root, k=2, episodes=9), tmp_path / "out", EvaluationOptions(CPU, partial=True, normalize=True))
     assert len(counted) == 8
@@ -162,7 +159,7 @@ def test_what_changed_is_measured_again(root, tmp_path, counted):
     picture = next((root / "omniglot-py").rglob("*.png"))
     os.utime(picture, (1, 1))
     measured(runs, small(root, k=2, episodes=9), tmp_path / "out", EvaluationOptions(CPU, partial=True, normalize=True))
-    assert counted == ["evaluate_few_shot"] * 4
+    assert counted == ["fewshot"] * 4
 
 
 @pytest.mark.parametrize("content", ["{", '{"accuracy": null}'])

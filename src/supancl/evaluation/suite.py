@@ -172,8 +172,10 @@ def load_or_measure(
     }
     kind = task.title.partition(" ")[2]
     base = f"{task.settings.name}-{task.data}" + f"-{kind}" * bool(kind)
-    named = {"protocol": task.settings.name, **key, "k": getattr(task.settings, "k", None)}
-    name = result_name(base, {**named, "k": (named["k"] or (20,))[0]})
+    shown = {name: value for name, value in key.items() if value is not None}
+    name = result_name(
+        base, shown | ({"k": task.settings.k[0]} if isinstance(task.settings, Knn) and task.settings.k else {})
+    )
     path = out / folder_name(evaluated) / "evaluate" / f"{name}.json"
     result = load_result(path, key)
     if result is not None:
