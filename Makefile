@@ -112,7 +112,7 @@ bench-trees: $(READY)  ## our step in two checkouts, on a GPU: make bench-trees 
 	$(BIN)/python $(lastword $(TREES))/experiments/benchmarks/step.py --before $(firstword $(TREES))
 
 bench-scaling: $(READY)  ## what each part costs as it grows
-	OMP_NUM_THREADS=1 $(BIN)/python experiments/benchmarks/scaling.py --device cpu --ranks
+	OMP_NUM_THREADS=1 $(BIN)/python experiments/benchmarks/scaling.py --device cpu --parts classes slots order stream step ranks
 
 bench-data: $(READY)  ## decoding, cache and memory compared with a DataLoader; or BEFORE=TREE
 	OMP_NUM_THREADS=1 $(BIN)/python experiments/benchmarks/data.py $(AGAINST)

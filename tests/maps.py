@@ -7,7 +7,7 @@ import torch
 
 from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages
-from supancl.reports.maps import NEIGHBOURS, EncoderMap, MappedImages
+from supancl.reports.map import NEIGHBOURS, EncoderMap, MappedImages
 from supancl.reports.tsne import nearest_images
 
 NASTY = '<img src=x onerror="document.title=1"></script><script>document.title = "broken"</script>'
@@ -40,4 +40,5 @@ def made_map(title: str, count: int, seed: int, exact: bool = True) -> tuple[Enc
         rows = nearest_images(torch.from_numpy(features), NEIGHBOURS).rows.numpy()
     else:
         rows = random.integers(0, count, (count, NEIGHBOURS))
-    return EncoderMap(title, points, rows), features
+    predicted = random.integers(0, 3, count).astype(np.int32)
+    return EncoderMap(title, points, rows, predicted, np.full(count, 0.5, np.float32)), features

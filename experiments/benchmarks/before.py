@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from jpegs import write_jpegs
+from common import write_jpegs
 
 import supancl
 
@@ -150,10 +150,10 @@ def read(folder: Path, what: str) -> Callable[[], object]:
     return partial(repeat, works.get(what, lambda: read_all(data)))
 
 
-def features(images: int, width: int, classes: int) -> supancl.Features:
+def features(images: int, width: int, classes: int, noise: float = 3.0) -> supancl.Features:
     generator, labels = torch.Generator().manual_seed(0), torch.arange(images) % classes
     centres = torch.randn(classes, width, generator=generator)
-    return supancl.Features(centres[labels] + 3 * torch.randn(images, width, generator=generator), labels)
+    return supancl.Features(centres[labels] + noise * torch.randn(images, width, generator=generator), labels)
 
 
 def nearest(folder: Path) -> Callable[[], object]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -23,18 +22,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import PIL
 import torch
-import torchvision
 from before import FLAG, compare
-from jpegs import write_jpegs
+from common import about, keep, show, write_jpegs
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from supancl.data.decode import decode, decode_threads, map_in_order
 from supancl.data.store.cache import Cache, CachedImages
-from supancl.reports.tables import Table, to_markdown
 
 BATCH, WIDTH, HEIGHT, SHORT = 128, 500, 375, 256
 
@@ -168,12 +164,12 @@ def memory(root: Path, counts: Sequence[int]) -> list[dict[str, float]]:
 # --- the whole --------------------------------------------------------------------------------------------------------
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=640, help=f"JPEGs of {WIDTH} x {HEIGHT}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", type=int, nargs="*", default=[200, 2000, 20000], help="numbers of small images")
-    parser.add_argument("--json", help="write the figures here")
+    parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--before", **FLAG)
     args = parser.parse_args(argv)
@@ -181,55 +177,25 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         sys.exit(compare("data", args.before))
     if args.child:
         memory_child(*args.child)
-        return {}
+        return
     torch.set_num_threads(1)
     cores = decode_threads()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         paths = write_jpegs(root / "photos", [(HEIGHT, WIDTH)], args.images)
-        size = statistics.mean(path.stat().st_size for path in paths) / 1024
         speed = rates(paths, root / "scratch", args.rounds, cores)
         grown = memory(root, args.memory)
-    result = {
-        "images": args.images,
-        "jpeg_kb": size,
-        "rounds": args.rounds,
-        "cores": cores,
-        "load": os.getloadavg()[0],
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "pillow": PIL.__version__,
-        "machine": platform.machine(),
-        "images_per_second": speed,
-        "memory": grown,
-    }
-    report(result)
-    if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
-    return result
-
-
-def report(result: dict[str, Any]) -> None:
-    print(
-        f"{result['images']} JPEGs of {WIDTH} x {HEIGHT}, {result['jpeg_kb']:.0f} KB each, to short side {SHORT}; "
-        f"batches of {BATCH}; {result['rounds']} rounds, {result['cores']} cores, load {result['load']:.1f}; "
-        f"torch {result['torch']}, torchvision {result['torchvision']}, Pillow {result['pillow']}"
-    )
-    speed = result["images_per_second"]
     base = statistics.median(speed["decoding: DataLoader with Pillow"])
-    speeds = [
-        [name, f"{middle:,.0f}", f"{min(found):,.0f} to {max(found):,.0f}", f"{middle / base:.2f} x"]
+    rows = [
+        {"images a second": name, "median": middle, "spread": [min(found), max(found)], "ratio": middle / base}
         for name, found in speed.items()
         for middle in [statistics.median(found)]
     ]
-    columns = ["images a second", "median", "lowest to highest", "against the DataLoader"]
-    print(f"\n{to_markdown(Table(columns, speeds, 'lrrr'))}")
-    memory = [
-        [f"{row['images']:,}", f"{row['pixels_mb']:,.1f}", f"{row['build_mb']:.1f}", f"{row['read_mb']:.1f}"]
-        for row in result["memory"]
-    ]
-    columns = ["small images", "pixels, MB", "growth while built, MB", "growth while read, MB"]
-    print(to_markdown(Table(columns, memory, "rrrr")), end="")
+    print(f"{args.images} JPEGs of {WIDTH} x {HEIGHT} to short side {SHORT}, {args.rounds} rounds, {cores} cores")
+    show(rows)
+    show(grown)
+    where = about(torch.device("cpu"), "torchvision", "pillow")
+    keep(args.json, {**where, "cores": cores, "images_per_second": speed, "memory": grown})
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import platform
 import statistics
 import time
 from collections import OrderedDict
@@ -27,6 +25,7 @@ from typing import Any
 
 import torch
 import torchvision
+from common import Record, about, keep, show
 from step_ours import wait
 from torch import Tensor, nn
 from torchvision.models import resnet
@@ -43,7 +42,6 @@ from supancl.detection.train import Training
 
 NORMALIZATION = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLASSES = 20
-ENOUGH = 0.90  # of torchvision's images per second
 Step = Callable[[int], None]
 
 
@@ -267,7 +265,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
     parser.add_argument("--quick", action="store_true", help="seconds on a CPU: that it runs, not how fast")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.quick:
         args.encoder, args.short, args.batch, args.images = "resnet18", 96, 4, 8
@@ -276,34 +274,13 @@ def main() -> None:
     precision = args.precision if args.precision != "auto" else "bf16" if device.type == "cuda" else "fp32"
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    scenes, begin = images_of(args), time.perf_counter()
-    processor = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
-    result: dict[str, Any] = {
-        "device": where,
-        "precision": precision,
-        "torch": torch.__version__,
-        "data": scenes.location,
-        "torchvision": torchvision.__version__,
-        "settings": vars(args),
-        "rows": {},
-    }
-    print(
-        f"{args.encoder}, batch {args.batch}, short side {args.short}, {precision}, {where}, torch {torch.__version__}"
-    )
-    print(f"{'':6}{'':30}{'images/s':>10}{'ratio':>8}{'GB':>8}")
+    scenes, rows = images_of(args), list[Record]()
     for arch in args.arch.split(","):
-        result["rows"][arch] = one(arch, scenes, args, device, precision)
-        for name, row in result["rows"][arch].items():
-            memory = "-" if row["memory_gb"] is None else f"{row['memory_gb']:.1f}"
-            print(f"{arch:6}{name:30}{row['images_per_second']:10.1f}{row['ratio']:8.2f}{memory:>8}", flush=True)
-        if args.json:
-            Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
-    short = [arch for arch, rows in result["rows"].items() if rows["supancl"]["ratio"] < ENOUGH]
-    print(
-        f"{time.perf_counter() - begin:.0f} s; wanted: at least {ENOUGH} of torchvision's images per second, "
-        + (f"short of it: {', '.join(short)}" if short else "met")
-    )
+        found = one(arch, scenes, args, device, precision)
+        rows += [{"arch": arch, "name": name, **row} for name, row in found.items()]
+        keep(args.json, {**about(device, "torchvision"), "settings": vars(args), "precision": precision, "rows": rows})
+    print(f"{args.encoder}, batch {args.batch}, short side {args.short}, {precision}, data {scenes.location}")
+    show([{key: value for key, value in row.items() if key != "all"} for row in rows])
 
 
 if __name__ == "__main__":

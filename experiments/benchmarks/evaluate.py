@@ -1,16 +1,15 @@
 """The evaluation protocols beside what they replace, in one run: `python experiments/benchmarks/evaluate.py [--quick]`.
 
 - transfer: all 45 regularisers and the refit, beside a loop of torch's L-BFGS (max_iter 5000, tolerance_grad 1e-10,
-  strong Wolfe, warm-started upwards), on three real data sets. The loop is timed on every fourth regulariser (--every)
-  and scaled to 45; accuracies are compared on the regularisers it took, and ours with all of them stands beside;
+  strong Wolfe, warm-started upwards). The loop is timed on every fourth regulariser (--every) and scaled to 45;
+  accuracies are compared on the regularisers it took;
 - few-shot: 2000 five-way five-shot episodes beside scikit-learn's liblinear one-vs-rest on the first of them;
 - k-NN: the vote over 50,000 x 10,000 x 512 beside one matrix product and `topk`;
 - time and memory against the number of images, over two decades.
 
-Features of the real images: rectified responses to 512 whitened random patches of the training images, averaged over
-four quadrants (Coates, Ng and Lee, 2011), which need no pretrained network. Everyone has the same threads, and
-contenders take turns, because other work on a machine slows whoever runs at the time; for the same reason threads sleep
-instead of spinning at a barrier, and the ratio of processor seconds stands beside that of the clock.
+Features are clusters with overlap. Everyone has the same threads, and contenders take turns, because other work on a
+machine slows whoever runs at the time; for the same reason threads sleep instead of spinning at a barrier, and the
+ratio of processor seconds stands beside that of the clock.
 """
 
 from __future__ import annotations
@@ -20,25 +19,21 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads its threads
 
 import argparse
-import contextlib
-import importlib.util
-import io
-import json
-import platform
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from before import FLAG, compare
-from PIL import Image
+from before import FLAG, compare, features
+from common import Record, about, keep, show
+from data import anonymous_mb, peak_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 from threadpoolctl import threadpool_limits
@@ -48,9 +43,7 @@ from supancl.probes import Features, accuracy, few_shot, knn_accuracy, sample_ep
 from supancl.probes.fewshot import predict_episodes
 from supancl.probes.transfer import WEIGHTS
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-PATCH = 6
-Pair = tuple[Features, Features]  # to fit, to test
+# --- clocks
 
 
 class Times:
@@ -86,76 +79,6 @@ def compared(what: str, times: Times, peer: Times, scale: float | None = None, *
     }
 
 
-# --- features of real images
-
-
-def unpacked(names: Sequence[str], shared: Path, out: Path) -> None:
-    spec = importlib.util.spec_from_file_location("unpack", shared / "unpack.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with contextlib.redirect_stdout(io.StringIO()):
-        for name in names:
-            module.SETS[name](out)
-
-
-def images_of(name: str, folder: Path, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training images and labels, test images and labels; images are (N, 3, 32, 32) in [0, 1]."""
-    if name == "pets":
-        sides = [side(folder / "pets" / part) for part in ("trainval", "test")]
-        return *(part[:most] for part in sides[0]), *(part[:most] for part in sides[1])
-    arrays = np.load(folder / f"{name}.npz")
-    train, labels, test, truth = (
-        torch.from_numpy(arrays[f"{part}_{kind}"][:most]) for part in ("train", "test") for kind in ("images", "labels")
-    )
-    return scaled(train), labels, scaled(test), truth
-
-
-def scaled(images: Tensor) -> Tensor:
-    return images.permute(0, 3, 1, 2).float() / 255
-
-
-def side(folder: Path) -> tuple[Tensor, Tensor]:
-    files = [
-        (path, row)
-        for row, name in enumerate(sorted(p.name for p in folder.iterdir()))
-        for path in sorted((folder / name).iterdir())
-    ]
-    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
-    opened = (Image.open(files[i][0]).convert("RGB") for i in order)
-    pixels = [np.asarray(image.resize((32, 32), Image.Resampling.BICUBIC)) for image in opened]
-    return scaled(torch.from_numpy(np.stack(pixels))), torch.tensor([files[i][1] for i in order])
-
-
-def patches(images: Tensor) -> Tensor:
-    """(N, positions, 3 * 36), each patch with its contrast normalised."""
-    found = F.unfold(images, PATCH).mT
-    found = found - found.mean(2, keepdim=True)
-    return found / (found.square().mean(2, keepdim=True) + 10 / 255**2).sqrt()
-
-
-def patch_features(train: Tensor, test: Tensor, filters: int) -> tuple[Tensor, Tensor]:
-    """4 * filters features of both; whitening and filters come from patches of the training images."""
-    generator = torch.Generator().manual_seed(0)
-    sample = patches(train[torch.randperm(len(train), generator=generator)[:300]]).flatten(0, 1)
-    mean = sample.mean(0)
-    values, vectors = torch.linalg.eigh(torch.cov(sample.T).double())
-    whitening = (vectors * (values + 0.1).rsqrt() @ vectors.T).float()
-    chosen = sample[torch.randperm(len(sample), generator=generator)[:filters]]
-    weights = whitening @ F.normalize((chosen - mean) @ whitening, dim=1).T
-    places = 32 - PATCH + 1
-
-    def features(images: Tensor) -> Tensor:
-        found = []
-        for part in images.split(100):
-            response = ((patches(part) - mean) @ weights - 0.25).clamp_(min=0)
-            found.append(F.adaptive_avg_pool2d(response.mT.reshape(len(part), filters, places, places), 2).flatten(1))
-        return torch.cat(found)
-
-    return features(train), features(test)
-
-
 # --- transfer
 
 
@@ -174,62 +97,33 @@ def reference_fit(layer: torch.nn.Linear, features: Features, weight: float) -> 
     optimizer.step(closure)
 
 
-def reference_transfer(
-    train: Features,
-    validation: Features,
-    test: Features,
-    metric: Any,
-    weights: Sequence[float],
-    between: Callable[[], Any],
-) -> tuple[Times, float, float]:
-    """Times as if it took all 45, accuracy and chosen weight of the plain loop; `between` runs twice, untimed."""
-    layer = torch.nn.Linear(train.values.shape[1], int(train.labels.max()) + 1)
+def bench_transfer(images: int, width: int, weights: tuple[float, ...]) -> Record:
+    """The loop is timed on these weights and scaled to all of them; ours runs before, between and after."""
+    whole = features(images * 3 // 2, width, 10, 0.5 * width**0.5)
+    cuts = (slice(images), slice(images, images * 5 // 4), slice(images * 5 // 4, None))
+    train, validation, test = (Features(whole.values[cut], whole.labels[cut]) for cut in cuts)
+    ours, theirs = Times(), Times()
+    layer = torch.nn.Linear(width, 10)
     for parameter in layer.parameters():
         torch.nn.init.zeros_(parameter)
-    times, best, chosen = Times(), -1.0, 0.0
-    scale = len(WEIGHTS) / len(weights)
-    for row, weight in enumerate(weights):
-        times.run(lambda weight=weight: reference_fit(layer, train, weight))
+
+    def score(part: Features) -> float:
         with torch.no_grad():
-            score = accuracy(layer(validation.values).argmax(1), validation.labels, metric)
-        if score > best:
-            best, chosen = score, weight
-        if row in (len(weights) // 4, len(weights) // 2):
-            between()
-    times.clock, times.processor = ([scale * part for part in parts] for parts in (times.clock, times.processor))
+            return accuracy(layer(part.values).argmax(1), part.labels)
+
+    scores = {}
+    for number, weight in enumerate(weights):
+        if number in (0, len(weights) // 2):
+            ours.run(partial(transfer, train, validation, test))
+        theirs.run(partial(reference_fit, layer, train, weight))
+        scores[weight] = score(validation)
+    scale = len(WEIGHTS) / len(weights)
+    theirs.clock, theirs.processor = ([scale * part for part in parts] for parts in (theirs.clock, theirs.processor))
     both = Features(torch.cat([train.values, validation.values]), torch.cat([train.labels, validation.labels]))
-    times.run(lambda: reference_fit(layer, both, chosen))
-    with torch.no_grad():
-        return times, accuracy(layer(test.values).argmax(1), test.labels, metric), chosen
-
-
-def bench_transfer(name: str, pair: Pair, weights: tuple[float, ...]) -> dict[str, Any]:
-    fit, test = pair
-    held = len(fit.labels) // 5
-    validation, train = Features(fit.values[:held], fit.labels[:held]), Features(fit.values[held:], fit.labels[held:])
-    metric: Any = "mean-per-class" if name == "pets" else "top-1"
-    times = Times()
-
-    def ours() -> Any:
-        return times.run(lambda: transfer(train, validation, test, metric))
-
-    result = ours()
-    alike = transfer(train, validation, test, metric, weights)
-    theirs, reference, chosen = reference_transfer(train, validation, test, metric, weights, ours)
-    ours()
-    size = f"{len(fit.labels)} x {fit.values.shape[1]}, {result.classes} classes"
-    return compared(
-        f"transfer, {name}: {size}, 45 weights (loop: {len(weights)}, scaled)",
-        times,
-        theirs,
-        1.0,
-        ours=alike.accuracy,
-        reference=reference,
-        ours_weight=alike.weight,
-        reference_weight=chosen,
-        ours_all_weights=result.accuracy,
-        timed_weights=len(weights),
-    )
+    theirs.run(partial(reference_fit, layer, both, max(scores, key=lambda weight: scores[weight])))
+    result = transfer(train, validation, test, weights=weights)
+    what = f"transfer, {images} x {width}: 45 weights (loop: {len(weights)}, scaled)"
+    return compared(what, ours, theirs, 1.0, ours=result.accuracy, reference=score(test))
 
 
 # --- few-shot
@@ -287,64 +181,25 @@ def bench_knn(references: int, queries: int, width: int) -> dict[str, Any]:
 # --- time and memory against n
 
 
-@contextlib.contextmanager
-def peak_memory(into: dict[str, float]) -> Iterator[None]:
-    """The growth of the process's own memory in MiB (pages of mapped files, which the system may drop, not counted)."""
-
-    def now() -> float:
-        text = Path("/proc/self/status").read_text()
-        return int(text.split("RssAnon:")[1].split()[0]) / 1024
-
-    base, top, done = now(), [0.0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.005):
-            top[0] = max(top[0], now() - base)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        into["peak_mib"] = top[0]
-
-
-def measured(what: str, work: Callable[[], Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {"what": what}
-    with peak_memory(row):
-        times = Times()
-        times.run(work)
-    row["ours_s"] = times.clock[0]
-    return row
-
-
-def bench_growth(quick: bool, folder: Path) -> list[dict[str, Any]]:
-    generator = torch.Generator().manual_seed(0)
+def bench_growth(quick: bool, folder: Path) -> list[Record]:
     rows = []
+
+    def measure(what: str, work: Callable[[], Any]) -> None:
+        times = Times()
+        before, (peak, _) = anonymous_mb(), peak_of(lambda: times.run(work))
+        rows.append({"what": what, "ours_s": times.clock[0], "growth_mb": peak - before})
+
     for n in (1_000, 10_000, 100_000) if quick else (10_000, 100_000, 1_000_000):
         width = 256 if quick else 2048
         stored = np.lib.format.open_memmap(folder / f"{n}.npy", mode="w+", dtype=np.float16, shape=(n, width))
         stored[::1000] = 1.0  # the rest is a hole in the file, read as zeros: the work is the same
-        reference = Stored(stored, torch.arange(n) % 100)
-        asked = Features(torch.randn(256, width, generator=generator), torch.arange(256) % 100)
-        rows.append(
-            measured(
-                f"k-NN, 256 queries, {n} x {width} float16 references in a memory map",
-                lambda reference=reference, asked=asked: knn_accuracy(reference, asked),
-            )
-        )
+        what = f"k-NN, 256 queries, {n} x {width} float16 references in a memory map"
+        measure(what, partial(knn_accuracy, Stored(stored, torch.arange(n) % 100), features(256, width, 100)))
         (folder / f"{n}.npy").unlink()
     for n in (500, 5_000, 50_000):
-        labels = torch.arange(n) % 10
-        values = torch.randn(n, 256, generator=generator) + 0.2 * torch.randn(10, 256, generator=generator)[labels]
-        whole = Features(values, labels)
-        parts = [Features(values[part], labels[part]) for part in torch.arange(n).split([n * 3 // 5, n // 5, n // 5])]
-        rows.append(
-            measured(f"few-shot, 200 episodes, {n} x 256 features", lambda whole=whole: few_shot(whole, episodes=200))
-        )
-        rows.append(measured(f"transfer, {n} x 256 features, 10 classes", lambda parts=parts: transfer(*parts)))
+        parts = [features(part, 256, 10) for part in (n * 3 // 5, n // 5, n // 5)]
+        measure(f"few-shot, 200 episodes, {n} x 256 features", partial(few_shot, features(n, 256, 10), episodes=200))
+        measure(f"transfer, {n} x 256 features, 10 classes", partial(transfer, *parts))
     return rows
 
 
@@ -355,25 +210,10 @@ class Stored:
         self.values, self.labels = values, labels
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{'':80s} {'ours':>9s} {'peer':>9s} {'ratio':>7s} {'CPU':>7s}  accuracy ours / peer"]
-    for row in rows:
-        line = f"{row['what'][:80]:80s} {row['ours_s']:7.2f} s"
-        if "ratio" in row:
-            line += f" {row['reference_s']:7.1f} s {row['ratio']:6.2f}x {row['cpu_ratio']:6.2f}x  {row['ours']:.2f}"
-            line += f" / {row['reference']:.2f}" if "reference" in row else ""
-            line += f", {row['equal_predictions_percent']:.2f}% equal" if "equal_predictions_percent" in row else ""
-        else:
-            line += f"   {row['peak_mib']:7.0f} MiB at most"
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes: the form is tested, the figures mean little")
     parser.add_argument("--json", type=Path, help="also write the rows here")
-    parser.add_argument("--shared", type=Path, default=SHARED, help="folder with the real data and its unpack.py")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--every", type=int, default=4, help="the reference loop takes every Nth regulariser")
     parser.add_argument("--only", choices=("transfer", "fewshot", "knn", "growth"))
@@ -381,42 +221,24 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     args = parser.parse_args(argv)
     if args.before:
         sys.exit(compare("evaluate", args.before))
-    before = torch.get_num_threads()
+    before, rows = torch.get_num_threads(), list[Record]()
     torch.set_num_threads(args.threads)
-    rows: list[dict[str, Any]] = []
-
-    def add(*new: dict[str, Any]) -> None:
-        rows.extend(new)
-        print(table(new).splitlines()[-1], file=sys.stderr, flush=True)
-
-    def wanted(part: str) -> bool:
-        return args.only in (None, part)
-
-    most, filters, weights = (400, 16, WEIGHTS[::6]) if args.quick else (5000, 512, WEIGHTS[:: args.every])
-    with threadpool_limits(args.threads), tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if wanted("knn"):
-            add(bench_knn(*((2000, 500, 64) if args.quick else (50_000, 10_000, 512))))
-        if wanted("growth"):
-            for row in bench_growth(args.quick, folder):
-                add(row)
-        if wanted("transfer") or wanted("fewshot"):
-            sets = ("cifar100", "cifar10", "pets")[slice(1, 2) if args.quick else slice(None)]
-            unpacked(sets, args.shared, folder)
-            for row_, data in enumerate(sets):
-                train, labels, test, truth = images_of(data, folder, most)
-                if wanted("fewshot") and row_ == 0:
-                    narrow = patch_features(train, test[:1], filters // 4)[0]
-                    add(bench_few_shot(Features(narrow, labels), *((40, 6) if args.quick else (2000, 300))))
-                if wanted("transfer"):
-                    values = patch_features(train, test, filters)
-                    add(bench_transfer(data, (Features(values[0], labels), Features(values[1], truth)), weights))
+    with threadpool_limits(args.threads), tempfile.TemporaryDirectory() as folder:
+        parts: dict[str, Callable[[], list[Record]]] = {
+            "knn": lambda: [bench_knn(*((2000, 500, 64) if args.quick else (50_000, 10_000, 512)))],
+            "growth": lambda: bench_growth(args.quick, Path(folder)),
+            "fewshot": lambda: [bench_few_shot(features(5000, 512, 100, 8.0), *((40, 6) if args.quick
+                                                                                else (2000, 300)))],
+            "transfer": lambda: [bench_transfer(*((400, 64, WEIGHTS[::6]) if args.quick
+                                                  else (4000, 2048, WEIGHTS[:: args.every])))],
+        }  # fmt: skip
+        for name, part in parts.items():
+            if args.only in (None, name):
+                rows += part()
     torch.set_num_threads(before)
-    print(f"torch {torch.__version__}, {args.threads} threads for everyone, {platform.machine()}, ratio = peer / ours")
-    print(table(rows))
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
-    return rows
+    print(f"{args.threads} threads for everyone, ratio = peer / ours")
+    show(rows)
+    keep(args.json, {**about(torch.device("cpu"), "scikit-learn"), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,55 +1,99 @@
-"""What a part costs as it grows: `python experiments/benchmarks/scaling.py [--device cpu|cuda] [--ranks] [--json F]`.
+"""What a part costs as it grows: `python experiments/benchmarks/scaling.py [--device cpu|cuda] [--parts NAMES]`.
 
 Pools as classes and slots grow, the order of an epoch as images grow, the index and the reading of tar shards, the
 gathers and the gradient over ranks, and a ResNet-50 step with and without a million prototypes. Times are medians over
 repeats after warming up, the device waited for; bytes are those of the tensors themselves. What would take more than
---most-gib is left out. `--into docs/scaling.md` puts the tables, and the model made from them, between that page's
-marks; `--from FILE` takes them from a run kept earlier with `--json`.
+--most-gib is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import io
 import json
 import os
-import platform
 import statistics
 import sys
+import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from scaling_parts import BATCH, WIDTH, by_ranks, milliseconds, replayed, tensor_bytes, write_shards
-from scaling_tables import Row, put_into, tables
-from step_ours import synthetic
-from step_report import commit_here, processor
+from common import Record, about, keep, photograph, show
+from step_ours import synthetic, wait
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
-from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.decode import decode_threads
 from supancl.data.opening import open_data
 from supancl.data.order import Order, epoch_order
 from supancl.data.sources.tars import index_tars
-from supancl.data.splits import Data, DataSpec
+from supancl.data.splits import DataSpec
+from supancl.distributed import Ranks
 from supancl.recipes import recipe
-from supancl.training.cuda.capture import WARM_UP_STEPS
+from supancl.training.speed import WARM_UP_STEPS
 from supancl.training.start import with_speed
 from supancl.training.trainer import Trainer
 
+BATCH, WIDTH = 256, 256
 CLASSES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 SLOTS = (1_000, 10_000, 100_000, 1_000_000)
 PER_CLASS = 4  # slots of a class queue
+SHARDED = 100_000  # classes, where ranks share them
 IMAGES = (10**6, 10**7, 10**8, 10**9)
-PER_SHARD, WINDOW = 10_000, 16
+WINDOW = 16  # shards whose images are mixed
 GIB = 2**30
-NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)
+
+
+# --- clocks and sizes -------------------------------------------------------------------------------------------------
+
+
+def milliseconds(work: Callable[[], object], device: torch.device, repeats: int = 15, calls: int = 4) -> float:
+    """Median time of one call; `calls` of them between two looks at the clock."""
+    for _ in range(3):
+        work()
+    found = []
+    for _ in range(repeats):
+        wait(device)
+        since = time.perf_counter()
+        for _ in range(calls):
+            work()
+        wait(device)
+        found.append((time.perf_counter() - since) / calls * 1e3)
+    return statistics.median(found)
+
+
+def replayed(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """On a GPU the work as a training step has it: recorded once, then replayed without the host."""
+    if device.type != "cuda":
+        return work
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))  # what it reads is still being written there
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    wait(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def tensor_bytes(value: object) -> int:
+    """Bytes of every tensor in nested containers."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(tensor_bytes(item) for item in value.values())
+    return sum(tensor_bytes(item) for item in value) if isinstance(value, (list, tuple)) else 0
 
 
 # --- pools ------------------------------------------------------------------------------------------------------------
@@ -67,7 +111,7 @@ def fill(pool: Pool, slots: int, classes: int, device: torch.device) -> None:
         pool.push(targets, torch.arange(first, first + chunk, device=device) % classes)
 
 
-def pool_row(build: Callable[[], Pool], slots: int, classes: int, device: torch.device) -> Row:
+def pool_row(build: Callable[[], Pool], slots: int, classes: int, device: torch.device) -> Record:
     """push and class_mean for batches that change: rows of large tables are not in a cache."""
     with device:
         pool = build()
@@ -91,7 +135,7 @@ def pool_row(build: Callable[[], Pool], slots: int, classes: int, device: torch.
     }
 
 
-def pools_by_classes(device: torch.device, most: float) -> Iterator[Row]:
+def pools_by_classes(device: torch.device, most: float) -> Iterator[Record]:
     kinds: dict[str, tuple[Callable[[int], Pool], int]] = {
         "prototypes": (lambda classes: Prototypes(WIDTH, classes), 4 * WIDTH + 9),
         "class-queues": (
@@ -101,16 +145,16 @@ def pools_by_classes(device: torch.device, most: float) -> Iterator[Row]:
     }
     for kind, (build, each) in kinds.items():
         for classes in CLASSES:
-            row: Row = {"pool": kind, "classes": classes}
+            row: Record = {"pool": kind, "classes": classes}
             if classes * each > most * GIB:
                 yield row | {"bytes": classes * each}
                 continue
             yield row | pool_row(partial(build, classes), classes * PER_CLASS, classes, device)
 
 
-def queue_by_slots(device: torch.device, most: float) -> Iterator[Row]:
+def queue_by_slots(device: torch.device, most: float) -> Iterator[Record]:
     for slots in SLOTS:
-        row: Row = {"pool": "queue", "slots": slots}
+        row: Record = {"pool": "queue", "slots": slots}
         if slots * (4 * WIDTH + 16) <= most * GIB:
             yield row | pool_row(partial(Queue, slots, WIDTH, 1000), slots, 1000, device)
 
@@ -118,10 +162,10 @@ def queue_by_slots(device: torch.device, most: float) -> Iterator[Row]:
 # --- order, index, reading --------------------------------------------------------------------------------------------
 
 
-def orders(most: float) -> Iterator[Row]:
+def orders(most: float) -> Iterator[Record]:
     """The order of an epoch, which a resumed run waits for, and what is held meanwhile."""
     for images in IMAGES:
-        row: Row = {"images": images, "whole_bytes": 8 * images}
+        row: Record = {"images": images, "whole_bytes": 8 * images}
         if images <= 10**8 and 24 * images <= most * GIB:
             since = time.perf_counter()
             epoch_order(images, 0, 0)
@@ -130,23 +174,25 @@ def orders(most: float) -> Iterator[Row]:
         yield row
 
 
-def schedules() -> Iterator[Row]:
-    """Learning rates and momentum of every step of an epoch, worked out when it begins: as Trainer has them."""
-    chosen = recipe("imagenet100.supbyol")
-    epochs = chosen.train.epochs
-    for steps in (100_000, 1_000_000):
-        since = time.perf_counter()
-        rates = [
-            learning_rate(chosen.schedule, chosen.learning_rate, epochs, steps, predictor)
-            for predictor in (False, True)
-        ]
-        momentum = ema_momentum(chosen.branches.momentum, chosen.branches.momentum_end, epochs * steps)
-        made = torch.tensor([[of(step) for step in range(steps)] for of in (*rates, momentum)], dtype=torch.float64)
-        each = (time.perf_counter() - since) / steps
-        yield {"steps": steps, "us_per_step": each * 1e6, "seconds": each * steps, "bytes": tensor_bytes(made)}
+def write_shards(folder: Path, shards: int, each: int, side: tuple[int, int]) -> int:
+    """Bytes of one image on average; sixteen different ones."""
+    contents = []
+    for seed in range(16):
+        buffer = io.BytesIO()
+        photograph(seed, *side).save(buffer, "jpeg", quality=90)
+        contents.append(buffer.getvalue())
+    folder.mkdir()
+    for shard in range(shards):
+        with tarfile.open(folder / f"{'train' if shard else 'val'}-{shard:05d}.tar", "w") as tar:
+            for i in range(each):
+                for suffix, content in (("jpg", contents[i % 16]), ("cls", str(i % 1000).encode())):
+                    member = tarfile.TarInfo(f"{shard * each + i:09d}.{suffix}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+    return sum(map(len, contents)) // 16
 
 
-def streams(scratch: Path, device: torch.device) -> Iterator[Row]:
+def streams(scratch: Path) -> Iterator[Record]:
     """Indexing shards of small images, opening them again, and decoding photographs as training would."""
     os.environ["SUPANCL_CACHE"] = str(scratch / "cache")
     write_shards(scratch / "small", 9, 2000, (16, 16))
@@ -184,61 +230,71 @@ def streams(scratch: Path, device: torch.device) -> Iterator[Row]:
         "images_per_second": statistics.median(rates),
         "per_thread": statistics.median(rates) / decode_threads(),
     }
-    if device.type == "cuda":
-        yield {"what": "train"} | streamed_step(data, device)
 
 
-def streamed_step(data: Data, device: torch.device) -> Row:
-    """The captured ResNet-50 step, fed from shards: as fast as the slower of decoding and training."""
-    chosen = recipe("imagenet100.supsiam").with_set({"train.epochs": 200, "train.compile": False})
-    trainer = Trainer(with_speed(chosen, device, len(data.train)), data, device)
-    for _ in range(WARM_UP_STEPS):
-        trainer.advance()
-    trainer.capture()
-    each = milliseconds(trainer.advance, device, repeats=5, calls=6)
-    trainer.feed.close()
-    return {"streamed_step_ms": each, "images_per_second": trainer.recipe.train.batch_size / each * 1e3}
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def _rank(rank: int, ranks: int, meeting: str, answer: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    cpu = torch.device("cpu")
+    own = torch.randn(BATCH // ranks, WIDTH)
+    every = [torch.empty_like(own) for _ in range(ranks)]
+    row: Record = {"ranks": ranks, "gather_ms": milliseconds(lambda: dist.all_gather(every, own), cpu, 10)}
+    for name, numbers in (("norm_ms", 2 * 2048 + 1), ("gradient_1m_ms", 10**6), ("gradient_33m_ms", 33 * 10**6)):
+        flat = torch.zeros(numbers)
+        row[name] = milliseconds(partial(dist.all_reduce, flat), cpu, 5, 2)
+    row |= sharded(Ranks(ranks, rank, rank))
+    if rank == 0:
+        Path(answer).write_text(json.dumps(row))
+    dist.destroy_process_group()
+
+
+def sharded(ranks: Ranks) -> Record:
+    """Prototypes of which each rank holds its share: a look-up asks all of them, a push nobody."""
+    pool, row_range = Prototypes(WIDTH, SHARDED, 0.9, ranks), ranks.row_range(BATCH)
+    pool.seen[:-1].fill_(True)
+    targets = F.normalize(torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(0)), dim=1)
+    labels = torch.arange(BATCH) * 389 % SHARDED
+    look_up = partial(pool.class_mean, row_range.select(labels), row_range.select(targets), row_range=row_range)
+    cpu = torch.device("cpu")
+    return {
+        "sharded_class_mean_ms": milliseconds(look_up, cpu, 10),
+        "sharded_push_ms": milliseconds(partial(pool.push, targets, labels), cpu, 10),
+        "sharded_bytes": tensor_bytes(dict(pool.named_buffers())),
+    }
+
+
+def by_ranks(scratch: Path) -> Iterator[Record]:
+    for ranks in (1, 2, 4):
+        answer = scratch / f"ranks-{ranks}.json"
+        spawn(_rank, (ranks, str(scratch / f"meeting-{ranks}"), str(answer)), nprocs=ranks)
+        yield json.loads(answer.read_text())
 
 
 # --- a step beside a million prototypes -------------------------------------------------------------------------------
 
-
-def step_trainer(name: str, settings: dict[str, object], classes: int, device: torch.device, compiled: bool) -> Trainer:
-    base = recipe(name).with_set(
-        {
-            "heads.projector.out": WIDTH,
-            "heads.predictor.out": WIDTH,
-            "train.epochs": 200,
-            "train.compile": compiled,
-            "data.source": "synthetic",
-            **settings,
-        }
-    )
-    data = synthetic(2048 if device.type == "cuda" else 256, (256, 256), classes)
-    return Trainer(with_speed(base, device, len(data.train)), data, device)
-
-
+PROTOTYPES: dict[str, object] = {"pool.kind": "prototypes"}
 VARIANTS: dict[str, tuple[str, dict[str, object], int]] = {
     "simsiam: no labels, no pool": ("imagenet100.simsiam", {}, 100),
     "supsiam: queue of 8,192": ("imagenet100.supsiam", {}, 100),
-    "supsiam: prototypes, 100 classes": ("imagenet100.supsiam", {"pool.kind": "prototypes"}, 100),
-    "supsiam: prototypes, 1,000,000 classes": ("imagenet100.supsiam", {"pool.kind": "prototypes"}, 1_000_000),
+    "supsiam: prototypes, 100 classes": ("imagenet100.supsiam", PROTOTYPES, 100),
+    "supsiam: prototypes, 1,000,000 classes": ("imagenet100.supsiam", PROTOTYPES, 1_000_000),
     # a step that waits for other ranks is not captured
-    "the same, step not captured": (
-        "imagenet100.supsiam",
-        {"pool.kind": "prototypes", "train.replay": False},
-        1_000_000,
-    ),
+    "the same, step not captured": ("imagenet100.supsiam", {**PROTOTYPES, "train.replay": False}, 1_000_000),
 }
 
 
-def steps(device: torch.device, compiled: bool) -> Iterator[Row]:
+def steps(device: torch.device) -> Iterator[Record]:
     """ResNet-50 at 224 px, batch 128, augmentation included, images resident; on a CPU only what is kept is counted."""
+    narrow = {"heads.projector.out": WIDTH, "heads.predictor.out": WIDTH, "train.epochs": 200, "train.compile": False}
     for variant, (name, settings, classes) in VARIANTS.items():
-        trainer = step_trainer(name, settings, classes, device, compiled)
+        data = synthetic(2048 if device.type == "cuda" else 256, (256, 256), classes)
+        base = recipe(name).with_set({**narrow, "data.source": "synthetic", **settings})
+        trainer = Trainer(with_speed(base, device, len(data.train)), data, device)
         parameters = sum(p.numel() for p in trainer.model.branches.parameters())
-        norms = [part.num_features for part in trainer.model.branches.modules() if isinstance(part, NORMS)]
-        row: Row = {"variant": variant, "parameters": parameters, "norms": len(norms), "norm_channels": sum(norms)}
+        row: Record = {"variant": variant, "parameters": parameters}
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             for _ in range(WARM_UP_STEPS):
@@ -250,8 +306,7 @@ def steps(device: torch.device, compiled: bool) -> Iterator[Row]:
             row["peak_bytes"] = torch.cuda.max_memory_allocated(device)
         state = trainer.state()
         momentum = 0 if state["optimizer"]["state"] else 4 * parameters  # there once a step has been taken
-        row |= {"pool_bytes": tensor_bytes(state["pool"]), "checkpoint_bytes": tensor_bytes(state) + momentum}
-        yield row
+        yield row | {"pool_bytes": tensor_bytes(state["pool"]), "checkpoint_bytes": tensor_bytes(state) + momentum}
         trainer.feed.close()
         del trainer, state
         gc.collect()  # a trainer and its feed know each other
@@ -262,60 +317,34 @@ def steps(device: torch.device, compiled: bool) -> Iterator[Row]:
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
-def about(device: torch.device) -> str:
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{decode_threads()} cores, {processor()}"
-    return (
-        f"{where}, {torch.get_num_threads()} torch threads, Python {platform.python_version()}, "
-        f"torch {torch.__version__}, batch {BATCH}, width {WIDTH}"
-    )
-
-
-def measured(device: torch.device, parts: Sequence[str], most: float, compiled: bool, commit: str) -> Row:
-    stamp = f"measured {datetime.now(UTC):%Y-%m-%d} at commit {commit}"
-    result: Row = {"about": about(device), "measured": stamp, "device": device.type, "parts": {}}
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        ways: dict[str, Callable[[], Iterator[Row]]] = {
-            "classes": lambda: pools_by_classes(device, most),
-            "slots": lambda: queue_by_slots(device, most),
-            "order": lambda: orders(most),
-            "schedule": schedules,
-            "stream": lambda: streams(scratch, device),
-            "step": lambda: steps(device, compiled),
-            "ranks": lambda: by_ranks(scratch),
-        }
-        for name in parts:
-            since = time.perf_counter()
-            result["parts"][name] = list(ways[name]())
-            print(f"{name}: {time.perf_counter() - since:.1f} s", file=sys.stderr, flush=True)
-    return result
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--parts", default="classes,slots,order,schedule,stream,step", help="which tables")
-    parser.add_argument("--ranks", action="store_true", help="also gathers and gradients over 1, 2 and 4 processes")
-    parser.add_argument("--compile", action="store_true", help="compile the step (a minute or two more)")
-    parser.add_argument("--most-gib", type=float, default=None, help="leave out what takes more (24; on a CPU 4)")
+    parts = ("classes", "slots", "order", "stream", "step", "ranks")
+    parser.add_argument("--parts", nargs="+", default=parts[:-1], choices=parts, help="which tables")
+    parser.add_argument("--most-gib", type=float, help="leave out what takes more (24; on a CPU 4)")
     parser.add_argument("--commit", default="", help="where there is no git to ask")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--from", dest="kept", type=Path, help="show a result kept with --json; measure nothing")
-    parser.add_argument("--into", type=Path, help="also put the tables between the marks of this page")
-    given = parser.parse_args()
-    device = torch.device(given.device)
-    most = given.most_gib or (24.0 if device.type == "cuda" else 4.0)
-    parts = [*given.parts.split(","), *(["ranks"] if given.ranks else [])]
-    result = (
-        json.loads(given.kept.read_text())
-        if given.kept
-        else measured(device, parts, most, given.compile, given.commit or commit_here())
-    )
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=1))
-    if given.into:
-        put_into(given.into, result)
-    print(tables(result))
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    most = args.most_gib or (24.0 if device.type == "cuda" else 4.0)
+    result = {**about(device, given=args.commit), "batch": BATCH, "width": WIDTH, "parts": dict[str, list[Record]]()}
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        ways: dict[str, Callable[[], Iterator[Record]]] = {
+            "classes": lambda: pools_by_classes(device, most),
+            "slots": lambda: queue_by_slots(device, most),
+            "order": lambda: orders(most),
+            "stream": lambda: streams(scratch),
+            "step": lambda: steps(device),
+            "ranks": lambda: by_ranks(scratch),
+        }
+        for name in args.parts:
+            since = time.perf_counter()
+            result["parts"][name] = list(ways[name]())
+            print(f"{name}: {time.perf_counter() - since:.1f} s", file=sys.stderr, flush=True)
+            show(result["parts"][name])
+            keep(args.json, result)
 
 
 if __name__ == "__main__":

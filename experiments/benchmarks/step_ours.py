@@ -1,17 +1,13 @@
-"""For step.py: our training step as a contender, the data it is fed, and how contenders are timed in turns."""
+"""For step.py and scaling.py: our training step as a contender, its data, and how contenders take turns."""
 
 from __future__ import annotations
 
 import gc
-import getpass
 import math
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +16,7 @@ from supancl import recipe
 from supancl.data.splits import Data, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.recipes import Recipe
-from supancl.training.cuda.capture import WARM_UP_STEPS
+from supancl.training.speed import WARM_UP_STEPS
 from supancl.training.trainer import Trainer
 
 # sizes that a CPU gets through in seconds, to see that everything runs; their times mean nothing
@@ -91,7 +87,6 @@ def wait(device: torch.device) -> None:
 
 def ours(chosen: Recipe, data: Data, device: torch.device, name: str = "ours") -> Contender:
     """A trainer, warmed up and captured as `supancl pretrain` does it, with the time and memory that took."""
-    cold = not compiler_cache_filled()
     torch._dynamo.reset()  # what was captured needs its compiled code no more, and the compiler counts instances
     gc.collect()
     peak = Peak(device)
@@ -109,8 +104,6 @@ def ours(chosen: Recipe, data: Data, device: torch.device, name: str = "ours") -
         trainer.advance()
     wait(device)
     facts = {"how": how(trainer), "first_s": first, "ready_s": time.perf_counter() - begin, "peak_gb": peak.gb()}
-    if trainer.compilation.enabled:
-        facts["compiler_cache"] = "empty" if cold else "filled before"
     if note:
         facts["note"] = note
     return Contender(name, chosen.train.batch_size, lambda: _within(trainer), facts=facts, trainer=trainer)
@@ -140,18 +133,6 @@ class Peak:
 
     def gb(self) -> float | None:
         return (torch.cuda.max_memory_allocated() - self.start) / 1e9 if self.cuda else None
-
-
-def compiler_cache() -> Path:
-    """Where torch keeps what it has compiled."""
-    default = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
-    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", default))
-
-
-def compiler_cache_filled() -> bool:
-    """Whether an earlier compilation on this machine may make the next one shorter."""
-    folder = compiler_cache()
-    return folder.is_dir() and any(folder.iterdir())
 
 
 # --- taking turns -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ torchvision's batched form makes one draw for the whole batch: no alternative, b
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -28,7 +27,7 @@ from typing import Any
 import torch
 import torchvision.transforms.v2 as T
 from before import FLAG, compare
-from step_report import processor, versions
+from common import about, keep, show
 from torch import Tensor
 
 from supancl.data.store.memory import Batch
@@ -249,25 +248,6 @@ def measure(setting: Setting, device: torch.device, workers: Pool, cores: int, r
     return sorted(rows, key=lambda row: order.index(row["name"]))
 
 
-def show(rows: list[Any]) -> None:
-    print(f"\n{rows[0]['device']}: {rows[0]['setting']}")
-    print(f"  {'':50s} {'images/s':>10s} {'middle half':>17s} {'ms/batch':>9s} {'ours is':>9s}")
-    for row in rows:
-        if "note" in row:
-            print(f"  {row['name']:50s} {row['note']}")
-            continue
-        half = "{:,.0f}-{:,.0f}".format(*row["middle_half"])
-        print(
-            f"  {row['name']:50s} {row['rate']:10,.0f} {half:>17s} {1e3 * row['seconds']:9.2f} "
-            f"{row['times_slower_than_ours']:8.2f}x"
-        )
-
-
-def hardware(cores: int) -> str:
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{cores} cores of {processor()}{gpu}"
-
-
 def alone(core_threads: int = 1) -> None:
     torch.set_num_threads(core_threads)
 
@@ -290,20 +270,17 @@ def main(argv: Sequence[str] | None = None) -> list[Any]:
         torch.set_num_threads(args.cores)
         asked = ("cpu", "cuda") if args.device == "all" else (args.device,)
         devices = [torch.device(name) for name in asked if name == "cpu" or torch.cuda.is_available()]
-        found = versions("torch", "torchvision", "pillow", "lightly", "kornia")
-        print("two views of every image, images per second;", hardware(args.cores))
-        print(", ".join(f"{name} {text}" for name, text in found.items()), f"; median of {args.rounds} rounds in turns")
-        if len(devices) < len(asked):
-            print("no GPU here: CPU only" if devices else "no GPU here: nothing to measure")
+        print(
+            f"two views of every image, images per second; median of {args.rounds} rounds in turns; {args.cores} cores"
+        )
         for device in devices:
             for setting in (s for s in SETTINGS if args.only in (None, s.size)):
                 batch = ON_A_GPU[setting.size] if device.type == "cuda" else setting.batch
                 made = measure(replace(setting, batch=batch), device, workers, args.cores, args.rounds, args.seconds)
                 show(made)
                 rows += made
-    if args.json:
-        report = {"versions": found, "hardware": hardware(args.cores), "rounds": args.rounds, "rows": rows}
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    where = about(devices[-1], "lightly", "kornia") if devices else {}
+    keep(args.json, {**where, "rounds": args.rounds, "rows": rows})
     return rows
 
 

@@ -28,7 +28,7 @@ from supancl.cli import main
 from supancl.errors import Interrupted
 from supancl.files import write_json
 from supancl.runs.provenance import commit
-from supancl.training.cuda.reuse import share_step
+from supancl.training.trainer import share_step
 
 ROOT = Path(__file__).parents[2]
 DRIVER = "driver "  # begins the name of a driver's own lock
@@ -212,7 +212,7 @@ def environment_of(folder: Path, code: Path, drivers: int) -> dict[str, str]:
     variables = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(1, drivers))),
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(code / "src"), str(code)]),
+        "PYTHONPATH": os.pathsep.join([str(code / "src"), str(code), os.environ.get("PYTHONPATH", "")]),
         "PYTHONUNBUFFERED": "1",
         "SUPANCL_CACHE": str(folder / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "kernels" / "inductor"),

@@ -78,10 +78,6 @@ def test_a_chart_is_read_and_zoomed_with_keys(record, show, browser: Browser):
     ]
     assert ends() == whole
     assert press(Keys.ARROW_RIGHT) == "epoch 4"  # there is no further one
-    assert press("+") == "epoch 4"
-    assert ends() == ["epoch 4", "epoch 4"]
-    press(Keys.ESCAPE)
-    assert ends() == whole
     assert press(Keys.TAB) == ""  # the next thing has the keys
     assert browser.complaints() == []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from supancl.reports.page import charts, html_page
-from supancl.reports.tables import Table, to_html
 from tests.browser.conftest import Browser
 
 NASTY = '<img src=x onerror="document.title=1"></script><script>document.title = "broken"</script>'
@@ -69,25 +68,6 @@ def test_light_and_dark(page, browser: Browser):
     before = brightness()
     browser.find("#theme").click()
     assert abs(brightness() - before) > 128
-
-
-def test_paper_is_light_and_tables_are_not_cut_off(tmp_path, browser: Browser):
-    table = Table([f"column {i}" for i in range(10)], [["70.2 [65.1, 75.0]"] * 10])
-    path = tmp_path / "page.html"
-    path.write_text(html_page("A page", [to_html(table)]))
-    browser.open(path)
-    browser.run("document.documentElement.dataset.theme = 'dark'")
-    size = browser.driver.get_window_size()
-    wide = "const wide = document.querySelector('.wide'); return wide.scrollWidth > wide.clientWidth"
-    try:
-        browser.driver.set_window_size(720, 900)  # about A4
-        assert browser.run(wide)
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-        assert browser.run("return getComputedStyle(document.body).color") == "rgb(31, 35, 40)"
-        assert not browser.run(wide)
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-        browser.driver.set_window_size(size["width"], size["height"])
 
 
 def test_a_request_to_the_network_is_noticed_and_refused(tmp_path, browser: Browser):

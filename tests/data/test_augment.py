@@ -20,13 +20,9 @@ from supancl.data.views.augment import (
     jitter,
     jitter_grey,
     jitter_in_place,
-    kernel_size,
-    luma,
-    normalized,
     shift_hue,
     solarize,
 )
-from supancl.data.views.chunks import _blur_rows
 from supancl.data.views.specs import CROP_ATTEMPTS, boxes_from_draws
 from tests.helpers import property_test, seeded
 
@@ -52,16 +48,6 @@ def bytes_of(n, height=16, width=20, channels=3, seed=0):
 def cropped(image, box, size):
     top, left, height, width = (int(v) for v in box)
     return TF.resized_crop(image, top, left, height, width, [size, size], antialias=True)
-
-
-def jittered_by_torchvision(image, factors, hue, order):
-    steps = [
-        lambda x: TF.adjust_brightness(x, factors[0]), lambda x: TF.adjust_contrast(x, factors[1]),
-        lambda x: TF.adjust_saturation(x, factors[2]), lambda x: TF.adjust_hue(x, hue),
-    ]  # fmt: skip
-    for _, step in sorted(zip(order, steps, strict=True), key=lambda pair: pair[0]):
-        image = step(image)
-    return image
 
 
 # --- crops ---------------------------------------------------------------------------------------------------------
@@ -98,40 +84,7 @@ def test_a_flipped_crop_is_the_mirrored_crop_and_only_where_asked():
     assert torch.equal(flipped[~flip], plain[~flip])
 
 
-def test_the_whole_image_at_its_own_size_is_the_image():
-    images = pictures(2, 13, 13)
-    whole = torch.tensor([[0.0, 0, 13, 13]] * 2)
-    torch.testing.assert_close(crop_and_resize(images, whole, 13), images, rtol=0, atol=1e-15)
-
-
 # --- colour --------------------------------------------------------------------------------------------------------
-
-
-def test_every_row_of_a_batch_is_jittered_in_its_own_order():
-    images = pictures(24, seed=1)
-    factors = 0.3 + 1.4 * torch.rand(24, 3, generator=seeded(2), dtype=torch.float64)
-    hue = torch.rand(24, generator=seeded(3), dtype=torch.float64) - 0.5
-    ours = jitter(images, factors, hue, torch.tensor(ORDERS))
-    for row, order in enumerate(ORDERS):
-        theirs = jittered_by_torchvision(images[row], factors[row].tolist(), float(hue[row]), order)
-        torch.testing.assert_close(ours[row], theirs, rtol=0, atol=HUE)
-
-
-def test_factors_of_one_and_no_hue_leave_an_image_exactly_as_it_is():
-    images = pictures(24, dtype=torch.float32)
-    assert torch.equal(jitter(images, torch.ones(24, 3), torch.zeros(24), torch.tensor(ORDERS)), images)
-    grey = pictures(24, channels=1, dtype=torch.float32)
-    torch.testing.assert_close(jitter_grey(grey, torch.ones(24, 3), torch.tensor(ORDERS)), grey, rtol=0, atol=1e-6)
-
-
-def test_a_grey_image_is_jittered_in_brightness_and_contrast_in_the_given_order():
-    images = pictures(24, channels=1, seed=1)
-    factors = 0.3 + 1.4 * torch.rand(24, 3, generator=seeded(2), dtype=torch.float64)
-    ours = jitter_grey(images, factors, torch.tensor(ORDERS))
-    for row, order in enumerate(ORDERS):
-        # torchvision leaves the saturation of a grey image alone; hue it would refuse
-        theirs = jittered_by_torchvision(images[row], factors[row].tolist(), 0.0, order)
-        torch.testing.assert_close(ours[row], theirs, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -156,11 +109,6 @@ def test_hue_is_torchvisions_for_every_kind_of_colour(turns):
     torch.testing.assert_close(ours[0], TF.adjust_hue(colours[0], turns), rtol=0, atol=HUE)
 
 
-def test_luma_is_torchvisions_grey():
-    images = pictures(3)
-    torch.testing.assert_close(luma(images), TF.rgb_to_grayscale(images), rtol=0, atol=1e-12)
-
-
 def by_products(images, sigma, kernel):
     return products.blur(images.transpose(1, 2), sigma, kernel).transpose(1, 2)
 
@@ -180,19 +128,6 @@ def test_blur_is_torchvisions_with_a_sigma_for_every_row(height, width, kernel, 
     assert torch.equal(ours[4], images[4])
 
 
-@pytest.mark.parametrize("blurred", [blur, by_products])
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_blur_of_an_image_smaller_than_its_kernel_keeps_a_flat_image_flat(size, blurred):
-    flat = torch.full((1, 3, size, size), 0.7)
-    torch.testing.assert_close(blurred(flat, torch.tensor([1.5]), 9), flat)
-
-
-@pytest.mark.parametrize(("size", "kernel"), [(224, 23), (64, 7), (65, 7), (1, 3), (7, 9)])
-def test_both_ways_to_blur_are_one(size, kernel):
-    images, sigma = pictures(3, size, size), torch.tensor([0.3, 1.1, 2.0])
-    torch.testing.assert_close(blur(images, sigma, kernel), by_products(images, sigma, kernel), rtol=0, atol=1e-6)
-
-
 def test_products_are_taken_only_where_they_keep_single_precision(monkeypatch):
     device = torch.device("cuda")
     for setting, exact in (("ieee", True), ("none", True), ("tf32", False)):
@@ -206,16 +141,6 @@ def test_products_are_taken_only_where_they_keep_single_precision(monkeypatch):
 def test_solarising_is_torchvisions_the_threshold_itself_included(threshold, channels):
     images = torch.cat([pictures(2, 5, 8, channels), torch.full((1, channels, 5, 8), threshold, dtype=torch.float64)])
     assert torch.equal(solarize(images, threshold), TF.solarize(images, threshold))
-
-
-@pytest.mark.parametrize(("size", "expected"), [(224, 23), (32, 5), (8, 3), (1, 3), (96, 11)])
-def test_the_kernel_is_odd_and_about_a_tenth_of_the_side(size, expected):
-    assert kernel_size(size) == expected
-
-
-def test_normalising_takes_away_the_mean_and_divides_by_the_std():
-    images = pictures(2)
-    torch.testing.assert_close(normalized(images, MEAN, STD), TF.normalize(images, list(MEAN), list(STD)))
 
 
 # --- boxes -----------------------------------------------------------------------------------------------------------
@@ -259,27 +184,3 @@ def test_a_box_that_never_fits_falls_back_to_torchvisions_centre(height, width):
     scale, ratio = (1.0, 1.0), RATIO if height != width else (1.5, 2.0)
     ours = draw_boxes(torch.tensor([[height, width]]), scale, ratio, seeded(0))
     assert ours.tolist() == torchvision_boxes(1, height, width, scale, ratio).tolist()
-
-
-@property_test
-@given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=20), st.integers(0, 10**6))
-def test_boxes_lie_inside_their_own_images(sizes, seed):
-    sizes = torch.tensor(sizes)
-    top, left, height, width = draw_boxes(sizes, (0.2, 1.0), RATIO, seeded(seed)).unbind(1)
-    assert (torch.minimum(top, left) >= 0).all()
-    assert (torch.minimum(height, width) >= 1).all()
-    assert (top + height <= sizes[:, 0]).all()
-    assert (left + width <= sizes[:, 1]).all()
-
-
-def test_a_box_is_as_wide_as_its_aspect_says_and_its_two_corners_are_drawn_apart():
-    boxes = draw_boxes(torch.tensor([[100, 100]] * 500), (0.1, 0.1), (2.0, 3.0), seeded(0)).double()
-    top, left, height, width = boxes.unbind(1)
-    assert (width / height > 1.8).all()
-    assert abs(float(torch.corrcoef(torch.stack([top, left]))[0, 1])) < 0.2
-
-
-def test_a_kernel_as_wide_as_its_sigma_needs_blurs_as_the_full_one():
-    images, sigma = pictures(4, 40, 40, dtype=torch.float32), torch.tensor([0.0, 0.3, 0.9, 1.9])
-    expected = blur(images, sigma, 23)  # first, as the other may work in place
-    torch.testing.assert_close(_blur_rows(images, sigma, 23), expected, rtol=0, atol=1e-6)

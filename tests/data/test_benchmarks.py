@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import datasets
 
-from supancl.data.decode import decode
 from supancl.data.opening import open_benchmark
 from supancl.data.sources import layouts
 from supancl.data.sources.benchmark_splits import draw_exactly
@@ -22,14 +20,12 @@ from supancl.data.sources.benchmarks import (
     BENCHMARKS,
     benchmark,
     check_benchmark,
-    find_benchmark,
     find_benchmarks,
 )
 from supancl.data.sources.cifar import FC100_TEST_CLASSES
-from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from tests.data.benchmark_trees import BUILDERS, cifar
-from tests.facts import CLASS_LIST, read_tables
+from tests.facts import read_tables
 from tests.files import archive, assert_mentions, assert_refused, noise
 from tests.helpers import property_test
 
@@ -116,18 +112,6 @@ def test_sizes_and_metrics_are_the_papers_but_for_cub200_whose_published_ones_di
     assert BENCHMARKS["cub200"].metric == "per_class"
 
 
-def test_other_names():
-    assert benchmark("flowers") is BENCHMARKS["flowers102"]
-    assert benchmark("gtsrb") is BENCHMARKS["traffic-signs"]
-
-
-def test_the_imagenet100_list_is_the_published_one_in_its_order():
-    names = layouts.imagenet100_classes()
-    written = "".join(f"{name}\n" for name in names).encode()
-    assert hashlib.sha256(written).hexdigest() == CLASS_LIST.read_text().split()[0]
-    assert len(set(names)) == 100
-
-
 def test_the_table_in_the_docs_is_the_registry():
     text = (REPOSITORY / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     for name, row in BENCHMARKS.items():
@@ -160,22 +144,6 @@ def test_a_miniature_in_the_official_layout_has_its_files_classes_and_splits(tre
         assert any("incomplete" in remark for remark in source.remarks)
 
 
-def test_pixels_are_those_of_the_file_whose_name_they_carry(tree):
-    name, root, _ = tree
-    part = open_benchmark(name, root, partial=True).splits["train"]
-    last = torch.tensor([len(part) - 1])
-    assert torch.equal(part.batch(last).pixels[0], decode(Path(part.names_at(last)[0])))
-
-
-def test_root_may_be_the_folder_itself(tree):
-    name, root, expected = tree
-    folder = find_benchmark(name, root).folder
-    assert folder != root
-    inside = find_benchmark(name, folder)
-    assert inside.folder == folder
-    assert len(filed(open_benchmark(name, folder, partial=True))) == len(expected)
-
-
 def test_data_that_are_not_whole_are_refused(tree):
     name, root, _ = tree
     assert_mentions(message(open_benchmark, name, root), name)
@@ -190,18 +158,6 @@ def test_what_is_present_below_a_root(tmp_path):
     assert find_benchmarks(tmp_path / "dtd", "few-shot") == ("dtd",)
     archive(tmp_path / "cifar100.npz")
     assert find_benchmarks(tmp_path, "transfer") == ("cifar100", "dtd", "pets")
-
-
-def test_each_data_set_has_its_own_packed_cache_whatever_the_spec_calls_its_source(tmp_path, cache_root):
-    spec = DataSpec(source="suite", cache="always")
-    for name in ("pets", "dtd"):
-        expected = BUILDERS[name](tmp_path)
-        source = open_benchmark(name, tmp_path, spec=spec, partial=True)
-        assert len(filed(source)) == len(expected)
-    assert sorted(path.name.rsplit("-", 2)[0] for path in cache_root.iterdir() if path.is_dir()) == [
-        "dtd",
-        "oxford-iiit-pet",
-    ]
 
 
 # how torchvision's class for the same layout is made
@@ -242,30 +198,6 @@ def test_images_and_classes_are_torchvisions(name, tmp_path, monkeypatch):
     assert set(ours) == set(theirs)
     pairs = {(ours[key], theirs[key]) for key in ours}
     assert len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs}) == len(source.classes)
-
-
-def test_official_splits_are_torchvisions(tmp_path):
-    BUILDERS["pets"](tmp_path)
-    source = open_benchmark("pets", tmp_path, partial=True)
-    sizes = {name: len(split) for name, split in source.splits.items()}
-    assert len(datasets.OxfordIIITPet(tmp_path, split="trainval")) == sizes["train"] + sizes["val"]
-    assert len(datasets.OxfordIIITPet(tmp_path, split="test")) == sizes["test"]
-
-
-def test_pets_are_divided_alike_in_class_folders_and_in_the_official_layout(tmp_path, monkeypatch):
-    expected = BUILDERS["pets"](tmp_path)
-    shrunk(monkeypatch, "pets", classes=3, split=(24, 6, 9))
-    for path, (split, label) in expected.items():
-        moved = tmp_path / "folders" / "pets" / split / label / Path(path).name
-        moved.parent.mkdir(parents=True, exist_ok=True)
-        moved.write_bytes((tmp_path / path).read_bytes())
-    official, folders = open_benchmark("pets", tmp_path), open_benchmark("pets", tmp_path / "folders")
-    assert {Path(path).name: entry for path, entry in filed(official).items()} == {
-        Path(path).name: entry for path, entry in filed(folders).items()
-    }
-    assert Counter(official.splits["val"].labels.tolist()) == {0: 2, 1: 2, 2: 2}
-    assert official.remarks == folders.remarks == ()
-    assert check_benchmark("pets", tmp_path).ok
 
 
 def test_caltech_takes_25_and_5_of_each_class(tmp_path, monkeypatch):
@@ -378,20 +310,6 @@ def test_a_drawn_split_has_exactly_its_size_and_each_class_its_share(sizes, shar
     assert torch.equal(drawn, draw_exactly(labels, count, seed))
 
 
-def test_papers_validation_sizes_fall_evenly_on_balanced_classes():
-    for name in ("cifar10", "cifar100", "food101", "mit67", "sun397", "dogs"):
-        row = BENCHMARKS[name]
-        train, val, _ = row.split
-        labels = torch.arange(train + val) % row.classes
-        counts = torch.bincount(labels[draw_exactly(labels, val, 0)])
-        assert counts.tolist() == [val // row.classes] * row.classes, name
-
-
-def test_another_seed_draws_others():
-    labels = torch.zeros(100, dtype=torch.long)
-    assert draw_exactly(labels, 10, 0).tolist() != draw_exactly(labels, 10, 1).tolist()
-
-
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
@@ -427,23 +345,3 @@ def test_a_split_file_that_is_absent_or_garbled(name, file, content, said, tmp_p
     for call in (open_benchmark, check_benchmark):
         told = message(call, name, tmp_path)
         assert_refused(told, tmp_path / file, *said)
-
-
-def test_an_image_in_two_splits(tmp_path):
-    BUILDERS["dtd"](tmp_path)
-    path = tmp_path / "dtd/labels/test1.txt"
-    path.write_text(path.read_text() + "banded/banded_train0.jpg\n")
-    assert_mentions(
-        message(check_benchmark, "dtd", tmp_path), tmp_path / "dtd/images/banded/banded_train0.jpg", "train", "test"
-    )
-
-
-def test_an_unreadable_image_is_skipped_only_if_asked(tmp_path, monkeypatch):
-    BUILDERS["pets"](tmp_path)
-    shrunk(monkeypatch, "pets", classes=3, split=(24, 6, 9))
-    path = tmp_path / "oxford-iiit-pet/images/Bengal_101.jpg"
-    path.write_bytes(b"no image")
-    assert check_benchmark("pets", tmp_path).ok  # nothing is decoded
-    assert str(path) in message(open_benchmark, "pets", tmp_path)
-    source = open_benchmark("pets", tmp_path, spec=DataSpec(skip_bad_images=True))
-    assert len(source.splits["test"]) == 8

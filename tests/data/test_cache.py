@@ -84,15 +84,6 @@ def test_cached_pixels_are_the_decoded_ones(tmp_path, small_shards, uniform, cha
         assert torch.equal(row[:, : image.shape[1], : image.shape[2]], image)
 
 
-def test_another_way_of_resizing_has_another_cache(tmp_path):
-    files = photos(tmp_path / "data", 4)
-    for resample in ("bilinear", "bicubic"):
-        images, _, _ = Cache("here", 3, 5, resample).build(files)
-        for i, file in enumerate(files):
-            assert torch.equal(images.image(i), decode(file, 3, 5, resample))
-    assert not torch.equal(decode(files[0], 3, 5, "bilinear"), decode(files[0], 3, 5, "bicubic"))
-
-
 def test_a_second_build_decodes_nothing_and_tells_the_same(tmp_path, small_shards, decodes):
     files = photos(tmp_path / "data")
     told: list[tuple[str, int, int]] = []
@@ -304,37 +295,6 @@ def test_added_and_removed_files_are_added_and_removed(tmp_path, small_shards, d
     assert_pixels(images, fewer)
 
 
-def test_shards_of_other_files_are_deleted(tmp_path, small_shards):
-    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
-    cache.build(files)
-    before = sum(path.stat().st_size for path in bins(cache))
-    for i, file in enumerate(files):
-        picture(file, seed=500 + i, mode="RGB")
-    images, _, _ = cache.build(files[:6])
-    assert_pixels(images, files[:6])
-    assert sum(path.stat().st_size for path in bins(cache)) == 6 * 192 < before
-
-
-def test_a_file_that_vanishes_between_listing_and_decoding_is_named(tmp_path, monkeypatch):
-    photos(tmp_path / "data" / "cat", 4)
-    photos(tmp_path / "data" / "dog", 4, first=4)
-    gone = tmp_path / "data" / "dog" / "005.png"
-
-    def vanishing(item, *rest):
-        if item == gone:
-            gone.unlink(missing_ok=True)
-        return decode(item, *rest)
-
-    monkeypatch.setattr(decode_module, "decode", vanishing)
-    spec = DataSpec(source=str(tmp_path / "data"), cache="always", holdout=0)
-    with pytest.raises(BadInput, match=mentions("005.png", "No such file or directory")):
-        open_data(spec, 3)
-    picture(gone, seed=5, mode="RGB")
-    data = open_data(DataSpec(source=spec.source, cache="always", holdout=0, skip_bad_images=True), 3)
-    assert list(data.skipped) == [str(gone)]
-    assert len(data.train) == 7
-
-
 def test_unreadable_images_are_refused_or_skipped_and_counted(tmp_path):
     for name in ("cat", "dog"):
         photos(tmp_path / "data" / name, 4)
@@ -422,21 +382,6 @@ def test_a_disk_too_small_for_all_is_told_before_it_is_full(tmp_path, monkeypatc
     monkeypatch.undo()
     images, _, _ = cache.build(files)
     assert_pixels(images, files)
-
-
-def test_what_a_decoding_thread_raises_is_told_with_the_image(tmp_path, monkeypatch):
-    photos(tmp_path / "data" / "cat", 3)
-
-    def odd(image):
-        raise AttributeError("plane 3 has no tail")
-
-    monkeypatch.setattr(decode_module, "apply_orientation", odd)
-    for mode in ("always", "never"):
-        with pytest.raises(
-            BadInput,
-            match=mentions("000.png", "AttributeError"),
-        ):
-            open_data(DataSpec(source=str(tmp_path / "data"), cache=mode), 3)
 
 
 def test_want_of_memory_is_no_unreadable_image(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import pytest
 
 from supancl.data.label_pairs import weight_matrix
 from supancl.data.opening import open_data
-from supancl.data.sources.csv_table import list_csv
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from tests.files import archive, mentions, picture, table
@@ -73,13 +72,6 @@ def test_split_is_no_class_and_a_label_column_is_the_label(tmp_path):
     data = opened(weight_table(tmp_path / "a", "1,0,train", "1,1,train", header="path,cat,dog,split"))
     assert data.classes == ("cat", "dog")
     assert opened(weight_table(tmp_path / "b", "x,1,0", "y,1,1", header="path,label,cat,dog")).classes == ("x", "y")
-
-
-def test_equal_rows_are_kept_once(tmp_path):
-    listing = list_csv(weight_table(tmp_path, *["1,0,1", "1.0,0.0,1"] * 50))
-    assert len(listing.entries) == 100
-    assert listing.label_table.pairs.shape == (2, 2, 2), "one for each way to write them"
-    assert listing.entries.labels.tolist() == [0, 1] * 50
 
 
 def test_numbers_that_are_no_weights_are_no_classes_unless_they_are_named(tmp_path):

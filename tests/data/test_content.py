@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from supancl import BadInput, pretrain, recipe
@@ -16,8 +15,8 @@ from supancl.data.content import SAMPLED_BLOCKS, shard_content
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.runs.folder import RunFolder
-from tests.files import archive, assert_mentions, class_folders, mentions
-from tests.tiny import Notes, tiny_data
+from tests.files import archive, class_folders, mentions
+from tests.tiny import Notes
 
 STORES = {
     "memory": {},
@@ -77,37 +76,6 @@ def test_a_replaced_image_of_an_archive_is_noticed(tmp_path: Path) -> None:
     np.savez(data, **content)
     with pytest.raises(BadInput, match=mentions("changed")):
         pretrain(None, out=run, resume=True)
-
-
-def test_without_the_list_of_checksums_a_change_is_noticed_but_not_named(tmp_path: Path) -> None:
-    photos, run = class_folders(tmp_path / "photos"), tmp_path / "run"
-    pretrain(photo_recipe(photos), out=run)
-    (run / "content.npz").write_bytes(b"torn")
-    pretrain(None, out=run, resume=True)
-    replace_image(photos / "cat" / "0.png", keep_time=False)
-    with pytest.raises(BadInput, match=mentions("changed")):
-        pretrain(None, out=run, resume=True)
-
-
-def test_another_pillow_may_decode_differently_and_is_named(tmp_path: Path) -> None:
-    photos, run, notes = class_folders(tmp_path / "photos"), tmp_path / "run", Notes()
-    pretrain(photo_recipe(photos), out=run)
-    text = (run / "recipe.json").read_text()
-    (run / "recipe.json").write_text(text.replace('"pillow": "', '"pillow": "1.'))
-    replace_image(photos / "cat" / "0.png", keep_time=False)
-    pretrain(None, out=run, resume=True, reporter=notes)
-    (warning,) = notes.warnings
-    assert_mentions(warning, photos / "cat" / "0.png", "pillow")
-
-
-def test_the_checksums_are_taken_of_training_and_held_out_images_in_their_order() -> None:
-    data = tiny_data()
-    assert data.content is not None
-    assert len(data.content.values) == len(data.train) + len(data.held_out)
-    last = len(data.content.values) - 1
-    first, final = torch.tensor([0]), torch.tensor([len(data.held_out) - 1])
-    names = [data.train.names_at(first)[0], data.held_out.names_at(final)[0]]
-    assert data.content.names_at([0, last]) == names
 
 
 # --- shards that are streamed -----------------------------------------------------------------------------------------

@@ -108,13 +108,6 @@ def test_larger_images_in_memory_have_the_view_of_their_files():
             assert ((found - expected).abs() * 255).max() < 1.01, (height, width, size)
 
 
-@pytest.mark.parametrize(("height", "width"), [(256, 341), (341, 256), (256, 257), (256, 256), (259, 256)])
-def test_of_a_photograph_at_256_the_central_224_pixels_are_not_touched(height, width):
-    pixels = torch.from_numpy(noise(1, 3, height, width))
-    expected = normalized(TF.center_crop(pixels, [224, 224]) / 255, MEAN, STD)
-    assert torch.equal(evaluation_view(Batch(pixels), 224, MEAN, STD), expected)
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_an_image_decoded_for_the_view_is_never_resampled(size):
     short = round(size * 8 / 7)

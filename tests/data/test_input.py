@@ -15,7 +15,6 @@ from supancl.data import decode
 from supancl.data.opening import open_data, open_source
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.files import escape_formula, unescape_formula
 from tests.files import archive, assert_mentions, class_folders, mentions, noise, picture, supancl, table
 
 
@@ -34,12 +33,6 @@ def test_labels_of_an_archive_may_be_texts(tmp_path, kind):
     assert found.classes == ("cat", "emu", "pug")
     assert found.splits["train"].labels.tolist() == [2, -1, 0, -1] * 5
     assert found.splits["val"].labels.tolist() == [1, 0]
-
-
-def test_texts_are_numbered_by_class_names(tmp_path):
-    labels = np.array(["pug", "cat"] * 10)
-    found = opened(archive(tmp_path / "x.npz", train_labels=labels, class_names=["pug", "emu", "cat"]))
-    assert (found.classes, found.splits["train"].labels.tolist()) == (("pug", "emu", "cat"), [0, 2] * 10)
 
 
 def test_an_archive_without_labels_trains_what_needs_none(tmp_path, capsys):
@@ -61,13 +54,6 @@ def species(tmp_path):
     return table(tmp_path / "birds.csv", "label,file,species,part", *rows)
 
 
-def test_columns_of_a_table_may_have_any_name(species):
-    found = opened(species, columns="image=file,label=species,split=part")
-    assert found.classes == ("cat", "dog")
-    assert {name: len(split) for name, split in found.splits.items()} == {"train": 2, "test": 2}
-    assert list(opened(species, columns="path=file, label=species").splits) == ["train"]
-
-
 def test_columns_are_a_field_of_the_recipe_and_of_commands_that_take_encoders(species, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("--epochs", "1", "--batch-size", "2", "--device", "cpu", "--set", "encoder.width=8")
@@ -82,22 +68,7 @@ def test_columns_are_a_field_of_the_recipe_and_of_commands_that_take_encoders(sp
     assert said.code == 0, said.err
 
 
-@pytest.mark.parametrize("text", ["=A1", "+cat", "@home", "-dog", "cat", "'quoted'", "-0.5", "'", ""])
-def test_a_label_in_a_table_comes_back(text):
-    assert unescape_formula(escape_formula(text)) == text
-
-
 # --- macOS and phones -------------------------------------------------------------------------------------------------
-
-
-def test_what_macos_adds_to_an_archive_is_no_data(tmp_path):
-    class_folders(tmp_path / "photos", each=3)
-    for name in ("__MACOSX/cat/._0.png", "cat/._0.png", "cat/__MACOSX/1.png", ".DS_Store", "dog/.DS_Store"):
-        path = tmp_path / "photos" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x")
-    found = opened(tmp_path / "photos")
-    assert (found.classes, len(found.splits["train"]), found.remarks) == (("cat", "dog"), 6, ())
 
 
 HEIF_START = b"\0\0\0\x18ftypheic"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import datasets
@@ -16,11 +15,11 @@ from scipy.io import savemat
 
 from supancl.data.decode import upright_size
 from supancl.data.label_pairs import label_texts
-from supancl.data.opening import absolute_source, open_source
-from supancl.data.sources.libraries import RowItem, _class_names, _list_rows
+from supancl.data.opening import open_source
+from supancl.data.sources.libraries import RowItem, _list_rows
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import CachedImages
-from tests.files import TINY, class_folders, noise, picture, supancl
+from tests.files import noise, picture
 
 
 def opened(source: str, channels: int = 3, **options):
@@ -76,25 +75,6 @@ def test_a_data_set_of_files_gives_its_splits_images_and_classes(tmp_path, no_ch
             assert np.array_equal(pixels(split, i), np.array(theirs[i][0]))
     assert found.splits["train"].names_at(torch.tensor([0]))[0].endswith("image_00001.jpg"), "messages name the file"
     assert isinstance(found.splits["train"].store, CachedImages) == (cache == "always")
-
-
-def test_a_changed_file_of_a_data_set_gives_its_new_pixels(tmp_path, no_checksums):
-    source = f"torchvision:Flowers102@{flowers(tmp_path)}"
-    opened(source, cache="always")
-    path = tmp_path / "flowers-102" / "jpg" / "image_00004.jpg"
-    picture(path, seed=444, size=(8, 9), mode="RGB")
-    with Image.open(path) as image:
-        assert np.array_equal(pixels(opened(source, cache="always").splits["train"], 1), np.array(image))
-
-
-def test_class_folders_through_torchvision_are_those_read_directly(tmp_path):
-    class_folders(tmp_path / "data", ("cat", "dog", "owl"), each=3)
-    theirs, ours = opened(f"torchvision:ImageFolder@{tmp_path / 'data'}"), opened(str(tmp_path / "data"))
-    assert theirs.classes == ours.classes
-    assert torch.equal(theirs.splits["train"].labels, ours.splits["train"].labels)
-    assert theirs.splits["train"].names == ours.splits["train"].names
-    for i in range(9):
-        assert np.array_equal(pixels(theirs.splits["train"], i), pixels(ours.splits["train"], i))
 
 
 def test_a_data_set_of_arrays_is_taken_as_it_is(tmp_path, no_checksums):
@@ -159,11 +139,6 @@ def test_rows_are_decoded_again_when_anything_below_the_root_has_changed(tmp_pat
         in_memory.__getitem__ = before
 
 
-def test_names_of_classes_are_told_apart():
-    assert _class_names(["a", "b", "a"]) == ("a (0)", "b", "a (2)")
-    assert _class_names([("x", "y"), 3]) == ("x, y", "3")
-
-
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
@@ -222,11 +197,6 @@ def test_labels_of_every_kind(tmp_path, labels, kind, classes, wanted):
     assert named(found, "train") == wanted
 
 
-def test_a_label_column_of_another_name_is_found(tmp_path):
-    rows(3, 0, [0, 1, 2], NAMES, column="species").save_to_disk(tmp_path / "one")
-    assert named(opened(f"hf:{tmp_path / 'one'}"), "train") == ["owl", "cat", "dog"]
-
-
 def several(split, classes) -> list[str]:
     return label_texts(split.image_labels, torch.arange(len(split)), classes, "")
 
@@ -252,25 +222,6 @@ def test_lists_of_classes_are_several_labels(tmp_path, labels, kind, classes, wa
     assert (train.pairs is None) == all(len(row or []) < 2 for row in labels)
 
 
-def test_a_column_of_one_class_is_preferred_to_lists(tmp_path):
-    data = rows(3, 0, [0, 1, 2], NAMES, column="species")
-    data = data.add_column("labels", [[0, 1], [1], [2]], feature=datasets.Sequence(NAMES))
-    data.save_to_disk(tmp_path / "both")
-    assert named(opened(f"hf:{tmp_path / 'both'}"), "train") == ["owl", "cat", "dog"]
-
-
-def test_from_lists_of_classes_to_an_encoder(tmp_path, capsys):
-    labels = [[0, 1], [1], [2, 0], []] * 5
-    rows(20, 0, labels, datasets.Sequence(NAMES)).save_to_disk(tmp_path / "lists")
-    source = f"hf:{tmp_path / 'lists'}"
-    shown = supancl(capsys, "data", "show", source, "--out", tmp_path / "sheets")
-    assert shown.code == 0, shown.err
-    trained = supancl(capsys, "pretrain", "digits.supsiam", "--data", source, *TINY, "--out", tmp_path / "run")
-    assert trained.code == 0, trained.err
-    about = json.loads((tmp_path / "run" / "recipe.json").read_text())["data"]
-    assert (about["classes"], about["labels_per_image"]["most"]) == (3, 2)
-
-
 def test_another_data_set_in_the_same_place_gives_its_own_pixels(tmp_path):
     source = f"hf:{tmp_path / 'data'}"
     for first in (0, 40):
@@ -293,10 +244,3 @@ def test_rows_that_point_to_files_are_those_files(tmp_path):
     found = _list_rows(datasets, mixed, "image", "here")
     assert all(isinstance(each, RowItem) for each in found)
     assert [upright_size(each) for each in found] == [(8, 8), (6, 5)]
-
-
-def test_the_same_folder_is_known_from_anywhere(tmp_path, monkeypatch):
-    rows(3, 0, [0, 1, 2], NAMES).save_to_disk(tmp_path / "data")
-    monkeypatch.chdir(tmp_path)
-    assert absolute_source("hf:data") == f"hf:{tmp_path / 'data'}"
-    assert opened("hf:data").splits["train"].names == opened(f"hf:{tmp_path / 'data'}").splits["train"].names

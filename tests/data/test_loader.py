@@ -11,7 +11,7 @@ import torch
 from supancl.data.feed import Feed
 from supancl.data.order import Order
 from supancl.data.splits import Split, full_split
-from supancl.data.store.memory import ArrayImages, Batch, FileImages, ImageStore, PackedImages, pad_images
+from supancl.data.store.memory import ArrayImages, Batch, FileImages, ImageStore, PackedImages
 from supancl.errors import BadInput
 from tests.files import mentions, noise
 
@@ -82,23 +82,6 @@ def test_batches_are_made_ahead_by_another_thread_and_each_once():
     feed.close()
 
 
-def test_no_more_batches_are_held_than_asked_for():
-    split, store, order = split_of()
-    feed = Feed(split, order.positions, CPU, steps=100, ahead=2)
-    for step in (0, 1, 50, 51, 3):
-        feed.batch(step)
-        assert len(feed.pending) <= 1
-    settled(store, 1)
-    feed.close()
-
-
-def test_a_step_beyond_the_last_is_made_when_asked_for():
-    split, _, order = split_of()
-    feed = Feed(split, order.positions, CPU, steps=2)
-    assert equal(feed.batch(5), split.store.store.batch(order.positions(5)))
-    feed.close()
-
-
 def test_what_goes_wrong_in_the_thread_reaches_who_asks_for_that_step():
     split, _, order = split_of()
     bad = frozenset(order.positions(2).tolist())
@@ -136,16 +119,6 @@ def test_a_closed_feed_leaves_no_thread_and_can_be_asked_again():
     feed.close()  # twice does no harm
     assert equal(feed.batch(4), split.store.store.batch(order.positions(4)))
     feed.close()
-
-
-def test_packed_images_give_the_padded_list():
-    images = ragged()
-    packed = PackedImages.from_images(images)
-    chosen = torch.tensor([5, 0, 23, 5])
-    assert equal(packed.batch(chosen), pad_images([images[i] for i in chosen.tolist()]))
-    assert packed.nbytes == sum(image.numel() for image in images)
-    same = PackedImages.from_images([image[:, :4, :6] for image in images])
-    assert same.batch(chosen).sizes is None
 
 
 @pytest.mark.parametrize("uniform", [False, True])

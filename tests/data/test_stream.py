@@ -10,14 +10,13 @@ import tarfile
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from supancl import Reporter, pretrain
+from supancl import pretrain
 from supancl.data.feed import Feed
 from supancl.data.opening import open_data
 from supancl.data.order import Order, derive_seed
@@ -189,13 +188,6 @@ def test_a_stream_is_what_the_same_shards_are_when_they_are_read_at_once(tmp_pat
     assert streamed.train.is_streamed
 
 
-def test_an_order_of_part_of_the_images_takes_each_of_them_once(tmp_path):
-    train = open_data(spec(shards(tmp_path), holdout=0.3), 3).train
-    order = train.order(0, 5)
-    found = torch.cat([order.positions(step) for step in range(order.steps_per_epoch)])
-    assert len(torch.unique(found)) == len(found) == len(train) // 5 * 5
-
-
 def test_reading_an_epoch_leaves_nothing_in_memory(tmp_path, monkeypatch):
     source = shards(tmp_path, (300,) * 8)
     train = open_data(spec(source, short_side=SIDE), 3).train
@@ -291,14 +283,6 @@ def test_several_processes_index_at_once_and_agree(tmp_path, forks):
     assert (done.returncode, done.stdout.split()) == (0, [wanted, wanted])
     assert len(list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.zip"))) == 6
     assert not list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.tmp"))
-
-
-def test_the_fingerprint_is_of_the_data_not_of_where_they_lie(tmp_path):
-    one = open_data(spec(shards(tmp_path / "one")), 3).summary
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
-    assert open_data(spec(tmp_path / "two"), 3).summary["fingerprint"] == one["fingerprint"]
-    shards(tmp_path / "two", classes=2)
-    assert open_data(spec(tmp_path / "two"), 3).summary["fingerprint"] != one["fingerprint"]
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -405,10 +389,3 @@ def test_a_streamed_run_learns_on_the_same_images_as_its_shards_say(tmp_path):
     shard(tmp_path / "s" / "train-002.tar", range(600, 603))
     with pytest.raises(BadInput, match=mentions("data", "changed")):
         pretrain(None, None, tmp_path / "run", resume=True)
-
-
-def test_accumulated_and_unlabelled_batches_train_from_a_stream(tmp_path):
-    shards(tmp_path / "s")
-    recipe = streamed_recipe(tmp_path / "s", train__accumulate=2, data__labelled=0.5, train__epochs=1)
-    run = pretrain(recipe, None, tmp_path / "run", reporter=Reporter())
-    assert all(np.isfinite(row["loss"]) for row in run.metrics if row["kind"] == "train")

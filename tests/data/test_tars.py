@@ -17,7 +17,7 @@ import webdataset
 from PIL import Image
 
 from supancl.data.decode import decode
-from supancl.data.opening import absolute_source, open_data, open_source
+from supancl.data.opening import open_data, open_source
 from supancl.data.sources.tars import TarItem, find_tars, index_tars, is_tar, iter_samples, split_from_name
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
@@ -91,26 +91,6 @@ def test_keys_order_labels_and_pixels_are_those_webdataset_gives(tmp_path, cache
         assert np.array_equal(split.batch(torch.tensor([position])).pixels[0].permute(1, 2, 0).numpy(), each["png"])
 
 
-def test_class_numbers_keep_the_order_of_numbers(tmp_path):
-    found, _ = opened(shard(tmp_path / "a.tar", [{"png": png(i), "cls": i} for i in range(12)]))
-    assert found.classes == tuple(str(i) for i in range(12))
-    assert found.splits["train"].labels.tolist() == list(range(12))
-
-
-def test_class_names_are_sorted_as_names_where_one_is_no_number(tmp_path):
-    names = ["10", "2", "x"]
-    found, _ = opened(shard(tmp_path / "a.tar", [{"png": png(i), "txt": name} for i, name in enumerate(names)]))
-    assert found.classes == ("10", "2", "x")
-
-
-def test_splits_go_by_the_name_of_the_shard(tmp_path):
-    for first, name in enumerate(("train-000", "train-001", "validation_0", "test-1")):
-        numbered(tmp_path / f"{name}.tar", 3, 10 * first)
-    found, _ = opened(tmp_path)
-    assert {name: len(split) for name, split in found.splits.items()} == {"train": 6, "val": 3, "test": 3}
-    assert list(found.splits) == ["train", "val", "test"]
-
-
 @pytest.mark.parametrize(
     ("name", "split"),
     [
@@ -142,11 +122,6 @@ def test_patterns_are_expanded_as_a_shell_does(tmp_path):
     }
     found, _ = opened(tmp_path / "x-{08..11}.tar")
     assert len(found.splits["train"]) == 4
-
-
-def test_a_pattern_is_the_same_source_from_any_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert absolute_source("{a,b}/x-{0..3}.tar") == str(tmp_path / "{a,b}" / "x-{0..3}.tar")
 
 
 def test_a_folder_counts_as_shards_only_without_images_and_folders(tmp_path):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-import weakref
 from concurrent.futures import CancelledError
 from threading import Event
 
@@ -28,14 +25,6 @@ def test_results_come_in_order_and_errors_where_they_are_asked_for() -> None:
         assert pool.submit(max, [1, 5, 2], default=0).result() == 5
     with pytest.raises(RuntimeError, match="shutdown"):
         pool.submit(max, [1])
-
-
-def test_leaving_waits_for_what_was_submitted() -> None:
-    done: list[int] = []
-    with ReadingThreads(2) as pool:
-        for number in range(20):
-            pool.submit(done.append, number)
-    assert sorted(done) == list(range(20))
 
 
 def test_an_interrupt_does_not_wait_for_a_thread_that_is_blocked() -> None:
@@ -64,15 +53,3 @@ def test_decoding_in_order_can_be_interrupted() -> None:
     with pytest.raises(KeyboardInterrupt):
         results.throw(KeyboardInterrupt)
     disk.set()
-
-
-def test_threads_end_with_the_pool() -> None:
-    pool = ReadingThreads(2)
-    pool.submit(int).result()
-    (thread,), gone = pool._threads, weakref.ref(pool)
-    del pool
-    gc.collect()
-    assert gone() is None
-    thread.join(60)
-    assert not thread.is_alive()
-    assert thread not in threading.enumerate()

@@ -11,16 +11,13 @@ import torchvision.transforms.v2 as T
 import torchvision.transforms.v2.functional as TF
 from scipy import stats
 
-from supancl.config import from_json, parse_value, replaced, to_json
 from supancl.data.store.memory import Batch, pad_images
 from supancl.data.views.augment import Draws, kernel_size, normalized
 from supancl.data.views.chunks import render_in_chunks
 from supancl.data.views.evaluation import evaluation_view
 from supancl.data.views.products import render
 from supancl.data.views.specs import Crops, LocalCrops, Masks
-from supancl.errors import BadInput
 from tests.data.test_augment import MEAN, STD, bytes_of, cropped, jittered_by_torchvision
-from tests.files import mentions
 from tests.helpers import seeded
 
 
@@ -74,13 +71,6 @@ def test_a_view_is_torchvisions_functions_with_the_drawn_parameters(crops, chann
         torch.testing.assert_close(ours, expected, rtol=0, atol=3e-5, equal_nan=True)
 
 
-def test_a_call_is_what_it_draws_rendered():
-    pixels = bytes_of(5, 24, 31)
-    draws = BYOL.draw(10, torch.tensor([[24, 31]] * 10), seeded(5), 2)
-    expected = render_in_chunks(BYOL, pixels, draws, MEAN, STD).view(2, 5, 3, 14, 14)
-    assert torch.equal(BYOL(Batch(pixels), MEAN, STD, seeded(5)), expected)
-
-
 @pytest.mark.parametrize("channels", [1, 2, 3])
 @pytest.mark.parametrize(("height", "width", "size"), [(8, 8, 16), (32, 32, 32), (96, 80, 64), (120, 150, 128)])
 @pytest.mark.parametrize("products", [True, False])
@@ -97,24 +87,6 @@ def test_both_routes_make_the_same_views_of_the_same_draws(height, width, size, 
     torch.testing.assert_close(one, other, rtol=0, atol=5e-5)  # 1e-5 before it is divided by 0.2
     assert one.is_contiguous()
     assert other.is_contiguous()
-
-
-@pytest.mark.parametrize("products", [True, False])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"hue": 0.0},
-        {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0},
-        {"solarize": 0.5},
-        {"jitter": 0.0, "grey": 0.5, "solarize": (0.0, 1.0)},
-    ],
-    ids=str,
-)
-def test_both_routes_agree_where_only_some_steps_are_taken(settings, products):
-    crops = Crops(size=12, **({"jitter": 1.0} | settings))
-    draws = crops.draw(12, torch.full((12, 2), 20), seeded(5), 2)
-    one = render(crops, bytes_of(6, 20, 20), draws, MEAN, STD, products=products)
-    torch.testing.assert_close(one, render_in_chunks(crops, bytes_of(6, 20, 20), draws, MEAN, STD), rtol=0, atol=5e-5)
 
 
 def some_rows(draws: Draws, rows: torch.Tensor) -> Draws:
@@ -206,14 +178,6 @@ def test_with_nothing_drawn_a_view_is_the_image():
     torch.testing.assert_close(crops(Batch(pixels), MEAN, STD, seeded(0)), expected, rtol=0, atol=1e-5)
 
 
-def test_jitter_of_an_image_stays_between_black_and_white():
-    crops = Crops(size=8, jitter=1.0, brightness=1.0, contrast=1.0, saturation=1.0, hue=0.5)
-    views = crops(Batch(bytes_of(64)), (0.0,) * 3, (1.0,) * 3, seeded(0))
-    assert views.isfinite().all()
-    assert views.min() >= -1e-6
-    assert views.max() <= 1 + 1e-6
-
-
 @pytest.mark.parametrize("views", [Crops(size=8), Masks()], ids=["crops", "masks"])
 def test_the_same_generator_state_gives_the_same_views_and_another_gives_others(views):
     batch = Batch(bytes_of(4)) if isinstance(views, Crops) else Batch(torch.randn(4, 10, generator=seeded(1)))
@@ -233,22 +197,6 @@ def test_the_global_generator_is_neither_used_nor_moved(views):
     assert torch.equal(views(batch, MEAN, STD, seeded(0)), one)
 
 
-def test_every_row_and_every_view_has_its_own_draw():
-    batch = Batch(bytes_of(1).expand(8, -1, -1, -1))
-    views = Crops(size=8)(batch, MEAN, STD, seeded(0)).flatten(0, 1)
-    distances = torch.cdist(views.flatten(1), views.flatten(1)) + torch.eye(16) * 1e9
-    assert distances.min() > 1e-3
-
-
-def test_without_a_generator_the_default_one_is_used():
-    batch = Batch(bytes_of(4))
-    torch.manual_seed(3)
-    one = Crops(size=8)(batch, MEAN, STD)
-    torch.manual_seed(3)
-    assert torch.equal(Crops(size=8)(batch, MEAN, STD), one)
-    assert not torch.equal(Crops(size=8)(batch, MEAN, STD), one)
-
-
 # --- pairs that differ, and local crops ----------------------------------------------------------------------------
 
 
@@ -261,15 +209,6 @@ def test_a_probability_for_each_view_holds_for_that_view_and_further_views_take_
             assert abs(share - chance) <= 4.5 * math.sqrt(chance * (1 - chance) / N), view
 
 
-def test_asking_for_more_leaves_what_was_drawn_before_as_it_was():
-    sizes = torch.tensor([[48, 64]]).expand(50, 2)
-    plain = Crops().draw(50, sizes, seeded(1), 2)
-    more = Crops(solarize=0.5, local=LocalCrops()).draw(50, sizes, seeded(1), 2)
-    assert all(torch.equal(one, other) for one, other in zip(plain[:-1], more[:-1], strict=True))
-    assert plain.solarize is None
-    assert more.solarize.any()
-
-
 def test_local_views_are_views_of_another_size_and_scale_drawn_after_the_two():
     crops = Crops(size=16, blur=(1.0, 0.0), local=LocalCrops(count=5, size=8, scale=(0.05, 0.2)))
     batch, generator = Batch(bytes_of(6, 24, 31)), seeded(4)
@@ -279,24 +218,6 @@ def test_local_views_are_views_of_another_size_and_scale_drawn_after_the_two():
     small = Crops(size=8, scale=(0.05, 0.2), blur=(1.0, 0.0))
     assert torch.equal(local, small(batch, MEAN, STD, generator, 5))
     assert local.shape == (5, 6, 3, 8, 8)
-
-
-def test_without_being_asked_for_there_are_no_local_views_and_nothing_is_drawn():
-    generator = seeded(0)
-    before = generator.get_state()
-    assert Crops(size=8).local_views(Batch(bytes_of(2)), MEAN, STD, generator) is None
-    assert Masks().local_views(Batch(torch.ones(2, 3)), MEAN, STD, generator) is None
-    assert torch.equal(generator.get_state(), before)
-
-
-def test_pairs_and_local_crops_can_be_set_and_stored():
-    crops = replaced(Crops(), "blur", parse_value("[1.0, 0.1]"), "views")
-    crops = replaced(crops, "solarize", parse_value("[0, 0.2]"), "views")
-    crops = replaced(crops, "local", parse_value('{"count": 4, "size": 64}'), "views")
-    assert crops == Crops(blur=(1.0, 0.1), solarize=(0.0, 0.2), local=LocalCrops(4, 64))
-    assert replaced(crops, "local.size", 48, "views").local == LocalCrops(4, 48)
-    assert replaced(crops, "local", None, "views").local is None
-    assert from_json(Crops, to_json(crops), "views") == crops
 
 
 # --- what is drawn -------------------------------------------------------------------------------------------------
@@ -319,31 +240,6 @@ def test_each_step_happens_with_its_probability(probability):
     bound = 4.5 * math.sqrt(probability * (1 - probability) / N) + 1e-12
     for name, yes in happened.items():
         assert abs(yes.double().mean().item() - probability) <= bound, name
-
-
-def test_steps_are_drawn_independently_of_one_another():
-    draws = draws_of(Crops(jitter=0.5, grey=0.5))
-    happened = torch.stack([draws.flip, draws.grey, draws.sigma > 0, draws.hue != 0]).double()
-    correlation = torch.corrcoef(happened) - torch.eye(4)
-    assert correlation.abs().max() < 4.5 / math.sqrt(N)
-
-
-def test_strengths_are_uniform_in_their_ranges():
-    draws = draws_of(Crops(jitter=1.0, blur=1.0, brightness=0.4, contrast=0.3, saturation=0.2, hue=0.1))
-    ranges = [(draws.factors[:, i], 1 - s, 2 * s) for i, s in enumerate((0.4, 0.3, 0.2))]
-    ranges += [(draws.hue, -0.1, 0.2), (draws.sigma, 0.1, 1.9)]
-    for values, low, length in ranges:
-        assert stats.kstest(values.double().numpy(), stats.uniform(low, length).cdf).pvalue > 1e-4
-    sigma = draws_of(Crops(blur=0.5)).sigma  # whether and how much are two draws
-    assert stats.kstest(sigma[sigma > 0].double().numpy(), stats.uniform(0.1, 1.9).cdf).pvalue > 1e-4
-
-
-def test_the_four_steps_of_the_jitter_come_in_each_order_equally_often():
-    order = draws_of(Crops()).order
-    assert torch.equal(order.sort(1).values, torch.arange(4).expand(N, 4))
-    _, counts = order.unique(dim=0, return_counts=True)
-    assert len(counts) == 24
-    assert stats.chisquare(counts.numpy()).pvalue > 1e-4
 
 
 def agreement(ours, theirs):
@@ -409,19 +305,3 @@ def test_exactly_that_share_is_masked_in_every_view_of_every_vector(share):
     kept = views != 0
     assert torch.equal((~kept).sum(-1), torch.full((2, 50), round(share * 20)))
     assert torch.equal(views[kept], vectors.expand(2, -1, -1)[kept])
-
-
-def test_every_dimension_is_masked_equally_often_and_views_apart():
-    vectors = torch.ones(4000, 10)
-    masked = Masks(share=0.3)(Batch(vectors), (0.0,), (1.0,), seeded(1)) == 0
-    assert stats.chisquare(masked.sum((0, 1)).numpy()).pvalue > 1e-4
-    both = (masked[0] & masked[1]).double().mean().item()
-    assert abs(both - 0.09) < 0.01
-
-
-def test_views_of_a_tensor_are_those_of_a_batch_and_floats_are_refused():
-    images = bytes_of(4, 20, 30)
-    views = [Crops(size=8)(batch, MEAN, STD, seeded(0)) for batch in (images, Batch(images))]
-    assert torch.equal(*views)
-    with pytest.raises(BadInput, match=mentions("float32", "uint8")):
-        Crops(size=8)(images / 255, MEAN, STD)

@@ -31,7 +31,7 @@ class Case:
     data: dict[str, Any] = field(default_factory=dict)
     compat: str = "paper"
     joined: bool = False
-    fed: bool = False  # pixels and labels come batch by batch, as from a stream
+    fed: bool = False  # pixels come batch by batch, as from a stream
 
 
 HALF = {"unlabelled": 0.5}
@@ -96,17 +96,17 @@ ON_FOUR = [
 
 
 class Elsewhere(ImageStore):
-    """Images that come with their labels and are never resident."""
+    """Images that are never resident."""
 
-    def __init__(self, pixels: torch.Tensor, labels: torch.Tensor) -> None:
-        self.pixels, self.labels, self.asked = pixels, labels, 0
+    def __init__(self, pixels: torch.Tensor) -> None:
+        self.pixels, self.asked = pixels, 0
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def batch(self, indices: torch.Tensor) -> Batch:
         self.asked += len(indices)
-        return Batch(self.pixels[indices], None, self.labels[indices])
+        return Batch(self.pixels[indices])
 
 
 def data_of(case: Case) -> Data:
@@ -114,10 +114,7 @@ def data_of(case: Case) -> Data:
         return open_data(replace(recipe("toy.supsiam").data, limit=56), 1)
     data = tiny_data(64, **case.data)
     if case.fed:
-        labels = torch.full((len(data.train.store),), -1)
-        labels[data.train.index] = data.train.labels
-        store = Elsewhere(data.train.store.pixels, labels)
-        data = replace(data, train=replace(data.train, store=store))
+        data = replace(data, train=replace(data.train, store=Elsewhere(data.train.store.pixels)))
     return data
 
 

@@ -11,12 +11,10 @@ from supancl import BadInput, recipe
 from supancl.core.branches import Branches
 from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.pools import ClassQueues, Prototypes, Queue
-from supancl.core.precision import pick_device
 from supancl.data.decode import decode_threads_per_rank
 from supancl.data.store.memory import Batch
 from supancl.data.views.specs import Masks, views_for_rows
 from supancl.distributed import (
-    SINGLE_PROCESS,
     Ranks,
     RowRange,
     from_environment,
@@ -25,9 +23,6 @@ from supancl.distributed import (
     should_print,
 )
 from supancl.distributed.norms import CpuCrossRankBatchNorm, GpuCrossRankBatchNorm, synchronize_norms
-from supancl.training.start import with_speed
-from supancl.training.trainer import Trainer
-from tests.tiny import tiny_data, tiny_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -193,47 +188,6 @@ def test_ranks_of_a_machine_share_its_cores(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
     monkeypatch.setattr("supancl.data.decode.available_cores", lambda: cores)
     assert decode_threads_per_rank() == expected
-
-
-def test_each_rank_of_a_machine_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    assert pick_device("auto", 1) == torch.device("cuda", 1)
-    assert taken == [1]
-    assert pick_device("cuda") == CUDA
-    with pytest.raises(BadInput):
-        pick_device("cuda", 2)
-    assert pick_device("cpu", 5) == CPU
-
-
-def test_several_ranks_leave_compiling_and_replaying_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    made = recipe("cifar100.supsiam")
-    several, one = with_speed(made, CUDA, 50_000, 2).train, with_speed(made, CUDA, 50_000).train
-    assert (several.precision, several.compile, several.replay) == ("bf16", None, None)
-    assert (one.precision, one.compile, one.replay) == ("bf16", True, True)
-
-
-def test_of_several_ranks_none_begins_a_step_anew_where_the_compiler_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, begun = Trainer(tiny_recipe(), tiny_data(), CPU), []
-
-    def fails(batch) -> None:
-        begun.append(trainer.step)
-        raise torch._dynamo.exc.BackendCompilerFailed(compile, RuntimeError("no C compiler"), None)
-
-    trainer.captured.replace_step(fails)
-    monkeypatch.setattr(trainer, "_build_step", lambda: fails)
-    monkeypatch.setattr(trainer, "ranks", Ranks(2, 1))
-    trainer.compilation.enabled = True
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
-        trainer.advance()
-    assert begun == [0]  # the others have exchanged with it by now
-    monkeypatch.setattr(trainer, "ranks", SINGLE_PROCESS)
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
-        trainer.advance()
-    assert begun == [0, 0, 0]  # one alone tries it as written
 
 
 @pytest.mark.parametrize(("classes", "size"), [(7, 3), (6, 3), (2, 3), (5, 2)])

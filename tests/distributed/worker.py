@@ -15,23 +15,16 @@ from typing import Any
 import torch
 import torch.distributed
 from torch._dynamo.utils import counters
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from supancl.data.views.specs import Crops
 from supancl.distributed import Ranks, join_ranks
 from supancl.training.trainer import Trainer
-from tests.distributed.cases import CASES, CPU, ON_FOUR, TWICE, data_of, in_double, outcome, trained
-from tests.distributed.traffic import traffic
+from tests.distributed.cases import CASES, CPU, ON_FOUR, TWICE, data_of, outcome, trained
 from tests.tiny import flat, tiny_data, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
 RESUMED = (
     "supbyol", "supmoco, half labelled", "few of the positives", "sharded prototypes", "fed",
 )  # fmt: skip
-COUNTED = {
-    2: ("simsiam", "supsiam", "simclr", "supbyol", "supcon, accumulated", "local crops", "supmoco"),
-    4: ("supsiam", "simclr", "supbyol"),
-}
 TIMEOUT = 500  # seconds, for all of it
 FIRST, SECOND, LAST = 3, 3, 3  # steps on one rank, on two, on four
 
@@ -43,49 +36,6 @@ def fingerprint(kept: dict[str, Any]) -> str:
         content.update(name.encode())
         content.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
     return content.hexdigest()
-
-
-class Counted:
-    """How many bytes the collectives of some steps are handed, counted where they are called."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.exchanged = self.gradients = 0
-        trainer.model.ddp_branches.register_comm_hook(None, self.hook)
-
-    def hook(self, state, bucket):  # torch looks at the annotations, and wants none or its own
-        self.gradients += bucket.buffer().nbytes
-        self.exchanged -= bucket.buffer().nbytes  # which the next line counts as well
-        return allreduce_hook(None, bucket)
-
-    def __enter__(self) -> Counted:
-        self.calls = {name: getattr(torch.distributed, name) for name in ("all_reduce", "all_gather")}
-        for name, call in self.calls.items():
-            setattr(torch.distributed, name, partial(self.count, call, name == "all_gather"))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for name, call in self.calls.items():
-            setattr(torch.distributed, name, call)
-
-    def count(self, call: Any, gathers: bool, *args: Any, **named: Any) -> Any:
-        self.exchanged += args[1 if gathers else 0].nbytes
-        return call(*args, **named)
-
-
-def counted(name: str, ranks: Ranks) -> dict[str, Any]:
-    case, steps = CASES[name], 3
-    trainer = trained(case, ranks, steps=1)
-    with in_double(), Counted(trainer) as seen:
-        for _ in range(steps):
-            trainer.advance()
-        trainer.feed.close()
-    recipe, compares = trainer.recipe, trainer.recipe.loss.sees_batch(trainer.model.pool)
-    local = 0 if not isinstance(recipe.views, Crops) or recipe.views.local is None else recipe.views.local.count
-    said = traffic(
-        trainer.model.branches, recipe.train.batch_size, ranks.size, recipe.heads.projector.out, compares=compares,
-        accumulate=recipe.train.accumulate, local=local, value=8,
-    )  # fmt: skip
-    return {"exchanged": seen.exchanged / steps, "gradients": seen.gradients / steps, "said": tuple(said)}
 
 
 def halved(ranks: Ranks) -> dict[str, Any]:
@@ -129,8 +79,7 @@ def refuses(graph: Any, inputs: Any) -> Any:
 
 
 def work(ranks: Ranks, folder: Path, before: Path | None) -> None:
-    made: dict[str, Any] = {f"counted {name}": counted(name, ranks) for name in COUNTED[ranks.size]}
-    made["halved"] = halved(ranks)
+    made: dict[str, Any] = {"halved": halved(ranks)}
     if ranks.size == 2:
         made["compiled"] = compiled(ranks)
     for name in CASES if ranks.size == 2 else ON_FOUR:

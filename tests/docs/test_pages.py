@@ -35,11 +35,6 @@ def prepare(page: Path, runner: Runner) -> None:
     class_folders(runner.folder / "photos", each=20)
     for number in range(3):
         picture(runner.folder / "photos" / "unlabelled" / f"{number}.png", seed=number)
-    if page.name == "own-data.md":
-        picture(runner.folder / "photos" / "pug" / "7.jpg", size=(48, 48), mode="RGB")
-        runner.run(Block(page, 0, "python", TRAINED))
-        embed = "supancl embed runs/photos --data photos --out features.npz --device cpu --quiet"
-        runner.run(Block(page, 0, "bash", embed))
     if page.name == "export.md":
         picture(runner.folder / "photos" / "cat" / "7.png", size=(48, 48), mode="RGB")
         runner.run(Block(page, 0, "python", TRAINED))

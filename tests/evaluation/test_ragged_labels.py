@@ -12,7 +12,7 @@ from supancl.evaluation.audit import audit_labels
 from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.evaluation.settings import TRAINED_IMAGES
 from supancl.evaluation.sources import data_for, open_evaluation_data, read_source, spec_for
-from supancl.reports.maps import MapRequest, choose_images
+from supancl.reports.map import MapRequest, choose_images
 from tests.evaluation.made import bright, episodes, fine_tuned, knn, linear, run_folder, subject, transferred, variances
 from tests.files import archive
 from tests.tiny import tiny_recipe

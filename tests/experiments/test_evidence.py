@@ -96,6 +96,7 @@ def test_a_killed_driver_s_cells_are_made_again_to_the_same_bits(digits: list[st
     assert {"knn", "linear", "ratio", "effective_rank", "digits_1"} <= set(found[0]["values"])
     assert found[0]["last"] == found[1]["last"] != {}
     assert str(tmp_path) not in json.dumps(found)
+    assert found[0]["commit"] or not (ROOT / ".git").exists()
     assert main(["plan", *digits]) == 0
     assert "3 of 3" in capfd.readouterr().out
 

@@ -13,15 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import sklearn.datasets
-import supancl.cli.pretrain
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
+import supancl.cli.commands
 import supancl.training.start
 from supancl.cli import main
 from tests.faults.events import kill_before_event
 
-assert sklearn.datasets, supancl.cli.pretrain  # imported here, once, rather than by each rank
+assert sklearn.datasets, supancl.cli.commands  # imported here, once, rather than by each rank
 
 
 def rank(marks: str, words: list[str]) -> None:

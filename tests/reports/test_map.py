@@ -17,10 +17,11 @@ from PIL import Image
 from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.probes import Features
-from supancl.reports import tsne
-from supancl.reports.map_page import map_page
-from supancl.reports.pictures import Panel, draw_panels, tsne_map
+from supancl.reporter import ProgressFunction, report_to
+from supancl.reports.map import map_page, predict_by_neighbours
+from supancl.reports.pictures import Panel, draw_panels
 from supancl.reports.sprites import BYTES_PER_IMAGE, Sprites, draw_sprites
+from supancl.reports.tsne import tsne_map
 from tests.files import noise
 from tests.maps import NASTY, made_images, made_map, smooth_images
 
@@ -82,6 +83,23 @@ def test_neighbours_are_those_of_numpy_and_unlabelled_images_count():
     assert encoder_map.neighbours.tolist() == np.argsort(-similarity, axis=1)[:, :12].tolist()
 
 
+def test_a_label_is_predicted_by_the_other_labelled_images():
+    random = np.random.default_rng(0)
+    labels = np.where(np.arange(60) % 10 == 9, -1, np.arange(60) % 3)
+    values = random.normal(size=(60, 4)) + 2 * np.eye(4)[np.arange(60) % 3]
+    features = Features(torch.from_numpy(values).float(), torch.from_numpy(labels))
+    predicted, share = predict_by_neighbours(features, 3)
+    unit = values / np.linalg.norm(values, axis=1, keepdims=True)
+    similarity = unit @ unit.T - 9 * np.eye(60) - 9 * (labels < 0)[None]
+    for row in range(60):
+        nearest = np.argsort(-similarity[row])[:4]  # a quarter of the 17 other references of a class
+        weights = np.exp(similarity[row][nearest] / 0.1)
+        votes = np.bincount(labels[nearest], weights, 3)
+        assert (predicted[row], share[row]) == (votes.argmax(), pytest.approx(votes.max() / votes.sum(), abs=1e-4))
+    alone = predict_by_neighbours(Features(features.values, torch.full((60,), -1)), 3)
+    assert set(alone[0].tolist()) == {-1}
+
+
 def test_opentsne_gets_exact_neighbours(monkeypatch):
     """A stand-in for openTSNE records what it is given."""
     seen = {}
@@ -105,11 +123,12 @@ def test_opentsne_gets_exact_neighbours(monkeypatch):
     }
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("supancl.reports.pictures.MAX_IMAGES_SKLEARN", 50)
-    monkeypatch.setattr(tsne, "check_tsne", lambda count: None)
+    monkeypatch.setattr("supancl.reports.tsne.MAX_IMAGES_SKLEARN", 50)
+    monkeypatch.setattr("supancl.reports.tsne.check_tsne", lambda count: None)
     values = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
     calls = []
-    points = tsne_map(Features(values, torch.zeros(100, dtype=torch.long)), 3, lambda *call: calls.append(call))
+    with report_to(ProgressFunction(lambda *call: calls.append(call))):
+        points = tsne_map(Features(values, torch.zeros(100, dtype=torch.long)), 3)
     unit = torch.nn.functional.normalize(values.double(), dim=1).numpy()
     assert np.allclose(points, unit[:, :2])
     rows, distances = seen["knn_index"]
@@ -118,17 +137,6 @@ def test_opentsne_gets_exact_neighbours(monkeypatch):
     assert np.allclose(distances, np.sort(expected, axis=1)[:, :90], atol=1e-3)
     assert seen["random_state"] == 3
     assert calls[-1] == ("t-SNE, iterations", 750, 750)
-
-
-def test_few_images_report_their_iterations_and_are_mapped_as_without(capsys):
-    values = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    features, calls = Features(values, torch.zeros(40, dtype=torch.long)), []
-    points = tsne_map(features, 3, lambda *call: calls.append(call))
-    assert np.array_equal(points, tsne_map(features, 3))
-    assert [call[1] for call in calls] == sorted(call[1] for call in calls)
-    assert len(calls) > 3
-    assert calls[-1][1] == calls[-1][2]
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".pdf"])

@@ -15,9 +15,9 @@ from supancl.reports.pictures import (
     default_styles,
     draw_panels,
     loss_curves,
-    tsne_map,
     tsne_panels,
 )
+from supancl.reports.tsne import tsne_map
 
 FORMULA = "US$_to_$5"  # between its dollars there is half a formula
 

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from supancl import recipe
+from supancl.runs.folder import RunFolder
 from supancl.stats import mean_interval, tukey_half_width
-from supancl.sweeps.comparing import compare_rows
+from supancl.sweeps.differences import compare_rows
 from supancl.sweeps.grid import grid_rows, split_grid
+from supancl.sweeps.start import describe_row, verdict
 from tests.files import archive, contents, noise, supancl
 from tests.tiny import poisoned
 
@@ -65,6 +68,45 @@ def test_the_best_is_compared_with_intervals_for_all_pairs() -> None:
         "b": "no clear difference",
     }
     assert all(entry["high"] - entry["mean"] == pytest.approx(half) for entry in compared["differences"])
+
+
+def test_of_equal_rows_few_studies_call_any_worse() -> None:
+    """An interval for each pair by itself would call some row worse than the best in a quarter of them."""
+    random, wrong = np.random.default_rng(0), 0
+    for _ in range(200):
+        drawn = 80 + random.normal(size=(5, 3)) + random.normal(size=(1, 3))
+        compared = compare_rows(
+            results(**dict(zip("abcde", drawn.tolist(), strict=True))), list("abcde"), "linear", "best"
+        )
+        wrong += any(entry["verdict"] == "worse" for entry in compared["differences"])
+    assert 1 <= wrong <= 22  # 10 expected; 50 by the pair
+
+
+@pytest.mark.parametrize("against", ["first", "best"])
+def test_runs_that_learned_nothing_have_no_winner(against) -> None:
+    found = [entry | {"learned": False} for entry in results(a=[70, 80, 90], b=[73, 83.5, 92.5])]
+    (line,) = compare_rows(found, ["a", "b"], "linear", against, 500)["findings"]
+    assert line.startswith("nothing was learned yet")
+    found[0]["learned"] = True
+    assert "learned" not in " ".join(compare_rows(found, ["a", "b"], "linear", against, 500)["findings"])
+
+
+# --- a start ----------------------------------------------------------------------------------------------------------
+
+
+def told(frozen: float, fine_tuned: float, images: int, chance: float = 10.0) -> str:
+    """The verdict where the fine-tuned network is right for all images that the frozen one is right for, and more."""
+    ranks = torch.arange(images) / images
+    answers = {name: [((ranks < share), 60.0)] for name, share in (("frozen", frozen), ("fine-tuned", fine_tuned))}
+    return verdict([describe_row(name, answers[name], answers["frozen"]) for name in answers], chance)
+
+
+def test_the_frozen_network_stays_where_nothing_is_clearly_better() -> None:
+    assert told(0.8, 0.9, 400).startswith("use fine-tuned: +10.0 points [")
+    assert told(0.8, 0.81, 100).startswith("stay with the frozen network")
+    assert told(0.8, 0.5, 400).startswith("stay with the frozen network")
+    assert told(0.4, 0.9, 8).startswith("too few images")
+    assert told(0.11, 0.12, 200).startswith("nothing was learned yet")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -159,3 +201,26 @@ def test_a_sweep_chooses_and_lists_what_failed(photos: Path, capsys, monkeypatch
     assert [bool(row["failed"]) for row in result["rows"]] == [True, False, True, False]
     assert result["reference"].endswith("skip")
     assert not any(math.isnan(entry["linear"] or 0) for entry in result["summary"])
+
+
+def test_a_start_is_compared_with_what_training_makes_of_it(photos: Path, capsys) -> None:
+    assert supancl(capsys, "pretrain", "digits.supsiam", "--data", photos, *SMALL[:-2], "--out", "first").code == 0
+    words = ["compare", "digits.supsiam", "--data", photos, "--start", "first", *SMALL, "--seeds", 2, "--out", "out"]
+    said = supancl(capsys, *words)
+    assert said.code == 0, said.err
+    result = json.loads(Path("out/results.json").read_text())
+    rows = ["frozen", "fine-tuned", "supsiam-from-start", "supsiam-from-scratch"]
+    assert [entry["row"] for entry in result["summary"]] == rows
+    assert [entry["n"] for entry in result["summary"]] == [1, 2, 2, 2]
+    assert all(entry["seconds"] > 0 for entry in result["summary"])
+    assert result["verdict"] in said.out
+    assert result["data"]["held_out_from"] == "train"  # the test split chooses nothing
+    started = [RunFolder(Path("out") / f"{row}-seed-0").read_init() is not None for row in rows[2:]]
+    assert started == [True, False]
+    frozen = supancl(capsys, "evaluate", "linear", "out/supsiam-from-start-seed-0", "--json", "linear.json")
+    assert frozen.code == 0
+    kept = {each["name"]: each for each in json.loads(Path("linear.json").read_text())["baselines"]}
+    assert kept["its start"]["accuracy"] == pytest.approx(result["summary"][0]["accuracy"])
+    before = contents(Path("out/supsiam-from-start-seed-0/checkpoints"))
+    assert supancl(capsys, *words).code == 0
+    assert contents(Path("out/supsiam-from-start-seed-0/checkpoints")) == before

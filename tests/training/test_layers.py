@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from supancl.training.cuda.layers import FoldedConv2d, optimize_for_cuda
 from torch import nn
 
 from supancl.core.encoders import EncoderSpec
+from supancl.training.model import FoldedConv2d, optimize_for_cuda
 from tests.helpers import seeded
 
 

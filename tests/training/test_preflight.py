@@ -1,7 +1,6 @@
 """What is chosen by itself, and what is said where the fast way cannot be gone."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,15 +15,14 @@ from supancl.data.store.memory import Batch, PackedImages
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.runs.folder import RunFolder
-from supancl.training.cuda.capture import WARM_UP_STEPS, Replay
 from supancl.training.loop import capture_step, report_compile_failures
+from supancl.training.speed import WARM_UP_STEPS, Replay
 from supancl.training.start import (
     MIN_STEPS_TO_COMPILE,
     deterministic_mode,
     settle_recipe,
     with_speed,
 )
-from supancl.training.step import Step
 from supancl.training.trainer import Trainer, can_replay
 from tests.files import class_folders, contents, mentions
 from tests.tiny import Notes, tiny_data, tiny_recipe
@@ -117,7 +115,7 @@ def test_a_capture_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.Mo
         raise RuntimeError("operation not permitted when stream is capturing. More of it")
 
     trainer.captured.may_replay, trainer.captured.warm_up_steps_done = True, WARM_UP_STEPS
-    monkeypatch.setattr("supancl.training.cuda.capture.Replay", fails)
+    monkeypatch.setattr("supancl.training.speed.Replay", fails)
     assert trainer.captured.is_due
     capture_step(trainer, notes)
     assert len(notes.warnings) == 1
@@ -125,7 +123,7 @@ def test_a_capture_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.Mo
     assert not trainer.captured.is_due  # it is not tried at every step
     # nor does a step that is never captured go on as if it were to be
     monkeypatch.setattr(
-        "supancl.training.cuda.capture.on_side_stream",
+        "supancl.training.speed.on_side_stream",
         lambda device: pytest.fail("a stream of its own for an ordinary step"),
     )
     assert trainer.advance() is not None
@@ -252,10 +250,8 @@ def test_a_compiler_that_fails_at_the_pool_has_the_step_taken_once(monkeypatch: 
     monkeypatch.setattr(trainer.model.optimizer, "step", lambda: taken.append(optimize()))
     monkeypatch.setattr(torch, "compile", lambda function: fails)
     trainer.compilation.enabled = True
-    push = trainer.compilation._compile_or_eager("filling the pool", trainer.model.push_targets)
-    trainer.captured.replace_step(
-        Step(step.recipe, step.model, step.inputs, replace(step.functions, push=push), step.ranks)
-    )
+    push = trainer.compilation._or_eager("filling the pool", trainer.model.push_targets)
+    step.push = push
     for _ in range(2):
         assert trainer.advance() is not None
         report_compile_failures(trainer, notes)
@@ -272,7 +268,7 @@ def test_while_a_step_is_recorded_no_thread_makes_batches_ready(monkeypatch: pyt
     assert trainer.feed.executor is not None
     threads, seen = trainer.feed.executor._threads, []
     monkeypatch.setattr(
-        "supancl.training.cuda.capture.Replay", lambda *how: seen.append([each.is_alive() for each in threads])
+        "supancl.training.speed.Replay", lambda *how: seen.append([each.is_alive() for each in threads])
     )
     trainer.capture()
     assert len(seen) == 1

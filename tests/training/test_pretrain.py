@@ -12,7 +12,7 @@ import torch
 from supancl import METHODS, BadInput, NonFinite, Recipe, Reporter, load_encoder, pretrain
 from supancl.data.splits import Data
 from supancl.runs.checkpoint import checkpoints
-from supancl.training.nonfinite import check_skipped_steps
+from supancl.training.loop import check_skipped_steps
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
 from tests.files import mentions

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from supancl.training.cuda.reuse import can_share_step, share_step, trainer_for
 from supancl.training.start import pretrain
-from supancl.training.trainer import Trainer
+from supancl.training.trainer import Trainer, can_share_step, share_step, trainer_for
 from tests.tiny import tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -72,7 +71,7 @@ def test_a_step_serves_what_differs_in_values_and_nothing_else():
 
 def test_runs_in_one_block_share_a_trainer_and_the_first_ones_encoder_is_its_own(tmp_path, monkeypatch):
     built = []
-    monkeypatch.setattr("supancl.training.cuda.reuse.Trainer", lambda *how: built.append(Trainer(*how)) or built[-1])
+    monkeypatch.setattr("supancl.training.trainer.Trainer", lambda *how: built.append(Trainer(*how)) or built[-1])
     data = tiny_data()
     first, second = (tiny_recipe("supsiam", "queue", train__seed=seed) for seed in (0, 1))
     alone = pretrain(second, data, tmp_path / "alone")

@@ -19,10 +19,10 @@ from supancl.version import __version__
 
 PACKAGES = {
     "torch": "torch", "torchvision": "torchvision", "timm": "timm", "numpy": "numpy", "scikit-learn": "sklearn",
-    "scipy": "scipy", "pillow": "PIL", "safetensors": "safetensors",
+    "scipy": "scipy", "pillow": "PIL", "pyarrow": "pyarrow", "safetensors": "safetensors",
 }  # fmt: skip
 EXTRAS = {
-    "openTSNE": "large maps", "onnx": "export", "transformers": "export", "datasets": "hf:NAME", "pyarrow": ".parquet",
+    "openTSNE": "large maps", "onnx": "export", "transformers": "export", "datasets": "hf:NAME",
     "pycocotools": "detect", "wandb": "logger", "mlflow-skinny": "logger", "argcomplete": "TAB",
 }  # fmt: skip
 LITTLE_SPACE = 5e9  # bytes on a disk

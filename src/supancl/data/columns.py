@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import os
-from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SPLITS = ("train", "val", "test")
 
 
-class PathColumn(Sequence[Path]):
-    """Paths in a folder. Their texts are in one block of bytes; a Path is made when it is asked for."""
+class TablePaths(Sequence[Path]):
+    """Paths in a folder, as a column of a table has them: `values`, or those of these `rows`."""
 
-    def __init__(self, folder: Path, texts: bytes | bytearray, ends: np.ndarray) -> None:
-        self.folder, self.texts, self.ends = folder, texts, ends
+    def __init__(self, folder: Path, values: pa.Array, rows: np.ndarray | None = None) -> None:
+        self.folder, self.values, self.rows = folder, values, rows
         self.prefix = str(folder / "_")[:-1]
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.values) if self.rows is None else len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -30,9 +32,7 @@ class PathColumn(Sequence[Path]):
 
     def text(self, index: int) -> str:
         """The path as it was written."""
-        position = range(len(self))[index]
-        start = int(self.ends[position - 1]) if position else 0
-        return self.texts[start : int(self.ends[position])].decode("utf-8", "surrogateescape")
+        return str(self.values[int(index if self.rows is None else self.rows[index])])
 
     def name(self, index: int) -> str:
         """str() of the path, without making the path where its text needs no normalizing."""
@@ -40,13 +40,19 @@ class PathColumn(Sequence[Path]):
         is_plain = "/." not in text and "//" not in text and text[0] not in "./" and text[-1] != "/"
         return self.prefix + text if is_plain and os.sep == "/" else str(self[index])
 
+    def find_empty(self) -> int | None:
+        """The first row without a path."""
+        from pyarrow import compute
+
+        is_empty = compute.equal(self.values, "").to_numpy(zero_copy_only=False)
+        is_empty = is_empty if self.rows is None else is_empty[self.rows]
+        return int(is_empty.argmax()) if is_empty.any() else None
+
     def iter_written(self) -> Iterator[str]:
         """The folder and the path as it was written, of every path: as `os.path.join` joins them, not normalized."""
-        start = 0
-        for end in self.ends.data:  # one number at a time, not a list of millions
-            text = self.texts[start:end].decode("utf-8", "surrogateescape")
+        for index in range(len(self)):
+            text = self.text(index)
             yield text if text[0] == "/" else self.prefix + text
-            start = end
 
 
 class TakenItems(Sequence[Any]):
@@ -76,7 +82,7 @@ class ItemNames(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return list(map(str, self.items[index]))
-        return self.items.name(index) if isinstance(self.items, PathColumn) else str(self.items[index])
+        return self.items.name(index) if isinstance(self.items, TablePaths) else str(self.items[index])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -133,25 +139,3 @@ class Columns(Sequence[tuple[str, Any, str]]):
         table[used] = [numbers[self.label_names[number]] for number in used]
         class_numbers: np.ndarray = table[self.labels]
         return class_numbers
-
-    class Builder:
-        """Collects entries whose images are files in one folder."""
-
-        def __init__(self, folder: Path) -> None:
-            self.folder, self.texts, self.ends = folder, bytearray(), array("q")
-            self.splits, self.labels, self.numbers = bytearray(), array("i"), dict[str, int]()
-
-        def number_label(self, name: str) -> int:
-            return self.numbers.setdefault(name, len(self.numbers))
-
-        def add(self, split: int, text: str, label: int) -> None:
-            """Add the image at path `text`, with the numbers of its split in SPLITS and of its label."""
-            self.texts += text.encode("utf-8", "surrogateescape")
-            self.ends.append(len(self.texts))
-            self.splits.append(split)
-            self.labels.append(label)
-
-        def build(self) -> Columns:
-            paths = PathColumn(self.folder, self.texts, np.frombuffer(self.ends, np.int64))
-            splits, labels = np.frombuffer(self.splits, np.uint8), np.frombuffer(self.labels, np.int32)
-            return Columns(paths, splits, labels, list(self.numbers))

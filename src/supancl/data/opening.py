@@ -22,7 +22,7 @@ from supancl.data.joining import join_sources
 from supancl.data.label_pairs import ImageLabels, check_count, labels_from_pairs, pairs_from_sets
 from supancl.data.preparing import prepare_data
 from supancl.data.repeated_files import repeated_file_remarks
-from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars, voc
+from supancl.data.sources import arrays, benchmarks, folder, libraries, table, tars, voc
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_split, sorted_names
 from supancl.data.store.building import dark_image_remarks, store_images
@@ -124,11 +124,11 @@ def _list_joined(spec: DataSpec, channels: int) -> Listing:
     for name, absolute in zip(spec.all_sources, names, strict=True):
         if names.count(absolute) > 1:
             raise BadInput(f"{name} is named twice; name each source once")
-    if spec.columns and not any(name.lower().endswith(".csv") for name in names):
-        raise BadInput(f"data.columns = {spec.columns}: is for a .csv, and there is none; leave it out")
+    if spec.columns and not any(name.lower().endswith(table.SUFFIXES) for name in names):
+        raise BadInput(f"data.columns = {spec.columns}: is for a .csv or .parquet, and there is none; leave it out")
     listings = {}
     for name in spec.all_sources:
-        columns = spec.columns if name.lower().endswith(".csv") else ""
+        columns = spec.columns if name.lower().endswith(table.SUFFIXES) else ""
         listings[name] = list_source(replace(spec, source=name, joined=(), columns=columns), channels)
     return join_sources(listings, spec.holdout is None, " + ".join(names))
 
@@ -136,8 +136,8 @@ def _list_joined(spec: DataSpec, channels: int) -> Listing:
 def _read_or_list(spec: DataSpec, channels: int, lenient: bool) -> Source | Listing:
     """A source whose images are in memory, or a list of image files."""
     name = spec.source
-    if spec.columns and not name.lower().endswith(".csv"):
-        raise BadInput(f"data.columns = {spec.columns}: is for a .csv, and {name} is none; leave it out")
+    if spec.columns and not name.lower().endswith(table.SUFFIXES):
+        raise BadInput(f"data.columns = {spec.columns}: is for a .csv or .parquet, and {name} is none; leave it out")
     if name in arrays.BUILT_IN:
         return arrays.BUILT_IN[name](channels)
     kind, _, library_name = name.partition(":")
@@ -153,12 +153,12 @@ def _read_or_list(spec: DataSpec, channels: int, lenient: bool) -> Source | List
             return folder.list_folder(path, lenient, nested=spec.hierarchy == "paths")
         if path.suffix.lower() == ".npz":
             return arrays.read_npz(path, channels, spec.max_labels)
-        if path.suffix.lower() == ".csv":
-            return csv_table.list_csv(path, spec.skip_bad_images, spec.columns, spec.max_labels)
+        if path.suffix.lower() in table.SUFFIXES:
+            return table.list_table(path, spec.columns, spec.max_labels)
         if path.suffix.lower() in (".zip", ".rar", ".7z"):
             raise BadInput(f"{name}: archives of this kind are not read; unpack it, and give the folder")
     raise BadInput(
-        f"{name}: not a source; give a folder of images, a .npz, a .csv (path,label[,split]), .tar shards, "
+        f"{name}: not a source; give a folder of images, a .npz, a .csv or .parquet (path,label[,split]), .tar shards, "
         "torchvision:NAME@ROOT or hf:NAME"
     )
 

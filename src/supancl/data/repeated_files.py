@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from supancl.data.columns import SPLITS, Columns, PathColumn
+from supancl.data.columns import SPLITS, Columns, TablePaths
 from supancl.errors import plural
 
 
@@ -35,7 +35,7 @@ def hash_files(paths: Sequence[str]) -> np.ndarray:
 def _hash_items(items: Sequence[Any]) -> np.ndarray:
     """The same for any images: members of tars are equal by their shard and name, images in memory never."""
     file_hash = FileHash()
-    if isinstance(items, PathColumn):
+    if isinstance(items, TablePaths):
         return np.fromiter(map(file_hash, items.iter_written()), np.int64, len(items))
     hashes = (file_hash(str(item)) if isinstance(item, Path) else hash(item) for item in items)
     return np.fromiter(hashes, np.int64, len(items))

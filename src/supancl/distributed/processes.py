@@ -1,8 +1,13 @@
-"""The processes that train together: how they connect, which of them prints, and how they end together."""
+"""The processes that train together: how they connect, which of them prints, and how they end together.
+
+torchrun starts the ranks, ends all of them when one has ended, and starts them again (`--max-restarts`); a rank that
+hangs is missed after the timeout of the process group. The run then continues from its last checkpoint (`--resume`).
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import threading
 import time
@@ -11,7 +16,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from supancl.distributed.meeting import address, connect_to_store, meet
 from supancl.distributed.ranks import RankFailed, Ranks
 from supancl.errors import BadInput, SupanclError
 from supancl.files import reason
@@ -23,10 +27,14 @@ else:
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # until all ranks have started
 COLLECTIVE_TIMEOUT = timedelta(hours=4)  # one rank may build a cache or measure while the others wait
+POLL_SECONDS = 0.05
 HEAD_START = 0.5  # seconds that rank 0 has, to report what all ranks fail of
 REASON_WAIT = 3.0  # seconds that a rank waits for the one that knows why all end
 LEAVE_WAIT = 5.0  # seconds that a failed rank waits for the process group to close
-FAILURES = "supancl/failures"
+KEYS = "supancl"  # prefix of our keys in the store
+
+_reports_failure: list[bool] = []  # whether this process reports why the run failed, once the ranks have decided that
+_connected: list[bool] = []  # not empty once the ranks are connected and can agree on who reports
 
 
 def from_environment() -> Ranks:
@@ -35,11 +43,10 @@ def from_environment() -> Ranks:
     if not all(name in os.environ for name in (*names, "MASTER_ADDR", "MASTER_PORT")):
         return Ranks()
     try:
-        size, rank, local_rank = (int(os.environ[name]) for name in names)
+        return Ranks(*(int(os.environ[name]) for name in names))
     except ValueError:
         values = ", ".join(f"{name}={os.environ[name]}" for name in names)
         raise BadInput(f"{values} in the environment are not numbers; start the ranks with torchrun") from None
-    return Ranks(size, rank, local_rank)
 
 
 def require_single_process(task: str) -> None:
@@ -52,16 +59,9 @@ def require_single_process(task: str) -> None:
         )
 
 
-_reports_failure: list[bool] = []  # whether this process reports why the run failed, once the ranks have decided that
-_connected: list[bool] = []  # not empty once the ranks are connected and can agree on who reports
-
-
 def should_print() -> bool:
     """Whether this process prints: rank 0 does, unless another rank has a failure to report."""
-    if _reports_failure:
-        return _reports_failure[-1]
-    ranks = _ranks_or_single_process()
-    return ranks.is_rank0 or ranks.size == 1
+    return _reports_failure[-1] if _reports_failure else _ranks_or_single_process().is_rank0
 
 
 def should_report_failure() -> bool:
@@ -93,10 +93,8 @@ def join_ranks(cuda: bool) -> Iterator[Ranks]:
     if ranks.size == 1 or dist.is_initialized():
         yield ranks
         return
-    store = _connect(ranks)
-    _connected.append(True)
+    store = _connect(ranks, cuda)
     try:
-        _join_process_group(ranks, store, cuda)
         yield ranks
         ranks.wait_for_signal()
     except BaseException as error:
@@ -108,43 +106,64 @@ def join_ranks(cuda: bool) -> Iterator[Ranks]:
     _disconnect()
 
 
-def _connect(ranks: Ranks) -> Any:
-    """Meet the other ranks and return the key-value store that only they use."""
+def _connect(ranks: Ranks, cuda: bool) -> Any:
+    """Join the process group; returns the key-value store that only the ranks of this start use."""
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    hosts_store = ranks.is_rank0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    untyped: Any = dist
     try:
-        store = connect_to_store(ranks, CONNECT_TIMEOUT)
-        untyped: Any = dist
-        return untyped.PrefixStore(meet(ranks, store, CONNECT_TIMEOUT), store)
-    except (RuntimeError, ValueError) as error:
-        _reports_failure.append(True)  # the others cannot
-        raise _cannot_connect(ranks, error) from error
-
-
-def _join_process_group(ranks: Ranks, store: Any, cuda: bool) -> None:
-    store.set_timeout(COLLECTIVE_TIMEOUT)
-    # gloo next to nccl: settings, signals and failures are on the host
-    backends = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    try:
+        store = untyped.TCPStore(
+            address,
+            int(port),
+            ranks.size,
+            is_master=hosts_store,
+            timeout=CONNECT_TIMEOUT,
+            wait_for_workers=False,  # `meet` waits, and knows who is missing
+            multi_tenant=True,
+        )
+        store = untyped.PrefixStore(f"{KEYS}/{meet(ranks, store, CONNECT_TIMEOUT)}", store)
+        store.set_timeout(COLLECTIVE_TIMEOUT)
+        # gloo next to nccl: settings, signals and failures are on the host
+        backends = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(
             backends, store=store, rank=ranks.rank, world_size=ranks.size, timeout=COLLECTIVE_TIMEOUT
         )
     except (RuntimeError, ValueError) as error:
-        raise _cannot_connect(ranks, error) from error
+        _reports_failure.append(True)  # the others cannot
+        raise BadInput(
+            f"rank {ranks.rank} of {ranks.size} could not connect to the others at {address}:{port} ({reason(error)}); "
+            "check that all ranks were started and that every machine can reach the address, and start them again"
+        ) from error
+    _connected.append(True)
+    return store
 
 
-def _cannot_connect(ranks: Ranks, error: Exception) -> BadInput:
-    return BadInput(
-        f"rank {ranks.rank} of {ranks.size} could not connect to the others at {address()} ({reason(error)}); "
-        "check that every machine can reach the address and that the port is free"
-    )
+def meet(ranks: Ranks, store: Any, timeout: timedelta) -> str:
+    """Wait until all ranks are here; returns a prefix for their keys that is new for every start of all ranks.
+
+    torchrun keeps one store when it starts the ranks again, with the addresses of the ranks before, and its restart
+    count differs between machines. So each rank leaves a new token, and rank 0 answers it with its new prefix.
+    """
+    if not ranks.is_rank0:
+        token = secrets.token_hex(8)
+        store.set(f"{KEYS}/token/{ranks.rank}", token)
+        store.wait([f"{KEYS}/prefix/{token}"], timeout)
+        prefix = str(store.get(f"{KEYS}/prefix/{token}").decode())
+        store.set(f"{KEYS}/here/{prefix}/{ranks.rank}", "")
+        return prefix
+    prefix, deadline = secrets.token_hex(8), time.monotonic() + timeout.total_seconds()
+    while absent := [rank for rank in range(1, ranks.size) if not store.check([f"{KEYS}/here/{prefix}/{rank}"])]:
+        for rank in absent:
+            if store.check([f"{KEYS}/token/{rank}"]):  # of an earlier start, it is answered in vain
+                store.set(f"{KEYS}/prefix/{store.get(f'{KEYS}/token/{rank}').decode()}", prefix)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"these ranks did not come: {absent[:8]}")
+        time.sleep(POLL_SECONDS)
+    return prefix
 
 
 def _disconnect(timeout: float | None = None) -> None:
     """Leave the process group. NCCL waits for the other ranks, which may wait for this one: hence a timeout."""
-    if not dist.is_initialized():
-        return
-    if timeout is None:
-        dist.destroy_process_group()
-        return
     leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
     leaving.start()
     leaving.join(timeout)
@@ -154,22 +173,21 @@ def _failure_to_raise(ranks: Ranks, store: Any, error: BaseException) -> BaseExc
     """The error to end with. The first rank to fail reports it; a rank that lost the others waits for their reason."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all once one of them has ended
-    code = getattr(error, "exit_code", 1)
+    lost, code = _is_connection_error(error), getattr(error, "exit_code", 1)
     message = str(error) if isinstance(error, SupanclError) else f"{type(error).__name__}: {error}"
-    if connection_lost := _is_connection_error(error):
-        error = RankFailed(
-            "another rank ended without a message (killed, or out of memory); the last checkpoint is intact, "
-            "continue with resume"
-        )
+    if lost:
+        message = "another rank ended without a message (killed, or out of memory); the last checkpoint is intact, "
+        message += "continue with resume"
     elif not ranks.is_rank0 and not isinstance(error, RankFailed):
-        error = RankFailed(f"rank {ranks.rank} of {ranks.size}: {message}", code)
-    time.sleep(REASON_WAIT if connection_lost else 0 if ranks.is_rank0 else HEAD_START)
+        message = f"rank {ranks.rank} of {ranks.size}: {message}"
+    time.sleep(REASON_WAIT if lost else 0 if ranks.is_rank0 else HEAD_START)
+    failure = f"{ranks.rank} {code}"
     try:
-        is_first = store.add(FAILURES, 1) == 1
+        first = store.compare_set("failure", "", failure).decode()
     except RuntimeError:  # the process with the store has ended
-        is_first = connection_lost
-    _reports_failure.append(is_first)
-    return error
+        first = failure if lost else f"0 {code}"
+    _reports_failure.append(first == failure)
+    return RankFailed(message, int(first.split()[1])) if lost or not ranks.is_rank0 else error
 
 
 def _is_connection_error(error: BaseException) -> bool:

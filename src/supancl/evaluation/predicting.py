@@ -14,7 +14,7 @@ from supancl.data.hierarchy import list_prefixes
 from supancl.data.label_pairs import check_one_label, label_cell, list_labels
 from supancl.data.levels import with_given_labels, with_leaf_labels
 from supancl.data.opening import is_same_source, peek_data
-from supancl.data.sources.csv_table import is_read_as_written
+from supancl.data.sources.table import is_read_as_written
 from supancl.data.splits import Data, Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean, plural

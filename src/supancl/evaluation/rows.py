@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from supancl.evaluation.certainty import RANDOM
 from supancl.evaluation.naming import DEFAULT_SETTINGS, non_default_settings, source_of
 from supancl.runs.folder import RunFolder, has_collapsed
 from supancl.stats import seed_stats
@@ -16,6 +17,7 @@ from supancl.training.run import read_results
 
 LARGEST = 1e100  # a larger number in a log or a result is damage
 METRICS = ("accuracy", "map", "within", "ratio", "AP", "AP50")
+LEAST_GAIN = "least gain"  # the lower end of the interval of the difference from random weights
 CONDITIONS = ("base", "by", "split", "judged", "chosen_on", "partial", "overlaps_training", "default_k")
 K = TypeVar("K", bound=Hashable)
 
@@ -62,22 +64,23 @@ def rows_of_result(name: str, result: Mapping[str, Any], encoder: str = "") -> l
     protocol = str(result.get("protocol") or name.partition("-")[0])
     kept = {*DEFAULT_SETTINGS.get(protocol, ()), *CONDITIONS}
     images = numbers([result], "tested_images") or numbers([result], "queries")
-    return [
-        Row(
-            str(result.get("encoder") or encoder),
-            source_of(result),
-            protocol,
-            metric,
-            value,
-            {key: result[key] for key in kept if key in result},
-            next(iter(numbers([result], "interval")), math.nan),
-            int(images[0]) if images else None,
-            digest=str(result.get("weights") or ""),
-            name=str(result.get("base", name)),
-        )
-        for metric in METRICS
-        for value in numbers([result], metric)
-    ]
+    values = [(metric, value) for metric in METRICS for value in numbers([result], metric)]
+    for baseline in result.get("baselines") or ():
+        if baseline["name"] == RANDOM:
+            values.append((LEAST_GAIN, baseline["difference_interval"][0]))
+    row = Row(
+        str(result.get("encoder") or encoder),
+        source_of(result),
+        protocol,
+        "",
+        math.nan,
+        {key: result[key] for key in kept if key in result},
+        next(iter(numbers([result], "interval")), math.nan),
+        int(images[0]) if images else None,
+        digest=str(result.get("weights") or ""),
+        name=str(result.get("base", name)),
+    )
+    return [replace(row, metric=metric, value=value) for metric, value in values]
 
 
 def rows_of_log(path: Path) -> list[Row]:

@@ -46,7 +46,7 @@ def toy(
     quick
         a quarter of the dimensions, samples and batch, half the epochs
     reading
-        of App. B: literal, or near, which matches the paper's levels better (docs/toy-readings.md)
+        of App. B: literal, or near, which matches the paper's levels better (docs/measurements/toy-readings.md)
     out
         folder for tables, figure and toy.json (default: runs/toy-NNN)
 

@@ -25,7 +25,8 @@ from supancl.evaluation.sources import EvaluationData, open_evaluation_data, res
 from supancl.files import jsonable, write_text
 from supancl.paper.tables.layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
-from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels, perplexity, tsne_map
+from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels
+from supancl.reports.tsne import perplexity, tsne_map
 from supancl.runs.provenance import commit, versions
 
 # The paper shows 15 dog and 5 bird classes of ImageNet-100 and names only Doberman and Rottweiler. The list of classes

@@ -25,20 +25,19 @@ from supancl.recipes import Recipe
 from supancl.reports.tables import Table, plain_table, to_markdown
 from supancl.runs.folder import RunFolder
 from supancl.runs.provenance import commit, versions
-from supancl.sweeps.comparing import compare_rows
+from supancl.sweeps.differences import compare_rows
 from supancl.sweeps.measures import (
     Measurement,
     Result,
     RunEvaluator,
     collect_results,
     count_cell,
-    evaluations_of,
     has_projector,
     mean_cells,
-    measure_run,
+    saved_results,
     summarize,
 )
-from supancl.sweeps.runner import Runs, Sweep, TrainedRun, check_monitored, open_held_out, open_recipe_data
+from supancl.sweeps.runner import Runs, Sweep, check_monitored, open_held_out, open_recipe_data
 
 BATCHES = (128, 256)  # Table F.3
 ENDS = ("collapsed", "failed")
@@ -237,8 +236,8 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
     runs = sweep.train(sweep.with_seeds(rows, "study"), data)
     evaluator = RunEvaluator(base.train.device)
 
-    def measure(run: TrainedRun, folder: Path) -> dict[str, float | None]:
-        return measure_row(run, folder, evaluator, split)
+    def measure(folder: Path) -> dict[str, float | None]:
+        return measure_row(folder, evaluator, split)
 
     results = collect_results(sweep, runs, {row: {"row": row} for row in rows}, MEASURES, measure)
     reference = study.reference if study.reference in rows else next(iter(rows))
@@ -267,13 +266,14 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
     return result, table, runs
 
 
-def measure_row(run: TrainedRun, folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, float | None]:
+def measure_row(folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, float | None]:
     """Measure a run and save the result as evaluate/study.json in its folder."""
-    measured = measure_run(run, folder, evaluator, split, DEFAULT_K)
-    if isinstance(run.recipe.loss, Align) and has_projector(folder):  # Table 1's variance
-        evaluator.measure_value(folder, Measurement("variance", "train", layer="projector"), "within")
-    content = jsonable({"protocol": "study", "data": run.recipe.data.source, "split": split, **measured})
-    if content not in evaluations_of(folder):
+    trained, _ = RunFolder(folder).read_recipe()
+    measured = evaluator.measure(folder, ("knn", "linear", "ratio"), split, DEFAULT_K)
+    if isinstance(trained.loss, Align) and has_projector(folder):  # Table 1's variance
+        evaluator.rows(folder, Measurement("variance", "train", layer="projector"))
+    content = jsonable({"protocol": "study", "data": trained.data.source, "split": split, **measured})
+    if ("study", content) not in saved_results(folder):
         RunFolder(folder).write_evaluation("study", content)
     return {key: content[key] for key in MEASURES}
 
@@ -305,8 +305,8 @@ LAST_CHECK = {
 def train_cells(base: Recipe, sweep: Sweep) -> tuple[Result, Table, Runs]:
     """Train the four cells with every seed and write collapse.json; returns its content, the table and the runs."""
 
-    def measure(run: TrainedRun, folder: Path) -> dict[str, float | None]:
-        check = [row for row in run.metrics if row["kind"] == "monitor"][-1]
+    def measure(folder: Path) -> dict[str, float | None]:
+        check = [row for row in RunFolder(folder).metrics() if row["kind"] == "monitor"][-1]
         return {key: check.get(key) for key in LAST_CHECK}
 
     labels = {cell_name(key): {"pool": key[0], "ema": key[1]} for key in COLLAPSE_CELLS}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +17,7 @@ from matplotlib.patheffects import withStroke
 
 from supancl.errors import BadInput, make_visible, plural
 from supancl.probes import Features
-from supancl.reporter import track_task
-from supancl.reports.tsne import MAX_IMAGES_SKLEARN, Progress, tsne_of_few, tsne_of_many
+from supancl.reports.tsne import tsne_map
 
 # ten colours that most colour-blind readers can distinguish; after ten classes they repeat with another marker
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000", "#ee7733", "#009988")
@@ -90,27 +88,6 @@ def loss_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None
         axis.grid(alpha=0.3)
     axes[0].legend()
     figure.savefig(path, dpi=130)
-
-
-def tsne_map(features: Features, seed: int = 0, progress: Progress | None = None) -> np.ndarray[Any, Any]:
-    """Two coordinates per image, by t-SNE of the features at unit length; openTSNE computes those of many images.
-
-    Zeros for fewer than three images, or if all features are equal (a collapsed encoder).
-    """
-    count = len(features.values)
-    values = features.values.double().numpy()
-    values = values / np.linalg.norm(values, axis=1, keepdims=True).clip(1e-12)
-    if count < 3 or not (values != values[0]).any():
-        return np.zeros((count, 2))
-    if count > MAX_IMAGES_SKLEARN:
-        return tsne_of_many(values, perplexity(count), seed, progress)
-    with track_task(f"t-SNE of {count:,} images") if progress is None else nullcontext():
-        return tsne_of_few(values, perplexity(count), seed, progress)
-
-
-def perplexity(count: int) -> float:
-    """The perplexity for `count` images: 30, or less for few images, because it must be below their number."""
-    return min(30.0, max(2.0, (count - 1) / 3))
 
 
 def tsne_panels(features: Mapping[str, Features], classes: tuple[str, ...], path: Path) -> None:

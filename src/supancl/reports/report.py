@@ -36,7 +36,7 @@ WORDS = {
     "S_W/S_T": "share of the features' variance that lies within classes; the lower, the tighter the classes",
     "pool": "the stored targets of earlier batches; an image is drawn to those of its class",
 }
-KEYS = "Drag to zoom in, double-click to see everything; keys: arrows read values, + zooms in, Escape zooms out."
+KEYS = "Point at a chart or use arrow keys to read values; drag to zoom in, double-click to see everything."
 MOST_CLASSES = 24  # in a histogram, a matrix and a list of accuracies; of more the largest and the smallest are listed
 MOST_CONFUSED = 10  # pairs of classes
 

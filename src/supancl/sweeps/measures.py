@@ -13,28 +13,28 @@ from supancl.core.precision import pick_device
 from supancl.data.opening import is_same_source
 from supancl.errors import BadInput
 from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
-from supancl.evaluation.naming import non_default_settings, source_of
 from supancl.evaluation.protocols import evaluate
+from supancl.evaluation.rows import Row, average, rows_of_log, rows_of_result
 from supancl.evaluation.settings import PROTOCOLS as SETTINGS
 from supancl.probes.knn import DEFAULT_K
 from supancl.reporter import warn
 from supancl.reports.tables import mean_text
 from supancl.runs.folder import RunFolder
-from supancl.stats import seed_stats
-from supancl.sweeps.runner import Runs, Sweep, TrainedRun, run_name
+from supancl.sweeps.runner import Runs, Sweep, run_name
 from supancl.training.run import read_result
 
-PROJECTOR = "projector.safetensors"  # in the run folder, if the projector was saved
-# measure -> the protocol and the field of its result
-PROTOCOLS = {
+# measure -> protocol and metric of its row
+MEASURES = {
     "knn": ("knn", "accuracy"),
     "linear": ("linear", "accuracy"),
     "ratio": ("variance", "ratio"),
     "knn_map": ("knn", "map"),  # of images with several labels
     "linear_map": ("linear", "map"),
 }
-ONE_LABEL_MEASURES = ("knn", "linear", "ratio")
-MEASUREMENT_FIELDS = ("split", "probe", "layer", "k")  # settings that a Measurement may vary
+FREE_SETTINGS = {"split", "probe", "layer", "k"}  # that a Measurement may vary
+Result = dict[str, Any]
+Labels = Mapping[str, Mapping[str, Any]]  # row -> fields that name it in results, such as {"alpha": 0.5}
+Titles = Mapping[str, tuple[str, int]]  # measure -> title and decimals
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,17 @@ class Measurement:
     source: str | None = None
     k: int | None = DEFAULT_K  # of knn; None: as many as suit the references
 
-    def matches(self, evaluation: dict[str, Any], run_source: str, weights: str) -> bool:
-        """Whether a saved evaluation is this measurement of an encoder with these weights."""
-        if (evaluation.get("protocol"), evaluation.get("weights")) != (self.protocol, weights):
-            return False
-        if not is_same_source(source_of(evaluation), self.source or run_source):
-            return False
-        if self.protocol == "linear" and evaluation.get("probe") != self.probe:
-            return False
-        k = evaluation.get("default_k") if self.k is None else self.k
-        if self.protocol == "knn" and evaluation.get("k") != k:
-            return False
-        split = "test" if evaluation.get("judged") == "test" else evaluation.get("split")
-        is_same_split = split == self.split or evaluation.get("split") == self.split
+    def matches(self, row: Row, run_source: str, weights: str) -> bool:
+        """Whether a saved row is this measurement of an encoder with these weights."""
+        settings = row.settings
+        k = settings.get("default_k") if self.k is None else self.k
+        wanted = {"layer": self.layer, "probe": self.probe, "k": k}
         return (
-            is_same_split
-            and evaluation.get("layer") == self.layer
-            and not set(non_default_settings(evaluation)) - set(MEASUREMENT_FIELDS)
+            (row.protocol, row.digest) == (self.protocol, weights)
+            and is_same_source(row.data, self.source or run_source)
+            and all(settings[name] == value for name, value in wanted.items() if name in settings)
+            and self.split in (settings.get("split"), "test" if settings.get("judged") == "test" else "")
+            and not set(row.changed) - FREE_SETTINGS
         )
 
     def measure(self, evaluated: EvaluatedEncoder) -> dict[str, Any]:
@@ -76,84 +70,64 @@ class Measurement:
 class RunEvaluator:
     """Measures runs one after another; nothing is measured twice, and data stay open for the next run."""
 
-    def __init__(self, device: str) -> None:
-        self.device, self.sources = device, SourceCache()
+    def __init__(self, device: str, baselines: bool = False) -> None:
+        self.device, self.baselines, self.sources = device, baselines, SourceCache()
         self._open: tuple[Path, str, EvaluatedEncoder] | None = None
 
     def open_run(self, run: Path, layer: str = "pooled") -> EvaluatedEncoder:
         """The run's encoder at this layer; the last one stays open."""
         if self._open is None or self._open[:2] != (run, layer):
-            options = EvaluationOptions(pick_device(self.device), layer=layer, sources=self.sources)
+            device = pick_device(self.device)
+            options = EvaluationOptions(device, layer=layer, sources=self.sources, baselines=self.baselines)
             self._open = run, layer, open_evaluated_encoder(str(run), options)
         return self._open[2]
 
-    def find_or_measure(self, run: Path, measurement: Measurement) -> dict[str, Any]:
-        """The result saved for these weights by an earlier call or `supancl evaluate`, or measured now."""
+    def rows(self, run: Path, measurement: Measurement) -> list[Row]:
+        """The rows saved for these weights by an earlier call or by `supancl evaluate`, or measured now."""
         evaluated = self.open_run(run, measurement.layer)
         assert evaluated.recipe is not None
-        run_source, weights = evaluated.recipe.data.source, evaluated.weights
-        evaluation = next(
-            (evaluation for evaluation in evaluations_of(run) if measurement.matches(evaluation, run_source, weights)),
-            None,
-        )
-        return evaluation if evaluation is not None else measurement.measure(evaluated)
+        source, weights = evaluated.recipe.data.source, evaluated.weights
+        kept = [row for row in saved_rows(run) if measurement.matches(row, source, weights)]
+        return kept or rows_of_result(measurement.protocol, measurement.measure(evaluated))
 
-    def measure_value(self, run: Path, measurement: Measurement, field: str) -> float | None:
-        """One number of a result; None, with a warning, if it cannot be measured on these data."""
+    def value(self, run: Path, measurement: Measurement, metric: str) -> float | None:
+        """One number; None, with a warning, if it cannot be measured on these data."""
         try:
-            value = self.find_or_measure(run, measurement)[field]
-            return None if value is None else float(value)
+            return next((row.value for row in self.rows(run, measurement) if row.metric == metric), None)
         except BadInput as error:
             warn(f"{run.name}: {measurement.protocol} is not measured: {error}")
             return None
 
-
-def measure_run(
-    run: TrainedRun,
-    folder: Path,
-    evaluator: RunEvaluator,
-    split: str = "held-out",
-    k: int | None = None,
-    measures: Iterable[str] = ONE_LABEL_MEASURES,
-) -> dict[str, float | None]:
-    """Losses of the last epoch, and the measures as in `supancl evaluate`: k-NN, linear accuracy and S_W/S_T.
-
-    A value that cannot be measured on these data is None.
-    """
-    return {
-        "ssl": last_epoch(run, "ssl"),
-        "sup": last_epoch(run, "sup"),
-        **{
-            key: evaluator.measure_value(folder, Measurement(protocol, split, k=k), field)
-            for key, (protocol, field) in ((key, PROTOCOLS[key]) for key in measures)
-        },
-    }
-
-
-def last_epoch(run: TrainedRun, name: str) -> float:
-    """Mean of a logged training value over the last epoch; nan if none was logged."""
-    rows = [row for row in run.metrics if row["kind"] == "train"]
-    values = [row[name] for row in rows if row["epoch"] == rows[-1]["epoch"] and row[name] is not None]
-    return sum(values) / len(values) if values else math.nan
+    def measure(
+        self, run: Path, measures: Iterable[str], split: str = "held-out", k: int | None = None
+    ) -> dict[str, float | None]:
+        """Losses of the last epoch, and the measures as in `supancl evaluate`: k-NN, linear accuracy and S_W/S_T."""
+        losses = {row.metric: row.value for row in rows_of_log(run) if row.protocol == "training"}
+        found: dict[str, float | None] = {name: losses.get(name, math.nan) for name in ("ssl", "sup")}
+        for name in measures:
+            protocol, metric = MEASURES[name]
+            found[name] = self.value(run, Measurement(protocol, split, k=k), metric)
+        return found
 
 
 def has_projector(run: Path) -> bool:
-    return (run / PROJECTOR).is_file()
+    """Whether the projector was saved."""
+    return (run / "projector.safetensors").is_file()
 
 
-def evaluations_of(run: Path) -> Iterator[dict[str, Any]]:
-    """The evaluations in a run folder; damaged files count as missing."""
+def saved_results(run: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The evaluations in a run folder by name; damaged files count as missing."""
     for file in sorted(RunFolder(run).evaluations.glob("*.json")):
         with suppress(BadInput):
-            yield read_result(file)
+            yield file.stem, read_result(file)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
+def saved_rows(run: Path) -> list[Row]:
+    """The rows of these evaluations."""
+    return [row for name, result in saved_results(run) for row in rows_of_result(name, result, str(run))]
 
 
-Result = dict[str, Any]
-Labels = Mapping[str, Mapping[str, Any]]  # row -> fields that name it in results, such as {"alpha": 0.5}
-Measures = Mapping[str, tuple[str, int]]  # key -> title and decimals
+# --- the rows of a study ----------------------------------------------------------------------------------------------
 
 
 def collect_results(
@@ -161,7 +135,7 @@ def collect_results(
     runs: Runs,
     labels: Labels,
     measures: Iterable[str],
-    measure: Callable[[TrainedRun, Path], Mapping[str, float | None]],
+    measure: Callable[[Path], Mapping[str, float | None]],
 ) -> list[Result]:
     """For each run: its row's labels, seed, measured values, whether it collapsed, and why it failed.
 
@@ -172,13 +146,12 @@ def collect_results(
         for seed in range(sweep.seeds):
             name = run_name(row, seed)
             failure = runs.failed.get(name)
-            result: Result = {**label, "seed": seed}
+            measured: Result
             if failure is None:
-                run = runs.trained[name]
-                result |= {**measure(run, sweep.out / name), "collapsed": run.collapsed, "failed": None}
+                measured = {**measure(sweep.out / name), "collapsed": runs.trained[name].collapsed, "failed": None}
             else:
-                result |= {**dict.fromkeys(measures), "collapsed": failure.collapsed, "failed": failure.reason}
-            results.append(result)
+                measured = {**dict.fromkeys(measures), "collapsed": failure.collapsed, "failed": failure.reason}
+            results.append({**label, "seed": seed, **measured})
     return results
 
 
@@ -188,17 +161,18 @@ def summarize(
     """Mean and standard deviation over the runs of a row that did not fail (`measured`), and how many of its `n` runs
     ended how."""
     of_row = [result for result in results if label.items() <= result.items()]
-    counts = {"n": len(of_row), "measured": sum(not result["failed"] for result in of_row)}
-    entry: Result = {**label, **counts, **{end: sum(bool(result[end]) for result in of_row) for end in ends}}
+    finished = [result for result in of_row if not result["failed"]]
+    entry: Result = {**label, "n": len(of_row), "measured": len(finished)}
+    entry |= {end: sum(bool(result[end]) for result in of_row) for end in ends}
     for key in measures:
-        values = [math.nan if result[key] is None else float(result[key]) for result in of_row if not result["failed"]]
-        entry[key], entry[f"{key}_sd"] = seed_stats(values)
+        values = [math.nan if result[key] is None else float(result[key]) for result in finished]
+        entry[key], entry[f"{key}_sd"], _ = average(values)
     return entry
 
 
-def mean_cells(entry: Result, measures: Measures) -> list[str]:
+def mean_cells(entry: Result, titles: Titles) -> list[str]:
     """`mean ± sd` of each measure of a summary."""
-    return [mean_text(entry[key], entry[f"{key}_sd"], decimals) for key, (_, decimals) in measures.items()]
+    return [mean_text(entry[key], entry[f"{key}_sd"], decimals) for key, (_, decimals) in titles.items()]
 
 
 def count_cell(count: int, total: int) -> str:

@@ -23,9 +23,9 @@ from supancl.recipes.plugin_files import load_plugin, loaded_plugins
 from supancl.recipes.plugins import describe_plugin_error
 from supancl.reporter import Reporter, report_to
 from supancl.runs.folder import RunFolder
-from supancl.training.cuda.reuse import share_step
 from supancl.training.signals import signals_that_stop
 from supancl.training.start import changed_settings, train
+from supancl.training.trainer import share_step
 
 FAILURE_FILE = "failed.json"  # in the folder of a failed run: why it failed
 MakeReporter = Callable[[], Reporter]

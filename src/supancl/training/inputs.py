@@ -1,7 +1,7 @@
 """What a step reads and counts on the device: its number, the epoch's order, rates, momentum, alpha, loss sums.
 
 Everything that differs between steps is on the device, so that a step waits for nothing and can be recorded and
-replayed (cuda/capture.py).
+replayed (speed.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from supancl.data.splits import Data, Split
 from supancl.data.views.specs import ViewSpec, views_for_rows
 from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
+from supancl.training.model import Model
 from supancl.training.monitor import relative_std
 
 
@@ -168,3 +169,41 @@ class StepInputs:
         """Count a step with these losses."""
         self.sums += torch.cat([losses, losses.new_ones(1)])
         self.step_tensor += 1
+
+
+def checks_every_step(recipe: Recipe, device: torch.device) -> bool:
+    """Whether the host checks every loss. On a GPU it has to wait for each, so only if bad steps are skipped."""
+    return device.type == "cpu" or recipe.train.on_nan == "skip"
+
+
+class FiniteCheck:
+    """Checks the loss and gradients of a step: on the host, or by noting the first bad step on the device."""
+
+    def __init__(self, recipe: Recipe, model: Model, inputs: StepInputs) -> None:
+        self.model, self.inputs = model, inputs
+        self.skips = recipe.train.on_nan == "skip"
+        self.updates_target_early = recipe.compat == "released-code"
+        self.checks_every_step = checks_every_step(recipe, model.device)
+
+    def __call__(self, losses: Tensor) -> bool:
+        gradients = [p.grad for p in self.model.branches.parameters() if p.grad is not None]
+        finite = torch.isfinite(losses).all() & torch.isfinite(torch.nn.utils.get_total_norm(gradients))
+        if self.checks_every_step:
+            return bool(finite)
+        first, step = self.inputs.first_nonfinite_step, self.inputs.step_tensor
+        first.copy_(torch.where((first < 0) & ~finite, step, first))
+        return True
+
+    def snapshot_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """Copy what a forward pass (norm statistics) or the released code's EMA changes, to undo a step."""
+        if not self.skips:
+            return []
+        branches = self.model.branches
+        changing = [*branches.buffers(), *(branches.target_parameters() if self.updates_target_early else ())]
+        return [(value, value.clone()) for value in changing]
+
+    @staticmethod
+    @torch.no_grad()
+    def restore(snapshot: list[tuple[Tensor, Tensor]]) -> None:
+        for value, old in snapshot:
+            value.copy_(old)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -42,10 +42,13 @@ from supancl.runs.provenance import hardware
 from supancl.runs.writer import Writer
 from supancl.training.inputs import StepStats
 from supancl.training.monitor import advice_to_continue, check_collapsed_run, collapse_message
-from supancl.training.nonfinite import handle_nonfinite
 from supancl.training.signals import record_signals
 from supancl.training.trainer import Trainer
 
+# a run with on_nan=skip gives up at this many steps, or at more than this fraction of an epoch's steps
+MAX_SKIPPED_STEPS = 20
+MAX_SKIPPED_FRACTION = 0.05  # one step of an epoch may always be skipped
+MAX_ROLLBACKS = 3
 Start = Path | str | dict[str, str]  # as init names it, or as recipe.json records it
 
 
@@ -265,6 +268,42 @@ def capture_step(trainer: Trainer, reporter: Reporter) -> None:
             f"the step could not be captured as a CUDA graph ({reason(error)}); continuing without, at about "
             "0.4 of the speed for small images; train.replay=false skips the attempt"
         )
+
+
+def handle_nonfinite(loop: Loop, step: int) -> None:
+    """Stop, skip the step, or roll back to the last checkpoint and skip the step then."""
+    trainer, settings = loop.trainer, loop.trainer.recipe.train
+    files = loop.data.train.names_at(trainer.inputs.schedule.order.positions(step))
+    listed = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
+    cause = f"the loss or its gradient is not a finite number at step {step} (images {listed})"
+    restart = "start again with a lower optimizer.lr"
+    restart += " or precision fp32" if settings.precision == "bf16" else ""
+    resume = f"{program_name()} pretrain --resume --on-nan skip --out {shlex.quote(str(loop.folder.path))}"
+    resume += plugin_flags(plugins_to_continue(loop.folder.read_plugins()))
+    advice = f"to continue without such steps, checking every loss (slower on a GPU): {resume}; or {restart}"
+    if settings.on_nan == "stop":
+        raise NonFinite(cause, advice)
+    if settings.on_nan == "rollback":
+        if loop.rollbacks >= MAX_ROLLBACKS:
+            raise NonFinite(f"{cause}, after {loop.rollbacks} rollbacks", advice)
+        loop.roll_back()
+        loop.reporter.warn(f"{cause}; rolled back to step {trainer.step}, this batch will be skipped")
+    else:
+        loop.reporter.warn(f"{cause}; step skipped")
+    loop.rollbacks += 1
+    trainer.skipped_steps.append(step)
+    if settings.on_nan == "skip":
+        check_skipped_steps(trainer.skipped_steps, step, trainer.steps_per_epoch, cause, restart)
+
+
+def check_skipped_steps(skipped: Sequence[int], step: int, steps_per_epoch: int, cause: str, advice: str) -> None:
+    """Give up if too many steps were skipped: what is left would not be the run that was asked for."""
+    if len(skipped) >= MAX_SKIPPED_STEPS:
+        raise NonFinite(f"{cause}, as at {len(skipped) - 1} steps before", advice)
+    in_epoch = sum(other // steps_per_epoch == step // steps_per_epoch for other in skipped)
+    if in_epoch > max(1, MAX_SKIPPED_FRACTION * steps_per_epoch):
+        percent = f"{MAX_SKIPPED_FRACTION:.0%}"
+        raise NonFinite(f"{cause}: {in_epoch} of the epoch's {steps_per_epoch} steps, more than {percent}", advice)
 
 
 # --- the start of a run -----------------------------------------------------------------------------------------------

@@ -192,10 +192,10 @@ def train(
     import torch
 
     from supancl.core.precision import pick_device
-    from supancl.training.cuda.reuse import trainer_for
     from supancl.training.loop import begin_run
     from supancl.training.memory import check_memory
     from supancl.training.run import Run, read_finished_run
+    from supancl.training.trainer import trainer_for
 
     recipe = name_source(recipe, data)
     with join_ranks(torch.cuda.is_available()) as ranks, ExitStack() as stack:

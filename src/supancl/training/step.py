@@ -1,55 +1,54 @@
 """One training step as in the paper: images, views, branches, loss, gradients, weights, EMA, pool.
 
-Everything else wraps it from outside, one file each: compilation.py compiles its functions, cuda/capture.py records and
-replays it, across_ranks.py exchanges its targets between processes, nonfinite.py checks its losses.
+Everything else wraps it from outside: speed.py compiles, records and replays it, `FiniteCheck` in inputs.py checks its
+losses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from supancl.core.losses import Terms
+from supancl.core.losses import GlobalBatch, Terms
 from supancl.core.precision import autocast_for
 from supancl.data.store.memory import Batch
-from supancl.data.views.specs import ViewSpec
+from supancl.data.views.specs import ViewSpec, draw_and_render
 from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
 from supancl.training.inputs import StepInputs
 from supancl.training.model import Model
 
 
-@dataclass(frozen=True)
-class StepFunctions:
-    """The functions that a step calls: as written, compiled, or for several ranks (compilation.py)."""
-
-    render: Callable[..., Tensor]  # data/views: draw_and_render
-    branches: Callable[..., tuple[Tensor, Tensor]]  # core/branches: Branches
-    exchange: Callable[[Tensor, Tensor, RowRange], tuple[Tensor, dict[str, Any]]]  # keep_targets, or across_ranks.py
-    compiler: Callable[[Any], Any]  # torch.compile, or do_not_compile
-    push: Callable[[Tensor, Tensor], None]  # core/pools: Pool.push
-    is_finite: Callable[[Tensor], bool]  # nonfinite.py
-    cache_casts: bool = True  # a captured step must not use weights that an earlier step cast to bf16
-
-
 class Step:
-    """Calling it trains on one batch. It changes only the model and the counters of the inputs."""
+    """Calling it trains on one batch. It changes only the model and the counters of the inputs.
+
+    speed.py replaces `render`, `branches`, `forward_and_loss` and `push` by compiled ones.
+    """
 
     def __init__(
-        self, recipe: Recipe, model: Model, inputs: StepInputs, functions: StepFunctions, ranks: Ranks
+        self,
+        recipe: Recipe,
+        model: Model,
+        inputs: StepInputs,
+        is_finite: Callable[[Tensor], bool],
+        ranks: Ranks,
+        cache_casts: bool = True,
     ) -> None:
-        self.recipe, self.model, self.inputs, self.functions, self.ranks = recipe, model, inputs, functions, ranks
+        """Without `cache_casts` no weights are used that an earlier step cast to bf16, as a captured step must not."""
+        self.recipe, self.model, self.inputs, self.is_finite, self.ranks = recipe, model, inputs, is_finite, ranks
+        self.cache_casts = cache_casts
+        self.render: Callable[..., Tensor] = draw_and_render
+        self.branches: Callable[..., tuple[Tensor, Tensor]] = model.ddp_branches
+        self.push: Callable[[Tensor, Tensor], None] = model.push_targets
         uses_bf16 = model.device.type == "cuda" and recipe.train.precision == "bf16"
         self.view_dtype = torch.bfloat16 if uses_bf16 else torch.float32  # on a CPU always float32
-        self.compute_loss = functions.compiler(self.forward_and_loss)
 
     def render_views(self, images: Batch, augment: ViewSpec) -> tuple[Tensor, Tensor | None]:
         """Both views (2, B, C, H, W) and, if the recipe has them, local views (L, B, C, h, w)."""
-        encoder, generator, renderer = self.recipe.encoder, self.model.generator, self.functions.render
+        encoder, generator, renderer = self.recipe.encoder, self.model.generator, self.render
         views = augment(images, encoder.mean, encoder.std, generator, renderer=renderer, dtype=self.view_dtype)
         local_views = augment.local_views(
             images, encoder.mean, encoder.std, generator, renderer=renderer, dtype=self.view_dtype
@@ -60,11 +59,25 @@ class Step:
         self, views: Tensor, local_views: Tensor | None, labels: Tensor, row_range: RowRange
     ) -> tuple[Terms, Tensor]:
         """The loss of these views, and the targets of all ranks. Compiled as one graph."""
-        with autocast_for(self.model.device, self.recipe.train.precision, self.functions.cache_casts):
-            anchors, targets = self.functions.branches(views, local_views)  # (2, B, D) each, unit norm
-        all_targets, context = self.functions.exchange(targets, labels, row_range)  # one process: the same targets, {}
+        with autocast_for(self.model.device, self.recipe.train.precision, self.cache_casts):
+            anchors, targets = self.branches(views, local_views)  # (2, B, D) each, unit norm
+        all_targets, context = self.exchange(targets, labels, row_range)
         terms = self.recipe.loss(anchors, targets, row_range.select(labels), self.model.pool, **context)
         return terms, all_targets.detach()
+
+    def exchange(self, targets: Tensor, labels: Tensor, row_range: RowRange) -> tuple[Tensor, dict[str, Any]]:
+        """The targets of all ranks, and keyword arguments of the loss.
+
+        They have gradients for a loss that compares samples; for others only the targets for the pool are gathered.
+        """
+        if self.ranks.size == 1:
+            return targets, {} if self.inputs.alpha is None else {"alpha": self.inputs.alpha}  # on the device
+        if self.recipe.loss.sees_batch(self.model.pool):
+            all_targets = self.ranks.gather(targets, row_range.total, 1)
+            return all_targets, {"global_batch": GlobalBatch(all_targets, labels, row_range)}
+        first_view = 0 if self.recipe.compat == "released-code" else 1  # z1 is gathered only if it is pushed
+        all_targets = self.ranks.gather(targets.detach()[first_view:], row_range.total, 1)
+        return all_targets, {"global_batch": GlobalBatch(targets, labels, row_range)}
 
     def __call__(self, batch: Batch | None = None) -> Tensor | None:
         """Train on the next batch and return its targets z2.
@@ -85,18 +98,18 @@ class Step:
             images = inputs.images.batch(positions[row_range.select(rows)]) if batch is None else batch.take(local_rows)
             views, local_views = self.render_views(images, augment)  # (2, B, C, H, W)
             with self.ranks.no_sync(model.ddp_branches, enabled=number < len(inputs.micro_batches)):
-                terms, targets = self.compute_loss(views, local_views, labels[rows], row_range)
+                terms, targets = self.forward_and_loss(views, local_views, labels[rows], row_range)
                 weighted = torch.stack(terms) * recipe.loss.batch_weight(row_range.select(labels[rows]), labels)
                 (weighted[0] * self.ranks.size).backward()  # DDP averages gradients over the ranks
             losses.append(weighted)
             all_targets.append(targets)
         total = self.ranks.all_reduce(torch.stack(losses).detach().double().sum(0))  # loss, ssl, sup of the batch
         targets = torch.cat(all_targets, dim=1)
-        if not self.functions.is_finite(total):
+        if not self.is_finite(total):
             return None
         model.optimizer.step()
         if not released_code:
             model.branches.update_target(momentum)
-        self.functions.push(targets[0 if released_code else -1], labels)  # z2, after the loss: never its own positive
+        self.push(targets[0 if released_code else -1], labels)  # z2, after the loss: never its own positive
         inputs.count(total)
         return targets[-1]

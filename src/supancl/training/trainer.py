@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from supancl.config import FREE_IN_A_SHARED_STEP, fields_marked, flattened
 from supancl.data.feed import Feed
 from supancl.data.splits import Data
 from supancl.distributed import SINGLE_PROCESS, Ranks
@@ -15,12 +20,10 @@ from supancl.files import reason
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import has_plugin_section
 from supancl.recipes.recipe import fixed_settings
-from supancl.training.compilation import Compilation, is_compiler_error
-from supancl.training.cuda.capture import CapturedStep
-from supancl.training.inputs import StepInputs
+from supancl.training.inputs import FiniteCheck, StepInputs, checks_every_step
 from supancl.training.model import Model
 from supancl.training.monitor import Monitor
-from supancl.training.nonfinite import FiniteCheck, checks_every_step
+from supancl.training.speed import CapturedStep, Compilation, is_compiler_error
 from supancl.training.step import Step
 
 
@@ -35,8 +38,8 @@ class Trainer:
         self.feed = Feed(self.inputs.images, self.inputs.local_positions, device, self.inputs.schedule.steps)
         self.finite = FiniteCheck(recipe, self.model, self.inputs)
         may_replay = can_replay(recipe, device, ranks, self.feed)
-        self.compilation = Compilation(bool(recipe.train.compile), may_replay, ranks)
-        self.captured = CapturedStep(self._build_step(), device, may_replay)
+        self.compilation = Compilation(bool(recipe.train.compile), ranks)
+        self.captured = CapturedStep(self._build_step(may_replay), device, may_replay)
         self._start(data)
 
     def _start(self, data: Data) -> None:
@@ -44,18 +47,18 @@ class Trainer:
         self.step = 0
         self.skipped_steps: list[int] = []  # without a finite loss
 
-    def _build_step(self) -> Step:
-        functions = self.compilation.functions(self.recipe, self.model, self.inputs, self.finite)
-        return Step(self.recipe, self.model, self.inputs, functions, self.ranks)
+    def _build_step(self, may_replay: bool) -> Step:
+        step = Step(self.recipe, self.model, self.inputs, self.finite, self.ranks, cache_casts=not may_replay)
+        return self.compilation.compile(step)
 
     def restart(self, recipe: Recipe, data: Data) -> None:
-        """Begin another run with the same step and tensors (cuda/reuse.py)."""
+        """Begin another run with the same step and tensors (`share_step`)."""
         self.recipe = recipe
         self.model.restart(recipe, len(data.classes), self.ranks)
         self.inputs.restart(recipe, data)
         self.feed = Feed(self.inputs.images, self.inputs.local_positions, self.device, self.inputs.schedule.steps)
         self._start(data)
-        self.captured.replace_step(self._build_step())
+        self.captured.replace_step(self._build_step(self.captured.may_replay))
         if self.captured.replay is None:
             self.captured.forget()  # try to capture again, and report a failure again
 
@@ -103,7 +106,7 @@ class Trainer:
         self.compilation.failures.append(
             f"the step could not be compiled ({failure}); continuing uncompiled, at about 0.6 of the speed"
         )
-        self.captured.replace_step(self._build_step())
+        self.captured.replace_step(self._build_step(self.captured.may_replay))
 
     def capture(self) -> None:
         """Record the next step without taking it. Raises the libraries' error if that fails."""
@@ -153,3 +156,62 @@ def can_replay(recipe: Recipe, device: torch.device, ranks: Ranks, feed: Feed) -
     """Whether a step can be recorded: on one GPU, without a check of each loss, with batches of one shape."""
     requested = device.type == "cuda" and bool(recipe.train.replay) and ranks.size == 1
     return requested and not checks_every_step(recipe, device) and feed.has_one_shape
+
+
+# --- one captured step for several runs -------------------------------------------------------------------------------
+
+
+class SharedTrainer:
+    """The trainer of the previous run, and a key of its data, within `share_step`.
+
+    Compiling and capturing take a minute, and a short run on small images not much more. A run reuses the tensors and
+    the step of the previous one if they fit: seeds, alphas and rates are values on the device.
+    """
+
+    trainer: Trainer | None = None
+    key: object = None
+
+
+_SHARED: ContextVar[SharedTrainer | None] = ContextVar("shared_trainer", default=None)
+
+
+@contextmanager
+def share_step() -> Iterator[None]:
+    """Let the runs in this block share a step if they can; its memory is freed at the end."""
+    token = _SHARED.set(SharedTrainer())
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def trainer_for(recipe: Recipe, data: Data, device: torch.device, ranks: Ranks = SINGLE_PROCESS) -> Trainer:
+    """A trainer at step 0: that of the previous run, restarted, if its step fits."""
+    shared = _SHARED.get()
+    if shared is None or ranks.size > 1:
+        return Trainer(recipe, data, device, ranks)
+    key = (data.summary.get("source"), data.summary.get("fingerprint"), data.classes, len(data.train), device)
+    trainer = shared.trainer if shared.key == key else None
+    store = data.train.store
+    if trainer is not None and can_share_step(trainer, recipe) and store.has_same_pixels(trainer.inputs.images.store):
+        trainer.restart(recipe, data)
+        return trainer
+    trainer = shared.trainer = None
+    gc.collect()  # a trainer has reference cycles; free its memory before the next one is built
+    torch.compiler.reset()  # the compiler gives up on a function after eight modules
+    shared.trainer, shared.key = Trainer(recipe, data, device, ranks), key
+    return shared.trainer
+
+
+def can_share_step(trainer: Trainer, recipe: Recipe) -> bool:
+    """Whether this recipe has the same step as the trainer."""
+    alphas = [flattened(spec).get("loss.alpha") for spec in (trainer.recipe, recipe)]
+    if trainer.inputs.alpha is None and alphas[0] != alphas[1]:
+        return False
+    if trainer.compilation.enabled != bool(recipe.train.compile):  # compiling has failed
+        return False
+    fixed = []
+    for spec in (trainer.recipe, recipe):
+        free = fields_marked(spec, FREE_IN_A_SHARED_STEP)
+        fixed.append({key: value for key, value in flattened(spec).items() if key not in free})
+    return fixed[0] == fixed[1]

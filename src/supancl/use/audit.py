@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Unpack
 
 from supancl.data.opening import check_source
-from supancl.data.sources.csv_correction import Correction, write_corrected
+from supancl.data.sources.table import Correction, write_corrected
 from supancl.data.views.evaluation import View
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput
@@ -111,7 +111,7 @@ def audit(
     (evaluated,) = open_encoders(encoder, options, saves_results=False)
     from supancl.evaluation.audit import AuditSettings, audit_labels, describe, has_label_noise
     from supancl.evaluation.sources import spec_for
-    from supancl.reports.audit_page import audit_page
+    from supancl.reports.audit import audit_page
     from supancl.reports.page import write_page
 
     spec = spec_for(evaluated, given)

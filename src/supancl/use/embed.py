@@ -6,7 +6,6 @@ import csv
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,8 +82,6 @@ def embed(
         check_source(str(data))
     if out is not None:
         output = Output(Path(out), tuple(WRITERS)).check()
-        if output.path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
-            raise BadInput(f"out {out}: .parquet needs pyarrow; pip install 'supancl[parquet]', or write .csv or .npz")
         (evaluated,) = open_encoders(encoder, options, saves_results=False)
         return embed_to_file(evaluated, str(data), output, view)
     from supancl.probes import features as probes

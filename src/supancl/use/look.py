@@ -80,8 +80,7 @@ def map(
     if "@" not in source:
         check_source(source)
     opened = open_encoders(list(named), options, saves_results=False)
-    from supancl.reports.map_page import map_page
-    from supancl.reports.maps import MapRequest, build_maps, name_encoders, to_panels
+    from supancl.reports.map import MapRequest, build_maps, map_page, name_encoders, to_panels
     from supancl.reports.page import write_page
     from supancl.reports.pictures import draw_panels
 

@@ -23,7 +23,7 @@ TOY_SEED = 0
 class ToySpec:
     """The numbers of App. B: `scale`, the standard deviation per dimension, is the root of a covariance of 0.35.
 
-    The toy study reads App. B differently by default (docs/toy-readings.md).
+    The toy study reads App. B differently by default (docs/measurements/toy-readings.md).
     """
 
     classes: Count = 3

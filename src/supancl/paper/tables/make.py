@@ -221,7 +221,7 @@ def evaluate(plan: Plan, names: list[str]) -> list[str]:
     for name in names:
         for measurement in measurements(plan, name, evaluator):
             try:
-                evaluator.find_or_measure(plan.out / name, measurement)
+                evaluator.rows(plan.out / name, measurement)
             except BadInput as error:
                 failures.append(f"{name}: {measurement.protocol} not measured: {error}")
     kinds = {column.partition(":")[0] for column in plan.layout.paper.columns}

@@ -24,7 +24,7 @@ ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
 
 @dataclass(frozen=True)
 class Reading:
-    """What App. B leaves open, and how we read it; docs/toy-readings.md lists all readings that were tried."""
+    """What App. B leaves open, and how we read it; docs/measurements/toy-readings.md lists all that were tried."""
 
     name: str
     noise: float  # standard deviation per dimension of the pretraining classes

@@ -1,8 +1,8 @@
-// The page of `supancl audit`: suspects, duplicates and outliers, a page at a time; decisions can be saved as CSV.
+// The page of `supancl audit`: suspects, duplicates and outliers, a page at a time; new labels are saved as CSV.
 "use strict";
 
 const PER_PAGE = 25;
-const DECISIONS = { w: "wrong", r: "right", u: "" };
+const KEYS = { r: "relabelled", k: "kept", e: "emptied", u: "" };
 
 class AuditPage {
   constructor(data, sprites) {
@@ -10,55 +10,23 @@ class AuditPage {
     this.data = data;
     this.labels = unpackArray(data.labels);
     this.splitOf = unpackArray(data.split_of);
-    this.tabs = { suspects: this.readSuspects(data.suspects), duplicates: this.readDuplicates(data.duplicates), outliers: this.readOutliers(data.outliers) };
+    this.tabs = {
+      suspects: { title: "Suspects", ...data.suspects, card: (entry) => this.suspectCard(entry), shows: { "": "all suspects", undecided: "undecided", relabelled: "relabelled", kept: "kept", emptied: "emptied" } },
+      duplicates: { title: "Duplicates", ...data.duplicates, card: (entry) => this.duplicateCard(entry), shows: { "": "all pairs", splits: "across splits", labels: "with different labels", same: "with the same pixels" } },
+      outliers: { title: "Outliers", ...data.outliers, card: (entry) => this.outlierCard(entry), shows: { "": "all outliers" } },
+    };
     this.store = `supancl-audit ${location.pathname}`;
-    this.decisions = new Map(); // image -> wrong or right
+    this.decisions = new Map(); // image -> relabelled, kept or emptied
     this.restore();
     this.addControls();
     this.open(Object.keys(this.tabs).find((name) => this.tabs[name].entries.length) ?? "suspects");
   }
 
-  // --- what was found: entries of images, with what their card shows -------------------------------------------------
-
-  withNeighbours(table) {
-    const image = unpackArray(table.image), neighbours = unpackArray(table.neighbours), count = this.data.neighbours;
-    return [...image].map((number, i) => ({ images: [number], neighbours: [...neighbours.subarray(i * count, (i + 1) * count)] }));
-  }
-
-  readSuspects(table) {
-    const [suggested, score, suggestedScore] = [table.suggested, table.score, table.suggestedScore].map(unpackArray);
-    const entries = this.withNeighbours(table).map((entry, i) => (
-      { ...entry, suggested: suggested[i], value: score[i], scores: `${score[i].toFixed(2)}, suggested ${suggestedScore[i].toFixed(2)}` }
-    ));
-    return {
-      title: "Suspects", total: table.total, entries, card: (entry) => this.suspectCard(entry),
-      shows: { "": "all suspects", undecided: "undecided", wrong: "wrong", right: "right" },
-      isShown: (entry, show) => (this.decisions.get(entry.images[0]) ?? "undecided") === show,
-      orders: { "": "most suspicious first", last: "least suspicious first", label: "by label", suggested: "by suggested label" },
-    };
-  }
-
-  readDuplicates(table) {
-    const entries = table.pairs.map(([first, second, kind, difference]) => ({ images: [first, second], kind, value: difference }));
-    return {
-      title: "Duplicates", total: table.total, entries, card: (entry) => this.duplicateCard(entry),
-      shows: { "": "all pairs", splits: "across splits", labels: "with different labels", same: "with the same pixels" },
-      isShown: (entry, show) => {
-        const [first, second] = entry.images;
-        if (show === "same") return entry.kind === "same pixels";
-        return show === "splits" ? this.splitOf[first] !== this.splitOf[second] : this.hasOtherLabel(entry);
-      },
-      orders: { "": "different labels first", value: "most alike first", label: "by label" },
-    };
-  }
-
-  readOutliers(table) {
-    const factor = unpackArray(table.factor);
-    const entries = this.withNeighbours(table).map((entry, i) => ({ ...entry, value: factor[i] }));
-    return {
-      title: "Outliers", total: table.total, entries, card: (entry) => this.outlierCard(entry),
-      shows: { "": "all outliers" }, isShown: () => true, orders: { "": "strangest first", label: "by label" },
-    };
+  isShown(entry, show) {
+    const [first, second] = entry.images;
+    if (this.tab === this.tabs.suspects) return (this.decisions.get(first) ?? "undecided") === show;
+    if (show === "same") return entry.kind === "same pixels";
+    return show === "splits" ? this.splitOf[first] !== this.splitOf[second] : this.hasOtherLabel(entry);
   }
 
   className(label, unlabelled = "(unlabelled)") {
@@ -82,10 +50,8 @@ class AuditPage {
     }
     const used = new Set(Object.values(this.tabs).flatMap((tab) => tab.entries).flatMap((entry) => this.labelsOf(entry)));
     this.data.classes.forEach((name, label) => { if (used.has(label)) find("class").append(new Option(name, label)); });
-    this.data.splits.forEach((name, split) => find("split").append(new Option(name, split)));
-    find("split").hidden = this.data.splits.length < 2;
     find("search").addEventListener("input", () => this.filter());
-    for (const id of ["class", "split", "show", "order"]) find(id).addEventListener("change", () => this.filter());
+    for (const id of ["class", "show"]) find(id).addEventListener("change", () => this.filter());
     find("previous").addEventListener("click", () => this.leaf(-1));
     find("next").addEventListener("click", () => this.leaf(1));
     find("save").addEventListener("click", () => this.save());
@@ -101,37 +67,26 @@ class AuditPage {
     for (const button of document.querySelectorAll("#tabs button")) {
       button.setAttribute("aria-pressed", button.id === `tab-${name}`);
     }
-    for (const [id, options] of [["show", this.tab.shows], ["order", this.tab.orders]]) {
-      const list = document.getElementById(id);
-      list.replaceChildren(...Object.entries(options).map(([value, text]) => new Option(text, value)));
-      list.hidden = list.length < 2;
-    }
+    const list = document.getElementById("show");
+    list.replaceChildren(...Object.entries(this.tab.shows).map(([value, text]) => new Option(text, value)));
+    list.hidden = list.length < 2;
     document.getElementById("keys").hidden = name !== "suspects";
     this.filter();
   }
 
   filter() {
     const read = (id) => document.getElementById(id).value;
-    const words = read("search").trim().toLowerCase(), label = read("class"), split = read("split"), show = read("show");
+    const words = read("search").trim().toLowerCase(), label = read("class"), show = read("show");
     this.shown = this.tab.entries.filter((entry) =>
       (!label || this.labelsOf(entry).includes(Number(label)))
-      && (!split || entry.images.some((image) => this.splitOf[image] === Number(split)))
-      && (!show || this.tab.isShown(entry, show))
+      && (!show || this.isShown(entry, show))
       && (!words || this.searchText(entry).includes(words)));
-    this.sort(read("order"));
     this.turn(0);
   }
 
   searchText(entry) {
     entry.text ??= [...entry.images.map((image) => this.data.prefix + this.data.names[image]), ...this.labelsOf(entry).map((label) => this.className(label))].join("\n").toLowerCase();
     return entry.text;
-  }
-
-  sort(order) {
-    const byLabel = (entry) => (order === "label" ? this.labels[entry.images[0]] : entry.suggested);
-    if (order === "last") this.shown.reverse();
-    else if (order === "value") this.shown.sort((a, b) => a.value - b.value);
-    else if (order) this.shown.sort((a, b) => byLabel(a) - byLabel(b)); // stable: within a label as before
   }
 
   // --- a page of cards -----------------------------------------------------------------------------------------------
@@ -196,9 +151,8 @@ class AuditPage {
     const given = element("div"), suggested = element("div"), buttons = element("div", "audit-row");
     given.append(element("span", "small", "label "), element("strong", "bad", this.className(this.labels[image])));
     suggested.append(element("span", "small", "suggested "), element("strong", "good", this.className(entry.suggested)));
-    for (const [name, text] of [["wrong", "Confirm wrong"], ["right", "Label is right"]]) {
+    for (const [name, text] of [["relabelled", "Relabel"], ["kept", "Keep"], ["emptied", "Empty"]]) {
       const button = element("button", "", text);
-      Object.assign(button, { type: "button" });
       button.dataset.decision = name;
       button.addEventListener("click", () => {
         this.focusCard(this.entries.indexOf(entry));
@@ -206,7 +160,7 @@ class AuditPage {
       });
       buttons.append(button);
     }
-    about.append(given, suggested, element("div", "small", `score ${entry.scores}`), this.describe(image), buttons);
+    about.append(given, suggested, element("div", "small", `score ${entry.value.toFixed(2)}, suggested ${entry.suggestedScore.toFixed(2)}`), this.describe(image), buttons);
     const card = this.card(entry, this.thumbnail(image), about);
     card.dataset.image = image;
     this.markDecision(card, image);
@@ -243,9 +197,9 @@ class AuditPage {
     if (step) {
       event.preventDefault();
       this.focusCard(Math.min(Math.max(this.focused + step, 0), this.entries.length - 1));
-    } else if (event.key in DECISIONS && this.focused >= 0) {
-      this.decide(this.entries[this.focused], DECISIONS[event.key]);
-      if (DECISIONS[event.key] && this.focused < this.entries.length - 1) this.focusCard(this.focused + 1);
+    } else if (event.key in KEYS && this.focused >= 0) {
+      this.decide(this.entries[this.focused], KEYS[event.key]);
+      if (KEYS[event.key] && this.focused < this.entries.length - 1) this.focusCard(this.focused + 1);
     }
   }
 
@@ -272,7 +226,7 @@ class AuditPage {
   }
 
   key() {
-    return [this.data.names.length, this.data.suspects.image.base64, this.data.suspects.score.base64].join(" ");
+    return [this.data.names.length, ...this.tabs.suspects.entries.map((entry) => entry.images[0])].join(" ");
   }
 
   markDecision(card, image) {
@@ -284,17 +238,20 @@ class AuditPage {
 
   countDecisions() {
     const count = (name) => [...this.decisions.values()].filter((decision) => decision === name).length;
-    document.getElementById("decided").textContent = `${count("wrong")} wrong, ${count("right")} right`;
+    document.getElementById("decided").textContent = ["relabelled", "kept", "emptied"].map((name) => `${count(name)} ${name}`).join(", ");
     document.getElementById("save").disabled = !this.decisions.size;
   }
 
+  // All images as a source: path, label, split. Of images that are no files only those that were decided on.
   save() {
-    const rows = this.tabs.suspects.entries.filter((entry) => this.decisions.has(entry.images[0])).map((entry) => {
-      const [image] = entry.images;
-      return [this.data.prefix + this.data.names[image], this.className(this.labels[image], ""), this.data.splits[this.splitOf[image]],
-        this.className(entry.suggested), entry.value.toFixed(4), this.decisions.get(image)];
+    const suggested = new Map(this.tabs.suspects.entries.map((entry) => [entry.images[0], entry.suggested]));
+    const images = this.data.hasFiles ? [...this.data.names.keys()] : [...this.decisions.keys()];
+    const rows = images.map((image) => {
+      const decision = this.decisions.get(image), split = this.data.splits[this.splitOf[image]];
+      const label = decision === "emptied" ? -1 : decision === "relabelled" ? suggested.get(image) : this.labels[image];
+      return [this.data.prefix + this.data.names[image], this.className(label, ""), split === "held-out" ? "train" : split];
     });
-    saveCsv("decisions.csv", [["path", "label", "split", "suggested", "score", "decision"], ...rows]);
+    saveCsv("relabelled.csv", [["path", "label", "split"], ...rows]);
   }
 }
 

@@ -1,7 +1,6 @@
 // Line charts: <figure class="chart" data-chart="NAME">, with data {title, x, curves: [{name, colour, points: [[x, y], ...]}]}.
 // Curves are named if there are several, or if `legend` is true.
-// Move over a chart to read values, drag to zoom in, double-click to see everything again. With the keyboard: arrows, Home
-// and End read values, + zooms in around the one that is read, Escape sees everything again.
+// Move over a chart or use arrows, Home and End to read values; drag to zoom in, double-click or Escape to see everything.
 "use strict";
 {
   const WIDTH = 400, HEIGHT = 220, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 30;
@@ -151,14 +150,11 @@
     press(event) {
       const points = this.drawn.find((curve) => curve.points.length)?.points;
       if (!points || event.ctrlKey || event.metaKey || event.altKey) return false;
-      const { key } = event, { at } = this, last = points.length - 1, index = points.findIndex(([x]) => x === at);
+      const { key } = event, last = points.length - 1, index = points.findIndex(([x]) => x === this.at);
       const steps = { ArrowLeft: index < 0 ? last : index - 1, ArrowRight: index + 1, Home: 0, End: last };
       if (key in steps) this.read(points[Math.min(Math.max(steps[key], 0), last)][0]);
-      else if (key === "Escape" || (key === "+" && at !== null)) {
-        const room = (this.xs[1] - this.xs[0]) / 4;
-        this.zoom(key === "+" ? [at - room, at + room] : null);
-        if (at !== null) this.read(at);
-      } else return false;
+      else if (key === "Escape") this.zoom(null);
+      else return false;
       return true;
     }
 
@@ -184,10 +180,6 @@
         const range = [from, this.fromEvent(event)].sort((a, b) => a - b);
         from = null;
         if (this.toX(range[1]) - this.toX(range[0]) > 6) this.zoom(range);
-      });
-      this.svg.addEventListener("pointercancel", () => { // a finger scrolls the page
-        from = null;
-        this.box?.setAttribute("visibility", "hidden");
       });
       this.svg.addEventListener("pointerleave", () => this.stopReading());
       this.svg.addEventListener("blur", () => this.stopReading());

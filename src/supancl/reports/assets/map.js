@@ -18,6 +18,7 @@ class ImageMap {
     this.shared = {
       classOf, order: unpackArray(data.order), visible: new Uint8Array(this.count).fill(1),
       selected: new Uint8Array(this.count), selectedCount: 0, hovered: -1, focus: -1, lassoMode: false,
+      sprites: this.sprites, names: this.classes, unlabelled: data.classes.length, showsPictures: true,
     };
     // the classes of each combination of labels, its cell in a .csv, and which one an image has; classOf is its colour
     this.hasSeveral = Boolean(data.label_sets);
@@ -45,7 +46,7 @@ class ImageMap {
       click: (_, index) => this.focus(index),
       lasso: (map, polygon, adds) => this.selectInside(map, polygon, adds),
     });
-    scatter.neighbours = unpackArray(encoder.neighbours);
+    for (const name of ["neighbours", "predicted", "share"]) scatter[name] = unpackArray(encoder[name]);
     scatter.title = encoder.title;
     return scatter;
   }
@@ -59,6 +60,11 @@ class ImageMap {
     find("lasso").addEventListener("click", () => {
       this.shared.lassoMode = !this.shared.lassoMode;
       find("lasso").setAttribute("aria-pressed", this.shared.lassoMode);
+    });
+    find("pictures").addEventListener("click", () => {
+      this.shared.showsPictures = !this.shared.showsPictures;
+      find("pictures").setAttribute("aria-pressed", this.shared.showsPictures);
+      this.redraw();
     });
     find("fit").addEventListener("click", () => this.scatters.forEach((scatter) => scatter.fit()));
     find("select-shown").addEventListener("click", () => this.select(this.indices((i) => this.shared.visible[i])));
@@ -117,6 +123,10 @@ class ImageMap {
     this.shared.paper = pack(this.paper);
     this.shared.ink = `rgb(${this.ink.join(" ")})`;
     this.shared.colours = new Uint32Array(this.classes.map((_, label) => pack(this.rgb(label))));
+    const fade = (rgb) => rgb.map((part, channel) => Math.round(0.3 * part + 0.7 * this.paper[channel]));
+    this.shared.pale = new Uint32Array(this.classes.map((_, label) => pack(fade(this.rgb(label)))));
+    this.shared.cssColours = this.classes.map((_, label) => this.cssColour(label));
+    this.shared.cssPaper = `rgb(${this.paper.join(" ")})`;
   }
 
   changeTheme() {
@@ -150,6 +160,7 @@ class ImageMap {
   // Show images of the checked classes and the chosen split whose name or class has the text searched for. One of
   // several classes is enough.
   filter() {
+    this.shared.filters = {}; // another one each time
     const { visible } = this.shared, words = document.getElementById("search").value.trim().toLowerCase();
     const split = this.splits.indexOf(document.getElementById("split").value);
     const isClassMatch = this.classes.map((name) => name.toLowerCase().includes(words));
@@ -181,7 +192,6 @@ class ImageMap {
     document.getElementById("selected").textContent = indices.length
       ? `${indices.length.toLocaleString("en")} selected` : "Nothing selected: draw a lasso (or drag with Shift)";
     document.getElementById("save").disabled = !indices.length;
-    this.allowClear();
     const more = indices.length > MOST_SHOWN ? [element("p", "small", `and ${(indices.length - MOST_SHOWN).toLocaleString("en")} more, in the CSV`)] : [];
     document.getElementById("selection").replaceChildren(this.thumbnails(indices.slice(0, MOST_SHOWN)), ...more);
     this.redraw();
@@ -192,14 +202,9 @@ class ImageMap {
     this.focus(-1);
   }
 
-  // The button works if something is selected or an image is shown.
-  allowClear() {
-    document.getElementById("clear").disabled = !this.shared.selectedCount && this.shared.focus < 0;
-  }
-
   save() {
-    const rows = this.selection.map((i) => [this.prefix + this.names[i], this.labelSets[this.setOf[i]].cell, this.splits[this.splitOf[i]]]);
-    saveCsv("selection.csv", [["path", "label", "split"], ...rows]);
+    const rows = this.selection.map((i) => [this.prefix + this.names[i], this.labelSets[this.setOf[i]].cell, this.splits[this.splitOf[i]], this.classes[this.scatters[0].predicted[i]] ?? ""]);
+    saveCsv("selection.csv", [["path", "label", "split", "predicted"], ...rows]);
   }
 
   // --- one image -----------------------------------------------------------------------------------------------------
@@ -221,7 +226,12 @@ class ImageMap {
   }
 
   describe(index) {
-    return [element("strong", "", this.className(index)), element("span", "small", `${this.names[index]} (${this.splits[this.splitOf[index]]})`)];
+    const predictions = this.scatters.filter((scatter) => scatter.predicted[index] >= 0).map((scatter) => {
+      const of = this.scatters.length > 1 ? ` (${scatter.title})` : "", label = scatter.predicted[index];
+      const isOther = this.isLabelled(index) && !this.labelSets[this.setOf[index]].classes.includes(label);
+      return element("span", isOther ? "small bad" : "small", `predicted ${this.classes[label]} ${scatter.share[index]}%${of}`);
+    });
+    return [element("strong", "", this.className(index)), ...predictions, element("span", "small", `${this.names[index]} (${this.splits[this.splitOf[index]]})`)];
   }
 
   thumbnail(index) {
@@ -266,7 +276,6 @@ class ImageMap {
   focus(index) {
     const section = document.getElementById("image");
     this.shared.focus = index;
-    this.allowClear();
     this.redraw();
     if (index < 0) {
       section.replaceChildren(element("p", "small", "Near points are images with similar features (t-SNE); distances between groups mean little. Click a point: its image and nearest neighbours appear here."));

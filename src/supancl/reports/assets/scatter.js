@@ -31,7 +31,7 @@ function isInside(x, y, polygon) {
 class Scatter {
   // `shared`: what all maps of a page have in common (see ImageMap); `on`: hover, click and lasso of the reader.
   constructor(canvas, points, shared, on) {
-    Object.assign(this, { canvas, points, shared, on, lasso: [], drag: null, fingers: new Map(), zoom: 1 });
+    Object.assign(this, { canvas, points, shared, on, lasso: [], drag: null, zoom: 1 });
     this.count = points.length / 2;
     this.context = canvas.getContext("2d");
     this.bounds = this.findBounds();
@@ -59,21 +59,21 @@ class Scatter {
     this.redraw();
   }
 
-  // CSS pixels per unit of the map
-  get scale() {
-    const room = 0.92 * this.zoom;
-    return room * Math.min(this.canvas.clientWidth / this.bounds.width, this.canvas.clientHeight / this.bounds.height);
+  // CSS pixels per unit of the map, across and down: it fills its frame, because distances of t-SNE mean little
+  get scales() {
+    const { canvas, bounds } = this, room = 0.92 * this.zoom;
+    return [room * canvas.clientWidth / bounds.width, room * canvas.clientHeight / bounds.height];
   }
 
   toScreen(index) {
-    const { scale, canvas, points } = this;
-    return [canvas.clientWidth / 2 + (points[2 * index] - this.x) * scale,
-            canvas.clientHeight / 2 - (points[2 * index + 1] - this.y) * scale];
+    const { scales: [across, down], canvas, points } = this;
+    return [canvas.clientWidth / 2 + (points[2 * index] - this.x) * across,
+            canvas.clientHeight / 2 - (points[2 * index + 1] - this.y) * down];
   }
 
   toMap(left, top) {
-    const { scale, canvas } = this;
-    return [this.x + (left - canvas.clientWidth / 2) / scale, this.y - (top - canvas.clientHeight / 2) / scale];
+    const { scales: [across, down], canvas } = this;
+    return [this.x + (left - canvas.clientWidth / 2) / across, this.y - (top - canvas.clientHeight / 2) / down];
   }
 
   redraw() {
@@ -107,16 +107,16 @@ class Scatter {
 
   // Stamp the visible points, all or those that are (not) selected.
   stampPoints(stamp, ratio, selected, opacity) {
-    const { points, pixels, scale } = this, { width, height } = this.image, { offsets } = stamp;
-    const { visible, colours, classOf, order, selected: isSelected } = this.shared, zoom = scale * ratio;
+    const { points, pixels, scales } = this, { width, height } = this.image, { offsets } = stamp;
+    const { visible, classOf, order, selected: isSelected } = this.shared, [across, down] = scales.map((scale) => scale * ratio);
     const covers = stamp.covers.map((cover) => (cover * opacity) >> 8);
-    const left = width / 2 - this.x * zoom, top = height / 2 + this.y * zoom, reach = Math.ceil(this.radius * ratio);
+    const left = width / 2 - this.x * across, top = height / 2 + this.y * down, reach = Math.ceil(this.radius * ratio);
     for (let k = 0; k < order.length; k++) {
       const i = order[k];
       if (!visible[i] || (selected !== null && isSelected[i] !== selected)) continue;
-      const x = Math.round(left + points[2 * i] * zoom), y = Math.round(top - points[2 * i + 1] * zoom);
+      const x = Math.round(left + points[2 * i] * across), y = Math.round(top - points[2 * i + 1] * down);
       if (x < reach || y < reach || x >= width - reach || y >= height - reach) continue;
-      const colour = colours[classOf[i]], redBlue = colour & 0xff00ff, green = colour & 0xff00;
+      const colour = this.colourOf(i, classOf[i]), redBlue = colour & 0xff00ff, green = colour & 0xff00;
       for (let s = 0; s < offsets.length; s++) {
         const at = y * width + x + offsets[s], cover = covers[s];
         if (cover === FULL) { pixels[at] = colour; continue; }
@@ -127,8 +127,55 @@ class Scatter {
     }
   }
 
+  // Unlabelled points are pale, in the colour of the class that is predicted for them.
+  colourOf(index, label) {
+    const { colours, pale, unlabelled } = this.shared, { predicted } = this;
+    return label < unlabelled ? colours[label] : predicted && predicted[index] >= 0 ? pale[predicted[index]] : pale[unlabelled];
+  }
+
+  // Pictures of points that are not close to one another.
+  drawPictures() {
+    const { context, canvas, shared } = this, { visible, order, classOf, unlabelled } = shared, side = 40, taken = new Set();
+    for (let k = order.length - 1; k >= Math.max(0, order.length - 5000); k--) {
+      const i = order[k], [x, y] = this.toScreen(i), column = Math.floor(x / 60), row = Math.floor(y / 55);
+      if (!visible[i] || classOf[i] === unlabelled || Math.min(x, y, canvas.clientWidth - x, canvas.clientHeight - y) < side / 2) continue;
+      if ([-1, 0, 1].some((right) => [-1, 0, 1].some((below) => taken.has(`${column + right} ${row + below}`)))) continue;
+      taken.add(`${column} ${row}`);
+      shared.sprites.paint(context, i, x - side / 2, y - side / 2, side, shared.cssColours[classOf[i]], () => this.redraw());
+    }
+  }
+
+  // The middle of the visible points of each class, the largest first; they change with the filters alone.
+  findMiddles() {
+    const { visible, classOf, unlabelled } = this.shared, rows = new Map();
+    for (let i = 0; i < this.count; i++) {
+      if (!visible[i] || classOf[i] === unlabelled) continue;
+      rows.has(classOf[i]) ? rows.get(classOf[i]).push(i) : rows.set(classOf[i], [i]);
+    }
+    const middle = (found, channel) => found.map((i) => this.points[2 * i + channel]).sort((a, b) => a - b)[found.length >> 1];
+    const largest = [...rows].sort((a, b) => b[1].length - a[1].length).slice(0, 40);
+    this.middles = { of: this.shared.filters, list: largest.map(([label, found]) => [label, middle(found, 0), middle(found, 1)]) };
+  }
+
+  drawNames() {
+    const { context, shared, canvas, scales: [across, down] } = this, taken = [];
+    if (this.middles?.of !== shared.filters) this.findMiddles();
+    Object.assign(context, { font: "600 13px system-ui, sans-serif", textAlign: "center", lineJoin: "round", lineWidth: 4, strokeStyle: shared.cssPaper, fillStyle: shared.ink });
+    for (const [label, mapX, mapY] of this.middles.list) {
+      const text = shared.names[label].slice(0, 30), half = context.measureText(text).width / 2;
+      const x = canvas.clientWidth / 2 + (mapX - this.x) * across;
+      let y = canvas.clientHeight / 2 - (mapY - this.y) * down;
+      while (taken.some((other) => Math.abs(other.x - x) < other.half + half + 4 && Math.abs(other.y - y) < 17)) y += 6;
+      if (x < half || x > canvas.clientWidth - half || y < 16 || y > canvas.clientHeight) continue;
+      taken.push({ x, y, half });
+      context.strokeText(text, x, y);
+      context.fillText(text, x, y);
+    }
+  }
+
   drawMarks() {
     const { context, shared } = this;
+    if (shared.showsPictures) { this.drawPictures(); this.drawNames(); }
     const ring = (index, radius, width) => {
       const [x, y] = this.toScreen(index);
       context.lineWidth = width;
@@ -158,10 +205,10 @@ class Scatter {
 
   // The visible point nearest to a place on the screen, within a few pixels; -1 if there is none.
   find(left, top) {
-    const [x, y] = this.toMap(left, top), { points } = this, { visible } = this.shared;
-    let best = ((this.radius + 5) / this.scale) ** 2, nearest = -1;
+    const [x, y] = this.toMap(left, top), { points, scales: [across, down] } = this, { visible } = this.shared;
+    let best = (this.radius + 5) ** 2, nearest = -1;
     for (let i = 0; i < this.count; i++) {
-      const distance = (points[2 * i] - x) ** 2 + (points[2 * i + 1] - y) ** 2;
+      const distance = ((points[2 * i] - x) * across) ** 2 + ((points[2 * i + 1] - y) * down) ** 2;
       if (distance <= best && visible[i]) [best, nearest] = [distance, i];
     }
     return nearest;
@@ -186,14 +233,12 @@ class Scatter {
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button) return;
       canvas.setPointerCapture(event.pointerId);
-      this.fingers.set(event.pointerId, [event.offsetX, event.offsetY]);
-      if (this.fingers.size > 1) { this.forgetDrag(); return; }
       this.drag = { left: event.offsetX, top: event.offsetY, moved: false, lasso: shared.lassoMode || event.shiftKey };
       if (this.drag.lasso) this.lasso = [[event.offsetX, event.offsetY]];
     });
     canvas.addEventListener("pointermove", (event) => this.move(event));
     canvas.addEventListener("pointerup", (event) => this.release(event));
-    canvas.addEventListener("pointercancel", (event) => { this.fingers.delete(event.pointerId); this.forgetDrag(); });
+    canvas.addEventListener("pointercancel", () => this.forgetDrag());
     canvas.addEventListener("pointerleave", () => { if (!this.drag) on.hover(this, -1); });
   }
 
@@ -203,26 +248,8 @@ class Scatter {
     this.redraw();
   }
 
-  // Two fingers zoom and move the map: what was between them stays between them.
-  pinch(event) {
-    const span = () => {
-      const [[x, y], [otherX, otherY]] = this.fingers.values();
-      return { left: (x + otherX) / 2, top: (y + otherY) / 2, size: Math.hypot(x - otherX, y - otherY) || 1 };
-    };
-    const before = span();
-    this.fingers.set(event.pointerId, [event.offsetX, event.offsetY]);
-    const after = span();
-    this.x -= (after.left - before.left) / this.scale;
-    this.y += (after.top - before.top) / this.scale;
-    this.zoomAt(after.left, after.top, after.size / before.size);
-  }
-
   move(event) {
     const { drag } = this, [left, top] = [event.offsetX, event.offsetY];
-    if (this.fingers.size > 1) {
-      if (this.fingers.has(event.pointerId)) this.pinch(event);
-      return;
-    }
     if (!drag) {
       this.on.hover(this, this.find(left, top), event);
       return;
@@ -233,8 +260,9 @@ class Scatter {
     if (drag.lasso) {
       this.lasso.push([left, top]);
     } else {
-      this.x -= (left - drag.left) / this.scale;
-      this.y += (top - drag.top) / this.scale;
+      const [across, down] = this.scales;
+      this.x -= (left - drag.left) / across;
+      this.y += (top - drag.top) / down;
       [drag.left, drag.top] = [left, top];
     }
     this.redraw();
@@ -242,7 +270,6 @@ class Scatter {
 
   release(event) {
     const { drag } = this, lasso = this.lasso;
-    this.fingers.delete(event.pointerId);
     this.drag = null;
     this.lasso = [];
     if (drag && !drag.moved) this.on.click(this, this.find(event.offsetX, event.offsetY));

@@ -3,7 +3,7 @@
 
 // The typed array of {dtype, base64}, as packed by reports/sprites.py.
 function unpackArray(packed) {
-  const kinds = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array };
+  const kinds = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array, int16: Int16Array, uint16: Uint16Array, uint32: Uint32Array };
   const text = atob(packed.base64);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
@@ -18,6 +18,7 @@ class Sprites {
     this.contents = data.sheets;
     this.sizes = unpackArray(data.sizes);
     this.sheets = [];
+    this.decoded = [];
   }
 
   sheet(number) {
@@ -30,6 +31,18 @@ class Sprites {
       });
     }
     return this.sheets[number];
+  }
+
+  // Paint an image into a square of a context, with a frame; a sheet that is not decoded yet calls `later` when it is.
+  paint(context, index, left, top, side, frame, later) {
+    const perSheet = this.columns * this.columns, slot = index % perSheet, number = Math.floor(index / perSheet);
+    const image = this.decoded[number];
+    if (!image) { this.sheet(number).then((found) => { this.decoded[number] = found; later(); }); return; }
+    const width = this.sizes[2 * index], height = this.sizes[2 * index + 1], scale = side / Math.max(width, height);
+    const x = left + (side - width * scale) / 2, y = top + (side - height * scale) / 2;
+    context.fillStyle = frame;
+    context.fillRect(x - 2, y - 2, width * scale + 4, height * scale + 4);
+    context.drawImage(image, (slot % this.columns) * this.side, Math.floor(slot / this.columns) * this.side, width, height, x, y, width * scale, height * scale);
   }
 
   // Draw an image on a canvas, which gets the image's size in pixels; the last call for a canvas wins.

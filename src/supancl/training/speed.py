@@ -1,17 +1,98 @@
-"""A training step recorded once as a CUDA graph and replayed: one launch per step instead of thousands."""
+"""A faster step of the same values: compiled, recorded as a CUDA graph and replayed, shared by several runs.
+
+`Compilation` replaces methods of `Step` by compiled ones. `CapturedStep` records a step once and replays it: one launch
+per step instead of thousands.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from supancl.data.store.memory import Batch
+from supancl.distributed import Ranks
+from supancl.files import reason
+from supancl.training.step import Step
 
+T = TypeVar("T")
 WARM_UP_STEPS = 3  # before capturing: libraries choose their kernels and allocate memory
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+def is_compiler_error(error: BaseException) -> bool:
+    """Whether the compiler failed, and not the compiled code: then nothing of it has run."""
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton"))
+
+
+def compile_or_eager(function: Callable[..., T], on_failure: Callable[[Exception], None]) -> Callable[..., T]:
+    """The compiled function. If compiling fails, it calls `on_failure` once and runs uncompiled from then on.
+
+    For work that cannot be repeated: several ranks in the middle of a step, or filling a pool.
+    """
+    current = torch.compile(function)
+
+    def run(*args: Any, **kwargs: Any) -> T:
+        nonlocal current
+        try:
+            return current(*args, **kwargs)
+        except Exception as error:
+            if current is function or not is_compiler_error(error):
+                raise
+            current = function
+            on_failure(error)
+            return function(*args, **kwargs)
+
+    return run
+
+
+class Compilation:
+    """Compiles the methods of a step and collects failures of the compiler (`take_failures`)."""
+
+    def __init__(self, enabled: bool, ranks: Ranks) -> None:
+        self.enabled, self.ranks = enabled, ranks
+        self.failures: list[str] = []
+
+    def disable(self) -> None:
+        """Compile nothing from now on, and drop earlier failures: one message replaces them."""
+        self.enabled, self.failures = False, []
+
+    def take_failures(self) -> list[str]:
+        """Return and clear the failures since the last call."""
+        failures, self.failures = self.failures, []
+        return failures
+
+    def compile(self, step: Step) -> Step:
+        """The step with compiled methods. One process compiles branches and loss as one graph, and repeats the step
+        uncompiled if that fails. Several ranks exchange data within a step: they compile only views, pool and
+        unsynchronised branches.
+        """
+        if not self.enabled:
+            return step
+        if self.ranks.size == 1:
+            step.forward_and_loss = torch.compile(step.forward_and_loss)  # type: ignore[method-assign]
+        elif not step.recipe.train.sync_norm:
+            step.branches = self._or_eager("the branches", step.branches)
+        if step.model.device.type == "cuda":  # where these are dozens of short kernels
+            step.render = self._or_eager("the views", step.render)
+            if step.model.pool is not None:
+                step.push = self._or_eager("filling the pool", step.push)
+        return step
+
+    def _or_eager(self, name: str, function: Any) -> Any:
+        def on_failure(error: Exception) -> None:
+            self.failures.append(f"{name} could not be compiled ({reason(error)}); running uncompiled, which is slower")
+
+        return compile_or_eager(function, on_failure)
+
+
+# --- a captured step --------------------------------------------------------------------------------------------------
 
 
 class CapturedStep:

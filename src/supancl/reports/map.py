@@ -1,0 +1,295 @@
+"""`supancl map`: the images of a source, their place, neighbours and predicted labels by each encoder, and the page."""
+
+from __future__ import annotations
+
+import colorsys
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from supancl.data.label_pairs import ImageLabels, heaviest_labels, label_cell, list_labels
+from supancl.data.levels import with_leaf_labels
+from supancl.data.splits import Source, Split
+from supancl.errors import BadInput, did_you_mean
+from supancl.evaluation.encoder import EvaluatedEncoder
+from supancl.evaluation.sources import held_out_mask, read_source, spec_for
+from supancl.files import absolute_path
+from supancl.probes import Features
+from supancl.probes.knn import count_votes, default_k, neighbours
+from supancl.reports.page import html_page, short_source
+from supancl.reports.pictures import COLOURS, Panel
+from supancl.reports.sprites import draw_sprites, pack_array, thumbnail_bytes
+from supancl.reports.tsne import check_tsne, nearest_images, tsne_map
+
+NEIGHBOURS = 12  # shown for an image
+MAX_IMAGES = 100_000
+HELD_OUT = "held-out"
+TEMPERATURE = 0.1  # of the votes that predict a label, as in `evaluate knn`
+SCRIPTS = ("elements.js", "sprites.js", "scatter.js", "map.js")
+
+BODY = """<header class="map-bar"><h1>{title}</h1><nav id="pages"></nav>
+<input id="search" type="search" placeholder="Search names and classes" aria-label="Search names and classes">
+<select id="split" aria-label="Split"><option value="">all splits</option></select>
+<button id="pictures" type="button" aria-pressed="true">Pictures</button>
+<button id="lasso" type="button" aria-pressed="false" title="Or drag with Shift; Ctrl adds to it">Lasso</button>
+<button id="fit" type="button" title="Or double-click a map">Whole map</button>
+<span id="shown" class="small" role="status"></span></header>
+<main class="map-page"><div id="maps" class="maps maps-{columns}"></div>
+<aside><section id="image"></section>
+<section><div class="map-row"><span id="selected" role="status"></span>
+<button id="save" type="button">Save CSV</button><button id="clear" type="button">Clear</button></div>
+<div id="selection"></div></section>
+<section><div class="map-row"><strong>Classes</strong><button id="all-classes" type="button">All</button>
+<button id="no-classes" type="button">None</button><button id="select-shown" type="button">Select shown</button></div>
+<div id="classes" class="classes"></div></section></aside></main>
+<div id="tip" class="tip" hidden><canvas class="pixels"></canvas><div></div></div>"""
+
+
+class MapRequest(NamedTuple):
+    """Which images to show: a source, some of its classes (none: all), at most `limit` of them chosen by the seed."""
+
+    data: str
+    classes: Sequence[str] = ()
+    limit: int = MAX_IMAGES
+    seed: int = 0  # of the choice of images and of t-SNE
+
+
+class EncoderMap(NamedTuple):
+    """A map of one encoder: title, two coordinates per image, the rows of each image's nearest neighbours, and the
+    label that the nearest other labelled images give it (-1: none) with its share of their votes."""
+
+    title: str
+    points: np.ndarray[Any, Any]
+    neighbours: np.ndarray[Any, Any]
+    predicted: np.ndarray[Any, Any]
+    share: np.ndarray[Any, Any]
+
+
+class MappedImages(NamedTuple):
+    """The images of a map: their pixels in `splits`, one after the other, names, labels, and where each is from.
+
+    With several labels per image, `pairs` has them all and `labels` the one that colours a point.
+    """
+
+    splits: list[Split]
+    names: list[str]
+    labels: np.ndarray[Any, Any]
+    classes: tuple[str, ...]
+    split_names: list[str]  # one per image: train, held-out, val or test
+    pairs: Tensor | None = None
+
+    def class_numbers(self) -> Tensor:
+        """The class of every label of every image, (images, L); -1 where there is none."""
+        return torch.from_numpy(self.labels)[:, None] if self.pairs is None else self.pairs[..., 0].long()
+
+
+def build_maps(
+    encoders: Sequence[EvaluatedEncoder], titles: Sequence[str], request: MapRequest
+) -> tuple[MappedImages, list[EncoderMap]]:
+    """The images and a map for each encoder. Each encoder reads the images at its own size; names must agree."""
+    images: MappedImages | None = None
+    features: list[Tensor] = []
+    held_out: Tensor | None = None  # by every run that was trained on these images
+    for evaluated in encoders:
+        source = read_source(evaluated, spec_for(evaluated, request.data), "margin", several_labels=True)
+        if evaluated.encoder.spec.name == "linear":
+            raise BadInput(f"{request.data} holds vectors, and a map shows images; choose other data")
+        chosen, by_run = choose_images(evaluated, source, request)
+        if images is None:
+            images = chosen
+            check_tsne(len(images.names))
+        if images.names != chosen.names or not torch.equal(images.class_numbers(), chosen.class_numbers()):
+            raise BadInput(f"{request.data}: its images changed while they were read; run the command again")
+        if by_run is not None:
+            held_out = by_run if held_out is None else held_out & by_run
+        features.append(torch.cat([evaluated.features(split).values for split in chosen.splits]))
+    assert images is not None
+    if held_out is not None:
+        pairs = zip(images.split_names, held_out.tolist(), strict=True)
+        images = images._replace(split_names=[HELD_OUT if is_out else name for name, is_out in pairs])
+    maps = [
+        make_map(title, values, images, request.seed, evaluated.options.device)
+        for evaluated, title, values in zip(encoders, titles, features, strict=True)
+    ]
+    return images, maps
+
+
+def make_map(title: str, values: Tensor, images: MappedImages, seed: int, device: torch.device | str) -> EncoderMap:
+    """The map of these features."""
+    labels = torch.from_numpy(images.labels)
+    labelled = Features(values, labels)
+    matches = nearest_images(values, NEIGHBOURS, device)
+    points = tsne_map(labelled, seed).astype(np.float32)
+    return EncoderMap(title, points, matches.rows.cpu().numpy(), *predict_by_neighbours(labelled, len(images.classes)))
+
+
+def predict_by_neighbours(features: Features, classes: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """For each image the label that its nearest other labelled images vote for, and its share of their votes."""
+    values, labels = features
+    if int((labels >= 0).sum()) < 2:
+        return np.full(len(labels), -1, np.int32), np.zeros(len(labels), np.float32)
+    k = default_k(labels, leave_one_out=True)
+    matches = neighbours(features, values, k, leave_one_out=True)
+    votes = count_votes(matches, labels, k, TEMPERATURE, classes)
+    most, predicted = votes.max(1)
+    share = most / votes.sum(1)
+    return predicted.cpu().numpy().astype(np.int32), share.cpu().numpy().astype(np.float32)
+
+
+def choose_images(
+    evaluated: EvaluatedEncoder, source: Source, request: MapRequest
+) -> tuple[MappedImages, Tensor | None]:
+    """The images of the requested classes in all splits; beyond the limit, a random choice by the seed.
+
+    Also a mask of those that the run held out of its train split; None if they are not the run's images. Of a hierarchy
+    the labels are the leaves.
+    """
+    by_leaf = with_leaf_labels(source)
+    splits = by_leaf.splits
+    labels, pairs = labels_to_show(list(splits.values()))
+    rows = torch.arange(len(labels))
+    if request.classes:
+        for name in request.classes:
+            if name not in by_leaf.classes:
+                raise BadInput(f"{request.data}: no class {name!r}{did_you_mean(name, by_leaf.classes)}")
+        numbers = torch.tensor([by_leaf.classes.index(name) for name in request.classes])
+        given = labels[:, None] if pairs is None else pairs[..., 0].long()
+        rows = rows[torch.isin(given, numbers).any(1)]
+    if len(rows) > request.limit:
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(request.seed))
+        evaluated.warn_once(f"{request.data}: the map shows {request.limit:,} of {len(rows):,} images (limit)")
+        rows = rows[order[: request.limit].sort().values]
+    if len(rows) < 2:
+        raise BadInput(f"{request.data}: images to show: {len(rows)}; a map needs at least two")
+    in_train = held_out_mask(evaluated, request.data, source) if "train" in splits else None
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    nonempty_splits, names, split_names, start = [], [], [], 0
+    for name, split in splits.items():
+        positions = rows[(rows >= start) & (rows < start + len(split))] - start
+        if name == "train" and in_train is not None:
+            held_out[start : start + len(split)] = in_train
+        start += len(split)
+        if len(positions):
+            nonempty_splits.append(split.take(positions.to(split.index.device)))
+        # the page may be saved anywhere, and so may its tables
+        names += [absolute_path(path) if source.has_files else path for path in split.names_at(positions)]
+        split_names += [name] * len(positions)
+    shown_pairs = None if pairs is None else pairs[rows]
+    images = MappedImages(nonempty_splits, names, labels[rows].numpy(), by_leaf.classes, split_names, shown_pairs)
+    return images, None if in_train is None else held_out[rows]
+
+
+def labels_to_show(splits: Sequence[Split]) -> ImageLabels:
+    """The label that colours each image of the splits, one after the other, and all labels if there are several.
+
+    Of several the one with the largest weight colours it, of equals the rarest.
+    """
+    all_pairs = [split.pairs for split in splits if split.pairs is not None]
+    if not all_pairs:
+        return ImageLabels(torch.cat([split.labels for split in splits]))
+    pairs = torch.cat(all_pairs)
+    numbers = pairs[..., 0].long()
+    return ImageLabels(heaviest_labels(pairs, torch.bincount(numbers[numbers >= 0], minlength=1)), pairs)
+
+
+def name_encoders(encoders: Sequence[EvaluatedEncoder], titles: Sequence[str]) -> list[str]:
+    """The requested titles, else the names of the run folders, or whole paths if two are equal."""
+    names = [Path(evaluated.location).name or evaluated.location for evaluated in encoders]
+    if len(set(names)) < len(names):
+        names = [evaluated.location for evaluated in encoders]
+    return [title or name for title, name in zip(titles, names, strict=True)]
+
+
+def common_folder(names: Sequence[str]) -> str:
+    """The folder that all names begin with, with its slash.
+
+    >>> common_folder(["photos/cat/1.png", "photos/car/1.png"])
+    'photos/'
+    """
+    first, last = min(names), max(names)  # what these two begin with, all names between them do
+    length = next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+    return first[: first[:length].rfind("/") + 1]
+
+
+def to_panels(images: MappedImages, maps: Sequence[EncoderMap]) -> list[Panel]:
+    """The maps for `draw_panels`."""
+    return [Panel(encoder_map.title, encoder_map.points, images.labels) for encoder_map in maps]
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def map_page(source: str, images: MappedImages, maps: Sequence[EncoderMap]) -> str:
+    """The page; at most 6 MB, or of many images 500 bytes each: thumbnails get the room that the rest leaves."""
+    data, count = page_data(images, maps), len(images.names)
+    sprites = draw_sprites(images.splits, thumbnail_bytes(count, data))
+    title = f"{short_source(source)}: {count:,} images"
+    body = BODY.format(title=html.escape(title), columns=min(3, len(maps)))
+    return html_page(title, [body], data={"map": data, "sprites": sprites.to_page()}, scripts=SCRIPTS, is_full=True)
+
+
+def page_data(images: MappedImages, maps: Sequence[EncoderMap]) -> dict[str, Any]:
+    """What map.js reads."""
+    count, is_labelled = len(images.names), images.labels >= 0
+    prefix = common_folder(images.names)
+    splits = list(dict.fromkeys(images.split_names))
+    row_type = np.uint16 if count <= np.iinfo(np.uint16).max else np.uint32
+    # a fixed shuffle: drawn class by class, the last class would hide the others; unlabelled images are below all
+    shuffled = np.random.default_rng(0).permutation(count)
+    order = shuffled[np.argsort(is_labelled[shuffled], kind="stable")]
+    return {
+        "names": [name[len(prefix) :] for name in images.names],
+        "prefix": prefix,
+        "classes": list(images.classes),
+        "colours": class_colours(len(images.classes)),
+        "labels": pack_array(images.labels.astype(np.int32)),
+        **label_sets(images),
+        "splits": splits,
+        "split_of": pack_array(np.array([splits.index(name) for name in images.split_names], np.uint8)),
+        "order": pack_array(order.astype(row_type)),
+        "encoders": [
+            {
+                "title": encoder_map.title,
+                "points": pack_array(encoder_map.points.astype(np.float32)),
+                "neighbours": pack_array(encoder_map.neighbours.astype(row_type)),
+                "predicted": pack_array(encoder_map.predicted.astype(np.int16)),
+                "share": pack_array(np.round(100 * encoder_map.share).astype(np.uint8)),
+            }
+            for encoder_map in maps
+        ],
+    }
+
+
+def label_sets(images: MappedImages) -> dict[str, Any]:
+    """If images have several labels: each combination once, as its classes and the cell of a .csv, and whose it is."""
+    if images.pairs is None:
+        return {}
+    sets = [tuple(labels) for labels in list_labels(images.pairs)]
+    number = {labels: i for i, labels in enumerate(dict.fromkeys(sets))}
+    return {
+        "label_sets": [
+            [[label for label, _ in labels], label_cell([(images.classes[label], weight) for label, weight in labels])]
+            for labels in number
+        ],
+        "set_of": pack_array(np.array([number[labels] for labels in sets], np.int32)),
+    }
+
+
+def class_colours(count: int) -> list[str]:
+    """A colour per class: those of figures for ten classes, else hues that turn by the golden angle.
+
+    >>> class_colours(2), len(set(class_colours(100)))
+    (['#4477aa', '#ee6677'], 100)
+    """
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    colours = []
+    for label in range(count):
+        red, green, blue = colorsys.hls_to_rgb(label * 0.618034 % 1, (0.42, 0.55, 0.68)[label % 3], 0.65)
+        colours.append(f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}")
+    return colours
