@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # what measures coverage; `make ci` does, and so does: make test COVERED='$(COVER)'
 COVER := --cov --cov-report=
 
-.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs test-extras test-browser test-faults fuzz soak readme first-hour pages screenshots test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
+.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs docs test-extras test-browser test-faults fuzz soak readme first-hour pages screenshots test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
 	bench-step bench-trees bench-scaling results coverage dist lint typecheck net mutants golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
@@ -29,7 +29,7 @@ demo: $(READY)  ## pretrain, evaluate and draw, in three minutes on two CPU core
 	OMP_NUM_THREADS=2 $(BIN)/python examples/demo.py $(EPOCHS)
 
 ci: COVERED := $(COVER)
-ci: lint typecheck test test-experiments test-distributed test-paper test-docs test-extras test-browser test-faults dist coverage  ## all that must pass, in any clone
+ci: lint typecheck test test-experiments test-distributed test-paper test-docs docs test-extras test-browser test-faults dist coverage  ## all that must pass, in any clone
 
 test: $(READY)  ## all tests but those of the targets below; reads nothing outside the repository
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --ignore=tests/distributed $(COVERED)
@@ -53,6 +53,9 @@ test-docs: $(READY)  ## every bash and python block of README.md and docs/*.md
 $(EXTRAS): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,extras]'
 	touch $@
+
+docs: $(READY)  ## the site, in docs/_build: warnings are errors
+	$(BIN)/python -m sphinx -q -W -b html docs docs/_build
 
 test-extras: $(EXTRAS)  ## what needs onnx, transformers, wandb, mlflow, lightning or accelerate
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/extras --cov --cov-append --cov-report=

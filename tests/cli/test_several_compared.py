@@ -79,11 +79,11 @@ def test_compare_gives_the_map_of_each_recipe_with_paired_intervals(place, capsy
     table = Path("out/results.md").read_text()
     assert_mentions(table, "digits.supsiam", f"{mean:.2f}")
     assert f"{mean:.2f}" in Path("out/results.tex").read_text()
-    assert Path("out/results.png").read_bytes().startswith(b"\x89PNG")
+    assert 'class="verdict ' in Path("out/comparison.html").read_text()
 
 
 def test_a_sweep_chooses_by_the_map(place, capsys):
-    words = ["sweep", "digits.supsiam", "--grid", "loss.alpha=.2,.8", "--data", "several.npz", "--seeds", 2, *SMALL]
+    words = ["compare", "digits.supsiam", "--set", "loss.alpha=.2,.8", "--data", "several.npz", "--seeds", 2, *SMALL]
     said = supancl(capsys, *words)
     assert said.code == 0, said.err
     result = json.loads(Path("out/results.json").read_text())

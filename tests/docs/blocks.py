@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN, NOT_RUN = ("bash", "python"), ("bash no-run", "python no-run")
-SHOWN = ("", "text", "console")
+SHOWN = ("", "text", "console", "{toctree}")
 # what sets up an environment: the caller has one already
 SETUP = re.compile(r"(\$\s+)?(pip install|python3? -m (venv|pip)|git clone|cd supancl$|(\.|source) .*activate$)")
 # what takes minutes, and what the tests run in its place; `make first-hour` runs it as it is

@@ -6,10 +6,8 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,55 +20,56 @@ from supancl.core.losses import Align
 from supancl.paper import theorems as theory
 from supancl.paper.theorems import checks as theory_checks
 from supancl.paper.theorems import dynamics as theory_dynamics
+from supancl.paper.theorems import expectation
 from supancl.paper.theorems import formulas as theory_formulas
-from supancl.paper.theorems import predictor as theory_predictor
-from supancl.paper.theorems.checks import Check, Settings, compare, measure_covariances, slope, worst
-from supancl.paper.theorems.formulas import Formulas
+from supancl.paper.theorems.checks import Check, Settings, compare, slope, worst
+from supancl.paper.theorems.expectation import measure_covariances
 from supancl.paper.theorems.world import draw_sample, exact_sample, features, lagrangian, make_weights, make_world
 from tests.files import assert_refused
 
 SETTINGS = Settings(seed=0, samples=2000)
 FOLLOW = theory_dynamics.follow
+ORIGINAL = argparse.Namespace(**vars(theory_formulas))  # while a test replaces one
 
 # field of Formulas -> (group that uses it, deliberately wrong versions)
 WRONG: dict[str, tuple[str, list[Any]]] = {
-    "gap": ("two forms", [lambda own, sup, alpha: 1.01 * theory_formulas.gap(own, sup, alpha)]),
+    "gap": ("two forms", [lambda own, sup, alpha: 1.01 * ORIGINAL.gap(own, sup, alpha)]),
     "mix": ("two forms", [lambda own, sup, alpha: (1 - alpha) * own + alpha * sup + 0.01]),
-    "expansion": ("expansion", [theory_formulas.printed_expansion]),
+    "expansion": ("expansion", [ORIGINAL.printed_expansion]),
     "lagrangian": (
         "expectation",
-        [lambda world, w, wp, alpha, m: theory_formulas.lagrangian(world, w, wp, alpha, m) * 1.05],
+        [lambda world, w, wp, alpha, m: ORIGINAL.lagrangian(world, w, wp, alpha, m) * 1.05],
     ),
     "view_covariance": ("covariances", [lambda world, w: w @ (world.between + world.within) @ w.mT]),
     "cross_covariance": ("covariances", [lambda world, w: w @ (world.within + world.augmentation) @ w.mT]),
     "supervised_covariance": ("covariances", [lambda world, w: w @ (world.between + 0.2 * world.within) @ w.mT]),
-    "spectra": ("eigenspaces", [lambda world: _rolled(theory_formulas.spectra(world))]),
-    "commutator": ("eigenspaces", [lambda world, w: theory_formulas.commutator(world, w) + 0.01]),
+    "spectra": ("eigenspaces", [lambda world: _rolled(ORIGINAL.spectra(world))]),
+    "commutator": ("eigenspaces", [lambda world, w: ORIGINAL.commutator(world, w) + 0.01]),
     "optimal_predictor": (
         "optimum conditions",
-        [lambda world, w, alpha, lambda3: theory_formulas.optimal_predictor(world, w, 0.8 * alpha + 0.05, lambda3)],
+        [lambda world, w, alpha, lambda3: ORIGINAL.optimal_predictor(world, w, 0.8 * alpha + 0.05, lambda3)],
     ),
     "coefficients": ("optimum coefficients", [lambda alpha: (1.0, alpha, 0.01)]),
     "gain": ("gains", [lambda between, alpha, noise, lambda3: (between + alpha * (1 - between)) / lambda3]),
     "rank": ("optimum", [lambda world, alpha, rows: rows - 1 if alpha else world.classes]),
-    "curvature": ("conditions", [lambda world, w, lambda3: theory_formulas.curvature(world, w, lambda3) + 0.01]),
+    "curvature": ("conditions", [lambda world, w, lambda3: ORIGINAL.curvature(world, w, lambda3) + 0.01]),
     "multiplier": ("conditions", [lambda world, w, alpha: 1.0]),
     "predictor_gradient": (
         "closed gradients",
-        [lambda world, w, wp, alpha, l3: theory_formulas.predictor_gradient(world, w, wp.mT, alpha, l3)],
+        [lambda world, w, wp, alpha, l3: ORIGINAL.predictor_gradient(world, w, wp.mT, alpha, l3)],
     ),
     "encoder_gradient": (
         "closed gradients",
-        [lambda world, w, wp, alpha, l3: theory_formulas.encoder_gradient(world, w, wp.mT, alpha, l3)],
+        [lambda world, w, wp, alpha, l3: ORIGINAL.encoder_gradient(world, w, wp.mT, alpha, l3)],
     ),
     "aligned_sides": (
         "aligned gradients",
         # the factors in the wrong order; and a comparison of a thing with itself, which can never fail
         [lambda wp, w, by_wp, by_w: (by_wp @ wp.mT, by_w @ w.mT), lambda wp, w, by_wp, by_w: (by_wp, by_wp)],
     ),
-    "leak": ("aligned gradients", [lambda world, w, wp, alpha: theory_formulas.leak(world, w, wp.mT, alpha)]),
+    "leak": ("aligned gradients", [lambda world, w, wp, alpha: ORIGINAL.leak(world, w, wp.mT, alpha)]),
     "decay_rate": ("decay", [lambda weight_decay: 2 * weight_decay + 0.02]),
-    "sampling_rate": ("expectation covariances conditions", [-1.0]),
+    "SAMPLING_RATE": ("expectation covariances conditions", [-1.0]),
 }
 
 
@@ -98,84 +97,12 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def flow_of(flow: theory_dynamics.Flow, seed: int) -> theory_dynamics.Path:
-    """One flow is driven by autograd; the others by the closed gradients, which autograd must confirm on the way."""
-    world, by_autograd, calls = make_world(3, 5, 0.5, seed), theory_dynamics.gradients, count()
-
-    known: Any = argparse.Namespace(between=world.between, noise=world.noise)  # a World computes it in each call
-
-    def confirmed(sample: Any, w: Tensor, wp: Tensor, *rest: float) -> tuple[Tensor, Tensor]:
-        by_wp = theory_formulas.predictor_gradient(known, w, wp, *rest)
-        by_w = theory_formulas.encoder_gradient(known, w, wp, *rest)
-        if next(calls) % 20 == 0:
-            torch.testing.assert_close((by_wp, by_w), by_autograd(sample, w, wp, *rest), rtol=1e-9, atol=1e-11)
-        return by_wp, by_w
-
-    with pytest.MonkeyPatch.context() as patch:
-        if flow != theory_dynamics.Flow():
-            patch.setattr(theory_dynamics, "gradients", confirmed)
-        path = FOLLOW(flow, world, seed)
-    assert flow == theory_dynamics.Flow() or next(calls) > 100
-    return path
-
-
-def key_of(value: Any) -> Hashable:
-    """Equal where the values are: of a tensor its numbers, of a function what it closes over."""
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.requires_grad, value.detach().contiguous().numpy().tobytes()
-    if isinstance(value, theory_checks._Estimates):
-        return key_of(value.world), key_of(value.w), value.seed
-    if dataclasses.is_dataclass(value):
-        return type(value), *(key_of(getattr(value, field.name)) for field in dataclasses.fields(value))
-    if hasattr(value, "__closure__"):
-        return value.__qualname__, *(key_of(cell.cell_contents) for cell in value.__closure__ or ())
-    return value
-
-
-ESTIMATES: dict[Hashable, dict[tuple[int, int], Tensor]] = {}
-EXACT: dict[Hashable, Any] = {}
-
-
-@contextmanager
-def each_measured_once() -> Iterator[None]:
-    """What is measured hangs on the loss, not on the formulas: the wrong ones meet the same measurements."""
-
-    def remember(check: Callable[..., Check]) -> Callable[..., Check]:
-        def with_memory(statement: str, quantity: str, predicted: Tensor, estimate: Any, *rest: Any) -> Check:
-            known = ESTIMATES.setdefault(key_of(estimate), {})
-
-            def look_up(size: int, repeat: int) -> Tensor:
-                if (size, repeat) not in known:
-                    known[size, repeat] = estimate(size, repeat)
-                return known[size, repeat]
-
-            return check(statement, quantity, predicted, look_up, *rest)
-
-        return with_memory
-
-    def remember_exact(measure: Callable[..., Any]) -> Callable[..., Any]:
-        def with_memory(sample: Any, *rest: Any, **options: Any) -> Any:
-            if sample.draws is not None:  # random: an estimate, remembered above
-                return measure(sample, *rest, **options)
-            key = measure.__qualname__, key_of(sample), *map(key_of, rest), *options.items()
-            if key not in EXACT:
-                EXACT[key] = measure(sample, *rest, **options)
-            return EXACT[key]
-
-        return with_memory
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(theory_checks, "sampling", remember(theory_checks.sampling))
-        patch.setattr(theory_checks, "sampling_slope", remember(theory_checks.sampling_slope))
-        patch.setattr(theory_predictor, "sampling_slope", remember(theory_predictor.sampling_slope))
-        patch.setattr(theory_predictor, "minimiser", remember_exact(theory_predictor.minimiser))
-        patch.setattr(theory_predictor, "measure_covariances", remember_exact(measure_covariances))
-        yield
+    return FOLLOW(flow, make_world(3, 5, 0.5, seed), seed)
 
 
 @cache
 def checks_of(group: str) -> list[Check]:
-    with each_measured_once():
-        return theory.GROUPS[group](SETTINGS, Formulas())
+    return theory.GROUPS[group](SETTINGS)
 
 
 @cache
@@ -184,9 +111,9 @@ def failures_of(field: str) -> list[set[tuple[str, str]]]:
     names, versions = WRONG[field]
     found = []
     for version in versions:
-        formulas = dataclasses.replace(Formulas(), **{field: version})
-        with each_measured_once():
-            checks = [check for group in groups_of(names) for check in theory.GROUPS[group](SETTINGS, formulas)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(theory_formulas, field, version)
+            checks = [check for group in groups_of(names) for check in theory.GROUPS[group](SETTINGS)]
         found.append({(check.statement, check.quantity) for check in checks if check.passed is False})
     return found
 
@@ -200,7 +127,13 @@ def test_every_check_holds(group: str) -> None:
 
 
 def test_every_formula_has_a_wrong_version() -> None:
-    assert set(WRONG) == {field.name for field in dataclasses.fields(Formulas)}
+    own = {
+        name
+        for name, value in vars(theory_formulas).items()
+        if getattr(value, "__module__", "") == theory_formulas.__name__
+    }
+    names = {name for name in own if name[0].islower() and name != "printed_expansion"}
+    assert set(WRONG) == {*names, "SAMPLING_RATE"}
 
 
 @pytest.mark.parametrize("field", WRONG)
@@ -239,7 +172,7 @@ def test_a_wrong_loss_fails(
 ) -> None:
     """What is verified is the shipped loss: change it, and the checks notice."""
     monkeypatch.setattr(Align, name, wrong)
-    assert any(check.passed is False for check in theory.GROUPS[group](SETTINGS, Formulas()))
+    assert any(check.passed is False for check in theory.GROUPS[group](SETTINGS))
 
 
 def test_a_target_without_stop_gradient_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,9 +182,7 @@ def test_a_target_without_stop_gradient_fails(monkeypatch: pytest.MonkeyPatch) -
         return features(*args, **{**options, "stop_gradient": False})
 
     monkeypatch.setattr(theory_dynamics, "features", flowing)
-    failed = [
-        check.quantity for check in theory_dynamics.aligned_gradients(SETTINGS, Formulas()) if check.passed is False
-    ]
+    failed = [check.quantity for check in theory_dynamics.aligned_gradients(SETTINGS) if check.passed is False]
     assert failed == ["the same, cosine loss on unit-norm features"]
 
 
@@ -265,7 +196,7 @@ def test_a_difference_that_turns_while_it_shrinks_fails(monkeypatch: pytest.Monk
         return dataclasses.replace(path, last_difference=turned)
 
     monkeypatch.setattr(theory_dynamics, "follow", turning)
-    failed = [check.quantity for check in theory_dynamics.decay(SETTINGS, Formulas()) if check.passed is False]
+    failed = [check.quantity for check in theory_dynamics.decay(SETTINGS) if check.passed is False]
     assert failed == ["Wp'Wp - WW' at the end, e^(-2 eta t) c"]
 
 
@@ -276,8 +207,8 @@ def test_monte_carlo_errors_fall_at_the_monte_carlo_rate() -> None:
         squares = []
         for seed in range(20):
             world, w = make_world(3, 4, 0.5, seed), make_weights(4, 4, seed)
-            with theory_checks.seed_torch(seed):
-                found = measure_covariances(draw_sample(world, size, 100 + seed), w)[2]
+            torch.manual_seed(seed)
+            found = measure_covariances(draw_sample(world, size, 100 + seed), w)[2]
             squares.append((found - theory_formulas.supervised_covariance(world, w)).square().sum())
         points.append((math.log(size), 0.5 * torch.stack(squares).mean().log().item()))
     assert slope(points) == pytest.approx(-0.5, abs=0.12)
@@ -326,7 +257,7 @@ def test_samples_can_be_drawn_from_the_largest_seed() -> None:
 
 def test_a_failed_check_ends_the_command_with_1_and_still_writes_the_json(monkeypatch, tmp_path, capsys) -> None:
     failing = Check("Eq. 4", "E[z1 z1']", 1.0, 2.0, 1.0, 0.1)
-    groups = {"expansion": theory_checks.expansion, "one": lambda settings, formulas: [failing]}
+    groups = {"expansion": expectation.expansion, "one": lambda settings: [failing]}
     monkeypatch.setattr(theory, "GROUPS", groups)
     assert main(["paper", "theory", "--json", str(tmp_path / "theory.json")]) == 1
     result = json.loads((tmp_path / "theory.json").read_text())

@@ -18,8 +18,7 @@ from supancl.core.branches import Branches
 from supancl.core.losses import Align
 from supancl.core.pools import Queue
 from supancl.data.views.specs import Masks
-from supancl.paper import toy_study as toy
-from supancl.paper.toy_study import tables as toy_tables
+from supancl.paper.toy_study import study as toy
 from supancl.paper.toy_study import training
 from supancl.paper.toy_study.training import (
     DECAY,
@@ -142,7 +141,7 @@ def test_the_trends_of_the_paper_in_small() -> None:
 def made_up_rows(seeds: int = 3) -> list[dict[str, float]]:
     """Rows in which alpha = .5 is best and alpha = .2 second-best in everything, a tenth apart between seeds."""
     gain = {0.0: 1.0, 0.2: 3.0, 0.5: 4.0, 0.8: 2.0, 1.0: 0.0}
-    names = (*toy_tables.TABLE_1_COLUMNS, *toy_tables.TABLE_2_COLUMNS)
+    names = (*toy.TABLE_1_COLUMNS, *toy.TABLE_2_COLUMNS)
     return [
         {"alpha": alpha, "seed": seed, **dict.fromkeys(names, 50 + gain[alpha] + 0.1 * seed * (1 + alpha))}
         for alpha in gain
@@ -152,9 +151,7 @@ def made_up_rows(seeds: int = 3) -> list[dict[str, float]]:
 
 def test_paired_intervals_are_students() -> None:
     rows = made_up_rows()
-    found = next(
-        row for row in toy_tables.paired_differences(rows) if row["measure"] == "linear" and row["alpha"] == 0.5
-    )
+    found = next(row for row in toy.paired_differences(rows) if row["measure"] == "linear" and row["alpha"] == 0.5)
     wanted = stats.ttest_1samp([3.0, 3.05, 3.1], 0).confidence_interval(0.95)
     assert found["interval"] == pytest.approx(list(wanted))
     assert found["paper"] == pytest.approx(61.89 - 60.78)
@@ -162,7 +159,7 @@ def test_paired_intervals_are_students() -> None:
 
 def test_trends_can_fail() -> None:
     """In the made-up rows nothing rises or falls throughout, and alpha = .5 is ahead of alpha = 1 by 4 points."""
-    found = toy_tables.trends(toy_tables.summarize(made_up_rows()))
+    found = toy.trends(toy.summarize(made_up_rows()))
     assert [name for name, holds in found.items() if holds] == ["alpha = 1 is worst in extrapolation"]
 
 
@@ -186,7 +183,7 @@ def test_the_full_study() -> None:
     result, _ = toy.run(READINGS["near"], FULL, [0, 1, 2])
     assert result["trends"] == dict.fromkeys(result["trends"], True)
     own_size = [{**row, "k-NN": row["k-NN, 1x test"], "linear": row["linear, 1x test"]} for row in result["rows"]]
-    trends = toy_tables.trends(toy_tables.summarize(own_size))
+    trends = toy.trends(toy.summarize(own_size))
     assert trends == dict.fromkeys(trends, True)
     missed = {(row["measure"], row["alpha"]) for row in result["levels"] if not row["met"]}
     assert missed <= {("S_W/S_T", 0.0), ("S_W/S_T", 0.2)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,54 +58,23 @@ def toy(
     folder = Path(out) if out else next_folder("toy")
     Output(folder, replaces=lambda path: not (path / "toy.json").exists()).check()
     make_folder(folder)
-    from supancl.paper.toy_study import run, write
+    from supancl.paper.toy_study import study
     from supancl.paper.toy_study.training import ALPHAS, FULL, QUICK, READINGS
     from supancl.reports.pictures import tsne_panels
 
     size, task = QUICK if quick else FULL, f"epochs of {len(ALPHAS)} alphas x {seeds} seeds"
-    result, panels = run(
+    result, panels = study.run(
         READINGS[reading], size, list(range(seeds)), lambda epoch: report_progress(task, epoch, size.epochs)
     )
-    print_tables(result)
-    write(result, folder)
+    summary, of = study.summarize(result["rows"]), f"mean ± sd, seeds: {seeds} (paper); {LEGEND}"
+    show(study.table(summary, study.TABLE_1_COLUMNS, f"Table 1 (toy part): {of}"))
+    show(study.table(summary, study.TABLE_2_COLUMNS, f"Table 2: linear probe on new classes: {of}"))
+    for line in study.findings(result):
+        say(line)
+    study.write(result, folder)
     tsne_panels(panels, tuple("ABC"), folder / "tsne.png")
     say(f"written to {folder}: toy.json, table1.md, table2.md, tsne.png")
     return {**result, "folder": str(folder)}
-
-
-def print_tables(result: dict[str, Any]) -> None:
-    from supancl.paper.toy_study import summary_of, tables
-
-    summary = summary_of(result)
-    titles = {
-        "Table 1 (toy part)": tables.TABLE_1_COLUMNS,
-        "Table 2: linear probe on new classes": tables.TABLE_2_COLUMNS,
-    }
-    for title, columns in titles.items():
-        seeds = f"seeds: {len(result['seeds'])}"
-        filled = tables.table(summary, columns)
-        show(replace(filled, caption=f"{title}: mean ± sd, {seeds} (paper); {LEGEND}"))
-    for claim, holds in result["trends"].items():
-        say(f"{'yes' if holds else 'NO '}  {claim}")
-    for line in (*missed_lines(result), *tables.paired_lines(result["paired"])):
-        say(line)
-    seconds = result["seconds"]
-    say(
-        f"{tables.conditions(result)}; {seconds['training']:.0f} s training, "
-        f"{seconds['measuring']:.0f} s measuring, {result['threads']} threads"
-    )
-
-
-def missed_lines(result: dict[str, Any]) -> list[str]:
-    from supancl.paper.toy_study import tables
-
-    missed = [row for row in result["levels"] if not row["met"]]
-    lines = [
-        f"off the paper: {row['measure']} at alpha = {row['alpha']:g}: "
-        f"{tables.number(row['ours'], row['measure'])} against {row['paper']:g}"
-        for row in missed
-    ]
-    return [*lines, f"levels met: {len(result['levels']) - len(missed)} of {len(result['levels'])}"]
 
 
 # --- theory -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -18,11 +17,11 @@ from torch import Tensor
 from supancl.core.losses import Align
 from supancl.data.opening import absolute_source
 from supancl.data.splits import Split
-from supancl.errors import BadInput, did_you_mean, plural
+from supancl.errors import BadInput, did_you_mean
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.overlap import warn_if_trained_on
-from supancl.evaluation.sources import EvaluationData, open_evaluation_data, resolve_source
-from supancl.files import jsonable, write_text
+from supancl.evaluation.sources import open_evaluation_data, resolve_source
+from supancl.files import write_json
 from supancl.paper.tables.layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
 from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels
@@ -55,7 +54,6 @@ BIRDS = {
     "n02018207": "American coot",
     "n01855672": "goose",
 }
-PAPER_GROUPS = {"dogs": DOGS, "birds": BIRDS}
 CLASS_TITLES = DOGS | BIRDS
 NEIGHBOURS = 5  # k of the k-NN over the shown points; a class may have few
 MAX_DEFAULT_CLASSES = 20  # with at most so many classes all are shown, unless some are named
@@ -73,25 +71,11 @@ class FigureRequest(NamedTuple):
     layer: str = "pooled"
 
 
-class FigureClasses(NamedTuple):
-    """The classes of a figure in order, and each group's positions; without groups: one nameless group."""
-
-    classes: list[str]
-    groups: dict[str, list[int]]
-
-    @property
-    def titles(self) -> list[str]:
-        return [CLASS_TITLES.get(name, name).replace("_", " ") for name in self.classes]
-
-    def group_of(self, position: int) -> str | None:
-        return next(group for group, positions in self.groups.items() if position in positions) or None
-
-
 class PanelImages(NamedTuple):
     """What one panel shows: the encoder, the features of the images, and the images' names."""
 
     evaluated: EvaluatedEncoder
-    features: Features
+    features: Features  # labels are positions in the figure's classes
     images: list[str]
     overlaps_training: bool
 
@@ -101,24 +85,45 @@ def draw_figure(
 ) -> dict[str, Any]:
     """Draw a panel for each encoder and write its numbers as JSON next to the figure; returns those numbers."""
     started = time.perf_counter()
-    figure_classes, panel_images = collect_panels(encoders, request)
-    titles = panel_titles([images.evaluated for images in panel_images], titles)
-    rows = [panel_row(title, images, request.seed) for title, images in zip(titles, panel_images, strict=True)]
-    labels = panel_images[0].features.labels
-    panels = [Panel(row["title"], np.array(row["points"]), labels.numpy(), panel_note(row)) for row in rows]
-    draw_panels(
-        panels, figure_classes.titles, out, figure_classes.groups, PAGE, numbered_above=len(figure_classes.classes)
-    )
+    panels: list[PanelImages] = []
+    groups: dict[str, list[str]] = {}
+    for evaluated in encoders:  # the classes are chosen from the first run's data
+        evaluation = open_evaluation_data(evaluated, request.data, request.split)
+        source = resolve_source(evaluated, request.data)
+        groups = groups or choose_classes(evaluation.data.classes, source, request.classes, request.groups)
+        classes = [name for members in groups.values() for name in members]
+        positions = {group: [classes.index(name) for name in members] for group, members in groups.items()}
+        class_styles(positions)  # more classes than colours are refused before features are taken
+        ids = [evaluation.data.classes.index(name) if name in evaluation.data.classes else -2 for name in classes]
+        if missing := [name for name, label in zip(classes, ids, strict=True) if label not in evaluation.images.labels]:
+            raise BadInput(
+                f"{evaluated.location}: no image of class {missing[0]!r} in {evaluation.taken_from}; choose other "
+                "classes, or another split"
+            )
+        images = evaluation.images.take(choose_images(evaluation.images, ids, request.per_class, request.seed))
+        features = evaluated.features(images)
+        labels = torch.tensor([ids.index(label) for label in features.labels.tolist()])
+        overlaps = request.split == "train" or warn_if_trained_on(evaluated, source, evaluation.drawn_from)
+        names = images.names_at(torch.arange(len(images)))
+        panels.append(PanelImages(evaluated, Features(features.values, labels), names, overlaps))
+        check_same_images(panels[0], panels[-1], request.split)
+    titles = panel_titles(encoders, titles)
+    rows = [panel_row(title, panel, request.seed) for title, panel in zip(titles, panels, strict=True)]
+    labels = panels[0].features.labels
+    drawn = [Panel(row["title"], np.array(row["points"]), labels.numpy(), panel_note(row)) for row in rows]
+    class_titles = [CLASS_TITLES.get(name, name).replace("_", " ") for name in classes]
+    draw_panels(drawn, class_titles, out, positions, PAGE, numbered_above=len(classes))
+    group_of = {name: group for group, members in groups.items() for name in members}
     result = {
         "figure": "3",
         "out": str(out),
-        "data": absolute_source(resolve_source(panel_images[0].evaluated, request.data)),
+        "data": absolute_source(resolve_source(encoders[0], request.data)),
         "classes": [
-            {"name": name, "title": title, "group": figure_classes.group_of(position)}
-            for position, (name, title) in enumerate(zip(figure_classes.classes, figure_classes.titles, strict=True))
+            {"name": name, "title": title, "group": group_of[name] or None}
+            for name, title in zip(classes, class_titles, strict=True)
         ],
         "labels": labels.tolist(),
-        "images": panel_images[0].images,
+        "images": panels[0].images,
         "settings": {
             "split": request.split,
             "per_class": request.per_class,
@@ -133,36 +138,17 @@ def draw_figure(
         "commit": commit(),
         "versions": versions() | {name: version(name) for name in ("scikit-learn", "matplotlib")},
     }
-    write_text(
-        out.with_suffix(".json"),
-        json.dumps(jsonable(result), indent=1, ensure_ascii=False) + "\n",
-        "Make room, or choose another out",
-    )
+    write_json(out.with_suffix(".json"), result)
     return result
+
+
+# --- panels -----------------------------------------------------------------------------------------------------------
 
 
 def panel_note(row: Mapping[str, Any]) -> str:
     if math.isnan(row["ratio"]):
         return "one image per class: k-NN and S_W/S_T are not measurable"
     return f"{row['k']}-NN {row['knn']:.1f}%, S_W/S_T {row['ratio']:.2f}"
-
-
-def collect_panels(
-    encoders: Sequence[EvaluatedEncoder], request: FigureRequest
-) -> tuple[FigureClasses, list[PanelImages]]:
-    """The classes, chosen from the first run's data, and every run's features of the same images."""
-    figure_classes: FigureClasses | None = None
-    panel_images: list[PanelImages] = []
-    for evaluated in encoders:
-        evaluation = open_evaluation_data(evaluated, request.data, request.split)
-        source = resolve_source(evaluated, request.data)
-        if figure_classes is None:
-            figure_classes = choose_classes(evaluation.data.classes, source, request.classes, request.groups)
-            class_styles(figure_classes.groups)  # more classes than colours are refused before features are taken
-        panel_images.append(extract_panel(evaluated, evaluation, source, figure_classes, request))
-        check_same_images(panel_images[0], panel_images[-1], request.split)
-    assert figure_classes is not None
-    return figure_classes, panel_images
 
 
 def panel_titles(encoders: Sequence[EvaluatedEncoder], requested: Sequence[str]) -> list[str]:
@@ -172,19 +158,13 @@ def panel_titles(encoders: Sequence[EvaluatedEncoder], requested: Sequence[str])
         title if evaluated.recipe is None else f"{title}, seed {evaluated.recipe.train.seed}"
         for evaluated, title in zip(encoders, titles, strict=True)
     ]
-    with_folder = [
-        f"{title} ({Path(evaluated.location).name})" for evaluated, title in zip(encoders, titles, strict=True)
-    ]
     return [
-        next(
-            (
-                candidate
-                for candidate, candidates in ((title, titles), (seed_title, with_seed))
-                if candidates.count(candidate) == 1
-            ),
-            folder_title,
-        )
-        for title, seed_title, folder_title in zip(titles, with_seed, with_folder, strict=True)
+        title
+        if titles.count(title) == 1
+        else seeded
+        if with_seed.count(seeded) == 1
+        else f"{title} ({Path(evaluated.location).name})"
+        for title, seeded, evaluated in zip(titles, with_seed, encoders, strict=True)
     ]
 
 
@@ -196,131 +176,6 @@ def method_title(evaluated: EvaluatedEncoder) -> str:
     if isinstance(recipe.loss, Align) and recipe.method in ("supsiam", "supbyol"):
         return f"{name}, alpha = {recipe.loss.alpha:g}"
     return name
-
-
-# --- classes ----------------------------------------------------------------------------------------------------------
-
-
-def choose_classes(
-    class_names: Sequence[str], source: str, requested: list[str], grouped: Mapping[str, list[str]]
-) -> FigureClasses:
-    """The classes to show, by their names in the data; classes of groups come first, group by group."""
-    if not requested and not grouped:
-        requested, grouped = default_classes(class_names, source)
-    groups = {
-        group: [find_class(name, class_names, source) for name in grouped_names]
-        for group, grouped_names in grouped.items()
-    }
-    listed = [find_class(name, class_names, source) for name in requested]
-    grouped_names = [name for group in groups.values() for name in group]
-    outside = [name for name in grouped_names if name not in listed]
-    if requested and outside:
-        raise BadInput(f"groups: {outside[0]!r} is not in classes; add it there or omit classes")
-    if repeated := next((name for name in grouped_names if grouped_names.count(name) > 1), None):
-        raise BadInput(f"groups: {repeated!r} is in two groups; a class has one group")
-    if groups and (ungrouped := [name for name in listed if name not in grouped_names]):
-        groups["others"] = ungrouped
-    classes = list(dict.fromkeys([name for group in groups.values() for name in group] or listed))
-    if len(classes) < 2:
-        raise BadInput(f"{source}: {plural(len(classes), 'class', 'classes')} to show; name two or more with classes")
-    groups = groups or {"": classes}
-    return FigureClasses(
-        classes, {group: [classes.index(name) for name in members] for group, members in groups.items()}
-    )
-
-
-def default_classes(class_names: Sequence[str], source: str) -> tuple[list[str], dict[str, list[str]]]:
-    """The paper's classes if the data have all of them, else all classes if a figure can hold them."""
-    matches = {match_class(name, class_names) for name in CLASS_TITLES}
-    if None not in matches:
-        return [], {group: list(members) for group, members in PAPER_GROUPS.items()}
-    if len(class_names) <= MAX_DEFAULT_CLASSES:
-        return list(class_names), {}
-    raise BadInput(
-        f"{source}: does not have the paper's 15 dog and 5 bird classes; choose from its {len(class_names)} classes "
-        f"with classes, such as {','.join(class_names[:3])}"
-    )
-
-
-def match_class(name: str, class_names: Sequence[str]) -> str | None:
-    """The class with this name; case and punctuation do not matter, and the paper's classes also match by wnid.
-
-    >>> match_class("doberman", ["n02107142", "cat"]), match_class("Sweet Pepper", ["sweet_pepper"])
-    ('n02107142', 'sweet_pepper')
-    """
-    if name in class_names:
-        return name
-    spellings = {normalize_name(name)} | {
-        normalize_name(other)
-        for pair in CLASS_TITLES.items()
-        for other in pair
-        if normalize_name(name) in map(normalize_name, pair)
-    }
-    matches = [class_name for class_name in class_names if normalize_name(class_name) in spellings]
-    return matches[0] if len(matches) == 1 else None
-
-
-def normalize_name(name: str) -> str:
-    return re.sub(r"[\W_]", "", name.lower())
-
-
-def find_class(name: str, class_names: Sequence[str], source: str) -> str:
-    match = match_class(name, class_names)
-    if match is None:
-        spellings = {
-            *class_names,
-            *(CLASS_TITLES[class_name] for class_name in class_names if class_name in CLASS_TITLES),
-        }
-        raise BadInput(f"{source}: no class {name!r}{did_you_mean(name, spellings)}")
-    return match
-
-
-# --- images -----------------------------------------------------------------------------------------------------------
-
-
-def extract_panel(
-    evaluated: EvaluatedEncoder,
-    evaluation: EvaluationData,
-    source: str,
-    figure_classes: FigureClasses,
-    request: FigureRequest,
-) -> PanelImages:
-    """The features of one panel's images; labels are positions in the figure's classes."""
-    data, split, split_name = evaluation.data, evaluation.images, evaluation.taken_from
-    ids = [data.classes.index(name) if name in data.classes else -2 for name in figure_classes.classes]
-    positions = choose_images(split, ids, request.per_class, request.seed)
-    for name, label in zip(figure_classes.classes, ids, strict=True):
-        if not bool((split.labels == label).any()):
-            raise BadInput(
-                f"{evaluated.location}: no image of class {name!r} in {split_name}; choose "
-                "other classes, or another split"
-            )
-    images = split.take(positions)
-    features = evaluated.features(images)
-    labels = torch.tensor([ids.index(label) for label in features.labels.tolist()])
-    overlaps_training = request.split == "train" or warn_if_trained_on(evaluated, source, evaluation.drawn_from)
-    return PanelImages(
-        evaluated, Features(features.values, labels), images.names_at(torch.arange(len(images))), overlaps_training
-    )
-
-
-def choose_images(split: Split, labels: Sequence[int], per_class: int, seed: int) -> Tensor:
-    """Positions of at most `per_class` random images of each label, in the order of the split."""
-    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
-    shuffled = split.labels[order]
-    by_label = [order[shuffled == label][:per_class] for label in labels]
-    return torch.cat(by_label).sort().values
-
-
-def check_same_images(first: PanelImages, other: PanelImages, split: str) -> None:
-    """Refuse panels that would show different images."""
-    first_names, other_names = ([Path(name).name for name in panel.images] for panel in (first, other))
-    if first_names != other_names or not torch.equal(first.features.labels, other.features.labels):
-        raise BadInput(
-            f"{first.evaluated.location} and {other.evaluated.location} would show different images (split "
-            f"{split}), because their data or held-out images differ; give data with a source that has a test split, "
-            "and split test"
-        )
 
 
 def panel_row(title: str, panel: PanelImages, seed: int) -> dict[str, Any]:
@@ -344,3 +199,81 @@ def panel_row(title: str, panel: PanelImages, seed: int) -> dict[str, Any]:
         "ratio": scatter.ratio,
         "points": [[round(float(x), 3), round(float(y), 3)] for x, y in tsne_map(features, seed)],
     }
+
+
+# --- classes and images -----------------------------------------------------------------------------------------------
+
+
+def choose_classes(
+    names: Sequence[str], source: str, requested: Sequence[str], grouped: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """The classes to show, by their names in the data, group by group; without groups in one that has no name.
+
+    Unless some are asked for: the paper's classes if the data have all of them, else all if a figure can hold them.
+    """
+    if not requested and not grouped:
+        if all(match_class(name, names) for name in CLASS_TITLES):
+            grouped = {"dogs": list(DOGS), "birds": list(BIRDS)}
+        elif len(names) <= MAX_DEFAULT_CLASSES:
+            requested = names
+        else:
+            raise BadInput(
+                f"{source}: does not have the paper's 15 dog and 5 bird classes; choose from its {len(names)} classes "
+                f"with classes, such as {','.join(names[:3])}"
+            )
+    groups = {group: [find_class(name, names, source) for name in members] for group, members in grouped.items()}
+    listed = [find_class(name, names, source) for name in requested]
+    members = [name for group in groups.values() for name in group]
+    for name in members:
+        if (listed and name not in listed) or members.count(name) > 1:
+            raise BadInput(f"groups: {name!r} is in two groups, or not in classes; a class has one group")
+    others = [name for name in dict.fromkeys(listed) if name not in members]
+    if others:
+        groups["others" if groups else ""] = others
+    if len(members) + len(others) < 2:
+        raise BadInput(f"{source}: fewer than two classes to show; name two or more with classes")
+    return groups
+
+
+def match_class(name: str, class_names: Sequence[str]) -> str | None:
+    """The class with this name; case and punctuation do not matter, and the paper's classes also match by wnid.
+
+    >>> match_class("doberman", ["n02107142", "cat"]), match_class("Sweet Pepper", ["sweet_pepper"])
+    ('n02107142', 'sweet_pepper')
+    """
+
+    def plain(text: str) -> str:
+        return re.sub(r"[\W_]", "", text.lower())
+
+    if name in class_names:
+        return name
+    pairs = [{plain(wnid), plain(title)} for wnid, title in CLASS_TITLES.items()]
+    spellings = {plain(name)}.union(*(pair for pair in pairs if plain(name) in pair))
+    matches = [class_name for class_name in class_names if plain(class_name) in spellings]
+    return matches[0] if len(matches) == 1 else None
+
+
+def find_class(name: str, class_names: Sequence[str], source: str) -> str:
+    match = match_class(name, class_names)
+    if match is None:
+        spellings = {*class_names, *(CLASS_TITLES[other] for other in class_names if other in CLASS_TITLES)}
+        raise BadInput(f"{source}: no class {name!r}{did_you_mean(name, spellings)}")
+    return match
+
+
+def choose_images(split: Split, labels: Sequence[int], per_class: int, seed: int) -> Tensor:
+    """Positions of at most `per_class` random images of each label, in the order of the split."""
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
+    shuffled = split.labels[order]
+    return torch.cat([order[shuffled == label][:per_class] for label in labels]).sort().values
+
+
+def check_same_images(first: PanelImages, other: PanelImages, split: str) -> None:
+    """Refuse panels that would show different images."""
+    first_names, other_names = ([Path(name).name for name in panel.images] for panel in (first, other))
+    if first_names != other_names or not torch.equal(first.features.labels, other.features.labels):
+        raise BadInput(
+            f"{first.evaluated.location} and {other.evaluated.location} would show different images (split {split}), "
+            "because their data or held-out images differ; give data with a source that has a test split, and split "
+            "test"
+        )

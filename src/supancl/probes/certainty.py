@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,35 +17,6 @@ from supancl.stats import Interval, paired_accuracy_interval, percentile_interva
 
 UNEVEN = 2  # classes are unbalanced if the largest has more than this many times the images of the smallest
 GROUPS = {"head": 101, "middle": 20, "tail": 1}  # training images of a class, at least
-
-
-class Judgement(Protocol):
-    """What an encoder answered about the tested images, judged by one figure in percent: accuracy, or mAP."""
-
-    @property
-    def key(self) -> str:
-        """The figure's name in a result."""
-
-    @property
-    def images(self) -> int: ...
-
-    @property
-    def classes(self) -> int: ...
-
-    @property
-    def value(self) -> float: ...
-
-    @property
-    def interval(self) -> Interval: ...
-
-    @property
-    def chance(self) -> float: ...
-
-    def minus(self, theirs: Any) -> Interval:
-        """The difference in points from a judgement of the same images, with its paired interval."""
-
-    def more_keys(self) -> dict[str, Any]:
-        """Further keys of the result."""
 
 
 class Answers(NamedTuple):
@@ -85,7 +56,7 @@ class Answers(NamedTuple):
     def chance(self) -> float:
         return chance(self.references, self.metric)
 
-    def minus(self, theirs: Answers) -> Interval:
+    def minus(self, theirs: Any) -> Interval:
         return difference(self, theirs, self.metric)
 
     def more_keys(self) -> dict[str, Any]:
@@ -134,7 +105,7 @@ class ClassScores:
         prevalence = self.targets.double().mean(0)
         return 100 * float(prevalence[prevalence > 0].mean())
 
-    def minus(self, theirs: ClassScores) -> Interval:
+    def minus(self, theirs: Any) -> Interval:
         return percentile_interval(self.value - theirs.value, (self.draws - theirs.draws).numpy())
 
     def more_keys(self) -> dict[str, Any]:
@@ -142,6 +113,9 @@ class ClassScores:
             "map_11_point": mean_average_precision(self.scores, self.targets, "11-point"),
             "untested_classes": int((~self.targets.any(0)).sum()),
         }
+
+
+Judgement = Answers | ClassScores  # what an encoder said about the tested images, measured by one figure in percent
 
 
 def judge(

@@ -109,12 +109,12 @@ def compare(
     sweep, count = request.sweep(), len(rows.recipes)
     say(f"rows: {count}, seeds: {request.seeds}, {count * request.seeds} runs in {request.out}")
     result, runs = train_and_compare(rows, sweep, against, leave_out, shots)  # type: ignore[arg-type]
-    finish(result, heads, request.out)
+    finish(result, heads, {name: request.out / name for name in runs.trained}, request.out)
     sweep.raise_failed(runs, result)
     return result
 
 
-def finish(result: dict[str, Any], heads: Mapping[str, str], out: Path) -> None:
+def finish(result: dict[str, Any], heads: Mapping[str, str], runs: Mapping[str, Path], out: Path) -> None:
     """Print the table and the findings, and write both."""
     from supancl.reports.comparison import comparison_table, write_comparison
 
@@ -124,8 +124,8 @@ def finish(result: dict[str, Any], heads: Mapping[str, str], out: Path) -> None:
     show(replace(table, optional=optional))
     for line in result["findings"]:
         say(line)
-    write_comparison(result, table, measures, out)
-    say(f"runs and results.json, .md, .tex, .png in {out}; {result['seconds']:.0f} s")
+    write_comparison(result, table, runs, out)
+    say(f"runs, results.json, .md, .tex and comparison.html in {out}; {result['seconds']:.0f} s")
 
 
 class RowGroup(NamedTuple):

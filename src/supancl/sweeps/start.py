@@ -25,10 +25,11 @@ from supancl.evaluation.settings import FineTune
 from supancl.files import write_json, write_text
 from supancl.probes import linear_probe
 from supancl.reporter import say, show
+from supancl.reports.comparison import write_comparison_page
 from supancl.reports.run_record import read_record
 from supancl.reports.tables import Table, plain_table, to_markdown
 from supancl.runs.provenance import commit, versions
-from supancl.stats import TOO_FEW_IMAGES, duration, paired_accuracy_interval, wilson_interval
+from supancl.stats import TOO_FEW_IMAGES, Tone, duration, paired_accuracy_interval, wilson_interval
 from supancl.sweeps.differences import describe_ends
 from supancl.sweeps.options import SweepRequest
 from supancl.sweeps.runner import open_held_out, open_recipe_data, run_name
@@ -99,7 +100,13 @@ def compare_with_start(request: SweepRequest, name: str, start: str) -> dict[str
         say(line)
     write_json(request.out / "results.json", result)
     write_text(request.out / "results.md", to_markdown(table) + "".join(f"\n- {line}" for line in lines) + "\n")
-    say(f"runs, results.json and results.md in {request.out}; {result['seconds']:.0f} s")
+    is_better = any((row["difference_interval"] or [0])[0] > 0 for row in summary)
+    tone: Tone = "good" if is_better else "unclear"
+    if all(row["interval"][0] <= chance for row in summary):
+        tone = "bad"
+    folders = {run_name(row, seed): request.out / run_name(row, seed) for row in rows for seed in seeds}
+    write_comparison_page(table, lines, tone, folders, request.out)
+    say(f"runs, results.json, results.md and comparison.html in {request.out}; {result['seconds']:.0f} s")
     if failed:
         from supancl.sweeps.runner import RunsFailed
 

@@ -23,8 +23,8 @@ from supancl.evaluation.overlap import data_set_of
 from supancl.evaluation.rows import Row, average, grouped, read_rows, rows_of_log
 from supancl.evaluation.settings import TRAINED_IMAGES
 from supancl.paper.tables.layouts import package_recipe
-from supancl.paper.toy_study.tables import PAPER as TOY_NAMES
-from supancl.paper.toy_study.tables import conditions
+from supancl.paper.toy_study.study import PAPER as TOY_NAMES
+from supancl.paper.toy_study.study import conditions
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.runs.encoder_file import check_same_run, load_encoder, read_header

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
+from typing import Any
 
-import numpy
-import scipy
-import torch
-
-from supancl.paper.theorems import checks as theory_checks
-from supancl.paper.theorems import dynamics, predictor
+from supancl.paper.theorems import dynamics, expectation, predictor
 from supancl.paper.theorems.checks import Check, Settings
-from supancl.paper.theorems.formulas import Formulas
 from supancl.reporter import track
+from supancl.runs.provenance import versions
 
 LARGEST_SEED = 2**40 - 1  # sample_seed multiplies it by a million, and torch takes 64 bits
 MIN_SAMPLES = 2000  # with fewer, the smallest Monte-Carlo sample may miss a class
 
-GROUPS: dict[str, Callable[[Settings, Formulas], list[Check]]] = {
-    "two forms": theory_checks.two_forms,
-    "expansion": theory_checks.expansion,
-    "expectation": theory_checks.expectation,
-    "covariances": theory_checks.covariances,
-    "eigenspaces": theory_checks.eigenspaces,
+GROUPS: dict[str, Callable[[Settings], list[Check]]] = {
+    "two forms": expectation.two_forms,
+    "expansion": expectation.expansion,
+    "expectation": expectation.expectation,
+    "covariances": expectation.covariances,
+    "eigenspaces": expectation.eigenspaces,
     "optimum": predictor.optimum,
     "coefficients": predictor.coefficients,
     "gains": predictor.gains,
@@ -36,26 +31,15 @@ GROUPS: dict[str, Callable[[Settings, Formulas], list[Check]]] = {
 }
 
 
-def run(settings: Settings, formulas: Formulas | None = None) -> list[Check]:
-    """Run all checks; the tests pass wrong `formulas` to see that they are noticed."""
-    formulas = formulas or Formulas()
-    return [check for group in track(GROUPS.values(), "checks of the theory") for check in group(settings, formulas)]
-
-
-def run_and_time(settings: Settings) -> tuple[list[Check], dict[str, object]]:
+def run_and_time(settings: Settings) -> tuple[list[Check], dict[str, Any]]:
     """Run all checks; returns them and the result as JSON."""
     begin = time.perf_counter()
-    checks = run(settings)
+    checks = [check for group in track(GROUPS.values(), "checks of the theory") for check in group(settings)]
     return checks, {
         "checks": [check.to_json() for check in checks],
         "passed": all(check.passed is not False for check in checks),
         "seed": settings.seed,
         "samples": settings.samples,
         "seconds": round(time.perf_counter() - begin, 1),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-            "scipy": scipy.__version__,
-        },
+        "versions": versions(),
     }

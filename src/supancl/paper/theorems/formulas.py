@@ -1,19 +1,19 @@
 """The closed forms of Sec. 4 and App. A, as printed unless a comment says otherwise.
 
-They are fields of one dataclass, so that a test can replace one by a wrong one and see the checks fail.
+The checks call them as `formulas.NAME`, so that a test can replace one by a wrong one and see the checks fail.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from supancl.paper.theorems.world import DTYPE, World
+
+SAMPLING_RATE = -0.5  # an error falls with the sample size to this power
 
 
 class Multipliers(NamedTuple):
@@ -157,33 +157,6 @@ def leak(world: World, w: Tensor, wp: Tensor, alpha: float) -> Tensor:
 def decay_rate(weight_decay: float) -> float:
     """Of ||Wp'Wp - WW'|| along the flow of App. A.4."""
     return 2 * weight_decay
-
-
-@dataclass(frozen=True)
-class Formulas:
-    """Every prediction that a check compares with a measurement."""
-
-    gap: Callable[[Tensor, Tensor, float], Tensor] = gap
-    mix: Callable[[Tensor, Tensor, float], Tensor] = mix
-    expansion: Callable[[Tensor, Tensor, Tensor, float], Tensor] = expansion
-    lagrangian: Callable[[World, Tensor, Tensor, float, Multipliers], Tensor] = lagrangian
-    view_covariance: Callable[[World, Tensor], Tensor] = view_covariance
-    cross_covariance: Callable[[World, Tensor], Tensor] = cross_covariance
-    supervised_covariance: Callable[[World, Tensor], Tensor] = supervised_covariance
-    spectra: Callable[[World], Spectra] = spectra
-    commutator: Callable[[World, Tensor], Tensor] = commutator
-    predictor_gradient: Callable[[World, Tensor, Tensor, float, float], Tensor] = predictor_gradient
-    encoder_gradient: Callable[[World, Tensor, Tensor, float, float], Tensor] = encoder_gradient
-    optimal_predictor: Callable[[World, Tensor, float, float], Tensor] = optimal_predictor
-    coefficients: Callable[[float], tuple[float, float, float]] = coefficients
-    gain: Callable[[Tensor, float, float, float], Tensor] = gain
-    rank: Callable[[World, float, int], int] = rank
-    curvature: Callable[[World, Tensor, float], Tensor] = curvature
-    multiplier: Callable[[World, Tensor, float], float] = multiplier
-    aligned_sides: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = aligned_sides
-    leak: Callable[[World, Tensor, Tensor, float], Tensor] = leak
-    decay_rate: Callable[[float], float] = decay_rate
-    sampling_rate: float = -0.5  # an error falls with the sample size to this power
 
 
 def _inner(left: Tensor, right: Tensor) -> Tensor:

@@ -9,22 +9,12 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from supancl.paper.theorems.checks import (
-    EXACT,
-    Check,
-    Settings,
-    compare,
-    measure_covariances,
-    sample_seed,
-    sampling_slope,
-    seed_torch,
-    worst,
-)
-from supancl.paper.theorems.formulas import Formulas
+from supancl.paper.theorems import formulas
+from supancl.paper.theorems.checks import EXACT, Check, Settings, compare, estimates, sampling_slope, worst
+from supancl.paper.theorems.expectation import measure_covariances
 from supancl.paper.theorems.world import (
     DTYPE,
     Sample,
-    World,
     draw_sample,
     exact_sample,
     features,
@@ -72,30 +62,34 @@ def minimiser(sample: Sample, w: Tensor, alpha: float, lambda3: float, symmetric
     return -(half.view(rows, rows) + half.view(rows, rows).mT)
 
 
-def optimum(settings: Settings, formulas: Formulas) -> list[Check]:
+def optimum(settings: Settings) -> list[Check]:
     """Wp* against the minimiser, the identity it solves, and its rank, over alpha, sigma_e and lambda3."""
     w = make_weights(ROWS, WIDTH, settings.seed)
     checks = []
     for alpha in ALPHAS:
         optimal, identity, ranks = [], [], []
-        weights = formulas.coefficients(alpha)
+        weights, expected = formulas.coefficients(alpha), formulas.rank
         for noise in NOISES:
             world = make_world(CLASSES, WIDTH, noise, settings.seed)
             sample = exact_sample(world, settings.seed)
             for lambda3 in MULTIPLIERS:
-                cell = f"sigma_e={noise:g}, lambda3={lambda3:g}"
-                minimum = minimiser(sample, w, alpha, lambda3)
+                cell, minimum = f"sigma_e={noise:g}, lambda3={lambda3:g}", minimiser(sample, w, alpha, lambda3)
                 predicted = formulas.optimal_predictor(world, w, alpha, lambda3)
-                optimal.append(compare(STATEMENT, f"Wp*, alpha={alpha:g}", predicted, minimum, EXACT, cell))
-                quantity, predicted = f"lambda3 Wp* E[z1 z1'], alpha={alpha:g}", _combination(world, w, weights)
+                optimal.append(compare(STATEMENT, f"Wp*, alpha={alpha:g}", predicted, minimum, note=cell))
+                quantity = f"lambda3 Wp* E[z1 z1'], alpha={alpha:g}"
+                parts = zip(weights, (world.between, world.within, world.augmentation), strict=True)
+                predicted = w @ torch.stack([weight * scatter for weight, scatter in parts]).sum(0) @ w.mT
                 measured = lambda3 * minimum @ measure_covariances(sample, w)[0]
-                identity.append(compare(STATEMENT, quantity, predicted, measured, EXACT, cell))
-                ranks.append(_rank_check(minimum, formulas.rank(world, alpha, ROWS), alpha, cell))
+                identity.append(compare(STATEMENT, quantity, predicted, measured, note=cell))
+                values = torch.linalg.svdvals(minimum)
+                rank, wanted = int((values > RANK_THRESHOLD * values[0]).sum()), expected(world, alpha, ROWS)
+                numbers = float(wanted), float(rank), float(abs(rank - wanted)), 0.5
+                ranks.append(Check(STATEMENT, f"rank of Wp*, alpha={alpha:g}", *numbers, cell))
         checks += [worst(optimal), worst(identity), worst(ranks)]
     return checks
 
 
-def coefficients(settings: Settings, formulas: Formulas) -> list[Check]:
+def coefficients(settings: Settings) -> list[Check]:
     """The weights of S_B, S_W and S_e in lambda3 Wp* E[z1 z1'], fitted.
 
     At one sigma_e they are not determined (S_B + S_W and S_e are both multiples of I), so the fit spans several.
@@ -120,7 +114,7 @@ def coefficients(settings: Settings, formulas: Formulas) -> list[Check]:
     return checks
 
 
-def gains(settings: Settings, formulas: Formulas) -> list[Check]:
+def gains(settings: Settings) -> list[Check]:
     """Wp* W v = gain W v for the eigenvectors v of S_B that lie in the row space of W."""
     square = make_weights(WIDTH, WIDTH, settings.seed)
     between, vectors = torch.linalg.eigh(make_world(CLASSES, WIDTH, 0.0, settings.seed).between)
@@ -139,47 +133,42 @@ def gains(settings: Settings, formulas: Formulas) -> list[Check]:
             checks.append(worst(cells))
     general = make_weights(ROWS, WIDTH, settings.seed)
     sample = exact_sample(make_world(CLASSES, WIDTH, 0.5, settings.seed), settings.seed)
-    minimum = minimiser(sample, general, 0.5, 1.0)
-    predicted = formulas.gain(between, 0.5, 0.5, 1.0)
+    minimum, predicted = minimiser(sample, general, 0.5, 1.0), formulas.gain(between, 0.5, 0.5, 1.0)
     which_w, note = f"any {ROWS} x {WIDTH} W, alpha=0.5", "v is outside the row space of W: no such gain"
     outside = _gain_check(minimum, general @ vectors, predicted, which_w, note)
     return [*checks, dataclasses.replace(outside, tolerance=None)]
 
 
-def conditions(settings: Settings, formulas: Formulas) -> list[Check]:
+def conditions(settings: Settings) -> list[Check]:
     """What the theorem assumes or leaves open: convexity, rank of W, the constraint's lambda3, M, sample size."""
     world = make_world(CLASSES, WIDTH, 0.5, settings.seed)
     sample = exact_sample(world, settings.seed)
     wide, tall = make_weights(ROWS, WIDTH, settings.seed), make_weights(WIDTH + 2, WIDTH, settings.seed)
     checks = []
-    for w, which in ((wide, "of full row rank"), (tall, "not of full row rank")):
+    for w, which, note in (
+        (wide, "of full row rank", ""),
+        (tall, "not of full row rank", "many minimisers; Wp* is one of them"),
+    ):
         least = torch.linalg.eigvalsh(hessian(sample, w, 2.0))[0]
         predicted = formulas.curvature(world, w, 2.0).clamp(min=0)
         # rounding turns an eigenvalue of 0 into 1e-16
         predicted = torch.where(predicted < 1e-12, 0.0, predicted)
-        note = "" if w is wide else "many minimisers; Wp* is one of them"
-        checks.append(compare(STATEMENT, f"least curvature in Wp, W {which}", predicted, least, EXACT, note))
+        checks.append(compare(STATEMENT, f"least curvature in Wp, W {which}", predicted, least, note=note))
         by_wp, _ = gradients(sample, w, formulas.optimal_predictor(world, w, 0.5, 2.0), 0.5, 2.0)
-        checks.append(compare(STATEMENT, f"dL/dWp at Wp*, W {which}", torch.zeros_like(by_wp), by_wp, EXACT))
+        checks.append(compare(STATEMENT, f"dL/dWp at Wp*, W {which}", torch.zeros_like(by_wp), by_wp))
     lambda3 = formulas.multiplier(world, wide, 0.5)
-    minimum = minimiser(sample, wide, 0.5, lambda3)
-    quantity, unit_norm = "E ||Wp* z1||^2 at the constraint's own lambda3", torch.ones((), dtype=DTYPE)
-    measured = norm_squared(features(sample, wide, minimum).anchors)
-    checks.append(compare(STATEMENT, quantity, unit_norm, measured, EXACT, f"lambda3={lambda3:.4f}"))
+    measured = norm_squared(features(sample, wide, minimiser(sample, wide, 0.5, lambda3)).anchors)
+    quantity, one = "E ||Wp* z1||^2 at the constraint's own lambda3", torch.ones((), dtype=DTYPE)
+    checks.append(compare(STATEMENT, quantity, one, measured, note=f"lambda3={lambda3:.4f}"))
     single = minimiser(exact_sample(world, settings.seed, one_target_each=True), wide, 0.5, 1.0)
     predicted = formulas.optimal_predictor(world, wide, 0.5, 1.0)
-    checks.append(compare(STATEMENT, "Wp* with M = 1 instead of all", predicted, single, EXACT))
-
-    def estimate(size: int, repeat: int) -> Tensor:
-        seed = sample_seed(settings.seed, size, repeat)
-        with seed_torch(seed):
-            return minimiser(draw_sample(world, size, seed), wide, 0.5, 1.0)
-
-    quantity, expected = "exponent of the error of a drawn sample's minimiser", formulas.sampling_rate
-    return [*checks, sampling_slope(STATEMENT, quantity, predicted, estimate, settings.samples, expected)]
+    checks.append(compare(STATEMENT, "Wp* with M = 1 instead of all", predicted, single))
+    estimate = estimates(settings, world, lambda drawn: minimiser(drawn, wide, 0.5, 1.0))
+    quantity = "exponent of the error of a drawn sample's minimiser"
+    return [*checks, sampling_slope(STATEMENT, quantity, predicted, estimate, settings.samples)]
 
 
-def distances(settings: Settings, formulas: Formulas) -> list[Check]:
+def distances(settings: Settings) -> list[Check]:
     """Reported, not asserted: how far Wp* is from being symmetric, and from the normalised loss's minimiser."""
     world = make_world(CLASSES, WIDTH, 0.5, settings.seed)
     w = make_weights(ROWS, WIDTH, settings.seed)
@@ -216,23 +205,10 @@ def _normalised_minimiser(sample: Sample, w: Tensor, alpha: float, start: Tensor
     return torch.from_numpy(solution.x).view_as(start)
 
 
-def _combination(world: World, w: Tensor, weights: tuple[float, float, float]) -> Tensor:
-    scatters = (world.between, world.within, world.augmentation)
-    inner = torch.stack([weight * scatter for weight, scatter in zip(weights, scatters, strict=True)]).sum(0)
-    return w @ inner @ w.mT
-
-
 def _gain_check(wp: Tensor, inside: Tensor, predicted: Tensor, which: str, note: str) -> Check:
     """Report the gains of the first and last eigenvector; the error is over all vectors Wp W v."""
     mapped = wp @ inside
     measured = (mapped * inside).sum(0) / inside.square().sum(0)
-    check = compare(STATEMENT, f"gains of Wp*, first and last v, {which}", inside * predicted, mapped, EXACT, note)
+    check = compare(STATEMENT, f"gains of Wp*, first and last v, {which}", inside * predicted, mapped, note=note)
     # the eigenvalues ascend
     return dataclasses.replace(check, predicted=predicted[[-1, 0]].tolist(), measured=measured[[-1, 0]].tolist())
-
-
-def _rank_check(minimum: Tensor, predicted: int, alpha: float, cell: str) -> Check:
-    values = torch.linalg.svdvals(minimum)
-    measured = int((values > RANK_THRESHOLD * values[0]).sum())
-    error = float(abs(measured - predicted))
-    return Check(STATEMENT, f"rank of Wp*, alpha={alpha:g}", float(predicted), float(measured), error, 0.5, cell)
