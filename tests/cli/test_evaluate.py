@@ -194,23 +194,8 @@ def test_data_that_changed_since_the_run_are_refused(place, capsys):
 
 # --- the suite --------------------------------------------------------------------------------------------------------
 
-SUITE = [
-    "evaluate",
-    "suite",
-    "run0",
-    "other",
-    "--root",
-    "root",
-    "--out",
-    "out",
-    "--partial",
-    "--episodes",
-    "9",
-    "--ways",
-    "3",
-    "--k",
-    "3",
-]
+SUITE = ("evaluate", "suite", "run0", "other", "--root", "root", "--out", "out", "--partial", "--episodes", "9")
+SUITE += ("--ways", "3", "--k", "3")
 
 
 def test_the_suite_writes_tables_and_goes_on_where_it_was(place, capsys):

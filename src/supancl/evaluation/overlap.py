@@ -31,7 +31,7 @@ def shares_images(evaluated: EvaluatedEncoder, source: str | None, images: Seque
         return False
     if source is None or is_run_source(evaluated, source):
         return True
-    own_paths = [Path(own).resolve() for own in evaluated.recipe.data.all_sources if Path(own).exists()]
+    own_paths = [Path(own).resolve() for own in evaluated.recipe.data.all_sources if own and Path(own).exists()]
     path = Path(source).resolve()
     is_nested = any(path == own or path in own.parents or own in path.parents for own in own_paths)
     return (Path(source).exists() and is_nested) or shares_pixels(evaluated, images)
