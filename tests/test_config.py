@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import pytest
@@ -22,7 +22,6 @@ from supancl.config import (
     flattened,
     from_json,
     parse_json,
-    parse_value,
     replaced,
     to_json,
     validated,
@@ -30,12 +29,12 @@ from supancl.config import (
 from supancl.core.branches import BranchSpec, HeadSpec
 from supancl.core.encoders import EncoderSpec
 from supancl.core.heads import MLP
-from supancl.core.losses import Align, Contrast, CrossEntropy, Loss
+from supancl.core.losses import Align, Contrast, Loss
 from supancl.core.methods import METHODS
 from supancl.core.pools import PoolSpec
 from supancl.core.schedules import ScheduleSpec
 from supancl.data.views.specs import Crops, Masks, ViewSpec
-from supancl.errors import BadInput, SupanclError
+from supancl.errors import BadInput
 from tests.files import mentions
 from tests.helpers import property_test
 
@@ -125,22 +124,6 @@ def test_a_section_of_no_known_kind_is_bad_input_that_names_the_kinds(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "hint", "expected"),
-    [
-        ({"kind": "align", "alpha": 0.25}, Loss, Align(alpha=0.25)),
-        ({"kind": "contrast", "against": "pool"}, Loss, Contrast(against="pool")),
-        ({"kind": "crossentropy"}, Loss, CrossEntropy()),
-        ({"kind": "masks", "share": 0.3}, ViewSpec, Masks(share=0.3)),
-        ({"kind": "crops", "scale": [0.1, 1]}, ViewSpec, Crops(scale=(0.1, 1.0))),
-        ({"hidden": [8], "out": 4}, MLP | None, MLP((8,), 4)),
-        (None, MLP | None, None),
-    ],
-)
-def test_a_union_of_sections_is_told_apart_by_kind(value, hint, expected):
-    assert checked(value, hint, "section") == expected
-
-
-@pytest.mark.parametrize(
     "section",
     [
         Inner(), Inner(rate=0.1, hidden=(1, 2), limit=3), Outer("o", loss=Contrast(), extra=Inner()),
@@ -214,23 +197,6 @@ def test_a_section_made_by_hand_is_validated_to_its_depth():
             validated(broken, "")
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_row_of_the_method_table_is_valid(name):
-    assert validated(METHODS[name], name) == METHODS[name]
-    with pytest.raises(BadInput, match=f"{name}.pool.size = 0"):
-        validated(replace(METHODS[name], pool=PoolSpec(size=0)), name)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1", 1), ("1.5", 1.5), ("true", True), ("null", None), ("[1, 2]", [1, 2]), ('"1"', "1"), ("cosine", "cosine"),
-     ("1e-3", 0.001), ("", ""), ("[1,", "[1,"), ("data/train", "data/train"), ("1_0", "1_0")],
-)  # fmt: skip
-def test_an_override_is_json_or_else_the_text_itself(text, value):
-    assert parse_value(text) == value
-    assert type(parse_value(text)) is type(value)
-
-
 def test_leaves_are_listed_by_their_dotted_names():
     leaves = flattened(Outer("o", Inner(limit=2)))
     assert leaves["inner.limit"] == 2
@@ -240,20 +206,6 @@ def test_leaves_are_listed_by_their_dotted_names():
     for dotted, value in leaves.items():
         rebuilt = replaced(rebuilt, dotted, value)
     assert rebuilt == Outer("o", Inner(limit=2))
-
-
-@pytest.mark.parametrize(
-    ("limit", "inside", "outside"),
-    [(Within(0, 1), [0, 0.5, 1], [-0.1, 1.1]), (Within(0), [0, 1e9], [-1e-9]), (Within(None, 3), [-1e9, 3], [3.1]),
-     (Within(0, None, exclusive_low=True), [1e-9], [0, -1])],
-)  # fmt: skip
-def test_a_range_admits_what_it_says(limit, inside, outside):
-    assert all(limit.admits(value) for value in inside)
-    assert not any(limit.admits(value) for value in outside)
-
-
-def test_bad_input_is_exit_code_2_and_the_base_is_1():
-    assert (BadInput("x").exit_code, SupanclError("x").exit_code) == (2, 1)
 
 
 def test_json_is_parsed_to_a_bounded_depth_and_length():

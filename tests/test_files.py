@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from contextlib import suppress
@@ -49,37 +48,6 @@ def test_who_may_read_a_file_is_what_the_umask_says(tmp_path: Path, mask: int, m
         os.umask(before)
     assert [path.stat().st_mode & 0o777 for path in (tensors, text)] == [mode, mode]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder.safetensors", "recipe.json"]
-
-
-def test_a_mount_that_refuses_other_modes_gets_the_file(tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / "encoder.safetensors"
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(Path, "chmod", refuse)
-
-    def write(temporary: Path) -> None:
-        temporary.write_text("whole")
-        os.chmod(temporary, 0o700)  # as no umask has it
-
-    write_atomically(path, write)
-    assert path.read_text() == "whole"
-
-
-def test_processes_of_one_number_in_two_containers_write_one_file(tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / "index.zip"
-
-    def other(temporary: Path) -> None:
-        with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(writing, "PROCESS_TOKEN", "another")
-            write_text(path, "theirs")
-        assert temporary.exists()  # theirs had another name, else it would have become the file, or gone
-        temporary.write_text("ours")
-
-    write_atomically(path, other)
-    assert path.read_text() == "ours"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_file_and_the_folder_that_names_it_are_synced(tmp_path: Path, monkeypatch) -> None:

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from supancl import BadInput, load_encoder
 from supancl.cli import main
-from supancl.core.encoders import BUILDERS, Encoder, EncoderSpec, tensor_shapes
+from supancl.core.encoders import Encoder, EncoderSpec, tensor_shapes
 from supancl.data import decode
 from supancl.data.opening import open_source
 from supancl.data.sources import tars
@@ -32,10 +32,8 @@ from supancl.data.sources.arrays import read_npz, source_from_arrays
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import Cache
 from supancl.detection.saving import DetectFolder
-from supancl.evaluation.feature_cache import FeatureCache
 from supancl.files import check_regular, open_regular, read_text, write_text
 from supancl.runs.checkpoint import load_tensors
-from supancl.runs.encoder_file import save_encoder
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import open_encoder
 from tests.files import TINY, assert_refused, class_folders, contents, mentions, noise, picture, supancl
@@ -184,31 +182,6 @@ def test_caches_kept_to_a_size_are_not_removed_through_a_link(place, mine, cache
     assert contents(mine) == before
 
 
-@pytest.mark.parametrize("leads", ["to a file", "nowhere"])
-def test_the_lock_of_a_cache_is_not_taken_through_a_link(leads, place, mine, cache_root):
-    cache, files = cached(place)
-    cache.folder.mkdir(parents=True)
-    (cache.folder / ".lock").symlink_to(mine / ("thesis.tex" if leads == "to a file" else "new"))
-    before = contents(mine)
-    with pytest.raises(BadInput, match=mentions(".lock")):
-        cache.build(files)
-    assert contents(mine) == before
-
-
-@pytest.mark.parametrize("name", ["features", "tars"])
-def test_features_and_indexes_are_not_written_through_a_link(name, place, mine, cache_root):
-    cache_root.mkdir(parents=True)
-    (cache_root / name).symlink_to(mine / "empty")
-    if name == "features":
-        features = FeatureCache()
-        assert "link" in features.write(features.folder / "x.safetensors", torch.zeros(2, 2))
-    else:
-        shard(place / "x.tar", {"a.png": png(), "a.cls": b"0", "b.png": png(), "b.cls": b"1"})
-        with pytest.raises(BadInput, match=mentions(cache_root / "tars", "link")):
-            open_source(DataSpec(source="x.tar", stream=True), 1)
-    assert list((mine / "empty").iterdir()) == []
-
-
 # --- what is no regular file ------------------------------------------------------------------------------------------
 
 
@@ -242,13 +215,6 @@ def test_only_regular_files_are_opened(kind, place, alarm):
     assert read_text(place / "z") == "text"
     with pytest.raises(OSError, match="4 bytes, more than 3"):
         read_text(place / "z", limit=3)
-
-
-def test_a_fifo_that_takes_the_place_of_a_file_is_not_waited_for(place, alarm, monkeypatch):
-    make_fifo(place / "x")
-    monkeypatch.setattr("supancl.files.opening.check_regular", lambda path: None)  # as if it had been a file until now
-    with pytest.raises(OSError, match="regular file"):
-        open_regular(place / "x")
 
 
 # --- image formats ----------------------------------------------------------------------------------------------------
@@ -435,13 +401,6 @@ def test_an_archive_is_refused_by_its_headers(claim, place, monkeypatch):
         read_npz(npz(place / "x.npz", GOOD | members), 1)
 
 
-def test_arrays_larger_than_the_memory_are_refused(place, monkeypatch):
-    npz(place / "x.npz", GOOD)
-    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": 100}[name])
-    with pytest.raises(BadInput, match=mentions("x.npz", "train_images", "memory", "folder")):
-        read_npz(place / "x.npz", 1)
-
-
 def test_colours_become_grey_in_chunks_as_they_do_at_once(monkeypatch):
     images = noise(33, 7, 5, 3)
     weights = torch.tensor([0.2989, 0.587, 0.114])[:, None, None]
@@ -489,17 +448,6 @@ def test_shapes_without_memory_are_those_of_the_encoder(name):
     shapes = tensor_shapes(spec)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert shapes == {key: value.shape for key, value in spec.build().body.state_dict().items()}
-
-
-def test_the_encoder_of_a_plugin_is_built_once_and_with_memory(place, monkeypatch):
-    def build(spec: EncoderSpec):
-        width = int(torch.ones(4).sum().item())  # not possible without memory
-        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, width)), width
-
-    monkeypatch.setitem(BUILDERS, "mine", build)
-    encoder = EncoderSpec("mine", 3, 2, None, (0.5,) * 3, (0.5,) * 3).build()
-    save_encoder(place / "x.safetensors", encoder, ("cat",), "here")
-    assert torch.equal(load_encoder(place / "x.safetensors").body[1].weight, encoder.body[1].weight)
 
 
 def test_a_claimed_detector_is_compared_before_it_is_built(place, monkeypatch):

@@ -18,7 +18,8 @@ from supancl import METHODS, Reporter, pretrain
 from supancl.cli import main
 from supancl.errors import BadInput, Collapsed, NonFinite
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
-from supancl.runs.folder import RunFolder, read_end
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import read_end
 from supancl.sweeps.runner import read_run
 from tests.files import contents, mentions
 from tests.started import Started

@@ -26,7 +26,7 @@ from supancl.data.splits import DataSpec
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, load_newest, load_tensors
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import fill_encoder
-from tests.files import TINY, archive, assert_mentions, assert_refused, class_folders, noise, supancl
+from tests.files import TINY, archive, assert_mentions, assert_refused, class_folders, supancl
 
 
 class Payload:
@@ -186,20 +186,6 @@ def test_an_encoder_can_name_known_architectures_only(name, place, capsys):
     assert len(said.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"py/reduce": [{"py/function": "os.mkdir"}, ["executed"]]},
-        {"recipe": {"py/object": "os.mkdir"}},
-        {"recipe": "__import__('os').mkdir('executed')"},
-    ],
-)
-def test_code_in_recipe_json_is_text(edit, place, mark, finished, capsys):
-    shutil.copytree(finished, "run")
-    Path("run/recipe.json").write_text(json.dumps(edit))
-    assert "run/recipe.json" in refused(supancl(capsys, "pretrain", "--resume", "--out", "run"), mark)
-
-
 # --- from Python ------------------------------------------------------------------------------------------------------
 
 
@@ -251,17 +237,3 @@ def test_a_damaged_file_of_tensors_is_bad_input_whatever_is_wrong_with_it(place)
             refusals += refusal(lambda: load_tensors(Path("x.pt")))
     assert len(refusals) > 100
     assert all("x.pt" in line for line in refusals)
-
-
-def test_a_damaged_archive_is_bad_input_whatever_is_wrong_with_it(place):
-    chance, refusals = np.random.default_rng(0), []
-    for save in (np.savez, np.savez_compressed):
-        save("whole.npz", train_images=noise(8, 4, 4), train_labels=np.arange(8) % 2)
-        whole = np.frombuffer(Path("whole.npz").read_bytes(), dtype=np.uint8)
-        for _ in range(100):
-            damaged = whole.copy()
-            damaged[chance.integers(0, len(damaged), 4)] = chance.integers(0, 256, 4)
-            Path("x.npz").write_bytes(damaged.tobytes())
-            refusals += refusal(lambda: open_data(DataSpec(source="x.npz"), 1))
-    assert len(refusals) > 50
-    assert all("x.npz" in line for line in refusals)

@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from common import write_jpegs
+from jpegs import write_jpegs
 
 import supancl
 

@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 from before import FLAG, compare
-from common import about, keep, show, write_jpegs
+from common import about, keep, show
+from jpegs import write_jpegs
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2

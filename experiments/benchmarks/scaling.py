@@ -26,7 +26,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from common import Record, about, keep, photograph, show
+from common import Record, about, keep, show
+from jpegs import photograph
 from step_ours import synthetic, wait
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn

@@ -25,7 +25,8 @@ from unittest.mock import patch
 
 import torch
 from before import FLAG, compare
-from common import Record, about, keep, show, write_jpegs
+from common import Record, about, keep, show
+from jpegs import write_jpegs
 from step_ours import TINY_CNN, TINY_HEADS, TINY_VIT, Contender, in_turns, ours, paired, settled, synthetic
 from step_peers import LightlyFeed, lightly_contenders, released
 

@@ -89,7 +89,6 @@ def program_name() -> str:
 
 _HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, lone surrogate, line and paragraph separator
 _JOINERS = "\u200c\u200d"  # parts of words in Persian and Hindi, and of emoji
-_SHORT_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def make_visible(text: str, keep: str = "") -> str:
@@ -102,17 +101,13 @@ def make_visible(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(_escape(character) if _is_hidden(character, keep) else character for character in text)
+    return "".join(
+        character.encode("unicode_escape").decode() if _is_hidden(character, keep) else character for character in text
+    )
 
 
 def _is_hidden(character: str, keep: str) -> bool:
     return unicodedata.category(character) in _HIDDEN_CATEGORIES and character not in keep + _JOINERS
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    long = f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
-    return _SHORT_ESCAPES.get(character, long)
 
 
 def plural(number: int, singular: str, plural_form: str | None = None, number_format: str = "") -> str:

@@ -196,7 +196,7 @@ def test_weights_of_several_labels_go_with_their_images():
     weights = np.eye(3)[np.arange(20) % 3] + 0.5 * np.eye(3)[0]
     for images in (GREY, list(GREY), torch.from_numpy(GREY)):
         data = open_images(supancl.recipe("digits.supsiam"), (images, weights))
-        assert data.train.pairs is not None
+        assert data.train.all_labels.pairs is not None
         assert data.classes == ("0", "1", "2")
 
 

@@ -106,6 +106,6 @@ def test_the_saved_table_is_read_back_with_its_weights(page, browser: Browser, t
     lines = [f"{row['path']},{row['label']}" for row in rows]
     table.write_text("\n".join(["path,label", *lines]) + "\n")
     data = open_data(DataSpec(source=str(table), holdout=0.0))
-    for i, pairs in zip(data.train.index.tolist(), data.train.pairs.tolist(), strict=True):
+    for i, pairs in zip(data.train.index.tolist(), data.train.all_labels.pairs.tolist(), strict=True):
         assert {data.classes[int(n)]: weight for n, weight in pairs if n >= 0} == pytest.approx(page[i])
     assert np.array_equal(data.train.index, np.arange(COUNT))

@@ -197,7 +197,7 @@ def test_nested_labels_are_written_as_they_came_and_read_back(place, capsys, suf
         table(place / "again.csv", "path,label", *map(",".join, zip(paths, labels, strict=True)))
         again = open_data(DataSpec(source="again.csv", holdout=0, **settings), 1)
     assert (again.classes, again.levels) == (original.classes, original.levels)
-    assert torch.equal(again.train.pairs, original.train.pairs)
+    assert torch.equal(again.train.all_labels.pairs, original.train.all_labels.pairs)
 
 
 # --- several and soft labels ------------------------------------------------------------------------------------------
@@ -218,4 +218,4 @@ def test_soft_labels_in_a_table_are_read_back_as_they_came(place, capsys):
         for name, columns in (("soft.csv", ""), ("f.csv", "image=path,label=label"))
     )
     assert again.classes == original.classes == ("circle", "disk:1", "disk:2", "square")
-    assert torch.equal(again.train.pairs, original.train.pairs)
+    assert torch.equal(again.train.all_labels.pairs, original.train.all_labels.pairs)

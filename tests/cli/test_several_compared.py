@@ -41,7 +41,7 @@ def naive_knn_map(run: str, k: int) -> float:
     for split in (data.data.train, data.images):
         units.append(torch.nn.functional.normalize(evaluated.features(split).values, dim=1).numpy())
         matrix = np.zeros((len(split), 6))
-        for row, pairs in enumerate(split.pairs.tolist()):
+        for row, pairs in enumerate(split.all_labels.pairs.tolist()):
             for number, weight in pairs:
                 if number >= 0:
                     matrix[row, int(number)] = weight

@@ -150,7 +150,7 @@ def test_the_table_is_a_source_and_given_labels_stay_with_their_weights(place, c
     assert sorted(data.classes) == sorted({*CLASSES, *LEVELS})
     weights = {
         name: {data.classes[int(number)]: weight for number, weight in pairs if number >= 0}
-        for name, pairs in zip(data.train.names_at(torch.arange(42)), data.train.pairs.tolist(), strict=True)
+        for name, pairs in zip(data.train.names_at(torch.arange(42)), data.train.all_labels.pairs.tolist(), strict=True)
     }
     assert weights["photos/1.png"] == {"dark": 0.25}
     for row in rows[:25]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from supancl.data.label_pairs import weight_matrix
+from supancl.data.labels import weight_matrix
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
@@ -27,7 +27,7 @@ def opened(path: Path, **settings: object):
 def test_the_columns_are_the_classes_in_sorted_order(tmp_path):
     data = opened(weight_table(tmp_path, "1,0,0", "1, 1 ,0.0", ",,", "-1,-1.0,-1", "0,0.25,0", "1.0,0,0"))
     assert data.classes == ("bird", "cat", "dog"), "no image is a bird, but the table says there may be"
-    assert weight_matrix(data.train.pairs, 3).tolist() == [
+    assert weight_matrix(data.train.all_labels, 3).tolist() == [
         [0, 1, 0], [0, 1, 1], [-1, -1, -1], [-1, -1, -1], [0, 0, 0.25], [0, 1, 0],
     ]  # fmt: skip
     assert data.train.num_labelled == 4
@@ -43,8 +43,8 @@ def test_a_table_and_an_archive_of_the_same_weights_are_the_same_labels(tmp_path
     listed = opened(weight_table(tmp_path, *lines, header="path,a,b,c,d"), columns="label=a+b+c+d")  # some are above 1
     packed = opened(archive(tmp_path / "some.npz", train_labels=weights, class_names=list("abcd")))
     assert listed.classes == packed.classes
-    assert np.array_equal(weight_matrix(listed.train.pairs, 4), weights.astype(np.float32))
-    assert np.array_equal(listed.train.pairs, packed.train.pairs)
+    assert np.array_equal(weight_matrix(listed.train.all_labels, 4), weights.astype(np.float32))
+    assert np.array_equal(listed.train.all_labels.pairs, packed.train.all_labels.pairs)
     assert np.array_equal(listed.train.labels, packed.train.labels)
 
 
@@ -52,7 +52,7 @@ def test_a_single_1_in_every_row_is_the_same_as_a_column_of_labels(tmp_path):
     rows = ["1,0,0", "0,1,0", "0,0,1", ",,"] * 3
     columns = opened(weight_table(tmp_path / "a", *rows))
     names = opened(weight_table(tmp_path / "b", *(["cat", "dog", "bird", ""] * 3), header="path,label"))
-    assert columns.train.pairs is None
+    assert columns.train.all_labels.pairs is None
     assert columns.classes == names.classes
     assert columns.summary["fingerprint"] == names.summary["fingerprint"]
 

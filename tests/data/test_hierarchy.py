@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from supancl import from_arrays
-from supancl.data.hierarchy import build_hierarchy
-from supancl.data.label_pairs import label_texts
-from supancl.data.levels import find_leaves, list_levels, with_given_labels, with_leaf_labels
+from supancl.data.hierarchy import build_hierarchy, find_leaves, list_levels, with_given_labels, with_leaf_labels
+from supancl.data.labels import label_texts
 from supancl.data.opening import open_data, open_source, peek_data
 from supancl.data.sources.cifar import FC100_TEST_CLASSES
 from supancl.data.sources.cifar100_superclasses import CLASSES, SUPERCLASSES
@@ -35,7 +34,7 @@ def opened(path: object, **settings: object):
 
 
 def texts_of(split, classes) -> list[str]:
-    return label_texts(split.image_labels, torch.arange(len(split)), classes, "")
+    return label_texts(split.all_labels, torch.arange(len(split)), classes, "")
 
 
 def nested_folder(root: Path, each: int = 3) -> Path:
@@ -59,7 +58,9 @@ def test_a_folder_of_folders_has_a_class_per_folder(tmp_path, weights):
     data = opened(nested_folder(tmp_path / "photos"), level_weights=weights)
     assert data.classes == CLASSES_OF_PATHS
     assert data.levels == (0, 1, 1, 0, 1)
-    for name, row in zip(data.train.names_at(torch.arange(len(data.train))), data.train.pairs.tolist(), strict=True):
+    for name, row in zip(
+        data.train.names_at(torch.arange(len(data.train))), data.train.all_labels.pairs.tolist(), strict=True
+    ):
         folder = Path(name).parent.relative_to(tmp_path / "photos").as_posix()
         wanted = naive_labels("" if folder == "unlabelled" else folder, weights or (1.0, 1.0))
         assert {data.classes[int(number)]: weight for number, weight in row if number >= 0} == wanted
@@ -94,7 +95,7 @@ def test_leaves_are_the_classes_without_another_below_them(seed):
         (with_leaf_labels(data), lambda path: naive_leaf(path, names)),
         (with_given_labels(data), lambda path: path),
     ):
-        assert (changed.levels, changed.train.pairs) == ((), None)
+        assert (changed.levels, changed.train.all_labels.pairs) == ((), None)
         for split in (changed.train, changed.held_out):
             expected = [wanted(names[label]) if label >= 0 else "" for label in numbers[split.index]]
             assert texts_of(split, changed.classes) == expected
@@ -118,7 +119,7 @@ def test_splits_and_unlabelled_folders_within(tmp_path):
 
 def test_without_the_setting_a_folder_is_read_as_before(tmp_path):
     data = opened(nested_folder(tmp_path), hierarchy="none")
-    assert (data.classes, data.levels, data.train.pairs) == (("animal", "plant"), (), None)
+    assert (data.classes, data.levels, data.train.all_labels.pairs) == (("animal", "plant"), (), None)
 
 
 def label_table(folder: Path, labels: tuple[str, ...]) -> Path:
@@ -158,7 +159,7 @@ def test_joined_sources_share_their_levels(tmp_path):
     first, second = class_folders(tmp_path / "a", ("animal/cat",), 3), class_folders(tmp_path / "b", ("animal/dog",), 3)
     data = opened(first, joined=(str(second),))
     assert data.classes == ("animal", "animal/cat", "animal/dog")
-    assert data.train.pairs[:, 0, 0].tolist() == [0] * 6
+    assert data.train.all_labels.pairs[:, 0, 0].tolist() == [0] * 6
 
 
 def test_images_are_held_out_by_their_finest_class(tmp_path):
@@ -186,7 +187,7 @@ def test_a_survey_a_look_and_an_opened_source_agree(tmp_path):
     ):
         data = open_data(spec, channels=1)
         assert survey_source(spec, 1) == survey_data(data)
-        assert torch.equal(peek_data(spec, 1).train.pairs, data.train.pairs)
+        assert torch.equal(peek_data(spec, 1).train.all_labels.pairs, data.train.all_labels.pairs)
         assert open_source(spec, 1).levels == data.levels == peek_data(spec, 1).levels
     memory = DataSpec(source=str(archive(tmp_path / "a.npz", class_names=["a/b", "a/c"])), hierarchy="paths")
     assert survey_source(memory, 1) == survey_data(open_data(memory, channels=1))
@@ -210,7 +211,7 @@ def test_names_and_numbers_give_the_same_levels(tmp_path):
     numbered, named = (from_arrays(images, labels, classes=names, spec=spec) for names in (None, CLASSES))
     assert numbered.classes == named.classes
     assert len(named.classes) == 120
-    assert torch.equal(numbered.train.pairs, named.train.pairs)
+    assert torch.equal(numbered.train.all_labels.pairs, named.train.all_labels.pairs)
     assert texts_of(named.train, named.classes)[:2] == [
         "fruit_and_vegetables:0.5;fruit_and_vegetables/apple", "fish:0.5;fish/aquarium_fish",
     ]  # fmt: skip
@@ -236,7 +237,7 @@ def test_numbers_of_cifar100_may_be_sorted_as_texts():
 
 def test_the_levels_of_one_path_are_one_class(tmp_path):
     data = opened(class_folders(tmp_path / "photos", ("animal/cat",), 12))
-    assert data.train.num_distinct_labels == 1
+    assert data.train.all_labels.count_distinct() == 1
     assert data.summary["distinct_labels"] == 1
     assert not survey_source(DataSpec(str(tmp_path / "photos"), hierarchy="paths", holdout=0), 1).is_labelled
     with pytest.raises(BadInput, match=mentions("same classes")):

@@ -14,7 +14,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from supancl.data.decode import upright_size
-from supancl.data.label_pairs import label_texts
+from supancl.data.labels import label_texts
 from supancl.data.opening import open_source
 from supancl.data.sources.libraries import RowItem, _list_rows
 from supancl.data.splits import DataSpec
@@ -198,7 +198,7 @@ def test_labels_of_every_kind(tmp_path, labels, kind, classes, wanted):
 
 
 def several(split, classes) -> list[str]:
-    return label_texts(split.image_labels, torch.arange(len(split)), classes, "")
+    return label_texts(split.all_labels, torch.arange(len(split)), classes, "")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_lists_of_classes_are_several_labels(tmp_path, labels, kind, classes, wa
     train = found.splits["train"]
     assert found.classes == classes
     assert several(train, classes) == wanted
-    assert (train.pairs is None) == all(len(row or []) < 2 for row in labels)
+    assert (train.all_labels.pairs is None) == all(len(row or []) < 2 for row in labels)
 
 
 def test_another_data_set_in_the_same_place_gives_its_own_pixels(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from supancl.data.label_pairs import label_texts
+from supancl.data.labels import label_texts
 from supancl.data.opening import open_data
 from supancl.data.sources.voc import read_annotation
 from supancl.data.splits import DataSpec
@@ -39,7 +39,7 @@ def opened(path: Path, **settings: object):
 
 
 def texts_of(split, classes) -> list[str]:
-    return label_texts(split.image_labels, torch.arange(len(split)), classes, "")
+    return label_texts(split.all_labels, torch.arange(len(split)), classes, "")
 
 
 TRAIN: dict[str, Objects] = {
@@ -116,7 +116,7 @@ def test_classes_need_neither_the_size_of_an_image_nor_boxes(tmp_path):
         assert "<size>" not in text
     first, second = (opened(folder, holdout=0) for folder in (whole, less))
     assert first.classes == second.classes
-    assert torch.equal(first.train.pairs, second.train.pairs)
+    assert torch.equal(first.train.all_labels.pairs, second.train.all_labels.pairs)
     with pytest.raises(BadInput, match=mentions("a.xml", "<size><height>")):
         read_annotation(less, "a")
 

@@ -79,7 +79,7 @@ def test_knn_by_hand(run, tmp_path):
     nearest = (unit[0] @ unit[1].T).topk(3).indices
     train_labels, test_labels = (torch.zeros(len(split), 6) for split in (train, data.images))
     for matrix, split in ((train_labels, train), (test_labels, data.images)):
-        for row, pairs in enumerate(split.pairs.tolist()):
+        for row, pairs in enumerate(split.all_labels.pairs.tolist()):
             for number, weight in pairs:
                 if number >= 0:
                     matrix[row, int(number)] = weight

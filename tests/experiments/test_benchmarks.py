@@ -38,6 +38,11 @@ def test_a_benchmark_measures_one_tiny_row(name: str, tmp_path: Path, monkeypatc
     assert json.loads((tmp_path / "kept.json").read_text())
 
 
+def test_what_runs_in_another_tree_imports_public_names_alone() -> None:
+    text = "".join((BENCHMARKS / f"{name}.py").read_text() for name in ("before", "jpegs"))
+    assert set(re.findall(r"^(?:import|from) (supancl\S*|common)", text, re.MULTILINE)) == {"supancl"}
+
+
 @pytest.fixture
 def before(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -38,7 +38,7 @@ from tests.test_safety import WRAPPINGS, Payload
 
 SECONDS = 20  # a command that takes longer hangs
 FORGED = "x\x1b[2K\nsupancl: all is well\u202e"  # a name that erases our line and writes its own
-OWN_FOLDERS = ("run", "detector", "sweep", "out", "cache")  # where commands may write
+OWN_FOLDERS = ("run", "detector", "out", "cache")  # where commands may write
 
 # --- what lies there --------------------------------------------------------------------------------------------------
 
@@ -107,7 +107,6 @@ EXPORT = ("--out", "out.pth")
 VOC = "voc/VOCdevkit/VOC2012"
 KNN = ("evaluate", "knn", "run", "--no-cache")
 DETECT = ("--year", "2012", "--iters", "2", "--batch-size", "2", "--device", "cpu", *TINY_DETECTOR, "--out", "out")
-ALPHA = ("alpha", "digits.supsiam", *TRAIN, "--alphas", "0.5", "--seeds", "1", "--jobs", "1", "--out", "sweep")
 CHECKPOINT = "run/checkpoints/step-000000001.pt"
 
 # what is opened, and the commands that open it
@@ -125,27 +124,18 @@ ENTRIES: dict[str, tuple[tuple[str, ...], ...]] = {
         (*PRETRAIN, "--data", "x.csv"),
         (*KNN, "--data", "x.csv"),
         ("data", "show", "x.csv", "--out", "out"),
-        ("data", "cache", "x.csv", "--recipe", "digits.supsiam"),
     ),
     "x.tar": (
         (*PRETRAIN, "--data", "x.tar"),
         (*PRETRAIN, "--data", "x.tar", "--set", "data.stream=true"),
         ("data", "show", "x.tar", "--out", "out"),
-        ("data", "cache", "x.tar", "--recipe", "digits.supsiam"),
     ),
     "pictures": ((*PRETRAIN, "--data", "pictures"),),
     "data/cat/x.png": (
         (*PRETRAIN, "--data", "data"),
         (*KNN, "--data", "data"),
-        ("data", "cache", "data", "--recipe", "digits.supsiam"),
     ),
     "table/x.png": ((*PRETRAIN, "--data", "table/x.csv"),),
-    "root": (
-        ("data", "check", "dtd", "--root", "root"),
-        ("evaluate", "transfer", "run", "--root", "root"),
-        ("evaluate", "suite", "run", "--root", "root", "--out", "out"),
-    ),
-    "dtd/labels/train1.txt": ((*PRETRAIN, "--data", "dtd@dtd"), ("data", "check", "dtd", "--root", "dtd")),
     # weights
     "x.pt": (
         (*PRETRAIN, "--data", "data", "--init", "x.pt"),
@@ -189,12 +179,6 @@ ENTRIES: dict[str, tuple[tuple[str, ...], ...]] = {
     "run/projector.safetensors": ((*KNN, "--layer", "projector"), RESUME),
     "run/evaluate": (KNN, TABLE),
     "run/evaluate/variance.json": (TABLE, ("evaluate", "variance", "run", "--no-cache")),
-    # studies
-    "toy/toy.json": (("paper", "table", "1", "toy"),),
-    "sweep/alpha-0.5-seed-0": (ALPHA,),
-    "sweep/alpha-0.5-seed-0/recipe.json": (ALPHA,),
-    "sweep/alpha-0.5-seed-0/failed.json": (ALPHA,),
-    "classes.txt": (("paper", "figure", "2", "run", "--data", "data", "--classes", "classes.txt", "--out", "out.png"),),
     # detectors
     "coco.json": (("detect", "train", "random:resnet18", "--data", "coco.json", "--test", "coco.json", *DETECT[2:]),),
     f"{VOC}/ImageSets/Main/train.txt": (("detect", "train", "voc/encoder.safetensors", "--data", "voc", *DETECT),),
@@ -239,7 +223,6 @@ ACCEPTED_THINGS = {
     ("run/encoder.safetensors", "a safetensors header of control characters"): "a table reads the header alone",
     ("run/recipe.json", "a link to nowhere"): "the encoder of a folder without recipe.json, with a warning",
     ("run/recipe.json", "a link to itself"): "the encoder of a folder without recipe.json, with a warning",
-    ("sweep/alpha-0.5-seed-0", "a folder"): "an empty folder: the run starts there",
 }
 
 
@@ -259,11 +242,7 @@ def base() -> Path:
     samples = [(("png", png(seed=i)), ("cls", b"%d" % (i % 2))) for i in range(20)]
     shard(root / "x.tar", {f"{i}.{end}": data for i, sample in enumerate(samples) for end, data in sample})
     torch.save({"a": torch.zeros(1)}, root / "x.pt")
-    (root / "dtd" / "labels").mkdir(parents=True)
-    (root / "dtd" / "images").mkdir()
-    (root / "root").mkdir()
-    (root / "toy").mkdir()
-    for name in ("toy/toy.json", "classes.txt", "mine.py", "x.safetensors"):
+    for name in ("mine.py", "x.safetensors"):
         (root / name).touch()
     write_coco(root / "coco.json", range(2))
     drawings = {"draw_detection_curves": lambda rows, path: None, "draw_detection_sheet": lambda *more: None}
@@ -273,11 +252,10 @@ def base() -> Path:
         ok("detect", "train", "voc/encoder.safetensors", "--data", "voc", *DETECT[:-1], "detector")
         ok("pretrain", "digits.supsiam", *TRAIN, "--data", "data", "--out", "run", "--set", "data.limit=null")
         ok("evaluate", "variance", "run")
-        ok(*ALPHA, "--data", "data")
     (newest,) = checkpoints(root / "run" / "checkpoints")
     newest.rename(root / CHECKPOINT)
     (root / "run" / "finished.json").unlink()  # or a resumed run would not look at its checkpoints
-    for name in ("run", "detector", "sweep"):
+    for name in ("run", "detector"):
         shutil.copytree(root / name, root / "saved" / name)
     return root
 
@@ -401,23 +379,6 @@ def test_hostile_things_are_refused(entry, place):
             except AssertionError as error:
                 failures.append(f"{hostile}: {' '.join(words)[-120:]}: {str(error)[:300]}")
     assert not failures, "\n".join(failures)
-
-
-FILES = [entry for entry in ENTRIES if "/" not in entry and not entry.startswith(("root", "mine", "pictures"))]
-
-
-@pytest.mark.parametrize("entry", FILES)
-def test_names_cannot_forge_a_line(entry, place):
-    """The file has zeros in it and a name that would erase our line and write another one."""
-    name = FORGED + Path(entry).suffix
-    for words in ENTRIES[entry][:2]:
-        (place / name).write_bytes(bytes(100))
-        try:
-            said = say(*(word.replace(entry, name) if word.endswith(entry) else word for word in words))
-        finally:
-            remove(place / name)
-        check_line(said)
-        assert said.err.count("all is well") <= 2
 
 
 def test_the_table_of_accepted_things_names_what_is_tried():

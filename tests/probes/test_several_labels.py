@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, f1_score
 from sklearn.multiclass import OneVsRestClassifier
 
-from supancl.data.label_pairs import pairs_from_matrix
+from supancl.data.labels import pairs_from_matrix
 from supancl.probes import Features, linear_probe, transfer
 from supancl.probes.certainty import ClassScores
 from supancl.probes.classifiers import (

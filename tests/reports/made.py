@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from supancl.runs.folder import RunEnd, RunFolder, record_end
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import RunEnd, record_end
 from tests.evaluation.made import run_folder
 
 STEPS = 4  # of an epoch

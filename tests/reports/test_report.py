@@ -14,7 +14,7 @@ from supancl.reports.report import MAX_POINTS, make_charts, report_page, thin_ou
 from supancl.reports.run_record import read_record
 from supancl.reports.samples import open_samples
 from supancl.reports.verdict import find_verdict
-from supancl.runs.folder import read_stop, record_stop
+from supancl.runs.log import read_stop, record_stop
 from tests.evaluation.made import source
 from tests.files import archive, class_folders, noise
 from tests.reports.made import logged_run

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from supancl import BadInput
 from supancl.runs.checkpoint import (
@@ -17,7 +16,6 @@ from supancl.runs.checkpoint import (
     load_tensors,
     save_checkpoint,
 )
-from supancl.runs.encoder_file import load_weights
 from tests.files import mentions
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -74,17 +72,3 @@ def test_a_class_is_loaded_only_where_it_is_allowed_and_otherwise_named(tmp_path
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DamagedFile, match=mentions(path, "damaged")):
         load_tensors(path)
-
-
-def test_a_classifier_on_top_is_left_out_but_not_a_part_of_the_encoder_that_is_called_like_one(tmp_path: Path) -> None:
-    def made() -> SimpleNamespace:
-        body = nn.ModuleDict({"stem": nn.Linear(3, 4), "head": nn.Linear(4, 5)})
-        return SimpleNamespace(body=body, spec=SimpleNamespace(name="own"))
-
-    one, other = made(), made()
-    weights = one.body.state_dict() | {"fc.weight": torch.ones(7, 5)}
-    load_weights(other, weights, tmp_path / "weights.pt")  # type: ignore[arg-type]
-    for name, value in one.body.state_dict().items():
-        assert torch.equal(other.body.state_dict()[name], value), name
-    with pytest.raises(BadInput, match=mentions("neck.weight", "own")):
-        load_weights(other, weights | {"neck.weight": torch.ones(1)}, tmp_path / "weights.pt")  # type: ignore[arg-type]

@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from supancl import BadInput, load_encoder
-from supancl.core.encoders import IMAGENET_MEAN, EncoderSpec, sincos_positions
+from supancl.core.encoders import EncoderSpec, sincos_positions
 from supancl.runs.importing import FORMATS, identify, open_encoder
 from supancl.use.import_ import import_checkpoint
 from tests.files import mentions
 from tests.helpers import fill, quickly_built
-from tests.import_keys import MODELS, Holder, Shortcut, kept, listed, resnet, shortcut_resnet
+from tests.import_keys import MODELS, Holder, kept, listed, resnet, shortcut_resnet
 
 DOCS = Path(__file__).parents[2] / "docs" / "import.md"
 
@@ -239,11 +239,6 @@ def test_statistics_of_a_split_batch_norm_are_averaged(tmp_path):
         torch.testing.assert_close(joined[ours], expected[theirs] + 0.35)
 
 
-def test_moco_v1_has_one_linear_layer_and_is_moco_too():
-    names = {name.replace("fc.2.", "fc."): shape for name, shape in kept("moco").items() if "fc.0." not in name}
-    assert identify(on_meta(names)) == ("moco", "module.encoder_q.", "resnet18")
-
-
 def test_the_vits_of_moco_v3_and_of_timm():
     names = kept("moco-v3-vit-base")
     assert identify(on_meta(names)) == ("moco-v3", "module.base_encoder.", "timm:vit_base_patch16_224")
@@ -252,31 +247,6 @@ def test_the_vits_of_moco_v3_and_of_timm():
     assert identify(learned) == ("plain", "", "timm:vit_tiny_patch16_224")
     with pytest.raises(BadInput, match=mentions("MoCo-v3", "width 192")):
         identify(tiny)  # sines and cosines: 12 heads, as solo-learn's vit_tiny for MoCo-v3; or MAE's 3
-
-
-def test_solo_learn_vits_have_twelve_heads_for_moco_v3_and_six_otherwise():
-    small = under(kept("moco-v3-vit-small"), "module.base_encoder.", "head.")
-    names = {**{f"backbone.{name}": shape for name, shape in small.items()}, "classifier.weight": (10, 384)}
-    torch.manual_seed(0)
-    state = {name: drawn(name, shape) for name, shape in names.items() if "blocks" not in name}
-    assert identify(state).architecture == "vit-small"
-    state["backbone.pos_embed"] = torch.randn(1, 197, 384)
-    assert identify(state) == ("solo-learn", "backbone.", "timm:vit_small_patch16_224")
-
-
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_every_depth_with_either_stem(name):
-    with torch.device("meta"):
-        plain, cifar = resnet(name), resnet(name, cifar_padding=1)
-    assert identify(plain.state_dict()).architecture == name
-    assert identify(cifar.state_dict()).architecture == f"cifar-{name}"
-    solo = {f"backbone.{key}": value for key, value in cifar.state_dict().items()} | {"classifier.bias": torch.zeros(2)}
-    assert identify(solo).architecture == f"cifar-{name}-pad2"
-    with torch.device("meta"):
-        for architecture in (name, f"cifar-{name}", f"cifar-{name}-pad2", f"cifar-{name}-norelu"):
-            assert EncoderSpec(architecture).build().width == plain.layer4[-1].get_submodule("bn2").num_features * (
-                4 if name == "resnet50" else 1
-            )
 
 
 def test_a_prefix_that_no_format_has_can_be_named(tmp_path):
@@ -330,20 +300,6 @@ def test_an_architecture_given_by_name_still_finds_the_branch(tmp_path):
     assert open_encoder(tmp_path / "a@b.ckpt").spec.name == "cifar-resnet18-pad2"
 
 
-def test_files_from_before_the_batch_counts(tmp_path):
-    state = {name: value for name, value in state_of("torchvision", "").items() if "num_batches" not in name}
-    torch.save(state, tmp_path / "resnet18.pth")
-    assert torch.equal(open_encoder(tmp_path / "resnet18.pth").body.bn1.running_var, state["bn1.running_var"])
-
-
-def test_size_mean_and_std_are_settings(tmp_path):
-    torch.save(resnet(cifar_padding=1).state_dict(), tmp_path / "x.pth")
-    encoder = open_encoder(tmp_path / "x.pth")
-    assert (encoder.size, encoder.mean, encoder.std) == (32, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    encoder = open_encoder(tmp_path / "x.pth", size=40, mean=[0.5] * 3, std=[0.25] * 3)
-    assert (encoder.size, encoder.mean, encoder.std) == (40, (0.5,) * 3, (0.25,) * 3)
-
-
 def test_an_imported_encoder_is_an_encoder_of_ours(tmp_path):
     torch.save({"state_dict": state_of("lightly-cifar", "")}, tmp_path / "x.ckpt")
     row = import_checkpoint(tmp_path / "x.ckpt", tmp_path / "new" / "folder", mean=[0.5] * 3, std=[0.5] * 3)
@@ -384,10 +340,6 @@ def changed(**changes: Tensor | None) -> dict[str, Tensor]:
     return state
 
 
-def blocks(*counts: int) -> dict[str, Tensor]:
-    return torchvision.models.resnet.ResNet(torchvision.models.resnet.BasicBlock, list(counts)).state_dict()
-
-
 def test_the_conversion_of_the_documentation_makes_a_refused_file_readable(place):
     state = {f"backbone.{name}": value for name, value in resnet().state_dict().items()}
     state["classifier.weight"] = torch.zeros(10, 512)
@@ -425,30 +377,6 @@ def test_a_map_is_averaged_and_pooled_is_the_output():
     assert "fc" not in encoder.layers  # the classifier left out
 
 
-def test_of_tokens_the_class_token_is_taken_where_there_is_one():
-    torch.manual_seed(0)
-    images = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        vit = EncoderSpec("timm:vit_tiny_patch16_224", size=32).build().eval()
-        tokens = vit.body.forward_intermediates(images, indices=[3], intermediates_only=True, return_prefix_tokens=True)
-        torch.testing.assert_close(vit.features(images, "blocks.3"), tokens[0][1][:, 0])
-        torch.testing.assert_close(vit.features(images, "norm"), vit(images))
-        mixer = EncoderSpec("timm:mixer_s32_224", size=224).build().eval()
-        assert mixer.features(torch.randn(1, 3, 224, 224), "blocks.1").shape == (1, 512)
-
-
-def test_maps_with_the_channels_last_are_averaged_over_their_places():
-    torch.manual_seed(0)
-    images = torch.randn(2, 3, 224, 224)
-    swin = EncoderSpec("timm:swin_tiny_patch4_window7_224").build().eval()
-    seen = []
-    swin.body.layers[1].register_forward_hook(lambda module, args, output: seen.append(output))
-    with torch.no_grad():
-        features = swin.features(images[:1], "layers.1")
-    assert seen[0].shape == (1, 28, 28, 192)
-    torch.testing.assert_close(features, seen[0].mean((1, 2)))
-
-
 # --- the documentation ------------------------------------------------------------------------------------------------
 
 
@@ -465,18 +393,6 @@ def test_the_documented_table_is_the_table():
     assert lines[start + len(FORMATS)] == ""
 
 
-def test_blocks_with_a_shortcut_compute_what_torchvisions_compute():
-    """The own arrangement that stands for SupContrast and lightly above."""
-    torch.manual_seed(0)
-    for bottleneck, block in ((False, resnet().layer2[0]), (True, resnet("resnet50").layer2[0])):
-        ours = Shortcut(256 if bottleneck else 64, 128, 2, bottleneck).eval()
-        state = {name.replace("downsample", "shortcut"): value for name, value in block.state_dict().items()}
-        ours.load_state_dict(state)
-        maps = torch.randn(2, 256 if bottleneck else 64, 8, 8)
-        with torch.no_grad():
-            torch.testing.assert_close(ours(maps), block.eval()(maps))
-
-
 def test_a_timm_model_gets_the_mean_and_std_that_timm_lists_for_it(tmp_path: Path) -> None:
     name = "vit_tiny_patch16_224"
     listed = timm.get_pretrained_cfg(name)
@@ -486,12 +402,3 @@ def test_a_timm_model_gets_the_mean_and_std_that_timm_lists_for_it(tmp_path: Pat
     encoder = open_encoder(f"timm:{name}@{tmp_path / 'weights.pth'}")
     assert (encoder.mean, encoder.std, encoder.size) == (tuple(listed.mean), tuple(listed.std), 32)
     assert open_encoder(f"timm:{name}@{tmp_path / 'weights.pth'}", mean=(0.1, 0.2, 0.3)).mean == (0.1, 0.2, 0.3)
-
-
-def test_a_recognised_vit_of_another_library_has_imagenets_mean(tmp_path: Path) -> None:
-    weights = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0).state_dict()
-    named = {f"backbone.{key}": value for key, value in weights.items()} | {"projection_head.x": torch.zeros(1)}
-    torch.save({"state_dict": named}, tmp_path / "last.ckpt")
-    encoder = open_encoder(tmp_path / "last.ckpt")
-    assert encoder.spec.name.startswith("timm:vit")
-    assert encoder.mean == IMAGENET_MEAN

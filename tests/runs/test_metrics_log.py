@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
-from supancl import Interrupted, Reporter, pretrain
+from supancl import pretrain
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import MetricsLog
-from tests.files import mentions
 from tests.tiny import poisoned, tiny_data, tiny_recipe
 
 KINDS = {"train": "loss", "monitor": "knn"}
@@ -48,20 +45,6 @@ def test_a_curve_does_not_double_back_after_a_rollback(monkeypatch, tmp_path: Pa
     poisoned(monkeypatch, {1, 7})
     pretrain(tiny_recipe("supbyol", train__on_nan="rollback"), tiny_data(), tmp_path / "run")
     assert [step for step, _ in drawn(tmp_path / "run", "train/loss")] == [1, 3, 4, 5, 6, 7, 9, 10]
-    assert_same_course(tmp_path / "run")
-
-
-@pytest.mark.parametrize("at", [4, 7])  # the checkpoint is that of an epoch's end, or of a step between
-def test_the_last_point_before_a_run_went_on_stays(at: int, tmp_path: Path) -> None:
-    class Signalled(Reporter):
-        def on_step(self, step, row):
-            if step == at:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match=mentions(f"step {at + 1}", "10")):
-        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=Signalled())
-    pretrain(None, tiny_data(), tmp_path / "run", resume=True)
-    assert [step for step, _ in drawn(tmp_path / "run", "train/loss")] == list(range(1, 11))
     assert_same_course(tmp_path / "run")
 
 

@@ -12,9 +12,8 @@ from supancl import embed, load_encoder, load_projector, pretrain
 from supancl.cli import main
 from supancl.core.heads import MLP
 from supancl.data.opening import open_data
-from supancl.evaluation.encoder import EvaluationOptions, open_evaluated_encoder
 from supancl.runs.checkpoint import checkpoints, load_checkpoint
-from supancl.runs.encoder_file import read_safetensors, save_projector
+from supancl.runs.encoder_file import read_safetensors
 from supancl.runs.folder import RunFolder
 
 TINY = ["--epochs", "2", "--batch-size", "32", "--set", "data.limit=128", "--device", "cpu", "--quiet"]
@@ -86,40 +85,6 @@ def test_variance_of_projector_features_is_that_by_hand(run):
     plain = json.loads((run / "evaluate" / "variance-train.json").read_text())
     assert plain["within"] != pytest.approx(result["within"], rel=1e-3)
     assert "projector" not in plain
-
-
-def test_every_protocol_and_embed_take_the_projector(run, tmp_path):
-    for words in (
-        "knn run --k 20",
-        "linear run",
-        "linear run --probe sgd --augmented --epochs 1",
-        "transfer run --data digits",
-        "fewshot run --data digits --episodes 5",
-    ):
-        assert main(["evaluate", *words.split(), "--layer", "projector", "--quiet"]) == 0, words
-    names = {path.stem for path in (run / "evaluate").iterdir()}
-    assert {"knn-layer-projector", "linear-layer-projector"} <= names
-    out = tmp_path / "features.npz"
-    words = ["embed", "run", "--data", "digits", "--layer", "projector", "--out", str(out), "--quiet"]
-    assert main(words) == 0
-    with np.load(out) as written:
-        assert written["train_features"].shape[1] == load_projector(run)[-1].weight.shape[0]
-
-
-def test_kept_features_know_their_projector(run):
-    look, data = (
-        EvaluationOptions(torch.device("cpu"), layer="projector"),
-        open_data(RunFolder(run).read_recipe()[0].data, 1),
-    )
-    first = open_evaluated_encoder("run", look).features(data.held_out).values
-    other = load_projector(run)
-    torch.nn.init.normal_(other[0].weight)
-    save_projector(run / "projector.safetensors", other, "x")
-    second = open_evaluated_encoder("run", look).features(data.held_out).values
-    assert not torch.allclose(first, second)
-    with torch.inference_mode():
-        expected = other(embed(load_encoder(run), data.held_out).values)
-    torch.testing.assert_close(second, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_finished_run_gets_it_when_it_is_resumed(run):

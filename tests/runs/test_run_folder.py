@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from supancl import BadInput, Reporter, pretrain
-from supancl.files import jsonable, write_atomically
+from supancl.files import write_atomically
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.runs.folder import RunFolder, next_folder
-from supancl.runs.provenance import versions
 from tests.files import TINY, assert_mentions, assert_refused, class_folders, contents, mentions, supancl
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -87,37 +85,6 @@ def test_a_run_that_never_began_leaves_no_folder(tmp_path):
     assert not folder.path.exists()
 
 
-def test_a_folder_that_was_there_before_stays_with_all_that_was_in_it(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    with pytest.raises(ZeroDivisionError), folder.lock():
-        raise ZeroDivisionError
-    assert contents(tmp_path) == {"run": None, "run/notes.txt": b"mine"}
-    assert not (tmp_path / "run" / ".lock").exists()
-
-
-def test_a_run_that_began_stays_whatever_ends_it(tmp_path):
-    class Stop(Reporter):
-        def on_step(self, step, row):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=Stop())
-    assert RunFolder(tmp_path / "run").has_run
-    assert RunFolder(tmp_path / "run").read_recipe()[0].name == "tiny.supsiam"
-
-
-def test_a_run_folder_removed_during_training_is_bad_input(tmp_path):
-    class Removes(Reporter):
-        def on_step(self, step, row):
-            shutil.rmtree(tmp_path / "run", ignore_errors=True)
-
-    with pytest.raises(BadInput, match=mentions(tmp_path / "run", "cannot be written")):
-        pretrain(tiny_recipe(), tiny_data(), out=tmp_path / "run", reporter=Removes())
-
-
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -137,30 +104,7 @@ def test_the_next_folder_has_the_next_free_number(tmp_path, taken, expected):
     assert not (tmp_path / expected).exists()
 
 
-def test_runs_without_out_count_up_below_runs(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    class_folders(tmp_path / "data")
-    for number in (1, 2):
-        said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--json", "result.json")
-        assert said.code == 0
-        assert json.loads(Path("result.json").read_text())["run"] == f"runs/digits.supsiam-00{number}"
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["digits.supsiam-001", "digits.supsiam-002"]
-
-
 # --- what lies in it --------------------------------------------------------------------------------------------------
-
-
-def test_recipe_json_has_the_settings_the_classes_the_data_and_the_versions(tmp_path):
-    recipe, data = tiny_recipe(), tiny_data()
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    folder.write_recipe(recipe, data.classes, data.summary)
-    kept = json.loads(folder.recipe_file.read_text())
-    assert set(kept) >= {"recipe", "classes", "data", "versions", "commit"}
-    assert folder.read_recipe() == (recipe, ("class 0", "class 1", "class 2"))
-    assert kept["data"] == {**data.summary, "skipped": 0}
-    assert kept["versions"] == versions()
-    assert set(kept["versions"]) >= {"python", "supancl", "torch", "numpy"}
 
 
 def test_a_finished_run_has_everything_and_nothing_temporary(tmp_path):
@@ -180,12 +124,6 @@ def test_a_finished_run_has_everything_and_nothing_temporary(tmp_path):
     assert {path.suffix for path in (tmp_path / "run" / "checkpoints").iterdir()} == {".pt"}
 
 
-def test_what_is_not_a_number_is_null_in_json():
-    values = {"a": float("nan"), "b": [1.5, float("inf")], "c": ({"d": -float("inf")}, 2), "e": "nan"}
-    assert jsonable(values) == {"a": None, "b": [1.5, None], "c": [{"d": None}, 2], "e": "nan"}
-    json.dumps(jsonable(values), allow_nan=False)
-
-
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
@@ -195,14 +133,6 @@ def rows(folder: RunFolder) -> list[int]:
 
 def row_of(step: int) -> bytes:
     return json.dumps({"kind": "train", "step": step, "epoch": 0}).encode()
-
-
-@pytest.mark.parametrize(("until", "left"), [(0, []), (1, [1]), (2, [1, 2, 2]), (3, [1, 2, 2, 3]), (9, [1, 2, 2, 3])])
-def test_rows_after_the_step_are_dropped(tmp_path, until, left):
-    folder = RunFolder(tmp_path)
-    folder.metrics_file.write_bytes(b"".join(row_of(step) + b"\n" for step in (1, 2, 2, 3)))
-    folder.keep_metrics_until(until)
-    assert rows(folder) == left
 
 
 @pytest.mark.parametrize(
@@ -289,47 +219,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     with pytest.raises(BadInput, match=mentions(path, reason)):
         write_atomically(path, write)
     assert contents(tmp_path) == ({} if before is None else {"file.txt": before.encode()})
-
-
-def test_a_write_that_is_interrupted_leaves_the_old_file_and_nothing_else(tmp_path):
-    path = tmp_path / "file.txt"
-    path.write_text("old")
-
-    def interrupted(temporary):
-        temporary.write_text("half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, interrupted)
-    assert contents(tmp_path) == {"file.txt": b"old"}
-
-
-def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path):
-    path = tmp_path / "file.txt"
-    path.write_text("old")
-    seen = []
-
-    def write(temporary):
-        temporary.write_text("ne")
-        seen.append(path.read_text())
-        temporary.write_text("new")
-
-    write_atomically(path, write)
-    assert (seen, path.read_text()) == (["old"], "new")
-    assert os.listdir(tmp_path) == ["file.txt"]
-
-
-def test_a_folder_that_cannot_be_synced_does_not_stop_the_write(tmp_path, monkeypatch):
-    synced = os.fsync
-
-    def files_only(number):
-        if os.path.isdir(f"/proc/self/fd/{number}"):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        synced(number)
-
-    monkeypatch.setattr(os, "fsync", files_only)
-    write_atomically(tmp_path / "file", lambda path: path.write_text("new") and None)
-    assert (tmp_path / "file").read_text() == "new"
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(tmp_path, monkeypatch):

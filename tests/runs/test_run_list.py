@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from supancl import pretrain
-from supancl.runs.folder import RunEnd, RunFolder, record_end
+from supancl.runs.folder import RunFolder
 from supancl.runs.listing import describe_run, find_listed_runs
+from supancl.runs.log import RunEnd, record_end
 from tests.files import assert_mentions, assert_refused, supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import tiny_data, tiny_recipe

@@ -132,21 +132,6 @@ def test_a_model_folder_describes_its_images(home: Path, weights) -> None:
         open_encoder(other)
 
 
-def test_a_model_folder_says_its_channels_and_arguments(home: Path) -> None:
-    with quickly_built():
-        grey = timm.create_model(SMALL, in_chans=1).state_dict()
-    images = {"input_size": [1, 64, 64], "mean": [0.5], "std": [0.25]}
-    config = {"architecture": SMALL, "pretrained_cfg": images, "model_args": {"in_chans": 1, "drop_rate": 0.1}}
-    encoder = open_encoder(model_folder(home / "grey", grey, **config))
-    assert (encoder.spec.channels, encoder.size, encoder.mean) == (1, 64, (0.5,))
-    other = model_folder(home / "other", grey, **config | {"model_args": {"global_pool": "max"}})
-    with pytest.raises(BadInput, match=mentions(other / "config.json", "global_pool", SMALL, "--plugin")):
-        open_encoder(other)
-    wrong = model_folder(home / "wrong", grey, **config | {"pretrained_cfg": images | {"mean": ["0.5"]}})
-    with pytest.raises(BadInput, match=mentions(wrong / "config.json", "mean")):
-        open_encoder(wrong)
-
-
 def test_a_vit_small_with_12_heads_is_ours(home: Path) -> None:
     """timm's has 6, and no tensor shows it."""
     spec = EncoderSpec("vit-small", size=16)

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import threading
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from supancl.runs.folder import RunFolder
 from supancl.runs.writer import HostCopy, Writer
 from supancl.training.trainer import Trainer
 from tests.files import contents, mentions
-from tests.tiny import assert_same_bits, flat, poisoned, tiny_data, tiny_recipe
+from tests.tiny import assert_same_bits, flat, tiny_data, tiny_recipe
 
 LONG = 20.0  # seconds after which whoever still waits has waited in vain
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -115,30 +114,6 @@ def test_the_saved_encoder_is_that_of_the_moment_of_the_save(tmp_path: Path, mon
         assert torch.equal(value, before[name]), name
 
 
-def test_host_memory_serves_again_and_follows_a_change_of_shape() -> None:
-    copied = HostCopy()
-    first = copied.copy({"a": torch.ones(3), "b": [torch.zeros(2, dtype=torch.long)]})
-    at = first["a"].data_ptr(), first["b"][0].data_ptr()
-    second = copied.copy({"a": torch.full((3,), 2.0), "b": [torch.ones(2, dtype=torch.long)]})
-    assert (second["a"].data_ptr(), second["b"][0].data_ptr()) == at
-    assert second["a"].tolist() == [2.0] * 3
-    assert second["b"][0].tolist() == [1, 1]
-    third = copied.copy({"a": torch.ones(4), "b": [torch.ones(2)]})
-    assert third["a"].tolist() == [1.0] * 4
-    assert third["b"][0].dtype == torch.float32
-
-
-def test_what_lies_beside_a_state_dicts_entries_is_kept_and_the_original_left_alone() -> None:
-    state: OrderedDict = OrderedDict(w=torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
-    state._metadata = {"": {"version": 2}}
-    kept = HostCopy().copy({"branches": state})["branches"]
-    assert isinstance(kept, OrderedDict)
-    assert kept._metadata == {"": {"version": 2}}
-    assert kept["w"].stride() == state["w"].stride()
-    assert kept["w"] is not state["w"]
-    assert kept["w"].data_ptr() != state["w"].data_ptr()
-
-
 # --- when it is written -----------------------------------------------------------------------------------------------
 
 
@@ -160,17 +135,6 @@ def test_a_save_returns_at_once_and_the_next_one_waits_for_it(tmp_path: Path, mo
         assert [path.name for path in checkpoints(tmp_path)] == ["step-000000001.pt", "step-000000002.pt"]
 
 
-def test_an_encoder_does_not_wait_for_a_checkpoint_but_is_written_in_turn(tmp_path: Path, monkeypatch) -> None:
-    gate, encoder = Gate(monkeypatch), small_encoder()
-    with Writer() as writer:
-        writer.save(tmp_path, 1, {"step": 1})
-        writer.save_encoder(tmp_path / "encoder.safetensors", encoder, (), "x")
-        assert not (tmp_path / "encoder.safetensors").exists()
-        gate.opened.set()
-        writer.wait()
-        assert (tmp_path / "encoder.safetensors").exists()
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_leaving_waits_for_the_last_file_whatever_it_is_left_for(tmp_path: Path, monkeypatch, fails: bool) -> None:
     gate = Gate(monkeypatch)
@@ -184,14 +148,6 @@ def test_leaving_waits_for_the_last_file_whatever_it_is_left_for(tmp_path: Path,
         assert fails
     assert [load_checkpoint(path)["step"] for path in checkpoints(tmp_path)] == [1]
     assert not gate.in_vain
-
-
-def test_only_the_last_two_stay(tmp_path: Path) -> None:
-    with Writer() as writer:
-        for step in range(5):
-            writer.save(tmp_path, step, {"step": step})
-    assert [load_checkpoint(path)["step"] for path in checkpoints(tmp_path)] == [3, 4]
-    assert len(contents(tmp_path)) == 2
 
 
 # --- when it cannot be written ----------------------------------------------------------------------------------------
@@ -284,69 +240,7 @@ def test_a_signal_says_saved_only_when_it_is(tmp_path: Path, monkeypatch) -> Non
     assert not checkpoints(tmp_path / "full" / "checkpoints")
 
 
-def test_a_full_disk_ends_the_run_with_its_line_and_leaves_what_was_whole(tmp_path: Path, monkeypatch) -> None:
-    plain = supancl.runs.checkpoint.save_with_torch
-
-    def third_fails(path: Path, content: dict) -> None:
-        if content["step"] >= 6:
-            full_disk()
-        plain(path, content)
-
-    monkeypatch.setattr(supancl.runs.checkpoint, "save_with_torch", third_fails)
-    with pytest.raises(BadInput, match=mentions("step-000000006.pt", "No space left on device")):
-        pretrain(tiny_recipe(train__checkpoint_every=2), tiny_data(), tmp_path / "run")
-    kept = checkpoints(tmp_path / "run" / "checkpoints")
-    assert [load_checkpoint(path)["step"] for path in kept] == [4, 5]
-
-
-def slow_disk(monkeypatch) -> list[int]:
-    """Every checkpoint takes a while, in which several steps are trained."""
-    written: list[int] = []
-
-    def save(folder: Path, step: int, state: dict, keep_all: bool) -> Path:
-        threading.Event().wait(0.15)
-        written.append(step)
-        return save_checkpoint(folder, step, state)
-
-    monkeypatch.setattr(supancl.runs.writer, "save_checkpoint", save)
-    return written
-
-
-def test_a_rollback_goes_back_to_what_was_last_saved_not_last_written(tmp_path: Path, monkeypatch) -> None:
-    poisoned(monkeypatch, {5})
-    written, warned = slow_disk(monkeypatch), []
-
-    class Warned(Reporter):
-        def warn(self, text):
-            warned.append((text, list(written)))
-
-    recipe = tiny_recipe(train__on_nan="rollback")
-    pretrain(recipe, tiny_data(), tmp_path / "run", reporter=Warned())
-    assert len(warned) == 1
-    assert "back to step 5" in warned[0][0]
-    assert warned[0][1] == [0, 5]
-
-
 # --- a row of the log -------------------------------------------------------------------------------------------------
-
-
-def test_one_look_tells_losses_spread_and_the_first_bad_step() -> None:
-    from supancl.training.monitor import relative_std
-
-    trainer = Trainer(tiny_recipe("supsiam"), tiny_data(), torch.device("cpu"))
-    losses = []
-    for _ in range(3):
-        targets = trainer.advance()
-        losses.append(trainer.inputs.sums[:3] - sum(losses, torch.zeros(3)))
-    seen = trainer.inputs.drain_log(targets)
-    assert (seen.loss, seen.ssl, seen.sup) == pytest.approx(torch.stack(losses).mean(0).tolist(), rel=1e-12)
-    assert seen.std == float(relative_std(targets))
-    assert seen.nonfinite_step is None
-    assert trainer.inputs.sums.tolist() == [0.0] * 4
-    trainer.inputs.first_nonfinite_step.fill_(2)
-    again = trainer.inputs.drain_log(torch.empty(0))
-    assert again.nonfinite_step == 2 == trainer.inputs.nonfinite_step()
-    assert all(value != value for value in again[:4])  # nothing since, and no targets: not a number
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
@@ -369,18 +263,3 @@ def test_from_a_gpu_the_values_of_the_moment_arrive_in_pinned_memory() -> None:
         assert kept["w"].stride() == weight.stride()
         assert torch.equal(kept["w"], expected[-1].cpu())
         assert kept["host"].tolist() == [1.0, 1.0]
-
-
-@gpu
-def test_on_a_gpu_a_save_does_not_wait_for_the_device(tmp_path: Path) -> None:
-    state = {"w": torch.ones(1 << 20, device="cuda"), "step": 1}
-    with Writer() as writer:
-        writer.save(tmp_path, 1, state)
-        writer.wait()  # memory is there from now on
-        torch.cuda.synchronize()
-        torch.cuda._sleep(1_000_000_000)  # half a second or so
-        slept = torch.cuda.current_stream().record_event()
-        writer.save(tmp_path, 2, state)
-        state["w"].zero_()
-        assert not slept.query()
-    assert float(load_checkpoint(checkpoints(tmp_path)[-1])["w"].min()) == 1.0

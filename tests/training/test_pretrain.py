@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from supancl import METHODS, BadInput, NonFinite, Recipe, Reporter, load_encoder, pretrain
+from supancl.core.labels import Labels
 from supancl.data.splits import Data
 from supancl.runs.checkpoint import checkpoints
 from supancl.training.loop import check_skipped_steps
@@ -232,7 +233,7 @@ def test_accumulation_changes_nothing_where_the_loss_does_not_see_the_batch(meth
 def test_without_any_matching_label_supsiam_is_simsiam() -> None:
     """Samples labelled -1 use the self-supervised term alone."""
     data = tiny_data()
-    bare = replace(data, train=replace(data.train, labels=torch.full_like(data.train.labels, -1)))
+    bare = replace(data, train=replace(data.train, all_labels=Labels.of(torch.full_like(data.train.labels, -1))))
     sup = trainer_of(tiny_recipe("supsiam"), bare)
     ssl = trainer_of(tiny_recipe("simsiam"), bare)
     for _ in range(3):

@@ -72,7 +72,7 @@ def test_class_queues_with_several_labels_are_refused_where_their_copies_would_b
     with pytest.raises(BadInput, match=mentions("3 labels")):
         pretrain(tiny_recipe("supmoco", "class-queues"), data, tmp_path / "run")
     soft = from_arrays(noise(20, 8, 8), np.eye(2)[np.arange(20) % 2] * np.linspace(0.5, 1, 20)[:, None])
-    assert fit_labels(tiny_recipe("supmoco", "class-queues"), soft).train.pairs.shape[1] == 1
+    assert fit_labels(tiny_recipe("supmoco", "class-queues"), soft).train.all_labels.pairs.shape[1] == 1
 
 
 def test_from_a_table_to_an_encoder(tmp_path, capsys, monkeypatch):

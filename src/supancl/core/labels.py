@@ -8,6 +8,7 @@ is, is known from the shape, so one label each keeps its own code where that is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -43,12 +44,24 @@ class Labels:
             return cls(labels[..., 0].long(), labels[..., 1])
         return cls(labels.long()[:, None])
 
+    @classmethod
+    def join(cls, parts: Sequence[Labels]) -> Labels:
+        """The labels of several sets of samples, one after the other; of equally many columns."""
+        if all(part.has_one_each for part in parts):
+            return cls(torch.cat([part.classes for part in parts]))
+        return cls(torch.cat([part.classes for part in parts]), torch.cat([part.weights for part in parts]))
+
     @property
     def tensor(self) -> Tensor:
         """What a step carries: labels (N,), or pairs (N, L, 2)."""
         if self.own_weights is None:
             return self.classes[:, 0]
         return torch.stack([self.classes.to(self.own_weights.dtype), self.own_weights], dim=-1)
+
+    @property
+    def pairs(self) -> Tensor | None:
+        """Pairs (N, L, 2) of several or soft labels; None for one of weight 1 each."""
+        return None if self.own_weights is None else self.tensor
 
     @property
     def has_one_each(self) -> bool:
@@ -58,12 +71,16 @@ class Labels:
     @property
     def single(self) -> Tensor:
         """(N,): the label of each sample, -1 for none; refused where samples have several or soft labels."""
+        self.check_single("these labels", "this")
+        return self.classes[:, 0]
+
+    def check_single(self, location: str, what: str) -> None:
+        """Refuse several or soft labels, or those of a hierarchy's levels, where `what` takes one label per sample."""
         if self.own_weights is not None:
             raise BadInput(
-                "its images have several or soft labels (data.hierarchy gives an image one on every level), and this "
+                f"{location}: images have several or soft labels, or one on each level of data.hierarchy, and {what} "
                 "takes one label per image; name data with one each, or leave data.hierarchy out"
             )
-        return self.classes[:, 0]
 
     @property
     def weights(self) -> Tensor:
@@ -94,6 +111,15 @@ class Labels:
             None if rarest is None else rarest[positions],
         )
 
+    def hidden(self, rows: Tensor) -> Labels:
+        """The same labels, without any for the rows (N,) that are True."""
+        weights, rarest = self.own_weights, self.own_rarest
+        return Labels(
+            self.classes.masked_fill(rows[:, None], -1),
+            None if weights is None else weights.masked_fill(rows[:, None], 0.0),
+            None if rarest is None else rarest.masked_fill(rows, -1),
+        )
+
     def shares(self, dtype: torch.dtype) -> Tensor:
         """(N, L): weights that sum to 1 for each sample; zeros without a label."""
         weights = self.weights.to(dtype)
@@ -108,9 +134,23 @@ class Labels:
             :, :classes
         ]
 
-    def counts(self, classes: int = 0) -> Tensor:
+    def counts(self, classes: int = 1) -> Tensor:
         """(at least `classes`,): how many samples have each class."""
         return torch.bincount(self.classes[self.classes >= 0], minlength=classes)
+
+    def entries(self) -> list[list[tuple[int, float]]]:
+        """The class and the weight of every label of every sample."""
+        rows = zip(self.classes.tolist(), self.weights.tolist(), strict=True)
+        return [[(c, w) for c, w in zip(*row, strict=True) if c >= 0] for row in rows]
+
+    def count_distinct(self) -> int:
+        """How many different labels samples have. Several of one sample, with their weights, count as one."""
+        rows = self.tensor[self.is_labelled].reshape(int(self.is_labelled.sum()), -1)
+        return len(torch.unique(rows, dim=0)) if len(rows) else 0
+
+    def single_or_none(self) -> Tensor:
+        """(N,): the label of each sample; none, -1, where samples have several or soft labels."""
+        return self.classes[:, 0] if self.own_weights is None else torch.full_like(self.classes[:, 0], -1)
 
     def at_level(self, level: int) -> Labels:
         """One label each: the class on this level of a hierarchy, 0 for the coarsest; -1 if labelled more coarsely.

@@ -181,11 +181,11 @@ def source_from_images(images: Any, labels: Any, spec: DataSpec, channels: int) 
     check_label_array(labels.shape, labels.dtype, count, "the images: labels")
     numbered, classes = number_labels({"train": (np.empty(0), labels)}, "the images", classes)
     by_split, classes = read_labels(numbered, "the images", classes, spec.max_labels)
-    ids, pairs = by_split["train"]
     if classes is None:
+        ids = by_split["train"].single
         classes = tuple(map(str, range(int(ids.max()) + 1 if len(ids) else 0)))
     names = [str(image) if isinstance(image, (str, Path)) else f"images[{i}]" for i, image in enumerate(images)]
-    split = full_split(store_images(images, channels, spec.short_side, spec.resample), ids, names, pairs)
+    split = full_split(store_images(images, channels, spec.short_side, spec.resample), by_split["train"], names)
     return Source({"train": split}, classes)
 
 

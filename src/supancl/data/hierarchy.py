@@ -6,19 +6,25 @@ of its path, with the weight of that level (`data.level_weights`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from supancl.data.label_pairs import ImageLabels, LabelSet, check_range, labels_from_pairs, pairs_from_sets
+from supancl.core.labels import Labels
+from supancl.data.labels import LabelSet, labels_of_splits, pairs_from_sets
 from supancl.data.sources.cifar100_superclasses import cifar100_paths
-from supancl.data.splits import DataSpec, Source
+from supancl.data.splits import Data, DataSpec, Source, Split
 from supancl.errors import BadInput, NoLevels
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+else:
+    from supancl.lazy import torch
 
 SEPARATOR = "/"
+D = TypeVar("D", Data, Source)
+T = TypeVar("T")
 
 
 class Hierarchy(NamedTuple):
@@ -31,27 +37,23 @@ class Hierarchy(NamedTuple):
     levels: tuple[int, ...]
     pairs: Tensor
 
-    def relabel(self, labels: Mapping[str, Tensor]) -> dict[str, ImageLabels]:
+    def relabel(self, labels: Mapping[str, Tensor]) -> dict[str, Labels]:
         """The labels of each split on all levels, from one label per image."""
-        return labels_from_pairs({name: self.pairs[numbers] for name, numbers in labels.items()})
+        return labels_of_splits({name: self.pairs[numbers] for name, numbers in labels.items()})
 
 
 def apply_hierarchy(source: Source, spec: DataSpec) -> Source:
     """The source with one label per level; the same source without `data.hierarchy`, or if it has levels already."""
     if source.levels or not has_hierarchy(spec):
         return source
-    for split in source.splits.values():
-        if split.pairs is not None:
-            raise NoLevels(
-                f"{spec.location}: images have several or soft labels already, and data.hierarchy = {spec.hierarchy} "
-                "takes one class per image; leave it out"
-            )
+    if not all(split.all_labels.has_one_each for split in source.splits.values()):
+        raise NoLevels(
+            f"{spec.location}: images have several or soft labels already, and data.hierarchy = {spec.hierarchy} "
+            "takes one class per image; leave it out"
+        )
     hierarchy = build_hierarchy(source.classes, spec)
     labels = hierarchy.relabel({name: split.labels for name, split in source.splits.items()})
-    splits = {
-        name: replace(split, labels=labels[name].labels, pairs=labels[name].pairs)
-        for name, split in source.splits.items()
-    }
+    splits = {name: replace(split, all_labels=labels[name]) for name, split in source.splits.items()}
     return replace(source, splits=splits, classes=hierarchy.classes, levels=hierarchy.levels)
 
 
@@ -122,7 +124,6 @@ def _level_weights(levels: int, spec: DataSpec) -> tuple[float, ...]:
             f"data.level_weights = {list(weights)}: the classes of {spec.location} have {levels} levels; give one "
             "weight per level, the coarsest first"
         )
-    check_range(weights, "data.level_weights: level {}".format)
     return weights
 
 
@@ -137,3 +138,60 @@ def _check_names(nodes: Sequence[str], location: str) -> None:
                 f"{location}: {name!r} is on two levels, as {other!r} and as {node!r}; rename one of them, or put both "
                 "into one"
             )
+
+
+# --- data with one label per image, of a level or of the leaves -------------------------------------------------------
+
+
+class Level(NamedTuple):
+    """Classes of a hierarchy of which an image has at most one: those of one level, or the leaves.
+
+    `numbers` has for every class of the hierarchy its place in `classes`, or -1.
+    """
+
+    numbers: tuple[int, ...]
+    classes: tuple[str, ...]
+
+    def take_labels(self, split: Split) -> Split:
+        """The split with the labels that are among these classes, numbered as in `classes`."""
+        return replace(split, all_labels=split.all_labels.among(torch.tensor(self.numbers, dtype=torch.long)))
+
+    def take(self, data: D) -> D:
+        """The data with the labels that are among these classes."""
+        return replace(data.map_splits(self.take_labels), classes=self.classes, levels=())
+
+
+def list_levels(data: Data | Source) -> list[Level]:
+    """The levels, the coarsest first; none if classes are no hierarchy."""
+    names = list(zip(data.classes, data.levels, strict=False))  # without a hierarchy there are no levels
+    return [_select(data, [name for name, level in names if level == number]) for number in sorted(set(data.levels))]
+
+
+def find_leaves(data: Data | Source) -> Level:
+    """The classes of a hierarchy that have no class below them."""
+    parents = {name.rpartition(SEPARATOR)[0] for name in data.classes}
+    return _select(data, [name for name in data.classes if name not in parents])
+
+
+def take_each_level(data: Data | Source, take: Callable[[Level], T]) -> tuple[T, tuple[T | None, ...]]:
+    """What `take` makes of the leaves, and of each level, the coarsest first; None for a level that is the leaves."""
+    leaves = find_leaves(data)
+    return take(leaves), tuple(None if level == leaves else take(level) for level in list_levels(data))
+
+
+def _select(data: Data | Source, names: Collection[str]) -> Level:
+    place = {name: i for i, name in enumerate(names)}
+    return Level(tuple(place.get(name, -1) for name in data.classes), tuple(names))
+
+
+def with_leaf_labels(data: D) -> D:
+    """The data; of a hierarchy with one label per image, its leaf: none if it is labelled more coarsely."""
+    return find_leaves(data).take(data) if data.levels else data
+
+
+def with_given_labels(data: D) -> D:
+    """The data; of a hierarchy with one label per image, its finest one, on whatever level that is."""
+    if not data.levels:
+        return data
+    finest = data.map_splits(lambda split: replace(split, all_labels=split.all_labels.finest()))
+    return replace(finest, levels=())

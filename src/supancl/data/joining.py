@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from supancl.data.columns import Columns
-from supancl.data.label_pairs import LabelSet, check_range_of_sets
+from supancl.data.labels import LabelSet
 from supancl.data.splits import Entry, Listing, Source, Split
 from supancl.errors import BadInput
 
@@ -54,15 +54,11 @@ def join_sources(sources: Mapping[str, Source | Listing], uses_splits: bool, cac
     entries: list[Entry] = []
     remarks: list[str] = []
     has_held_out = {}
-    first_source: dict[str, str] = {}  # that has a label set
     for name, source in sources.items():
         new = list(_entries(name, source) if label_sets is None else _entries_with_sets(name, source, label_sets))
-        for text in label_sets or ():
-            first_source.setdefault(text, name)
         has_held_out[name] = any(split != "train" for split, _, _ in new)
         entries += new
         remarks += source.remarks
-    check_range_of_sets((first_source[text], labels) for text, labels in (label_sets or {}).items())
     without = [name for name, has_split in has_held_out.items() if not has_split]
     if uses_splits and without and len(without) < len(sources):
         remarks.append(
@@ -85,7 +81,7 @@ def join_sources(sources: Mapping[str, Source | Listing], uses_splits: bool, cac
 def _has_several_labels(source: Source | Listing) -> bool:
     if isinstance(source, Listing):
         return source.label_sets is not None or source.label_table is not None
-    return any(split.pairs is not None for split in source.splits.values())
+    return any(not split.all_labels.has_one_each for split in source.splits.values())
 
 
 def _entries_with_sets(name: str, source: Source | Listing, label_sets: dict[str, LabelSet]) -> Iterator[Entry]:
@@ -110,9 +106,8 @@ def _iter_sets(source: Source | Listing) -> Iterator[LabelSet]:
             yield source.label_sets[label] if source.label_sets is not None else {label: 1.0} if label else {}
         return
     for split in source.splits.values():
-        pairs = [[(label, 1.0)] for label in split.labels.tolist()] if split.pairs is None else split.pairs.tolist()
-        for row in pairs:
-            yield {source.classes[int(number)]: weight for number, weight in row if number >= 0}
+        for row in split.all_labels.entries():
+            yield {source.classes[number]: weight for number, weight in row}
 
 
 def _entries(name: str, source: Source | Listing) -> Iterator[Entry]:

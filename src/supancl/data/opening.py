@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from supancl.core.labels import Labels
 from supancl.data.columns import SPLITS, Columns, ItemNames
 from supancl.data.hierarchy import apply_hierarchy
 from supancl.data.joining import join_sources
-from supancl.data.label_pairs import ImageLabels, check_count, labels_from_pairs, pairs_from_sets
+from supancl.data.labels import check_count, labels_of_splits, pairs_from_sets
 from supancl.data.preparing import prepare_data
 from supancl.data.repeated_files import repeated_file_remarks
 from supancl.data.sources import arrays, benchmarks, folder, libraries, table, tars, voc
@@ -317,7 +318,7 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec) -> Sou
 def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) -> Source:
     """The splits of these entries, whose images are those of the store."""
     classes, labels = number_classes(listing, entries)
-    all_images = full_split(store, labels.labels, ItemNames(entries.items), labels.pairs)
+    all_images = full_split(store, labels, ItemNames(entries.items))
     splits: dict[str, Split] = {
         name: all_images.take(torch.from_numpy(entries.positions_of(name)))
         for name in SPLITS
@@ -328,17 +329,17 @@ def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) 
     return Source(splits, classes, remarks, {}, entries.items, listing.empty_folders)
 
 
-def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...], ImageLabels]:
+def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...], Labels]:
     """The class names in label order, and the labels of these entries."""
     if listing.label_table is not None:
         pairs = listing.label_table.pairs[torch.from_numpy(entries.labels).long()]
-        return listing.label_table.classes, labels_from_pairs({"all": pairs})["all"]
+        return listing.label_table.classes, labels_of_splits({"all": pairs})["all"]
     used = entries.used_names()
     if listing.label_sets is None:
         classes = sorted_names(used, listing.by_number) if listing.classes is None else listing.classes
-        return classes, ImageLabels(torch.from_numpy(entries.class_numbers(classes)))
+        return classes, Labels.of(torch.from_numpy(entries.class_numbers(classes)))
     used_classes = {name for text in used for name in listing.label_sets[text]}
     classes = sorted_names(used_classes, listing.by_number) if listing.classes is None else listing.classes
     sets = [listing.label_sets[text] if text in used else {} for text in entries.label_names]
     pairs = pairs_from_sets(sets, classes)[torch.from_numpy(entries.labels).long()]
-    return classes, labels_from_pairs({"all": pairs})["all"]
+    return classes, labels_of_splits({"all": pairs})["all"]

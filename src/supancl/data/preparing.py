@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from supancl.core.labels import Labels
 from supancl.data.hierarchy import apply_hierarchy
 from supancl.data.label_noise import flip_labels
-from supancl.data.label_pairs import check_one_label, describe_pairs
+from supancl.data.labels import describe_labels
 from supancl.data.order import derive_seed
 from supancl.data.splits import Data, DataSpec, Source, Split, fingerprint
 from supancl.errors import BadInput, did_you_mean, plural
@@ -32,8 +33,7 @@ def prepare_data(source: Source, spec: DataSpec) -> Data:
     source = apply_hierarchy(source, spec)
     for setting in ("leave_out", "imbalance", "label_noise"):
         if getattr(spec, setting) != getattr(DataSpec, setting):
-            pairs, is_nested = source.splits["train"].pairs, bool(source.levels)
-            check_one_label(pairs, spec.location, f"data.{setting}", is_nested)
+            source.splits["train"].all_labels.check_single(spec.location, f"data.{setting}")
     train, held_out, held_out_from = _hold_out(source, spec)
     remarks = (*source.remarks, *_held_out_remarks(train, held_out, held_out_from, source.classes))
     test = source.splits.get("test")
@@ -72,9 +72,9 @@ def prepare_data(source: Source, spec: DataSpec) -> Data:
         "skipped": len(source.skipped),
         "fingerprint": fingerprint(train, held_out),
     }
-    if train.pairs is not None:
-        summary["labels_per_image"] = describe_pairs(train.pairs)
-        summary["distinct_labels"] = train.num_distinct_labels
+    if not train.all_labels.has_one_each:
+        summary["labels_per_image"] = describe_labels(train.all_labels)
+        summary["distinct_labels"] = min(train.all_labels.count_distinct(), len(train.class_ids()))
     if spec.joined:
         summary["joined"] = list(spec.joined)
     return Data(
@@ -219,10 +219,7 @@ def _hide_labels(train: Split, fraction: float) -> tuple[Split, list[str]]:
         f"data.labelled = {fraction:g} asks for {num_requested:,} of {int(sizes.sum()):,} labels; "
         f"{num_kept:,} are kept, because {explanation}"
     )
-    is_kept = (labels >= 0)[:, None, None]
-    no_pairs = torch.tensor([-1.0, 0.0])
-    pairs = None if train.pairs is None else torch.where(is_kept, train.pairs, no_pairs)
-    return replace(train, labels=labels, pairs=pairs), [remark] if explanation else []
+    return replace(train, all_labels=train.all_labels.hidden(labels < 0)), [remark] if explanation else []
 
 
 def keep_labels(labels: Tensor, fraction: float) -> Tensor:
@@ -236,8 +233,8 @@ def keep_labels(labels: Tensor, fraction: float) -> Tensor:
 def _with_noise(train: Split, classes: int, spec: DataSpec) -> Split:
     if spec.label_noise == 0:
         return train
-    noisy = flip_labels(train.labels, classes, spec.label_noise, spec.label_noise_kind, spec.label_noise_seed)
-    return replace(train, labels=noisy)
+    noise = spec.label_noise, spec.label_noise_kind, spec.label_noise_seed
+    return replace(train, all_labels=Labels.of(flip_labels(train.all_labels.single, classes, *noise)))
 
 
 def _limit(train: Split, limit: int | None) -> Split:

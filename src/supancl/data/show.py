@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from supancl.data.decode import image_problem, map_in_order, shrunk_size, upright_size
-from supancl.data.label_pairs import count_images, describe_pairs
+from supancl.data.labels import describe_labels
 from supancl.data.splits import DataSpec, Source, Split
 from supancl.data.store.building import AUTO_CACHE_BYTES
 from supancl.errors import BadInput
@@ -25,8 +25,8 @@ def describe_source(source: Source, spec: DataSpec, channels: int, sizes: np.nda
     splits: dict[str, dict[str, Any]] = {}
     for name, split in source.splits.items():
         splits[name] = {"images": len(split), "labelled": split.num_labelled, "classes": len(split.class_ids())}
-        if split.pairs is not None:
-            splits[name]["labels_per_image"] = describe_pairs(split.pairs)
+        if not split.all_labels.has_one_each:
+            splits[name]["labels_per_image"] = describe_labels(split.all_labels)
     short_side = spec.short_side if source.items else None  # arrays are not shrunk
     decoded = np.array([shrunk_size((int(h), int(w)), short_side) for h, w in sizes], np.int64).reshape(-1, 2)
     # unreadable images have their own entry
@@ -54,7 +54,8 @@ def histogram(source: Source) -> dict[str, dict[str, int]]:
     """class -> split -> number of images, in label order, unlabelled images last."""
     counts, unlabelled = {}, {}
     for name, split in source.splits.items():
-        counts[name], unlabelled[name] = count_images(split.image_labels, len(source.classes))
+        counts[name] = split.all_labels.counts(len(source.classes)).tolist()
+        unlabelled[name] = len(split) - split.num_labelled
     counts_by_class = {
         class_name: {name: counts[name][label] for name in counts} for label, class_name in enumerate(source.classes)
     }

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 
 from supancl.config import INCIDENTAL, Count, Fraction, Natural, Positive, Within, marked
+from supancl.core.labels import Labels
 from supancl.data.content import Content, join_content, shard_content
 from supancl.data.decode import Item
 from supancl.data.label_noise import NoiseKind
-from supancl.data.label_pairs import ImageLabels, LabelSet, LabelTable, count_distinct
+from supancl.data.labels import LabelSet, LabelTable
 from supancl.data.order import Order
 from supancl.data.store.memory import Batch, ImageStore, UnreadableRows
 from supancl.errors import BadInput, plural
@@ -93,19 +94,20 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class Split:
-    """A subset of a store's images, with labels (-1: unlabelled) and names for messages.
-
-    With several or soft labels per image, `pairs` has them all and `labels` the rarest of each (label_pairs.py).
-    """
+    """A subset of a store's images, with their labels, and names for messages."""
 
     store: ImageStore
     index: Tensor
-    labels: Tensor
+    all_labels: Labels
     names: Sequence[str]
-    pairs: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def labels(self) -> Tensor:
+        """(N,): the label of each image, -1 for none; of several the rarest, by which images are held out and drawn."""
+        return self.all_labels.rarest
 
     def batch(self, positions: Tensor) -> Batch:
         return self._read(self.store.batch, positions)
@@ -130,7 +132,7 @@ class Split:
         row = int(self.index[position])
         if row not in self.store.unreadable:
             return row
-        ends, labels = self._ends_of_shards(), self.training_labels.reshape(len(self), -1)
+        ends, labels = self._ends_of_shards(), self.all_labels.tensor.reshape(len(self), -1)
         shard = int(torch.searchsorted(ends, position, right=True))
         begin, end = int(ends[shard - 1]) if shard else 0, int(ends[shard])
         others = torch.cat([torch.arange(position + 1, end), torch.arange(begin, position)])
@@ -172,43 +174,20 @@ class Split:
         return [self.names[i] for i in self.index.cpu()[positions.cpu()].tolist()]
 
     def take(self, positions: Tensor) -> Split:
-        pairs = None if self.pairs is None else self.pairs[positions]
-        return replace(self, index=self.index[positions], labels=self.labels[positions], pairs=pairs)
+        return replace(self, index=self.index[positions], all_labels=self.all_labels[positions])
 
     def labelled(self) -> Split:
         """The images that have a label."""
         return self.take((self.labels >= 0).nonzero()[:, 0])
 
     @property
-    def image_labels(self) -> ImageLabels:
-        return ImageLabels(self.labels, self.pairs)
-
-    @property
-    def training_labels(self) -> Tensor:
-        """What a step takes: labels (N,), or pairs (N, L, 2)."""
-        return self.labels if self.pairs is None else self.pairs
-
-    def hide_several_labels(self) -> Split:
-        """This split; without labels if its images have several, for measures of one label per image."""
-        return self if self.pairs is None else replace(self, labels=torch.full_like(self.labels, -1), pairs=None)
-
-    @property
     def num_labelled(self) -> int:
         return int((self.labels >= 0).sum())
 
-    def class_numbers(self) -> Tensor:
-        """The class of every label of every image; -1 where there is none."""
-        return self.labels if self.pairs is None else self.pairs[..., 0].long().flatten()
-
-    @property
-    def num_distinct_labels(self) -> int:
-        """How many labels images can be told apart by, at most the number of classes."""
-        return min(count_distinct(self.image_labels), len(self.class_ids()))
-
     def class_ids(self) -> list[int]:
         """Sorted ids of the classes that have an image."""
-        labels = self.class_numbers()
-        ids: list[int] = torch.unique(labels[labels >= 0]).tolist()
+        classes = self.all_labels.classes
+        ids: list[int] = torch.unique(classes[classes >= 0]).tolist()
         return ids
 
     def sample(self, count: int) -> Split:
@@ -229,10 +208,10 @@ class Split:
         if self.is_streamed:
             _, used = self._shards()
             if used == slice(None):
-                yield from (self.index.numpy().tobytes(), self.training_labels.numpy().tobytes())
+                yield from (self.index.numpy().tobytes(), self.all_labels.tensor.numpy().tobytes())
             yield from self.store.shard_digests[used]
             return
-        yield self.training_labels.numpy().tobytes()
+        yield self.all_labels.tensor.numpy().tobytes()
         for start in range(0, len(self), NAMES_AT_A_TIME):
             positions = torch.arange(start, min(start + NAMES_AT_A_TIME, len(self)))
             names = "\n".join(os.path.basename(name) for name in self.names_at(positions))
@@ -252,9 +231,9 @@ class Split:
         return self.names_at(torch.tensor(positions, dtype=torch.long))
 
     def relabelled(self, ids: Tensor) -> Split:
-        """Labels replaced by ids[label]; -1 stays."""
-        has_label = self.labels >= 0
-        return replace(self, labels=torch.where(has_label, ids[self.labels.clamp(min=0)], self.labels))
+        """Labels, of one each, replaced by ids[label]; -1 stays."""
+        labels = self.all_labels.single
+        return replace(self, all_labels=Labels.of(torch.where(labels >= 0, ids[labels.clamp(min=0)], labels)))
 
 
 @dataclass(frozen=True)
@@ -330,9 +309,9 @@ class Data:
         return join_content(contents) if len(contents) == bool(len(self.train)) + bool(len(self.held_out)) else None
 
 
-def full_split(store: ImageStore, labels: Tensor, names: Sequence[str], pairs: Tensor | None = None) -> Split:
+def full_split(store: ImageStore, labels: Labels | Tensor, names: Sequence[str]) -> Split:
     """A split with every image of a store."""
-    return Split(store, torch.arange(len(store)), labels, names, pairs)
+    return Split(store, torch.arange(len(store)), Labels.of(labels), names)
 
 
 def sorted_names(names: set[str], by_number: bool) -> tuple[str, ...]:

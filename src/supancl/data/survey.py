@@ -8,10 +8,10 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from supancl.core.labels import Labels
 from supancl.data.columns import Columns
 from supancl.data.decode import map_in_order, try_decode, upright_size
 from supancl.data.hierarchy import apply_hierarchy, build_hierarchy, has_hierarchy
-from supancl.data.label_pairs import ImageLabels, count_distinct, count_images
 from supancl.data.opening import list_source, number_classes
 from supancl.data.preparing import draw_held_out, draw_limited, draw_long_tail, keep_labels, usual_holdout
 from supancl.data.splits import Data, DataSpec, Listing, Split
@@ -48,7 +48,7 @@ def survey_source(spec: DataSpec, channels: int = 3) -> Survey:
         return _survey_listing(source, spec, channels)
     source = apply_hierarchy(source, spec)
     train = source.splits["train"]
-    return _as_trained(spec, train.image_labels, source.classes, _usual_side(train), len(source.splits) > 1)
+    return _as_trained(spec, train.all_labels, source.classes, _usual_side(train), len(source.splits) > 1)
 
 
 def survey_data(data: Data) -> Survey:
@@ -62,10 +62,10 @@ def _survey_listing(listing: Listing, spec: DataSpec, channels: int) -> Survey:
         columns = _take_readable(columns, spec, channels)
     train = columns.take(columns.positions_of("train"))
     classes, labels = number_classes(replace(listing, classes=None, by_number=False), train)
-    if has_hierarchy(spec) and labels.pairs is None:  # pairs are refused when the images are read
+    if has_hierarchy(spec) and labels.has_one_each:  # pairs are refused when the images are read
         all_classes, all_labels = number_classes(listing, columns)  # levels are counted over all splits
         hierarchy = build_hierarchy(all_classes, spec)
-        train_labels = all_labels.labels[torch.from_numpy(columns.positions_of("train"))]
+        train_labels = all_labels.single[torch.from_numpy(columns.positions_of("train"))]
         classes, labels = hierarchy.classes, hierarchy.relabel({"train": train_labels})["train"]
     has_held_out = columns.has_split("val") or columns.has_split("test")
     return _as_trained(spec, labels, classes, usual_side(train.items), has_held_out)
@@ -81,10 +81,10 @@ def _take_readable(columns: Columns, spec: DataSpec, channels: int) -> Columns:
 
 
 def _as_trained(
-    spec: DataSpec, image_labels: ImageLabels, classes: Sequence[str], side: int, has_held_out: bool
+    spec: DataSpec, all_labels: Labels, classes: Sequence[str], side: int, has_held_out: bool
 ) -> Survey:  # fmt: skip
     """The images that a run is trained on, by the rules of `prepare_data`: what is held out, hidden and limited."""
-    labels = image_labels.labels.cpu()
+    labels = all_labels.rarest.cpu()
     holdout = spec.holdout if spec.holdout is not None else 0.0 if has_held_out else usual_holdout(labels)
     labels = labels[~draw_held_out(labels, holdout)]
     left_out = torch.tensor([number for number, name in enumerate(classes) if name in spec.leave_out])
@@ -95,9 +95,8 @@ def _as_trained(
         labels = labels[draw_limited(len(labels), spec.limit)]
     labelled = labels[labels >= 0]
     # of several labels the rarest is drawn by; how many classes there are, all of them say; one path of levels is one
-    counts, _ = count_images(image_labels, len(classes))
-    has_several = image_labels.pairs is not None and count_distinct(image_labels) > 1
-    num_classes = sum(count > 0 for count in counts) if has_several else len(torch.unique(labelled))
+    has_several = not all_labels.has_one_each and all_labels.count_distinct() > 1
+    num_classes = int((all_labels.counts() > 0).sum()) if has_several else len(torch.unique(labelled))
     return Survey(len(labels), len(labelled), num_classes, side)
 
 

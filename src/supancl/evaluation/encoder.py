@@ -129,7 +129,7 @@ class EvaluatedEncoder:
             return self._embed(split, view)
         stored = cache.read(path, len(split))
         if stored is not None:
-            return Features(stored, split.labels.clone(), split.pairs)
+            return Features(stored, split.labels.clone(), split.all_labels.pairs)
         features = self._embed(split, view)
         if why := cache.write(path, features.values):
             self.warn_once(

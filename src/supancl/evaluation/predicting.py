@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.data.hierarchy import list_prefixes
-from supancl.data.label_pairs import check_one_label, label_cell, list_labels
-from supancl.data.levels import with_given_labels, with_leaf_labels
+from supancl.core.labels import Labels
+from supancl.data.hierarchy import list_prefixes, with_given_labels, with_leaf_labels
+from supancl.data.labels import label_cell
 from supancl.data.opening import is_same_source, peek_data
 from supancl.data.sources.table import is_read_as_written
 from supancl.data.splits import Data, Source, Split
@@ -113,9 +113,7 @@ class Predictions:
 
 def given_labels(split: Split) -> list[list[tuple[int, float]]]:
     """The class and weight of every label of every image; one label has weight 1."""
-    if split.pairs is not None:
-        return list_labels(split.pairs)
-    return [[(label, 1.0)] * (label >= 0) for label in split.labels.tolist()]
+    return split.all_labels.entries()
 
 
 def listed_labels(labels: Sequence[int]) -> list[tuple[int, float]]:
@@ -175,7 +173,9 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
     }
     if "compared" in summary:
         summary["fitted_on_some"] = _was_fitted_on(evaluated, source, images, settings.references)
-    several = references.features.pairs is not None or any(split.pairs is not None for split in images.splits.values())
+    several = references.features.pairs is not None or not all(
+        split.all_labels.has_one_each for split in images.splits.values()
+    )
     return Predictions(splits, fitted.classes, images.classes, threshold, images.has_files, several, summary)
 
 
@@ -276,8 +276,8 @@ def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: Pr
         references = references.with_held_out()
     has_classes = references.features.pairs is not None or len(torch.unique(references.features.labels)) > 1
     name, device = settings.classifier or ("linear" if has_classes else "knn"), evaluated.options.device
-    if name == "means":
-        check_one_label(references.features.pairs, evaluated.location, "with means")
+    if name == "means" and references.features.pairs is not None:
+        Labels.of(references.features.pairs).check_single(evaluated.location, "with means")
     fit: dict[str, Callable[[References], Classifier]] = {
         "linear": lambda some: _fit_linear(evaluated, some)[0],
         "means": lambda some: fit_means(some.features, len(some.classes)),

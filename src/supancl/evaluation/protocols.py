@@ -284,7 +284,8 @@ def _judge_fitted(
     tested, train = parts["test"].labelled(), parts["train"]
     references = torch.cat([parts[name].labelled().labels for name in fitted])
     if tested.pairs is not None:
-        about["classes"] = len(train.labelled().class_numbers().clamp(min=-1).unique()) - 1
+        numbers = train.labelled().class_numbers()
+        about["classes"] = len(torch.unique(numbers[numbers >= 0]))
         return judge(said, tested, references, parts.classes), about
     judged = judge(torch.where(said == targets, tested.labels, -1), tested, references, metric=metric)
     return judged, {**about, "queries": judged.images}

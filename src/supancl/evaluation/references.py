@@ -93,7 +93,7 @@ def _warn_trained_on(evaluated: EvaluatedEncoder, source: str, held_out: Split) 
 def _features(evaluated: EvaluatedEncoder, split: Split, view: View) -> Features:
     if len(split):
         return evaluated.features(split, view)
-    return Features(torch.empty(0, 0), split.labels, split.pairs)
+    return Features(torch.empty(0, 0), split.labels, split.all_labels.pairs)
 
 
 def _check_labels(data: Data, location: str) -> None:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from supancl.evaluation.certainty import RANDOM
 from supancl.evaluation.naming import DEFAULT_SETTINGS, non_default_settings, source_of
-from supancl.runs.folder import RunFolder, has_collapsed
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import has_collapsed
 from supancl.stats import seed_stats
 from supancl.training.run import read_results
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from supancl.core.encoders import Encoder
-from supancl.data.label_pairs import check_one_label
-from supancl.data.levels import Level, take_each_level, with_leaf_labels
+from supancl.data.hierarchy import Level, take_each_level, with_leaf_labels
 from supancl.data.opening import open_benchmark, open_source
 from supancl.data.order import derive_seed
 from supancl.data.preparing import SPLIT_SEED, draw_stratified, prepare_data
@@ -105,7 +104,7 @@ def read_source(
     first = next(iter(data.splits.values()))
     check_input_kind(encoder, first, spec.source)
     if not several_labels and not data.levels:
-        check_one_label(first.pairs, spec.source, "this evaluation")
+        first.all_labels.check_single(spec.source, "this evaluation")
     return data
 
 
@@ -207,7 +206,7 @@ class EvaluationData(NamedTuple):
 
     @property
     def has_several_labels(self) -> bool:
-        return self.images.pairs is not None
+        return not self.images.all_labels.has_one_each
 
     @property
     def drawn_from(self) -> tuple[Split, ...]:
@@ -339,8 +338,8 @@ def check_classes(
     if differ and not may_lack and not data.has_several_labels:
         names = [repr(data.data.classes[label]) for label in sorted(present[differ] ^ expected)]
         raise BadInput(f"{data.location}: {name_classes(names)}: not in every split; the splits need the same classes")
-    numbers = data.images.class_numbers()
-    known = torch.cat([splits[name].class_numbers() for name in fits_on if name in splits] or [numbers])
+    numbers = data.images.all_labels.classes.flatten()
+    known = torch.cat([splits[name].all_labels.classes.flatten() for name in fits_on if name in splits] or [numbers])
     unknown = numbers[(numbers >= 0) & ~torch.isin(numbers, known)]
     if len(unknown):
         names = [repr(data.data.classes[label]) for label in torch.unique(unknown).tolist()]

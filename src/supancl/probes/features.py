@@ -181,8 +181,8 @@ def embed(
         encoder.train(training)
     if values is None:
         values = torch.empty(0, encoder.width, device=device if stay else "cpu")
-    pairs = None if split.pairs is None else split.pairs.to(values.device)
-    return Features(values, split.labels.clone().to(values.device), pairs)
+    pairs = split.all_labels.pairs
+    return Features(values, split.labels.clone().to(values.device), None if pairs is None else pairs.to(values.device))
 
 
 # --- checks before anything is fitted ---------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.label_pairs import ImageLabels, heaviest_labels, label_cell, list_labels
-from supancl.data.levels import with_leaf_labels
+from supancl.core.labels import Labels
+from supancl.data.hierarchy import with_leaf_labels
+from supancl.data.labels import label_cell
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean
 from supancl.evaluation.encoder import EvaluatedEncoder
@@ -85,7 +86,7 @@ class MappedImages(NamedTuple):
 
     def class_numbers(self) -> Tensor:
         """The class of every label of every image, (images, L); -1 where there is none."""
-        return torch.from_numpy(self.labels)[:, None] if self.pairs is None else self.pairs[..., 0].long()
+        return Labels.of(torch.from_numpy(self.labels) if self.pairs is None else self.pairs).classes
 
 
 def build_maps(
@@ -151,15 +152,16 @@ def choose_images(
     """
     by_leaf = with_leaf_labels(source)
     splits = by_leaf.splits
-    labels, pairs = labels_to_show(list(splits.values()))
+    all_labels = Labels.join([split.all_labels for split in splits.values()])
+    # of several labels the one with the largest weight colours an image, of equals the rarest
+    labels, pairs = all_labels.heaviest(all_labels.counts()), all_labels.pairs
     rows = torch.arange(len(labels))
     if request.classes:
         for name in request.classes:
             if name not in by_leaf.classes:
                 raise BadInput(f"{request.data}: no class {name!r}{did_you_mean(name, by_leaf.classes)}")
         numbers = torch.tensor([by_leaf.classes.index(name) for name in request.classes])
-        given = labels[:, None] if pairs is None else pairs[..., 0].long()
-        rows = rows[torch.isin(given, numbers).any(1)]
+        rows = rows[torch.isin(all_labels.classes, numbers).any(1)]
     if len(rows) > request.limit:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(request.seed))
         evaluated.warn_once(f"{request.data}: the map shows {request.limit:,} of {len(rows):,} images (limit)")
@@ -182,19 +184,6 @@ def choose_images(
     shown_pairs = None if pairs is None else pairs[rows]
     images = MappedImages(nonempty_splits, names, labels[rows].numpy(), by_leaf.classes, split_names, shown_pairs)
     return images, None if in_train is None else held_out[rows]
-
-
-def labels_to_show(splits: Sequence[Split]) -> ImageLabels:
-    """The label that colours each image of the splits, one after the other, and all labels if there are several.
-
-    Of several the one with the largest weight colours it, of equals the rarest.
-    """
-    all_pairs = [split.pairs for split in splits if split.pairs is not None]
-    if not all_pairs:
-        return ImageLabels(torch.cat([split.labels for split in splits]))
-    pairs = torch.cat(all_pairs)
-    numbers = pairs[..., 0].long()
-    return ImageLabels(heaviest_labels(pairs, torch.bincount(numbers[numbers >= 0], minlength=1)), pairs)
 
 
 def name_encoders(encoders: Sequence[EvaluatedEncoder], titles: Sequence[str]) -> list[str]:
@@ -269,7 +258,7 @@ def label_sets(images: MappedImages) -> dict[str, Any]:
     """If images have several labels: each combination once, as its classes and the cell of a .csv, and whose it is."""
     if images.pairs is None:
         return {}
-    sets = [tuple(labels) for labels in list_labels(images.pairs)]
+    sets = [tuple(labels) for labels in Labels.of(images.pairs).entries()]
     number = {labels: i for i, labels in enumerate(dict.fromkeys(sets))}
     return {
         "label_sets": [

@@ -15,8 +15,8 @@ from supancl.errors import SupanclError
 from supancl.files import is_as_written, is_locked, read_text, reason
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import OUR_CHOICE
-from supancl.runs.folder import RunFolder, StopCause, read_end, read_stop
-from supancl.runs.log import read_rows
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import StopCause, read_end, read_rows, read_stop
 
 Row = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.data.label_pairs import count_images, label_texts
+from supancl.data.labels import label_texts
 from supancl.data.opening import peek_data
 from supancl.data.order import derive_seed
 from supancl.data.splits import Data, Split
@@ -66,7 +66,8 @@ def open_samples(record: RunRecord) -> Samples:
         return Samples(problems=[f"Images are not shown, because the data cannot be opened: {_line(error)}."])
     if data.train.is_streamed:
         return Samples(problems=["Images that are streamed from shards are not shown."])
-    counts, unlabelled = count_images(data.train.image_labels, len(data.classes))
+    counts = data.train.all_labels.counts(len(data.classes)).tolist()
+    unlabelled = len(data.train) - data.train.num_labelled
     named = [*zip(data.classes, counts, strict=True), *([(UNLABELLED, unlabelled)] if unlabelled else [])]
     samples = Samples(sorted(named, key=lambda item: -item[1]))
     if record.about("data").get("fingerprint") not in (None, data.summary.get("fingerprint")):
@@ -77,7 +78,7 @@ def open_samples(record: RunRecord) -> Samples:
     except FAILURES as error:
         problems.append(f"Views are not shown: {_line(error)}.")
     try:
-        if own_evaluations(record) and data.train.pairs is None and data.classes == tuple(record.classes):
+        if own_evaluations(record) and data.train.all_labels.has_one_each and data.classes == tuple(record.classes):
             samples = replace(samples, answers=find_answers(record.folder))
     except FAILURES as error:
         problems.append(f"Predictions are not shown: {_line(error)}.")
@@ -125,7 +126,7 @@ def _draw_views(data: Data, recipe: Recipe) -> list[tuple[str, list[bytes]]]:
         return []  # vectors
     positions = pick_by_class(data.train.labels, SHOWN_IMAGES)
     rows = render_views(data.train, recipe, positions, SHOWN_VIEWS)
-    texts = label_texts(data.train.image_labels, positions, data.classes, UNLABELLED)
+    texts = label_texts(data.train.all_labels, positions, data.classes, UNLABELLED)
     return [(text, [_to_webp(tile) for tile in row]) for text, row in zip(texts, rows, strict=True)]
 
 
@@ -141,7 +142,7 @@ def _to_webp(image: Image) -> bytes:
 def draw_image_sheet(split: Split, classes: Sequence[str], path: Path, count: int = 48, columns: int = 8) -> None:
     """Draw images of as many classes as fit, each with its class below it."""
     positions = pick_by_class(split.labels, count)
-    captions = label_texts(split.image_labels, positions, classes, UNLABELLED)
+    captions = label_texts(split.all_labels, positions, classes, UNLABELLED)
     _draw_sheet([_thumbnail(split.batch(position[None])) for position in positions], captions, columns, path)
 
 

@@ -193,7 +193,8 @@ class Terminal(Reporter):
     def on_start(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
         labelled = data.train.num_labelled
         labelled_note = "" if labelled == len(data.train) else f", {labelled} of them labelled"
-        several = "" if data.train.pairs is None else f", up to {data.train.pairs.shape[1]} per image"
+        all_labels = data.train.all_labels
+        several = "" if all_labels.has_one_each else f", up to {all_labels.classes.shape[1]} per image"
         self.note(
             f"{recipe.name} on {' + '.join(recipe.data.all_sources) or 'the data'}: {len(data.train)} training "
             f"images{labelled_note}, {len(data.held_out)} held out, classes: {len(data.classes)}{several}; {device} -> "

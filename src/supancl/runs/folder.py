@@ -6,19 +6,17 @@ import contextlib
 import json
 import re
 import shlex
-import signal
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from supancl.config import parse_json, to_json
 from supancl.data.content import Content, read_content
 from supancl.data.opening import absolute_source, is_same_source
 from supancl.data.sources.tars import find_tars, is_tar
 from supancl.data.splits import Data
-from supancl.errors import BadInput, Interrupted, Stopped, program_name
+from supancl.errors import BadInput, program_name
 from supancl.files import (
     check_no_link,
     check_writable,
@@ -319,75 +317,6 @@ def next_folder(recipe_name: str, parent: Path = Path("runs")) -> Path:
     pattern = re.compile(re.escape(recipe_name) + r"-(\d+)$")
     used_numbers = [int(m[1]) for p in parent.glob(f"{recipe_name}-*") if (m := pattern.match(p.name))]
     return parent / f"{recipe_name}-{max(used_numbers, default=0) + 1:03d}"
-
-
-class RunEnd(NamedTuple):
-    """The last step of a finished run, and whether it collapsed."""
-
-    step: int
-    collapsed: bool
-
-
-class StopCause(NamedTuple):
-    """Where and why a run ended before its last step; the exit code says which kind of reason it is."""
-
-    step: int
-    reason: str
-    exit_code: int
-
-
-def record_stop(folder: RunFolder, step: int, error: Exception) -> None:
-    """Write stopped.json; a failure to do so must not hide the reason for the stop."""
-    reason = f"an error: {' '.join(str(error).split())[:300] or type(error).__name__}"
-    if isinstance(error, (Stopped, Interrupted)):
-        reason = signal.Signals(error.signal_number).name if isinstance(error, Interrupted) else error.cause
-    cause = StopCause(step, reason, getattr(error, "exit_code", 1))
-    with suppress(BadInput, OSError):
-        write_sealed_json(folder.stop_file, cause._asdict())
-
-
-def read_stop(folder: RunFolder) -> StopCause | None:
-    """What stopped.json says; None if there is none, as after `kill -9`, or if it is damaged."""
-    content: Any = read_json(folder.stop_file)
-    cause = StopCause(*map(content.get, StopCause._fields))
-    return cause if is_as_written(content) and all(map(isinstance, cause, (int, str, int))) else None
-
-
-def record_end(folder: RunFolder, end: RunEnd, keep: str) -> None:
-    """Write finished.json, then remove the checkpoints that `train.keep` does not keep."""
-    if read_end(folder) != end:
-        write_sealed_json(folder.end_file, {**end._asdict(), "run": folder.read_run_name()})
-    if keep != "all":
-        for path in folder.checkpoint_files()[: -1 if keep == "one" else None]:
-            path.unlink(missing_ok=True)
-
-
-def read_end(folder: RunFolder) -> RunEnd | None:
-    """The end that finished.json records; None if there is none, or if the newest checkpoint is of an earlier step.
-
-    A file that is damaged or of another run says nothing.
-    """
-    content: Any = read_json(folder.end_file)
-    end = RunEnd(*map(content.get, RunEnd._fields))
-    is_ours = is_as_written(content) and content.get("run") == folder.read_run_name()
-    if not is_ours or not all(map(isinstance, end, (int, bool))):
-        return None
-    newest = folder.checkpoint_files()[-1:]
-    return None if newest and newest[0].name < f"step-{end.step:09d}.pt" else end
-
-
-def has_collapsed(folder: RunFolder) -> bool | None:
-    """Whether a run has collapsed, by finished.json or its newest readable checkpoint; None if neither says."""
-    if (end := read_end(folder)) is not None:
-        return end.collapsed
-    for path in reversed(folder.checkpoint_files()):
-        from supancl.runs.checkpoint import load_tensors  # here, because torch takes seconds and finished.json none
-
-        with suppress(BadInput, OSError):
-            monitor = load_tensors(path, mapped=True).get("monitor")
-            collapsed = monitor.get("collapsed") if isinstance(monitor, dict) else None
-            return collapsed if isinstance(collapsed, bool) else None
-    return None
 
 
 # --- whether a run's data are still those that it was begun with ------------------------------------------------------

@@ -15,8 +15,8 @@ from supancl.config import parse_json
 from supancl.errors import BadInput
 from supancl.files import is_locked, read_json, read_text, reason
 from supancl.reporter import track
-from supancl.runs.folder import RunFolder, has_collapsed, read_end
-from supancl.runs.log import read_rows
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import peek_collapsed, read_end, read_rows
 
 INNER_FOLDERS = ("checkpoints", "tensorboard", "evaluate", "loggers", "wandb", "mlruns")  # of a run
 OWN_DATA = re.compile(r"(?:knn(?:-k\d+)?|linear)\.json")  # results on the run's own held-out images
@@ -106,7 +106,7 @@ def describe_run(path: Path) -> ListedRun:
 def _state(folder: RunFolder, is_finished: bool) -> str:
     if is_locked(folder.lock_file):
         return "running"
-    if has_collapsed(folder):
+    if peek_collapsed(folder):
         return "collapsed"
     if is_finished:
         return "finished"

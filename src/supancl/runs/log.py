@@ -1,4 +1,4 @@
-"""The log of a run: metrics.jsonl, an object in JSON per line, and TensorBoard."""
+"""The log of a run and its end: metrics.jsonl (an object in JSON per line), TensorBoard, finished and stopped.json."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ import io
 import json
 import math
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from supancl.config import parse_json
-from supancl.errors import BadInput
-from supancl.files import describe_write_failure, jsonable, make_inner_folder, open_regular, open_to_append, reason
+from supancl.errors import BadInput, Interrupted, Stopped
+from supancl.files import (
+    describe_write_failure,
+    is_as_written,
+    jsonable,
+    make_inner_folder,
+    open_regular,
+    open_to_append,
+    read_json,
+    reason,
+    write_sealed_json,
+)
 
 if TYPE_CHECKING:
     from supancl.runs.folder import RunFolder
@@ -131,3 +142,87 @@ class NoLog(MetricsLog):
     def rewind(self, step: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+# --- the end of a run -------------------------------------------------------------------------------------------------
+
+
+class RunEnd(NamedTuple):
+    """The last step of a finished run, and whether it collapsed."""
+
+    step: int
+    collapsed: bool
+
+
+class StopCause(NamedTuple):
+    """Where and why a run ended before its last step; the exit code says which kind of reason it is."""
+
+    step: int
+    reason: str
+    exit_code: int
+
+
+def record_stop(folder: RunFolder, step: int, error: Exception) -> None:
+    """Write stopped.json; a failure to do so must not hide the reason for the stop."""
+    reason = f"an error: {' '.join(str(error).split())[:300] or type(error).__name__}"
+    if isinstance(error, (Stopped, Interrupted)):
+        reason = signal.Signals(error.signal_number).name if isinstance(error, Interrupted) else error.cause
+    cause = StopCause(step, reason, getattr(error, "exit_code", 1))
+    with contextlib.suppress(BadInput, OSError):
+        write_sealed_json(folder.stop_file, cause._asdict())
+
+
+def read_stop(folder: RunFolder) -> StopCause | None:
+    """What stopped.json says; None if there is none, as after `kill -9`, or if it is damaged."""
+    content: Any = read_json(folder.stop_file)
+    cause = StopCause(*map(content.get, StopCause._fields))
+    return cause if is_as_written(content) and all(map(isinstance, cause, (int, str, int))) else None
+
+
+def record_end(folder: RunFolder, end: RunEnd, keep: str) -> None:
+    """Write finished.json, then remove the checkpoints that `train.keep` does not keep."""
+    if read_end(folder) != end:
+        write_sealed_json(folder.end_file, {**end._asdict(), "run": folder.read_run_name()})
+    if keep != "all":
+        for path in folder.checkpoint_files()[: -1 if keep == "one" else None]:
+            path.unlink(missing_ok=True)
+
+
+def read_end(folder: RunFolder) -> RunEnd | None:
+    """The end that finished.json records; None if there is none, or if the newest checkpoint is of an earlier step.
+
+    A file that is damaged or of another run says nothing.
+    """
+    content: Any = read_json(folder.end_file)
+    end = RunEnd(*map(content.get, RunEnd._fields))
+    is_ours = is_as_written(content) and content.get("run") == folder.read_run_name()
+    if not is_ours or not all(map(isinstance, end, (int, bool))):
+        return None
+    newest = folder.checkpoint_files()[-1:]
+    return None if newest and newest[0].name < f"step-{end.step:09d}.pt" else end
+
+
+def has_collapsed(folder: RunFolder) -> bool | None:
+    """Whether a run has collapsed, by finished.json or its newest checkpoint; None if neither says."""
+    from supancl.runs.checkpoint import load_newest  # here, because torch takes seconds and finished.json none
+
+    end = read_end(folder)
+    return end.collapsed if end is not None else _collapsed_in(load_newest(folder.checkpoints)[0])
+
+
+def peek_collapsed(folder: RunFolder) -> bool | None:
+    """As `has_collapsed`, for lists of runs: reads no weights, compares no digest, and a damaged file says nothing."""
+    if (end := read_end(folder)) is not None:
+        return end.collapsed
+    for path in reversed(folder.checkpoint_files()):
+        from supancl.runs.checkpoint import load_tensors
+
+        with contextlib.suppress(BadInput, OSError):
+            return _collapsed_in(load_tensors(path, mapped=True))
+    return None
+
+
+def _collapsed_in(state: dict[str, Any] | None) -> bool | None:
+    monitor = (state or {}).get("monitor")
+    collapsed = monitor.get("collapsed") if isinstance(monitor, dict) else None
+    return collapsed if isinstance(collapsed, bool) else None

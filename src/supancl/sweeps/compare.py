@@ -17,7 +17,7 @@ from supancl.reporter import say, show
 from supancl.sweeps.options import SweepRequest, SweepSettings
 
 if TYPE_CHECKING:
-    from supancl.data.label_pairs import ImageLabels
+    from supancl.core.labels import Labels
     from supancl.data.splits import Data
     from supancl.recipes import Recipe
     from supancl.sweeps.differences import Against
@@ -132,7 +132,7 @@ class RowGroup(NamedTuple):
     """Rows that are trained on the same data, read in the same way."""
 
     rows: dict[str, Recipe]
-    held_out: ImageLabels  # with all labels of the images if they are measured by these
+    held_out: Labels  # with all labels of the images if they are measured by these
     classes: tuple[str, ...]  # of these labels
     data: Data | None  # None if several groups would not fit into memory together
 
@@ -169,7 +169,7 @@ def train_and_compare(
         runs.failed.update(trained.failed)
     held_out = groups[0].held_out
     evaluator = RunEvaluator(next(iter(rows.values())).train.device, baselines=True)
-    scores = ("knn", "linear", "ratio") if held_out.pairs is None else ("knn_map", "linear_map")
+    scores = ("knn", "linear", "ratio") if held_out.has_one_each else ("knn_map", "linear_map")
     has_terms = len({getattr(recipe.loss, "alpha", None) for recipe in rows.values()}) > 1
     measures = [*(("ssl", "sup") if has_terms else ()), *scores, *(("transfer",) if leave_out else ())]
 
@@ -189,7 +189,7 @@ def train_and_compare(
     knn, linear = scores[:2]
     by = linear if any(result[linear] is not None for result in results) else knn
     by = "transfer" if leave_out else by
-    compared = compare_rows(results, list(labels), by, against, held_out=int((held_out.labels >= 0).sum()))
+    compared = compare_rows(results, list(labels), by, against, held_out=int(held_out.is_labelled.sum()))
     if len(labelled) > 1:
         compared["findings"].append(
             f"rows have {' or '.join(map(str, sorted(labelled)))} labelled images, on which their classifiers were "
@@ -218,7 +218,7 @@ def open_groups(rows: Mapping[str, Recipe], sweep: Sweep) -> tuple[list[RowGroup
 
     Choices are made on these images, so they are never a test split.
     """
-    from supancl.data.levels import with_leaf_labels
+    from supancl.data.hierarchy import with_leaf_labels
     from supancl.sweeps.runner import open_held_out
     from supancl.training.start import with_short_side
 
@@ -234,7 +234,7 @@ def open_groups(rows: Mapping[str, Recipe], sweep: Sweep) -> tuple[list[RowGroup
                 raise BadInput(f"{recipe.data.source}: no held-out image has a label to compare runs on")
             summary, holdouts[key] = summary or data.summary, with_holdout.data.holdout
             measured = with_leaf_labels(data)  # runs on a hierarchy are compared by its leaves
-            groups[key] = RowGroup({}, measured.held_out.image_labels, measured.classes, data)
+            groups[key] = RowGroup({}, measured.held_out.all_labels, measured.classes, data)
         is_same = recipe.data.holdout == holdouts[key]
         changed = recipe if is_same else recipe.with_set({"data.holdout": holdouts[key]}, because=BECAUSE)
         groups[key].rows[name] = changed
@@ -255,8 +255,7 @@ def check_same_images(groups: Sequence[RowGroup]) -> None:
         name, recipe = next(iter(group.rows.items()))
         ours, theirs = group.held_out, groups[0].held_out
         is_same = is_same_source(recipe.data.source, reference.data.source) and group.classes == groups[0].classes
-        is_same = is_same and torch.equal(ours.labels, theirs.labels) and (ours.pairs is None) == (theirs.pairs is None)
-        if not is_same or (ours.pairs is not None and theirs.pairs is not None and not ours.pairs.equal(theirs.pairs)):
+        if not is_same or not torch.equal(ours.tensor, theirs.tensor):
             raise BadInput(
                 f"{first} ({reference.data.source}) and {name} ({recipe.data.source}) hold out other images, or have "
                 f"different classes ({len(groups[0].classes)} and {len(group.classes)}), so they cannot be compared; "
@@ -271,7 +270,6 @@ DRAWS = 50  # random sets of images that transfer is fitted on; the same for eve
 
 def without_classes(group: RowGroup, fraction: float) -> RowGroup:
     """The rows without a fraction of the classes, to measure transfer to these."""
-    from supancl.data.label_pairs import check_one_label
     from supancl.sweeps.runner import open_recipe_data
 
     first = next(iter(group.rows.values()))
@@ -279,7 +277,7 @@ def without_classes(group: RowGroup, fraction: float) -> RowGroup:
     left_out = left_out_classes(data, fraction)
     if not left_out:
         raise BadInput(f"leave_out = {fraction:g}: needs four classes with training and held-out images")
-    check_one_label(data.train.pairs, first.data.location, "leave_out above 0", is_nested=bool(data.levels))
+    data.train.all_labels.check_single(first.data.location, "leave_out above 0")
     rows = {name: recipe.with_set({"data.leave_out": left_out}, BECAUSE) for name, recipe in group.rows.items()}
     return group._replace(rows=rows, data=open_recipe_data(next(iter(rows.values()))))
 

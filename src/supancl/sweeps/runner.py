@@ -18,7 +18,6 @@ from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened, parse
 from supancl.core.encoders import Encoder
 from supancl.core.precision import pick_device
 from supancl.data.decode import available_cores
-from supancl.data.label_pairs import check_one_label
 from supancl.data.opening import absolute_source, is_same_source, open_data
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
@@ -31,7 +30,8 @@ from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
 from supancl.reporter import Reporter, current_reporter
 from supancl.runs.checkpoint import checkpoints
 from supancl.runs.encoder_file import load_encoder
-from supancl.runs.folder import RunFolder, check_same_data, has_collapsed, read_end
+from supancl.runs.folder import RunFolder, check_same_data
+from supancl.runs.log import has_collapsed, read_end
 from supancl.sweeps.processes import FAILURE_FILE, Failure, MakeReporter, Task, WorkerKilled, train_each
 from supancl.training.memory import available_memory, check_memory, estimate_memory
 from supancl.training.start import check_data, is_same_or_automatic, resolve, with_short_side
@@ -232,7 +232,7 @@ def open_recipe_data(recipe: Recipe, several_labels: bool = False) -> Data:
     """The data of a recipe; several labels per image are refused unless the caller can use them."""
     data = open_data(with_short_side(recipe).data, recipe.encoder.channels)
     if not several_labels and not data.levels:  # a hierarchy has one leaf per image
-        check_one_label(data.train.pairs, recipe.data.source, "a comparison of runs by their accuracy")
+        data.train.all_labels.check_single(recipe.data.source, "a comparison of runs by their accuracy")
     return data
 
 

@@ -71,7 +71,7 @@ class StepInputs:
     def __init__(self, recipe: Recipe, data: Data, device: torch.device, ranks: Ranks) -> None:
         self.device, self.ranks = device, ranks
         self.images = data.train.place_on(device)
-        self.labels = data.train.training_labels.to(device)
+        self.labels = data.train.all_labels.tensor.to(device)
         self.micro_batches = [
             MicroBatch(rows, row_range, local_rows, views_for_rows(recipe.views, row_range))
             for rows, row_range, local_rows in ranks.micro_batches(

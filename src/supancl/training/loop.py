@@ -27,17 +27,9 @@ from supancl.recipes.recipe import first_changed_setting
 from supancl.reporter import Reporter
 from supancl.runs.checkpoint import load_newest
 from supancl.runs.encoder_file import is_readable, save_encoder, save_projector
-from supancl.runs.folder import (
-    RunEnd,
-    RunFolder,
-    check_same_content,
-    check_same_data,
-    describe_content,
-    record_end,
-    record_stop,
-)
+from supancl.runs.folder import RunFolder, check_same_content, check_same_data, describe_content
 from supancl.runs.importing import describe_init, fill_encoder, load_init
-from supancl.runs.log import MetricsLog, NoLog
+from supancl.runs.log import MetricsLog, NoLog, RunEnd, record_end, record_stop
 from supancl.runs.provenance import hardware
 from supancl.runs.writer import Writer
 from supancl.training.inputs import StepStats

@@ -20,10 +20,8 @@ from supancl.recipes import Recipe
 class Model:
     """Branches, pool, optimizer and generator of one run, on its device."""
 
-    def __init__(
-        self, recipe: Recipe, classes: int, device: torch.device, ranks: Ranks, pairs: int | None = None
-    ) -> None:
-        """`pairs` is the number of labels per image if there are several or soft ones."""
+    def __init__(self, recipe: Recipe, classes: int, device: torch.device, ranks: Ranks, pairs: int = 0) -> None:
+        """`pairs` is the number of labels per image, 0 for one of weight 1."""
         self.device, self.pairs = device, pairs
         torch.manual_seed(recipe.train.seed)
         self.branches, self.pool = _assemble(recipe, classes, ranks, pairs)
@@ -112,9 +110,9 @@ class Model:
             group["lr"] = local["lr"]
 
 
-def _assemble(recipe: Recipe, classes: int, ranks: Ranks, pairs: int | None) -> Any:
+def _assemble(recipe: Recipe, classes: int, ranks: Ranks, pairs: int) -> Any:
     return assemble(
-        recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(classes, 1), ranks, pairs or 0
+        recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(classes, 1), ranks, pairs
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.core.pools import Pool
-from supancl.data.levels import with_leaf_labels
+from supancl.data.hierarchy import with_leaf_labels
 from supancl.data.splits import Data, Split
 from supancl.errors import BadInput, Collapsed, NonFinite, program_name
 from supancl.probes import Features, effective_rank, embed, knn_accuracy, linear_probe, variance
@@ -90,13 +90,15 @@ class Monitor:
     """Measures signs of collapse; `collapse_message` explains them."""
 
     def __init__(self, data: Data, supervised: bool) -> None:
-        judged = data if data.train.pairs is None else with_leaf_labels(data)  # without pairs, only one level is left
+        judged = data if data.train.all_labels.has_one_each else with_leaf_labels(data)
         self.splits = (judged.train, judged.held_out)
         self.present = data.train.class_ids()
         self.reference, self.held_out = (sample_labelled(split, MAX_IMAGES) for split in self.splits)
         self.classes, self.supervised = len(data.classes), supervised
         # class means of levels that come together span no further direction
-        self.directions = self.classes if data.train.pairs is None else data.train.num_distinct_labels
+        self.directions = self.classes
+        if not data.train.all_labels.has_one_each:
+            self.directions = min(data.train.all_labels.count_distinct(), len(self.present))
         self.low_readings = self.low_ranks = 0
         self.last_std = self.last_rank = self.least_rank = float("nan")
         self.collapsed = False
@@ -163,13 +165,13 @@ class Monitor:
                 "features of held-out images are not finite numbers; nothing was saved over the last checkpoint",
                 "try a lower optimizer.lr",
             )
-        is_single, unknown = held_out.pairs is None, {"knn": float("nan"), "linear": float("nan")}
+        is_single, unknown = held_out.all_labels.has_one_each, {"knn": float("nan"), "linear": float("nan")}
         spread = variance(queries) if is_single else Variance(float("nan"), float("nan"))
         row: dict[str, Any] = {"s_w": spread.within, "s_t": spread.total, "s_w/s_t": spread.ratio}
         if len(reference.class_ids()) < 2 or not len(queries.labelled()):  # there are no classes to tell apart
             return row | unknown
         references, queries = self._features(encoder, reference, device, half).labelled(), queries.labelled()
-        k, classes = default_k(reference.class_numbers()), self.classes
+        k, classes = default_k(reference.all_labels.classes.flatten()), self.classes
         about = {"knn_k": k, "knn_references": len(references), "knn_queries": len(queries)}
         if not is_single:
             scores = knn_answers(references, queries, (k,), classes=classes)[k]

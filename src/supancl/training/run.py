@@ -13,7 +13,8 @@ from supancl.errors import BadInput, plural
 from supancl.files import is_as_written, read_text, reason
 from supancl.recipes import Recipe
 from supancl.runs.encoder_file import load_encoder
-from supancl.runs.folder import RunFolder, has_collapsed, read_end
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import has_collapsed, read_end
 
 if TYPE_CHECKING:
     from supancl.probes import Features

@@ -29,10 +29,10 @@ from supancl.config import (
     parse_json,
     to_json,
 )
+from supancl.core.labels import Labels
 from supancl.core.schedules import learning_rate
 from supancl.core.specs import PoolSpec
 from supancl.data.from_python import Images, is_image_file, source_from_images, split_labels
-from supancl.data.label_pairs import check_one_label
 from supancl.data.opening import absolute_source, check_source, is_same_source, open_data
 from supancl.data.preparing import prepare_data
 from supancl.data.sources.arrays import FROM_PYTHON
@@ -641,7 +641,7 @@ def check_labels(recipe: Recipe, data: Data, source: str) -> None:
             f"{source}: its training images have {found}, and {recipe.method} needs two classes; put images into class "
             "folders, or use simsiam or byol"
         )
-    if data.train.pairs is not None and data.train.num_distinct_labels == 1:
+    if not data.train.all_labels.has_one_each and data.train.all_labels.count_distinct() == 1:
         raise BadInput(
             f"{source}: all labelled training images have the same classes and weights, so {recipe.method} learns "
             "nothing from them; add images with others, or use simsiam or byol"
@@ -650,23 +650,22 @@ def check_labels(recipe: Recipe, data: Data, source: str) -> None:
 
 def fit_labels(recipe: Recipe, data: Data) -> Data:
     """The data with labels that the loss and the pool can take; refused if they need labels and cannot take these."""
-    pairs, source = data.train.pairs, str(data.summary.get("source") or "the data")
-    if pairs is None:
+    labels, source = data.train.all_labels, str(data.summary.get("source") or "the data")
+    if labels.has_one_each:
         return data
     if not recipe.loss.takes_pairs or type(recipe.pool) is not PoolSpec:
         if recipe.loss.supervised:
-            what = f"loss.kind = {recipe.loss.kind} with pool.kind = {recipe.pool.kind}"
-            check_one_label(pairs, source, what, is_nested=bool(data.levels))
-        return replace(data, train=replace(data.train, pairs=None))
+            labels.check_single(source, f"loss.kind = {recipe.loss.kind} with pool.kind = {recipe.pool.kind}")
+        return replace(data, train=replace(data.train, all_labels=Labels.of(labels.rarest)))
     compares_targets = recipe.loss.needs_pool and recipe.loss.stores_unlabelled  # not means of classes
-    if compares_targets and recipe.pool.kind == "class-queues" and pairs.shape[1] > 1:
+    if compares_targets and recipe.pool.kind == "class-queues" and labels.classes.shape[1] > 1:
         raise BadInput(
-            f"{source}: an image has up to {pairs.shape[1]} labels, so class queues hold copies of a target, which "
-            f"{recipe.method} would compare with each; set pool.kind=queue"
+            f"{source}: an image has up to {labels.classes.shape[1]} labels, so class queues hold copies of a target, "
+            f"which {recipe.method} would compare with each; set pool.kind=queue"
         )
-    if getattr(recipe.loss, "form", "") == "binary" and float(pairs[..., 1].max()) > 1:
+    if getattr(recipe.loss, "form", "") == "binary" and float(labels.weights.max()) > 1:
         raise BadInput(
-            f"{source}: a label has weight {float(pairs[..., 1].max()):g}, and loss.form = binary takes probabilities; "
-            "set loss.form=softmax"
+            f"{source}: a label has weight {float(labels.weights.max()):g}, and loss.form = binary takes "
+            "probabilities; set loss.form=softmax"
         )
     return data

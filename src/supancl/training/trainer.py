@@ -33,7 +33,8 @@ class Trainer:
     def __init__(self, recipe: Recipe, data: Data, device: torch.device, ranks: Ranks = SINGLE_PROCESS) -> None:
         self.recipe, self.device, self.ranks = recipe, device, ranks
         self.inputs = StepInputs(recipe, data, device, ranks)
-        pairs = None if data.train.pairs is None else data.train.pairs.shape[1]
+        labels = data.train.all_labels
+        pairs = 0 if labels.has_one_each else labels.classes.shape[1]
         self.model = Model(recipe, len(data.classes), device, ranks, pairs)
         self.feed = Feed(self.inputs.images, self.inputs.local_positions, device, self.inputs.schedule.steps)
         self.finite = FiniteCheck(recipe, self.model, self.inputs)

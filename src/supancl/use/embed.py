@@ -14,9 +14,10 @@ from PIL import Image
 from typing_extensions import Unpack
 
 from supancl.config import FLAG, checked
+from supancl.core.labels import Labels
 from supancl.data.from_python import Images, is_image_file, label_numbers, source_from_images, split_labels
-from supancl.data.label_pairs import label_cells, weight_matrix
-from supancl.data.levels import with_given_labels
+from supancl.data.hierarchy import with_given_labels
+from supancl.data.labels import label_cells, weight_matrix
 from supancl.data.opening import check_source, open_source
 from supancl.data.splits import Data, DataSpec, Source, Split, full_split
 from supancl.data.store.memory import ArrayImages
@@ -121,7 +122,7 @@ def find_splits(encoder: Encoder, images: Any, view: View) -> Iterator[Split]:
     one_image = isinstance(images, (str, Path, Image.Image))
     images, labels = ([images], None) if one_image else split_labels(images, spec, channels)
     split = source_from_images(images, None, spec, channels).splits["train"]
-    yield split if labels is None else replace(split, labels=label_numbers(labels, len(split)))
+    yield split if labels is None else replace(split, all_labels=Labels.of(label_numbers(labels, len(split))))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ class Embedding:
                 paths = [path_in_table(path, self.folder) for path in paths]
             for start in range(0, len(paths), ROWS_AT_A_TIME):
                 rows = slice(start, start + ROWS_AT_A_TIME)
-                texts = label_cells(split.image_labels, torch.arange(len(paths))[rows], self.data.classes)
+                texts = label_cells(split.all_labels, torch.arange(len(paths))[rows], self.data.classes)
                 columns: dict[str, Sequence[Any]] = {"path": paths[rows], "label": texts, "split": [name] * len(texts)}
                 if self.held_out is not None:
                     columns["held_out"] = self.held_out[rows].tolist() if name == "train" else [True] * len(texts)
@@ -197,10 +198,10 @@ def write_npz(embedding: Embedding, path: Path) -> None:
     arrays: dict[str, Any] = {"class_names": np.array(embedding.data.classes, dtype=np.str_)}
     for name, features in embedding.features.items():
         split = embedding.data.splits[name]
-        labels, pairs = split.image_labels.labels, split.image_labels.pairs
+        labels = split.all_labels
         arrays[f"{name}_features"] = features.values.numpy()
         arrays[f"{name}_labels"] = (
-            labels.numpy() if pairs is None else weight_matrix(pairs, len(embedding.data.classes))
+            labels.single.numpy() if labels.has_one_each else weight_matrix(labels, len(embedding.data.classes))
         )
         arrays[f"{name}_names"] = np.array(names_of(split), dtype=np.str_)
     if embedding.held_out is not None:

@@ -12,7 +12,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from supancl.data.label_pairs import ImageLabels, labels_from_pairs, pairs_from_matrix
+from supancl.core.labels import Labels
+from supancl.data.labels import labels_of_splits, pairs_from_matrix
 from supancl.data.sources.toy import toy_source
 from supancl.data.splits import NO_LABEL, DataSpec, Source, full_split, sorted_names
 from supancl.data.store.memory import ArrayImages
@@ -115,14 +116,13 @@ def source_from_arrays(
     for name, (images, given) in splits.items():
         check_label_array(np.shape(given), np.asarray(given).dtype, len(images), f"{location}: {name}_labels")
     splits, classes = number_labels(splits, location, classes)
-    labels_of_splits, classes = read_labels(splits, location, classes, max_labels)
+    labels, classes = read_labels(splits, location, classes, max_labels)
     by_split, depth_by_split = {}, {}
     for name, (images, _) in splits.items():
         images, depth = _checked_images(np.asarray(images), f"{location}: {name}_images")
         depth_by_split[name] = depth
         store = ArrayImages(convert_channels(images, channels))
-        labels, pairs = labels_of_splits[name]
-        by_split[name] = full_split(store, labels, _RowNames(f"{name}_images", len(images)), pairs)
+        by_split[name] = full_split(store, labels[name], _RowNames(f"{name}_images", len(images)))
     if len(set(depth_by_split.values())) > 1:
         counts = ", ".join(f"{name} {depth}" for name, depth in depth_by_split.items())
         raise BadInput(f"{location}: images have different channel counts ({counts}); convert them to one")
@@ -154,13 +154,13 @@ def _check_class_names(classes: Sequence[str], location: str) -> None:
 
 def read_labels(
     splits: dict[str, tuple[np.ndarray, np.ndarray]], location: str, classes: tuple[str, ...] | None, max_labels: int
-) -> tuple[dict[str, ImageLabels], tuple[str, ...] | None]:
+) -> tuple[dict[str, Labels], tuple[str, ...] | None]:
     """The checked labels of each split, and the class names, one per column if labels are weights (N, C)."""
     arrays = {name: np.asarray(labels) for name, (_, labels) in splits.items()}
     columns = {name: labels.shape[1] for name, labels in arrays.items() if labels.ndim == 2}
     if not columns:
         return {
-            name: ImageLabels(checked_labels(labels, f"{location}: {name}_labels")) for name, labels in arrays.items()
+            name: Labels.of(checked_labels(labels, f"{location}: {name}_labels")) for name, labels in arrays.items()
         }, classes
     first, count = next(iter(columns.items()))
     for name, labels in arrays.items():
@@ -179,7 +179,7 @@ def read_labels(
         name: pairs_from_matrix(labels, max_labels, f"{location}: {name}_labels: row {{}}".format, range(count))
         for name, labels in arrays.items()
     }
-    return labels_from_pairs(pairs), classes or tuple(map(str, range(count)))
+    return labels_of_splits(pairs), classes or tuple(map(str, range(count)))
 
 
 def number_labels(

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from supancl.data.decode import file_stamp, open_image_bytes, open_image_file
-from supancl.data.label_pairs import LabelSet, join_names, set_of_names
+from supancl.data.labels import LabelSet, join_names, set_of_names
 from supancl.data.sources import arrays
 from supancl.data.splits import SPLIT_NAMES, Entry, Listing, Source
 from supancl.errors import BadInput, did_you_mean, plural

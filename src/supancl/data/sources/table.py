@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from supancl.data.columns import SPLITS, Columns, TablePaths
-from supancl.data.label_pairs import (
+from supancl.data.labels import (
     SEPARATOR,
     LabelSet,
     LabelTable,
     check_count,
-    check_range_of_sets,
     pairs_from_matrix,
     parse_label_set,
 )
@@ -86,7 +85,6 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
     if max_labels == 1 or not any(SEPARATOR in text for text in texts):
         return Listing(entries, path.parent, remarks, listed_in=str(path))
     sets = {text: _label_set(text, f"{path} line {line}", max_labels) for text, line in zip(texts, lines, strict=True)}
-    check_range_of_sets((f"{path}: label {text[:80]!r}", labels) for text, labels in sets.items())
     return Listing(entries, path.parent, remarks, label_sets=sets, listed_in=str(path))
 
 

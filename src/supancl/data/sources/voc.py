@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
-from supancl.data.label_pairs import LabelSet, join_names, set_of_names
+from supancl.data.labels import LabelSet, join_names, set_of_names
 from supancl.data.splits import Entry, Listing, check_label
 from supancl.errors import BadInput, plural
 from supancl.files import open_regular, read_text

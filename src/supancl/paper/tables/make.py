@@ -20,7 +20,8 @@ from supancl.paper.tables.results import read_entries
 from supancl.recipes import RECIPES, Recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
-from supancl.runs.folder import RunFolder, read_end
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import read_end
 from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
 from supancl.sweeps.options import check_overrides
 from supancl.sweeps.processes import Failure

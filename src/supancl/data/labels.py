@@ -1,8 +1,7 @@
-"""Several or soft labels per image: how they are written in files, checked, and put into one tensor.
+"""How labels are written in files, and how names and weights become `Labels`.
 
-`pairs` (N, L, 2) in float32 hold class and weight of up to L labels per image, padded with (-1, 0) at the end;
-core/label_weights.py says what training does with them. Where every image has at most one label, of weight 1, there
-are no pairs: such data are labels (N,), as if they had been written that way.
+`pairs` (N, L, 2) in float32 hold class and weight of up to L labels per image, padded with (-1, 0) at the end. Where
+every image of a source has at most one label, of weight 1, there are no weights.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from supancl.core.labels import Labels
 from supancl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -39,16 +39,6 @@ class LabelTable(NamedTuple):
 
     def sets(self) -> list[LabelSet]:
         return [{self.classes[int(c)]: weight for c, weight in row if c >= 0} for row in self.pairs.tolist()]
-
-
-class ImageLabels(NamedTuple):
-    """One label per image (N,), -1 for none, and the pairs (N, L, 2) if there are several or soft ones.
-
-    With pairs, the one label is the rarest of the image's classes: by it images are held out, hidden and balanced.
-    """
-
-    labels: Tensor
-    pairs: Tensor | None = None
 
 
 def parse_label_set(text: str, location: str) -> dict[str, float]:
@@ -110,25 +100,6 @@ def check_count(count: int, max_labels: int, location: str) -> None:
         )
 
 
-def check_range(weights: Sequence[float] | np.ndarray, name_weight: Callable[[int], str]) -> None:
-    """Refuse weights (N,) that differ too much to be summed; `name_weight` says where one stands, for the message."""
-    values = np.asarray(weights, np.float32)
-    if not len(values) or 0 < values.max() <= min(MAX_RATIO * float(values.min()), MAX_WEIGHT):
-        return
-    least, largest = int(values.argmin()), int(values.argmax())
-    raise BadInput(
-        f"{name_weight(least)} has weight {values[least]:.3g} and {name_weight(largest)} {values[largest]:.3g}: in "
-        f"float32 they differ by more than {MAX_RATIO:,.0f} times, or are 0 or above {MAX_WEIGHT:g}; leave out the "
-        "smallest, or scale all"
-    )
-
-
-def check_range_of_sets(label_sets: Iterable[tuple[str, LabelSet]]) -> None:
-    """The same for the weights of label sets, each with the place where it stands."""
-    entries = [(place, name, weight) for place, labels in label_sets for name, weight in labels.items()]
-    check_range([weight for _, _, weight in entries], lambda i: f"{entries[i][0]}: {entries[i][1]!r}")
-
-
 def join_names(names: Iterable[str]) -> str:
     """One text for several class names: what an image is listed with, and the key of its `LabelSet`.
 
@@ -177,7 +148,6 @@ def pairs_from_matrix(
             f"{name_row(int(np.argmax(is_empty)))} has only zeros; give the image a class, or write -1 in its whole "
             "row if it is unlabelled"
         )
-    check_range(weights[rows, columns], lambda i: f"{name_row(int(rows[i]))}, column {column_names[int(columns[i])]!r}")
     most = int(counts.max(initial=1))
     if most > 1:
         check_count(most, max_labels, name_row(int(np.argmax(counts))))
@@ -188,69 +158,40 @@ def pairs_from_matrix(
     return torch.from_numpy(pairs)
 
 
-def weight_matrix(pairs: Tensor, classes: int) -> np.ndarray:
+def weight_matrix(labels: Labels, classes: int) -> np.ndarray:
     """The weights (N, C) that `pairs_from_matrix` reads."""
-    numbers = pairs[..., 0].long()
-    weights = torch.zeros(len(pairs), classes).scatter_add_(1, numbers.clamp(min=0), pairs[..., 1])
-    weights[(numbers < 0).all(1)] = -1
+    weights = labels.dense(classes, torch.float32)
+    weights[~labels.is_labelled] = -1
     matrix: np.ndarray = weights.numpy()
     return matrix
 
 
-def labels_from_pairs(splits: Mapping[str, Tensor]) -> dict[str, ImageLabels]:
-    """The labels of each split, from its pairs. If no image of any split needs pairs, none has them."""
-    weights = torch.cat([pairs[..., 1][pairs[..., 0] >= 0] for pairs in splits.values()])
-    most = max(pairs.shape[1] for pairs in splits.values())
+def labels_of_splits(splits: Mapping[str, Tensor]) -> dict[str, Labels]:
+    """The labels of each split of a source, from its pairs. If no image needs weights, no split has them."""
+    entries = torch.cat([pairs[pairs[..., 0] >= 0] for pairs in splits.values()])
+    most, weights = max(pairs.shape[1] for pairs in splits.values()), entries[:, 1]
     if most == 1 and bool((weights == 1).all()):
-        return {name: ImageLabels(pairs[:, 0, 0].long()) for name, pairs in splits.items()}
-    used = torch.cat([pairs[..., 0][pairs[..., 0] >= 0].long() for pairs in splits.values()])
-    counts = torch.bincount(used, minlength=1)
-    padded = {name: _pad_to(pairs, most) for name, pairs in splits.items()}
-    return {name: ImageLabels(rarest_labels(pairs, counts), pairs) for name, pairs in padded.items()}
+        return {name: Labels(pairs[..., 0].long()) for name, pairs in splits.items()}
+    if len(weights) and not 0 < float(weights.max()) <= min(MAX_RATIO * float(weights.min()), MAX_WEIGHT):
+        raise BadInput(
+            f"weights of labels are from {float(weights.min()):g} to {float(weights.max()):g}: in float32 they differ "
+            f"by more than {MAX_RATIO:,.0f} times, or leave 0 to {MAX_WEIGHT:g}; leave out the smallest, or scale"
+        )
+    counts = torch.bincount(entries[:, 0].long(), minlength=1)
+    padding = torch.tensor([-1.0, 0.0])
+    padded = {
+        name: torch.cat([pairs, padding.expand(len(pairs), most - pairs.shape[1], 2)], dim=1)
+        for name, pairs in splits.items()
+    }
+    return {name: Labels.of(pairs).with_rarest(counts) for name, pairs in padded.items()}
 
 
-def _pad_to(pairs: Tensor, length: int) -> Tensor:
-    padding = torch.tensor([-1.0, 0.0]).expand(len(pairs), length - pairs.shape[1], 2)
-    return torch.cat([pairs, padding], dim=1)
-
-
-def rarest_labels(pairs: Tensor, counts: Tensor) -> Tensor:
-    """(N,): of each image's classes the one with the fewest images, the first of equals; -1 without a label."""
-    classes = pairs[..., 0].long()
-    has_class = classes >= 0
-    key = counts[classes.clamp(min=0)] * len(counts) + classes
-    rarest = torch.where(has_class, key, torch.iinfo(torch.long).max).amin(1) % len(counts)
-    return torch.where(has_class.any(1), rarest, -1)
-
-
-def heaviest_labels(pairs: Tensor, counts: Tensor) -> Tensor:
-    """(N,): of each image's classes the one with the largest weight, of equals the rarest; -1 without a label."""
-    weights = pairs[..., 1]
-    is_heaviest = weights == weights.amax(1, keepdim=True)
-    return rarest_labels(torch.where(is_heaviest[..., None], pairs, -1.0), counts)
-
-
-def count_images(labels: ImageLabels, classes: int) -> tuple[list[int], int]:
-    """How many images have each class, and how many have none."""
-    entries = labels.labels if labels.pairs is None else labels.pairs[..., 0].long().flatten()
-    counts: list[int] = torch.bincount(entries[entries >= 0], minlength=classes).tolist()
-    return counts, int((labels.labels < 0).sum())
-
-
-def label_texts(labels: ImageLabels, positions: Tensor, classes: Sequence[str], unlabelled: str) -> list[str]:
+def label_texts(labels: Labels, positions: Tensor, classes: Sequence[str], unlabelled: str) -> list[str]:
     """The label of each image, to be read by people: 'cat', or 'cat;dog:0.7'."""
-    if labels.pairs is None:
-        names = [*classes, unlabelled]  # -1 is the last one
-        return [names[label] for label in labels.labels[positions].tolist()]
     return [
         SEPARATOR.join(f"{classes[number]}{weight_suffix(weight)}" for number, weight in entries) or unlabelled
-        for entries in list_labels(labels.pairs[positions])
+        for entries in labels[positions].entries()
     ]
-
-
-def list_labels(pairs: Tensor) -> list[list[tuple[int, float]]]:
-    """The class and the weight of every label of every image."""
-    return [[(int(number), weight) for number, weight in row if number >= 0] for row in pairs.tolist()]
 
 
 def weight_suffix(weight: float) -> str:
@@ -272,11 +213,11 @@ def label_cell(labels: Sequence[tuple[str, float]]) -> str:
     return f"{text}{SEPARATOR}" if len(labels) == 1 and suffixes[0] else text
 
 
-def label_cells(labels: ImageLabels, positions: Tensor, classes: Sequence[str]) -> list[str]:
+def label_cells(labels: Labels, positions: Tensor, classes: Sequence[str]) -> list[str]:
     """The label of each image as a .csv has it; '' for none."""
-    if labels.pairs is None:
+    if labels.has_one_each:
         return label_texts(labels, positions, classes, "")
-    entries = list_labels(labels.pairs[positions])
+    entries = labels[positions].entries()
     return [label_cell([(classes[number], weight) for number, weight in row]) for row in entries]
 
 
@@ -285,39 +226,16 @@ def _shortest_text(weight: float) -> str:
     return np.format_float_positional(np.float32(weight), trim="-")
 
 
-def describe_pairs(pairs: Tensor | None) -> dict[str, float]:
-    """The most and the mean number of labels of labelled images, and the range of weights; empty without pairs."""
-    if pairs is None:
+def describe_labels(labels: Labels) -> dict[str, float]:
+    """The most and the mean number of labels of labelled images, and the range of weights; empty for one label each."""
+    has_class = labels.classes >= 0
+    if labels.has_one_each or not bool(has_class.any()):
         return {}
-    has_class = pairs[..., 0] >= 0
-    counts, weights = has_class.sum(1), pairs[..., 1][has_class]
+    counts, weights = has_class.sum(1), labels.weights[has_class]
     labelled = counts[counts > 0].double()
-    if not len(labelled):
-        return {}
     return {
         "most": int(labelled.max()),
         "mean": round(float(labelled.mean()), 2),
         "least_weight": round(float(weights.min()), 6),
         "largest_weight": round(float(weights.max()), 6),
     }
-
-
-def check_one_label(pairs: Tensor | None, location: str, what: str, is_nested: bool = False) -> None:
-    """Refuse several or soft labels, or those of a hierarchy's levels, where `what` needs one label per image."""
-    if pairs is None:
-        return
-    reason, way_out = "its images have several or soft labels", "name data with one each"
-    if is_nested:
-        reason, way_out = "data.hierarchy gives an image a label on every level", "leave data.hierarchy out"
-    raise BadInput(f"{location}: {reason}, and {what} takes one label per image; {way_out}")
-
-
-def count_distinct(labels: ImageLabels) -> int:
-    """How many different labels images have. Several of one image, with their weights, count as one.
-
-    So do classes that always come together, such as the levels of one path.
-    """
-    if labels.pairs is None:
-        return len(torch.unique(labels.labels[labels.labels >= 0]))
-    rows = labels.pairs[labels.labels >= 0].flatten(1).contiguous().numpy()
-    return len(np.unique(rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))))

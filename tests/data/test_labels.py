@@ -10,7 +10,7 @@ import torch
 
 from supancl import from_arrays
 from supancl.data.from_python import source_from_images
-from supancl.data.label_pairs import count_distinct, label_cell, label_texts, parse_label_set, weight_matrix
+from supancl.data.labels import label_cell, label_texts, parse_label_set, weight_matrix
 from supancl.data.opening import open_data, peek_data
 from supancl.data.preparing import prepare_data
 from supancl.data.splits import DataSpec
@@ -32,7 +32,7 @@ def label_table(folder: Path, *labels: str) -> Path:
 
 
 def texts_of(split, classes) -> list[str]:
-    return label_texts(split.image_labels, torch.arange(len(split)), classes, "")
+    return label_texts(split.all_labels, torch.arange(len(split)), classes, "")
 
 
 def test_a_table_names_several_classes_with_weights(tmp_path):
@@ -42,8 +42,8 @@ def test_a_table_names_several_classes_with_weights(tmp_path):
     assert texts_of(data.train, data.classes) == [
         "cat;dog:0.7", "dog", "", "cat", "bird:0.25;cat", "dog:2", "bird;cat", "", "a:b",
     ]  # fmt: skip
-    assert data.train.pairs.shape == (9, 2, 2)
-    assert data.train.pairs[2].tolist() == [[-1, 0], [-1, 0]]
+    assert data.train.all_labels.pairs.shape == (9, 2, 2)
+    assert data.train.all_labels.pairs[2].tolist() == [[-1, 0], [-1, 0]]
     assert data.train.num_labelled == 7
     assert data.summary["labels_per_image"] == {"most": 2, "mean": 1.43, "least_weight": 0.25, "largest_weight": 2}
 
@@ -51,7 +51,7 @@ def test_a_table_names_several_classes_with_weights(tmp_path):
 def test_without_a_separator_a_label_is_one_name_as_before(tmp_path):
     path = label_table(tmp_path, "disk:1", "disk:2", "disk:1", "disk:2")
     data = opened(path, holdout=0)
-    assert data.train.pairs is None
+    assert data.train.all_labels.pairs is None
     assert data.classes == ("disk:1", "disk:2")
 
 
@@ -73,7 +73,7 @@ def test_a_cell_reads_back_as_the_labels_it_was_made_of(labels):
 
 def test_one_label_at_most_takes_the_separator_as_part_of_the_name(tmp_path):
     data = opened(label_table(tmp_path, "a;b", "c", "a;b", "c"), holdout=0, max_labels=1)
-    assert (data.train.pairs, data.classes) == (None, ("a;b", "c"))
+    assert (data.train.all_labels.pairs, data.classes) == (None, ("a;b", "c"))
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int64, np.float32])
@@ -81,7 +81,7 @@ def test_one_column_per_class_is_read_as_weights(tmp_path, dtype):
     weights = (WEIGHTS > 0).astype(dtype)
     data = opened(archive(tmp_path / "some.npz", train_labels=weights, class_names=list("abcd")), holdout=0)
     assert data.classes == tuple("abcd")
-    assert np.array_equal(weight_matrix(data.train.pairs, 4), weights.astype(np.float32))
+    assert np.array_equal(weight_matrix(data.train.all_labels, 4), weights.astype(np.float32))
     assert data.train.class_ids() == [0, 1, 2, 3]
 
 
@@ -90,7 +90,7 @@ def test_a_single_1_in_every_row_is_the_same_as_class_numbers(tmp_path):
     numbers[3] = -1
     columns = np.where(numbers[:, None] >= 0, np.eye(4)[numbers], -1)
     one, other = (opened(archive(tmp_path / f"{n}.npz", train_labels=x)) for n, x in enumerate((numbers, columns)))
-    assert other.train.pairs is None
+    assert other.train.all_labels.pairs is None
     assert one.summary["fingerprint"] == other.summary["fingerprint"]
 
 
@@ -98,15 +98,18 @@ def test_arrays_in_python_and_their_splits_have_the_same_number_of_pairs():
     weights = np.eye(3)[np.arange(30) % 3]
     test_weights = weights[:6] + np.eye(3)[[1, 2, 0, 1, 2, 0]]
     data = from_arrays(noise(30, 8, 8), weights, noise(6, 8, 8), test_weights)
-    assert data.train.pairs.shape == (30, 2, 2)
-    assert data.test.pairs.shape == (6, 2, 2)
+    assert data.train.all_labels.pairs.shape == (30, 2, 2)
+    assert data.test.all_labels.pairs.shape == (6, 2, 2)
     assert torch.equal(data.train.labels, torch.arange(30) % 3)
 
 
 def test_lists_of_images_take_several_labels_too():
     images = list(noise(20, 8, 8))
     data = prepare_data(source_from_images(images, WEIGHTS, DataSpec("arrays"), 1), DataSpec("arrays", holdout=0))
-    assert torch.equal(data.train.pairs, from_arrays(noise(20, 8, 8), WEIGHTS, spec=DataSpec(holdout=0)).train.pairs)
+    assert torch.equal(
+        data.train.all_labels.pairs,
+        from_arrays(noise(20, 8, 8), WEIGHTS, spec=DataSpec(holdout=0)).train.all_labels.pairs,
+    )
     with pytest.raises(BadInput, match=mentions("labels", "(20, 1)", "(20,)")):
         source_from_images(images, np.ones((20, 1), int), DataSpec("arrays"), 1)
 
@@ -118,12 +121,12 @@ def test_images_are_held_out_by_their_rarest_class(tmp_path):
     weights[:10, 2] = 1  # the rarest
     data = from_arrays(noise(60, 8, 8), weights, spec=DataSpec("arrays", holdout=0.2))
     assert data.held_out.labels.tolist() == [2, 2, 1, 1] + [0] * 8
-    assert data.train.pairs.shape[1] == data.held_out.pairs.shape[1] == 3
+    assert data.train.all_labels.pairs.shape[1] == data.held_out.all_labels.pairs.shape[1] == 3
     hidden = from_arrays(noise(60, 8, 8), weights, spec=DataSpec("arrays", holdout=0, labelled=0.5))
     kept = hidden.train.labels >= 0
     assert int(kept.sum()) == 30
-    assert torch.equal(kept, (hidden.train.pairs[..., 0] >= 0).any(1))
-    assert not hidden.train.pairs[~kept][..., 1].any()
+    assert torch.equal(kept, (hidden.train.all_labels.pairs[..., 0] >= 0).any(1))
+    assert not hidden.train.all_labels.pairs[~kept][..., 1].any()
 
 
 def test_several_labels_are_joined_by_the_names_of_their_classes(tmp_path):
@@ -150,7 +153,7 @@ def test_several_labels_are_joined_by_the_names_of_their_classes(tmp_path):
 def test_joined_labels_without_several_are_as_before(tmp_path):
     first, second = label_table(tmp_path / "a", "cat", "dog", "cat"), label_table(tmp_path / "b", "cat", "")
     data = opened(first, joined=(str(second),), holdout=0)
-    assert (data.train.pairs, data.train.labels.tolist()) == (None, [0, 1, 0, 0, -1])
+    assert (data.train.all_labels.pairs, data.train.labels.tolist()) == (None, [0, 1, 0, 0, -1])
 
 
 def test_rare_classes_are_held_out_too_and_trained_on(tmp_path):
@@ -174,7 +177,7 @@ def test_a_survey_and_a_look_agree_with_the_data(tmp_path):
     spec = DataSpec(source=str(path))
     data = open_data(spec, channels=1)
     assert survey_source(spec, 1) == survey_data(data)
-    assert torch.equal(peek_data(spec, 1).train.pairs, data.train.pairs)
+    assert torch.equal(peek_data(spec, 1).train.all_labels.pairs, data.train.all_labels.pairs)
 
 
 def test_weights_of_the_same_class_are_added():
@@ -186,7 +189,7 @@ def test_labels_of_all_classes_differ_by_their_weights(tmp_path):
     path = label_table(tmp_path, *["cat:0.6;dog:0.4", "cat:0.2;dog:0.8"] * 10)
     data = opened(path)
     assert len(data.train.labels.unique()) == 1
-    assert data.train.num_distinct_labels == data.summary["distinct_labels"] == 2
+    assert data.train.all_labels.count_distinct() == data.summary["distinct_labels"] == 2
     assert survey_source(DataSpec(source=str(path)), 1) == survey_data(data)
     assert survey_data(data).is_labelled
 
@@ -197,5 +200,5 @@ def test_distinct_labels_are_counted_as_by_a_loop(seed):
     weights = random.integers(0, 2, (40, 4)) * random.choice([0.5, 1.0], (40, 4))
     weights[~weights.any(1)] = -1
     data = from_arrays(noise(40, 4, 4), weights, spec=DataSpec("arrays", holdout=0))
-    assert count_distinct(data.train.image_labels) == len({tuple(row) for row in weights.tolist()} - {(-1,) * 4})
-    assert data.train.num_distinct_labels == 4, "at most as many as classes"
+    assert data.train.all_labels.count_distinct() == len({tuple(row) for row in weights.tolist()} - {(-1,) * 4})
+    assert data.summary["distinct_labels"] == 4, "at most as many as classes"
