@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from supancl import pretrain
-from supancl.evaluation.certainty import RANDOM, START, build_random
-from supancl.evaluation.cross_validation import plan_cross_validation
+from supancl.evaluation.certainty import RANDOM, START, build_random, plan_cross_validation
 from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions
 from supancl.evaluation.sources import data_for, open_evaluation_data
 from supancl.files import write_sealed_json
