@@ -187,7 +187,7 @@ def compare_with_baselines(
     return rows
 
 
-# --- few held-out images: also the others whose labels pretraining did not use, a fifth at a time -----------------------
+# --- few held-out images: also the others whose labels pretraining did not use, a fifth at a time ---------------------
 
 
 @dataclass(frozen=True)

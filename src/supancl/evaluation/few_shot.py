@@ -102,9 +102,7 @@ def describe_episodes(labels: Tensor, outcome: Episodes) -> tuple[str, bool]:
     sizes = sizes[sizes > outcome.shots]
     images, remarks = int(sizes.sum()), []
     if least < outcome.queries:
-        remarks.append(
-            f"small classes have fewer queries than {outcome.queries}: from {least}, as one has only {int(sizes.min())} images"
-        )
+        remarks.append(f"small classes, from {int(sizes.min())} images on, have fewer queries than {outcome.queries}")
     are_few = 10 * outcome.ways * (outcome.shots + most) >= images
     if are_few:
         remarks.append(f"the interval is over episodes of the same {images:,} images")
