@@ -49,13 +49,6 @@ def test_it_starts_from_the_linear_classifier_and_keeps_the_statistics_of_batch_
     assert all(torch.equal(before[name].cpu(), after[name]) for name in statistics)
 
 
-def test_pretraining_s_views_are_others(run, tmp_path):
-    for views in ("crops", "pretraining"):
-        fine_tuned(run, epochs=1, train_batch=16, lr=(0.3,), views=views, out=tmp_path / views)
-    plain, other = (load_file(tmp_path / f"{views}/classifier.safetensors") for views in ("crops", "pretraining"))
-    assert not torch.equal(plain["weight"], other["weight"])
-
-
 def test_the_same_seed_gives_the_same_result(run):
     settings = {"epochs": 2, "train_batch": 16, "lr": (0.3,)}
     first, again = fine_tuned(run, **settings), fine_tuned(run, **settings)

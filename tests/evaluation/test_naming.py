@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from supancl.evaluation.naming import DEFAULT_SETTINGS, data_label, data_names, non_default_settings
+from supancl.evaluation.naming import DEFAULT_SETTINGS, non_default_settings
 from tests.evaluation.made import episodes, knn, linear, run_folder, source, subject, transferred, variances
 from tests.files import saved_result
 
@@ -72,15 +72,6 @@ def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
         "variance",
         "transfer-own",
     }
-
-
-@pytest.mark.parametrize("text", ["mine/pets", "pets.npz", "torchvision:CIFAR10@data"])
-def test_the_registrys_names_are_its_own(text):
-    name = "cifar10" if "CIFAR" in text else "pets"
-    assert re.fullmatch(rf"{name}-[0-9a-f]{{6}}", data_label(text))
-    assert data_label(f"{name}@data") == name
-    assert data_names([text, f"{name}@data"]) == [data_label(text), name]
-    assert data_label("mine/photos") == "photos"
 
 
 def test_other_data_of_one_name_do_not_take_its_place(run, tmp_path):

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from supancl.evaluation.encoder import EvaluationOptions
-from supancl.evaluation.naming import default_metric
 from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.evaluation.protocols import augmented_epochs
 from supancl.evaluation.sources import data_for
@@ -139,33 +138,6 @@ def test_the_test_images_are_looked_at_once(protocol, run, tmp_path, monkeypatch
     assert sum(asked) == 93
 
 
-def test_results_from_kept_features_are_the_same(run, tmp_path):
-    path = str(source(tmp_path / "x.npz", train=60, test=30))
-
-    def results():
-        found = [
-            knn(run, path),
-            linear(run, path),
-            transferred(run, path),
-            variances(run, path),
-            episodes(run, path, ways=3, shots=2, queries=4, episodes=10),
-        ]
-        return [{key: value for key, value in result.items() if key != "seconds"} for result in found]
-
-    first = results()
-    run.encoder.forward = None  # nobody may ask it again
-    assert results() == first
-    fresh = subject(run.location, EvaluationOptions(CPU, cache_features=False))
-    assert knn(fresh, path)["accuracy"] == first[0]["accuracy"]
-
-
-def test_the_registry_says_the_metric_unless_told_otherwise():
-    assert default_metric("pets@data") == "mean-per-class"
-    assert default_metric("flowers@data") == "mean-per-class"
-    assert default_metric("cifar10@data") == "top-1"
-    assert default_metric("torchvision:SVHN@data") == default_metric("photos") == "top-1"
-
-
 def test_the_runs_own_data_give_the_plain_name(run, tmp_path):
     own = run.recipe.data.source
     other = str(source(tmp_path / "other.npz"))
@@ -265,16 +237,3 @@ def test_evaluate_predict_and_the_monitor_have_one_ridge(tmp_path):
 
 
 # --- a run that held nothing out --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("named", [False, True], ids=["own data", "the same data named"])
-@pytest.mark.parametrize("protocol", [linear, variances])
-def test_a_run_that_held_nothing_out_is_judged_on_the_test_split(protocol, named, tmp_path):
-    own = str(source(tmp_path / "own.npz", train=60, test=30))
-    run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=0.0))
-    result = protocol(run, own if named else None)
-    assert (result["split"], result["judged"], result.get("queries", result.get("images"))) == ("test", "test", 30)
-    assert kept(tmp_path, f"{result['protocol']}-test")["split"] == "test"
-    asked = protocol(run, split="test")
-    key = "ratio" if protocol is variances else "accuracy"
-    assert asked[key] == result[key]

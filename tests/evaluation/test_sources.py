@@ -1,8 +1,5 @@
 """The encoder that is evaluated, and on which images: none that it was trained on."""
 
-import shutil
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -10,15 +7,11 @@ import torch
 from supancl.data.opening import from_arrays, open_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.evaluation.encoder import EvaluationOptions, SourceCache, plain_crops
 from supancl.evaluation.few_shot import few_shot_split
 from supancl.evaluation.sources import data_for, open_evaluation_data, read_source, spec_for, three_splits
 from supancl.paper.tables.results import group_entries, read_entries
-from supancl.runs.encoder_file import save_encoder
 from tests.evaluation.made import (
-    SPEC,
     bright,
-    encoder,
     knn,
     run_folder,
     source,
@@ -107,28 +100,6 @@ def test_the_test_split_is_judged_only_when_asked_for(tmp_path):
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_source_is_read_once_for_protocols_and_encoders_in_turn(tmp_path):
-    options = EvaluationOptions(CPU, sources=SourceCache())
-    one, other = (subject(run_folder(tmp_path / f"run{seed}", seed), options) for seed in (0, 1))
-    spec = DataSpec(source=str(class_folders(tmp_path / "photos")))
-    first = read_source(one, spec, "whole")
-    assert read_source(other, replace(spec, holdout=0.5), "whole") is first
-    assert read_source(one, spec, "margin") is not first
-    plain = subject(tmp_path / "run0")  # without a source cache
-    assert read_source(plain, spec, "whole") is not read_source(plain, spec, "whole")
-    wide = subject(
-        run_folder(tmp_path / "wide", spec=replace(SPEC, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)), options
-    )
-    assert read_source(wide, spec, "whole").splits["train"].batch(torch.tensor([0])).pixels.shape[1] == 3
-
-
-def test_digits_are_not_mirrored_and_photographs_are(tmp_path):
-    assert plain_crops(subject(run_folder(tmp_path / "run")), (0.2, 1.0)).flip == 0.0
-    save_encoder(tmp_path / "e.safetensors", encoder(), (), "x")
-    crops = plain_crops(subject(tmp_path / "e.safetensors"), (0.2, 1.0))
-    assert (crops.flip, crops.jitter, crops.grey, crops.blur, crops.size) == (0.5, 0.0, 0.0, 0.0, 8)
-
-
 # --- the data of the run ----------------------------------------------------------------------------------------------
 
 
@@ -140,24 +111,6 @@ def test_what_is_not_another_run_is_the_same_group_for_evaluate_and_for_tables(t
     assert groups[0] == groups[1] != groups[2]
     found = group_entries(read_entries([str(plain), str(same), str(other)]))
     assert [[entry.path for entry in group.entries] for group in found] == [[plain, same], [other]]
-
-
-def test_other_pixels_under_the_same_labels_are_another_group(tmp_path):
-    """Their fingerprints are equal, for there are no pixels in them; copies of one name stay together."""
-    here, there = source(tmp_path / "clean.npz"), tmp_path / "there"
-    there.mkdir()
-    copy = shutil.copy(here, there / "clean.npz")
-    grey = source(tmp_path / "grey.npz")
-    with np.load(grey) as arrays:
-        archive(grey, **dict(arrays) | {"train_images": arrays["train_images"] // 2})
-    runs = [
-        subject(run_folder(tmp_path / f"run{seed}", seed, str(path), described=True))
-        for seed, path in enumerate((here, copy, grey))
-    ]
-    assert len({run.run.read_data()[0]["fingerprint"] for run in runs}) == 1
-    assert runs[0].group == runs[1].group != runs[2].group
-    small = subject(run_folder(tmp_path / "small", 4, str(here), described=True, data__short_side=6))
-    assert small.group != runs[0].group
 
 
 def test_images_added_since_are_refused_before_they_are_tested(tmp_path):

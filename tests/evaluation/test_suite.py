@@ -1,6 +1,5 @@
 """The suite on miniature data sets: resumed, redone where something changed, averaged over seeds, and laid out."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from supancl.evaluation import suite
-from supancl.evaluation.comparison import differences, overlap_warnings, rankings, row_labels
+from supancl.evaluation.comparison import differences, overlap_warnings, rankings
 from supancl.evaluation.encoder import EvaluationOptions, SourceCache
 from supancl.evaluation.settings import FewShot as Episodes
 from supancl.evaluation.suite import Plan, data_key, run_suite
@@ -162,39 +161,6 @@ def test_what_changed_is_measured_again(root, tmp_path, counted):
     assert counted == ["fewshot"] * 4
 
 
-@pytest.mark.parametrize("content", ["{", '{"accuracy": null}'])
-def test_a_damaged_result_is_measured_again(content, root, tmp_path, counted):
-    run, plan = run_folder(tmp_path / "run"), small(root, protocols=("knn",))
-    measured([run], plan, tmp_path / "out")
-    (path,) = (tmp_path / "out").rglob("knn-pets-k3-test-whole.json")
-    sound = json.loads(path.read_text())
-    path.write_text(content)
-    measured([run], plan, tmp_path / "out")
-    assert len(counted) == 2
-    assert json.loads(path.read_text())["accuracy"] == sound["accuracy"]
-
-
-def test_the_key_of_the_data_is_that_of_its_files(root):
-    before = data_key("omniglot", root)
-    assert data_key("omniglot", root) == before
-    next((root / "omniglot-py").rglob("*.png")).unlink()
-    assert data_key("omniglot", root) != before
-
-
-def test_the_key_of_the_data_is_that_of_its_lists_too(tmp_path):
-    """The same images in other splits are another measurement."""
-    BUILDERS["dtd"](tmp_path)
-    before, lists = data_key("dtd", tmp_path), tmp_path / "dtd" / "labels"
-    train, test = (lists / f"{split}1.txt" for split in ("train", "test"))
-    kept = train.read_text(), test.read_text()
-    train.write_text(kept[1])
-    test.write_text(kept[0])
-    assert data_key("dtd", tmp_path) != before
-    train.write_text(kept[0])
-    test.write_text(kept[1])
-    assert data_key("dtd", tmp_path) == before
-
-
 def test_the_key_of_arrays_is_that_of_their_own_file(tmp_path):
     archive(tmp_path / "cifar10.npz")
     before = data_key("cifar10", tmp_path)
@@ -245,14 +211,6 @@ def test_seeds_of_one_recipe_share_a_row(root, tmp_path):
         (np.mean(values[:3]), np.std(values[:3], ddof=1), 3)
     )
     assert (second.mean, second.uncertainty, second.runs) == (values[3], None, 1)
-
-
-def test_encoders_of_one_name_keep_apart():
-    """Rows are never averaged because two files happen to have the same name."""
-    results = [result("a/encoder.safetensors", 50.0), result("b/encoder.safetensors", 70.0), result("c", 60.0)]
-    assert len(set(row_labels(results).values())) == 3
-    (ranking,) = rankings(results).values()
-    assert [cells[0].mean for cells in ranking.cells] == [50.0, 70.0, 60.0]
 
 
 def test_differences_are_paired_over_episodes_after_seeds_are_averaged():
@@ -317,29 +275,3 @@ def test_the_tables_as_files(root, tmp_path):
     assert len(content["results"]) == 12
     assert "accuracies" not in content["results"][0]
     assert content["files"].keys() == tables
-
-
-def test_tables_of_an_earlier_call_go_and_nothing_else_does(root, tmp_path):
-    run, out = run_folder(tmp_path / "run"), tmp_path / "out"
-
-    def page_of(**settings) -> None:
-        found, _ = measured([run], small(root, **settings), out)
-        write_suite(found.results, {"differences": []}, out)
-
-    page_of()
-    assert {"knn.md", "transfer.tex", "fewshot-3w1s.csv"} <= {path.name for path in out.iterdir()}
-    (out / "transfer.md").write_text("mine now")
-    (out / "notes.md").write_text("mine")
-    (tmp_path / "elsewhere.md").write_text("mine")
-    told = json.loads((out / "suite.json").read_text())
-    told["files"] |= {"../elsewhere.md": hashlib.sha256(b"mine").hexdigest()}
-    (out / "suite.json").write_text(json.dumps(told))
-    page_of(protocols=("knn",))
-    assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
-        *["knn.csv", "knn.md", "knn.tex", "notes.md", "suite.json", "transfer.md"],
-    ]
-    assert (tmp_path / "elsewhere.md").exists()
-    assert len(list(out.rglob("evaluate/*.json"))) == 4  # results stay: the next call goes on with them
-    (out / "suite.json").write_text("[]")
-    page_of(protocols=("transfer",))
-    assert (out / "knn.md").exists()  # nothing says who wrote it

@@ -102,16 +102,8 @@ def describe_episodes(labels: Tensor, outcome: Episodes) -> tuple[str, bool]:
     sizes = sizes[sizes > outcome.shots]
     images, remarks = int(sizes.sum()), []
     if least < outcome.queries:
-        remarks.append(
-            f"{span(int(sizes.min()), int(sizes.max()))} images a class leave queries: {span(least, most)} of "
-            f"{outcome.queries} at shots: {outcome.shots}"
-        )
+        remarks.append(f"small classes, from {int(sizes.min())} images on, have fewer queries than {outcome.queries}")
     are_few = 10 * outcome.ways * (outcome.shots + most) >= images
     if are_few:
         remarks.append(f"the interval is over episodes of the same {images:,} images")
     return "; ".join(remarks), are_few
-
-
-def span(least: int, most: int) -> str:
-    """`5`, or `5 to 1,200`."""
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"

@@ -19,7 +19,7 @@ from supancl.data.splits import Data, Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluation.calibration import FittedClassifier, calibrate
-from supancl.evaluation.cross_validation import names_classes
+from supancl.evaluation.certainty import names_classes
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.feature_cache import encoder_key
 from supancl.evaluation.finetune import FINETUNED

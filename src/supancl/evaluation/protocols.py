@@ -16,8 +16,7 @@ from supancl.data.order import derive_seed, epoch_order
 from supancl.data.splits import Split, fingerprint
 from supancl.errors import BadInput
 from supancl.evaluation import few_shot, finetune
-from supancl.evaluation.certainty import certainty_keys, level_keys, warn_cut_off
-from supancl.evaluation.cross_validation import plan_cross_validation
+from supancl.evaluation.certainty import certainty_keys, level_keys, plan_cross_validation, warn_cut_off
 from supancl.evaluation.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluation.feature_cache import VERSION
 from supancl.evaluation.naming import data_label, default_metric

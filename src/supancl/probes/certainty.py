@@ -1,4 +1,4 @@
-"""How much an accuracy says: its interval, chance, and its difference from another encoder on the same images."""
+"""How much a figure says: its interval, chance, and its difference from another encoder on the same images."""
 
 from __future__ import annotations
 
@@ -28,11 +28,8 @@ class Answers(NamedTuple):
     metric: TransferMetric = "top-1"
 
     @property
-    def accuracy(self) -> float:
-        return 100 * float(self.is_correct.double().mean())
-
-    @property
     def key(self) -> str:
+        """The figure's name in a result."""
         return "accuracy"
 
     @property
@@ -46,25 +43,33 @@ class Answers(NamedTuple):
 
     @property
     def value(self) -> float:
-        return weighted_accuracy(self, self.metric)
+        return self.weighted(self.metric)
+
+    def weighted(self, metric: TransferMetric) -> float:
+        """Accuracy in percent by a metric."""
+        return 100 * float((image_weights(self.labels, metric) * self.is_correct.double()).mean())
 
     @property
     def interval(self) -> Interval:
-        return accuracy_interval(self.value, self.labels, self.metric)
+        """Wilson's. A mean over classes of different sizes counts as one over fewer images: those of a sample of equal
+        weights that has the same variance.
+        """
+        weights, count = image_weights(self.labels, self.metric), len(self.labels)
+        return wilson_interval(self.value, count**2 / float(weights.square().sum()) if count else 0)
 
     @property
     def chance(self) -> float:
         return chance(self.references, self.metric)
 
     def minus(self, theirs: Any) -> Interval:
-        return difference(self, theirs, self.metric)
+        """The difference in points from another encoder on the same images, with its paired interval."""
+        weights = image_weights(self.labels, self.metric).tolist()
+        return paired_accuracy_interval(self.is_correct.tolist(), theirs.is_correct.tolist(), weights)
 
     def more_keys(self) -> dict[str, Any]:
         """The accuracy of large and small classes, if their sizes differ."""
         groups = accuracy_by_size(self)
-        if not groups:
-            return {}
-        return {"balanced_accuracy": weighted_accuracy(self, "mean-per-class"), "by_class_size": groups}
+        return {"balanced_accuracy": self.weighted("mean-per-class"), "by_class_size": groups} if groups else {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,21 +151,6 @@ def image_weights(labels: Tensor, metric: TransferMetric = "top-1") -> Tensor:
     return weights
 
 
-def weighted_accuracy(answers: Answers, metric: TransferMetric = "top-1") -> float:
-    """Accuracy in percent by the metric."""
-    return 100 * float((image_weights(answers.labels, metric) * answers.is_correct.double()).mean())
-
-
-def accuracy_interval(percent: float, labels: Tensor, metric: TransferMetric = "top-1") -> Interval:
-    """Wilson's interval of an accuracy on images of these classes.
-
-    A mean over classes of different sizes counts as one over fewer images: those of a sample of equal weights that
-    has the same variance.
-    """
-    weights = image_weights(labels, metric)
-    return wilson_interval(percent, len(labels) ** 2 / float(weights.square().sum()) if len(labels) else 0)
-
-
 def accuracy_by_size(answers: Answers) -> dict[str, dict[str, float]]:
     """Mean accuracy over the classes with many, some and few training images (over 100, 20 to 100, under 20).
 
@@ -185,13 +175,6 @@ def accuracy_by_size(answers: Answers) -> dict[str, dict[str, float]]:
             groups[name] = {"classes": len(accuracies), "accuracy": sum(accuracies) / len(accuracies)}
         above = least
     return groups
-
-
-def difference(ours: Answers, theirs: Answers, metric: TransferMetric = "top-1") -> Interval:
-    """ours - theirs in points, with the interval over the images that both were asked about."""
-    return paired_accuracy_interval(
-        ours.is_correct.tolist(), theirs.is_correct.tolist(), image_weights(ours.labels, metric).tolist()
-    )
 
 
 def chance(references: Tensor, metric: TransferMetric = "top-1") -> float:

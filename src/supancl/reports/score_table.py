@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from supancl.errors import make_visible, plural
 from supancl.evaluation.comparison import (
-    describe_episode_images,
     differences,
     different_images_warnings,
     overlap_warnings,
@@ -93,7 +92,7 @@ def print_score_tables(results: list[dict[str, Any]], form: TableFormat) -> dict
     tables = rankings(results)
     for line in (*different_images_warnings(results), *overlap_warnings(results)):
         warn(line)
-    gaps, legends = differences(results), describe_episode_images(results)
+    gaps = differences(results)
     if form == "json":
         content = {name: ranking.to_json() for name, ranking in tables.items()}
         show(json.dumps(content, indent=2) + "\n")
@@ -102,8 +101,6 @@ def print_score_tables(results: list[dict[str, Any]], form: TableFormat) -> dict
             if len(tables) > 1 or form in ("text", "markdown"):
                 show(HEADINGS[form].format(make_visible(protocol)))
             show(score_table(ranking, form))
-            if form == "text" and protocol in legends:
-                say(f"episodes: {legends[protocol]}")
     if form == "text":
         for gap in gaps[:MAX_DIFFERENCES]:
             say(
