@@ -261,8 +261,10 @@ def weights(path: str) -> Outcome:
 
 
 def tables(pattern: str) -> Outcome:
-    """The rows of .csv files."""
+    """The rows of .csv files, those of predicted labels in the order of their images."""
     found = {path.stem: list(csv.DictReader(path.read_text().splitlines())) for path in sorted(Path().glob(pattern))}
+    for rows in (rows for rows in found.values() if rows and "unlike" in rows[0]):
+        rows.sort(key=lambda row: row["path"])
     if not any(found.values()):
         raise LookupError(f"{pattern} has no rows")
     return {"tables": comparable(found)}

@@ -47,7 +47,7 @@ REGISTRIES = (
     ("export: {}", "supancl.use.export:FORMAT_NAMES"),
     ("choice: --logger {}", "supancl.loggers:LOGGERS"),
     ("command: embed --out {}", "supancl.use.embed:WRITERS"),
-    ("command: predict --with {}", "supancl.evaluation.predicting:CLASSIFIERS"),
+    ("command: predict --with {}", "supancl.use.predicting:CLASSIFIERS"),
     ("command: evaluate suite --protocols {}", "supancl.evaluation.suite:PROTOCOLS"),
     ("command: paper table {}", "supancl.paper.tables.layouts:LAYOUTS"),
     ("command: runs {}", "supancl.cli.arguments.runs:ACTIONS"),

@@ -28,7 +28,7 @@ from supancl.core.encoders import Encoder, EncoderSpec, tensor_shapes
 from supancl.data import decode
 from supancl.data.opening import open_source
 from supancl.data.sources import tars
-from supancl.data.sources.arrays import read_npz, source_from_arrays
+from supancl.data.sources.arrays import list_arrays, read_npz
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import Cache
 from supancl.detection.saving import DetectFolder
@@ -407,8 +407,8 @@ def test_colours_become_grey_in_chunks_as_they_do_at_once(monkeypatch):
     at_once = (torch.from_numpy(images).permute(0, 3, 1, 2) * weights).sum(1, keepdim=True).round().to(torch.uint8)
     for chunk in (2**22, 300, 1):
         monkeypatch.setattr("supancl.data.sources.arrays.GREY_CHUNK_BYTES", chunk)
-        source = source_from_arrays({"train": (images, np.arange(33) % 2)}, 1, "here", None)
-        assert torch.equal(source.splits["train"].batch(torch.arange(33)).pixels, at_once)
+        listing = list_arrays({"train": (images, np.arange(33) % 2)}, 1, "here", None)
+        assert torch.equal(listing.parts[0].batch(torch.arange(33)).pixels, at_once)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

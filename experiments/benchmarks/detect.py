@@ -57,7 +57,7 @@ def noise(count: int, height: int, width: int) -> Scenes:
         sides = (0.1 + 0.3 * torch.rand(3, 2, generator=generator)) * torch.tensor([width, height])
         boxes = torch.cat([corners, corners + sides], 1).tolist()
         labels = torch.randint(CLASSES, (3,), generator=generator).tolist()
-        scenes.append(make_scene(Path(f"{number}.jpg"), (height, width), boxes, labels)[0])
+        scenes.append(make_scene(Path(f"{number}.jpg"), (height, width), boxes, labels))
         kept[number] = torch.randint(256, (3, height, width), generator=generator, dtype=torch.uint8)
     return Scenes(tuple(scenes), tuple(f"class {i:02d}" for i in range(CLASSES)), "noise", decoded=kept)
 

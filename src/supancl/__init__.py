@@ -127,7 +127,7 @@ if TYPE_CHECKING:
     from supancl.use.estimator import ImageEncoder as ImageEncoder
     from supancl.use.evaluate import evaluate as evaluate
     from supancl.use.export import export as export
-    from supancl.use.import_ import import_checkpoint as import_checkpoint
+    from supancl.use.export import import_checkpoint as import_checkpoint
     from supancl.use.look import map as map
     from supancl.use.look import report as report
     from supancl.use.predict import predict as predict
@@ -166,8 +166,7 @@ _NAMES = {
     "supancl.use.embed": "embed",
     "supancl.use.estimator": "ImageEncoder",
     "supancl.use.evaluate": "evaluate",
-    "supancl.use.export": "export",
-    "supancl.use.import_": "import_checkpoint",
+    "supancl.use.export": "export import_checkpoint",
     "supancl.use.look": "map report",
     "supancl.use.predict": "predict",
     "supancl.runs.encoder_file": "load_encoder load_projector",

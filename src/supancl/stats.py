@@ -41,6 +41,7 @@ class Quality(NamedTuple):
 
     tone: Tone
     text: str
+    is_above_chance: bool = True  # clearly
 
 
 FEW_IMAGES = 100  # below this an interval of an accuracy may be 20 points wide: more images are looked for
@@ -231,12 +232,12 @@ def quality(images: float, interval: Interval, chance: float, baselines: Mapping
     """How good an encoder is, by its accuracy on so many images and its differences from `baselines` on the same ones.
 
     >>> quality(500, Interval(60.0, 55.0, 65.0), 10.0, {"random weights": Interval(8.0, 5.0, 11.0)})
-    Quality(tone='good', text='better than random weights by 8.0 [5.0, 11.0] points')
+    Quality(tone='good', text='better than random weights by 8.0 [5.0, 11.0] points', is_above_chance=True)
     >>> quality(500, Interval(23.0, 19.0, 27.0), 33.0, {}).text
     'not clearly above chance (33.0%)'
     """
     if images < TOO_FEW_IMAGES:
-        return Quality("unclear", f"too few images to say: {images:g} of at least {TOO_FEW_IMAGES}")
+        return Quality("unclear", f"too few images to say: {images:g} of at least {TOO_FEW_IMAGES}", False)
     is_above_chance = interval.low > chance
     *others, last = baselines or [""]  # the last one is the start, of a run that has one
     shown = [name for name in (last, *others) if name and (name == last or not baselines[name].low > 0)]
@@ -248,7 +249,7 @@ def quality(images: float, interval: Interval, chance: float, baselines: Mapping
     else:
         is_clear = is_above_chance and bool(baselines) and all(gap.low > 0 for gap in baselines.values())
         tone = "good" if is_clear else "unclear"
-    return Quality(tone, "; ".join(parts))
+    return Quality(tone, "; ".join(parts), is_above_chance)
 
 
 def _describe_gap(name: str, gap: Interval) -> str:

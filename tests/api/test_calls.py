@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import builtins
-import pickle
-import shutil
 import sys
-import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,16 +12,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from supancl.cli.flags import SHORTHANDS, SWITCHES
 
 import supancl
 from supancl import BadInput, EncoderSpec
-from supancl.data.from_python import as_label_array
-from supancl.recipes.shorthands import full_name
-from supancl.use.look import open_images
+from supancl.reports.terminal import python_terminal
+from supancl.training.start import open_given
 from tests.files import archive, assert_one_line, class_folders, mentions, noise, picture, saved_result
 from tests.files import supancl as command
-from tests.tiny import NotAvailable, Notes, tiny_data, tiny_recipe
+from tests.tiny import Notes, tiny_data, tiny_recipe
 
 TINY = {"epochs": 1, "batch_size": 4, "encoder.width": 8, "pool.size": 16, "device": "cpu"}
 FLAGS = ["--epochs", "1", "--batch-size", "4", "--set", "encoder.width=8", "--set", "pool.size=16", "--device", "cpu"]
@@ -76,13 +71,7 @@ def test_a_name_a_folder_and_settings_train_what_the_command_trains(photos, tmp_
     other = supancl.load(tmp_path / "command")
     assert same_weights(run.encoder, other.encoder)
     assert replace(run.recipe, sources={}) == replace(other.recipe, sources={})
-    assert run.recipe.sources["loss.alpha"] == "set in Python"
-
-
-def test_several_sources_are_joined(photos, tmp_path):
-    other = archive(tmp_path / "more.npz", train_labels=np.array(["cat", "bird"] * 10))
-    run = supancl.pretrain("digits.supsiam", [photos, str(other)], tmp_path / "run", **TINY)
-    assert run.classes == ("bird", "cat", "dog")
+    assert run.recipe.sources["loss.alpha"] == "given"
 
 
 def test_without_a_recipe_it_is_chosen_from_the_data(photos, tmp_path):
@@ -119,19 +108,6 @@ def test_images_with_labels_of_any_kind(kind, photos, tmp_path):
     assert run.metrics[-1]["knn_queries"] >= 2
 
 
-def test_labels_with_gaps_are_read_as_from_a_column():
-    nan = float("nan")
-    for labels, expected in (
-        (["cat", nan, "nan"], ["cat", "", "nan"]),  # NumPy makes the text 'nan' of a missing one
-        (["cat", NotAvailable(), None], ["cat", "", ""]),
-        (np.array(["cat", nan, NotAvailable()], object), ["cat", "", ""]),
-        (np.array([1.0, None, NotAvailable()], object), [1, -1, -1]),
-        ([3, None, 0], [3, -1, 0]),
-        ([[0.5, 0.5], [1.0, 0.25]], [[0.5, 0.5], [1.0, 0.25]]),
-    ):
-        assert as_label_array(labels).tolist() == expected
-
-
 class Pairs(torch.utils.data.Dataset):
     """A data set of torch that does not raise IndexError, as many do not."""
 
@@ -156,8 +132,6 @@ CHANNELS_FIRST = torch.from_numpy(COLOUR).permute(0, 3, 1, 2)
         ((torch.from_numpy(GREY), torch.from_numpy(NUMBERS).float()), GREY),
         ((torch.from_numpy(GREY)[:, None], NUMBERS), GREY),
         ((CHANNELS_FIRST, NUMBERS), COLOUR),
-        ((CHANNELS_FIRST.contiguous(), list(NUMBERS)), COLOUR),
-        ([COLOUR, NUMBERS], COLOUR),
         (Pairs(CHANNELS_FIRST, torch.from_numpy(NUMBERS)), COLOUR),
         (Pairs([Image.fromarray(image) for image in GREY], NUMBERS), GREY),
         (torch.utils.data.TensorDataset(CHANNELS_FIRST, torch.from_numpy(NUMBERS)), COLOUR),
@@ -166,78 +140,12 @@ CHANNELS_FIRST = torch.from_numpy(COLOUR).permute(0, 3, 1, 2)
 )
 def test_tensors_and_data_sets_are_read_as_arrays(data, images):
     recipe = supancl.recipe("digits.supsiam")
-    opened, expected = open_images(recipe, data), open_images(recipe, (images, NUMBERS))
+    opened, expected = open_given(recipe, data), open_given(recipe, (images, NUMBERS))
     assert opened.classes == expected.classes == ("0", "1")
     for split in ("train", "held_out"):
         ours, theirs = getattr(opened, split), getattr(expected, split)
         assert ours.labels.tolist() == theirs.labels.tolist()
         assert torch.equal(pixels(ours), pixels(theirs))
-
-
-def test_photographs_of_a_data_set_are_shrunk_one_by_one(photos, run):
-    """As in a list, but at most the last one is still in memory at its full size."""
-    files, held = sorted((photos / "cat").iterdir()), []
-
-    class Photographs(torch.utils.data.Dataset):
-        def __len__(self):
-            return len(files)
-
-        def __getitem__(self, index):
-            assert sum(image() is not None for image in held) <= 1
-            image = Image.open(files[index]).convert("RGB")
-            held.append(weakref.ref(image))
-            return image
-
-    opened = [Image.open(file).convert("RGB") for file in files]
-    assert torch.equal(supancl.embed(run, Photographs()).values, supancl.embed(run, opened).values)
-
-
-def test_weights_of_several_labels_go_with_their_images():
-    weights = np.eye(3)[np.arange(20) % 3] + 0.5 * np.eye(3)[0]
-    for images in (GREY, list(GREY), torch.from_numpy(GREY)):
-        data = open_images(supancl.recipe("digits.supsiam"), (images, weights))
-        assert data.train.all_labels.pairs is not None
-        assert data.classes == ("0", "1", "2")
-
-
-def test_integers_with_gaps_train_as_names_do(tmp_path):
-    number, name = {0: 10, 1: 20}.get, {0: "cat", 1: "dog"}.get
-    runs = [
-        supancl.pretrain("digits.supsiam", (images, list(map(label, NUMBERS))), tmp_path / str(i), **TINY)
-        for i, (images, label) in enumerate([(GREY, number), (GREY, name), (list(GREY), number)])
-    ]
-    assert [run.classes for run in runs] == [("10", "20"), ("cat", "dog"), ("10", "20")]
-    assert same_weights(runs[0].encoder, runs[1].encoder)
-    assert supancl.load(tmp_path / "0").classes == ("10", "20")
-
-
-def test_a_recipe_file_and_a_recipe_take_settings_too(tmp_path):
-    (tmp_path / "mine.json").write_text('{"recipe": "digits.supsiam", "loss.alpha": 0.25}')
-    run = supancl.pretrain(tmp_path / "mine.json", (noise(20, 8, 8), np.arange(20) % 2), tmp_path / "run", **TINY)
-    assert run.recipe.loss.alpha == 0.25
-
-
-def test_a_run_on_arrays_is_extended_with_the_arrays(tmp_path, capsys):
-    images, labels = noise(20, 8, 8), ["cat", "dog"] * 10
-    supancl.pretrain("digits.supsiam", (images, labels), tmp_path / "run", **TINY)
-    longer = supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer", data=(images, labels))
-    assert longer.recipe.train.epochs == 2
-    with pytest.raises(BadInput, match=mentions("arrays", "data")):
-        supancl.extend_run(tmp_path / "run", 2, tmp_path / "nothing")
-    assert not (tmp_path / "nothing").exists()
-    said = command(capsys, "evaluate", "knn", tmp_path / "run")
-    assert said.code == 2
-
-
-def test_a_run_is_extended_with_its_data_where_they_are_now(photos, tmp_path):
-    place = shutil.copytree(photos, tmp_path / "photos")
-    supancl.pretrain("digits.supsiam", place, tmp_path / "run", **TINY)
-    place.rename(tmp_path / "moved")
-    with pytest.raises(BadInput, match=mentions("no data")):
-        supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer")
-    assert not (tmp_path / "longer").exists()
-    longer = supancl.extend_run(tmp_path / "run", 2, tmp_path / "longer", data=tmp_path / "moved")
-    assert longer.recipe.data.source == str(tmp_path / "moved")
 
 
 def test_a_stopped_run_is_resumed_by_its_folder_alone(tmp_path):
@@ -262,23 +170,16 @@ def test_a_stopped_run_is_resumed_by_its_folder_alone(tmp_path):
     [
         ((), {}, ["data", "resume"]),
         (("cifar100.supsaim",), {}, ["cifar100.supsaim", "cifar100.supsiam"]),
-        ((None, noise(4, 8, 8)), {"labels": [0, 1, 0, 1]}, ["labels"]),
         (("digits.supsiam",), {"epocs": 2}, ["epocs", "train.epochs"]),
-        (("digits.supsiam",), {"size": 8}, ["views.size", "pool.size"]),
         (("digits.supsiam", "nowhere"), {}, ["nowhere"]),
         (("digits.supsiam", noise(4, 8, 8) / 255), {}, ["float64", "uint8"]),
-        (("digits.supsiam", noise(8, 8, 3)), {}, ["(8, 8, 3)", "image[None]"]),
         (("digits.supsiam", (noise(4, 8, 8), [0, 1])), {}, ["(2,)", "4 images"]),
         (("digits.supsiam", ["a.jpg", "b.jpg"]), {}, ["a.jpg"]),
-        (("digits.supsiam", []), {}, ["empty"]),
         ((None, None, "nothing-here"), {"resume": True}, ["nothing-here"]),
         (("digits.supsiam", GREY), {"batch_size": 4}, ["label"]),
-        (("digits.supsiam", torch.from_numpy(GREY) / 255), {}, ["float32", "uint8"]),
-        (("digits.supsiam", torch.utils.data.DataLoader(Pairs(GREY, NUMBERS))), {}, ["DataLoader"]),
-        (("digits.supsiam", {"images": GREY}), {}, ["dict", "list"]),
         (("digits.supsiam", (GREY, NUMBERS)), {"batch_size": 99}, ["16"]),
         (("digits.supsiam",), {"device": "cuda"}, ["cuda", "cpu"]),
-        ((), {"resume": True}, ["resume=True", "out"]),
+        ((), {"resume": True}, ["resume", "out"]),
     ],
 )
 def test_bad_arguments_are_explained_in_one_line(arguments, settings, nouns, tmp_path, monkeypatch):
@@ -290,43 +191,27 @@ def test_bad_arguments_are_explained_in_one_line(arguments, settings, nouns, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_flag_is_a_keyword():
-    recipe = supancl.recipe("cifar100.supsiam")
-    for flag, (field, _) in {**SHORTHANDS, **SWITCHES}.items():
-        if flag != "--data":  # an argument of its own
-            assert full_name(recipe, flag[2:].replace("-", "_")) == field
-
-
-def test_numpys_numbers_are_numbers():
-    assert supancl.recipe("digits.supsiam", epochs=np.int64(3), alpha=np.float32(0.5)).train.epochs == 3
-
-
-def test_the_authors_code_is_followed_if_asked_for(tmp_path):
-    data = (noise(20, 8, 8), np.arange(20) % 2)
-    run = supancl.pretrain("digits.supsiam", data, tmp_path / "run", **TINY, compat="released-code")
-    assert run.recipe.compat == "released-code"
-
-
 # --- progress ---------------------------------------------------------------------------------------------------------
 
 
 def test_progress_shows_in_a_terminal_a_notebook_and_where_it_is_asked_for(tmp_path, monkeypatch, capsys):
     def printed(**options) -> str:
+        python_terminal.cache_clear()  # a process is in one place
         supancl.pretrain(
             tiny_recipe(train__epochs=1), tiny_data(), tmp_path / str(len(list(tmp_path.iterdir()))), **options
         )
         return capsys.readouterr().out
 
     assert printed() == ""  # a file
-    assert "epoch    1" in printed(verbose=True)
+    assert "epoch" in printed(verbose=True)
     notebook = SimpleNamespace(kernel=object())
     monkeypatch.setattr(builtins, "get_ipython", lambda: notebook, raising=False)
-    assert "epoch    1" in printed()
+    assert "epoch" in printed()
     assert printed(verbose=False) == ""
     notebook.kernel = None  # IPython in a terminal
     assert printed() == ""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert "epoch    1" in printed()
+    assert "epoch" in printed()
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -356,16 +241,6 @@ def test_results_of_the_command_are_read(tmp_path, capsys):
     file.write_text(file.read_text().replace("accuracy", "acuracy"))
     with pytest.raises(BadInput, match=mentions(file)):
         _ = run.results
-
-
-def test_what_is_not_a_run_is_refused_with_the_way_in(run, tmp_path):
-    with pytest.raises(BadInput, match=mentions("encoder.safetensors", "load_encoder")):
-        supancl.load(run.folder / "encoder.safetensors")
-    (tmp_path / "encoder.safetensors").write_bytes((run.folder / "encoder.safetensors").read_bytes())
-    with pytest.raises(BadInput, match=mentions(tmp_path, "load_encoder")):
-        supancl.load(tmp_path)
-    with pytest.raises(BadInput, match="nowhere"):
-        supancl.load(tmp_path / "nowhere")
 
 
 # --- features ---------------------------------------------------------------------------------------------------------
@@ -406,16 +281,6 @@ def test_arrays_are_embedded_as_those_of_an_archive(run, tmp_path):
         assert torch.allclose(run.encoder(one[None]), source.values[:1], atol=1e-6)
 
 
-def test_todays_calls_stay_valid(run):
-    data = tiny_data()
-    features = supancl.embed(run.encoder, data.held_out, "cpu", 2, "pooled", True, "margin")
-    assert torch.equal(features.labels, data.held_out.labels)
-    assert torch.allclose(features.values.norm(dim=1), torch.ones(len(features.labels)))
-    assert isinstance(features, supancl.Features)
-    assert torch.equal(supancl.embed(run.encoder, data.held_out, view="whole", batch_size=3, half=False).values,
-                       supancl.embed(run, data.held_out, view="whole").values)  # fmt: skip
-
-
 def test_the_projector_of_a_run_is_a_layer(run):
     images = noise(4, 8, 8)
     by_folder, by_run = (supancl.embed(given, images, layer="projector").values for given in (run.folder, run))
@@ -434,7 +299,7 @@ def test_vectors_go_to_a_linear_encoder():
 @pytest.mark.parametrize(
     ("encoder", "images", "nouns"),
     [
-        (7, noise(2, 8, 8), ["int", "run"]),
+        (7, noise(2, 8, 8), ["7", "run"]),
         ("nowhere", noise(2, 8, 8), ["nowhere"]),
         (None, noise(2, 8, 8) / 255, ["float64", "uint8"]),
         (None, noise(8, 8, 3), ["(8, 8, 3)", "image[None]"]),
@@ -450,21 +315,6 @@ def test_what_cannot_be_embedded_is_explained_in_one_line(encoder, images, nouns
     with pytest.raises(BadInput) as error:
         supancl.embed(run if encoder is None else encoder, images)
     assert_one_line(str(error.value), *nouns)
-
-
-def test_labels_are_embedded_as_they_are_given(run):
-    """Also with gaps: another call with other classes means the same by them."""
-    for images in (GREY, list(GREY)):
-        assert supancl.embed(run, (images, NUMBERS * 10 + 5)).labels.tolist() == (NUMBERS * 10 + 5).tolist()
-    named = supancl.embed(run, Pairs(list(GREY), NUMBERS + 1))
-    assert named.labels.tolist() == (NUMBERS + 1).tolist()
-    assert torch.equal(named.values, supancl.embed(run, GREY).values)
-
-
-def test_the_transform_pickles_without_the_encoder(run):
-    transform = run.encoder.transform
-    assert len(pickle.dumps(transform)) < 1000
-    assert torch.equal(pickle.loads(pickle.dumps(transform))(noise(9, 9)), transform(noise(9, 9)))
 
 
 def test_a_folder_is_opened_by_its_name(photos):

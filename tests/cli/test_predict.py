@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
-from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.runs.classifier_file import load_classifier
 from supancl.runs.encoder_file import save_encoder
+from supancl.use import predicting
+from supancl.use.predicting import PredictSettings, predict_labels
 from tests.evaluation.made import encoder, fine_tuned, run_folder, subject
 from tests.files import assert_mentions, assert_refused, contents, noise, supancl
 
@@ -66,12 +69,14 @@ def fraction_right(rows: list[dict[str, str]]) -> float:
     return float(np.mean([Path(row["path"]).name.startswith(row["label"]) for row in rows]))
 
 
-@pytest.mark.parametrize("words", [(), ("--with", "knn")], ids=["linear", "knn"])
+@pytest.mark.parametrize(
+    "words", [(), ("--classifier", "knn"), ("--classifier", "means")], ids=["linear", "knn", "means"]
+)
 def test_new_images_get_the_labels_of_the_run_with_a_confidence(place, capsys, words):
     rows = predict(capsys, "run", "--data", "new", *words)
     assert list(rows[0]) == ["path", "label", "confidence", "unlike", "source", "split"]
     assert len(rows) == 30
-    assert fraction_right(rows) > 0.75
+    assert fraction_right(rows) > (0.6 if "means" in words else 0.75)
     assert {row["source"] for row in rows} == {"predicted"}
     confidences = [float(row["confidence"]) for row in rows]
     assert all(1 / 3 < value <= 1 for value in confidences)
@@ -85,6 +90,22 @@ def test_images_unlike_the_references_are_named(place, capsys):
     unlike = {row["path"] for row in rows if row["unlike"] == "yes"}
     assert {"new/blank0.png", "new/blank1.png"} <= unlike
     assert len(unlike) <= 5
+    assert {row["path"] for row in rows[: len(unlike)]} == unlike  # they come first
+
+
+def test_labels_that_are_no_better_than_chance_come_with_a_warning(place, capsys):
+    """Labels at 23% were written where chance was 33%, without a word."""
+    random = np.random.default_rng(0)
+    for i in range(120):
+        path = Path("guess") / CLASSES[random.integers(3)] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
+    run_folder(Path("blind"), source="guess", described=True, data__holdout=0.33)
+    said = supancl(capsys, "predict", "blind", "--data", "new", "--out", "guess.csv", "--device", "cpu", "--no-cache")
+    assert said.code == 0, said.err
+    assert "not clearly above chance" in said.err
+    said = supancl(capsys, "predict", "run", "--data", "new", "--out", "good.csv", "--device", "cpu", "--no-cache")
+    assert "not clearly above chance" not in said.err
 
 
 def test_given_labels_stay_and_missing_ones_are_filled_in_and_the_table_is_a_source(place, capsys):
@@ -140,33 +161,11 @@ def test_an_image_that_is_labelled_coarsely_keeps_that_label(place, capsys):
     assert json.loads(Path("all.json").read_text())["compared"] == summary["given"] - coarse  # those that have a leaf
 
 
-def test_a_class_above_those_of_the_references_is_no_strange_label(place, capsys):
-    run_folder(Path("levels"), source=str(nested(Path("nested"), 60)), described=True, data__hierarchy="paths")
-    for folder, is_strange in (("stripes", False), ("2024", True)):
-        draw(Path(folder) / folder, 3, seed=2, labelled=False)
-        draw(Path(folder) / "unlabelled", 3, seed=3, labelled=False)
-        said = supancl(capsys, "predict", "levels", "--data", folder, "--out", f"{folder}.csv", "--device", "cpu")
-        assert said.code == 0, said.err
-        assert ("class of the references" in said.err) == is_strange
-
-
-def test_held_out_splits_stay_what_they_are_in_the_table(place, capsys):
-    draw(Path("parted/train/unlabelled"), 6, seed=4, labelled=False)
-    draw(Path("parted/train"), 6, seed=5)
-    draw(Path("parted/val"), 6, seed=6)
-    rows = predict(capsys, "run", "--data", "parted")
-    assert {(row["split"], row["source"]) for row in rows} == {
-        ("train", "given"),
-        ("train", "predicted"),
-        ("val", "given"),
-    }
-
-
 def test_the_second_call_needs_no_images_of_the_run(place, capsys):
-    first = predict(capsys, "run", "--data", "new", "--with", "linear")
+    first = predict(capsys, "run", "--data", "new", "--classifier", "linear")
     kept = contents(place / "run/predict")
     os.rename("photos", "elsewhere")
-    assert predict(capsys, "run", "--data", "new", "--with", "linear", out="again.csv") == first
+    assert predict(capsys, "run", "--data", "new", "--classifier", "linear", out="again.csv") == first
     assert contents(place / "run/predict") == kept
     assert set(kept) == {"references.safetensors", "linear.safetensors"}
     refused_words = refused(capsys, "run", "--data", "new", "--normalize")  # other features: made anew
@@ -174,7 +173,7 @@ def test_the_second_call_needs_no_images_of_the_run(place, capsys):
 
 
 def test_images_labelled_since_the_run_are_remarked_on_and_can_be_used(place, capsys):
-    photos, words = ["--data", "photos", "--device", "cpu"], ["--with", "means", "--all"]
+    photos, words = ["--data", "photos", "--device", "cpu"], ["--classifier", "means", "--all"]
     for name in ("photos", "new"):
         assert not supancl(capsys, "predict", "run", "--data", name, *words, "--out", f"before-{name}.csv").err
     os.rename("photos/rows/2.png", "photos/columns/2.png")
@@ -188,19 +187,20 @@ def test_images_labelled_since_the_run_are_remarked_on_and_can_be_used(place, ca
     assert said.code == 0, said.err
     for file in Path("run/predict").iterdir():
         file.unlink()
-    assert_mentions(refused(capsys, "run", "--data", "new"), "changed", "--references SOURCE")
+    assert_mentions(refused(capsys, "run", "--data", "new"), "changed", "references SOURCE")
 
 
 def test_a_damaged_file_in_the_run_is_made_again_and_a_link_is_not_written_through(place, capsys):
-    first = predict(capsys, "run", "--data", "new", "--with", "linear")
+    first = predict(capsys, "run", "--data", "new", "--classifier", "linear")
     for name in ("linear", "references"):
         file = Path(f"run/predict/{name}.safetensors")
-        sound = file.read_bytes()
-        file.write_bytes(sound[:-8] + b"\0" * 8)
-        said = supancl(capsys, "predict", "run", "--data", "new", "--with", "linear", "--out", f"{name}.csv")
+        sound = {key: value.clone() for key, value in load_file(file).items()}
+        file.write_bytes(file.read_bytes()[:-8] + b"\0" * 8)
+        said = supancl(capsys, "predict", "run", "--data", "new", "--classifier", "linear", "--out", f"{name}.csv")
         assert said.code == 0
         assert_mentions(said.err, file, "damaged")
-        assert file.read_bytes() == sound
+        again = load_file(file)
+        assert all(torch.equal(again[key], value) for key, value in sound.items())
         with open(f"{name}.csv", newline="") as table:
             assert list(csv.DictReader(table)) == first
     for file in Path("run/predict").iterdir():
@@ -211,28 +211,22 @@ def test_a_damaged_file_in_the_run_is_made_again_and_a_link_is_not_written_throu
     assert contents(Path("outside")) == {}
 
 
-def test_other_weights_in_the_run_are_not_mixed_with_what_was_kept(place, capsys):
-    first = predict(capsys, "run", "--data", "new")
-    save_encoder(Path("run/encoder.safetensors"), encoder(seed=7), (), "x")
-    assert predict(capsys, "run", "--data", "new", out="other.csv") != first
-
-
 def test_a_fine_tuned_classifier_is_loaded_back_with_its_class_names(place, capsys):
-    assert_mentions(refused(capsys, "run", "--data", "new", "--with", "finetuned"), "evaluate finetune run --out")
+    assert_mentions(refused(capsys, "run", "--data", "new", "--classifier", "finetuned"), "evaluate finetune run --out")
     evaluated = subject(Path("run"))
     fine_tuned(evaluated, epochs=10, train_batch=16, lr=(0.3,), out=Path("run/finetuned"))
     assert load_classifier(Path("run/finetuned/classifier.safetensors")).classes == CLASSES
-    rows = predict(capsys, "run", "--data", "new", "--with", "finetuned")
+    rows = predict(capsys, "run", "--data", "new", "--classifier", "finetuned")
     assert fraction_right(rows) > 0.6
-    assert predict(capsys, "run", "--data", "new", "--with", "run/finetuned", out="again.csv") == rows
-    assert_mentions(refused(capsys, "run", "--data", "new", "--with", "finetuned", "--normalize"), "--normalize")
+    assert predict(capsys, "run", "--data", "new", "--classifier", "run/finetuned", out="again.csv") == rows
+    assert_mentions(refused(capsys, "run", "--data", "new", "--classifier", "finetuned", "--normalize"), "normalize")
     save_encoder(Path("run/finetuned/encoder.safetensors"), encoder(seed=7), (), "x")
-    assert_mentions(refused(capsys, "run", "--data", "new", "--with", "finetuned"), "another encoder")
+    assert_mentions(refused(capsys, "run", "--data", "new", "--classifier", "finetuned"), "another encoder")
     fine_tuned(evaluated, epochs=1, train_batch=30, lr=(0.3,))
-    assert_mentions(evaluated.reporter.notes[-1], "not kept", "--out run/finetuned")
+    assert_mentions(evaluated.reporter.notes[-1], "not kept", "out run/finetuned")
 
 
-def test_images_are_decoded_as_those_they_are_compared_with(place):
+def test_images_are_decoded_as_those_they_are_compared_with(place, monkeypatch):
     """A training image is its own nearest reference, also if the run was trained on larger pixels than its views."""
     random = np.random.default_rng(3)
     for i in range(24):
@@ -240,25 +234,23 @@ def test_images_are_decoded_as_those_they_are_compared_with(place):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (41, 53), dtype=np.uint8)).save(path)
     run_folder(Path("on-large"), source="large", described=True, data__short_side=23, data__holdout=0.25)
-    answers = predict_labels(subject(Path("on-large")), "large", PredictSettings(every_image=True))
-    assert int((answers.splits["train"].similarity > 1 - 1e-5).sum()) == 18  # all but the held-out ones
-
-
-def test_class_means_label_new_images(place, capsys):
-    rows = predict(capsys, "run", "--data", "new", "--with", "means")
-    assert fraction_right(rows) > 0.6
+    seen = []
+    nearest = predicting.nearest_similarity
+    monkeypatch.setattr(predicting, "nearest_similarity", lambda *given: seen.append(nearest(*given)) or seen[-1])
+    predict_labels(subject(Path("on-large")), "large", PredictSettings(every_image=True))
+    assert int((seen[-1] > 1 - 1e-5).sum()) == 18  # all but the held-out ones
 
 
 def test_an_encoder_without_a_run_needs_labelled_images(place, capsys):
     file = "run/encoder.safetensors"
-    assert_mentions(refused(capsys, file, "--data", "new"), "new", "--references")
+    assert_mentions(refused(capsys, file, "--data", "new"), "new", "references")
     rows = predict(capsys, file, "--data", "new", "--references", "photos")
     assert fraction_right(rows) > 0.75
 
 
 def test_images_that_all_have_a_label_are_predicted_on_request(place, capsys):
     draw(Path("test"), 12, seed=8)
-    assert_mentions(refused(capsys, "run", "--data", "test"), "test", "12", "label", "--all")
+    assert_mentions(refused(capsys, "run", "--data", "test"), "test", "12", "label", "all")
     said = supancl(capsys, "predict", "run", "--data", "test", "--all", "--out", "all.csv", "--json", "all.json")
     agreeing = json.loads(Path("all.json").read_text())["agreeing"]
     assert f"{agreeing} of 12" in said.out
@@ -267,10 +259,3 @@ def test_images_that_all_have_a_label_are_predicted_on_request(place, capsys):
     Path("more.csv").write_text("\n".join(["path,label", *rows]))
     supancl(capsys, "predict", "run", "--data", "more.csv", "--all", "--out", "more-all.csv", "--json", "all.json")
     assert json.loads(Path("all.json").read_text())["agreeing"] == agreeing  # the class is one of the two given
-
-
-def test_a_read_only_run_predicts_and_says_that_it_keeps_nothing(place, capsys, monkeypatch):
-    monkeypatch.setattr("supancl.evaluation.references.why_unwritable", lambda folder: "Read-only file system")
-    said = supancl(capsys, "predict", "run", "--data", "new", "--out", "labels.csv")
-    assert said.code == 0
-    assert_mentions(said.err, "Read-only file system")

@@ -17,7 +17,7 @@ SRC = str(Path(supancl.__file__).parents[1])
 HEAVY = ("torch", "torchvision", "timm", "matplotlib", "scipy", "sklearn", "tensorboard")
 SUBCOMMANDS = {
     "evaluate": ("knn", "linear", "variance", "transfer", "fewshot", "finetune", "suite"),
-    "data": ("show", "cache", "check", "where"),
+    "data": ("show", "check"),
     "detect": ("train", "eval", "export"),
     "paper": ("toy", "theory", "collapse", "study", "table", "figure"),
 }

@@ -53,6 +53,16 @@ def cropped(image, box, size):
 # --- crops ---------------------------------------------------------------------------------------------------------
 
 
+def jittered_by_torchvision(image, factors, hue, order):
+    steps = [
+        lambda x: TF.adjust_brightness(x, factors[0]), lambda x: TF.adjust_contrast(x, factors[1]),
+        lambda x: TF.adjust_saturation(x, factors[2]), lambda x: TF.adjust_hue(x, hue),
+    ]  # fmt: skip
+    for _, step in sorted(zip(order, steps, strict=True), key=lambda pair: pair[0]):
+        image = step(image)
+    return image
+
+
 @property_test
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.data())
 def test_any_box_of_any_image_is_torchvisions(height, width, size, data):

@@ -15,11 +15,11 @@ from torchvision import datasets
 
 from supancl.data.opening import open_benchmark
 from supancl.data.sources import layouts
-from supancl.data.sources.benchmark_splits import draw_exactly
 from supancl.data.sources.benchmarks import (
     BENCHMARKS,
     benchmark,
     check_benchmark,
+    draw_exactly,
     find_benchmarks,
 )
 from supancl.data.sources.cifar import FC100_TEST_CLASSES
@@ -318,7 +318,7 @@ def test_a_missing_image_is_named_and_left_out_of_partial_data(tmp_path, monkeyp
     shrunk(monkeypatch, "pets", classes=3, split=(24, 6, 9))
     for number in (3, 7):
         (tmp_path / f"oxford-iiit-pet/images/Bengal_{number}.jpg").unlink()
-    assert_refused(message(open_benchmark, "pets", tmp_path), "pets", "images/Bengal_3.jpg", "1 more")
+    assert_refused(message(open_benchmark, "pets", tmp_path), "pets", "images/Bengal_3.jpg", "missing: 2")
     check = check_benchmark("pets", tmp_path)
     assert check.missing == ("images/Bengal_3.jpg", "images/Bengal_7.jpg")
     assert sum(row.found for row in check.rows if row.what in ("train images", "val images")) == 28

@@ -192,7 +192,7 @@ def test_a_file_system_without_locks_is_named_and_not_waited_for(tmp_path, monke
     def flock(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("supancl.files.locks.fcntl.flock", flock)
+    monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(BadInput, match=mentions("cache", "No locks available", "room")):
         Cache("here", 3, None).build(photos(tmp_path / "data", 2))
 

@@ -138,7 +138,7 @@ def test_a_run_on_joined_sources_is_recorded_continued_and_evaluated(tmp_path, c
     words = ("--epochs", "1", "--batch-size", "4", "--device", "cpu", "--set", "encoder.width=8")
     said = supancl(capsys, "pretrain", "digits.supsiam", "--data", "one", "--data", "two", *words, "--out", "run")
     assert said.code == 0, said.err
-    assert_mentions(said.out, "one + two", "3 classes")
+    assert_mentions(said.out, "one + two", "classes: 3")
     assert f'"{tmp_path}/two"' in (tmp_path / "run/recipe.json").read_text()
     said = supancl(capsys, "evaluate", "knn", "run", "--json", "-")
     assert '"overlaps_training": false' in said.out

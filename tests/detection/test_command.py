@@ -59,18 +59,6 @@ def test_train_test_and_export(place, tmp_path, request):
     assert main(["detect", "train", "random:resnet50", "--resume", "--out", str(out)]) == 2
 
 
-def test_a_detector_does_not_get_into_a_run_of_another_kind(place, tmp_path):
-    """It would empty that run's log."""
-    for name, kept in (("recipe.json", "{}"), ("metrics.jsonl", '{"kind": "train", "step": 1, "epoch": 0}\n')):
-        out = tmp_path / name
-        out.mkdir()
-        (out / name).write_text(kept)
-        for more in ((), ("--resume",)):
-            assert train(place, out, *more) == 2
-        assert (out / name).read_text() == kept
-        assert sorted(each.name for each in out.iterdir()) == [name]
-
-
 def test_several_seeds_have_a_mean_and_a_spread(place, tmp_path, request):
     assert train(place, tmp_path / "runs", "--seeds", "2", "--seed", "5") == 0
     told = json.loads((tmp_path / "runs" / "seeds.json").read_text())

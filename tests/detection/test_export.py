@@ -7,12 +7,11 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from supancl.core.encoders import EncoderSpec
 from supancl.detection.model import Normalization, build_detector, open_body
 from supancl.detection.saving import export_detector, load_detector, save_detector
 from supancl.detection.spec import detect_spec
 from supancl.errors import BadInput
-from supancl.runs.encoder_file import read_safetensors, save_encoder
+from supancl.runs.encoder_file import read_safetensors
 
 from .drawn import SIDE, TINY, narrow_resnet18, nothing_drawn
 
@@ -67,15 +66,6 @@ def test_torchvision_s_resnet_loads_the_backbone_of_c4(tmp_path):
     missing, unexpected = model.load_state_dict(torch.load(tmp_path / "tv.pth", weights_only=True), strict=False)
     assert (told["what"], missing, unexpected) == ("backbone", ["fc.weight", "fc.bias"], [])
     assert torch.equal(model.layer4[1].conv2.weight, detector.roi_heads.box_head.layer4[1].conv2.weight)
-
-
-def test_an_encoder_gives_its_backbone(tmp_path):
-    encoder = EncoderSpec("resnet18").build()
-    save_encoder(tmp_path / "encoder.safetensors", encoder, (), "drawn")
-    told = export_detector(str(tmp_path), tmp_path / "tv.pth")
-    content = torch.load(tmp_path / "tv.pth", weights_only=True)
-    assert told["what"] == "backbone"
-    assert torch.equal(content["conv1.weight"], encoder.body.conv1.weight)
 
 
 @pytest.fixture(scope="module")

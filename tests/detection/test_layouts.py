@@ -7,7 +7,7 @@ import torch
 from torchvision.datasets import VOCDetection
 from torchvision.transforms.functional import pil_to_tensor
 
-from supancl.detection.layouts import DetectData, open_scenes, open_test, read_coco, read_voc
+from supancl.detection.layouts import DetectData, open_scenes, read_coco, read_voc
 from supancl.detection.scenes import Batches, flip_boxes, prepare_for_training, relabelled
 from supancl.detection.spec import detect_spec
 from supancl.errors import BadInput
@@ -79,7 +79,6 @@ def test_a_box_over_the_border_is_cut_and_counted(tmp_path):
     rewrite(folder, annotation([("disc", -9.0, 20.0, 40.0, 200.0)]))
     scenes = read_voc(tmp_path, LIST)
     assert scenes.scenes[0].boxes.tolist() == [[0.0, 20.0, 40.0, float(SIDE)]]
-    assert len(scenes.remarks) == 1
 
 
 @pytest.mark.parametrize("box", [(200.0, 5.0, 260.0, 40.0), (40.0, 40.0, 20.0, 60.0), (float("nan"), 1.0, 5.0, 5.0)])
@@ -108,31 +107,10 @@ def test_a_box_of_no_width_is_left_out_of_a_coco_file_and_one_of_less_refused(tm
     file.write_text(json.dumps(content))
     found = read_coco(file)
     assert len(found.scenes[0].boxes) == len(found.scenes[0].labels) == 1
-    assert len(found.remarks) == 1
     content["annotations"][0]["bbox"][3] = -5.0
     file.write_text(json.dumps(content))
     with pytest.raises(BadInput, match=mentions("box 1")):
         read_coco(file)
-
-
-def test_a_test_set_needs_no_training_set_beside_it(tmp_path):
-    write_voc(tmp_path, {"test": [2, 3]}, "2007")
-    assert len(open_test(DetectData(str(tmp_path), "2007"))) == 2
-    file = write_coco(tmp_path / "a.json", [0, 1, 2])
-    assert len(open_test(DetectData(str(file)))) == 3
-    (tmp_path / "coco" / "annotations").mkdir(parents=True)
-    (tmp_path / "coco" / "annotations" / "instances_train2017.json").write_text(file.read_text())
-    assert len(open_scenes(DetectData(str(tmp_path / "coco"), test=str(file), images=str(tmp_path)))[1]) == 3
-
-
-def test_a_coco_file_tests_what_was_trained_on_voc(tmp_path):
-    write_voc(tmp_path, {"train": [0, 1], "val": [2]})
-    (tmp_path / "other").mkdir()
-    file = write_coco(tmp_path / "other" / "a.json", [3, 4, 5])
-    data = DetectData(str(tmp_path), "2012", test=str(file))
-    train, test = open_scenes(data)
-    assert (len(train), len(test), test.location) == (2, 3, str(file))
-    assert open_test(data).location == str(file)
 
 
 def test_a_missing_image_is_named_before_any_work(tmp_path):
@@ -142,30 +120,6 @@ def test_a_missing_image_is_named_before_any_work(tmp_path):
         read_voc(tmp_path, LIST)
     with pytest.raises(BadInput, match=mentions("a.json")):
         read_coco(file, str(tmp_path / "elsewhere"))
-
-
-def test_an_image_must_be_there_and_of_the_size_said(tmp_path):
-    folder = write_voc(tmp_path, {"train": [0, 1]})
-    rewrite(folder, annotation(ONE, (120, SIDE)))
-    (folder / "JPEGImages" / "000001.jpg").write_bytes(b"no image")
-    scenes = read_voc(tmp_path, LIST)
-    with pytest.raises(BadInput, match=mentions("000000.jpg")):
-        scenes.image(0)
-    with pytest.raises(BadInput, match=mentions("000001.jpg")):
-        scenes.image(1)
-
-
-@pytest.mark.parametrize("kind", ["images", "categories"])
-def test_two_entries_of_one_id_are_refused_and_one_entry_twice_is_not(tmp_path, kind):
-    file = write_coco(tmp_path / "a.json", [0, 1])
-    content = json.loads(file.read_text())
-    content[kind].append(content[kind][0])
-    file.write_text(json.dumps(content))
-    assert [len(each.boxes) for each in read_coco(file).scenes] == [2, 2]
-    content[kind][1]["id"] = content[kind][0]["id"]
-    file.write_text(json.dumps(content))
-    with pytest.raises(BadInput, match=mentions("a.json")):
-        read_coco(file)
 
 
 def test_what_is_trained_on(tmp_path):

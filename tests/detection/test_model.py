@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 from torchvision.models import ResNet
 from torchvision.models.detection.image_list import ImageList
 
@@ -85,24 +84,6 @@ def test_frozen_stages_keep_weights_and_statistics(arch, layer4):
     assert f"{body}.layer2.0.bn1.running_mean" in changed
 
 
-def test_norms_have_their_own_decay_and_no_parameter_is_lost():
-    detector = built(weight_decay=0.5, norm_decay=0.25)
-    plain, norms = detector.parameter_groups()
-    assert (plain["weight_decay"], norms["weight_decay"]) == (0.5, 0.25)
-    batch_norms = [module for module in detector.modules() if isinstance(module, nn.BatchNorm2d)]
-    assert len(norms["params"]) == 2 * len(batch_norms)
-    assert len(plain["params"]) + len(norms["params"]) == len(list(detector.parameters()))
-
-
-def test_training_draws_a_size_and_testing_has_its_own():
-    detector = built(min_sizes=[64, 96, 128], test_size=80)
-    image = torch.rand(3, 60, 60)
-    torch.manual_seed(0)
-    drawn = {detector.train().transform([image])[0].image_sizes[0] for _ in range(60)}
-    assert drawn == {(64, 64), (96, 96), (128, 128)}
-    assert detector.eval().transform([image])[0].image_sizes[0] == (80, 80)
-
-
 def test_boxes_come_back_in_the_pixels_of_the_image():
     detector = built(score_threshold=0.0, test_size=64)
     detector.eval()
@@ -134,15 +115,6 @@ def test_a_region_is_read_where_it_lies():
     box = torch.tensor([[64.0, 32.0, 128.0, 96.0]])
     (pooled,) = detector.roi_heads.box_roi_pool({"0": ramp}, [box], [(320, 320)])
     assert float(pooled.mean()) == pytest.approx(96 / 16, abs=1e-4)
-
-
-def test_batch_norms_are_synchronised_in_a_process_group(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
-    try:
-        kinds = {type(module) for module in built().modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
-    finally:
-        torch.distributed.destroy_process_group()
-    assert kinds == {nn.SyncBatchNorm}
 
 
 @pytest.mark.parametrize(

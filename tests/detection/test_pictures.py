@@ -8,7 +8,7 @@ from PIL import Image
 
 from supancl.detection.layouts import read_voc
 from supancl.detection.testing import Detections
-from supancl.reports.detections import GAP, SIDE, draw_detection_curves, draw_detection_sheet
+from supancl.reports.detections import GAP, SIDE, draw_detection_sheet
 
 from .drawn import write_voc
 
@@ -34,16 +34,3 @@ def test_what_was_found_is_drawn_beside_the_truth(tmp_path):
     assert len(different[0])
     assert different[1].min() >= left
     assert different[1].max() < right
-
-
-def test_curves_have_a_line_for_every_run(tmp_path):
-    rows = [{"kind": "train", "step": step, "loss": 1 / step} for step in range(1, 5)]
-    rows += [{"kind": "test", "step": 4, "AP": 10.0, "AP50": 20.0, "AP75": None}]
-    draw_detection_curves({"seed 0": rows}, tmp_path / "one.png")
-    draw_detection_curves({"seed 0": rows, "seed 1": [{**row, "loss": 2.0} for row in rows]}, tmp_path / "two.png")
-    draw_detection_curves({"seed 0": [{"kind": "test", "step": 4, "AP": 3.0}, *rows]}, tmp_path / "again.png")
-    assert np.array_equal(pixels(tmp_path / "again.png"), pixels(tmp_path / "one.png"))  # tested twice: the last counts
-    one, two = pixels(tmp_path / "one.png"), pixels(tmp_path / "two.png")
-    red = np.array([0xEE, 0x66, 0x77])  # the colour of a second run
-    assert not (one == red).all(2).any()
-    assert (two == red).all(2).any()

@@ -15,7 +15,7 @@ from supancl.detection.spec import detect_spec
 from supancl.detection.testing import coco_scores, detect, recompute_norm_statistics
 from supancl.detection.train import Training, score_stats, train_detector
 from supancl.errors import BadInput, Interrupted, NonFinite
-from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from tests.files import mentions
 
 from ..tiny import Notes
@@ -180,22 +180,6 @@ def test_changed_data_and_encoder_are_noticed_on_resume(place, tmp_path):
     (folder / "Annotations" / "000000.xml").write_text(annotation([("disc", 1.0, 1.0, 9.0, 9.0)]))
     with pytest.raises(BadInput, match=mentions("training images")):
         train_detector(str(place / "encoder.safetensors"), data, spec, tmp_path / "run", resume=True)
-
-
-def test_a_run_without_a_sound_checkpoint_goes_on_from_the_one_before(place, tmp_path):
-    spec = detect_spec("c4", {**SMALL, "iters": 2, "checkpoint_every": 1, "precise_bn": 0})
-    words = (str(place / "encoder.safetensors"), DetectData(str(place), "2012"), spec, tmp_path / "run")
-    first, notes = train_detector(*words), Notes()
-    checkpoints(tmp_path / "run" / "checkpoints")[-1].write_bytes(b"torn")
-    again = train_detector(*words, resume=True, reporter=notes)
-    assert len(notes.warnings) == 1
-    assert again.scores == first.scores
-    for file in checkpoints(tmp_path / "run" / "checkpoints"):
-        file.unlink()
-    assert train_detector(*words, resume=True, reporter=notes).scores == first.scores
-    save_checkpoint(tmp_path / "run" / "checkpoints", 9, {"step": 9})
-    with pytest.raises(BadInput):
-        train_detector(*words, resume=True)
 
 
 def test_the_spread_over_seeds():

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from supancl.evaluation.encoder import EvaluationOptions
-from supancl.evaluation.predicting import PredictSettings, predict_labels
 from supancl.evaluation.protocols import augmented_epochs
 from supancl.evaluation.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from supancl.training.monitor import linear_accuracy
+from supancl.use.predicting import PredictSettings, predict_labels
 from tests.evaluation.made import bright, episodes, knn, linear, run_folder, source, subject, transferred, variances
 from tests.files import archive, noise, saved_result
 

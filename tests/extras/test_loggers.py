@@ -141,23 +141,3 @@ def test_nothing_leaves_the_machine_unless_a_variable_says_so(tmp_path: Path, mo
     assert os.environ["WANDB_ERROR_REPORTING"] == "false"
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert wandb_files(tmp_path / "run")  # an offline run
-
-
-def test_variables_of_the_libraries_say_where(tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
-    monkeypatch.setenv("WANDB_PROJECT", "mine")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "elsewhere" / "mlruns").as_uri())
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
-    run = tmp_path / "run"
-    pretrain(tiny_recipe(train__epochs=1), tiny_data(), run, reporter=MlflowLogger(WandbLogger()))
-    assert not (run / "wandb").exists()
-    assert not (run / "mlruns").exists()
-    (file,) = wandb_files(tmp_path / "elsewhere")
-    assert read_run(file).project == "mine"
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient((tmp_path / "elsewhere" / "mlruns").as_uri())
-    experiment = client.get_experiment_by_name("mine")
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert found.data.metrics["train/loss"] == rows_by_step(run)[5]["train/loss"]

@@ -26,8 +26,9 @@ def test_time_and_memory_per_row(tmp_path):
             file.write(f"folder-{i // 1000:04d}/{i % 1000:04d}.png,class {i % 999},{split}\n")
     before, since = peak(), time.process_time()
     listing = list_table(tmp_path / "table.csv")
-    assert len(listing.entries) == ROWS
-    assert listing.entries[12_345] == ("train", tmp_path / "folder-0012" / "0345.png", f"class {12_345 % 999}")
+    assert len(listing) == ROWS
+    assert listing.items[12_345] == tmp_path / "folder-0012" / "0345.png"
+    assert listing.classes[int(listing.labels.single[12_345])] == f"class {12_345 % 999}"
     assert time.process_time() - since < 2  # 10 s for five million, on a slow machine
     assert peak() - before < 300 * ROWS
 

@@ -9,7 +9,6 @@ import pytest
 from supancl import recipe
 from supancl.cli import main
 from supancl.core.methods import COLLAPSE_CELLS, METHODS
-from supancl.paper.numbers import COLLAPSE
 from supancl.paper.studies import cell_recipe
 from supancl.training.monitor import COLLAPSED_RANK
 
@@ -34,17 +33,6 @@ def test_a_cell_without_a_pool_draws_no_targets_of_it(pool: bool, ema: bool) -> 
     built = cell_recipe(base, pool, ema)
     assert built.loss == (base.loss if pool else replace(base.loss, samples=None))
     assert built.sources["loss.samples"] == (base.sources["loss.samples"] if pool else "collapse study")
-
-
-def test_the_four_cells_are_trained_judged_and_set_beside_the_paper(tmp_path: Path, capsys) -> None:
-    out = tmp_path / "study"
-    assert main(["paper", "collapse", "digits.supsiam", "--out", str(out), "--jobs", "1", *SMALL]) == 0
-    rows = json.loads((out / "collapse.json").read_text())["rows"]
-    assert [(row["pool"], row["ema"]) for row in rows] == list(COLLAPSE_CELLS)
-    assert all(0 <= row["knn"] <= 100 and row["effective_rank"] > 0 for row in rows)
-    printed = capsys.readouterr().out
-    for _, knn in COLLAPSE.values():
-        assert f"{knn:.2f}" in printed
 
 
 def test_a_cell_that_collapses_is_called_so(tmp_path: Path) -> None:

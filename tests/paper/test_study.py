@@ -12,7 +12,6 @@ from supancl.config import flattened
 from supancl.paper.numbers import PAPER
 from supancl.paper.studies import MEASURES, STUDIES
 from supancl.paper.tables.layouts import LAYOUTS
-from supancl.sweeps.processes import FAILURE_FILE
 
 STUDY = ("paper", "study")
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]
@@ -83,22 +82,6 @@ def test_each_row_is_a_run_that_was_judged(study: Path) -> None:
     assert "70.40" in (study / "study.md").read_text()  # Table 7's average
 
 
-@pytest.mark.parametrize("protocol", ["knn", "linear", "variance"])
-def test_a_study_measures_what_evaluate_measures(study: Path, tmp_path: Path, protocol: str) -> None:
-    """One probe everywhere: the file is the one that the command writes, but for the time it took."""
-    run = shutil.copytree(study / "queue-seed-0", tmp_path / "run")
-    file = run / "evaluate" / f"{protocol}.json"
-    before = json.loads(file.read_text())
-    file.unlink()
-    flags = {"knn": ["--k", "20", "--no-baselines"], "linear": ["--no-baselines"]}.get(protocol, [])
-    assert main(["evaluate", protocol, str(run), "--device", "cpu", "--quiet", *flags]) == 0
-    after = json.loads(file.read_text())
-    for key in ("seconds", "encoder", "by", "digest"):
-        before.pop(key, None)
-        after.pop(key, None)
-    assert before == after
-
-
 def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp_path: Path) -> None:
     out = tmp_path / "again"
     shutil.copytree(study, out)
@@ -115,17 +98,6 @@ def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp
     assert json.loads(mine.read_text())["accuracy"] == result["accuracy"]  # of other weights: measured again
     first, second = (json.loads((folder / "study.json").read_text())["rows"] for folder in (study, out))
     assert [[row[key] for key in MEASURES] for row in first] == [[row[key] for key in MEASURES] for row in second]
-
-
-def test_supcon_gets_a_memory_bank(tmp_path: Path) -> None:
-    out = tmp_path / "memory"
-    small = ["--set", "encoder.name=cnn", "--set", "views.size=16", "--set", "heads.projector.hidden=[16]"]
-    command = [*STUDY, "memory", "cifar100.supcon", "--data", "digits", "--rows", "batch-128,batch-128-memory"]
-    assert main([*command, "--out", str(out), *SMALL, *small, "--quiet"]) == 0
-    stored = json.loads((out / "batch-128-memory-seed-0" / "recipe.json").read_text())["recipe"]
-    assert (stored["pool"]["kind"], stored["loss"]["against"]) == ("queue", "both-views+pool")
-    rows = json.loads((out / "study.json").read_text())["rows"]
-    assert rows[0]["ratio"] != rows[1]["ratio"]  # the bank has its part in the second step
 
 
 def arrays(tmp_path: Path) -> Path:
@@ -149,19 +121,3 @@ def test_a_test_split_is_looked_at_only_when_asked_for(tmp_path: Path) -> None:
     assert main([*command, "--on-test", "--out", str(tmp_path / "b")]) == 0
     b = json.loads((tmp_path / "b" / "M-1-seed-0" / "evaluate" / "knn.json").read_text())
     assert (b["judged"], b["references"], b["queries"]) == ("test", 40, 20)
-
-
-def test_a_run_that_fails_is_in_no_mean_and_does_not_end_the_study(study: Path, tmp_path: Path) -> None:
-    out = tmp_path / "again"
-    shutil.copytree(study, out)
-    shutil.rmtree(out / "none-seed-1" / "checkpoints")  # as one that failed before the end of its first epoch
-    for name in ("metrics.jsonl", "finished.json"):
-        (out / "none-seed-1" / name).unlink()
-    (out / "none-seed-1" / FAILURE_FILE).write_text(json.dumps({"reason": "the loss is not finite", "exit_code": 4}))
-    command = [*STUDY, "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
-    assert main(command) == 4
-    result = json.loads((out / "study.json").read_text())
-    queue, none = result["summary"]
-    assert (queue["failed"], none["failed"], none["n"]) == (0, 1, 2)
-    assert none["linear"] == result["rows"][2]["linear"]
-    assert result["rows"][3]["linear"] is None

@@ -10,13 +10,10 @@ import pytest
 
 from supancl import recipe
 from supancl.config import to_json
-from supancl.detection.saving import read_finished_runs
 from supancl.detection.spec import detect_spec
-from supancl.errors import BadInput
 from supancl.evaluation.settings import TRAINED_IMAGES
 from supancl.paper.tables.results import Entry
 from supancl.runs.folder import RunFolder
-from tests.files import mentions
 from tests.paper.test_tables import IMAGENET, laid, make_run
 
 
@@ -44,25 +41,6 @@ def test_the_probe_of_table_4_is_the_papers_where_both_were_run(tmp_path: Path) 
     run = make_run(tmp_path / "a", recipe(IMAGENET), both)
     assert cells(laid("4", run), "linear") == {"SupSiam†": 79.0}
     assert cells(laid("1", run), "linear") == {"0.5": 80.0}
-
-
-def test_an_sgd_probe_alone_counts_but_not_one_with_other_settings(tmp_path: Path) -> None:
-    run = make_run(
-        tmp_path / "a",
-        recipe(IMAGENET),
-        {"linear-sgd": linear(79.0, "sgd"), "linear-sgd-e2": linear(99.0, "sgd") | {"epochs": 2}},
-    )
-    filled = laid("4", run)
-    assert cells(filled, "linear") == {"SupSiam†": 79.0}
-
-
-def test_lines_of_different_probes_are_named_and_not_ranked_together(tmp_path: Path) -> None:
-    of = {"supsiam": linear(70.0, "sgd"), "simsiam": linear(60.0, "sgd"), "byol": linear(90.0)}
-    for method, result in of.items():
-        make_run(tmp_path / method, recipe(f"imagenet100.{method}"), {"linear": result})
-    filled = laid("4", *sorted(tmp_path.iterdir()))
-    places = {line.head[0]: line.rankings.get("linear") for line in filled.lines if line.ours}
-    assert places == {"SupSiam†": 0, "SimSiam": 1, "BYOL": None}
 
 
 def test_seeds_of_different_probes_are_not_averaged(tmp_path: Path) -> None:
@@ -117,11 +95,6 @@ def test_fc100_is_not_cifar100_though_cut_from_it(tmp_path: Path) -> None:
     crossed = linear(55.0) | {"base": "linear-fc100", "source": "fc100@data"}
     run = make_run(tmp_path / "a", recipe("cifar10.supsiam"), {"linear-fc100": crossed})
     assert not any(line.ours for line in laid("H.1", run).lines)
-
-
-def test_the_data_say_what_a_run_was_pretrained_on() -> None:
-    for source, name in (("x/cifar100.npz", "cifar100"), ("digits", "cifar10")):
-        assert Entry(Path("a"), recipe("cifar10.byol").with_set({"data.source": source})).pretrained_on == name
 
 
 # --- variance ---------------------------------------------------------------------------------------------------------
@@ -198,25 +171,3 @@ def test_detectors_of_other_settings_are_not_ranked_together(tmp_path: Path) -> 
         "SupSiam†": 0,
         "BYOL": None,
     }
-
-
-def test_the_detector_of_a_random_encoder_has_a_line_of_its_own(tmp_path: Path) -> None:
-    filled = laid("4", make_detector(tmp_path / "detector", "random:resnet18", 15.0, iters=4, batch_size=2))
-    (line,) = (line for line in filled.lines if line.ours)
-    assert line.head == ("random:resnet18",)
-    assert line.ours["ap"].mean == 15
-    assert detect_spec("c4").iters == 24000  # what the paper's is; the note says what this one's is
-    assert any("4 iterations of 2 images" in note for note in filled.notes)
-
-
-def test_a_detector_without_scores_is_refused(tmp_path: Path) -> None:
-    detector = make_detector(tmp_path / "detector", "random:resnet18", 15.0)
-    scores = detector / "evaluate" / "detect.json"
-    scores.write_text("{}")
-    with pytest.raises(BadInput, match=mentions(scores, "detect eval")):
-        read_finished_runs(detector)
-    scores.unlink()
-    with pytest.raises(BadInput, match=mentions(detector, "no scores of a detector")):
-        read_finished_runs(detector)
-    with pytest.raises(BadInput, match=mentions(tmp_path, "no detector run")):
-        read_finished_runs(tmp_path)

@@ -13,18 +13,9 @@ from supancl import PoolSpec, Recipe, recipe
 from supancl.cli import main
 from supancl.paper.numbers import PAPER, TRANSFER
 from supancl.paper.tables.layouts import LAYOUTS, NO_PAPER_ROW
-from supancl.paper.tables.pivot import average_ranks, fill, write
+from supancl.paper.tables.pivot import fill, write
 from supancl.paper.tables.results import read_entries
 from supancl.runs.folder import RunFolder
-
-
-def test_equal_scores_share_a_rank() -> None:
-    assert average_ranks([[3.0, 1.0], [3.0, 2.0], [1.0, 2.0]]) == [(1.5 + 3) / 2, (1.5 + 1.5) / 2, (3 + 1.5) / 2]
-
-
-def test_scores_that_are_printed_alike_share_a_rank() -> None:
-    assert average_ranks([[70.001, 50.0], [70.004, 50.0049], [69.0, 50.01]]) == [2.0, 2.0, 2.0]
-
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 
@@ -139,35 +130,6 @@ def test_csv_has_plain_numbers(tmp_path: Path) -> None:
     assert (row["VOC AP"], row["Top-1 n"], rows[0]["Top-1"]) == ("", "1", "")
 
 
-def test_an_average_over_some_data_sets_says_so(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        chosen = recipe(IMAGENET).with_set({"train.seed": seed})
-        make_run(tmp_path / f"a{seed}", chosen, transfer(60.0 + seed, "cifar10", "pets"))
-    make_run(tmp_path / "b", recipe(IMAGENET).with_set({"pool.kind": "prototypes"}), transfer(50.0, "pets"))
-    filled = laid("7", *sorted(tmp_path.iterdir()))
-    of = {line.head[0]: line.ours for line in filled.lines if line.ours}
-    assert of["Class-agnostic"]["average"].mean == 61.5  # pets alone: all lines have it
-    assert of["Class-agnostic"]["average"].sd == pytest.approx(2**-0.5)
-    assert of["Learnable"]["average"].mean == 50.0
-
-
-def test_equal_bests_are_both_bold_and_the_next_is_second(tmp_path: Path) -> None:
-    for alpha, value in ((0.0, 70.0), (0.2, 70.001), (0.5, 60.0)):
-        chosen = recipe(IMAGENET).with_set({"loss.alpha": alpha})
-        make_run(tmp_path / f"{alpha}", chosen, {"transfer-pets": {"data": "pets", "accuracy": value}})
-    lines = [line for line in laid("3", *sorted(tmp_path.iterdir())).lines if line.ours]
-    assert [line.rankings["transfer:pets"] for line in lines] == [0, 0, 1]
-
-
-def test_few_shot_sections_and_intervals(tmp_path: Path) -> None:
-    one = {"fewshot-dtd-5w1s": {"accuracy": 50.0, "interval": 0.4}, "fewshot-dtd-5w5s": {"accuracy": 70.0}}
-    make_run(tmp_path / "a", recipe("imagenet100.byol"), one)
-    filled = laid("6", tmp_path / "a")
-    lines = [line for line in filled.lines if line.ours]
-    assert [(line.section, line.ours["fewshot:dtd"].mean) for line in lines] == [("5w1s", 50.0), ("5w5s", 70.0)]
-    assert "(59.75 ± 0.48)" in write(filled, "text")
-
-
 def test_losses_and_variance_come_from_the_run_itself(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"kind": "train", "step": 1, "epoch": 0, "ssl": -0.1, "sup": -0.2},
@@ -232,31 +194,6 @@ def test_evaluations_of_a_suite_join_the_run_they_are_of(tmp_path: Path) -> None
     assert lines["SupSiam†"]["transfer:dogs"].mean == 55.0
     assert lines["theirs"]["transfer:dogs"].mean == 55.0
     assert lines["theirs"]["rank"].mean == 1.5
-
-
-def test_the_toy_study_fills_tables_1_and_2(tmp_path: Path) -> None:
-    rows = [
-        {
-            "alpha": 0.5,
-            "seed": seed,
-            "l_ssl": -0.8,
-            "l_sup": -0.2,
-            "S_W": 0.8,
-            "S_W/S_T": 80.0,
-            "k-NN": 61.0 + seed,
-            "linear": 62.0,
-            "interpolation 0.2": 44.0,
-            "k-NN, 1x test": 1.0,
-        }
-        for seed in (0, 1)
-    ]
-    (tmp_path / "toy").mkdir()
-    (tmp_path / "toy" / "toy.json").write_text(json.dumps({"rows": rows}))
-    line = next(line for line in laid("1", tmp_path / "toy").lines if line.ours)
-    assert (line.section, line.head, line.ours["knn"].mean, line.ours["ratio"].mean) == ("toy", ("0.5",), 61.5, 80.0)
-    line = next(line for line in laid("2", tmp_path / "toy").lines if line.ours)
-    assert line.ours["interpolation 0.2"].mean == 44.0
-    assert line.paper["interpolation 0.2"][0] == 44.25
 
 
 def test_table_h1_has_a_column_per_method(tmp_path: Path) -> None:
@@ -343,20 +280,6 @@ def test_only_the_usual_episodes_and_neighbours_fill_a_table(tmp_path: Path) -> 
     filled = laid("1", b)
     (line,) = (line for line in filled.lines if line.ours)
     assert set(line.ours) == {"linear"}
-
-
-def test_a_crossed_linear_result_on_test_images_comes_before_one_on_val(tmp_path: Path) -> None:
-    linear = {"protocol": "linear", "base": "linear-cifar10", "data": "cifar10@data", "source": "cifar10@data"}
-    run = make_run(
-        tmp_path / "a",
-        recipe("cifar100.supsiam"),
-        {
-            "linear-cifar10": linear | {"accuracy": 80.0, "split": "held-out"},
-            "linear-cifar10-test": linear | {"accuracy": 79.0, "split": "test"},
-        },
-    )
-    filled = laid("H.1", run)
-    assert [line.ours["supsiam"].mean for line in filled.lines if line.ours] == [79.0]
 
 
 def test_a_copied_run_counts_once(tmp_path: Path) -> None:

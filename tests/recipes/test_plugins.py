@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,6 @@ from supancl.paper.tables.layouts import LAYOUTS, NO_PAPER_ROW
 from supancl.recipes import plugin_files
 from supancl.recipes import plugins as own
 from supancl.runs.folder import RunFolder
-from supancl.training.trainer import Trainer
 from tests.files import archive, assert_mentions, mentions, noise, supancl
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -294,26 +293,6 @@ def test_a_class_defined_anew_takes_its_own_place_and_recipes_of_the_one_before_
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
-def test_a_class_that_a_recipe_could_not_hold_is_refused():
-    @dataclass(frozen=True)
-    class Taken(Align):
-        pass
-
-    @dataclass(frozen=True)
-    class Bare:
-        kind: str = "bare"
-
-    @dataclass(frozen=True)
-    class Listed(Align):
-        kind: str = "listed"
-        widths: list[int] = field(default_factory=list)
-
-    for section, nouns in ((Taken, ("loss.kind", "align")), (Bare, ("supervised",)), (Listed, ("widths",))):
-        with pytest.raises(BadInput, match=mentions(section.__name__, *nouns)):
-            register(section)
-    assert not own.REGISTERED
-
-
 @dataclass(frozen=True)
 class Halved(PoolSpec):
     kind: str = "halved"
@@ -347,21 +326,6 @@ def test_alpha_is_handed_to_the_packages_own_loss_alone():
     assert Align(alpha=0.3).takes_alpha
     assert not Distant(alpha=0.3).takes_alpha
     assert not Contrast().takes_alpha
-    seen = []
-
-    @register
-    @dataclass(frozen=True)
-    class Fifth(Align):
-        kind: str = "fifth"
-
-        def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
-            seen.append(global_batch)
-            return super().__call__(anchors, targets, labels, pool)
-
-    trainer = Trainer(replace(tiny_recipe("supsiam"), loss=Fifth(alpha=0.5)), tiny_data(), torch.device("cpu"))
-    trainer.inputs.alpha = torch.tensor(0.9)  # as on a GPU
-    trainer.advance()
-    assert seen == [None]
 
 
 def test_a_pool_with_what_the_page_asks_for_and_no_more_is_trained_with(tmp_path):

@@ -158,7 +158,7 @@ def test_an_override_is_checked_and_noted() -> None:
 
 def test_one_side_length_is_two_fields_and_both_are_noted() -> None:
     fields = recipe("imagenet100.supsiam").with_set({"views.size": 64}).fields()
-    assert fields["views.size"] == fields["encoder.size"] == (64, "--set")
+    assert fields["views.size"] == fields["encoder.size"] == (64, "set")
 
 
 def test_the_predictor_is_as_wide_as_the_projector_and_says_so() -> None:
@@ -167,7 +167,7 @@ def test_the_predictor_is_as_wide_as_the_projector_and_says_so() -> None:
     assert narrow.fields()["heads.predictor.out"] == (256, "follows heads.projector.out")
     assert made.fields()["heads.predictor.out"][1] != "follows heads.projector.out"
     both = made.with_set({"heads.predictor.out": 64, "heads.projector.out": 64})
-    assert both.fields()["heads.predictor.out"] == (64, "--set")
+    assert both.fields()["heads.predictor.out"] == (64, "set")
     assert made.with_set({"heads.predictor": None}).heads.predictor is None
     assert made.with_set({"heads.projector.out": None}).heads.predictor.out is None  # the number of classes
     with pytest.raises(BadInput, match=mentions("heads.predictor.out", "64", "heads.projector.out", "256")):

@@ -10,6 +10,7 @@ import pytest
 
 from supancl.errors import Interrupted, NonFinite
 from supancl.files import hold_lock
+from supancl.reports.page import html_page, write_page
 from supancl.reports.report import MAX_POINTS, make_charts, report_page, thin_out
 from supancl.reports.run_record import read_record
 from supancl.reports.samples import open_samples
@@ -201,6 +202,27 @@ def test_names_from_files_do_no_harm(tmp_path):
     assert NASTY not in page
     assert "<i>cat" not in page
     assert "&lt;i&gt;cat" in page
+
+
+def test_the_pages_of_a_run_link_to_one_another(tmp_path):
+    folder = logged_run(tmp_path / "runs" / "run").path
+    pages = {name: folder / name for name in ("report.html", "map.html", "audit/audit.html")}
+    write_page(tmp_path / "runs" / "comparison.html", html_page("Comparison", []))
+    for page in pages.values():
+        page.parent.mkdir(exist_ok=True)
+        write_page(page, html_page(page.stem, []))
+    write_page(tmp_path / "report.html", html_page("elsewhere", []))
+    assert "href" not in (tmp_path / "report.html").read_text()
+    for page in pages.values():
+        links = re.findall(r'href="(.*?)"', page.read_text())
+        assert len(links) == 3
+        assert {(page.parent / link).resolve() for link in links} == {
+            *pages.values(),
+            tmp_path / "runs" / "comparison.html",
+        } - {page}
+    (folder / "map.html").unlink()
+    write_page(pages["report.html"], html_page("report", []))
+    assert "map.html" not in pages["audit/audit.html"].read_text()
 
 
 # --- images -----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from supancl import BadInput, load_encoder
 from supancl.core.encoders import EncoderSpec, sincos_positions
 from supancl.runs.importing import FORMATS, identify, open_encoder
-from supancl.use.import_ import import_checkpoint
+from supancl.use.export import import_checkpoint
 from tests.files import mentions
 from tests.helpers import fill, quickly_built
 from tests.import_keys import MODELS, Holder, kept, listed, resnet, shortcut_resnet

@@ -169,18 +169,6 @@ def test_compare_writes_a_table_a_plot_and_latex_and_goes_on(photos: Path, capsy
     knn = json.loads(Path("knn.json").read_text())
     assert (again["rows"][3]["knn"], knn["k"] < 20) == (knn["accuracy"], True)
     assert [row["linear"] for row in again["rows"]] == [row["linear"] for row in result["rows"]]
-    several_runs_are_evaluated_in_one_table(capsys)
-
-
-def several_runs_are_evaluated_in_one_table(capsys) -> None:
-    """`evaluate knn` and `evaluate linear` of the four runs: two rows of two seeds each."""
-    runs = sorted(map(str, Path("out").glob("*-seed-*")))
-    assert supancl(capsys, "evaluate", "knn", *runs, "--k", 3, "--json", "knn.json").code == 0
-    assert len(json.loads(Path("knn.json").read_text())["results"]) == 4
-    said = supancl(capsys, "evaluate", "linear", *runs[:3], "--format", "latex", "--json", "linear.json")
-    assert said.out.startswith("\\begin{tabular}")
-    rows = json.loads(Path("linear.json").read_text())["tables"]["linear"]["rows"]
-    assert [row["scores"]["photos"]["runs"] for row in rows] == [2, 1]
 
 
 def test_a_sweep_chooses_and_lists_what_failed(photos: Path, capsys, monkeypatch) -> None:

@@ -84,21 +84,6 @@ def test_the_numbers_of_a_panel_are_those_of_its_features(runs, tmp_path, capsys
     assert shown["panels"][0]["knn"] == pytest.approx(100 * np.mean(weighted == labels), abs=1e-6)
 
 
-def test_another_run_another_panel(runs, tmp_path, capsys):
-    words = ("--data", "digits", "--classes", "1,3,5,8,9", "--per-class", "8")
-    first, again, other = (
-        draw(capsys, tmp_path / f"{name}.png", runs / run, *words)
-        for name, run in (("a", "supsiam"), ("b", "supsiam"), ("c", "other"))
-    )
-    assert first["panels"] == again["panels"]
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    assert first["images"] == other["images"]
-    for key in ("points", "weights", "within"):
-        assert first["panels"][0][key] != other["panels"][0][key]
-    seeded = draw(capsys, tmp_path / "d.png", runs / "supsiam", *words, "--seed", "1")
-    assert seeded["images"] != first["images"]
-
-
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_the_picture_is_not_blank(suffix, runs, tmp_path, capsys):
     out = tmp_path / f"figure3.{suffix}"

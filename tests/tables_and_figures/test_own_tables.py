@@ -164,30 +164,6 @@ def test_table_8(command: tuple[str, ...], tmp_path: Path) -> None:
 # --- Table H.1 --------------------------------------------------------------------------------------------------------
 
 
-def test_table_h1_own_and_crossed(tmp_path: Path) -> None:
-    data = {
-        "cifar10": colours(tmp_path / "cifar10.npz", 2, 64, 12, side=16),
-        "cifar100": colours(tmp_path / "cifar100.npz", 3, 64, 12, seed=1, side=16),
-    }
-    for name, source in data.items():
-        run("pretrain", f"{name}.supsiam", "--data", source, *SMALL, *CNN, "--out", tmp_path / "runs" / name)
-        for other in data.values():
-            run("evaluate", "linear", tmp_path / "runs" / name, "--data", other, "--split", "test")
-    found = ours(table("H.1", tmp_path, tmp_path / "runs"))
-    titles = {"cifar10": "CIFAR10", "cifar100": "CIFAR100"}
-    for name in data:
-        for other, source in data.items():
-            file = of_protocol(tmp_path / "runs" / name, "linear", source=str(source))
-            kept = json.loads(file.read_text())
-            assert kept["judged"] == "test"
-            assert found["", titles[name], titles[other]] == {"supsiam": kept["accuracy"]}
-    edit(
-        of_protocol(tmp_path / "runs" / "cifar10", "linear", source=str(data["cifar100"])),
-        lambda kept: kept | {"accuracy": 12.25},
-    )
-    assert ours(table("H.1", tmp_path, tmp_path / "runs"))["", "CIFAR10", "CIFAR100"] == {"supsiam": 12.25}
-
-
 def test_table_h1_in_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "root"
     root.mkdir()
@@ -208,11 +184,3 @@ def test_table_h1_in_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (own["chosen_on"], own["judged"]) == ("held-out", "test")
     crossed = of_protocol(out / "cifar10-supsiam-seed-0", "linear", source=f"cifar100@{root}")
     assert found["", "CIFAR10", "CIFAR100"] == {"supsiam": json.loads(crossed.read_text())["accuracy"]}
-
-
-def test_table_4_in_one_command(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    made = table("4", tmp_path, "--data", "digits", *DIGITS, "--rows", "supsiam,simsiam", "--out", out)
-    for method, head in (("supsiam", "SupSiam†"), ("simsiam", "SimSiam")):
-        kept = json.loads(of_protocol(out / f"{method}-seed-0", "linear", probe="sgd").read_text())
-        assert ours(made)["", head] == {"linear": kept["accuracy"]}

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -54,22 +53,6 @@ def fast(**parameters) -> ImageEncoder:
 @pytest.fixture(scope="module")
 def fitted() -> ImageEncoder:
     return fast().fit(*images())
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda pixels: torch.from_numpy(pixels).permute(0, 3, 1, 2),
-        lambda pixels: (Image.fromarray(image) for image in pixels),
-    ],
-)
-def test_tensors_and_generators_are_whole(make, fitted):
-    """None of a generator's images is lost by looking at the first one."""
-    pixels, labels = images()
-    other = fast().fit(make(pixels), labels)
-    features = other.transform(make(pixels))
-    assert features.shape[0] == len(pixels)
-    assert np.array_equal(features, fitted.transform(pixels))
 
 
 def test_scikit_learns_own_checks_pass():
@@ -182,20 +165,6 @@ def test_labels_of_any_kind_are_numbered():
         assert (numbered.tolist(), names.tolist()) == (numbers, classes)
 
 
-def test_unlabelled_images_take_part(monkeypatch):
-    pixels, labels = images()
-    seen = {}
-
-    def record(recipe, data, *rest, **options):
-        seen["labels"] = data.train.labels.tolist()
-        return module_pretrain(recipe, data, *rest, **options)
-
-    module_pretrain = module.pretrain
-    monkeypatch.setattr(module, "pretrain", record)
-    fast().fit(pixels, np.where(np.arange(len(labels)) < 8, labels + 7, -1))
-    assert seen["labels"] == [0, 1] * 4 + [-1] * 24
-
-
 def test_it_works_in_a_pipeline_a_clone_and_a_search():
     pixels, labels = images()
     pipeline = make_pipeline(fast(), LogisticRegression())
@@ -221,14 +190,6 @@ def test_pickles_and_folders_hold_the_same_features(fitted, tmp_path):
     assert loaded.get_feature_names_out().tolist() == [f"imageencoder{i}" for i in range(8)]
     # every command takes the folder
     assert np.array_equal(supancl.embed(tmp_path / "encoder", pixels).values.numpy(), expected)
-
-
-def test_a_loaded_estimator_still_knows_the_order_of_its_columns(tmp_path):
-    encoder = ImageEncoder(epochs=1).fit(np.random.default_rng(0).normal(size=(24, 3)), [0, 1] * 12)
-    encoder.feature_names_in_ = np.array(["a", "b", "c"], object)  # what scikit-learn keeps of a table of pandas
-    encoder.save(tmp_path / "encoder")
-    names = ImageEncoder.load(tmp_path / "encoder").feature_names_in_
-    assert (names.dtype, names.tolist()) == (object, ["a", "b", "c"])
 
 
 def test_vectors_are_saved_with_their_scale(tmp_path):

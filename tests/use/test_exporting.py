@@ -161,16 +161,6 @@ def test_a_damaged_export_is_refused(exported: Path, tmp_path: Path) -> None:
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def test_an_interruption_leaves_nothing(trained: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    def interrupt(*_: object) -> str:
-        assert [path.name[:5] for path in (tmp_path / "a/b").iterdir()] == [".out."]
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("supancl.use.card.write_card", interrupt)
-    said = supancl(capsys, "export", trained / "run", "--out", tmp_path / "a/b/out", "--format", "hf")
-    assert (said.code, list(tmp_path.iterdir())) == (130, [])
-
-
 @pytest.mark.parametrize("change", [lambda x: x + 1e-3, lambda x: x * float("nan"), lambda x: x[:, :1]])
 def test_a_format_with_other_features_is_not_kept(trained: Path, tmp_path: Path, monkeypatch, change) -> None:
     encoder = load_encoder(trained / "run")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from supancl import Reporter, loggers, pretrain
-from supancl.loggers import LOGGERS, LoggedRun, MlflowLogger, RunLogger, WandbLogger
+from supancl.loggers import LOGGERS, LoggedRun, RunLogger
 from supancl.runs.folder import RunFolder
-from supancl.sweeps.options import SweepRequest
 from tests.files import assert_one_line, supancl
 from tests.tiny import Notes, poisoned, tiny_data, tiny_recipe
 
@@ -108,14 +106,6 @@ def test_a_resumed_run_goes_on_in_the_same_place_and_sends_no_step_twice(tmp_pat
     assert len(service.opened) == 2
 
 
-def test_rows_from_before_the_first_logger_are_sent_too(tmp_path: Path, service: Any) -> None:
-    with pytest.raises(KeyError, match="crash"):
-        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=Crash())
-    pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger())
-    (rows,) = service.runs.values()
-    assert logged(rows) == in_metrics(tmp_path / "run")
-
-
 def test_steps_repeated_after_a_rollback_are_sent_once(tmp_path: Path, service: Any, monkeypatch: Any) -> None:
     poisoned(monkeypatch, at={7})
     pretrain(tiny_recipe(train__on_nan="rollback"), tiny_data(), tmp_path / "run", reporter=KeptLogger())
@@ -166,12 +156,6 @@ def test_a_damaged_record_counts_as_none(tmp_path: Path, service: Any, record: s
 # --- the command line -------------------------------------------------------------------------------------------------
 
 TINY = ["digits.supsiam", "--epochs", "1", "--device", "cpu", "--set", "encoder.width=8", "--set", "data.limit=64"]
-
-
-def test_what_makes_the_reporters_of_runs_can_be_sent_to_other_processes(tmp_path: Path) -> None:
-    sweep = SweepRequest("compare", {"logger": ["wandb", "mlflow"], "jobs": 2, "out": tmp_path}).sweep()
-    made = pickle.loads(pickle.dumps(sweep.run_reporter))()
-    assert (type(made), type(made.reporter), type(made.reporter.reporter)) == (MlflowLogger, WandbLogger, Reporter)
 
 
 def test_the_runs_of_a_sweep_are_logged_each_in_its_folder(

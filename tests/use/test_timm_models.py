@@ -34,12 +34,6 @@ def test_timm_builds_the_same_encoder(name: str) -> None:
     assert model.get_classifier().out_features == 7
 
 
-def test_a_cnn_without_pooling_gives_maps() -> None:
-    model = timm.create_model("supancl_cnn", num_classes=0, width=8, global_pool="")
-    assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 8, 4, 4)
-    assert model.forward_head(torch.ones(1, 8, 4, 4), pre_logits=True).shape == (1, 8, 4, 4)
-
-
 def test_every_cifar_encoder_is_registered_and_comes_back() -> None:
     for name in VARIANTS:
         architecture, arguments = to_timm(EncoderSpec(name))

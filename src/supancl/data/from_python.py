@@ -11,15 +11,16 @@ import numpy as np
 from PIL import Image
 
 from supancl.data.decode import LISTED_SUFFIXES, Resample, decode, decode_opened, image_problem, map_in_order
+from supancl.data.listing import as_source
 from supancl.data.sources.arrays import (
     as_array,
     check_image_array,
     check_label_array,
     close_gaps,
     convert_channels,
+    list_arrays,
     number_labels,
     read_labels,
-    source_from_arrays,
 )
 from supancl.data.splits import DataSpec, Source, full_split
 from supancl.data.store.memory import ArrayImages, Batch, ImageStore, PackedImages
@@ -177,7 +178,7 @@ def source_from_images(images: Any, labels: Any, spec: DataSpec, channels: int) 
     (labels,), classes = close_gaps(np.full(count, -1) if labels is None else as_label_array(labels))
     if isinstance(images, np.ndarray) and images.dtype != object:
         check_batch(images)
-        return source_from_arrays({"train": (images, labels)}, channels, "the arrays", classes, spec.max_labels)
+        return as_source(list_arrays({"train": (images, labels)}, channels, "the arrays", classes, spec.max_labels))
     check_label_array(labels.shape, labels.dtype, count, "the images: labels")
     numbered, classes = number_labels({"train": (np.empty(0), labels)}, "the images", classes)
     by_split, classes = read_labels(numbered, "the images", classes, spec.max_labels)

@@ -7,7 +7,7 @@ every image of a source has at most one label, of weight 1, there are no weights
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,19 +26,6 @@ MAX_RATIO = 1e6
 MAX_WEIGHT = 1e30  # float32 has room for sums of them
 
 LabelSet = Mapping[str, float]  # class name -> weight
-
-
-class LabelTable(NamedTuple):
-    """Labels of a list of images that differ too much for a `LabelSet` each: class names, and pairs (labels, L, 2).
-
-    `pairs` has a row for each name of a label in the list's columns (`Columns.label_names`).
-    """
-
-    classes: tuple[str, ...]
-    pairs: Tensor
-
-    def sets(self) -> list[LabelSet]:
-        return [{self.classes[int(c)]: weight for c, weight in row if c >= 0} for row in self.pairs.tolist()]
 
 
 def parse_label_set(text: str, location: str) -> dict[str, float]:

@@ -16,29 +16,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from supancl.core.labels import Labels
-from supancl.data.columns import SPLITS, Columns, ItemNames
 from supancl.data.hierarchy import apply_hierarchy
-from supancl.data.joining import join_sources
-from supancl.data.labels import check_count, labels_of_splits, pairs_from_sets
+from supancl.data.labels import check_count
+from supancl.data.listing import Listing, as_source, divided_file_remarks, join_listings
 from supancl.data.preparing import prepare_data
-from supancl.data.repeated_files import repeated_file_remarks
 from supancl.data.sources import arrays, benchmarks, folder, libraries, table, tars, voc
 from supancl.data.sources.benchmark_rows import Use
-from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_split, sorted_names
+from supancl.data.splits import Data, DataSpec, Source
 from supancl.data.store.building import dark_image_remarks, store_images
 from supancl.data.store.cache import other_positions
-from supancl.data.store.memory import FileImages, ImageStore, Progress
+from supancl.data.store.memory import FileImages, Progress
 from supancl.data.store.stream import StreamImages
-from supancl.errors import BadInput, did_you_mean, plural, program_name
+from supancl.errors import BadInput, did_you_mean, program_name
 from supancl.files import did_you_mean_path
 from supancl.reporter import ProgressFunction, report_to, track_task
 
 if TYPE_CHECKING:
-    import torch
+    pass
 else:
-    from supancl.lazy import torch
+    pass
 
+SKIPPED = "unreadable images that were skipped: "
 NO_SOURCE = "this recipe names no images: give data, such as a folder, a .npz or a .csv"
 
 
@@ -79,10 +77,9 @@ def _stream_images(spec: DataSpec, channels: int) -> Source:
     if spec.balanced:
         raise BadInput("data.balanced mixes all images, and data.stream those of some shards; leave one of them out")
     listing = tars.list_tars(spec.source)
-    entries = Columns.from_entries(listing.entries)
-    assert isinstance(entries.items, tars.TarItems)
-    store = StreamImages(entries.items, channels, spec.short_side, spec.resample, spec.skip_bad_images, spec.window)
-    return _source_from_columns(listing, entries, store)
+    assert isinstance(listing.items, tars.TarItems)
+    settings = spec.short_side, spec.resample, spec.skip_bad_images, spec.window
+    return as_source(listing, StreamImages(listing.items, channels, *settings))
 
 
 def peek_data(spec: DataSpec, channels: int) -> Data:
@@ -91,11 +88,8 @@ def peek_data(spec: DataSpec, channels: int) -> Data:
     Images that cannot be read are not noticed, so they count.
     """
     listing = list_source(spec, channels)
-    if isinstance(listing, Listing):
-        entries = Columns.from_entries(listing.entries)
-        store = FileImages(entries.items, channels, spec.short_side, spec.resample)
-        listing = _with_class_order(_source_from_columns(listing, entries, store), spec)
-    return prepare_data(listing, spec)
+    store = None if listing.parts else FileImages(listing.items, channels, spec.short_side, spec.resample)
+    return prepare_data(_with_class_order(as_source(listing, store), spec), spec)
 
 
 def _with_class_order(source: Source, spec: DataSpec) -> Source:
@@ -104,72 +98,56 @@ def _with_class_order(source: Source, spec: DataSpec) -> Source:
     return benchmarks.apply_class_order(source, spec.source.partition("@")[0]) if is_benchmark else source
 
 
-def list_source(spec: DataSpec, channels: int, lenient: bool = False) -> Source | Listing:
-    """What `spec.source` holds: a list of image files, or a source that is in memory already; nothing is decoded.
-
-    `lenient` lists empty class folders instead of refusing them.
-    """
-    if spec.joined:
-        return _list_joined(spec, channels)
-    if _is_benchmark(spec.source):
-        benchmark_name, _, root = spec.source.partition("@")
-        return benchmarks.list_benchmark(benchmark_name, root, channels, None, False)
-    if not spec.source:
-        raise BadInput(NO_SOURCE)
-    return _read_or_list(spec, channels, lenient)
-
-
-def _list_joined(spec: DataSpec, channels: int) -> Listing:
-    """The images of all sources of `spec`; its columns are those of each .csv."""
-    names = [absolute_source(name) for name in spec.all_sources]
-    for name, absolute in zip(spec.all_sources, names, strict=True):
-        if names.count(absolute) > 1:
-            raise BadInput(f"{name} is named twice; name each source once")
-    if spec.columns and not any(name.lower().endswith(table.SUFFIXES) for name in names):
-        raise BadInput(f"data.columns = {spec.columns}: is for a .csv or .parquet, and there is none; leave it out")
-    listings = {}
-    for name in spec.all_sources:
-        columns = spec.columns if name.lower().endswith(table.SUFFIXES) else ""
-        listings[name] = list_source(replace(spec, source=name, joined=(), columns=columns), channels)
-    return join_sources(listings, spec.holdout is None, " + ".join(names))
-
-
-def _read_or_list(spec: DataSpec, channels: int, lenient: bool) -> Source | Listing:
-    """A source whose images are in memory, or a list of image files."""
+def list_source(spec: DataSpec, channels: int, lenient: bool = False) -> Listing:
+    """List the images of `spec.source`; nothing is decoded. `lenient` lists empty class folders, too."""
     name = spec.source
-    if spec.columns and not name.lower().endswith(table.SUFFIXES):
-        raise BadInput(f"data.columns = {spec.columns}: is for a .csv or .parquet, and {name} is none; leave it out")
+    if spec.columns and not any(map(_is_table, spec.all_sources)):
+        raise BadInput(f"data.columns = {spec.columns}: is for a .csv or .parquet, and {spec.location} is none")
+    if spec.joined:
+        names = [absolute_source(source) for source in spec.all_sources]
+        if len(set(names)) < len(names):
+            raise BadInput(f"{spec.location}: name each source once")
+        specs = [replace(spec, source=source, joined=(), columns="") for source in spec.all_sources]
+        specs = [replace(each, columns=spec.columns) if _is_table(each.source) else each for each in specs]
+        return join_listings({each.source: list_source(each, channels) for each in specs}, " + ".join(names))
+    if not name:
+        raise BadInput(NO_SOURCE)
+    if _is_benchmark(name):
+        benchmark_name, _, root = name.partition("@")
+        return benchmarks.list_benchmark(benchmark_name, root, channels, None, False)
     if name in arrays.BUILT_IN:
         return arrays.BUILT_IN[name](channels)
+    with track_task(f"listing {name}"):
+        listing = _read(spec, channels, lenient)
+    counts = (listing.labels.classes >= 0).sum(1)
+    check_count(int(counts.max()), spec.max_labels, f"{name}: an image")
+    return listing
+
+
+def _read(spec: DataSpec, channels: int, lenient: bool) -> Listing:
+    """What the reader of this kind of source lists."""
+    name = spec.source
     kind, _, library_name = name.partition(":")
     if tars.is_tar(name):
         return tars.list_tars(name)
-    with track_task(f"listing {name}"):
-        if kind in libraries.READERS:
-            return _check_counts(libraries.READERS[kind](library_name, channels), spec)
-        path = _existing_path(name)
-        if path.is_dir():
-            if voc_folder := voc.find_voc(path):
-                return _check_counts(voc.list_voc(voc_folder), spec)
-            return folder.list_folder(path, lenient, nested=spec.hierarchy == "paths")
-        if path.suffix.lower() == ".npz":
-            return arrays.read_npz(path, channels, spec.max_labels)
-        if path.suffix.lower() in table.SUFFIXES:
-            return table.list_table(path, spec.columns, spec.max_labels)
-        if path.suffix.lower() in (".zip", ".rar", ".7z"):
-            raise BadInput(f"{name}: archives of this kind are not read; unpack it, and give the folder")
+    if kind in libraries.READERS:
+        return libraries.READERS[kind](library_name, channels)
+    path = _existing_path(name)
+    if path.is_dir():
+        voc_folder = voc.find_voc(path)
+        return voc.list_voc(voc_folder) if voc_folder else folder.list_folder(path, lenient, spec.hierarchy == "paths")
+    if path.suffix.lower() == ".npz":
+        return arrays.read_npz(path, channels, spec.max_labels)
+    if _is_table(name):
+        return table.list_table(path, spec.columns, spec.max_labels)
     raise BadInput(
-        f"{name}: not a source; give a folder of images, a .npz, a .csv or .parquet (path,label[,split]), .tar shards, "
-        "torchvision:NAME@ROOT or hf:NAME"
+        f"{name}: not a source; give a folder of images (unpack archives), a .npz, a .csv or .parquet "
+        "(path,label[,split]), .tar shards, torchvision:NAME@ROOT or hf:NAME"
     )
 
 
-def _check_counts(listing: Source | Listing, spec: DataSpec) -> Source | Listing:
-    """The listing, if none of its images has too many labels."""
-    if isinstance(listing, Listing) and listing.label_sets:
-        largest = max(listing.label_sets.values(), key=len)
-        check_count(len(largest), spec.max_labels, f"{spec.source}: an image with {', '.join(sorted(largest))[:80]}")
-    return listing
+def _is_table(name: str) -> bool:
+    return name.lower().endswith(table.SUFFIXES)
 
 
 def open_benchmark(
@@ -216,7 +194,8 @@ def from_arrays(
     numbered, names = arrays.close_gaps(*given) if classes is None else (given, tuple(classes))
     splits = {name: (by_split[name][0], array) for name, array in zip(by_split, numbered, strict=True)}
     spec = spec or DataSpec(source=arrays.FROM_PYTHON)
-    return prepare_data(arrays.source_from_arrays(splits, channels, "the arrays", names, spec.max_labels), spec)
+    listing = arrays.list_arrays(splits, channels, "the arrays", names, spec.max_labels)
+    return prepare_data(as_source(listing), spec)
 
 
 # --- names of sources -------------------------------------------------------------------------------------------------
@@ -283,63 +262,29 @@ def _existing_path(name: str) -> Path:
 # --- from a list of files to stored images ----------------------------------------------------------------------------
 
 
-def load_images(listing: Source | Listing, channels: int, spec: DataSpec) -> Source:
+def load_images(listing: Listing, channels: int, spec: DataSpec) -> Source:
     """Decode every listed image once into a store. Unreadable ones are refused, or skipped with a remark."""
-    if isinstance(listing, Source):  # images are in memory already
-        return listing
-    entries, remarks = Columns.from_entries(listing.entries), list[str]()
-    items = entries.items
-    cache_name = listing.cache_name or absolute_source(spec.source) or str(listing.location)
+    if listing.parts:  # images are in memory already
+        return as_source(listing)
+    items, remarks = listing.items, list[str]()
+    cache_name = listing.cache_name or absolute_source(spec.source) or listing.location
     store, unreadable = store_images(items, cache_name, channels, spec, remarks)
+    reasons = dict(sorted((str(items[position]), reason) for position, reason in unreadable))
+    explained = [f"{path} ({reason})" for path, reason in reasons.items()]
     if unreadable and not spec.skip_bad_images:
         position, reason = unreadable[0]
-        others, them = (f" and {len(unreadable) - 1} more", "them") if len(unreadable) > 1 else ("", "it")
+        others = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
         raise BadInput(
-            f"{items[position]}: cannot be read as an image ({reason}){others}; repair or remove {them}, "
-            f"or skip {them} with skip_bad_images"
+            f"{items[position]}: cannot be read as an image ({reason}){others}; repair or remove it, or skip it with "
+            "skip_bad_images"
         )
-    skipped = dict(sorted((str(items[position]), reason) for position, reason in unreadable))
-    explained = [f"{path} ({reason})" for path, reason in skipped.items()]
     if unreadable:
-        entries = entries.take(other_positions(len(items), unreadable))
-    remarks += dark_image_remarks(store, entries.items)
+        listing = listing.take(other_positions(len(items), unreadable))
+    if not len(listing.rows_of("train")):
+        raise BadInput(f"{listing.location}: no training image could be read, such as {explained[0]}; repair the files")
+    remarks += dark_image_remarks(store, listing.items)
     if unreadable:
-        remarks.append(
-            f"{plural(len(skipped), 'unreadable image was', 'unreadable images were')} skipped: " + ", ".join(explained)
-        )
-    if not entries.has_split("train"):
-        example = f", such as {explained[0]}" if explained else ""
-        place = listing.listed_in or listing.location
-        raise BadInput(f"{place}: no training image could be read{example}; repair the files or the list of them")
-    source = _source_from_columns(listing, entries, store)
-    return replace(source, remarks=(*source.remarks, *remarks), skipped=skipped)
-
-
-def _source_from_columns(listing: Listing, entries: Columns, store: ImageStore) -> Source:
-    """The splits of these entries, whose images are those of the store."""
-    classes, labels = number_classes(listing, entries)
-    all_images = full_split(store, labels, ItemNames(entries.items))
-    splits: dict[str, Split] = {
-        name: all_images.take(torch.from_numpy(entries.positions_of(name)))
-        for name in SPLITS
-        if entries.has_split(name)
-    }
-    repeated = repeated_file_remarks(listing.listed_in, entries) if listing.listed_in else ()
-    remarks = (*listing.remarks, *repeated)
-    return Source(splits, classes, remarks, {}, entries.items, listing.empty_folders)
-
-
-def number_classes(listing: Listing, entries: Columns) -> tuple[tuple[str, ...], Labels]:
-    """The class names in label order, and the labels of these entries."""
-    if listing.label_table is not None:
-        pairs = listing.label_table.pairs[torch.from_numpy(entries.labels).long()]
-        return listing.label_table.classes, labels_of_splits({"all": pairs})["all"]
-    used = entries.used_names()
-    if listing.label_sets is None:
-        classes = sorted_names(used, listing.by_number) if listing.classes is None else listing.classes
-        return classes, Labels.of(torch.from_numpy(entries.class_numbers(classes)))
-    used_classes = {name for text in used for name in listing.label_sets[text]}
-    classes = sorted_names(used_classes, listing.by_number) if listing.classes is None else listing.classes
-    sets = [listing.label_sets[text] if text in used else {} for text in entries.label_names]
-    pairs = pairs_from_sets(sets, classes)[torch.from_numpy(entries.labels).long()]
-    return classes, labels_of_splits({"all": pairs})["all"]
+        remarks.append(f"{SKIPPED}{len(reasons)}: {', '.join(explained)}")
+    source = as_source(listing, store)
+    remarks = [*source.remarks, *divided_file_remarks(listing), *remarks]
+    return replace(source, remarks=tuple(remarks), skipped=reasons)

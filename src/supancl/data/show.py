@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from supancl.data.decode import image_problem, map_in_order, shrunk_size, upright_size
 from supancl.data.labels import describe_labels
+from supancl.data.opening import SKIPPED
 from supancl.data.splits import DataSpec, Source, Split
 from supancl.data.store.building import AUTO_CACHE_BYTES
 from supancl.errors import BadInput
@@ -30,7 +30,7 @@ def describe_source(source: Source, spec: DataSpec, channels: int, sizes: np.nda
     short_side = spec.short_side if source.items else None  # arrays are not shrunk
     decoded = np.array([shrunk_size((int(h), int(w)), short_side) for h, w in sizes], np.int64).reshape(-1, 2)
     # unreadable images have their own entry
-    remarks = [remark for remark in source.remarks if not re.match(r"\d+ unreadable image", remark)]
+    remarks = [remark for remark in source.remarks if not remark.startswith(SKIPPED)]
     in_memory = sum(split.store.nbytes for split in source.splits.values())
     levels = {"levels": np.bincount(source.levels).tolist()} if source.levels else {}
     nbytes = channels * int(decoded.prod(1).sum()) if source.items else in_memory

@@ -15,12 +15,10 @@ import numpy as np
 from supancl.config import INCIDENTAL, Count, Fraction, Natural, Positive, Within, marked
 from supancl.core.labels import Labels
 from supancl.data.content import Content, join_content, shard_content
-from supancl.data.decode import Item
 from supancl.data.label_noise import NoiseKind
-from supancl.data.labels import LabelSet, LabelTable
 from supancl.data.order import Order
 from supancl.data.store.memory import Batch, ImageStore, UnreadableRows
-from supancl.errors import BadInput, plural
+from supancl.errors import plural
 
 if TYPE_CHECKING:
     import torch
@@ -28,14 +26,12 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import torch
 
-Entry = tuple[str, Path | Item, str]  # split, image, class name ('': unlabelled)
 SPLIT_NAMES = {  # name of a folder or shard -> split
     **dict.fromkeys(("train", "training", "trainval"), "train"),
     **dict.fromkeys(("val", "valid", "validation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
 NO_LABEL = ("-1", "-1.0")  # a column with gaps turns -1 into -1.0
-MAX_DIGITS = 1000  # of a label
 NAMES_AT_A_TIME = 65_536  # there may be millions
 
 
@@ -237,22 +233,6 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Listing:
-    """The image files that a reader lists; nothing is decoded yet."""
-
-    entries: Sequence[Entry]
-    location: Path
-    remarks: tuple[str, ...] = ()
-    classes: tuple[str, ...] | None = None  # in label order; None: the names in the entries, sorted
-    by_number: bool = False  # if all names are numbers, sort them as numbers: 2 before 10
-    empty_folders: tuple[str, ...] = ()  # class folders without an image
-    cache_name: str = ""  # name of its packed cache; '': the source's name
-    listed_in: str = ""  # what names its files one by one, so that one may be there twice; '': a folder or the like
-    label_sets: Mapping[str, LabelSet] | None = None  # of class names that stand for several labels, or for soft ones
-    label_table: LabelTable | None = None  # the same for as many labels as images; entries are columns
-
-
-@dataclass(frozen=True)
 class Source:
     """An opened source: splits by name (train, val, test), class names in label order, remarks for the user."""
 
@@ -319,12 +299,6 @@ def sorted_names(names: set[str], by_number: bool) -> tuple[str, ...]:
     if by_number and all(name.isascii() and name.isdigit() for name in names):
         return tuple(sorted(names, key=_as_number))
     return tuple(sorted(names))
-
-
-def check_label(label: str, location: str) -> None:
-    """Refuse a label that is a number of thousands of digits: it is a damaged file, not a class."""
-    if len(label) > MAX_DIGITS and label.isascii() and label.isdigit():
-        raise BadInput(f"{location}: the label is a number of {len(label):,} digits; write a class number or name")
 
 
 def _as_number(digits: str) -> tuple[int, str, str]:

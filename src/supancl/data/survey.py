@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from supancl.core.labels import Labels
-from supancl.data.columns import Columns
 from supancl.data.decode import map_in_order, try_decode, upright_size
-from supancl.data.hierarchy import apply_hierarchy, build_hierarchy, has_hierarchy
-from supancl.data.opening import list_source, number_classes
+from supancl.data.hierarchy import build_hierarchy, has_hierarchy
+from supancl.data.listing import Listing, as_source
+from supancl.data.opening import list_source
 from supancl.data.preparing import draw_held_out, draw_limited, draw_long_tail, keep_labels, usual_holdout
-from supancl.data.splits import Data, DataSpec, Listing, Split
+from supancl.data.splits import Data, DataSpec, Split
 from supancl.data.store.building import evenly_spaced_positions
 from supancl.data.store.cache import other_positions
 
@@ -43,12 +45,16 @@ class Survey:
 
 def survey_source(spec: DataSpec, channels: int = 3) -> Survey:
     """List `spec.source` and read the sizes of some images from their headers."""
-    source = list_source(spec, channels)
-    if isinstance(source, Listing):
-        return _survey_listing(source, spec, channels)
-    source = apply_hierarchy(source, spec)
-    train = source.splits["train"]
-    return _as_trained(spec, train.all_labels, source.classes, _usual_side(train), len(source.splits) > 1)
+    listing = list_source(spec, channels)
+    if spec.skip_bad_images and not listing.parts and len(listing) <= FEW_ITEMS:
+        listing = _take_readable(listing, spec, channels)
+    rows = listing.rows_of("train")
+    classes, labels = listing.classes, listing.labels
+    if has_hierarchy(spec) and labels.has_one_each:  # others are refused when the images are read
+        hierarchy = build_hierarchy(classes, spec)
+        classes, labels = hierarchy.classes, hierarchy.relabel({"all": labels.single})["all"]
+    side = _usual_side(as_source(listing).splits["train"]) if listing.parts else usual_side(listing.items, rows)
+    return _as_trained(spec, labels[torch.from_numpy(rows)], classes, side, len(rows) < len(listing))
 
 
 def survey_data(data: Data) -> Survey:
@@ -56,28 +62,13 @@ def survey_data(data: Data) -> Survey:
     return Survey(len(data.train), data.train.num_labelled, len(data.train.class_ids()), _usual_side(data.train))
 
 
-def _survey_listing(listing: Listing, spec: DataSpec, channels: int) -> Survey:
-    columns = Columns.from_entries(listing.entries)
-    if spec.skip_bad_images and len(columns) <= FEW_ITEMS:
-        columns = _take_readable(columns, spec, channels)
-    train = columns.take(columns.positions_of("train"))
-    classes, labels = number_classes(replace(listing, classes=None, by_number=False), train)
-    if has_hierarchy(spec) and labels.has_one_each:  # pairs are refused when the images are read
-        all_classes, all_labels = number_classes(listing, columns)  # levels are counted over all splits
-        hierarchy = build_hierarchy(all_classes, spec)
-        train_labels = all_labels.single[torch.from_numpy(columns.positions_of("train"))]
-        classes, labels = hierarchy.classes, hierarchy.relabel({"train": train_labels})["train"]
-    has_held_out = columns.has_split("val") or columns.has_split("test")
-    return _as_trained(spec, labels, classes, usual_side(train.items), has_held_out)
-
-
-def _take_readable(columns: Columns, spec: DataSpec, channels: int) -> Columns:
+def _take_readable(listing: Listing, spec: DataSpec, channels: int) -> Listing:
     """The images that will not be skipped; all of them if no training image is readable, which is refused later."""
     decode_one = partial(try_decode, channels=channels, short_side=spec.short_side, resample=spec.resample)
-    decoded = enumerate(map_in_order(decode_one, columns.items))
+    decoded = enumerate(map_in_order(decode_one, listing.items))
     unreadable = [(position, image) for position, image in decoded if isinstance(image, str)]
-    readable = columns.take(other_positions(len(columns), unreadable))
-    return readable if readable.has_split("train") else columns
+    readable = listing.take(other_positions(len(listing), unreadable)) if unreadable else listing
+    return readable if len(readable.rows_of("train")) else listing
 
 
 def _as_trained(
@@ -100,12 +91,12 @@ def _as_trained(
     return Survey(len(labels), len(labelled), num_classes, side)
 
 
-def usual_side(items: Sequence[Any]) -> int:
+def usual_side(items: Sequence[Any], rows: np.ndarray) -> int:
     """The median short side of some images; unreadable ones are reported when they are decoded."""
     sides = []
-    for position in evenly_spaced_positions(len(items)):
+    for position in evenly_spaced_positions(len(rows)):
         try:
-            sides.append(min(upright_size(items[position])))
+            sides.append(min(upright_size(items[int(rows[position])])))
         except (OSError, ValueError):
             continue
     return round(median(sides)) if sides else 0

@@ -81,7 +81,7 @@ def unify_classes(train: Scenes, test: Scenes) -> tuple[Scenes, Scenes]:
     names = tuple(sorted({*train.classes, *test.classes}))
     shared = len({scene.path for scene in train.scenes} & {scene.path for scene in test.scenes})
     remark = (f"test images that are trained on: {shared} of {len(test)}; the scores do not measure new images",)
-    return relabelled(train, names), replace(relabelled(test, names), remarks=test.remarks + (remark if shared else ()))
+    return relabelled(train, names), replace(relabelled(test, names), remarks=remark if shared else ())
 
 
 # --- Pascal VOC -------------------------------------------------------------------------------------------------------
@@ -100,22 +100,19 @@ def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
     annotations = [read_annotation(folder, name) for folder, name in entries]
     classes = tuple(sorted({name for annotation in annotations for name in annotation.names}))
     location = ", ".join(f"VOC{year} {name}" for year, name in lists) + f" in {root}"
-    scenes, total_cut = [], 0
-    for (folder, name), annotation in zip(entries, annotations, strict=True):
-        scene, number_cut = make_scene(
-            folder / "JPEGImages" / f"{name}.jpg", annotation.size, annotation.boxes,
-            [classes.index(kind) for kind in annotation.names], annotation.difficult,
+    scenes = tuple(
+        make_scene(
+            folder / "JPEGImages" / f"{name}.jpg",
+            annotation.size,
+            annotation.boxes,
+            [classes.index(kind) for kind in annotation.names],
+            annotation.difficult,
             location=str(folder / "Annotations" / f"{name}.xml"),
-        )  # fmt: skip
-        scenes.append(scene)
-        total_cut += number_cut
+        )
+        for (folder, name), annotation in zip(entries, annotations, strict=True)
+    )
     check_images(scenes, location, "unpack all of JPEGImages, or remove it from the list")
-    return Scenes(tuple(scenes), classes, location, _remarks(location, total_cut))
-
-
-def _remarks(location: str, cut: int, flat: int = 0) -> tuple[str, ...]:
-    counts = {"boxes cut at the border of their image": cut, "boxes of no width or height left out": flat}
-    return tuple(f"{location}: {what}: {count}" for what, count in counts.items() if count)
+    return Scenes(scenes, classes, location)
 
 
 def _year_folder(root: Path, year: str) -> Path:
@@ -145,9 +142,9 @@ def read_coco(file: Path, images: str = "") -> Scenes:
         for entry in content["annotations"]:
             annotations[int(entry["image_id"])].append(entry)
         classes = tuple(sorted(set(class_names.values())))
-        parsed = [
+        scenes = tuple(
             _coco_scene(folder, entries[number], annotations[number], class_names, classes, file) for number in entries
-        ]
+        )
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror}); give a COCO JSON") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -155,11 +152,8 @@ def read_coco(file: Path, images: str = "") -> Scenes:
             f"{file}: not a COCO annotation file ({type(error).__name__}: {error}); it needs images, "
             "annotations and categories"
         ) from None
-    check_images([scene for scene, _ in parsed], str(file), "restore it, or name their folder with images")
-    remarks = _remarks(
-        str(file), sum(cut for _, cut in parsed), sum(_is_flat(entry) for entry in content["annotations"])
-    )
-    return Scenes(tuple(scene for scene, _ in parsed), classes, str(file), remarks)
+    check_images(scenes, str(file), "restore it, or name their folder with images")
+    return Scenes(scenes, classes, str(file))
 
 
 def _index_by_id(file: Path, content: dict[str, Any], kind: str) -> dict[int, dict[str, Any]]:
@@ -171,17 +165,13 @@ def _index_by_id(file: Path, content: dict[str, Any], kind: str) -> dict[int, di
     return entries
 
 
-def _is_flat(annotation: dict[str, Any]) -> bool:
-    """Whether a box has no area."""
-    return 0 in annotation["bbox"][2:]
-
-
 def _coco_scene(
     folder: Path, entry: dict[str, Any], annotations: list[dict[str, Any]], class_names: dict[int, str],
     classes: tuple[str, ...], file: Path,
-) -> tuple[Scene, int]:  # fmt: skip
+) -> Scene:  # fmt: skip
+    """The boxes of one image; those of no width or height are left out."""
     name = str(entry["file_name"])
-    annotations = [annotation for annotation in annotations if not _is_flat(annotation)]
+    annotations = [annotation for annotation in annotations if 0 not in annotation["bbox"][2:]]
     boxes = [
         [x, y, x + width, y + height] for x, y, width, height in (annotation["bbox"] for annotation in annotations)
     ]

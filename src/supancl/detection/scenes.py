@@ -24,8 +24,6 @@ from supancl.errors import BadInput
 Batch = tuple[list[Tensor], list[dict[str, Tensor]]]
 FLIP_STREAM = 5  # of random numbers
 
-CUT_TOLERANCE = 1.0  # pixels; annotations count from 0 or from 1, and rescaled ones are rounded
-
 
 @dataclass(frozen=True, eq=False)
 class Scene:
@@ -100,8 +98,8 @@ class Scenes:
 def make_scene(
     path: Path, size: tuple[int, int], boxes: Sequence[Sequence[float]], labels: Sequence[int],
     difficult: Sequence[bool] | None = None, crowd: Sequence[bool] | None = None, location: str | None = None,
-) -> tuple[Scene, int]:  # fmt: skip
-    """A checked scene, and how many of its boxes were cut at the border. `size` is (height, width).
+) -> Scene:  # fmt: skip
+    """A checked scene; `size` is (height, width).
 
     A box that crosses the border is cut there; an empty box, or one outside the image, is refused.
     """
@@ -112,7 +110,6 @@ def make_scene(
     annotated = torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4)
     limits = torch.tensor([width, height, width, height], dtype=torch.float64)
     cut = torch.minimum(annotated.clamp(min=0), limits)
-    was_cut = ((annotated - cut).abs() > CUT_TOLERANCE).any(1)
     empty = ~torch.isfinite(annotated).all(1) | ~(cut[:, 2:] > cut[:, :2]).all(1)
     if empty.any():
         number = int(empty.nonzero()[0, 0])
@@ -122,12 +119,11 @@ def make_scene(
             "fix or remove it"
         )
     unmarked = torch.zeros(len(annotated), dtype=torch.bool)
-    scene = Scene(
+    return Scene(
         path, height, width, cut.float(), torch.tensor(labels, dtype=torch.long).reshape(-1),
         unmarked if difficult is None else torch.tensor(difficult, dtype=torch.bool).reshape(-1),
         unmarked if crowd is None else torch.tensor(crowd, dtype=torch.bool).reshape(-1),
     )  # fmt: skip
-    return scene, int(was_cut.sum())
 
 
 def check_images(scenes: Sequence[Scene], location: str, way_out: str) -> None:

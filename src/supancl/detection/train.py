@@ -129,7 +129,7 @@ def train_detector(
     folder = DetectFolder(Path(out))
     folder.check_free(resume)
     train, test = open_scenes(data)
-    for remark in (*train.remarks, *test.remarks):
+    for remark in test.remarks:
         reporter.warn(remark)
     train = prepare_for_training(train, spec.train_difficult, spec.keep_empty, spec.memory_gb)
     test = prepare_for_testing(test, spec.memory_gb, spec.test_limit)

@@ -107,7 +107,7 @@ def write_comparison_page(
     lines = "".join(f"<p>{html.escape(line)}</p>" for line in more)
     notes = "".join(f'<p class="small">{html.escape(note)}</p>' for note in table.notes)
     rows = [_run_row(name, record, out) for name, record in records.items()]
-    headline = {"good": "A clear difference.", "unclear": "No clear difference.", "bad": "Nothing learned yet."}[tone]
+    headline = {"good": "A clear difference.", "unclear": "No clear difference.", "bad": "No winner."}[tone]
     sections: list[Section | str] = [
         to_html(table) + notes + lines,
         Section("Curves", charts(names), "One curve for each run."),
@@ -116,7 +116,8 @@ def write_comparison_page(
     ]
     scripts = ["charts.js"] * bool(specs)
     banners = [Banner(tone, headline, first)]
-    page = html_page(table.caption, sections, banners=banners, data={"charts": specs}, scripts=scripts)
+    title = table.caption[:1].upper() + table.caption[1:]
+    page = html_page(title, sections, banners=banners, data={"charts": specs}, scripts=scripts)
     write_page(out / PAGE, page)
 
 
@@ -125,5 +126,5 @@ def _run_row(name: str, record: RunRecord, out: Path) -> str:
     verdict, report = find_verdict(record), record.folder / "report.html"
     link = html.escape(os.path.relpath(report, out))
     label = f'<a href="{link}">{html.escape(name)}</a>' if report.is_file() else html.escape(name)
-    text = html.escape(f"{verdict.headline}. {verdict.detail}")
+    text = html.escape(verdict.sentence)
     return f'<tr><td class="word">{label}</td><td class="word long">{text}</td></tr>'

@@ -42,29 +42,18 @@ def draw_detection_sheet(scenes: Scenes, detections: Sequence[Detections], path:
         pairs = zip(detected.labels[is_shown].tolist(), detected.scores[is_shown].tolist(), strict=True)
         names = [f"{scenes.classes[label]} {score:.2f}" for label, score in pairs]
         image = scenes.image(number)
+        found, thick = (detected.boxes[is_shown], detected.labels[is_shown]), [False] * len(names)
         panels = (
             (scene.boxes, scene.labels, truth, truth_is_thin, "truth"),
-            (
-                detected.boxes[is_shown],
-                detected.labels[is_shown],
-                names,
-                [False] * len(names),
-                f"found, score >= {MIN_SCORE:g}",
-            ),
+            (*found, names, thick, f"found, score >= {MIN_SCORE:g}"),
         )
         for side, (boxes, labels, captions, is_thin, title) in enumerate(panels):
             x = left + side * (SIDE + GAP)
             picture = _draw_boxes(image, boxes, labels, captions, is_thin)
             sheet.paste(picture, (x, top))
-            pen.text(
-                (x, top + picture.height + 2), make_visible(f"{title}: {scene.path.stem}"), fill="#333333", font=font
-            )
+            text = make_visible(f"{title}: {scene.path.stem}")
+            pen.text((x, top + picture.height + 2), text, fill="#333333", font=font)
     write_atomically(path, lambda temporary: sheet.save(temporary, format="PNG"))
-
-
-def _save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG; a link in its place, as in a received run folder, is replaced and not written through."""
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
 
 
 def _draw_boxes(
@@ -115,4 +104,4 @@ def draw_detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Pat
         axis.grid(alpha=0.3)
         if key == "loss" and len(metrics) > 1:
             axis.legend()
-    _save_figure(figure, path)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=110))

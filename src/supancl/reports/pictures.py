@@ -15,7 +15,7 @@ from matplotlib.font_manager import fontManager
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
-from supancl.errors import BadInput, make_visible, plural
+from supancl.errors import BadInput, make_visible
 from supancl.probes import Features
 from supancl.reports.tsne import tsne_map
 
@@ -103,16 +103,11 @@ def class_styles(groups: Mapping[str, Sequence[int]]) -> dict[int, dict[str, Any
     >>> [styles[label]["color"] in FAMILIES[0] for label in (0, 1, 2)]
     [True, True, False]
     """
-    if len(groups) > len(FAMILIES):
-        raise BadInput(f"{len(groups)} groups of classes, but {len(FAMILIES)} families of colours; name fewer groups")
     styles: dict[int, dict[str, Any]] = {}
-    for family, (group, labels) in zip(FAMILIES, groups.items(), strict=False):
-        colours = family if len(groups) > 1 else COLOURS
-        if len(labels) > len(colours) * len(MARKERS):
-            raise BadInput(
-                f"{plural(len(labels), 'class', 'classes')}{f' of {group}' * bool(group)}, but "
-                f"{len(colours) * len(MARKERS)} pairs of colour and marker; name fewer classes"
-            )
+    for number, labels in enumerate(groups.values()):
+        colours = FAMILIES[number % len(FAMILIES)] if len(groups) > 1 else COLOURS
+        if number >= len(FAMILIES) or len(labels) > len(colours) * len(MARKERS):
+            raise BadInput("more classes or groups than colours and markers; name fewer")
         for position, label in enumerate(labels):
             styles[label] = {"color": colours[position % len(colours)], "marker": MARKERS[position // len(colours)]}
     return styles
@@ -128,13 +123,6 @@ def default_styles(labels: Sequence[int]) -> dict[int, dict[str, Any]]:
     }
 
 
-def name_label(label: int, classes: Sequence[str], is_numbered: bool) -> str:
-    """The text of a label in a legend."""
-    if not 0 <= label < len(classes):
-        return "unlabelled"
-    return (f"{label}  " if is_numbered else "") + escape_label(shorten(classes[label], LETTERS))
-
-
 def shorten(text: str, letters: int) -> str:
     """The text, or its start and end with an ellipsis between them.
 
@@ -142,22 +130,6 @@ def shorten(text: str, letters: int) -> str:
     'a l…ame'
     """
     return text if len(text) <= letters else f"{text[: letters // 2]}…{text[-((letters - 1) // 2) :]}"
-
-
-def legend_entries(groups: Mapping[str, Sequence[int]], names: Mapping[int, str]) -> list[tuple[str, int | None]]:
-    """Texts with the label whose symbol precedes them. Named groups have their name first and are equally long."""
-    if len(names) > MAX_NAMED:
-        return [(f"{len(names):,} classes, too many to name", None)]
-    longest = max(map(len, groups.values()), default=0)
-    return [
-        entry
-        for group, labels in groups.items()
-        for entry in (
-            *[(group, None)] * bool(group),
-            *((names[label], label) for label in labels),
-            *[("", None)] * (longest - len(labels)),
-        )
-    ]
 
 
 def draw_panels(
@@ -170,48 +142,52 @@ def draw_panels(
 ) -> None:
     """Draw maps side by side, as PNG, SVG or PDF; a class has the same colour and marker in all of them.
 
-    `groups` maps the name of each group to its labels: a group has its own colours and section of the legend.
-    With more than `numbered_above` classes, symbols are hard to tell apart: each class also has a number in the legend
-    and at its middle in the maps.
+    `groups` maps the name of each group to its labels: a group has its own colours and column of the legend. With more
+    than `numbered_above` classes, symbols are hard to tell apart: each class also has a number in the legend and at its
+    middle in the maps.
     """
     labels = {int(label) for panel in panels for label in np.unique(panel.labels)}
     present = sorted(labels, key=lambda label: (label < 0, label))  # in the legend unlabelled images come last
-    present_groups = {
-        group: [label for label in labels if label in present] for group, labels in (groups or {"": present}).items()
-    }
-    present_groups = {group: labels for group, labels in present_groups.items() if labels}
-    styles = class_styles(present_groups) if groups else default_styles(present)
+    sections = {name: [one for one in members if one in labels] for name, members in (groups or {"": present}).items()}
+    sections = {name: members for name, members in sections.items() if members}
+    styles = class_styles(sections) if groups else default_styles(present)
     is_numbered = numbered_above < len(present) <= MAX_NAMED
-    names = {label: name_label(label, classes, is_numbered) for label in present}
     rows = math.ceil(len(panels) / 5)
     columns = math.ceil(len(panels) / rows)
     side = min(sheet.side, sheet.width / columns)
-    width = side * columns
+    width, font = side * columns, sheet.font * (0.8 if is_numbered else 1)
+    entries = _legend_entries(sections, classes, is_numbered) if len(present) <= MAX_NAMED else []
+    letters = max((len(text) for text, _ in entries), default=0) + 6
+    legend_columns = len(sections) if groups else max(1, min(int(72 * width / (0.6 * font * letters)), len(entries)))
     settings: dict[Any, Any] = {"svg.hashsalt": "supancl", "pdf.fonttype": 42, "font.size": sheet.font}
     with matplotlib.rc_context({**settings, "font.family": FONTS}):
-        entries = legend_entries(
-            {escape_label(group) if group else "": labels for group, labels in present_groups.items()}, names
-        )
-        font = sheet.font * (0.8 if is_numbered else 1)
-        letters = max((len(text) for text, _ in entries), default=0) + 6
-        fitting = max(1, int(72 * width / (0.6 * font * letters)))
-        legend_columns = len(present_groups) if groups else min(fitting, len(entries))
-        legend_height = font * 1.5 / 72 * math.ceil(len(entries) / max(legend_columns, 1))
-        heading = sheet.font * 1.5 / 72 * (1.2 + any(panel.note for panel in panels))
-        figure = Figure(figsize=(width, rows * (side + heading) + legend_height), layout="constrained")
+        height = rows * (side + sheet.font * 3.3 / 72) + font * 1.5 / 72 * math.ceil(len(entries) / legend_columns)
+        figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).flat
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
         for axis, panel in zip(axes, panels, strict=False):
-            draw_map(axis, panel, styles, side, sheet.font)
-            if is_numbered:
-                draw_numbers(axis, panel, 0.6 * sheet.font)
+            _draw_map(axis, panel, styles, side, sheet.font, is_numbered)
         if entries:
-            draw_legend(figure, entries, legend_columns, styles, font)
+            _draw_legend(figure, entries, legend_columns, styles, font)
         figure.savefig(path, dpi=sheet.dpi, metadata=UNDATED.get(path.suffix.lower()))
 
 
-def draw_legend(
+def _legend_entries(
+    sections: Mapping[str, Sequence[int]], classes: Sequence[str], is_numbered: bool
+) -> list[tuple[str, int | None]]:
+    """Texts with the label whose symbol precedes them. Named groups have their name first and are equally long."""
+    longest, entries = max(map(len, sections.values()), default=0), list[tuple[str, int | None]]()
+    for name, labels in sections.items():
+        entries += [(escape_label(name), None)] if name else []
+        for label in labels:
+            text = escape_label(shorten(classes[label], LETTERS)) if 0 <= label < len(classes) else "unlabelled"
+            entries.append((f"{label}  {text}" if is_numbered and label >= 0 else text, label))
+        entries += [("", None)] * (longest - len(labels))
+    return entries
+
+
+def _draw_legend(
     figure: Figure,
     entries: Sequence[tuple[str, int | None]],
     columns: int,
@@ -221,21 +197,16 @@ def draw_legend(
     """Draw the legend below the maps; names of groups (label None) are bold."""
     shared: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 0, "markersize": 0.7 * font}
     handles = [Line2D([], [], **shared, **({"marker": ""} if key is None else styles[key])) for _, key in entries]
-    artist = figure.legend(
-        handles,
-        [text for text, _ in entries],
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        fontsize=font,
-        handletextpad=0.2,
-        columnspacing=1.0,
-    )
+    texts = [text for text, _ in entries]
+    layout: dict[str, Any] = {"loc": "outside lower center", "handletextpad": 0.2, "columnspacing": 1.0}
+    artist = figure.legend(handles, texts, ncols=columns, frameon=False, fontsize=font, **layout)
     for text, (_, label) in zip(artist.get_texts(), entries, strict=True):
         text.set_fontweight("normal" if label is not None else "bold")
 
 
-def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], side: float, font: float) -> None:
+def _draw_map(
+    axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], side: float, font: float, is_numbered: bool
+) -> None:
     """Draw one map on an axis that is `side` inches wide; a long title gets a smaller font."""
     size = 3 * side * min(1.0, FULL_SIZE_POINTS / max(1, len(panel.points)))
     is_raster = len(panel.points) > MAX_VECTOR_POINTS
@@ -243,30 +214,15 @@ def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], 
         points = panel.points[panel.labels == label]
         style = {**styles[int(label)], "rasterized": is_raster}
         axis.scatter(points[:, 0], points[:, 1], s=size, alpha=0.8, linewidths=0, **style)
-    largest = 72 * side / (0.6 * max(1, len(panel.title)))
-    axis.set_title(
-        escape_label(panel.title), fontsize=min(1.1 * font, largest), pad=1.6 * font if panel.note else 0.6 * font
-    )
+        if is_numbered and label >= 0:
+            x, y = np.median(points, axis=0)
+            outline = [withStroke(linewidth=0.15 * font, foreground="white")]
+            axis.text(x, y, str(int(label)), fontsize=0.6 * font, ha="center", va="center", path_effects=outline)
+    largest, pad = 72 * side / (0.6 * max(1, len(panel.title))), 1.6 * font if panel.note else 0.6 * font
+    axis.set_title(escape_label(panel.title), fontsize=min(1.1 * font, largest), pad=pad)
     if panel.note:
-        axis.annotate(
-            make_visible(panel.note),
-            (0.5, 1),
-            (0, 0.3 * font),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=0.8 * font,
-        )
+        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center"}
+        axis.annotate(make_visible(panel.note), (0.5, 1), (0, 0.3 * font), va="bottom", fontsize=0.8 * font, **place)
     axis.set_xticks([])
     axis.set_yticks([])
     axis.spines[:].set(color="0.6", linewidth=0.5)
-
-
-def draw_numbers(axis: Axes, panel: Panel, font: float) -> None:
-    """Write the number of each class at the median of its points."""
-    for label in np.unique(panel.labels):
-        if label >= 0:
-            x, y = np.median(panel.points[panel.labels == label], axis=0)
-            outline = [withStroke(linewidth=0.25 * font, foreground="white")]
-            axis.text(x, y, str(int(label)), fontsize=font, ha="center", va="center", path_effects=outline)

@@ -20,13 +20,14 @@ from supancl.files import digest, jsonable, read_json, write_text
 from supancl.probes.ranking import Mark, Ranking, Score
 from supancl.reporter import say, show, warn
 from supancl.reports.tables import Cell, Row, Table, write_table
+from supancl.stats import t_half_width
 
 MAX_DIFFERENCES = 20  # printed; --json has all
 HEADINGS = {"text": "{}\n", "markdown": "**{}**\n\n", "latex": "% {}\n", "csv": "# {}\n"}
 TableFormat = Literal["text", "csv", "markdown", "latex", "json"]
 SUFFIXES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
 TABLE_NAME = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # never a path to another folder
-DEVIATION_NOTE = "± deviation over n seeds; without n, 95% interval over episodes"
+INTERVAL_NOTE = "± half a 95% interval, over n seeds or over episodes"
 
 
 def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = False) -> str:
@@ -42,7 +43,7 @@ def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = Fa
     if form == "json":
         return json.dumps(ranking.to_json(), indent=2, ensure_ascii=False) + "\n"
     has_deviation = any(score is not None and score.uncertainty is not None for row in ranking.cells for score in row)
-    notes = [DEVIATION_NOTE] if form == "text" and has_deviation else []
+    notes = [INTERVAL_NOTE] if form == "text" and has_deviation else []
     return write_table(
         numeric_table(ranking, average) if form == "csv" else ranking_table(ranking, average, notes), form
     )
@@ -54,7 +55,10 @@ def ranking_table(ranking: Ranking, average: bool = False, notes: list[str] | No
     def make_cell(score: Score | None, mark: Mark) -> Cell:
         if score is None:
             return Cell("")
-        return Cell(_fixed(score.mean, ranking.digits), _fixed(score.uncertainty, ranking.digits), mark)
+        half = score.uncertainty
+        if half is not None and score.runs > 1:
+            half = t_half_width(half, score.runs)
+        return Cell(_fixed(score.mean, ranking.digits), _fixed(half, ranking.digits), mark)
 
     rows: list[Row] = [
         [

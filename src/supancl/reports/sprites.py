@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,15 +50,6 @@ def pack_array(values: np.ndarray[Any, Any]) -> dict[str, str]:
     return {"dtype": values.dtype.name, "base64": base64.b64encode(little_endian.tobytes()).decode()}
 
 
-def thumbnail_side(count: int) -> int:
-    """The side of a thumbnail in pixels: the fewer images, the larger.
-
-    >>> thumbnail_side(500), thumbnail_side(50_000)
-    (96, 32)
-    """
-    return next((side for most, side in SIDES.items() if count <= most), SMALLEST_SIDE)
-
-
 def thumbnail_bytes(count: int, rest: Any) -> float:
     """Bytes for a thumbnail, so that a page with `count` images is at most 6 MB, or of many 500 per image."""
     room = max(USUAL_BYTES, BYTES_PER_IMAGE * count) - _text_bytes(rest)
@@ -79,12 +71,14 @@ def draw_sprites(splits: Sequence[Split], bytes_per_image: float, side: int | No
     A sheet that needs more than `bytes_per_image` is compressed more. Small images are not enlarged.
     """
     count = sum(map(len, splits))
-    side = thumbnail_side(count) if side is None else side
+    side = side or next((size for most, size in SIDES.items() if count <= most), SMALLEST_SIDE)
     columns = SHEET_SIDE // side
     sheets: list[bytes] = []
     sizes = np.zeros((count, 2), np.uint8)
     quality = 0  # position in QUALITIES; the next sheet begins where the last one ended
-    for start, tiles in _group_by_sheet(iter_thumbnails(splits, side), columns * columns):
+    thumbnails = iter_thumbnails(splits, side)
+    for start in range(0, count, columns * columns):
+        tiles = list(islice(thumbnails, columns * columns))
         for position, tile in enumerate(tiles):
             sizes[start + position] = tile.size
         sheet = _paste(tiles, side, columns)
@@ -115,18 +109,6 @@ def to_image(pixels: Tensor) -> Image.Image:
     """uint8 pixels (C, H, W) as an RGB image; of more than three channels the first three."""
     array = pixels[:3].cpu().permute(1, 2, 0).numpy()
     return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] < 3 else array)).convert("RGB")
-
-
-def _group_by_sheet(images: Iterator[Image.Image], most: int) -> Iterator[tuple[int, list[Image.Image]]]:
-    """The position of the first image of each sheet, and the sheet's images."""
-    start, group = 0, []
-    for image in images:
-        group.append(image)
-        if len(group) == most:
-            yield start, group
-            start, group = start + most, []
-    if group:
-        yield start, group
 
 
 def _paste(tiles: Sequence[Image.Image], side: int, columns: int) -> Image.Image:

@@ -143,36 +143,34 @@ def to_text(table: Table, width: int = sys.maxsize) -> str:
     table = _without_optional(_make_table_visible(table), width)
     rows = [row if isinstance(row, str) else list(map(_as_cell, row)) for row in table.rows]
     marked = {i for row in rows if not isinstance(row, str) for i, cell in enumerate(row) if cell.mark}
-
-    def padded(row: Sequence[Cell]) -> list[str]:  # keeps numbers aligned if some are followed by a mark
-        return [cell_text(cell) + " " * (i in marked and not cell.mark) for i, cell in enumerate(row)]
-
     header = _format_row(table.columns, cell_text)
-    body = [row if isinstance(row, str) else padded(row) for row in rows]
+    body: list[list[str] | str] = []
+    for row in rows:  # a space keeps numbers aligned if some are followed by a mark
+        texts = (
+            row
+            if isinstance(row, str)
+            else [cell_text(c) + " " * (i in marked and not c.mark) for i, c in enumerate(row)]
+        )
+        body.append(texts)
     widths = [
-        max(map(cell_len, column))
-        for column in zip(header, *(row for row in body if not isinstance(row, str)), strict=True)
+        max(map(cell_len, column)) for column in zip(header, *(r for r in body if not isinstance(r, str)), strict=True)
     ]
     free = width - sum(widths[:-1]) - len(GAP) * len(widths[:-1])
     if widths[-1] > free >= LEAST_WIDTH and not table.alignment.endswith("r"):
         body = [line for row in body for line in ([row] if isinstance(row, str) else _wrap_last(row, free))]
         widths[-1] = free
 
-    def fit(text: str, width: int, side: str) -> str:
-        space = " " * (width - cell_len(text))
-        return space + text if side == "r" else text + space
-
     def line(row: list[str] | str, shown: Sequence[int]) -> str:
         if isinstance(row, str):
             return row
-        return GAP.join(fit(row[i], widths[i], table.alignment[i]) for i in shown).rstrip()
+        spaces = [" " * (widths[i] - cell_len(row[i])) for i in range(len(row))]
+        return GAP.join(spaces[i] + row[i] if table.alignment[i] == "r" else row[i] + spaces[i] for i in shown).rstrip()
 
-    def block(shown: Sequence[int]) -> str:
+    blocks = []
+    for shown in _divide_columns(widths, table.alignment, width):
         rule = [GAP.join("-" * widths[i] for i in shown)] if table.caption else []
-        return "\n".join([line(header, shown), *rule, *(line(row, shown) for row in body)])
-
-    blocks = "\n\n".join(map(block, _divide_columns(widths, table.alignment, width)))
-    lines = [wrap_line(table.caption, width), "", blocks, ""] if table.caption else [blocks]
+        blocks.append("\n".join([line(header, shown), *rule, *(line(row, shown) for row in body)]))
+    lines = [wrap_line(table.caption, width), "", "\n\n".join(blocks), ""] if table.caption else ["\n\n".join(blocks)]
     notes = [*([table.legend] if marked else []), *table.notes]
     return "\n".join([*lines, *(wrap_line(note, width) for note in notes)]) + "\n"
 
@@ -187,13 +185,10 @@ def _divide_columns(widths: Sequence[int], alignment: str, width: int) -> list[l
     def total(columns: Sequence[int]) -> int:
         return sum(widths[i] for i in columns) + len(GAP) * (len(columns) - 1)
 
-    everything = list(range(len(widths)))
-    if total(everything) <= width:
-        return [everything]
-    heads = everything[: len(alignment) - len(alignment.lstrip("lw"))]
-    heads = heads if total(heads) <= width // 2 else heads[:1]
+    heads = list(range(len(alignment) - len(alignment.lstrip("lw"))))
+    heads = heads if total(heads) <= width // 2 or total(range(len(widths))) <= width else heads[:1]
     blocks = [heads]
-    for column in everything[len(heads) :]:
+    for column in range(len(heads), len(widths)):
         if total([*blocks[-1], column]) <= width or blocks[-1] == heads:
             blocks[-1] = [*blocks[-1], column]
         else:
@@ -210,15 +205,12 @@ def _wrap_last(row: list[str], width: int) -> list[list[str]]:
 def _without_optional(table: Table, width: int) -> Table:
     """The table without as many optional columns as must go so that the others fit; a note names them."""
     rows = [row for row in (table.columns, *table.rows) if not isinstance(row, str)]
-    widths = {
-        _as_cell(column[0]).text: max(cell_len(cell_text(_as_cell(cell))) for cell in column)
-        for column in zip(*rows, strict=True)
-    }
-    left_out: list[str] = []
+    columns = [[cell_text(_as_cell(cell)) for cell in column] for column in zip(*rows, strict=True)]
+    widths, left_out = {column[0]: max(map(cell_len, column)) for column in columns}, list[str]()
     while sum(widths.values()) + len(GAP) * (len(widths) - 1) > width and len(left_out) < len(table.optional):
         left_out.append(table.optional[len(left_out)])
         del widths[left_out[-1]]
-    shown = [i for i, cell in enumerate(table.columns) if _as_cell(cell).text not in left_out]
+    shown = [i for i, column in enumerate(columns) if column[0] not in left_out]
     return replace(
         table,
         columns=[table.columns[i] for i in shown],

@@ -48,7 +48,9 @@ class SafeConsole(Console):
 
     def print(self, *objects: Any, end: str = "\n", **options: Any) -> None:
         if end == "\n":
-            objects = tuple(self._fit(make_visible(item)) if isinstance(item, str) else item for item in objects)
+            objects = tuple(
+                wrap_line(make_visible(item), line_width(self)) if isinstance(item, str) else item for item in objects
+            )
         try:
             super().print(*objects, end=end, **options)
         except OSError as error:
@@ -60,9 +62,6 @@ class SafeConsole(Console):
         """Print nothing from now on. rich calls this, and would end the process."""
         self.quiet = True
         discard_output(self.file)
-
-    def _fit(self, line: str) -> str:
-        return wrap_line(line, line_width(self))
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Every text passes here, also the cells of tables."""
@@ -80,14 +79,10 @@ def discard_output(stream: IO[str]) -> None:
 @cache
 def python_terminal(verbose: bool | None) -> Reporter:
     """For calls from Python: unless it is said, shows progress in a terminal and in a notebook, not in a file."""
-    shows = sys.stdout.isatty() or is_notebook() if verbose is None else verbose
+    shell = getattr(builtins, "get_ipython", lambda: None)()
+    is_notebook = getattr(shell, "kernel", None) is not None
+    shows = sys.stdout.isatty() or is_notebook if verbose is None else verbose
     return Terminal(make_console(False, False)) if shows else Reporter()
-
-
-def is_notebook() -> bool:
-    """Whether this process runs the cells of a notebook: IPython with a kernel."""
-    get_shell = getattr(builtins, "get_ipython", None)
-    return get_shell is not None and getattr(get_shell(), "kernel", None) is not None
 
 
 def make_console(quiet: bool, json_to_stdout: bool) -> Console:
@@ -143,7 +138,7 @@ class Terminal(Reporter):
         self.progress: Progress | None = None
         self.task, self.is_training = "", False  # what the bar shows
         self.last: dict[str, Any] = {}
-        self.count_state: tuple[str, int, float, int] = ("", 0, 0.0, 0)
+        self.counted, self.tenths, self.count_started = ("", 0), 0, 0.0
         self.started, self.last_printed, self.first_step, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
         self.step, self.has_header = 0, False
 
@@ -180,13 +175,12 @@ class Terminal(Reporter):
             self.on_end()
 
     def _print_count(self, title: str, done: int, total: int) -> None:
-        if self.count_state[0] != title or done <= self.count_state[3]:
-            self.count_state = (title, 0, time.perf_counter(), 0)
-        _, printed_tenths, started, _ = self.count_state
-        tenths, elapsed = done * 10 // total, time.perf_counter() - started
-        is_due = tenths > printed_tenths and elapsed >= MIN_SECONDS
-        self.count_state = (title, tenths if is_due else printed_tenths, started, done)
-        if is_due:
+        if self.counted[0] != title or done <= self.counted[1]:
+            self.tenths, self.count_started = 0, time.perf_counter()
+        self.counted = title, done
+        elapsed = time.perf_counter() - self.count_started
+        if done * 10 // total > self.tenths and elapsed >= MIN_SECONDS:
+            self.tenths = done * 10 // total
             left = f", about {elapsed / done * (total - done):.0f} s left" if done < total else f" in {elapsed:.0f} s"
             self.note(f"{title}: {done:,} of {total:,}{left}" if total > 1 else f"{title}: {elapsed:.0f} s")
 
@@ -285,7 +279,7 @@ class Terminal(Reporter):
         from supancl.reports.verdict import find_verdict
 
         verdict = find_verdict(read_record(folder))
-        command = "predict" if verdict.tone == "good" else "report" if verdict.tone == "bad" else "evaluate"
+        command = "report" if verdict.tone == "bad" else "predict"
         next_line = f"next: {program_name()} {command} {shlex.quote(str(folder))}{plugin_flags(loaded_plugins())}"
         dash = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
         width = min(80, line_width(self.console))

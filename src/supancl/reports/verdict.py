@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -22,6 +23,7 @@ NEAR_COLLAPSE = 2.0  # times the rank of a collapse; healthy runs of that size h
 LARGE_FALL = 3.0  # of the rank, from its highest value; healthy runs fall too while classes move together
 LOST_ACCURACY = 2 / 3  # of the best k-NN; a run that collapses loses it first, while rank and std still go up and down
 State = Literal["finished", "running", "stopped", "damaged", "collapsing", "collapsed", "not finite"]
+OWN_EVALUATIONS = {"linear": "linear", "knn": r"knn(-k\d+)?"}  # the files; k is less for few references
 HEADLINES = {"good": "Clearly better", "unclear": "Unclear", "bad": "Not better"}
 
 
@@ -94,9 +96,12 @@ def judge_result(result: Mapping[str, Any]) -> Quality | None:
 
 def own_evaluations(record: RunRecord) -> dict[str, Mapping[str, Any]]:
     """The evaluations on the run's own data by protocol, with its usual settings: the convex linear probe and k-NN."""
-    source = record.settings.get("data.source")
-    files = {name: record.evaluations.get(name) for name in ("linear", "knn")}
-    return {name: result for name, result in files.items() if result and result.get("source") == source}
+    source, found = record.settings.get("data.source"), dict[str, Mapping[str, Any]]()
+    for name in OWN_EVALUATIONS:
+        for stem, result in record.evaluations.items():
+            if re.fullmatch(OWN_EVALUATIONS[name], stem) and result.get("source") == source:
+                found.setdefault(name, result)
+    return found
 
 
 def judge_record(record: RunRecord) -> tuple[str, Quality]:
@@ -109,7 +114,7 @@ def judge_record(record: RunRecord) -> tuple[str, Quality]:
     ends = as_interval(check.get(f"{key}_interval")) if key else None
     if not key:
         return "", Quality("unclear", "its accuracy was not measured")
-    text = f"{'k-NN' if key == 'knn' else 'k-NN mAP'} at the last check {check[key]:.1f}%"
+    text = f"at the last check {'k-NN' if key == 'knn' else 'k-NN mAP'} {check[key]:.1f}%"
     if ends is not None:
         text += f" [{ends[0]:.1f}, {ends[1]:.1f}]"
     even = 100 / max(1, len(record.classes))  # chance is at least that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard, ModelCardData
@@ -18,6 +18,50 @@ if TYPE_CHECKING:
     from supancl.use.exporting import Exported
 
 PROTOCOLS = {"knn": "k-NN", "linear": "linear classifier", "transfer": "transfer", "finetune": "fine-tuning"}
+OURS = "import supancl.use.timm_models  # registers the architecture with timm\n"
+# per format the ways to load it: lines that turn `images` into `features`
+LOADING = {
+    "hf": {
+        "timm": """{ours}import timm
+
+model = timm.create_model("local-dir:.", pretrained=True).eval()  # num_classes=N adds a classifier
+features = model(images)""",
+        "timm, from the file alone": """{ours}import timm
+
+file = "model.safetensors"
+model = timm.create_model("{timm}", checkpoint_path=file, num_classes=0{timm_arguments})
+features = model.eval()(images)""",
+        "transformers": """{ours}from transformers import AutoModel
+
+model = AutoModel.from_pretrained(".").eval()
+features = model(images).pooler_output""",
+        "supancl": """import supancl
+
+encoder = supancl.load_encoder(".")
+features = encoder(images)""",
+    },
+    "torchvision": {
+        "torchvision": """import torch
+import torchvision
+
+model = torchvision.models.get_model("{torchvision}", weights=None{torchvision_arguments})
+model.set_submodule("{classifier}", torch.nn.Identity())
+model.load_state_dict(torch.load("torchvision.pth", weights_only=True))
+features = model.eval()(images)""",
+    },
+    "pt2": {
+        "torch.export": """import torch
+
+model = torch.export.load("model.pt2").module()
+features = model(images)""",
+    },
+    "onnx": {
+        "onnxruntime": """import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+(features,) = session.run(["features"], {{"images": images.numpy()}})""",
+    },
+}
 TEMPLATE = """---
 {{ card_data }}
 ---
@@ -98,22 +142,20 @@ as a fraction of the largest feature.
 
 def write_card(title: str, evaluated: EvaluatedEncoder, exported: Exported, written: dict[str, Any]) -> ModelCard:
     """The card, with Hugging Face's header."""
-    encoder, spec, settings = exported.encoder, exported.encoder.spec, exported.preprocessing
-    has_hf, is_vector = "hf" in written, spec.name == "linear"
-    kind = {1: "grey", 3: "RGB"}.get(spec.channels, f"{spec.channels}-channel")
-    images = f"vectors of {spec.channels * spec.size} numbers" if is_vector else f"{kind} images of {spec.size} px"
-    run = evaluated.run
+    spec, run, has_hf = exported.encoder.spec, evaluated.run, "hf" in written
+    is_vector, mode = spec.name == "linear", "grey" if spec.channels == 1 else "RGB"
+    library = ["timm", "transformers"] * has_hf
     card: ModelCard = ModelCard.from_template(
         ModelCardData(
             library_name="timm" if has_hf else None,
             license="other",
             pipeline_tag="image-feature-extraction",
-            tags=["supancl", *["timm", "transformers"] * has_hf],
+            tags=["supancl", *library],
         ),
         template_str=TEMPLATE,
         title=make_visible(title),
-        images=images,
-        width=encoder.width,
+        images=f"vectors of {spec.size} numbers" if is_vector else f"{mode} images of {spec.size} px",
+        width=exported.encoder.width,
         architecture=make_visible(spec.name),
         version=__version__,
         started_from=run is not None and run.read_init() is not None,
@@ -122,11 +164,11 @@ def write_card(title: str, evaluated: EvaluatedEncoder, exported: Exported, writ
         heads=exported.timm_name.arguments.get("num_heads") if has_hf else None,
         size=None if is_vector else spec.size,
         short_side=spec.size if exported.is_whole else round(spec.size * 8 / 7),
-        mode="grey" if spec.channels == 1 else "RGB",
+        mode=mode,
         pillow="L" if spec.channels == 1 else "RGB",
-        mean=settings["mean"],
-        std=settings["std"],
-        training=[(name, make_visible(text)) for name, text in _training(evaluated)],
+        mean=exported.preprocessing["mean"],
+        std=exported.preprocessing["std"],
+        training=[(name, make_visible(text)) for name, text in _training(evaluated).items()],
         results=[[make_visible(text) for text in row] for row in _results(evaluated)],
         origin=make_visible(exported.origin),
         files={name: (list(row["files"]), row["difference"]) for name, row in written.items()},
@@ -134,71 +176,44 @@ def write_card(title: str, evaluated: EvaluatedEncoder, exported: Exported, writ
     return card
 
 
-def loading_code(exported: Exported, written: dict[str, Any]) -> dict[str, str]:
-    """Per way of loading the lines that turn `images` into `features`."""
-    code: dict[str, str] = {}
+def loading_code(exported: Exported, written: Iterable[str]) -> dict[str, str]:
+    """Per way of loading its lines."""
+
+    def keywords(arguments: dict[str, Any]) -> str:
+        return "".join(f", {key}={value!r}" for key, value in arguments.items())
+
+    values = {"ours": OURS * exported.timm_name.is_ours, "timm": exported.timm_name.architecture}
     if "hf" in written:
-        name, arguments = exported.timm_name.architecture, _keywords(exported.timm_arguments)
-        ours = "import supancl.use.timm_models  # registers the architecture with timm\n" * exported.timm_name.is_ours
-        code["timm"] = (
-            f'{ours}import timm\n\nmodel = timm.create_model("local-dir:.", pretrained=True).eval()'
-            "  # num_classes=N adds a classifier\nfeatures = model(images)"
-        )
-        code["timm, from the file alone"] = (
-            f"{ours}import timm\n\nmodel = timm.create_model(\n"
-            f'    "{name}", checkpoint_path="model.safetensors", num_classes=0{arguments}\n'
-            ")\nfeatures = model.eval()(images)"
-        )
-        code["transformers"] = (
-            f'{ours}from transformers import AutoModel\n\nmodel = AutoModel.from_pretrained(".").eval()\n'
-            "features = model(images).pooler_output"
-        )
-        code["supancl"] = 'import supancl\n\nencoder = supancl.load_encoder(".")\nfeatures = encoder(images)'
+        values["timm_arguments"] = keywords(exported.timm_body[1])
     if "torchvision" in written:
-        name, given, classifier = exported.torchvision_model
-        code["torchvision"] = (
-            "import torch\nimport torchvision\n\n"
-            f'model = torchvision.models.get_model("{name}", weights=None{_keywords(given)})\n'
-            f'model.set_submodule("{classifier}", torch.nn.Identity())\n'
-            'model.load_state_dict(torch.load("torchvision.pth", weights_only=True))\n'
-            "features = model.eval()(images)"
-        )
-    if "pt2" in written:
-        code["torch.export"] = (
-            'import torch\n\nmodel = torch.export.load("model.pt2").module()\nfeatures = model(images)'
-        )
-    if "onnx" in written:
-        code["onnxruntime"] = (
-            'import onnxruntime\n\nsession = onnxruntime.InferenceSession("model.onnx")\n'
-            '(features,) = session.run(["features"], {"images": images.numpy()})'
-        )
-    return code
+        values["torchvision"], arguments, values["classifier"] = exported.torchvision_model
+        values["torchvision_arguments"] = keywords(arguments)
+    return {way: code.format(**values) for name in written for way, code in LOADING[name].items()}
 
 
-def _keywords(arguments: dict[str, Any]) -> str:
-    return "".join(f", {key}={value!r}" for key, value in arguments.items())
-
-
-def _training(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, str]]:
-    """Data, recipe and versions of a run."""
+def _training(evaluated: EvaluatedEncoder) -> dict[str, str]:
+    """Data, recipe and versions of a run; empty without one."""
     recipe, run = evaluated.recipe, evaluated.run
     if recipe is None or run is None:
-        return
+        return {}
     data, versions, start = run.read_data()[0], run.read_versions(), run.read_init()
-    yield "Data", " + ".join(data_name(source) for source in recipe.data.all_sources)
-    yield (
-        "Images",
-        ", ".join(f"{key}: {data[key]}" for key in ("train", "labelled", "held_out", "classes") if key in data),
-    )
-    yield "Recipe", f"`{recipe.name}` (method {recipe.method})"
-    yield "Epochs, batch size, seed", f"{recipe.train.epochs}, {recipe.train.batch_size}, {recipe.train.seed}"
-    if (alpha := getattr(recipe.loss, "alpha", None)) is not None:
-        yield "alpha", f"{alpha:g}"
-    if start is not None:
-        yield "Started from", f"other weights (digest {start['digest'][:12]})"
-    if early := run.describe_early_end(recipe):
-        yield "Not finished", early
-    yield "Versions", ", ".join(f"{name} {versions[name]}" for name in ("supancl", "torch") if name in versions)
+    counts = {key: data[key] for key in ("train", "labelled", "held_out", "classes") if key in data}
+    settings: dict[str, Any] = {
+        "epochs": recipe.train.epochs,
+        "batch size": recipe.train.batch_size,
+        "seed": recipe.train.seed,
+    }
+    settings |= {"alpha": recipe.loss.alpha} if hasattr(recipe.loss, "alpha") else {}
+    about = {
+        "Data": " + ".join(data_name(source) for source in recipe.data.all_sources),
+        "Images": ", ".join(f"{key}: {count}" for key, count in counts.items()),
+        "Recipe": f"`{recipe.name}` (method {recipe.method})",
+        "Settings": ", ".join(f"{key} {value}" for key, value in settings.items()),
+        "Started from": "" if start is None else f"other weights (digest {start['digest'][:12]})",
+        "Not finished": run.describe_early_end(recipe),
+        "Versions": ", ".join(f"{name} {versions[name]}" for name in ("supancl", "torch") if name in versions),
+    }
+    return {name: text for name, text in about.items() if text}
 
 
 def _results(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, ...]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +28,7 @@ from supancl.reporter import current_reporter, say, track_task
 from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders
 
 if TYPE_CHECKING:
+    import pyarrow
     import torch
 
     from supancl.core.encoders import Encoder
@@ -140,8 +141,13 @@ class Embedding:
     held_out: np.ndarray | None
     folder: str
 
-    def chunks(self) -> Iterator[tuple[dict[str, Sequence[Any]], np.ndarray]]:
-        """Columns (path, label, split and, if known, held_out) and features of a part of a split at a time."""
+    def tables(self, is_text: bool) -> Iterator[pyarrow.Table]:
+        """Columns path, label, split, held_out if known, f0, f1, ..., of a part of a split at a time.
+
+        In a file of text a spreadsheet must not take a cell for a formula.
+        """
+        import pyarrow
+
         for name, features in self.features.items():
             split = self.data.splits[name]
             paths = names_of(split)
@@ -149,11 +155,15 @@ class Embedding:
                 paths = [path_in_table(path, self.folder) for path in paths]
             for start in range(0, len(paths), ROWS_AT_A_TIME):
                 rows = slice(start, start + ROWS_AT_A_TIME)
-                texts = label_cells(split.all_labels, torch.arange(len(paths))[rows], self.data.classes)
-                columns: dict[str, Sequence[Any]] = {"path": paths[rows], "label": texts, "split": [name] * len(texts)}
+                labels = label_cells(split.all_labels, torch.arange(len(paths))[rows], self.data.classes)
+                columns: dict[str, Any] = {"path": paths[rows], "label": labels, "split": [name] * len(labels)}
+                for key in ("path", "label"):
+                    cells = map(make_writable, columns[key])
+                    columns[key] = [escape_formula(cell) if is_text else cell for cell in cells]
                 if self.held_out is not None:
-                    columns["held_out"] = self.held_out[rows].tolist() if name == "train" else [True] * len(texts)
-                yield columns, features.values[rows].numpy()
+                    columns["held_out"] = self.held_out[rows] if name == "train" else np.ones(len(labels), bool)
+                values = features.values[rows].numpy()
+                yield pyarrow.table({**columns, **{f"f{i}": column for i, column in enumerate(values.T)}})
 
 
 def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Output, view: View) -> Features:
@@ -212,36 +222,23 @@ def write_npz(embedding: Embedding, path: Path) -> None:
 
 def write_csv(embedding: Embedding, path: Path) -> None:
     """A row per image: path, label, split, held_out if known, f0, f1, ..."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        for number, (columns, values) in enumerate(embedding.chunks()):
-            if not number:
-                writer.writerow([*columns, *_feature_names(values)])
-            for texts, row in zip(zip(*columns.values(), strict=True), values, strict=True):
-                # str of a float32: the shortest text that reads back as the same number
-                writer.writerow([*(escape_formula(make_writable(str(text))) for text in texts), *map(str, row)])
+    from pyarrow.csv import CSVWriter
+
+    _write_tables(CSVWriter, embedding.tables(is_text=True), path)
 
 
 def write_parquet(embedding: Embedding, path: Path) -> None:
     """The columns of `write_csv`, with numbers as float32."""
-    import pyarrow
-    from pyarrow import parquet
+    from pyarrow.parquet import ParquetWriter
 
-    writer = None
-    try:
-        for columns, values in embedding.chunks():
-            texts = {name: [make_writable(text) for text in columns[name]] for name in ("path", "label")}
-            numbers = dict(zip(_feature_names(values), values.T, strict=True))
-            table = pyarrow.table({**columns, **texts, **numbers})
-            writer = writer or parquet.ParquetWriter(path, table.schema)
+    _write_tables(ParquetWriter, embedding.tables(is_text=False), path)
+
+
+def _write_tables(kind: Any, tables: Iterator[pyarrow.Table], path: Path) -> None:
+    first = next(tables)
+    with kind(path, first.schema) as writer:
+        for table in chain([first], tables):
             writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
-
-
-def _feature_names(values: np.ndarray) -> list[str]:
-    return [f"f{i}" for i in range(values.shape[1])]
 
 
 WRITERS: dict[str, Callable[[Embedding, Path], None]] = {

@@ -105,10 +105,11 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             images = self._images(X, reset=True)
             labels, classes = number_classes(y, len(images))
             self.method_ = self._method(len(classes))
-            is_vectors = self._is_vectors(images)
+            is_vectors = _is_table(images)
             requested = self._recipe(images.shape[1] if is_vectors else None)
             if is_vectors:
-                self._center, self._scale = measure_columns(images)
+                scale = images.std(0)
+                self._center, self._scale = images.mean(0), np.where(scale > 0, scale, 1.0)
                 data = vector_data(self._standardize(images), labels, requested)
             else:
                 data = cast(Data, open_given(requested, (images, labels)))
@@ -122,7 +123,7 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         check_is_fitted(self)
         with _as_value_error():
             images = self._images(X, reset=False)
-            is_vectors = self._is_vectors(images)
+            is_vectors = _is_table(images)
             if is_vectors != (self.encoder_.spec.name == "linear"):
                 raise BadInput("the encoder was fitted to images or to vectors, and these are the other (image_shape)")
             if not is_vectors:
@@ -138,7 +139,7 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         check_is_fitted(self)
         names = ("method_", "n_features_in_", "feature_names_in_", "_center", "_scale", "_short_side")
         fitted = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        parameters = {name: _plain(value) for name, value in self.get_params().items()}
+        parameters = self.get_params()
         content = {
             "parameters": parameters,
             "fitted": fitted,
@@ -168,14 +169,11 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     def __getstate__(self) -> dict[str, Any]:
         """As scikit-learn pickles it, with the encoder on the CPU: it may be read where there is no GPU."""
         state = dict(super().__getstate__())
-        if "encoder_" in state and next(state["encoder_"].parameters()).device.type != "cpu":
+        if "encoder_" in state:
             state["encoder_"] = copy.deepcopy(state["encoder_"]).cpu()
         return state
 
     # --- input --------------------------------------------------------------------------------------------------------
-
-    def _is_vectors(self, images: Any) -> bool:
-        return isinstance(images, np.ndarray) and images.ndim == 2
 
     def _images(self, X: Any, reset: bool) -> Any:
         """The images as an array or a list; rows of pixels in their shape, vectors as float64."""
@@ -204,25 +202,19 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     def _method(self, classes: int) -> str:
         if self.method not in METHODS:
             raise BadInput(f"unknown method {self.method!r}{did_you_mean(str(self.method), METHODS)}")
-        if classes > 1 or self.method not in (*WITHOUT_LABELS, "crossentropy"):
-            return self.method
-        if self.method == "crossentropy":
+        if classes < 2 and self.method == "crossentropy":
             raise BadInput("crossentropy needs labels of at least two classes; give them as y, or choose simsiam")
-        return WITHOUT_LABELS[self.method]
+        return self.method if classes > 1 else WITHOUT_LABELS.get(self.method, self.method)
 
     def _recipe(self, vector_size: int | None) -> Recipe:
         base = recipe(f"auto.{self.method_}") if vector_size is None else vector_recipe(self.method_, vector_size)
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(np.iinfo(np.int32).max)
-        settings: dict[str, Any] = {**ALWAYS, "train.seed": seed}
-        if not self.verbose:
-            settings["train.monitor_every"] = 0
-        if self.epochs is not None:
-            settings["train.epochs"] = self.epochs
-        if self.alpha is not None and self.method_ == self.method:  # the variant without labels has no such term
-            settings["loss.alpha"] = self.alpha
-        return with_settings(base, {**settings, **(self.settings or {})})
+        alpha = self.alpha if self.method_ == self.method else None  # the variant without labels has no such term
+        given = {"train.epochs": self.epochs, "loss.alpha": alpha, "train.monitor_every": None if self.verbose else 0}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return with_settings(base, {**ALWAYS, "train.seed": seed, **chosen, **(self.settings or {})})
 
     def _train(self, requested: Recipe, data: Data) -> tuple[Encoder, Recipe]:
         with TemporaryDirectory(prefix="supancl-") as folder:
@@ -246,6 +238,11 @@ def _as_value_error() -> Iterator[None]:
         raise error if isinstance(error, ValueError) else InvalidInput(str(error)) from None
 
 
+def _is_table(images: Any) -> bool:
+    """Whether these are vectors, not images."""
+    return isinstance(images, np.ndarray) and images.ndim == 2
+
+
 def _is_list_of_images(X: Any) -> bool:
     """Whether this is a list, an array or a column of Pillow images, paths or arrays, not a table of numbers."""
     if hasattr(X, "shape") or hasattr(X, "__array__"):
@@ -254,18 +251,12 @@ def _is_list_of_images(X: Any) -> bool:
     return isinstance(first, (str, Path, Image.Image)) or np.ndim(first) >= 2
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
-
-
 def as_images(rows: np.ndarray, image_shape: tuple[int, ...]) -> np.ndarray:
     """Rows of pixels as images (N, H, W, C) of uint8."""
     if np.ndim(image_shape) != 1 or len(image_shape) not in (2, 3) or rows.shape[1] != int(np.prod(image_shape)):
         raise BadInput(f"image_shape = {image_shape}: rows have {rows.shape[1]} values; give (H, W) or (H, W, C)")
-    low, high = rows.min(), rows.max()
-    if low < 0 or high > 255 or (rows != np.round(rows)).any():
-        way_out = "multiply them by 255 and round" if low >= 0 and high <= 1 else "scale them first"
-        raise BadInput(f"pixels from {low:g} to {high:g}: they must be whole numbers from 0 to 255; {way_out}")
+    if rows.min() < 0 or rows.max() > 255 or (rows != np.round(rows)).any():
+        raise BadInput(f"pixels from {rows.min():g} to {rows.max():g}: they must be whole numbers from 0 to 255")
     return rows.astype(np.uint8).reshape(len(rows), *image_shape)
 
 
@@ -298,9 +289,7 @@ def number_classes(y: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
 def vector_recipe(method: str, size: int) -> Recipe:
     """The recipe for vectors: the toy study's encoder and masks (App. B), with the heads and rates for the digits."""
     base = recipe(f"digits.{method}")
-    unused = {name for name in FIT_TO_VECTORS if name not in base.fields()}
-    if base.pool.kind == "none":
-        unused.add("pool.size")
+    chosen = set(FIT_TO_VECTORS) & set(base.fields()) - ({"pool.size"} if base.pool.kind == "none" else set())
     return replace(
         base,
         name=f"vectors.{method}",
@@ -308,17 +297,8 @@ def vector_recipe(method: str, size: int) -> Recipe:
         data=DataSpec(),
         views=Masks(),
         encoder=EncoderSpec("linear", channels=1, size=size, width=min(MAX_WIDTH, size), mean=(0.0,), std=(1.0,)),
-        sources={
-            **base.sources,
-            **dict.fromkeys((name for name in FIT_TO_VECTORS if name not in unused), TO_BE_CHOSEN),
-        },
+        sources={**base.sources, **dict.fromkeys(sorted(chosen), TO_BE_CHOSEN)},
     )
-
-
-def measure_columns(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each column; 1 for a constant one."""
-    scale = rows.std(0)
-    return rows.mean(0), np.where(scale > 0, scale, 1.0)
 
 
 def vector_data(rows: np.ndarray, labels: np.ndarray, requested: Recipe) -> Data:
@@ -341,7 +321,7 @@ def write_estimator(folder: Path, encoder: Encoder, content: dict[str, Any]) -> 
     """Write a fitted estimator to a new folder, and return it."""
     output = Output(folder, setting="folder").check()
     try:
-        text = json.dumps({**content, "version": VERSION}, default=_to_list)
+        text = json.dumps({**content, "version": VERSION}, default=_to_plain)
     except TypeError as error:
         raise BadInput(f"a parameter of the estimator cannot be written as JSON ({error}); use plain values") from None
     classes, side = tuple(map(str, content["classes"])), content["fitted"].get("_short_side")
@@ -351,7 +331,9 @@ def write_estimator(folder: Path, encoder: Encoder, content: dict[str, Any]) -> 
     return folder
 
 
-def _to_list(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} {value!r}")

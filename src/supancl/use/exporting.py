@@ -115,10 +115,6 @@ class Exported:
         self.check_tensors(body, f"timm's {name.architecture}")
         return body, arguments
 
-    @property
-    def timm_arguments(self) -> dict[str, Any]:
-        return self.timm_body[1]
-
     @cached_property
     def torchvision_model(self) -> tuple[str, dict[str, Any], str]:
         """The name, arguments and classifier of torchvision's model; refuses an encoder that torchvision lacks."""

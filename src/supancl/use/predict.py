@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
 from supancl.data.opening import check_source
 from supancl.data.views.evaluation import View
-from supancl.errors import BadInput, plural
-from supancl.files import Output
+from supancl.errors import BadInput
+from supancl.files import Output, escape_formula, make_writable, path_in_table
 from supancl.reporter import say, warn
-from supancl.reports.prediction_table import write_predictions
 from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
+
+if TYPE_CHECKING:
+    from supancl.use.predicting import Predictions
+
+COLUMNS = ("path", "label", "confidence", "unlike", "source", "split")
 
 
 def predict(
@@ -30,7 +36,7 @@ def predict(
 ) -> dict[str, Any]:
     """Label images with a run or a trained network, and write a table.
 
-    The table is a source itself: `supancl pretrain --data labels.csv`.
+    Images unlike anything seen come first in it. The table is a source itself: `supancl pretrain --data labels.csv`.
 
     Parameters
     ----------
@@ -72,64 +78,69 @@ def predict(
         if classifier not in (None, "knn"):
             raise BadInput(f"k = {k}: only for classifier knn; leave it out")
     (evaluated,) = open_encoders(encoder, options, saves_results=False)
-    from supancl.evaluation.predicting import PredictSettings, predict_labels
+    from supancl.reports.verdict import judge_result
+    from supancl.use.predicting import PredictSettings, predict_labels
 
     settings = PredictSettings("knn" if k is not None else classifier, references, k, all, view)
     predictions = predict_labels(evaluated, source, settings)
-    changed = write_predictions(predictions, output)
+    changed = write_table(predictions, output)
     result = {"out": str(table), **predictions.summary}
     for line in describe(result):
         say(line)
+    quality = judge_result(result)
+    if quality is not None and not quality.is_above_chance:
+        warn(f"{table}: these labels are {quality.text}; label more images, or name another encoder")
     if changed:
         warn(f"{table}: names written with escapes: {changed}; rename these files to use the table as data")
-    if predictions.unreadable_classes:
-        warn(
-            f"{table}: read as data, it would lack the class {predictions.unreadable_classes[0]!r}: a ';' separates "
-            "labels, spaces around a name are cut off, and -1 is no label; rename the class first"
-        )
     if not predictions.has_files:
         say(f"the images of {source} are no files, so {table} cannot be used as data")
     return result
 
 
+def write_table(predictions: Predictions, out: Output) -> int:
+    """Write the table; returns how many names could not be written as they are."""
+    folder, changed = os.path.join(out.path.parent.resolve(), ""), 0
+
+    def write(temporary: Path) -> None:
+        nonlocal changed
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            for path, label, confidence, unlike, split in predictions.rows:
+                name = path_in_table(path, folder) if predictions.has_files else escape_formula(path)
+                readable = make_writable(name)
+                changed += readable != name
+                numbers = ("", "") if confidence is None else (f"{confidence:.4f}", "yes" if unlike else "no")
+                source = "given" if confidence is None else "predicted"
+                writer.writerow((readable, escape_formula(make_writable(label)), *numbers, source, split))
+
+    out.write(write)
+    return changed
+
+
 def describe(result: dict[str, Any]) -> list[str]:
-    """What is in the table, what its confidence means, and how many images are unlike the references."""
+    """What is in the table, how often it is expected to be right, and how many images are unlike the references."""
     names = {"knn": f"k-NN, k = {result.get('k')}", "means": "nearest class mean"}
     name = names.get(result["classifier"], result["classifier"])
-    given = f", {result['given']} had a label" if result["given"] else ""
-    lines = [f"{result['out']}: labels of {plural(result['predicted'], 'image')} predicted ({name}){given}"]
+    lines = [f"{result['out']}: labels predicted: {result['predicted']} ({name}), given: {result['given']}"]
     if "label_threshold" in result:
-        lines += describe_several(result)
+        lines.append(f"labels: classes of probability {result['label_threshold']:g} or more, at least one")
     if result["checked_on"]:
-        key, what = ("accuracy", "") if "accuracy" in result else ("least_sure_right", "least sure label ")
-        chance = f", chance {result['chance']:.1f}%" if "chance" in result else ""
-        low, high = result[f"{key}_interval"]
-        right = f"{what}{result[key]:.1f}% [{low:.1f}, {high:.1f}]"
-        how = "labelled images, cross-validated" if result.get("cross_validated") else "held-out images"
-        lines.append(
-            f"expected: {right} right{chance} ({result['checked_on']} {how}); "
-            f"mean confidence {result['mean_confidence']:.1f}%"
-        )
+        figures = {"accuracy": "right", "map": "mAP", "f1": "F1", "least_sure_right": "of the least sure labels right"}
+        values = [
+            f"{result[key]:.1f}% [{result[f'{key}_interval'][0]:.1f}, {result[f'{key}_interval'][1]:.1f}] {figure}"
+            for key, figure in figures.items()
+            if result.get(key) is not None
+        ]
+        values.insert(1, f"chance {result['chance']:.1f}%")
+        how = "cross-validated" if result.get("cross_validated") else "held-out"
+        confidence = f"mean confidence {result['mean_confidence']:.1f}%"
+        lines.append(f"expected: {', '.join(values)} ({how} images: {result['checked_on']}); {confidence}")
     else:
         lines.append("confidence: not fitted, because no labelled image was held out; do not take it for a probability")
     limit = f"cosine to the nearest reference below {result['threshold']:.3f}"
-    lines.append(f"unlike anything seen: {plural(result['unlike'], 'image')} ({limit})")
+    lines.append(f"unlike anything seen: {result['unlike']} ({limit}); they come first in the table")
     if "compared" in result:
         fitted = "; the classifier was fitted on some of them, so this is no accuracy" * result["fitted_on_some"]
-        lines.append(
-            f"{result['agreeing']} of {plural(result['compared'], 'labelled image')} predicted as given{fitted}"
-        )
-    return lines
-
-
-def describe_several(result: dict[str, Any]) -> list[str]:
-    """From which probability on a class is a label, and how good the labels of held-out images are."""
-    images = plural(result["checked_on"], "held-out image")
-    lines = [f"labels: classes of probability {result['label_threshold']:g} or more, at least one"]
-    if result["checked_on"]:
-        values = [
-            f"{name} {result[key]:.1f}% [{result[f'{key}_interval'][0]:.1f}, {result[f'{key}_interval'][1]:.1f}]"
-            for name, key in (("mAP", "map"), ("F1", "f1"))
-        ]
-        lines.append(f"{', '.join(values)} of {images}")
+        lines.append(f"predicted as given: {result['agreeing']} of {result['compared']} labelled images{fitted}")
     return lines

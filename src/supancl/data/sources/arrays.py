@@ -6,7 +6,6 @@ import contextlib
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -14,8 +13,9 @@ import numpy as np
 
 from supancl.core.labels import Labels
 from supancl.data.labels import labels_of_splits, pairs_from_matrix
-from supancl.data.sources.toy import toy_source
-from supancl.data.splits import NO_LABEL, DataSpec, Source, full_split, sorted_names
+from supancl.data.listing import Listing, list_stored
+from supancl.data.sources.toy import list_toy
+from supancl.data.splits import NO_LABEL, DataSpec, full_split, sorted_names
 from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.files import check_fits_memory, check_zip, open_regular
@@ -34,20 +34,20 @@ MAX_CLASSES = 1_000_000  # a larger label is hardly a class number: each number 
 Header = tuple[tuple[int, ...], "np.dtype[Any]"]  # shape and type
 
 
-def digits_source(channels: int) -> Source:
+def list_digits(channels: int) -> Listing:
     """The 1,797 handwritten digits (8 x 8) that ship inside scikit-learn."""
     from sklearn.datasets import load_digits
 
     dataset = load_digits()
     images = (dataset.images * (255 / 16)).round().astype(np.uint8)
-    return source_from_arrays({"train": (images, dataset.target)}, channels, "digits", tuple("0123456789"))
+    return list_arrays({"train": (images, dataset.target)}, channels, "digits", tuple("0123456789"))
 
 
 FROM_PYTHON = "arrays"  # the source of a run on arrays or lists in Python, which are not kept
-BUILT_IN: dict[str, Callable[[int], Source]] = {"digits": digits_source, "toy": toy_source}
+BUILT_IN: dict[str, Callable[[int], Listing]] = {"digits": list_digits, "toy": list_toy}
 
 
-def read_npz(path: Path, channels: int, max_labels: int = DataSpec.max_labels) -> Source:
+def read_npz(path: Path, channels: int, max_labels: int = DataSpec.max_labels) -> Listing:
     """A source from train_images and train_labels, and optionally val_*, test_* and class_names."""
     try:
         with open_npz(path) as archive:
@@ -59,7 +59,7 @@ def read_npz(path: Path, channels: int, max_labels: int = DataSpec.max_labels) -
         raise BadInput(f"{path}: cannot be read ({reason}); save it with numpy.savez and plain arrays") from None
 
 
-def _read_npz(archive: NpzArchive, channels: int, max_labels: int) -> Source:
+def _read_npz(archive: NpzArchive, channels: int, max_labels: int) -> Listing:
     """Only the arrays that are needed are read, and only after the headers of all of them were checked."""
     path, headers = archive.path, archive.headers
     if "class_names" in headers:
@@ -88,27 +88,17 @@ def _read_npz(archive: NpzArchive, channels: int, max_labels: int) -> Source:
     labels = {split: archive.read(name) for split in splits if (name := f"{split}_labels") in headers}
     arrays = {split: (images[split], labels.get(split, np.full(len(images[split]), -1))) for split in splits}
     classes = None if class_names is None else tuple(map(str, class_names))
-    source = source_from_arrays(arrays, channels, str(path), classes, max_labels)
-    return replace(source, remarks=(*source.remarks, *_label_remarks(archive, splits, names)))
+    return list_arrays(arrays, channels, str(path), classes, max_labels)
 
 
-def _label_remarks(archive: NpzArchive, splits: Sequence[str], names: Sequence[str]) -> Iterator[str]:
-    """A remark on images without labels; it names arrays that may hold them under another name."""
-    unlabelled = [split for split in splits if f"{split}_labels" not in archive.headers]
-    if unlabelled:
-        others = ", ".join(sorted(set(archive.headers) - set(names)))
-        rename = f"; labels in {others} must be called {unlabelled[0]}_labels" if others else ""
-        yield f"{archive.path}: no {unlabelled[0]}_labels, so the images of {unlabelled[0]} have no label{rename}"
-
-
-def source_from_arrays(
+def list_arrays(
     splits: dict[str, tuple[np.ndarray, np.ndarray]],
     channels: int,
     location: str,
     classes: tuple[str, ...] | None,
     max_labels: int = DataSpec.max_labels,
-) -> Source:
-    """A source from (images, labels) by split; `location` names it in messages.
+) -> Listing:
+    """A listing of (images, labels) by split; `location` names it in messages.
 
     Labels are (N,), or weights (N, C) of several or soft labels, one column per class.
     """
@@ -127,19 +117,13 @@ def source_from_arrays(
         counts = ", ".join(f"{name} {depth}" for name, depth in depth_by_split.items())
         raise BadInput(f"{location}: images have different channel counts ({counts}); convert them to one")
     highest_label = max(int(split.labels.max()) if len(split) else -1 for split in by_split.values())
-    remarks = []
     if classes is None:
         classes = tuple(str(i) for i in range(highest_label + 1))
-        if absent := len(classes) - len({label for split in by_split.values() for label in split.class_ids()}):
-            remarks.append(
-                f"{location}: of the classes 0 to {highest_label}, {plural(absent, 'has', 'have')} no image; number "
-                "them without gaps, or use names as labels"
-            )
     if highest_label >= len(classes):
         raise BadInput(
             f"{location}: label {highest_label} has no name; class_names has {len(classes)}, give one per label"
         )
-    return Source(by_split, classes, tuple(remarks))
+    return list_stored(by_split, classes, location)
 
 
 def _check_class_names(classes: Sequence[str], location: str) -> None:

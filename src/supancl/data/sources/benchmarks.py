@@ -12,19 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from supancl.data.listing import OFFICIAL_SPLITS, SPLITS, Listing, list_entries
+from supancl.data.preparing import SPLIT_SEED
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark, Use
-from supancl.data.sources.benchmark_splits import assign_splits
 from supancl.data.sources.cifar import ArrayReader
-from supancl.data.sources.layouts import Entry, FileReader, OfficialList
-from supancl.data.splits import Listing, Source, Split
-from supancl.errors import BadInput, did_you_mean, plural
+from supancl.data.sources.layouts import FileReader
+from supancl.data.splits import Source
+from supancl.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 else:
     from supancl.lazy import torch
 
@@ -94,89 +96,71 @@ def find_benchmarks(root: Path | str, use: Use) -> tuple[str, ...]:
     return tuple(name for name, row in BENCHMARKS.items() if use in row.uses and is_present(name))
 
 
-# --- opening ----------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _OpenBenchmark:
-    """The benchmark being opened, and whether incomplete data are allowed."""
+class _Found(NamedTuple):
+    """The images that the official lists name: official split and class name of each, and whether it is there."""
 
-    name: str
-    row: Benchmark
-    use: Use
     folder: Path
-    partial: bool
-    remarks: list[str]
+    images: Listing | list[Path]
+    official: np.ndarray
+    labels: np.ndarray
+    exists: np.ndarray
+    missing: tuple[str, ...] = ()
 
-    def refuse_or_remark(self, problem: str) -> None:
-        """Refuse the data, or with `partial` add a remark."""
-        if not self.partial:
+
+def _read(name: str, root: Path | str, channels: int) -> _Found:
+    location = find_benchmark(name, root)
+    folder = location.folder
+    if location.arrays is not None:
+        listing = location.arrays(folder, channels)
+        official = np.array(OFFICIAL_SPLITS)[listing.splits]
+        labels = np.array([*listing.classes, ""])[listing.labels.single]  # -1 is the last
+        return _Found(folder, listing, official, labels, np.ones(len(labels), bool))
+    assert location.files is not None
+    listed = location.files(folder)
+    entries = sorted(listed.entries, key=lambda entry: entry[1].as_posix())  # drawn splits depend on the order
+    for entry, following in pairwise(entries):
+        if entry[1] == following[1]:
             raise BadInput(
-                f"{self.name}: {problem} ({self.folder}); see: supancl data check {self.name} --root {self.folder}"
+                f"{entry[1]}: listed twice, for {entry[0]} and for {following[0]}; these are not the official split "
+                "files; download and unpack them again"
             )
-        self.remarks.append(f"{self.name} {INCOMPLETE}: {problem}")
-
-    def final_splits(self, official: Sequence[str], labels: Sequence[str]) -> np.ndarray:
-        """The split of each image, after checking the counts."""
-        splits = assign_splits(self.name, self.row, np.array(official), np.array(labels), self.use)
-        failed = [check for check in _check_rows(self.row, self.use, splits, labels) if not check.ok]
-        if failed:
-            self.refuse_or_remark(
-                ", ".join(f"{check.found:,} {check.what} where {check.wanted} belong" for check in failed)
-            )
-        return splits
+    images = [path for _, path, _ in entries]
+    exists = np.array([path.is_file() for path in images], bool)
+    absent = [images[row].relative_to(folder).as_posix() for row in np.flatnonzero(~exists).tolist()]
+    official, names = [split for split, _, _ in entries], [label for _, _, label in entries]
+    return _Found(folder, images, np.array(official), np.array(names), exists, (*listed.missing, *absent))
 
 
 def list_benchmark(
     name: str, root: Path | str, channels: int, use: Use | None = None, partial: bool = False
-) -> Source | Listing:
+) -> Listing:
     """List a benchmark's images with the splits of the paper; see `supancl.data.opening.open_benchmark`."""
     name = official_name(name)
-    row, location = BENCHMARKS[name], find_benchmark(name, root)
+    row, found = BENCHMARKS[name], _read(name, root, channels)
     use = row.uses[0] if use is None else use
     if use not in row.uses:
         raise BadInput(f"{name} is for {' and '.join(row.uses)}, not for {use}; give its folder instead of its name")
-    benchmark = _OpenBenchmark(name, row, use, location.folder, partial, list(row.remarks))
-    if location.arrays is not None:
-        return _assign_array_splits(benchmark, location.arrays(location.folder, channels))
-    assert location.files is not None
-    entries = _existing_entries(benchmark, location.files(location.folder))
-    splits = benchmark.final_splits([split for split, _, _ in entries], [label for _, _, label in entries])
-    final_entries = [(split, path, label) for split, (_, path, label) in zip(splits.tolist(), entries, strict=True)]
-    cache_name = f"{name}@{location.folder.resolve()}"  # not spec.source: a suite opens many data sets with one spec
-    return Listing(final_entries, location.folder, tuple(benchmark.remarks), cache_name=cache_name)
-
-
-def _existing_entries(benchmark: _OpenBenchmark, listing: OfficialList) -> list[Entry]:
-    """The entries whose files exist."""
-    entries = _sort_entries(listing)
-    missing_paths = _missing_files(entries)
-    missing = [*listing.missing, *(_relative_path(benchmark.folder, path) for path in missing_paths)]
-    if missing:
-        benchmark.refuse_or_remark(f"{missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''} missing")
-        entries = [entry for entry in entries if entry[1] not in missing_paths]
-    if not entries:
-        raise BadInput(f"{benchmark.name}: no images in {benchmark.folder}; see: supancl data check {benchmark.name}")
-    return entries
-
-
-def _assign_array_splits(benchmark: _OpenBenchmark, source: Source) -> Source:
-    final_splits = benchmark.final_splits(*_splits_and_labels(source))
-    splits: dict[str, Split] = {}
-    start = 0
-    for split in source.splits.values():
-        names = final_splits[start : start + len(split)]
-        start += len(split)
-        for name in sorted(set(names.tolist())):
-            splits[name] = split.take(torch.from_numpy(np.flatnonzero(names == name)))
-    return replace(source, splits=splits, remarks=(*source.remarks, *benchmark.remarks))
-
-
-def _splits_and_labels(source: Source) -> tuple[list[str], list[str]]:
-    """Official split and class name ('' if unlabelled) of each image of an array source."""
-    official = [name for name, split in source.splits.items() for _ in range(len(split))]
-    names = (*source.classes, "")  # -1 is the last
-    return official, [names[label] for split in source.splits.values() for label in split.labels.tolist()]
+    labels = found.labels[found.exists]
+    if not len(labels):
+        raise BadInput(f"{name}: no images in {found.folder}; see: supancl data check {name}")
+    splits = assign_splits(name, row, found.official[found.exists], labels, use)
+    problems = [f"missing: {len(found.missing)}, such as {found.missing[0]}"] if found.missing else []
+    rows = _check_rows(row, use, splits, labels.tolist())
+    problems += [f"{check.found:,} {check.what} where {check.wanted} belong" for check in rows if not check.ok]
+    if problems and not partial:
+        advice = f"supancl data check {name} --root {found.folder}"
+        raise BadInput(f"{name}: {', '.join(problems)} ({found.folder}); see: {advice}")
+    remarks = (*row.remarks, *([f"{name} {INCOMPLETE}: {', '.join(problems)}"] if problems else []))
+    if isinstance(found.images, Listing):
+        numbers = np.array([SPLITS.index(split) for split in splits.tolist()], np.uint8)
+        return replace(found.images, splits=numbers, remarks=remarks)
+    paths = [path for path, is_there in zip(found.images, found.exists, strict=True) if is_there]
+    entries = list(zip(splits.tolist(), paths, labels.tolist(), strict=True))
+    cache_name = f"{name}@{found.folder.resolve()}"  # not spec.source: a suite opens many data sets with one spec
+    return list_entries(entries, found.folder, remarks=remarks, cache_name=cache_name)
 
 
 def apply_class_order(source: Source, name: str) -> Source:
@@ -190,25 +174,59 @@ def apply_class_order(source: Source, name: str) -> Source:
     return replace(source, splits=splits, classes=classes)
 
 
-def _sort_entries(listing: OfficialList) -> list[Entry]:
-    """Entries sorted by file name, which drawn splits depend on; a file listed twice is refused."""
-    entries = sorted(listing.entries, key=lambda entry: entry[1].as_posix())
-    for entry, following in pairwise(entries):
-        if entry[1] == following[1]:
+# --- splits that the published data lack, drawn with a fixed seed, in exactly the paper's sizes ---------------------
+
+
+def assign_splits(name: str, row: Benchmark, official: np.ndarray, labels: np.ndarray, use: Use) -> np.ndarray:
+    """The split of each image: the official one, except that trainval (or everything, if there is none) is divided.
+
+    Few-shot has a single split with every image, called train as in any source with a single split.
+    """
+    if use == "few-shot":
+        return np.full(len(official), "train")
+    splits = official.astype("<U8")
+    ids = torch.from_numpy(np.unique(labels, return_inverse=True)[1])
+    if row.per_class is not None:
+        train, val = row.per_class
+        smallest, count = min(Counter(labels.tolist()).items(), key=lambda item: item[1])
+        if count <= train + val:
             raise BadInput(
-                f"{entry[1]}: listed twice, for {entry[0]} and for {following[0]}; these are not the official split "
-                "files; download and unpack them again"
+                f"{name}: class {smallest!r} has too few images: {count}; {train} + {val} go to train and val, and at "
+                "least one for test"
             )
-    return entries
+        ranks = _rank_in_class(ids, SPLIT_SEED)
+        splits = np.where(ranks < train, "train", np.where(ranks < train + val, "val", "test"))
+    elif row.split is not None and (splits == "trainval").any():
+        train, val, _ = row.split
+        trainval = np.flatnonzero(splits == "trainval")
+        count = val if len(trainval) == train + val else round(len(trainval) * val / (train + val))
+        splits[trainval] = "train"
+        splits[trainval[draw_exactly(ids[torch.from_numpy(trainval)], count, SPLIT_SEED).numpy()]] = "val"
+    return splits
 
 
-def _missing_files(entries: list[Entry]) -> dict[Path, None]:
-    """The listed files that do not exist, in order."""
-    return {path: None for _, path, _ in entries if not path.is_file()}
+def draw_exactly(labels: Tensor, count: int, seed: int) -> Tensor:
+    """Positions of `count` items, stratified by class; what rounding down leaves goes to the largest remainders.
+
+    >>> drawn = draw_exactly(torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 1]), 4, seed=0)
+    >>> len(drawn), int((drawn < 6).sum())  # 2.67 and 1.33 of 4
+    (4, 3)
+    """
+    exact_counts = torch.bincount(labels).double() * count / len(labels)
+    quota = exact_counts.floor().long()
+    remainder = count - int(quota.sum())
+    quota[(exact_counts - quota).sort(descending=True, stable=True).indices[:remainder]] += 1
+    return torch.from_numpy(np.flatnonzero(_rank_in_class(labels, seed) < quota[labels].numpy()))
 
 
-def _relative_path(folder: Path, path: Path) -> str:
-    return path.relative_to(folder).as_posix()
+def _rank_in_class(labels: Tensor, seed: int) -> np.ndarray:
+    """The rank of each item in a random order of its class."""
+    keys = torch.rand(len(labels), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).numpy()
+    order = np.lexsort((keys, labels.numpy()))
+    sizes = torch.bincount(labels).numpy()
+    ranks = np.empty(len(labels), dtype=np.int64)
+    ranks[order] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return ranks
 
 
 # --- checking ---------------------------------------------------------------------------------------------------------
@@ -254,35 +272,25 @@ class Check:
 def check_benchmark(name: str, root: Path | str) -> Check:
     """Count classes and images per split, and name missing files; nothing is decoded."""
     name = official_name(name)
-    row, location = BENCHMARKS[name], find_benchmark(name, root)
-    missing: list[str] = []
-    if location.arrays is not None:
-        official, labels = _splits_and_labels(location.arrays(location.folder, 3))
-        exists = np.ones(len(labels), dtype=bool)
-    else:
-        assert location.files is not None
-        listing = location.files(location.folder)
-        entries = _sort_entries(listing)
-        missing_paths = _missing_files(entries)
-        missing = [*listing.missing, *(_relative_path(location.folder, path) for path in missing_paths)]
-        exists = np.array([path not in missing_paths for _, path, _ in entries], dtype=bool)
-        official, labels = [split for split, _, _ in entries], [label for _, _, label in entries]
-    existing_labels = [label for label, present in zip(labels, exists, strict=True) if present]
-    superfluous = [*_surplus_classes(row, labels)]
+    row, found = BENCHMARKS[name], _read(name, root, 3)
+    labels = found.labels[found.exists].tolist()
+    missing = list(found.missing)
+    # of too many classes those with the fewest images: strays are mostly small
+    counts = sorted(Counter(found.labels.tolist()).items(), key=lambda item: (item[1], item[0]))
+    superfluous = [
+        f"a class, perhaps {label!r} (images: {n})" for label, n in counts[: max(len(counts) - row.classes, 0)]
+    ]
     rows: list[CheckRow] = []
     for use in row.uses:
-        splits = (
-            assign_splits(name, row, np.array(official), np.array(labels), use) if labels else np.array([], dtype=str)
-        )
-        rows += [
-            check_row for check_row in _check_rows(row, use, splits[exists], existing_labels) if check_row not in rows
-        ]
-        for split, label, count, (low, high) in _class_sizes(row, splits[exists], existing_labels):
+        splits = assign_splits(name, row, found.official, found.labels, use) if len(found.labels) else found.labels
+        splits = splits[found.exists]
+        rows += [check for check in _check_rows(row, use, splits, labels) if check not in rows]
+        for split, label, count, (low, high) in _class_sizes(row, splits, labels):
             if 0 < count < low:  # a class without images is reported as missing
-                missing.append(f"{split}/{label}/: {plural(low - count, 'image', number_format=',')} or more")
+                missing.append(f"{split}/{label}/: images: {low - count:,} or more")
             elif count > high:
-                superfluous.append(f"{split}/{label}/: {plural(count - high, 'image', number_format=',')}")
-    return Check(name, location.folder, tuple(rows), tuple(missing), tuple(superfluous), row.remarks)
+                superfluous.append(f"{split}/{label}/: images: {count - high:,}")
+    return Check(name, found.folder, tuple(rows), tuple(missing), tuple(superfluous), row.remarks)
 
 
 def _check_rows(row: Benchmark, use: Use, splits: np.ndarray, labels: Sequence[str]) -> list[CheckRow]:
@@ -314,13 +322,6 @@ def _class_sizes(
         for split, bounds in row.class_sizes.items()
         for label in row.class_order
     ]
-
-
-def _surplus_classes(row: Benchmark, labels: Sequence[str]) -> tuple[str, ...]:
-    """If there are too many classes, those with the fewest images: strays are mostly small."""
-    counts = Counter(labels)
-    smallest = sorted(counts.items(), key=lambda item: (item[1], item[0]))[: max(len(counts) - row.classes, 0)]
-    return tuple(f"a class, perhaps {label!r} ({plural(count, 'image')})" for label, count in smallest)
 
 
 # --- where to get them ------------------------------------------------------------------------------------------------

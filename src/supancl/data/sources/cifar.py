@@ -11,10 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from supancl.core.labels import Labels
+from supancl.data.listing import OFFICIAL_SPLITS, SPLITS, Listing, list_stored, take_parts
 from supancl.data.sources import arrays
 from supancl.data.sources.layouts import and_more
-from supancl.data.splits import Source, full_split
-from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -22,13 +24,13 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import torch
 
-ArrayReader = Callable[[Path, int], Source]  # (folder, channels); the splits have their official names
+ArrayReader = Callable[[Path, int], Listing]  # (folder, channels); the splits have their official names
 
 
 def cifar_python(kind: str) -> ArrayReader:
     """Reader of the 'python version' of CIFAR10 or CIFAR100: pickles, opened only if their checksums match."""
 
-    def read(folder: Path, channels: int) -> Source:
+    def read(folder: Path, channels: int) -> Listing:
         from torchvision import datasets
         from torchvision.datasets.utils import check_integrity
 
@@ -50,7 +52,7 @@ def cifar_python(kind: str) -> ArrayReader:
                 "test": local_dataset(folder.parent, train=False),
             }
         pairs = {split: (subset.data, torch.tensor(subset.targets).numpy()) for split, subset in subsets.items()}
-        return arrays.source_from_arrays(pairs, channels, str(folder), tuple(subsets["test"].classes))
+        return arrays.list_arrays(pairs, channels, str(folder), tuple(subsets["test"].classes))
 
     return read
 
@@ -58,13 +60,13 @@ def cifar_python(kind: str) -> ArrayReader:
 def cifar_npz(file: str) -> ArrayReader:
     """Reader of NAME.npz with train_images, train_labels, test_images, test_labels, class_names."""
 
-    def read(folder: Path, channels: int) -> Source:
-        source = arrays.read_npz(folder / file, channels)
-        if set(source.splits) != {"train", "test"}:
-            raise BadInput(
-                f"{folder / file}: it has {', '.join(source.splits)}; it must have train and test, as published"
-            )
-        return replace(source, splits={"trainval": source.splits["train"], "test": source.splits["test"]})
+    def read(folder: Path, channels: int) -> Listing:
+        listing = arrays.read_npz(folder / file, channels)
+        found = [name for name in SPLITS if len(listing.rows_of(name))]
+        if found != ["train", "test"]:
+            raise BadInput(f"{folder / file}: it has {', '.join(found)}; it must have train and test, as published")
+        trainval, train = OFFICIAL_SPLITS.index("trainval"), SPLITS.index("train")
+        return replace(listing, splits=np.where(listing.splits == train, trainval, listing.splits))
 
     return read
 
@@ -79,24 +81,19 @@ FC100_TEST_CLASSES = (
 def fc100(cifar100: ArrayReader) -> ArrayReader:
     """Reader of the meta-test classes of FC100: all 600 images of twenty classes of CIFAR100."""
 
-    def read(folder: Path, channels: int) -> Source:
-        source = cifar100(folder, channels)
+    def read(folder: Path, channels: int) -> Listing:
+        listing = cifar100(folder, channels)
         classes = FC100_TEST_CLASSES
-        missing = sorted(set(classes) - set(source.classes))
+        missing = sorted(set(classes) - set(listing.classes))
         if missing:
             raise BadInput(
                 f"{folder}: no class {missing[0]!r}{and_more(missing)}; FC100 is a subset of CIFAR100 by "
                 "class name, so give data with its names (class_names)"
             )
-        ids = torch.full((len(source.classes),), -1)
-        ids[torch.tensor([source.classes.index(name) for name in classes])] = torch.arange(len(classes))
-        pixels, labels, names = [], [], []
-        for split in source.splits.values():
-            selected = (ids[split.labels] >= 0).nonzero()[:, 0]
-            pixels.append(split.batch(selected).pixels)
-            labels.append(ids[split.labels[selected]])
-            names += split.names_at(selected)
-        all_images = full_split(ArrayImages(torch.cat(pixels)), torch.cat(labels), names)
-        return Source({"test": all_images}, classes, source.remarks)
+        ids = torch.full((len(listing.classes),), -1)
+        ids[torch.tensor([listing.classes.index(name) for name in classes])] = torch.arange(len(classes))
+        rows = (ids[listing.labels.single] >= 0).nonzero()[:, 0]
+        test = take_parts(listing.parts, rows, Labels.of(ids[listing.labels.single[rows]]))
+        return list_stored({"test": test}, classes, folder, remarks=listing.remarks)
 
     return read

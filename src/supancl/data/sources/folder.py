@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 
 from supancl.data.decode import LISTED_SUFFIXES
+from supancl.data.listing import Listing, list_entries
 from supancl.data.sources.arrays import BUILT_IN
-from supancl.data.splits import SPLIT_NAMES, Listing
-from supancl.errors import BadInput, plural
+from supancl.data.splits import SPLIT_NAMES
+from supancl.errors import BadInput
 
 UNLABELLED_FOLDERS = ("unlabelled", "unlabeled", "_unlabelled", "_unlabeled")
 
@@ -22,13 +22,13 @@ def list_folder(root: Path, lenient: bool = False, nested: bool = False) -> List
     An empty class folder is refused, or listed if `lenient`. With `nested`, folders in class folders are classes too,
     with names such as animal/cat.
     """
-    remarks: list[str] = []
     empty: list[Path] = []
-    folders = _split_folders(root, remarks)
+    ignored: list[Path] = []
+    folders = _split_folders(root)
     entries = [
         (split, path, label)
         for split, folder in folders.items()
-        for path, label in _class_files(folder, remarks, empty, nested)
+        for path, label in _class_files(folder, ignored, empty, nested)
     ]
     if empty and not lenient:
         raise BadInput(f"class folder {empty[0]} has no image; fill it or remove it")
@@ -42,9 +42,8 @@ def list_folder(root: Path, lenient: bool = False, nested: bool = False) -> List
         ]
     if not entries:
         raise BadInput(f"{root}: no image in it; add class folders with {', '.join(sorted(LISTED_SUFFIXES))} files")
-    _remark_on_single_class({label for _, _, label in entries if label}, folders["train"], remarks)
-    _remark_on_links({path.parent for _, path, _ in entries}, remarks)
-    return Listing(entries, root, tuple(remarks), empty_folders=tuple(map(str, empty)))
+    remarks = [f"{root}: files that are no images: {len(ignored)}, such as {ignored[0].name}"] if ignored else []
+    return list_entries(entries, root, remarks=tuple(remarks), empty_folders=tuple(map(str, empty)))
 
 
 def check_out_folder(source: str, out: Path) -> None:
@@ -52,7 +51,7 @@ def check_out_folder(source: str, out: Path) -> None:
     root = Path(source)
     if not source or source in BUILT_IN or not root.is_dir():
         return
-    image_folders = [*_split_folders(root, []).values(), *(child for child in root.iterdir() if is_unlabelled(child))]
+    image_folders = [*_split_folders(root).values(), *(child for child in root.iterdir() if is_unlabelled(child))]
     for folder in image_folders:
         try:
             relative = out.resolve().relative_to(folder.resolve())
@@ -80,18 +79,12 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
+def _split_folders(root: Path) -> dict[str, Path]:
     """train/, val/ and test/ below the root; if there are none, or they are classes, the root is train."""
-    children = [child for child in sorted(root.iterdir()) if not is_hidden(child.name)]
-    split_named = [child for child in children if child.name.lower() in SPLIT_NAMES and child.is_dir()]
-    others = [child for child in children if child not in split_named]
-    may_be_class = len(split_named) == 1 and any(child.is_dir() for child in others)
-    if may_be_class and not any(child.is_dir() for child in split_named[0].iterdir()):
-        # CIFAR-100 has a class called train
-        remarks.append(
-            f"{split_named[0]} is read as a class: it has no class folders, and there are other folders next to it"
-        )
-        return {"train": root}
+    children = [child for child in sorted(root.iterdir()) if not is_hidden(child.name) and child.is_dir()]
+    split_named = [child for child in children if child.name.lower() in SPLIT_NAMES]
+    if len(split_named) == 1 and len(children) > 1 and not any(child.is_dir() for child in split_named[0].iterdir()):
+        return {"train": root}  # CIFAR-100 has a class called train
     folders: dict[str, Path] = {}
     for child in split_named:
         split = SPLIT_NAMES[child.name.lower()]
@@ -101,82 +94,37 @@ def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
     if folders and "train" not in folders:
         name = next(iter(folders.values())).name
         raise BadInput(f"{root} has {name}/ but no train/; to use {name}/ as the data, give {root / name}")
-    others = [child for child in others if not is_unlabelled(child)]
-    if folders and others:
-        remarks.append(
-            f"{root}: {', '.join(child.name for child in others)} next to {folders['train'].name}/ is ignored"
-        )
     return folders or {"train": root}
 
 
-def _class_files(folder: Path, remarks: list[str], empty: list[Path], nested: bool) -> Iterable[tuple[Path, str]]:
+def _class_files(folder: Path, ignored: list[Path], empty: list[Path], nested: bool) -> Iterable[tuple[Path, str]]:
     """(file, class) for each image of a split; the class is the first folder below it, '' if none.
 
     With `nested` it is the whole path of folders below the split.
     """
-    ignored: list[Path] = []
     for child in sorted(folder.iterdir()):
         if is_hidden(child.name):
             continue
-        if not child.is_dir():  # a broken link is reported when it is opened
-            if child.suffix.lower() in LISTED_SUFFIXES:
-                yield child, ""
-            else:
-                ignored.append(child)
-            continue
         names: dict[Path, str] = {}  # of folders with an image in them
-        for path in sorted(_iter_files(child)):
-            if path.suffix.lower() in LISTED_SUFFIXES:
-                class_folder = path.parent if nested else child
-                if class_folder not in names:
-                    names[class_folder] = _class_name(class_folder, folder)
-                yield path, names[class_folder]
-            else:
+        is_folder = child.is_dir()  # a broken link is reported when it is opened
+        for path in sorted(_iter_files(child)) if is_folder else [child]:
+            if path.suffix.lower() not in LISTED_SUFFIXES:
                 ignored.append(path)
+                continue
+            class_folder = path.parent if nested or not is_folder else child
+            if class_folder not in names:
+                names[class_folder] = _class_name(class_folder, folder)
+            yield path, names[class_folder]
         filled = {path for class_folder in names for path in (class_folder, *class_folder.parents)}
-        class_folders = [] if is_unlabelled(child) else [path for path, _ in _walk(child)] if nested else [child]
+        is_class = is_folder and not is_unlabelled(child)
+        class_folders = ([path for path, _ in _walk(child)] if nested else [child]) if is_class else []
         empty += [path for path in class_folders if path not in filled]
-    if ignored:
-        kinds = Counter(path.suffix.lower() or "without a suffix" for path in ignored).most_common(5)
-        was_or_were = "was" if len(ignored) == 1 else "were"
-        remarks.append(
-            f"{folder}: {plural(len(ignored), 'file is', 'files are')} of no known image format "
-            f"and {was_or_were} ignored ({', '.join(f'{count} {kind}' for kind, count in kinds)}), such as "
-            f"{ignored[0].name}"
-        )
 
 
 def _class_name(class_folder: Path, split_folder: Path) -> str:
     """The folders from the split to the class, down to one that says unlabelled: '' if that is the first."""
     parts = class_folder.relative_to(split_folder).parts
     return "/".join(takewhile(lambda part: part.lower() not in UNLABELLED_FOLDERS, parts))
-
-
-def _remark_on_single_class(classes: set[str], folder: Path, remarks: list[str]) -> None:
-    """A remark if the only class is a folder of folders, as after unpacking an archive into a folder."""
-    if len(classes) != 1:
-        return
-    class_folder = folder / next(iter(classes))
-    if not class_folder.is_dir():  # only held-out images have labels
-        return
-    subfolders = [
-        child.name for child in sorted(class_folder.iterdir()) if child.is_dir() and not is_hidden(child.name)
-    ]
-    if len(subfolders) > 1:
-        remarks.append(
-            f"{folder}: the only class is {class_folder.name}, which has {len(subfolders)} folders in it, such as "
-            f"{subfolders[0]}; to use those as classes, give {class_folder}"
-        )
-
-
-def _remark_on_links(folders: set[Path], remarks: list[str]) -> None:
-    """A remark if a link makes two classes of one folder, or puts held-out images into train."""
-    first_by_target: dict[str, Path] = {}
-    for folder in sorted(folders):
-        other = first_by_target.setdefault(os.path.realpath(folder), folder)
-        if other != folder:
-            remarks.append(f"{folder} is a link to the same folder as {other}, so its images are used twice")
-            return
 
 
 def _iter_files(folder: Path) -> Iterator[Path]:

@@ -1,7 +1,7 @@
 """Official layouts of the benchmark data sets: which file belongs to which split and class.
 
 A reader gets the data set's folder and lists (split, file, class); nothing is decoded. The split is the official one:
-train, val or test; "trainval" and "all" are divided later (benchmark_splits.py). torchvision has classes for most of
+train, val or test; "trainval" and "all" are divided later (benchmarks.py). torchvision has classes for most of
 these layouts, but keeps their lists private, has no splits of SUN397 and counts Caltech101's files instead of reading
 their names; so the split files are parsed here, and the tests compare the results with torchvision's.
 """

@@ -17,9 +17,10 @@ from PIL import Image
 
 from supancl.data.decode import file_stamp, open_image_bytes, open_image_file
 from supancl.data.labels import LabelSet, join_names, set_of_names
+from supancl.data.listing import Entry, Listing, list_entries
 from supancl.data.sources import arrays
-from supancl.data.splits import SPLIT_NAMES, Entry, Listing, Source
-from supancl.errors import BadInput, did_you_mean, plural
+from supancl.data.splits import SPLIT_NAMES
+from supancl.errors import BadInput, did_you_mean
 from supancl.files import reason
 
 LSUN_CACHE = "torchvision unpickles a cache file in the working folder, which could run code"
@@ -60,7 +61,7 @@ class RowItem:
 # --- torchvision ------------------------------------------------------------------------------------------------------
 
 
-def read_torchvision(text: str, channels: int) -> Source | Listing:
+def read_torchvision(text: str, channels: int) -> Listing:
     """Open torchvision:NAME@ROOT: a class of torchvision.datasets whose files are below ROOT."""
     from torchvision import datasets
 
@@ -81,22 +82,18 @@ def read_torchvision(text: str, channels: int) -> Source | Listing:
     )
     if all(array is not None for array in pixels.values()):
         pairs = {split: (array, labels[split]) for split, array in pixels.items() if array is not None}
-        source = arrays.source_from_arrays(pairs, channels, f"torchvision:{name}", classes)
-        return replace(source, remarks=(*source.remarks, *remarks))
+        return replace(arrays.list_arrays(pairs, channels, f"torchvision:{name}", classes), remarks=tuple(remarks))
     highest_label = max(int(numbers.max(initial=-1)) for numbers in labels.values())
     if classes is None:
         classes = tuple(str(i) for i in range(1 + highest_label))
     if highest_label >= len(classes):
-        raise BadInput(
-            f"torchvision:{name}@{root}: label {highest_label} has no name; it has names for "
-            f"{plural(len(classes), 'class', 'classes')}"
-        )
+        raise BadInput(f"torchvision:{name}@{root}: label {highest_label} has no name; it names {len(classes)} classes")
     entries: list[Entry] = []
     for split, data in datasets_by_split.items():
         items = _list_items(data, f"torchvision:{name}.{split}", Path(root))
         names = [classes[label] if label >= 0 else "" for label in labels[split].tolist()]
         entries += [(split, item, label) for item, label in zip(items, names, strict=True)]
-    return Listing(entries, Path(root), tuple(remarks), classes)
+    return list_entries(entries, f"torchvision:{name}@{root}", classes=classes, remarks=tuple(remarks))
 
 
 def _torchvision_splits(dataset_class: Any, name: str, root: Path) -> tuple[dict[str, Any], list[str]]:
@@ -224,9 +221,7 @@ def list_hugging_face(text: str, channels: int) -> Listing:
     label_sets: dict[str, LabelSet] = {label: set_of_names(label) for label in {label for _, _, label in entries}}
     if classes is not None and not {name for labels in label_sets.values() for name in labels} <= set(classes):
         raise BadInput(f"hf:{text}: only some splits name their classes; cast them to one ClassLabel")
-    has_several = any(len(labels) > 1 for labels in label_sets.values())
-    sets = label_sets if has_several else None
-    return Listing(entries, Path(text), tuple(remarks), classes, by_number=True, label_sets=sets)
+    return list_entries(entries, f"hf:{text}", label_sets, remarks=tuple(remarks), classes=classes, by_number=True)
 
 
 def _hugging_face_splits(splits: dict[str, Any], text: str) -> tuple[dict[str, str], list[str]]:
@@ -323,4 +318,4 @@ def _column_reader(data: Any, column: str) -> Callable[[int], Any]:
     return lambda index: data[index][column]
 
 
-READERS: dict[str, Callable[[str, int], Source | Listing]] = {"torchvision": read_torchvision, "hf": list_hugging_face}
+READERS: dict[str, Callable[[str, int], Listing]] = {"torchvision": read_torchvision, "hf": list_hugging_face}

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from supancl.data.columns import SPLITS, Columns, TablePaths
 from supancl.data.labels import (
     SEPARATOR,
     LabelSet,
-    LabelTable,
     check_count,
+    labels_of_splits,
     pairs_from_matrix,
     parse_label_set,
 )
-from supancl.data.splits import NO_LABEL, SPLIT_NAMES, DataSpec, Listing
+from supancl.data.listing import SPLITS, Listing, TablePaths, make_listing
+from supancl.data.splits import NO_LABEL, SPLIT_NAMES, DataSpec
 from supancl.errors import BadInput
 from supancl.files import check_fits_memory, escape_formula, open_regular, unescape_formula
 
@@ -75,17 +75,16 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
         order = sorted(range(len(layout.classes)), key=layout.classes.__getitem__)
         classes = tuple(layout.classes[column] for column in order)
         pairs = pairs_from_matrix(weights[:, order], max_labels, lambda row: f"{path} line {row + 2}", classes)
-        entries = Columns(items, splits, np.arange(len(items), dtype=np.int32), range(len(items)))  # type: ignore[arg-type]
-        return Listing(entries, path.parent, remarks, label_table=LabelTable(classes, pairs), listed_in=str(path))
-    texts, labels, lines = [""], np.zeros(table.num_rows, np.int32), [2]
+        labels = labels_of_splits({"all": pairs})["all"]
+        return Listing(items, splits, labels, classes, str(path), remarks, keeps_classes=True)
+    texts, codes, lines = [""], np.zeros(table.num_rows, np.int32), [2]
     if layout.labels:
-        column, labels = _different(table[layout.labels[0]])
-        texts, lines = [_label(text) for text in column.to_pylist()], _first_lines(labels, len(column))
-    entries = Columns(items, splits, labels, texts)
+        column, codes = _different(table[layout.labels[0]])
+        texts, lines = [_label(text) for text in column.to_pylist()], _first_lines(codes, len(column))
     if max_labels == 1 or not any(SEPARATOR in text for text in texts):
-        return Listing(entries, path.parent, remarks, listed_in=str(path))
-    sets = {text: _label_set(text, f"{path} line {line}", max_labels) for text, line in zip(texts, lines, strict=True)}
-    return Listing(entries, path.parent, remarks, label_sets=sets, listed_in=str(path))
+        return make_listing(items, splits, codes, texts, path, remarks=remarks)
+    sets = [_label_set(text, f"{path} line {line}", max_labels) for text, line in zip(texts, lines, strict=True)]
+    return make_listing(items, splits, codes, sets, path, remarks=remarks)
 
 
 class TableLayout(NamedTuple):
@@ -182,16 +181,6 @@ def _check_lines(column: pa.ChunkedArray, path: Path) -> None:
 def _label(text: str) -> str:
     label = unescape_formula(text.strip())
     return "" if label in NO_LABEL else label
-
-
-def is_read_as_written(name: str) -> bool:
-    """Whether a table with this class name is read with the same one.
-
-    >>> [is_read_as_written(name) for name in ("cat", "=A1", "a;b", "cat ", "-1")]
-    [True, True, False, False, False]
-    """
-    read = unescape_formula(escape_formula(name).strip())
-    return read == name and name not in NO_LABEL and SEPARATOR not in name
 
 
 def _weights(table: pa.Table, layout: TableLayout, path: Path) -> np.ndarray:

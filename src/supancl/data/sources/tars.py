@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from supancl.config import parse_json
-from supancl.data.columns import SPLITS, Columns
 from supancl.data.decode import LISTED_SUFFIXES, check_image_bytes, file_stamp, map_in_order, open_image_bytes
-from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Listing
+from supancl.data.listing import SPLITS, Listing, make_listing
+from supancl.data.splits import NO_LABEL, SPLIT_NAMES
 from supancl.data.store.cache import TAR_INDEX_FOLDER, cache_root
 from supancl.errors import BadInput
 from supancl.files import make_inner_folder, open_regular, reason, remove_left_over_files, write_atomically
@@ -154,17 +154,12 @@ def list_tars(name: str) -> Listing:
         table = [numbers.setdefault(label, len(numbers)) for label in shard.classes]
         labels.append(np.array([*table, 0], np.int32)[shard.codes])  # -1 is the last
         splits.append(np.full(len(shard), SPLITS.index(split_from_name(path)), np.uint8))
-    entries = Columns(
-        TarItems([shard for shard in shards if len(shard)]),
-        np.concatenate(splits),
-        np.concatenate(labels),
-        list(numbers),
-    )
-    if not len(entries):
+    items, split_numbers = TarItems([shard for shard in shards if len(shard)]), np.concatenate(splits)
+    if not len(split_numbers):
         raise BadInput(f"{name}: no image in tar shards: {len(files)}; a sample is KEY.jpg and KEY.cls")
-    if not entries.has_split("train"):
+    if SPLITS.index("train") not in split_numbers:
         raise BadInput(f"{name}: all shards are held out (val-, test-); add shards to train on")
-    return Listing(entries, files[0].parent, by_number=True)
+    return make_listing(items, split_numbers, np.concatenate(labels), list(numbers), name, by_number=True)
 
 
 def split_from_name(path: Path) -> str:

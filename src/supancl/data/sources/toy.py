@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from supancl.config import Count, NotNegative
+from supancl.data.listing import Listing, list_stored
 from supancl.data.order import derive_seed
-from supancl.data.splits import Source, full_split
+from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages
 
 if TYPE_CHECKING:
@@ -62,13 +63,11 @@ def draw_toy(spec: ToySpec, seed: int) -> Toy:
     return Toy(train - centre, train_labels, test - centre, test_labels, means, centre)
 
 
-def toy_source(channels: int) -> Source:
+def list_toy(channels: int) -> Listing:
     toy = draw_toy(ToySpec(), TOY_SEED)
     names = [f"toy[{i}]" for i in range(max(len(toy.train), len(toy.test)))]
-    return Source(
-        {
-            "train": full_split(ArrayImages(toy.train), toy.train_labels, names),
-            "test": full_split(ArrayImages(toy.test), toy.test_labels, names),
-        },
-        tuple("ABC"),
-    )
+    parts = {
+        "train": full_split(ArrayImages(toy.train), toy.train_labels, names),
+        "test": full_split(ArrayImages(toy.test), toy.test_labels, names),
+    }
+    return list_stored(parts, tuple("ABC"), "toy")

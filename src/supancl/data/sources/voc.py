@@ -10,8 +10,8 @@ from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
 from supancl.data.labels import LabelSet, join_names, set_of_names
-from supancl.data.splits import Entry, Listing, check_label
-from supancl.errors import BadInput, plural
+from supancl.data.listing import Entry, Listing, list_entries
+from supancl.errors import BadInput
 from supancl.files import open_regular, read_text
 
 LISTS = "ImageSets/Main"
@@ -57,14 +57,11 @@ def list_voc(folder: Path) -> Listing:
             names, difficult = read_classes(folder, name)
             clear = {kind for kind, hard in zip(names, difficult, strict=True) if not hard}
             only_difficult += bool(set(names) - clear)
-            for kind in clear:
-                check_label(kind, f"{folder / 'Annotations' / name}.xml")
             entries.append((split, folder / "JPEGImages" / f"{name}.jpg", join_names(clear)))
     if only_difficult:
-        have = plural(only_difficult, "image has a class", "images have a class")
-        remarks.append(f"{folder}: {have} whose objects are all difficult; it is left out there")
-    label_sets: dict[str, LabelSet] = {text: set_of_names(text) for _, _, text in entries}
-    return Listing(entries, folder, tuple(remarks), label_sets=label_sets, listed_in=str(folder / LISTS))
+        remarks.append(f"{folder}: images without a class whose objects are all difficult there: {only_difficult}")
+    sets: dict[str, LabelSet] = {text: set_of_names(text) for _, _, text in entries}
+    return list_entries(entries, folder, sets, remarks=tuple(remarks))
 
 
 def _read_lists(folder: Path, remarks: list[str]) -> dict[str, list[str]]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from supancl.data.columns import TakenItems
 from supancl.data.decode import (
     Item,
     large_image_remarks,
@@ -21,7 +20,7 @@ from supancl.data.decode import (
 )
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import Cache, other_positions
-from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, image_checksum
+from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, TakenItems, image_checksum
 from supancl.errors import plural
 from supancl.reporter import report_progress, track_task
 

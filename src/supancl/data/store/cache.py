@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from supancl.config import parse_json
-from supancl.data.columns import TakenItems
 from supancl.data.decode import (
     DECODE_VERSION,
     Item,
@@ -34,7 +33,7 @@ from supancl.data.decode import (
     map_in_order,
     try_decode,
 )
-from supancl.data.store.memory import PackedImages, image_checksum
+from supancl.data.store.memory import PackedImages, TakenItems, image_checksum
 from supancl.errors import BadInput
 from supancl.files import (
     hold_lock,

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -344,6 +344,21 @@ class FileImages(ImageStore):
                 f"{item}: was readable before, now it is not ({image_problem(error)}); restore it, then "
                 "continue with resume"
             ) from None
+
+
+class TakenItems(Sequence[Any]):
+    """Some items of a sequence, by their positions."""
+
+    def __init__(self, items: Sequence[Any], positions: np.ndarray) -> None:
+        self.items, self.positions = items, positions
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self.items[position] for position in self.positions[index].tolist()]
+        return self.items[int(self.positions[index])]
 
 
 def image_checksum(image: Tensor) -> int:
