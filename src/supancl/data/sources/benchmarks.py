@@ -33,7 +33,9 @@ __all__ = [
     "check_benchmark", "download_instructions", "find_benchmark", "find_benchmarks", "list_benchmark", "official_name",
 ]  # fmt: skip
 
-INCOMPLETE = "is incomplete, so its results cannot be compared with published ones"  # in a remark on a benchmark
+
+class Incomplete(str):
+    """A remark that a benchmark lacks images, so that results cannot be compared with published ones."""
 
 
 def benchmark(name: str) -> Benchmark:
@@ -114,7 +116,8 @@ class _OpenBenchmark:
             raise BadInput(
                 f"{self.name}: {problem} ({self.folder}); see: supancl data check {self.name} --root {self.folder}"
             )
-        self.remarks.append(f"{self.name} {INCOMPLETE}: {problem}")
+        why = f"{self.name} is incomplete, so its results cannot be compared with published ones: {problem}"
+        self.remarks.append(Incomplete(why))
 
     def final_splits(self, official: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         """The split of each image, after checking the counts."""
