@@ -17,9 +17,8 @@ from supancl.probes.certainty import Answers, chance
 from supancl.probes.knn import knn_answers
 from supancl.probes.linear import stratified_folds
 from supancl.runs.encoder_file import save_encoder
-from supancl.runs.folder import RunFolder
 from supancl.runs.importing import describe_init
-from tests.evaluation.made import bright, encoder, knn, linear, run_folder, source, subject
+from tests.evaluation.made import encoder, knn, linear, run_folder, source, subject
 from tests.files import archive
 from tests.tiny import tiny_recipe
 
@@ -163,18 +162,3 @@ def test_the_start_is_compared_if_it_is_still_the_same(tmp_path):
 
 
 # --- where a run started ----------------------------------------------------------------------------------------------
-
-
-def test_a_run_records_its_start_and_begins_again_from_it(tmp_path):
-    archive(tmp_path / "x.npz", train_images=bright(48)[0], train_labels=bright(48)[1])
-    recipe = tiny_recipe(data__source=str(tmp_path / "x.npz"), train__epochs=1, train__monitor_every=0)
-    first = pretrain(recipe, out=tmp_path / "first")
-    again = pretrain(recipe, out=tmp_path / "again", init=tmp_path / "first")
-    record = RunFolder(tmp_path / "again").read_init()
-    assert record == describe_init(first.encoder, tmp_path / "first")
-    assert RunFolder(tmp_path / "first").read_init() is None
-    shutil.rmtree(tmp_path / "again" / "checkpoints")  # as if it had been killed before the first one
-    resumed = pretrain(None, out=tmp_path / "again", resume=True)
-    assert RunFolder(tmp_path / "again").read_init() == record
-    weights = zip(again.encoder.state_dict().values(), resumed.encoder.state_dict().values(), strict=True)
-    assert all(torch.equal(one, other) for one, other in weights)

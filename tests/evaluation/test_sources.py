@@ -113,29 +113,6 @@ def test_what_is_not_another_run_is_the_same_group_for_evaluate_and_for_tables(t
     assert [[entry.path for entry in group.entries] for group in found] == [[plain, same], [other]]
 
 
-def test_images_added_since_are_refused_before_they_are_tested(tmp_path):
-    """The held-out part would be drawn anew, and trained images be tested."""
-    folder = class_folders(tmp_path / "photos", ("cat", "dog", "eel"), each=12)
-    settings = {"data__labelled": 0.5, "data__limit": 15, "data__leave_out": ("eel",)}
-    runs = [
-        subject(run_folder(tmp_path / "plain", source=str(folder), described=True)),
-        subject(run_folder(tmp_path / "part", 1, str(folder), described=True, **settings)),
-    ]
-    for run in runs:
-        for named in (None, str(folder)):
-            data_for(run, named)  # as they were
-    picture = folder / "cat" / "3.png"
-    (picture.parent / "new.png").write_bytes(picture.read_bytes())
-    for run in runs:
-        for named in (None, str(folder)):
-            with pytest.raises(BadInput):
-                data_for(run, named)
-    (picture.parent / "new.png").unlink()
-    picture.rename(picture.with_name("renamed.png"))
-    with pytest.raises(BadInput):
-        data_for(runs[0], None)
-
-
 # --- images that were trained on --------------------------------------------------------------------------------------
 
 

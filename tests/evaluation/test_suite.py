@@ -199,20 +199,6 @@ def result(group, accuracy, data="pets", task="transfer", **more):
     }
 
 
-def test_seeds_of_one_recipe_share_a_row(root, tmp_path):
-    runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in range(3)]
-    runs.append(run_folder(tmp_path / "other", 0, loss__alpha=0.25))
-    found, _ = measured(runs, small(root, protocols=("transfer",)), tmp_path / "out")
-    (ranking,) = rankings(found.results).values()
-    values = [one["accuracy"] for one in found.results]
-    assert ranking.encoders == ("digits.supsiam (run0)", "digits.supsiam (other)")
-    (first,), (second,) = ranking.cells
-    assert (first.mean, first.uncertainty, first.runs) == pytest.approx(
-        (np.mean(values[:3]), np.std(values[:3], ddof=1), 3)
-    )
-    assert (second.mean, second.uncertainty, second.runs) == (values[3], None, 1)
-
-
 def test_differences_are_paired_over_episodes_after_seeds_are_averaged():
     random = np.random.default_rng(0)
     episodes = {name: random.uniform(0, 100, 40) for name in ("a0", "a1", "b0")}

@@ -8,7 +8,6 @@ from scipy.optimize import minimize
 
 from supancl.probes import Features
 from supancl.probes.logistic import (
-    LbfgsMemory,
     Problem,
     principal_axes,
     rotate,
@@ -142,22 +141,3 @@ def test_the_slope_and_the_curvature_are_those_of_autograd() -> None:
     direction = torch.randn(parameters.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     product = problem.hessian_product(found.residual, direction).flatten()
     torch.testing.assert_close(product, hessian @ direction.flatten())
-
-
-def test_a_refit_on_more_images_is_as_near_its_optimum_as_it_says() -> None:
-    """Pairs of a separable part tell of a curvature far below the whole's: the first direction is far too long."""
-    draw = torch.Generator().manual_seed(0)
-    labels = torch.arange(12).repeat_interleave(32)
-    centres = torch.randn(12, 96, generator=draw)
-    values = 10 * (0.2 * centres[labels] + torch.randn(len(labels), 96, generator=draw))
-    axes = principal_axes(values, torch.float32)
-    rows, part = rotate(values, axes), torch.arange(len(labels)) % 4 < 3
-    memory = LbfgsMemory(20)
-    memory.move(1e-6)
-    first = solve(Problem(rows[part], labels[part], 12), 1e-6, memory=memory, tolerance=0.05)
-    whole = Problem(rows, labels, 12)
-    found = solve(whole, 1e-6, first.parameters, memory=memory, tolerance=0.05)
-    anew = whole.margins(found.parameters)
-    torch.testing.assert_close(found.margins, anew, rtol=1e-3, atol=1e-3 * float(anew.abs().max()))
-    exact = solve(Problem(rows.double(), labels, 12), 1e-6, tolerance=1e-3)
-    assert float((found.parameters - exact.parameters).norm()) <= 0.1 * float(exact.parameters.norm())

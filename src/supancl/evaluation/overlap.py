@@ -94,5 +94,5 @@ def _letters_and_digits(name: str) -> str:
 
 def is_incomplete(source: str, remarks: Sequence[str], skipped: Mapping[str, str]) -> bool:
     """Whether a benchmark lacks images, so that results do not compare with published ones."""
-    has_remark = any(benchmarks.INCOMPLETE in remark for remark in remarks)
+    has_remark = any(isinstance(remark, benchmarks.Incomplete) for remark in remarks)
     return registered_name(source) is not None and (bool(skipped) or has_remark)
