@@ -40,8 +40,7 @@ from supancl.data.sources.tars import index_tars
 from supancl.data.splits import DataSpec
 from supancl.distributed import Ranks
 from supancl.recipes import recipe
-from supancl.training.speed import WARM_UP_STEPS
-from supancl.training.start import with_speed
+from supancl.training.speed import WARM_UP_STEPS, with_speed
 from supancl.training.trainer import Trainer
 
 BATCH, WIDTH = 256, 256

@@ -19,8 +19,8 @@ from supancl.data.sources.cifar100_superclasses import CLASSES, SUPERCLASSES
 from supancl.data.splits import DataSpec
 from supancl.data.survey import survey_data, survey_source
 from supancl.errors import BadInput
+from supancl.training.checks import check_data
 from supancl.training.monitor import Monitor
-from supancl.training.start import check_data
 from tests.files import archive, class_folders, mentions, noise, picture, table
 from tests.tiny import tiny_recipe
 

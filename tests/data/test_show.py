@@ -12,6 +12,7 @@ from supancl.data.opening import open_source
 from supancl.data.show import describe_source, image_sizes
 from supancl.data.splits import DataSpec, full_split
 from supancl.data.store.memory import PackedImages
+from supancl.recipes.auto import with_short_side
 from supancl.reports.samples import (
     CAPTION,
     GAP,
@@ -20,7 +21,6 @@ from supancl.reports.samples import (
     draw_view_sheet,
     pick_by_class,
 )
-from supancl.training.start import with_short_side
 from tests.files import picture
 
 

@@ -27,7 +27,7 @@ import pytest
 import torch
 
 from supancl.cli import main
-from supancl.recipes.plugin_files import LOADED_FILES
+from supancl.recipes.plugins import LOADED_FILES
 from supancl.runs.checkpoint import checkpoints
 from tests.detection.drawn import narrow_resnet18, write_coco, write_place
 from tests.detection.test_command import TINY as TINY_DETECTOR

@@ -18,9 +18,9 @@ from supancl.core.branches import Branches
 from supancl.core.losses import Align
 from supancl.core.pools import Queue
 from supancl.data.views.specs import Masks
-from supancl.paper.toy_study import study as toy
-from supancl.paper.toy_study import training
-from supancl.paper.toy_study.training import (
+from supancl.paper import toy_study as toy
+from supancl.paper import toy_training as training
+from supancl.paper.toy_training import (
     DECAY,
     FULL,
     MOMENTUM,

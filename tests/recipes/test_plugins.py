@@ -31,8 +31,8 @@ from supancl import (
 )
 from supancl.core.pools import Stored
 from supancl.paper.tables.layouts import LAYOUTS, NO_PAPER_ROW
-from supancl.recipes import plugin_files
 from supancl.recipes import plugins as own
+from supancl.recipes import plugins as plugin_files
 from supancl.runs.folder import RunFolder
 from tests.files import archive, assert_mentions, mentions, noise, supancl
 from tests.tiny import tiny_data, tiny_recipe

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from supancl import pretrain, recipe
-from supancl.recipes.recipe_file import is_recipe_file, recipe_from_file
+from supancl.recipes import is_recipe_file, recipe_from_file
 from supancl.runs.folder import RunFolder
 from tests.files import TINY, archive, assert_mentions, supancl
 from tests.tiny import tiny_data, tiny_recipe

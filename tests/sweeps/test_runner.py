@@ -22,7 +22,7 @@ from supancl.runs.folder import RunFolder
 from supancl.sweeps import processes, runner
 from supancl.sweeps.processes import FAILURE_FILE
 from supancl.sweeps.runner import Sweep, default_jobs, open_held_out
-from supancl.training.memory import estimate_memory
+from supancl.training.checks import estimate_memory
 from tests.files import archive, class_folders
 from tests.started import Started
 from tests.tiny import poisoned, tiny_data, tiny_recipe

@@ -10,8 +10,8 @@ import torch
 
 from supancl import BadInput, from_arrays, pretrain, recipe
 from supancl.core.encoders import BUILDERS, width_of
-from supancl.training import memory
-from supancl.training.memory import check_memory, estimate_memory
+from supancl.training import checks as memory
+from supancl.training.checks import check_memory, estimate_memory
 from supancl.training.trainer import Trainer
 from tests.files import TINY, class_folders, mentions, noise, supancl
 

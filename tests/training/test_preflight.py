@@ -16,12 +16,10 @@ from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.runs.folder import RunFolder
 from supancl.training.loop import capture_step, report_compile_failures
-from supancl.training.speed import WARM_UP_STEPS, Replay
+from supancl.training.speed import MIN_STEPS_TO_COMPILE, WARM_UP_STEPS, Replay, with_speed
 from supancl.training.start import (
-    MIN_STEPS_TO_COMPILE,
     deterministic_mode,
     settle_recipe,
-    with_speed,
 )
 from supancl.training.trainer import Trainer, can_replay
 from tests.files import class_folders, contents, mentions

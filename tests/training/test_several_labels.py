@@ -11,7 +11,7 @@ import torch
 from supancl import from_arrays, pretrain
 from supancl.core.pools import Queue
 from supancl.errors import BadInput
-from supancl.training.start import fit_labels
+from supancl.training.checks import fit_labels
 from supancl.training.trainer import Trainer
 from tests.files import archive, mentions, noise, picture, supancl, table
 from tests.test_resume import crash_and_resume

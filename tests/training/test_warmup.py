@@ -9,8 +9,8 @@ import pytest
 from supancl import pretrain, recipe
 from supancl.errors import BadInput
 from supancl.paper.tables.results import changed_fields
+from supancl.recipes.auto import resolve_label_warmup
 from supancl.recipes.recipe import resolve_warmup
-from supancl.recipes.warmup import resolve_label_warmup
 from supancl.runs.folder import RunFolder
 from tests.files import mentions, supancl
 from tests.test_resume import Crash, CrashAt

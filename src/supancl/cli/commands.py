@@ -35,8 +35,7 @@ from supancl.errors import (
 )
 from supancl.files import jsonable, make_folder, read_json, reason
 from supancl.files.output import Output
-from supancl.recipes.plugin_files import load_plugin
-from supancl.recipes.plugins import describe_plugin_error
+from supancl.recipes.plugins import describe_plugin_error, load_plugin
 from supancl.reporter import report_to
 from supancl.reports import data_sheets as data
 from supancl.reports.tables import wrap_line

@@ -87,7 +87,7 @@ def describe_device() -> str:
     try:
         import torch
 
-        from supancl.training.memory import available_memory
+        from supancl.training.checks import available_memory
 
         names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         if names:

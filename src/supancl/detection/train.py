@@ -47,7 +47,7 @@ from supancl.reporter import Reporter
 from supancl.runs.checkpoint import save_checkpoint
 from supancl.runs.log import MetricsLog
 from supancl.stats import seed_stats
-from supancl.training.loop import load_state_to_resume
+from supancl.training.begin import load_state_to_resume
 from supancl.training.signals import record_signals
 
 STEP_STREAM = 7  # of random numbers, for sizes and regions

@@ -58,8 +58,8 @@ def toy(
     folder = Path(out) if out else next_folder("toy")
     Output(folder, replaces=lambda path: not (path / "toy.json").exists()).check()
     make_folder(folder)
-    from supancl.paper.toy_study import study
-    from supancl.paper.toy_study.training import ALPHAS, FULL, QUICK, READINGS
+    from supancl.paper import toy_study as study
+    from supancl.paper.toy_training import ALPHAS, FULL, QUICK, READINGS
     from supancl.reports.pictures import tsne_panels
 
     size, task = QUICK if quick else FULL, f"epochs of {len(ALPHAS)} alphas x {seeds} seeds"

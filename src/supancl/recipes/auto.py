@@ -8,6 +8,7 @@ left alone, and the rules after it see the user's value. docs/own-data.md shows 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ from supancl.data.survey import Survey
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, plural
 from supancl.recipes import cifar
-from supancl.recipes.recipe import Recipe, TrainSpec
+from supancl.recipes.recipe import OUR_CHOICE, Recipe, TrainSpec
 
 TO_BE_CHOSEN = "chosen from the data and the device"
 AS_FOR_IMAGENET = "our choice: as for ImageNet"
@@ -268,6 +269,71 @@ def describe_choices(
     if is_open and fitted.encoder.channels == 3 and data.side >= LEAST_SIDE:
         gain = START_GAIN and f" ({START_GAIN}: docs/starts.md)"
         yield f"worth most: trained weights{gain}, --init {START}; or without training: predict {START}"
+
+
+# --- a warm-up that fits the run --------------------------------------------------------------------------------------
+
+
+def resolve_label_warmup(recipe: Recipe, images: int) -> Recipe:
+    """Return the recipe with a `loss.warmup` of at most half of the steps that `images` give.
+
+    Else a short run of semi would end before it begins to use images without a label. A value that someone has set, and
+    one that `auto.semi` has fitted, stays.
+    """
+    if not isinstance(recipe.loss, SemiAlign) or not recipe.fields()["loss.warmup"][1].startswith(OUR_CHOICE):
+        return recipe
+    steps = count_steps(recipe, images)
+    if recipe.loss.warmup <= steps // 2:
+        return recipe
+    reason = f"half of {steps:,} steps: {recipe.loss.warmup:,} would leave too few to use images without a label in"
+    return recipe.with_set({"loss.warmup": steps // 2}, because=reason)
+
+
+def count_steps(recipe: Recipe, images: int) -> int:
+    """The steps of a run on this many training images."""
+    return images // recipe.train.batch_size * recipe.train.epochs
+
+
+def describe_resolution(requested: Recipe, resolved: Recipe, images: int | None = None) -> list[str]:
+    """Lines for the user on what `resolve_warmup` and, if `images` are known, `resolve_label_warmup` have changed.
+
+    A `loss.warmup` that stays and outlasts the run has a line too.
+    """
+    lines = []
+    before, after = requested.schedule.warmup_epochs, resolved.schedule.warmup_epochs
+    if before != after:
+        lines.append(
+            f"schedule.warmup_epochs = {after} instead of {before}: at most half of train.epochs = "
+            f"{resolved.train.epochs}, so that the learning rate reaches its peak and decays"
+        )
+    if images is None or not (isinstance(requested.loss, SemiAlign) and isinstance(resolved.loss, SemiAlign)):
+        return lines
+    steps, label_warmup = count_steps(resolved, images), resolved.loss.warmup
+    if label_warmup != requested.loss.warmup:
+        lines.append(
+            f"loss.warmup = {label_warmup} instead of {requested.loss.warmup}: at most half of the {steps:,} steps, so "
+            "that images without a label are drawn to classes in the other half"
+        )
+    elif label_warmup >= steps:
+        lines.append(
+            f"loss.warmup = {label_warmup} outlasts the {steps:,} steps, so images without a label are trained as by "
+            "supsiam in all of them"
+        )
+    return lines
+
+
+def with_short_side(recipe: Recipe) -> Recipe:
+    """Limit the decoded size of photographs to what the views need: the smallest crop still has the views' size."""
+    if recipe.data.short_side is not None or not isinstance(recipe.views, Crops):
+        return recipe
+    crops = [(recipe.views.size, recipe.views.scale[0])]
+    if recipe.views.local is not None:
+        crops.append((recipe.views.local.size, recipe.views.local.scale[0]))
+    side = max(math.ceil(size / math.sqrt(scale)) for size, scale in crops)
+    return recipe.with_set({"data.short_side": side}, because="views.size and views.scale")
+
+
+# --- the recipes ------------------------------------------------------------------------------------------------------
 
 
 def build(method: str) -> Recipe:

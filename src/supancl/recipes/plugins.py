@@ -1,7 +1,7 @@
 """Plugins: a user's own losses, pools, encoders, recipes and benchmark data sets.
 
 recipe.json stores the `kind` of a loss or pool, not its class. To resume or evaluate a run, a user's class must be
-registered under its `kind`; `--plugin FILE` runs the file that registers it (plugin_files.py).
+registered under its `kind`; `--plugin FILE` runs the file that registers it, once, and a run notices when it changes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
+import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -22,13 +25,17 @@ from supancl.core.specs import EncoderSpec, PoolSpec
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark
 from supancl.data.sources.layouts import Entry, OfficialList
 from supancl.errors import BadInput, SupanclError
-from supancl.recipes.plugin_files import loaded_plugins, plugin_hint
+from supancl.files import digest
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 else:
     from supancl.lazy import nn, torch
+
+
+LOADED_FILES: list[Path] = []  # in the order of --plugin
+_loading: list[Path] = []
 
 
 class NotRegistered(BadInput):
@@ -56,21 +63,15 @@ def register(section: Section) -> Section:
     ... class Sharper(Align):
     ...     kind: str = "sharper"
     """
-    section_name = "pool" if issubclass(section, PoolSpec) else "loss"
-    fields = {field.name: _default_of(field) for field in dataclasses.fields(section)} if _is_frozen(section) else {}
-    kind, name = fields.get("kind"), section.__name__
-    if not isinstance(kind, str):
+    section_name, name = "pool" if issubclass(section, PoolSpec) else "loss", section.__name__
+    kind = getattr(section, "kind", None) if dataclasses.is_dataclass(section) else None
+    if not isinstance(kind, str) or not section.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise BadInput(f"{name}: must be a frozen dataclass with a field kind: str = NAME, which recipe.json stores")
-    if kind in (POOL_KINDS if section_name == "pool" else LOSS_KINDS):
-        raise BadInput(
-            f"{name}: {section_name}.kind = {kind!r} is one of supancl's; choose another kind, so that runs "
-            "can be read with the right class"
-        )
     previous = REGISTERED.get((section_name, kind))
-    if previous is not None and not _same_definition(section, previous) and not _all_from_notebook(section, previous):
+    is_other = previous is not None and _defining_file(section) != _defining_file(previous)
+    if is_other or kind in (POOL_KINDS if section_name == "pool" else LOSS_KINDS):
         raise BadInput(
-            f"{name}: {section_name}.kind = {kind!r} is already that of {previous.__module__}.{previous.__qualname__}; "
-            "give one of them another kind (restart Python to forget a class that you have removed)"
+            f"{name}: {section_name}.kind = {kind!r} is taken; choose another kind, so that runs can be read"
         )
     for trait, default in vars(LossTraits).items() if section_name == "loss" else ():
         if not trait.startswith("__") and not hasattr(section, trait):
@@ -98,13 +99,10 @@ def register_encoder(name: str, build: Callable[[EncoderSpec], nn.Module]) -> No
             raise BadInput(f"encoder {name!r}: its function returned {_describe_type(body)}; expected a torch module")
         try:
             return body, width_of(body, spec)
-        except Exception as error:
-            if isinstance(error, BadInput) or describe_plugin_error(error):
-                raise
-            shape = f"({spec.channels}, {spec.size}, {spec.size})"
+        except RuntimeError as error:
             raise BadInput(
-                f"encoder {name!r} cannot take an image {shape}: {' '.join(str(error).split())}; build it for "
-                "spec.channels and spec.size"
+                f"encoder {name!r} cannot take an image ({spec.channels}, {spec.size}, {spec.size}): "
+                f"{' '.join(str(error).split())}; build it for spec.channels and spec.size"
             ) from error
 
     REGISTERED["encoder", name] = build
@@ -135,16 +133,12 @@ def _listing_reader(
         listed = reader(folder)
         if isinstance(listed, OfficialList):
             return listed
-        expected = f"benchmark {name!r}: its reader returned {{}}; expected (split, file, class) of every image"
-        if not isinstance(listed, Iterable):
-            raise BadInput(expected.format(type(listed).__name__))
-        rows = list(listed)
-        for row in rows:
-            if not isinstance(row, (tuple, list)) or len(row) != 3:
-                raise BadInput(expected.format(repr(row)))
-        entries = [(split, Path(file), label) for split, file, label in rows]
-        for split in {split for split, _, _ in entries} - {"train", "val", "test", "trainval"}:
-            raise BadInput(f"benchmark {name!r}: unknown split {split!r}; give train, val, test or trainval")
+        try:
+            entries = [(split, Path(file), label) for split, file, label in listed]
+        except (TypeError, ValueError):
+            raise BadInput(f"benchmark {name!r}: its reader must return (split, file, class) of every image") from None
+        if unknown := {split for split, _, _ in entries} - {"train", "val", "test", "trainval"}:
+            raise BadInput(f"benchmark {name!r}: unknown splits {sorted(unknown)}; give train, val, test or trainval")
         return OfficialList(entries)
 
     return read
@@ -159,28 +153,16 @@ def check_registered(name: str, section: Any, hint: Any) -> None:
         return
     if isinstance(section, type):
         raise BadInput(f"{name}: {section.__name__} is a class; write {section.__name__}(), with its settings")
-    if type(section) in REGISTERED.values():
-        kind = next(kind for (_, kind), registered in REGISTERED.items() if registered is type(section))
-        if section.kind != kind:  # training would use the class, resuming the kind
-            raise BadInput(
-                f"{name}.kind = {section.kind!r}: {type(section).__name__} is registered as {kind!r}; to use "
-                f"another {name}, start from a recipe that has it"
-            )
-        return
-    current = REGISTERED.get((name, getattr(section, "kind", "")))
-    if any(_same_definition(type(section), registered) for registered in REGISTERED.values()) or (
-        current is not None and _all_from_notebook(type(section), current)
-    ):
+    kind = next((kind for (_, kind), registered in REGISTERED.items() if registered is type(section)), None)
+    if kind is None:
+        advice = "put @supancl.register above the class, and build the recipe after it (docs/extending.md)"
+        advice = advice if name in PLACEHOLDERS else "only losses and pools can be your own classes"
+        raise BadInput(f"{name}: recipe.json could not restore the class {type(section).__name__}; {advice}")
+    if section.kind != kind:  # training would use the class, resuming the kind
         raise BadInput(
-            f"{name}: {type(section).__name__} was defined again after this recipe was built; build the recipe again"
+            f"{name}.kind = {section.kind!r}: {type(section).__name__} is registered as {kind!r}; to use "
+            f"another {name}, start from a recipe that has it"
         )
-    advice = "only losses and pools can be your own classes"
-    if name in PLACEHOLDERS:
-        advice = "put @supancl.register above the class (docs/extending.md)"
-    raise BadInput(
-        f"{name}: {type(section).__name__} is not a class of supancl, so its run could not be restored "
-        f"from recipe.json; {advice}"
-    )
 
 
 def has_plugin_section(recipe: Any) -> bool:
@@ -236,16 +218,12 @@ def _with_checked_terms(call: Any) -> Any:
     @functools.wraps(call)
     def checked_call(self: Any, anchors: Tensor, *args: Any, **kwargs: Any) -> Any:
         terms, name = call(self, anchors, *args, **kwargs), type(self).__name__
-        if not isinstance(terms, Terms):
+        wrong = isinstance(terms, Terms) and [t for t in terms if not isinstance(t, torch.Tensor) or t.ndim]
+        if wrong or not isinstance(terms, Terms):
             raise BadInput(
-                f"{name}: returned {_describe_type(terms)}; expected Terms(total, ssl, sup) (docs/extending.md)"
+                f"{name}: returned {_describe_type(wrong[0] if wrong else terms)}; expected Terms(total, ssl, sup), "
+                "each the mean over the samples, a scalar tensor (docs/extending.md)"
             )
-        for field, term in zip(Terms._fields, terms, strict=True):
-            if not isinstance(term, torch.Tensor) or term.ndim:
-                raise BadInput(
-                    f"{name}: {field} is {_describe_type(term)}; expected a scalar tensor, the mean over the "
-                    "samples (docs/extending.md)"
-                )
         if anchors.requires_grad and torch.is_grad_enabled() and not terms.total.requires_grad:
             raise BadInput(
                 f"{name}: total has no gradient, so nothing would be learned; was it detached? (docs/extending.md)"
@@ -260,24 +238,92 @@ def _describe_type(value: Any) -> str:
     return f"a {type(value).__name__}{shape}"
 
 
-def _same_definition(first: type, second: type) -> bool:
-    """Whether two classes are the same definition: a cell run twice, a reloaded module, a script also imported."""
-    return first.__qualname__ == second.__qualname__ and _defining_file(first) == _defining_file(second)
-
-
-def _all_from_notebook(*sections: type) -> bool:
-    """Whether all were defined in notebook cells or at a prompt, where a renamed class replaces the old one."""
-    return all(section.__module__ == _defining_file(section) == "__main__" for section in sections)
-
-
 def _defining_file(section: type) -> str:
     """The file that defines a class, or its module if there is no file."""
     return str(getattr(sys.modules.get(section.__module__), "__file__", None) or section.__module__)
 
 
-def _default_of(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+# --- plugin files -----------------------------------------------------------------------------------------------------
 
 
-def _is_frozen(section: type) -> bool:
-    return dataclasses.is_dataclass(section) and bool(section.__dataclass_params__.frozen)  # type: ignore[attr-defined]
+def load_plugin(file: str | Path) -> None:
+    """Run a plugin file, at most once per process; worker processes load the same files."""
+    path = Path(file).resolve()
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if path in LOADED_FILES or (script is not None and path == Path(script).resolve()):
+        return
+    if path in _loading:
+        raise BadInput(
+            f'--plugin {file}: it runs supancl while it is loaded; put that call under if __name__ == "__main__":'
+        )
+    if not path.is_file():
+        raise BadInput(
+            f"plugin {file}: no such file; give the Python file that registers what you added (docs/extending.md)"
+        )
+    name = "supancl_plugin" + re.sub(r"\W", "_", str(path))  # the same in every process, for pickled classes
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BadInput(f"plugin {file}: not a Python file; its name must end in .py (docs/extending.md)")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # it may import files next to it
+    module = sys.modules[name] = module_from_spec(spec)
+    _loading.append(path)
+    try:
+        spec.loader.exec_module(module)
+        LOADED_FILES.append(path)
+    except Exception as error:
+        raise BadInput(
+            f"plugin {file}: {_locate_error(error, path)}; fix it there (debug shows the traceback)"
+        ) from error
+    finally:
+        _loading.remove(path)
+
+
+def _locate_error(error: Exception, path: Path) -> str:
+    """The error, with the line of the plugin that caused it."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename} line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    line = f"{path} line {frames[-1].lineno}: " if frames else ""
+    return f"{line}{'' if isinstance(error, SupanclError) else f'{type(error).__name__}: '}{error}"
+
+
+def loaded_plugins() -> tuple[str, ...]:
+    return tuple(map(str, LOADED_FILES))
+
+
+def plugin_flags(files: Sequence[str]) -> str:
+    """The flags that load these plugins, to append to a displayed command."""
+    return "".join(f" --plugin {shlex.quote(file)}" for file in files)
+
+
+def plugin_hint(files: Sequence[str]) -> str:
+    """Advice about something that is not registered; `files` are the plugins that the run used."""
+    if not files:
+        return "if it is your own, pass the file that registers it with --plugin FILE, or import it (docs/extending.md)"
+    gone = next((file for file in files if not os.path.isfile(file)), None)
+    if gone is not None:
+        return f"the run used the plugin {gone}, which is not there; pass --plugin FILE from its new place"
+    return f"the run used a plugin; pass it:{plugin_flags(files)} (in Python, import it first)"
+
+
+def plugins_to_continue(saved: Sequence[str]) -> Sequence[str]:
+    """The plugin files to name in advice: those that are loaded now, or else those that the run was begun with."""
+    return loaded_plugins() or saved
+
+
+def plugin_digests(files: Sequence[str]) -> dict[str, str]:
+    """A checksum of each plugin file that can be read."""
+    return {file: digest(Path(file)) for file in files if os.path.isfile(file)}
+
+
+def changed_plugins(saved: Mapping[str, str]) -> list[str]:
+    """The loaded plugin files whose content is none of those that the run was begun with."""
+    now = plugin_digests(loaded_plugins())
+    return [file for file, content in now.items() if content not in saved.values()] if saved else []
+
+
+def refuse_while_loading() -> None:
+    """Refuse to train while a plugin is loaded: every later use of the file would train again."""
+    if _loading:
+        raise BadInput(f'{_loading[-1]}: trains while it is loaded; put that call under if __name__ == "__main__":')

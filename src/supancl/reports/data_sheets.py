@@ -62,7 +62,7 @@ def show_data(
     """
     from supancl.data.opening import open_source
     from supancl.data.show import describe_source, image_sizes
-    from supancl.training.start import with_short_side
+    from supancl.recipes.auto import with_short_side
 
     name, folder = str(source), Path(out) if out else next_folder("show")
     if "@" not in name:
@@ -97,8 +97,7 @@ def fitting_recipe(source: Source, short_side: int) -> Recipe:
     """The recipe that `pretrain` would fit to these images."""
     from supancl.core.precision import pick_device
     from supancl.data.survey import Survey
-    from supancl.recipes.auto import default_recipe, fit_recipe
-    from supancl.training.start import with_short_side
+    from supancl.recipes.auto import default_recipe, fit_recipe, with_short_side
 
     train = source.splits["train"]
     survey = Survey(len(train), train.num_labelled, len(train.class_ids()), short_side)

@@ -21,7 +21,7 @@ from supancl.data.splits import Data
 from supancl.distributed import should_print
 from supancl.errors import make_visible, program_name
 from supancl.recipes import Recipe
-from supancl.recipes.plugin_files import loaded_plugins, plugin_flags
+from supancl.recipes.plugins import loaded_plugins, plugin_flags
 from supancl.reporter import Reporter
 from supancl.reports.tables import Table, to_text, wrap_line
 from supancl.stats import duration

@@ -20,7 +20,7 @@ from supancl.core.heads import MLP
 from supancl.core.specs import suggest_timm
 from supancl.errors import BadInput, program_name
 from supancl.files import did_you_mean_path, open_regular, reason, write_atomically
-from supancl.recipes.plugin_files import plugin_hint
+from supancl.recipes.plugins import plugin_hint
 from supancl.runs.folder import RunFolder, folder_of_encoder
 from supancl.runs.provenance import content_digest
 

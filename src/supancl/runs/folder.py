@@ -33,8 +33,7 @@ from supancl.files import (
     write_text,
 )
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
-from supancl.recipes.plugin_files import plugin_digests
-from supancl.recipes.plugins import required_plugins
+from supancl.recipes.plugins import plugin_digests, required_plugins
 from supancl.recipes.recipe import fixed_settings
 from supancl.reporter import report_warning
 from supancl.runs.log import read_rows

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from supancl.data.splits import Data
     from supancl.recipes import Recipe
     from supancl.sweeps.differences import Against
-    from supancl.sweeps.grid import RowSet
     from supancl.sweeps.measures import Result
+    from supancl.sweeps.options import RowSet
     from supancl.sweeps.runner import Runs, Sweep
 
 MEASURES = {
@@ -79,7 +79,7 @@ def compare(
     request = SweepRequest("compare", settings)
     if request.seeds < 1 or shots < 1 or not 0 <= leave_out < 1:
         raise BadInput("seeds and shots must be at least 1, and leave_out must lie in [0, 1)")
-    from supancl.sweeps.grid import grid_rows, recipe_rows, short_names, split_grid
+    from supancl.sweeps.options import grid_rows, recipe_rows, short_names, split_grid
     from supancl.training.start import requested_recipe
 
     names = list(recipes)
@@ -219,8 +219,8 @@ def open_groups(rows: Mapping[str, Recipe], sweep: Sweep) -> tuple[list[RowGroup
     Choices are made on these images, so they are never a test split.
     """
     from supancl.data.hierarchy import with_leaf_labels
+    from supancl.recipes.auto import with_short_side
     from supancl.sweeps.runner import open_held_out
-    from supancl.training.start import with_short_side
 
     groups: dict[Any, RowGroup] = {}
     holdouts: dict[Any, float | None] = {}

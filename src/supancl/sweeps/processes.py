@@ -19,12 +19,12 @@ import torch
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, SupanclError
 from supancl.files import write_text
 from supancl.recipes import Recipe
-from supancl.recipes.plugin_files import load_plugin, loaded_plugins
-from supancl.recipes.plugins import describe_plugin_error
+from supancl.recipes.plugins import describe_plugin_error, load_plugin, loaded_plugins
 from supancl.reporter import Reporter, report_to
 from supancl.runs.folder import RunFolder
+from supancl.training.resume import changed_settings
 from supancl.training.signals import signals_that_stop
-from supancl.training.start import changed_settings, train
+from supancl.training.start import train
 from supancl.training.trainer import share_step
 
 FAILURE_FILE = "failed.json"  # in the folder of a failed run: why it failed

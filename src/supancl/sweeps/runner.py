@@ -25,16 +25,17 @@ from supancl.distributed import require_single_process
 from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite, did_you_mean
 from supancl.files import check_writable, read_text
 from supancl.recipes import Recipe
+from supancl.recipes.auto import describe_resolution, resolve_label_warmup, with_short_side
 from supancl.recipes.recipe import resolve_warmup
-from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
 from supancl.reporter import Reporter, current_reporter
 from supancl.runs.checkpoint import checkpoints
 from supancl.runs.encoder_file import load_encoder
 from supancl.runs.folder import RunFolder, check_same_data
 from supancl.runs.log import has_collapsed, read_end
 from supancl.sweeps.processes import FAILURE_FILE, Failure, MakeReporter, Task, WorkerKilled, train_each
-from supancl.training.memory import available_memory, check_memory, estimate_memory
-from supancl.training.start import check_data, is_same_or_automatic, resolve, with_short_side
+from supancl.training.checks import available_memory, check_data, check_memory, estimate_memory
+from supancl.training.resume import is_same_or_automatic
+from supancl.training.start import resolve
 
 T = TypeVar("T")
 BYTES_PER_RUN = 1e9  # at least, of a process with a small encoder: 0.9 GB on the digits, most of it torch

@@ -19,6 +19,7 @@ from torch import Tensor
 from supancl.config import to_json
 from supancl.core.precision import pick_device
 from supancl.data.splits import Data
+from supancl.errors import BadInput
 from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
 from supancl.evaluation.finetune import choose_lr, predict, train_classifier
 from supancl.evaluation.settings import FineTune
@@ -45,6 +46,8 @@ def compare_with_start(request: SweepRequest, name: str, start: str) -> dict[str
     requested = request.recipe(name)
     sweep.check_folder(requested)
     from_start, data = open_held_out(resolve(requested, init=start), "compare")
+    if not data.held_out.class_ids():
+        raise BadInput(f"{requested.data.source}: no held-out image has a label to compare with the start")
     encoder = {f"encoder.{field}": value for field, value in to_json(from_start.encoder).items()}
     holdout = {"data.holdout": from_start.data.holdout}
     scratch = resolve(requested.with_set({**encoder, **holdout}, because=f"of the start, {start}"))

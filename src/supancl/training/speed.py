@@ -14,13 +14,41 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from supancl.config import AUTOMATIC, fields_marked
+from supancl.core.precision import auto_precision, has_bf16
 from supancl.data.store.memory import Batch
 from supancl.distributed import Ranks
+from supancl.errors import BadInput
 from supancl.files import reason
+from supancl.recipes import Recipe
 from supancl.training.step import Step
 
 T = TypeVar("T")
+MIN_STEPS_TO_COMPILE = 5_000  # compiling takes about a minute and saves some milliseconds per step
 WARM_UP_STEPS = 3  # before capturing: libraries choose their kernels and allocate memory
+
+
+def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1) -> Recipe:
+    """Choose precision, compilation and replay for this device, unless the recipe sets them.
+
+    For several ranks only the precision: the run may continue later in a single process.
+    """
+    settings, cuda = recipe.train, device.type == "cuda"
+    if settings.precision == "bf16" and not has_bf16(device):
+        raise BadInput(f"train.precision = bf16: {device} has no bf16; use fp32")
+    steps = images // settings.batch_size * settings.epochs
+    best = {
+        "train.precision": auto_precision(device),
+        "train.compile": cuda and steps >= MIN_STEPS_TO_COMPILE and not settings.deterministic,
+        "train.replay": cuda and not settings.deterministic and settings.on_nan != "skip",
+    }
+    automatic = fields_marked(recipe, AUTOMATIC)
+    chosen = {
+        key: value
+        for key, value in best.items()
+        if getattr(settings, key.removeprefix("train.")) == automatic[key] and (ranks == 1 or key == "train.precision")
+    }
+    return recipe.with_set(chosen, because=f"automatic, on {device.type}") if chosen else recipe
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------

@@ -1,15 +1,12 @@
 """`pretrain`: images and a recipe become a run folder with an encoder.
 
 A new run's recipe is completed by `resolve` from the data and the device; a resumed run has that of its recipe.json
-(`continued_recipe`); an extended run is a copy of a finished one that is then resumed (`extend_run`). Torch is
-imported when training begins, so that a mistake is reported at once.
+(`continued_recipe` in resume.py); an extended run is a copy of a finished one that is then resumed. Torch is imported
+when training begins, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,21 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typing_extensions import Unpack
 
 from supancl.config import (
-    AUTOMATIC,
     FLAG,
-    INCIDENTAL,
-    MAY_CHANGE_ON_RESUME,
     PYTHON,
-    fields_marked,
-    flattened,
-    parse_json,
-    to_json,
 )
-from supancl.core.labels import Labels
-from supancl.core.schedules import learning_rate
-from supancl.core.specs import PoolSpec
 from supancl.data.from_python import Images, is_image_file, source_from_images, split_labels
-from supancl.data.opening import absolute_source, check_source, is_same_source, open_data
+from supancl.data.opening import check_source, open_data
 from supancl.data.preparing import prepare_data
 from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.sources.folder import check_out_folder
@@ -42,33 +29,29 @@ from supancl.data.survey import survey_data, survey_source
 from supancl.data.views.specs import Crops
 from supancl.distributed import from_environment, join_ranks
 from supancl.errors import BadInput, is_out_of_memory
-from supancl.files import make_folder, open_regular, read_text, reason, temporary_path, write_bytes, write_sealed_json
 from supancl.loggers import open_loggers
-from supancl.recipes import Recipe, find_recipe, register_encoder
+from supancl.recipes import Recipe, find_recipe, is_recipe_file, register_encoder
 from supancl.recipes.auto import (
     VIEW_SIZES,
     default_recipe,
     describe_choices,
+    describe_resolution,
     fit_recipe,
     is_to_be_fitted,
-    open_settings,
+    resolve_label_warmup,
+    with_short_side,
 )
-from supancl.recipes.plugin_files import refuse_while_loading
-from supancl.recipes.recipe import TrainSpec, fixed_settings, resolve_warmup, validated_recipe
-from supancl.recipes.recipe_file import is_recipe_file
-from supancl.recipes.shorthands import RecipeSettings, full_name, parse_set, with_settings
-from supancl.recipes.warmup import describe_resolution, resolve_label_warmup
+from supancl.recipes.plugins import refuse_while_loading
+from supancl.recipes.recipe import resolve_warmup, validated_recipe
+from supancl.recipes.shorthands import RecipeSettings, parse_set, with_settings
 from supancl.reporter import Reporter, current_reporter, default_reporter, report_to
-from supancl.runs.folder import RunFolder, is_same_or_moved, name_run, next_folder
-from supancl.runs.provenance import commit, versions
+from supancl.runs.folder import RunFolder
+from supancl.training.resume import continued_recipe, extend_run, run_folder_for
 
 if TYPE_CHECKING:
-    import torch
-
     from supancl.training.run import Run
 
 DataArgument = Data | str | Path | list[str | Path] | Images | tuple[Images, Any]
-MIN_STEPS_TO_COMPILE = 5_000  # compiling takes about a minute and saves some milliseconds per step
 
 
 def pretrain(
@@ -192,9 +175,10 @@ def train(
     import torch
 
     from supancl.core.precision import pick_device
-    from supancl.training.loop import begin_run
-    from supancl.training.memory import check_memory
+    from supancl.training.begin import begin_run
+    from supancl.training.checks import check_memory
     from supancl.training.run import Run, read_finished_run
+    from supancl.training.speed import with_speed
     from supancl.training.trainer import trainer_for
 
     recipe = name_source(recipe, data)
@@ -343,212 +327,10 @@ def resolve(recipe: Recipe, data: Data | None = None, init: Path | str | None = 
     return with_short_side(resolved)
 
 
-def with_short_side(recipe: Recipe) -> Recipe:
-    """Limit the decoded size of photographs to what the views need: the smallest crop still has the views' size."""
-    if recipe.data.short_side is not None or not isinstance(recipe.views, Crops):
-        return recipe
-    crops = [(recipe.views.size, recipe.views.scale[0])]
-    if recipe.views.local is not None:
-        crops.append((recipe.views.local.size, recipe.views.local.scale[0]))
-    side = max(math.ceil(size / math.sqrt(scale)) for size, scale in crops)
-    return recipe.with_set({"data.short_side": side}, because="views.size and views.scale")
-
-
-def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1) -> Recipe:
-    """Choose precision, compilation and replay for this device, unless the recipe sets them.
-
-    For several ranks only the precision: the run may continue later in a single process.
-    """
-    from supancl.core.precision import auto_precision, has_bf16
-
-    settings, cuda = recipe.train, device.type == "cuda"
-    if settings.precision == "bf16" and not has_bf16(device):
-        raise BadInput(f"train.precision = bf16: {device} has no bf16; use fp32")
-    steps = images // settings.batch_size * settings.epochs
-    best = {
-        "train.precision": auto_precision(device),
-        "train.compile": cuda and steps >= MIN_STEPS_TO_COMPILE and not settings.deterministic,
-        "train.replay": cuda and not settings.deterministic and settings.on_nan != "skip",
-    }
-    automatic = fields_marked(recipe, AUTOMATIC)
-    chosen = {
-        key: value
-        for key, value in best.items()
-        if getattr(settings, key.removeprefix("train.")) == automatic[key] and (ranks == 1 or key == "train.precision")
-    }
-    return recipe.with_set(chosen, because=f"automatic, on {device.type}") if chosen else recipe
-
-
 # --- resuming and extending -------------------------------------------------------------------------------------------
 
 
-def continued_recipe(folder: RunFolder, recipe: Recipe | None) -> Recipe:
-    """The recipe of a resumed run: its recipe.json, with the few settings that may change if they are requested."""
-    saved, _ = folder.read_recipe()
-    if recipe is None:
-        return saved
-    images = folder.read_data()[0].get("train")
-    requested = with_short_side(resolve_warmup(recipe))
-    requested = resolve_label_warmup(requested, images) if isinstance(images, int) else requested
-    old, new = flattened(replace(saved, sources={})), flattened(replace(requested, sources={}))
-    may_change = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), *open_settings(recipe)}
-    for key, value in {"train.epochs": new["train.epochs"], **new}.items():  # first: a warm-up may follow from it
-        if key in may_change:
-            continue
-        same_or_moved = key in ("data.source", "data.joined") and is_same_or_moved(value, old.get(key))
-        if not same_or_moved and not is_same_or_automatic(key, value, old.get(key)):
-            longer = f"to train longer, extend the finished run {folder.path} in another folder"
-            advice = longer if key == "train.epochs" else f"start another run with init {folder.path} and another out"
-            raise BadInput(
-                f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; a run continues with its "
-                f"own settings: {advice}"
-            )
-    changed = changed_settings(recipe, saved)
-    if not all(map(is_same_source, recipe.data.all_sources, saved.data.all_sources)):
-        for source in recipe.data.all_sources:
-            check_out_folder(source, folder.path)
-        changed["data.source"], *joined = map(absolute_source, recipe.data.all_sources)
-        changed["data.joined"] = tuple(joined)
-    return saved.with_set(changed, because="changed on resume") if changed else saved
-
-
-def is_same_or_automatic(key: str, requested: Any, saved: Any) -> bool:
-    """Whether a requested setting is the saved one of a run, or left to be chosen automatically."""
-    automatic = fields_marked(TrainSpec(), AUTOMATIC, "train")
-    return bool(requested == saved) or (key in automatic and requested == automatic[key])
-
-
-def changed_settings(recipe: Recipe, saved: Recipe) -> dict[str, Any]:
-    """Settings that may change on resume, were requested, and differ from the saved ones."""
-    old, new = flattened(saved), flattened(recipe)
-    return {
-        key: new[key]
-        for key, default in fields_marked(recipe, MAY_CHANGE_ON_RESUME).items()
-        if new[key] not in (None, old[key]) and (new[key] != default or key in recipe.sources)
-    }
-
-
-def extend_run(
-    run: RunFolder,
-    out: Path | str | None,
-    recipe: Any,
-    init: Any,
-    compat: Any,
-    given: Mapping[str, Any],
-    reads_source: bool,
-) -> Path | str | None:
-    """Make a folder like that of a run that was stopped at the last step of `run`, whole or not at all.
-
-    The caller resumes it. Other ranks wait for it when they join.
-    """
-    for name, value in (("recipe", recipe), ("init", init), ("compat", compat)):
-        if value is not None:
-            raise BadInput(f"extend {run.path} continues that run with its own settings; leave out {name} {value}")
-    if from_environment().rank > 0:
-        return out
-    base, _ = run.read_recipe()
-    changes = {full_name(base, name): value for name, value in given.items()}
-    epochs = changes.pop("train.epochs", None)
-    if not isinstance(epochs, int):
-        raise BadInput(f"extend {run.path}: give epochs, the epoch to continue to, counted from the first")
-    run.check_recipe_file()
-    state = load_last_state(run, base)
-    recipe = extended_recipe(base, epochs, changes, run)
-    for source in recipe.data.all_sources if reads_source else ():
-        check_source(source)
-    folder = run_folder_for(recipe, out)
-    folder.check_free(resume=False)
-    check_out_folder(recipe.data.source, folder.path)
-    make_folder(folder.path.parent)
-    temporary = temporary_path(folder.path)
-    try:
-        write_extension(RunFolder(temporary), run, recipe, base, state)
-        os.rename(temporary, folder.path)
-    except OSError as error:
-        raise BadInput(f"cannot write to {folder.path} ({reason(error)}); choose another out") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    rate = recipe.learning_rate * recipe.schedule.restart_rate
-    current_reporter().note(
-        f"{run.path} continues to epoch {epochs} in {folder.path}: the learning rate starts again at {rate:.4g}, "
-        f"{recipe.schedule.restart_rate:.3g} of its peak (schedule.restart_rate)"
-    )
-    return folder.path
-
-
-def load_last_state(run: RunFolder, base: Recipe) -> dict[str, Any]:
-    """The last checkpoint of a finished run; refuses one that is unfinished or keeps none."""
-    from supancl.runs.checkpoint import load_newest
-
-    if early := run.describe_early_end(base):
-        raise BadInput(f"{run.path} is not finished ({early}); resume it first")
-    state, _ = load_newest(run.checkpoints)
-    if state is None:
-        raise BadInput(f"{run.path} keeps no checkpoint to continue from; start another run with init {run.path}")
-    if any(row["step"] != state["step"] for row in run.metrics()[-1:]):
-        raise BadInput(f"{run.path}: its newest checkpoint is of step {state['step']}, before its end; resume it first")
-    return state
-
-
-def extended_recipe(base: Recipe, epochs: int, changes: Mapping[str, Any], run: RunFolder) -> Recipe:
-    """The recipe of the run with more epochs and a schedule that starts again at its end."""
-    before = base.train.epochs
-    if epochs <= before:
-        raise BadInput(f"epochs = {epochs}: {run.path} has {before} already; name more than that")
-    may_change = {*fields_marked(base, MAY_CHANGE_ON_RESUME), *fields_marked(base.train, INCIDENTAL, "train")}
-    may_change = (may_change - {"train.seed"}) | {"schedule.restart_rate"}
-    for key, value in changes.items():
-        is_moved = key == "data.source" and is_same_or_moved(str(value), base.data.source)
-        if key in may_change or is_moved:
-            continue
-        if flattened(base.with_set({key: value})).get(key) != flattened(base).get(key):
-            raise BadInput(
-                f"{key} = {value!r}: a run is extended with its own settings; to change them, start another run with "
-                f"init {run.path}"
-            )
-    planned = learning_rate(replace(base.schedule, restart_epoch=0), 1.0, epochs, 1)
-    extension = {
-        "train.epochs": epochs,
-        "schedule.restart_epoch": before,
-        "schedule.restart_rate": float(f"{planned(before):.4g}"),
-    }
-    extended = base.with_set(extension, because=f"extends {run.path.resolve()}")
-    return extended.with_set(dict(changes)) if changes else extended
-
-
-def write_extension(folder: RunFolder, run: RunFolder, recipe: Recipe, base: Recipe, state: Mapping[str, Any]) -> None:
-    """Write what `resume` needs. Versions stay those of the first start, because pixels were read with them."""
-    from supancl.runs.checkpoint import save_checkpoint
-
-    folder.checkpoints.mkdir(parents=True)
-    for old, new in ((run.metrics_file, folder.metrics_file), (run.content_file, folder.content_file)):
-        if old.exists():
-            with open_regular(old) as file:
-                write_bytes(new, file.read())
-    content = parse_json(read_text(run.recipe_file))
-    content["recipe"] = to_json(recipe)
-    data, classes = run.read_data()
-    content["run"] = name_run(recipe, classes, data)
-    content["extended_from"] = {
-        "run": str(run.path.resolve()),
-        "epochs": base.train.epochs,
-        "step": state["step"],
-        "learning_rate": float(f"{recipe.learning_rate * recipe.schedule.restart_rate:.6g}"),
-        "versions": versions(),
-        "commit": commit(),
-    }
-    write_sealed_json(folder.recipe_file, content)
-    kept_state = {key: value for key, value in state.items() if key not in ("schema_version", "digest")}
-    save_checkpoint(folder.checkpoints, state["step"], {**kept_state, "settings": fixed_settings(recipe)})
-
-
 # --- folder, process, data --------------------------------------------------------------------------------------------
-
-
-def run_folder_for(recipe: Recipe | None, out: Path | str | None) -> RunFolder:
-    if out is None and recipe is None:
-        raise BadInput("resume continues the run in out; name it")
-    return RunFolder(Path(out) if out is not None else next_folder(recipe.name))  # type: ignore[union-attr]
 
 
 @contextmanager
@@ -589,83 +371,7 @@ def open_checked(recipe: Recipe, data: Data | None, memory: str, ranks: int) -> 
         for name in recipe.data.all_sources:
             check_source(name)
         data = open_data(recipe.data, recipe.encoder.channels)
+    from supancl.training.checks import check_data, fit_labels
+
     check_data(recipe, data, ranks)
     return fit_labels(recipe, data)
-
-
-def check_data(recipe: Recipe, data: Data, ranks: int = 1) -> None:
-    """Refuse data that cannot train this recipe: other shapes, too few images, labels that tell its loss nothing."""
-    import torch
-
-    source, settings = str(data.summary.get("source") or "the data"), recipe.train
-    shape = data.train.batch(torch.zeros(1, dtype=torch.long)).pixels.shape
-    holds, takes = "vectors" if len(shape) == 2 else "images", "vectors" if recipe.views.kind == "masks" else "images"
-    encodes = "vectors" if recipe.encoder.name == "linear" else "images"
-    if holds != takes or holds != encodes:
-        raise BadInput(
-            f"{source} holds {holds}; {recipe.name} takes {takes}, and its encoder {recipe.encoder.name!r} {encodes}; "
-            "choose another recipe, encoder.name or data"
-        )
-    if holds == "images" and shape[1] != recipe.encoder.channels:
-        raise BadInput(
-            f"{source}: images have {shape[1]} channels, {recipe.name} takes {recipe.encoder.channels}; set "
-            f"encoder.channels={shape[1]}"
-        )
-    if len(data.train) < settings.batch_size:
-        raise BadInput(
-            f"{source}: training images: {len(data.train)}, fewer than a batch of {settings.batch_size}; set "
-            "train.batch_size, or add images"
-        )
-    least = ranks * (1 if settings.sync_norm else 2)  # without synchronised statistics, batch norm needs two images
-    if ranks > 1 and settings.batch_size // settings.accumulate < least:
-        raise BadInput(
-            f"train.batch_size / train.accumulate = {settings.batch_size // settings.accumulate} is too small for "
-            f"{ranks} ranks; use train.batch_size={least * settings.accumulate} or more, or fewer ranks"
-        )
-    out = recipe.heads.projector.out
-    if not recipe.loss.normalizes and out is not None and out < len(data.classes):
-        raise BadInput(
-            f"heads.projector.out = {out} is fewer than the {len(data.classes)} classes of {source}; set "
-            "heads.projector.out=null, which takes their number"
-        )
-    if recipe.loss.supervised:
-        check_labels(recipe, data, source)
-
-
-def check_labels(recipe: Recipe, data: Data, source: str) -> None:
-    """Refuse labels that tell a supervised method nothing: none, or the same for all images."""
-    present = data.train.class_ids()
-    if len(present) < 2:
-        found = f"only one class, {data.classes[present[0]]!r}" if present else "no label"
-        raise BadInput(
-            f"{source}: its training images have {found}, and {recipe.method} needs two classes; put images into class "
-            "folders, or use simsiam or byol"
-        )
-    if not data.train.all_labels.has_one_each and data.train.all_labels.count_distinct() == 1:
-        raise BadInput(
-            f"{source}: all labelled training images have the same classes and weights, so {recipe.method} learns "
-            "nothing from them; add images with others, or use simsiam or byol"
-        )
-
-
-def fit_labels(recipe: Recipe, data: Data) -> Data:
-    """The data with labels that the loss and the pool can take; refused if they need labels and cannot take these."""
-    labels, source = data.train.all_labels, str(data.summary.get("source") or "the data")
-    if labels.has_one_each:
-        return data
-    if not recipe.loss.takes_pairs or type(recipe.pool) is not PoolSpec:
-        if recipe.loss.supervised:
-            labels.check_single(source, f"loss.kind = {recipe.loss.kind} with pool.kind = {recipe.pool.kind}")
-        return replace(data, train=replace(data.train, all_labels=Labels.of(labels.rarest)))
-    compares_targets = recipe.loss.needs_pool and recipe.loss.stores_unlabelled  # not means of classes
-    if compares_targets and recipe.pool.kind == "class-queues" and labels.classes.shape[1] > 1:
-        raise BadInput(
-            f"{source}: an image has up to {labels.classes.shape[1]} labels, so class queues hold copies of a target, "
-            f"which {recipe.method} would compare with each; set pool.kind=queue"
-        )
-    if getattr(recipe.loss, "form", "") == "binary" and float(labels.weights.max()) > 1:
-        raise BadInput(
-            f"{source}: a label has weight {float(labels.weights.max()):g}, and loss.form = binary takes "
-            "probabilities; set loss.form=softmax"
-        )
-    return data

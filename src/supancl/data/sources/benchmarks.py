@@ -129,26 +129,11 @@ def _read(name: str, root: Path | str, channels: int) -> _Found:
                 f"{entry[1]}: listed twice, for {entry[0]} and for {following[0]}; these are not the official split "
                 "files; download and unpack them again"
             )
-<<<<<<< HEAD
     images = [path for _, path, _ in entries]
     exists = np.array([path.is_file() for path in images], bool)
     absent = [images[row].relative_to(folder).as_posix() for row in np.flatnonzero(~exists).tolist()]
     official, names = [split for split, _, _ in entries], [label for _, _, label in entries]
     return _Found(folder, images, np.array(official), np.array(names), exists, (*listed.missing, *absent))
-=======
-        why = f"{self.name} is incomplete, so its results cannot be compared with published ones: {problem}"
-        self.remarks.append(Incomplete(why))
-
-    def final_splits(self, official: Sequence[str], labels: Sequence[str]) -> np.ndarray:
-        """The split of each image, after checking the counts."""
-        splits = assign_splits(self.name, self.row, np.array(official), np.array(labels), self.use)
-        failed = [check for check in _check_rows(self.row, self.use, splits, labels) if not check.ok]
-        if failed:
-            self.refuse_or_remark(
-                ", ".join(f"{check.found:,} {check.what} where {check.wanted} belong" for check in failed)
-            )
-        return splits
->>>>>>> 785ead4d5bb04b3de2317f9a535ad0c2f5f11bea
 
 
 def list_benchmark(
@@ -170,7 +155,8 @@ def list_benchmark(
     if problems and not partial:
         advice = f"supancl data check {name} --root {found.folder}"
         raise BadInput(f"{name}: {', '.join(problems)} ({found.folder}); see: {advice}")
-    remarks = (*row.remarks, *([f"{name} {INCOMPLETE}: {', '.join(problems)}"] if problems else []))
+    why = f"{name} is incomplete, so its results cannot be compared with published ones: {', '.join(problems)}"
+    remarks = (*row.remarks, *([Incomplete(why)] if problems else []))
     if isinstance(found.images, Listing):
         numbers = np.array([SPLITS.index(split) for split in splits.tolist()], np.uint8)
         return replace(found.images, splits=numbers, remarks=remarks)

@@ -55,14 +55,15 @@ class FilledTable:
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
+        def ours(score: Score) -> dict[str, Any]:
+            way = {name: value for name, value in score.way._asdict().items() if value}
+            return {"mean": score.mean, "sd": score.sd, "interval": score.interval, "n": score.n, "way": way}
+
         lines = [
             {
                 "section": line.section,
                 "head": list(line.head),
-                "ours": {
-                    column: {**score._asdict(), "way": {k: v for k, v in score.way._asdict().items() if v}}
-                    for column, score in line.ours.items()
-                },
+                "ours": {column: ours(score) for column, score in line.ours.items()},
                 "paper": {column: {"mean": mean, "interval": half} for column, (mean, half) in line.paper.items()},
                 "best": [column for column, ranking in line.rankings.items() if ranking == 0],
                 "second": [column for column, ranking in line.rankings.items() if ranking == 1],

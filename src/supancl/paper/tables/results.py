@@ -23,8 +23,8 @@ from supancl.evaluation.overlap import data_set_of
 from supancl.evaluation.rows import Row, average, grouped, read_rows, rows_of_log
 from supancl.evaluation.settings import TRAINED_IMAGES
 from supancl.paper.tables.layouts import package_recipe
-from supancl.paper.toy_study.study import PAPER as TOY_NAMES
-from supancl.paper.toy_study.study import conditions
+from supancl.paper.toy_study import PAPER as TOY_NAMES
+from supancl.paper.toy_study import conditions
 from supancl.recipes import Recipe, recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.runs.encoder_file import check_same_run, load_encoder, read_header
@@ -72,24 +72,18 @@ class Way(NamedTuple):
         return self.detector or f"{probe}{features}{images}"
 
 
-class Measured(NamedTuple):
-    """A number of one run; the smallest `order` is the way closest to the paper's. `sd` is over its detectors."""
-
-    value: float
-    way: Way = Way()
-    interval: float = math.nan
-    order: tuple[int, ...] = ()
-    sd: float = math.nan
-
-
 class Score(NamedTuple):
-    """A mean over n runs with its standard deviation; `interval` is that of a single run. nan: none."""
+    """A number of one run, or a mean over n runs with its standard deviation; nan: none.
+
+    `interval` is that of a single run. The smallest `order` is the way closest to the paper's.
+    """
 
     mean: float
     sd: float = math.nan
     interval: float = math.nan
     n: int = 1
     way: Way = Way()
+    order: tuple[int, ...] = ()
 
 
 @dataclass
@@ -108,7 +102,7 @@ class Entry:
     def is_toy(self) -> bool:
         return any(row.protocol == "toy" for row in self.rows)
 
-    def find(self, measure: str, probe: str = "lbfgs") -> list[Measured]:
+    def find(self, measure: str, probe: str = "lbfgs") -> list[Score]:
         """The measure by each way used, the preferred one first; empty if it was not measured.
 
         Test images come before held-out ones; linear accuracy by `probe` comes before the other probe's.
@@ -119,68 +113,51 @@ class Entry:
         kind, _, data_set = measure.partition(":")
         protocol, metric = COLUMNS.get(kind, (kind, "accuracy"))
         if self.is_toy:
-            found = [Measured(row.value) for row in self.rows if row.metric == measure]
+            found = [Score(row.value) for row in self.rows if row.metric == measure]
         elif protocol == "detect":
             found = self._from_detectors(metric)
         else:
-            named = [row for row in self.rows if row.metric == metric and self._is_of(row, protocol, data_set)]
-            usable = [row for row in named if not self._excludes(row, protocol, data_set)]
-            found = sorted((measured_row(row, probe) for row in usable), key=lambda value: value.order)
-            found = found or self._from_log(measure)
-        by_way: dict[Way, Measured] = {}
-        for value in found:
-            by_way.setdefault(value.way, value)
+            rows = [row for row in self.rows if row.metric == metric and self._is_of(row, protocol, data_set)]
+            reasons = {id(row): self._why_excluded(row, protocol, data_set.partition(":")[0]) for row in rows}
+            self.excluded |= {f"{self.path}: {row.name} {reasons[id(row)]}" for row in rows if reasons[id(row)]}
+            scores = [score_of(row, protocol, probe) for row in rows if not reasons[id(row)]]
+            found = sorted(scores, key=lambda score: score.order) or self._from_log(measure)
+        by_way: dict[Way, Score] = {}
+        for score in found:
+            by_way.setdefault(score.way, score)
         return list(by_way.values())
-
-    def _on_training_data(self, protocol: str, data_set: str) -> bool:
-        return protocol in FREE_SETTINGS and data_set in ("", self.pretrained_on)
 
     def _is_of(self, row: Row, protocol: str, data_set: str) -> bool:
         """Whether a row belongs to a cell: by its name or, on other data, by the data set."""
         if protocol not in FREE_SETTINGS:
             return row.name == f"{protocol}-{data_set.replace(':', '-')}"
         base, _, on_data = row.name.partition("-")
-        if base != protocol:
-            return False
         known = data_set_of(row.data) if row.data else None
-        if self._on_training_data(protocol, data_set):  # another copy of the same data set is the same data
-            return not on_data or bool(known and known == self.pretrained_on)
-        return bool(on_data) and (known if row.data else on_data) == data_set
+        if data_set in ("", self.pretrained_on):  # another copy of the same data set is the same data
+            return base == protocol and (not on_data or bool(known and known == self.pretrained_on))
+        return base == protocol and bool(on_data) and (known if row.data else on_data) == data_set
 
-    def _excludes(self, row: Row, protocol: str, data_set: str) -> bool:
-        """Whether a row does not belong in a table of the paper; the reason goes to `excluded`."""
-        free, settings, data_set = FREE_SETTINGS.get(protocol, set()), row.settings, data_set.partition(":")[0]
-        changed = {key: value for key, value in row.changed.items() if key not in free}
+    def _why_excluded(self, row: Row, protocol: str, data_set: str) -> str:
+        """Why a row does not belong in a table of the paper; empty if it does."""
+        free, settings = FREE_SETTINGS.get(protocol, set()), row.settings
         features = settings.get("layer", "pooled"), settings.get("split", "held-out")
-        reason = ""
-        if self._on_training_data(protocol, data_set) and row.data and not self._is_training_data(row.data):
-            reason = f"was measured on {row.data}, not on the data of the run"
-        elif (
-            not free
-            and data_set in BENCHMARKS
-            and row.data not in ("", data_set)
-            and (data_set != registered_name(row.data))
-        ):
-            reason = f"was measured on {row.data}, not on {data_set}@ROOT, the data set of the table"
-        elif row.digest and self.encoder_checksum not in ("", row.digest):
-            reason = "was measured with other weights than the run has now (before its last epoch?); measure it again"
-        elif settings.get("overlaps_training"):
-            reason = "was measured on images that the run was trained on"
-        elif settings.get("partial"):
-            reason = "was measured on an incomplete data set"
-        elif changed or (protocol == "variance" and features not in VARIANCES):
-            reason = f"has other settings ({', '.join(f'{key} {value}' for key, value in row.changed.items())})"
-        if reason:
-            self.excluded.add(f"{self.path}: {row.name} {reason}")
-        return bool(reason)
+        if row.data and free and data_set in ("", self.pretrained_on) and self.recipe is not None:
+            trained_on, name = self.recipe.data.source, data_set_of(row.data)
+            if not is_same_source(row.data, trained_on) and (name is None or name != data_set_of(trained_on)):
+                return f"was measured on {row.data}, not on the data of the run"
+        if not free and data_set in BENCHMARKS and row.data and data_set not in (row.data, registered_name(row.data)):
+            return f"was measured on {row.data}, not on {data_set}@ROOT, the data set of the table"
+        if row.digest and self.encoder_checksum not in ("", row.digest):
+            return "was measured with other weights than the run has now (before its last epoch?); measure it again"
+        if settings.get("overlaps_training"):
+            return "was measured on images that the run was trained on"
+        if settings.get("partial"):
+            return "was measured on an incomplete data set"
+        if row.changed.keys() - free or (protocol == "variance" and features not in VARIANCES):
+            return f"has other settings ({', '.join(f'{key} {value}' for key, value in row.changed.items())})"
+        return ""
 
-    def _is_training_data(self, source: str) -> bool:
-        if self.recipe is None:
-            return True
-        trained_on, data_set = self.recipe.data.source, data_set_of(source)
-        return is_same_source(source, trained_on) or (data_set is not None and data_set == data_set_of(trained_on))
-
-    def _from_detectors(self, metric: str) -> list[Measured]:
+    def _from_detectors(self, metric: str) -> list[Score]:
         """The mean over this encoder's detectors, per setting; the setting with most seeds first."""
         values: dict[str, dict[int | None, float]] = {}
         for row in (row for row in self.rows if (row.protocol, row.metric) == ("detect", metric)):
@@ -191,20 +168,18 @@ class Entry:
                 self.excluded.add(f"{row.name}: not counted, it has seed {row.seed} of another detector")
             else:
                 seeds[row.seed] = row.value
-        averages = {detector: average(list(seeds.values())) for detector, seeds in values.items() if seeds}
-        ordered = sorted(averages.items(), key=lambda item: -item[1].n)
-        return [Measured(mean, Way(detector=detector), sd=sd) for detector, (mean, sd, _) in ordered]
+        averages = [(detector, average(list(seeds.values()))) for detector, seeds in values.items() if seeds]
+        averages.sort(key=lambda item: -item[1].n)
+        return [Score(mean, sd, way=Way(detector=detector)) for detector, (mean, sd, _) in averages]
 
-    def _from_log(self, measure: str) -> list[Measured]:
+    def _from_log(self, measure: str) -> list[Score]:
         """Losses of the last epoch; k-NN, variance and collapse by the monitor."""
-        if self.recipe is None or (
-            measure == "sup" and not self.recipe.loss.supervised and self.recipe.pool.kind == "none"
-        ):
+        recipe = self.recipe
+        if recipe is None or (measure == "sup" and not recipe.loss.supervised and recipe.pool.kind == "none"):
             return []  # the log repeats l_ssl there
+        way = Way(by="monitor") if measure in ("knn", "within", "ratio") else Way()
         scale = 100 if measure == "ratio" else 1
-        rows = [row for row in rows_of_log(self.path) if row.metric == measure]
-        ways = {"knn": Way(by="monitor"), "within": Way(by="monitor"), "ratio": Way(by="monitor")}
-        return [Measured(scale * row.value, ways.get(measure, Way())) for row in rows]
+        return [Score(scale * row.value, way=way) for row in rows_of_log(self.path) if row.metric == measure]
 
     @cached_property
     def encoder_checksum(self) -> str:
@@ -223,25 +198,24 @@ class Entry:
         return data_set if data_set in ("cifar10", "cifar100") else self.recipe.name.split(".")[0]
 
 
-def measured_row(row: Row, probe: str) -> Measured:
+def score_of(row: Row, protocol: str, probe: str) -> Score:
     """The number of a row with the way in which it was measured, and how that compares with the paper's."""
-    settings, scale = row.settings, 100 if row.metric == "ratio" else 1
+    settings = row.settings
     split, judged = str(settings.get("split", "held-out")), str(settings.get("judged", ""))
     images = judged if judged in ("test", "val") else split
     way, order, is_held_out = Way(), (0, 0), int(images != "test")
-    if row.protocol == "variance":
-        features = str(settings.get("layer", "pooled")), split
-        way, order = Way(layer=features[0], images=split), (int(features != VARIANCES[0]), 0)
-    elif row.name.startswith("knn"):
+    if protocol == "variance":
+        layer = str(settings.get("layer", "pooled"))
+        way, order = Way(layer=layer, images=split), (int((layer, split) != VARIANCES[0]), 0)
+    elif protocol == "knn":
         way, order = Way(images=images), (is_held_out, 0)
-    elif row.name.startswith("linear"):
+    elif protocol == "linear":
         used = str(settings.get("probe", "lbfgs"))
         way = Way(used, used == "lbfgs" and settings.get("chosen_on") == TRAINED_IMAGES, images=images)
-        is_other = int(used != probe)
         # Table 4: the paper's probe comes first
-        order = (is_other, is_held_out) if probe == "sgd" else (is_held_out, is_other)
+        order = (int(used != probe), is_held_out) if probe == "sgd" else (is_held_out, int(used != probe))
         order = order if used in PROBES else (2, 2)
-    return Measured(scale * row.value, way, row.interval, order)
+    return Score((100 if row.metric == "ratio" else 1) * row.value, math.nan, row.interval, 1, way, order)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -286,20 +260,19 @@ class Group:
 
     def score(self, measure: str, probe: str = "lbfgs") -> Score | None:
         """The mean over runs measured in one way: the most frequent, or the preferred one if equal."""
-        by_way: dict[Way, list[Measured]] = {}
-        for value in (value for entry in self.entries for value in entry.find(measure, probe)):
-            by_way.setdefault(value.way, []).append(value)
+        by_way: dict[Way, list[Score]] = {}
+        for score in (score for entry in self.entries for score in entry.find(measure, probe)):
+            by_way.setdefault(score.way, []).append(score)
         if not by_way:
             return None
-        chosen = min(by_way.values(), key=lambda values: (-len(values), min(value.order for value in values)))
-        mean, sd, n = average([value.value for value in chosen])
-        first = chosen[0]
-        return Score(mean, first.sd if n == 1 else sd, first.interval if n == 1 else math.nan, n, first.way)
+        first, *others = min(by_way.values(), key=lambda scores: (-len(scores), min(one.order for one in scores)))
+        mean, sd, n = average([score.mean for score in (first, *others)])
+        return first if not others else Score(mean, sd, n=n, way=first.way)
 
     def mean_of(self, measures: Sequence[str]) -> Score | None:
         """The mean over these measures, averaged over the runs that have all of them."""
         found = [[entry.find(measure)[:1] for measure in measures] for entry in self.entries]
-        means = [statistics.fmean(one.value for (one,) in values) for values in found if all(values)]
+        means = [statistics.fmean(one.mean for (one,) in scores) for scores in found if all(scores)]
         return Score(*average(means)[:2], n=len(means)) if means else None
 
 

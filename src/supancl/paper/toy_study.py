@@ -20,7 +20,7 @@ from supancl.data.order import derive_seed
 from supancl.data.sources.toy import Toy
 from supancl.files import write_json, write_text
 from supancl.paper.numbers import TOY, TOY_TRANSFER
-from supancl.paper.toy_study.training import ALPHAS, FULL, Reading, Size, Trained, draw_data, train
+from supancl.paper.toy_training import ALPHAS, FULL, Reading, Size, Trained, draw_data, train
 from supancl.probes import Features, knn_accuracy, variance
 from supancl.reports.tables import Cell, Table, mark_for_rank, mean_text, to_markdown
 from supancl.runs.provenance import commit, versions
