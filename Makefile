@@ -88,8 +88,8 @@ first-hour: need-shared $(READY)  ## from 600 photographs with 120 labels to pre
 pages: $(EXTRAS)  ## from a folder of images to report, map and audit, by documented lines alone: some minutes
 	$(BIN)/python tests/real/from_folder_to_pages.py
 
-screenshots: $(EXTRAS)  ## the pictures of pages in docs/figures; that of the suite with DATA=FOLDER of unpacked data sets
-	OMP_NUM_THREADS=2 $(BIN)/python tests/browser/screenshots.py $(if $(DATA),--root $(DATA))
+screenshots: $(EXTRAS)  ## the pictures of pages in docs/figures: PHOTOS=FOLDER of class folders [START=timm:NAME]
+	OMP_NUM_THREADS=2 $(BIN)/python tests/browser/screenshots.py $(PHOTOS) $(if $(START),--start $(START))
 
 test-slow: $(READY)  ## the full forms of the studies, minutes each
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow tests/paper

@@ -10,13 +10,6 @@ from typing import Any, Literal, NamedTuple
 from supancl.errors import Collapsed, NonFinite, program_name
 from supancl.reports.run_record import Row, RunRecord, as_interval, is_number
 from supancl.stats import Interval, Quality, Tone, duration, quality
-from supancl.training.monitor import (
-    COLLAPSED_STD,
-    LOW_RANK_IN_A_ROW,
-    LOW_STD_IN_A_ROW,
-    least_healthy_rank,
-    likely_cause,
-)
 
 LOW_STD = 0.3  # healthy runs stay above it (docs/monitor.md)
 NEAR_COLLAPSE = 2.0  # times the rank of a collapse; healthy runs of that size have three times as much
@@ -60,19 +53,21 @@ def find_verdict(record: RunRecord) -> Verdict:
         return Verdict(state, "unclear", state.capitalize(), f"{progress}; nothing is logged.")
     collapse = diagnose(record)
     if collapse.state:
+        from supancl.training.monitor import likely_cause
+
         advice = f" {likely_cause(record.recipe)}." if record.recipe is not None else ""
-        headline = collapse.state.capitalize()
-        return Verdict(collapse.state, "bad", headline, f"{progress}; {collapse.finding}.{advice}")
+        title = collapse.state.capitalize()
+        return Verdict(collapse.state, "bad", title, f"{progress}; {collapse.finding}.{advice}")
     if state == "running":
         return Verdict(state, "unclear", "Still training", f"{progress}; {collapse.finding}.")
     name, found = judge_record(record)
-    headline = HEADLINES[found.tone] if name else "Not evaluated"
+    title = headline(record)
     if state == "stopped":
         found = found._replace(tone="bad" if found.tone == "bad" else "unclear")
-        headline = "Stopped"
+        title = "Stopped"
     resume = f" To continue it: {program_name()} pretrain --resume --out {shlex.quote(str(record.folder))}"
     by = f"{found.text} ({name})" if name else found.text
-    return Verdict(state, found.tone, headline, f"{by}; {progress}.{resume if state == 'stopped' else ''}")
+    return Verdict(state, found.tone, title, f"{by}; {progress}.{resume if state == 'stopped' else ''}")
 
 
 # --- how good the encoder is ------------------------------------------------------------------------------------------
@@ -102,6 +97,12 @@ def own_evaluations(record: RunRecord) -> dict[str, Mapping[str, Any]]:
             if re.fullmatch(OWN_EVALUATIONS[name], stem) and result.get("source") == source:
                 found.setdefault(name, result)
     return found
+
+
+def headline(record: RunRecord) -> str:
+    """How good a run is, in a word or two; torch is not needed for it."""
+    name, found = judge_record(record)
+    return HEADLINES[found.tone] if name else "Not evaluated"
 
 
 def judge_record(record: RunRecord) -> tuple[str, Quality]:
@@ -157,6 +158,8 @@ def _describe_progress(record: RunRecord) -> str:
 
 def rank_bound(record: RunRecord) -> float:
     """The effective rank below which this run counts as collapsed."""
+    from supancl.training.monitor import least_healthy_rank
+
     batch = record.settings.get("train.batch_size")
     supervised = record.recipe.loss.supervised if record.recipe is not None else True  # the lower bound
     distinct = record.about("data").get("distinct_labels")  # only if images have several labels
@@ -167,6 +170,8 @@ def rank_bound(record: RunRecord) -> float:
 
 def diagnose(record: RunRecord) -> Diagnosis:
     """Collapsed by the monitor's rules, collapsing if the values are on their way there, else neither."""
+    from supancl.training.monitor import COLLAPSED_STD, LOW_RANK_IN_A_ROW, LOW_STD_IN_A_ROW
+
     bound = rank_bound(record)
     ranks = _values(record.checks, "effective_rank")
     if (step := _first_run_below(record.train_rows, "std", COLLAPSED_STD, LOW_STD_IN_A_ROW)) is not None:
