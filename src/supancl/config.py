@@ -182,16 +182,15 @@ def _checked_tuple(value: Any, options: tuple[Any, ...], path: str) -> tuple[Any
 
 
 def _kind(section: Any) -> str:
-    for field in dataclasses.fields(section):
-        if field.name == "kind":
-            return str(field.default)
-    return str(section.__name__)
+    defaults = {field.name: field.default for field in dataclasses.fields(section)}
+    return str(defaults.get("kind", section.__name__))
 
 
 _hints: dict[type, dict[str, Any]] = {}  # annotations are text; evaluating them again takes longer than the checks
 
 
 def hints(section: Any) -> dict[str, Any]:
+    """The type of each field of a section."""
     if section not in _hints:
         _hints[section] = typing.get_type_hints(section, include_extras=True)
     return _hints[section]

@@ -40,32 +40,13 @@ class ForwardingReporter(Reporter):
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
 
-    def note(self, text: str) -> None:
-        self.reporter.note(text)
 
-    def warn(self, text: str) -> None:
-        self.reporter.warn(text)
+def _forward(name: str) -> Callable[..., None]:
+    return lambda self, *args: getattr(self.reporter, name)(*args)
 
-    def show(self, table: Any) -> None:
-        self.reporter.show(table)
 
-    def on_progress(self, task: str, done: int, total: int) -> None:
-        self.reporter.on_progress(task, done, total)
-
-    def on_start(self, recipe: Any, data: Any, folder: Path, device: str, step: int, steps: int) -> None:
-        self.reporter.on_start(recipe, data, folder, device, step, steps)
-
-    def on_step(self, step: int, row: dict[str, Any] | None) -> None:
-        self.reporter.on_step(step, row)
-
-    def on_epoch(self, row: dict[str, Any]) -> None:
-        self.reporter.on_epoch(row)
-
-    def on_end(self) -> None:
-        self.reporter.on_end()
-
-    def on_finished(self, folder: Path) -> None:
-        self.reporter.on_finished(folder)
+for _name in [name for name in vars(Reporter) if not name.startswith("_")]:
+    setattr(ForwardingReporter, _name, _forward(_name))
 
 
 # --- progress of loops that are far below the command -----------------------------------------------------------------

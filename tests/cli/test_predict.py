@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from supancl.runs.classifier_file import load_classifier
-from supancl.runs.encoder_file import save_encoder
+from supancl.runs.encoder_file import load_classifier, save_encoder
 from supancl.use import predicting
 from supancl.use.predicting import PredictSettings, predict_labels
 from tests.evaluation.made import encoder, fine_tuned, run_folder, subject

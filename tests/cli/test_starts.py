@@ -52,7 +52,7 @@ def test_a_partly_labelled_folder_is_labelled_by_its_own_labels(place, capsys, w
     assert (result["references"], result["checked_on"], result["cross_validated"]) == (16, 16, True)
     assert result["accuracy"] > 85
     low, high = result["accuracy_interval"]
-    assert_mentions(said.out, f"[{low:.1f}, {high:.1f}]", "chance 50.0%", "16 labelled images, cross-validated")
+    assert_mentions(said.out, f"[{low:.1f}, {high:.1f}]", "chance 50.0%", "cross-validated images: 16")
 
 
 def test_a_cross_validated_accuracy_of_labels_that_mean_nothing_is_near_chance(place, capsys) -> None:

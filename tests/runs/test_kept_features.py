@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from supancl.errors import BadInput
-from supancl.runs.classifier_file import FeatureFile, load_features, save_features
+from supancl.runs.encoder_file import FeatureFile, load_features, save_features
 from tests.files import mentions
 
 PAIRS = torch.tensor([[[0.0, 1.0], [2.0, 0.5]], [[1.0, 1.0], [-1.0, 0.0]]])

@@ -12,13 +12,11 @@ import pytest
 import torch
 
 import supancl.runs.checkpoint
-import supancl.runs.writer
 import supancl.training.inputs
 from supancl import BadInput, EncoderSpec, Interrupted, Reporter, load_encoder, pretrain
-from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from supancl.runs.checkpoint import HostCopy, Writer, checkpoints, load_checkpoint, save_checkpoint
 from supancl.runs.encoder_file import read_safetensors, save_encoder
 from supancl.runs.folder import RunFolder
-from supancl.runs.writer import HostCopy, Writer
 from supancl.training.trainer import Trainer
 from tests.files import contents, mentions
 from tests.tiny import assert_same_bits, flat, tiny_data, tiny_recipe
@@ -48,7 +46,7 @@ class Gate:
         self.opened, self.begun = threading.Event(), threading.Event()
         self.in_vain = False
         self.steps: list[int] = []
-        monkeypatch.setattr(supancl.runs.writer, "save_checkpoint", self.save)
+        monkeypatch.setattr(supancl.runs.checkpoint, "save_checkpoint", self.save)
 
     def save(self, folder: Path, step: int, state: dict, keep_all: bool) -> Path:
         self.begun.set()
@@ -212,7 +210,7 @@ def test_the_end_waits_and_the_lock_is_held_until_then(tmp_path: Path, monkeypat
         return plain(folder, step, state)
 
     ended = threading.Event()
-    monkeypatch.setattr(supancl.runs.writer, "save_checkpoint", slow)
+    monkeypatch.setattr(supancl.runs.checkpoint, "save_checkpoint", slow)
     pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
     assert len(refused) == 1
     assert load_checkpoint(checkpoints(tmp_path / "run" / "checkpoints")[-1])["step"] == 10

@@ -8,7 +8,7 @@ import pytest
 
 from supancl import pretrain, recipe
 from supancl.errors import BadInput
-from supancl.paper.tables.results import changed_fields
+from supancl.paper.tables.layouts import changed_fields
 from supancl.recipes.auto import resolve_label_warmup
 from supancl.recipes.recipe import resolve_warmup
 from supancl.runs.folder import RunFolder

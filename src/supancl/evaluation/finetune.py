@@ -33,8 +33,7 @@ from supancl.probes.classifiers import fit_linear_classifier
 from supancl.probes.features import Features
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
-from supancl.runs.classifier_file import CLASSIFIER_FILE, ClassifierFile, save_classifier
-from supancl.runs.encoder_file import save_encoder
+from supancl.runs.encoder_file import CLASSIFIER_FILE, ClassifierFile, save_classifier, save_encoder
 
 FINETUNED = "finetuned"  # the folder inside a run where `predict --with finetuned` looks
 

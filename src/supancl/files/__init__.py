@@ -1,13 +1,13 @@
 """Atomic writes, files from strangers, locked folders, and cells of a spreadsheet."""
 
-from supancl.files.locks import hold_lock as hold_lock
-from supancl.files.locks import is_locked as is_locked
 from supancl.files.opening import check_fits_memory as check_fits_memory
 from supancl.files.opening import check_no_link as check_no_link
 from supancl.files.opening import check_regular as check_regular
 from supancl.files.opening import check_zip as check_zip
 from supancl.files.opening import did_you_mean_path as did_you_mean_path
 from supancl.files.opening import digest as digest
+from supancl.files.opening import hold_lock as hold_lock
+from supancl.files.opening import is_locked as is_locked
 from supancl.files.opening import make_inner_folder as make_inner_folder
 from supancl.files.opening import open_no_link as open_no_link
 from supancl.files.opening import open_regular as open_regular
@@ -29,7 +29,6 @@ from supancl.files.writing import left_over_files as left_over_files
 from supancl.files.writing import make_folder as make_folder
 from supancl.files.writing import reason as reason
 from supancl.files.writing import remove_left_over_files as remove_left_over_files
-from supancl.files.writing import replace_section as replace_section
 from supancl.files.writing import sync_folder as sync_folder
 from supancl.files.writing import temporary_path as temporary_path
 from supancl.files.writing import why_unwritable as why_unwritable

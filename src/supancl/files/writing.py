@@ -147,16 +147,6 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def replace_section(document: Path, name: str, text: str) -> None:
-    """Replace the text between the marks `<!-- NAME -->` and `<!-- end NAME -->` of a document."""
-    start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
-    before, has_start, remainder = document.read_text(encoding="utf-8").partition(start)
-    _, has_end, after = remainder.partition(end)
-    if not has_start or not has_end:
-        raise BadInput(f"{document} has no marks {start.strip()} and {end}; put them where the text belongs")
-    write_text(document, before + start + text + end + after)
-
-
 def sync_folder(folder: Path) -> None:
     """Make new names in a folder survive a power cut."""
     if hasattr(os, "O_DIRECTORY"):

@@ -166,6 +166,9 @@ MAX_SIDE = 128  # patches; images of 2,048 px in patches of 16
 DIMENSIONS = {"conv1.weight": 4, "layer1.0.conv1.weight": 4, PATCHES: 4, "pos_embed": 3}
 
 
+NAME_IT = "name the model: torchvision:NAME@FILE or timm:NAME@FILE"
+
+
 class Identified(NamedTuple):
     """A state dict's row of FORMATS, the prefix of its backbone's tensors, and its encoder's name."""
 
@@ -207,39 +210,18 @@ def locate(state: Mapping[str, Tensor], branch: str = "online", prefix: str | No
         if not targets:
             raise BadInput(f"this {row.name} checkpoint has no target branch; leave branch out")
         return row, targets[0]
-    return _match_target_only(prefixes, branch) or _refuse_unknown(state, prefixes)
-
-
-def _match_target_only(prefixes: Mapping[str, str], branch: str) -> tuple[Format, str] | None:
-    """Match a file that holds only a moving average; it is used only if `branch` is target."""
-    online = {row.online for row in FORMATS}
-    for row in FORMATS:
-        for name in row.target:
-            if name in prefixes and name not in online:
-                if branch == "target":
-                    return row, prefixes[name]
-                raise BadInput(
-                    f"holds a target branch ({prefixes[name]!r}) and no online one; request it with branch = target"
-                )
-    return None
-
-
-def _refuse_unknown(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> tuple[Format, str]:
-    available = ", ".join(row.name for row in FORMATS)
+    for row in FORMATS:  # a file that holds only a moving average
+        names = [name for name in row.target if name in prefixes and name not in {other.online for other in FORMATS}]
+        if names and branch == "target":
+            return row, prefixes[names[0]]
+        if names:
+            raise BadInput(f"holds a target branch ({prefixes[names[0]]!r}) and no online one; give branch = target")
+    known = ", ".join(row.name for row in FORMATS)
     if prefixes:
-        raise BadInput(
-            f"a backbone under {', '.join(map(repr, prefixes.values()))}, which matches no known format ({available}); "
-            "pass its prefix (prefix)"
-        )
-    if any("patch_embed.proj.0.weight" in name for name in state):
-        raise BadInput(
-            "a vision transformer with a convolutional stem (MoCo-v3's vit_conv), which supancl has no encoder for"
-        )
+        found = ", ".join(map(repr, prefixes.values()))
+        raise BadInput(f"a backbone under {found}, which matches no known format ({known}); pass its prefix (prefix)")
     first_names = ", ".join(list(state)[:4]) or "no tensor at all"
-    raise BadInput(
-        f"no known format ({available}); its first tensors are {first_names}. Name the architecture: "
-        "torchvision:NAME@FILE or timm:NAME@FILE"
-    )
+    raise BadInput(f"no known format ({known}); its first tensors are {first_names}; {NAME_IT}")
 
 
 def _find_backbones(state: Mapping[str, Tensor]) -> list[str]:
@@ -281,53 +263,33 @@ def backbone(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _merge_split_norm(value: Tensor, names: Mapping[str, Tensor], name: str) -> Tensor:
     """Average the per-chunk statistics of lightly's split batch norm, as it does in eval mode."""
     norm, _, last = name.rpartition(".")
-    weight = names.get(f"{norm}.weight")
-    if (
-        last not in ("running_mean", "running_var")
-        or weight is None
-        or (value.ndim, weight.ndim) != (1, 1)
-        or not len(weight)
-    ):
-        return value
-    return value.view(-1, len(weight)).mean(0) if len(value) > len(weight) and len(value) % len(weight) == 0 else value
+    width = names[f"{norm}.weight"].numel() if f"{norm}.weight" in names else 0
+    is_split = last in ("running_mean", "running_var") and value.ndim == 1 and 0 < width < len(value)
+    return value.view(-1, width).mean(0) if is_split and len(value) % width == 0 else value
 
 
 def _architecture(names: Mapping[str, Tensor], row: Format, first_layer: str | None) -> str:
-    for name in ("conv1.weight", "layer1.0.conv1.weight", PATCHES):
-        _check_dimensions(names, name)
+    for name, count in DIMENSIONS.items():
+        if name in names and names[name].ndim != count:
+            raise BadInput(
+                f"tensor {name} has shape {tuple(names[name].shape)}, and {count} dimensions are usual; {NAME_IT}"
+            )
     return _vit(names, row) if PATCHES in names else _resnet(names, row, first_layer)
 
 
-def _check_dimensions(names: Mapping[str, Tensor], name: str) -> None:
-    if name in names and names[name].ndim != DIMENSIONS[name]:
-        raise BadInput(
-            f"tensor {name} has shape {tuple(names[name].shape)}, but {DIMENSIONS[name]} dimensions are usual; "
-            "name the model: torchvision:NAME@FILE or timm:NAME@FILE"
-        )
-
-
 def _resnet(names: Mapping[str, Tensor], row: Format, first_layer: str | None) -> str:
-    blocks = tuple(sum(re.fullmatch(rf"layer{layer}\.\d+\.conv1\.weight", name) is not None for name in names)
-                   for layer in (1, 2, 3, 4))  # fmt: skip
+    blocks = tuple(
+        sum(re.fullmatch(rf"layer{layer}\.\d+\.conv1\.weight", name) is not None for name in names)
+        for layer in (1, 2, 3, 4)
+    )
     name = RESNETS.get(("layer1.0.conv3.weight" in names, blocks))
-    if name is None:
-        available = ", ".join(RESNETS.values())
-        raise BadInput(
-            f"a ResNet of {', '.join(map(str, blocks))} blocks, which is none of {available}; name the model: "
-            "torchvision:NAME@FILE or timm:NAME@FILE"
-        )
     stem, first = tuple(names["conv1.weight"].shape), tuple(names["layer1.0.conv1.weight"].shape)
-    if stem[0] != 64 or first[0] != 64:
+    if name is None or stem[0] != 64 or first[0] != 64 or stem[2:] not in ((7, 7), (3, 3)):
         raise BadInput(
-            f"a {name} of another width (conv1 is {stem}, layer1.0.conv1 is {first}); name the model: "
-            "torchvision:NAME@FILE or timm:NAME@FILE"
+            f"a ResNet of {blocks} blocks with stem {stem} and first block {first}, which is unknown; {NAME_IT}"
         )
     if stem[2:] == (7, 7):
         return name
-    if stem[2:] != (3, 3):
-        raise BadInput(
-            f"a {name} whose first convolution is {stem[2]} x {stem[3]}; only 7 x 7 and 3 x 3 can be imported"
-        )
     if first_layer == "2":  # lightly's ResNet applies its first ReLU as a function, which nn.Sequential drops
         return f"cifar-{name}-norelu"
     return f"cifar-{name}" + (f"-pad{row.stem_padding}" if row.stem_padding != 1 else "")
@@ -337,9 +299,7 @@ def _vit(names: Mapping[str, Tensor], row: Format) -> str:
     width, _, patch, _ = names[PATCHES].shape
     lacking = next((name for name in ("cls_token", "pos_embed", "norm.weight") if name not in names), None)
     if width not in VITS or lacking:
-        why = f"no {lacking}" if lacking else f"width {width}"
-        raise BadInput(f"a vision transformer with {why}; name the model: timm:NAME@FILE")
-    _check_dimensions(names, "pos_embed")
+        raise BadInput(f"a vision transformer with {f'no {lacking}' if lacking else f'width {width}'}; {NAME_IT}")
     # tensors do not show the number of heads: MoCo-v3 has 12 at every width below 1024, timm one per 64 units
     if row.name == "moco-v3" or _is_sincos(names["pos_embed"]):
         if (width, patch) == (384, 16):

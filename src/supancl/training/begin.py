@@ -17,13 +17,12 @@ from supancl.recipes import Recipe
 from supancl.recipes.plugins import changed_plugins
 from supancl.recipes.recipe import first_changed_setting
 from supancl.reporter import Reporter
-from supancl.runs.checkpoint import load_newest
+from supancl.runs.checkpoint import Writer, load_newest
 from supancl.runs.encoder_file import is_readable, save_encoder, save_projector
 from supancl.runs.folder import RunFolder, check_same_content, check_same_data, describe_content
 from supancl.runs.importing import describe_init, fill_encoder, load_init
 from supancl.runs.log import MetricsLog, NoLog, record_stop
 from supancl.runs.provenance import hardware
-from supancl.runs.writer import Writer
 from supancl.training.loop import Loop
 from supancl.training.monitor import check_collapsed_run
 from supancl.training.trainer import Trainer

@@ -20,10 +20,9 @@ from supancl.errors import Collapsed, Interrupted, NonFinite, program_name
 from supancl.files import reason
 from supancl.recipes.plugins import plugin_flags, plugins_to_continue
 from supancl.reporter import Reporter
-from supancl.runs.checkpoint import load_newest
+from supancl.runs.checkpoint import Writer, load_newest
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import MetricsLog, RunEnd, record_end
-from supancl.runs.writer import Writer
 from supancl.training.inputs import StepStats
 from supancl.training.monitor import advice_to_continue, collapse_message
 from supancl.training.signals import record_signals

@@ -40,8 +40,7 @@ from supancl.probes.classifiers import (
 )
 from supancl.probes.knn import default_k
 from supancl.probes.linear import LinearClassifier, stratified_folds
-from supancl.runs.classifier_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, save_classifier
-from supancl.runs.encoder_file import load_encoder
+from supancl.runs.encoder_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, load_encoder, save_classifier
 from supancl.runs.folder import check_same_data
 from supancl.stats import wilson_interval
 from supancl.use.references import References, keep, kept_path, load_references, read_kept

@@ -19,7 +19,7 @@ from supancl.evaluation.overlap import shares_pixels
 from supancl.evaluation.sources import data_for
 from supancl.files import make_inner_folder, reason, why_unwritable
 from supancl.probes import Features
-from supancl.runs.classifier_file import ClassifierFile, FeatureFile, load_features, save_features
+from supancl.runs.encoder_file import ClassifierFile, FeatureFile, load_features, save_features
 
 KEPT_FOLDER = "predict"  # inside a run folder
 MOST_KEPT_BYTES = 2**29  # larger features are not kept in the run, only in the cache
