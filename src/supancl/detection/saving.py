@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.config import from_json, parse_json, to_json
+from supancl.config import flattened, from_json, parse_json, to_json
 from supancl.core.encoders import EncoderSpec
 from supancl.detection.layouts import DetectData
 from supancl.detection.model import Detector, build_detector, copy_resnet, normalization_of, open_body
-from supancl.detection.spec import DetectSpec
+from supancl.detection.spec import DetectSpec, detect_spec
 from supancl.errors import BadInput
+from supancl.evaluation.rows import Row
 from supancl.files import Output, did_you_mean_path, is_as_written, read_text, write_sealed_json
 from supancl.runs.checkpoint import save_with_torch
 from supancl.runs.encoder_file import SCHEMA_VERSION, read_header, read_safetensors, save_safetensors
@@ -164,3 +166,34 @@ def torchvision_weights(detector: Detector) -> tuple[dict[str, Tensor], str]:
         if re.match(r"(conv1|bn1|layer[1-4])\.", resnet_name):
             weights[resnet_name] = value
     return weights, "backbone"
+
+
+# settings in which detectors may differ and still be averaged and ranked together, or that the row names
+FREE_FIELDS = {
+    *("seed", "device", "workers", "memory_gb", "log_every", "checkpoint_every", "eval_every"),
+    *("precision", "iters", "batch_size"),
+}
+
+
+def detector_rows(path: Path) -> list[Row]:
+    """The scores of the detectors of `supancl detect train` in this very folder: of one, or of one per seed."""
+    rows = []
+    for run in read_finished_runs(path):
+        defaults = flattened(detect_spec(run.spec.arch))
+        fields = {name: value for name, value in flattened(run.spec).items() if name not in FREE_FIELDS}
+        changed = {name: value for name, value in fields.items() if value != defaults[name]}
+        identity = [changed, run.settings.get("fingerprint"), run.settings.get("test_fingerprint")]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:6]
+        data = Path(str(run.scores.get("data", ""))).name
+        detector = (
+            f"{run.spec.arch} detector, {run.spec.iters} iterations of {run.spec.batch_size} images, tested on "
+            f"{run.scores.get('images')} images of {data} (settings {digest}, not the usual ones: {len(changed)})"
+        )
+        weights, seed = str(run.settings.get("weights") or ""), run.spec.seed
+        settings = {"detector": detector}
+        rows += [
+            Row(run.encoder, data, "detect", metric, value, settings, seed=seed, digest=weights, name=str(run.path))
+            for metric in ("AP", "AP50")
+            if isinstance(value := run.scores.get(metric), (int, float))
+        ]
+    return rows

@@ -15,7 +15,7 @@ from supancl.errors import BadInput, CheckFailed, did_you_mean, program_name
 from supancl.files import Output, make_folder, why_unwritable, write_text
 from supancl.reporter import report_progress, say, show
 from supancl.reports.page import picture_output
-from supancl.reports.tables import LEGEND, Table, plain_table
+from supancl.reports.tables import LEGEND, plain_table
 from supancl.reports.terminal import terminal_width
 from supancl.runs.folder import next_folder
 from supancl.sweeps.options import SweepRequest, SweepSettings
@@ -24,7 +24,6 @@ from supancl.use.look import listed_classes, split_title
 
 if TYPE_CHECKING:
     from supancl.paper.tables.layouts import Layout
-    from supancl.paper.theorems.checks import Check
 
 STUDIES = Literal["pool", "positives", "batch", "memory", "alpha"]
 ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
@@ -95,7 +94,7 @@ def theory(*, seed: int = 0, samples: int = 8000) -> dict[str, Any]:
     $ supancl paper theory
     $ supancl paper theory --json theory.json
     """
-    from supancl.paper.theorems import LARGEST_SEED, MIN_SAMPLES, run_and_time
+    from supancl.paper.theorems import LARGEST_SEED, MIN_SAMPLES, run_and_time, theory_table
     from supancl.paper.theorems.checks import Settings
 
     check_above(samples, MIN_SAMPLES - 1, "samples")
@@ -114,34 +113,6 @@ def theory(*, seed: int = 0, samples: int = 8000) -> dict[str, Any]:
         message = f"{len(failed)} of {asserted} checks failed, first {first.statement}: {first.quantity}"
         raise CheckFailed(message, result)
     return result
-
-
-def theory_table(checks: list[Check]) -> Table:
-    columns = ["statement", "quantity", "predicted", "measured", "error", "tolerance", "holds", "note"]
-    rows = [
-        [
-            check.statement,
-            check.quantity,
-            _format_value(check.predicted),
-            _format_value(check.measured),
-            _format_error(check.error),
-            _format_error(check.tolerance),
-            {True: "yes", False: "NO", None: "report"}[check.passed],
-            check.note,
-        ]
-        for check in checks
-    ]
-    return plain_table("Theory against the shipped loss", columns, rows)
-
-
-def _format_value(value: float | list[float] | None) -> str:
-    if value is None:
-        return "-"
-    return ", ".join(f"{number:.4f}" for number in value) if isinstance(value, list) else f"{value:.6g}"
-
-
-def _format_error(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}"
 
 
 # --- ablations --------------------------------------------------------------------------------------------------------

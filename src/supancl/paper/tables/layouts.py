@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.core.losses import Align
 from supancl.core.methods import METHODS
 from supancl.errors import BadInput, did_you_mean
 from supancl.paper.numbers import PAPER, PaperTable
 from supancl.recipes import RECIPES, Recipe, as_released_code, recipe
 from supancl.recipes.plugins import has_plugin_section
+from supancl.recipes.recipe import resolve_warmup
 
 NO_PAPER_ROW = ""  # the row of a run that belongs in a table for which the paper has no row
 YES, NO = "✓", "✗"
@@ -120,6 +122,23 @@ def package_recipe(trained: Recipe) -> Recipe | None:
         return None
     original = recipe(trained.name)
     return as_released_code(original) if trained.compat == "released-code" else original
+
+
+def changed_fields(trained: Recipe) -> dict[str, Any]:
+    """The fields in which a recipe differs from the package's recipe of that name."""
+    original = package_recipe(trained)
+    if original is None:
+        return {}
+    # the epochs may shorten the warm-up
+    with_same_epochs = resolve_warmup(original.with_set({"train.epochs": trained.train.epochs}))
+    originals = {**flattened(with_same_epochs), "train.epochs": original.train.epochs}
+    # encoder.size determines the views' size and the short side
+    ignored = {*fields_marked(trained, INCIDENTAL), "views.size", "data.short_side"}
+    return {
+        key: value
+        for key, value in flattened(trained).items()
+        if key not in ignored and originals.get(key) != value and (originals.get(key), value) != ("auto", "fp32")
+    }
 
 
 def is_published(recipe: Recipe) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -13,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.data.opening import is_same_source
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.errors import BadInput
@@ -22,11 +20,10 @@ from supancl.evaluation.naming import group_of, registered_name
 from supancl.evaluation.overlap import data_set_of
 from supancl.evaluation.ridge import TRAINED_IMAGES
 from supancl.evaluation.rows import Row, average, grouped, read_rows, rows_of_log
-from supancl.paper.tables.layouts import package_recipe
+from supancl.paper.tables.layouts import changed_fields
 from supancl.paper.toy_study import PAPER as TOY_NAMES
 from supancl.paper.toy_study import conditions
 from supancl.recipes import Recipe, recipe
-from supancl.recipes.recipe import resolve_warmup
 from supancl.runs.encoder_file import check_same_run, load_encoder, read_header
 from supancl.runs.folder import RunFolder, folder_of_encoder
 from supancl.sweeps.runner import read_failure
@@ -44,11 +41,6 @@ COLUMNS = {
 VARIANCES = (("projector", "train"), ("pooled", "held-out"), ("pooled", "test"))
 # settings that may differ from the protocol's usual ones, because `Way` has them
 FREE_SETTINGS = {"linear": {"split", "probe"}, "knn": {"split"}, "variance": {"split", "layer"}}
-# settings in which detectors may differ and still be averaged and ranked together, or that `Way` has
-DETECTOR_FIELDS_FREE = {
-    *("seed", "device", "workers", "memory_gb", "log_every", "checkpoint_every", "eval_every"),
-    *("precision", "iters", "batch_size"),
-}
 TOY_MEASURES = {"l_ssl": "ssl", "l_sup": "sup", "S_W": "within", "S_W/S_T": "ratio", "k-NN": "knn"}
 
 
@@ -276,23 +268,6 @@ class Group:
         return Score(*average(means)[:2], n=len(means)) if means else None
 
 
-def changed_fields(trained: Recipe) -> dict[str, Any]:
-    """The fields in which a recipe differs from the package's recipe of that name."""
-    original = package_recipe(trained)
-    if original is None:
-        return {}
-    # the epochs may shorten the warm-up
-    with_same_epochs = resolve_warmup(original.with_set({"train.epochs": trained.train.epochs}))
-    originals = {**flattened(with_same_epochs), "train.epochs": original.train.epochs}
-    # encoder.size determines the views' size and the short side
-    ignored = {*fields_marked(trained, INCIDENTAL), "views.size", "data.short_side"}
-    return {
-        key: value
-        for key, value in flattened(trained).items()
-        if key not in ignored and originals.get(key) != value and (originals.get(key), value) != ("auto", "fp32")
-    }
-
-
 def group_entries(entries: Iterable[Entry]) -> list[Group]:
     """Group runs of equal settings and data, in the order of the arguments."""
     groups: dict[Any, Group] = {}
@@ -318,7 +293,7 @@ def read_entries(paths: Sequence[str]) -> list[Entry]:
         if not path.is_dir():
             raise BadInput(f"{path}: no such folder; give run folders, studies, detectors, or folders of evaluations")
         found = list(_entries_in(path)) or [entry for child in _folders_in(path) for entry in _entries_in(child)]
-        here = read_detectors(path) or [row for child in _folders_in(path) for row in read_detectors(child)]
+        here = _detectors_in(path) or [row for child in _folders_in(path) for row in _detectors_in(child)]
         if not found and not here:
             raise BadInput(f"{path}: no run, no evaluate/*.json, no toy.json and no detector here or one folder below")
         detectors += here
@@ -379,33 +354,12 @@ def _toy_entries(path: Path) -> Iterator[Entry]:
         raise BadInput(f"{path / 'toy.json'}: not a result of supancl paper toy; run that again") from None
 
 
-def read_detectors(path: Path) -> list[Row]:
-    """The scores of the detectors of `supancl detect train` in this very folder: of one, or of one per seed."""
+def _detectors_in(path: Path) -> list[Row]:
     if not os.path.isfile(path / "detect.json") and not any(path.glob("seed-*/detect.json")):
         return []
-    from supancl.detection.saving import read_finished_runs  # slow to import
-    from supancl.detection.spec import detect_spec
+    from supancl.detection.saving import detector_rows  # slow to import
 
-    rows = []
-    for run in read_finished_runs(path):
-        defaults = flattened(detect_spec(run.spec.arch))
-        fields = {name: value for name, value in flattened(run.spec).items() if name not in DETECTOR_FIELDS_FREE}
-        changed = {name: value for name, value in fields.items() if value != defaults[name]}
-        identity = [changed, run.settings.get("fingerprint"), run.settings.get("test_fingerprint")]
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:6]
-        data = Path(str(run.scores.get("data", ""))).name
-        detector = (
-            f"{run.spec.arch} detector, {run.spec.iters} iterations of {run.spec.batch_size} images, tested on "
-            f"{run.scores.get('images')} images of {data} (settings {digest}, not the usual ones: {len(changed)})"
-        )
-        weights, seed = str(run.settings.get("weights") or ""), run.spec.seed
-        settings = {"detector": detector}
-        rows += [
-            Row(run.encoder, data, "detect", metric, value, settings, seed=seed, digest=weights, name=str(run.path))
-            for metric in ("AP", "AP50")
-            if isinstance(value := run.scores.get(metric), (int, float))
-        ]
-    return rows
+    return detector_rows(path)
 
 
 def _add_detectors(entries: dict[Any, Entry], named: Sequence[Row]) -> None:
@@ -419,7 +373,7 @@ def _add_detectors(entries: dict[Any, Entry], named: Sequence[Row]) -> None:
     nearby = dict.fromkeys(parent for run in runs for parent in (run.path, run.path.parent) if parent.is_dir())
     for folder in (child for parent in nearby for child in _folders_in(parent)):
         try:
-            found = grouped(read_detectors(folder), lambda row: Path(row.name).resolve())
+            found = grouped(_detectors_in(folder), lambda row: Path(row.name).resolve())
         except BadInput:
             continue  # not finished
         by_path = {**found, **by_path}

@@ -9,6 +9,7 @@ from typing import Any
 from supancl.paper.theorems import dynamics, expectation, predictor
 from supancl.paper.theorems.checks import Check, Settings
 from supancl.reporter import track
+from supancl.reports.tables import Table, plain_table
 from supancl.runs.provenance import versions
 
 LARGEST_SEED = 2**40 - 1  # sample_seed multiplies it by a million, and torch takes 64 bits
@@ -43,3 +44,21 @@ def run_and_time(settings: Settings) -> tuple[list[Check], dict[str, Any]]:
         "seconds": round(time.perf_counter() - begin, 1),
         "versions": versions(),
     }
+
+
+def theory_table(checks: list[Check]) -> Table:
+    """A row per check."""
+
+    def number(value: float | list[float] | None, form: str) -> str:
+        if isinstance(value, list):
+            return ", ".join(f"{each:.4f}" for each in value)
+        return "-" if value is None else f"{value:{form}}"
+
+    columns = ["statement", "quantity", "predicted", "measured", "error", "tolerance", "holds", "note"]
+    rows = []
+    for check in checks:
+        numbers = [number(check.predicted, ".6g"), number(check.measured, ".6g")]
+        numbers += [number(check.error, ".1e"), number(check.tolerance, ".1e")]
+        holds = {True: "yes", False: "NO", None: "report"}[check.passed]
+        rows.append([check.statement, check.quantity, *numbers, holds, check.note])
+    return plain_table("Theory against the shipped loss", columns, rows)
