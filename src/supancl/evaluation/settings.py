@@ -86,7 +86,7 @@ class Knn(Settings, name="knn"):
     Parameters
     ----------
     split
-        evaluated images; held-out: val, else test, else a tenth of train (a fifth below 1,000 labels)
+        evaluated images; held-out: val, else test, else a part of train
     k
         neighbours; of several, the first is the result (default: 20, or a quarter of the references per class if that
         is less)
@@ -124,7 +124,7 @@ class Linear(Settings, name="linear"):
     Parameters
     ----------
     split
-        evaluated images; held-out: val, else test, else a tenth of train (a fifth below 1,000 labels)
+        evaluated images; held-out: val, else test, else a part of train
     probe
         lbfgs: fast and convex; sgd: as in the paper
     augmented
@@ -184,7 +184,7 @@ class Variance(Settings, name="variance"):
     Parameters
     ----------
     split
-        evaluated images; held-out: val, else test, else a tenth of train (a fifth below 1,000 labels)
+        evaluated images; held-out: val, else test, else a part of train
     view
         margin: centre 7/8 of the short side, bilinear; whole: all of it, bicubic, as for transfer
 
@@ -263,7 +263,7 @@ class FineTune(Settings, name="finetune"):
     Parameters
     ----------
     split
-        evaluated images; held-out: val, else test, else a tenth of train (a fifth below 1,000 labels)
+        evaluated images; held-out: val, else test, else a part of train
     epochs
         passes over the training images
     train_batch
