@@ -1,6 +1,5 @@
 """A run that was stopped anywhere ends with the same bits as one that never was."""
 
-import json
 import math
 import random
 import shlex
@@ -213,36 +212,6 @@ def test_the_command_that_a_stopped_run_names_goes_on(monkeypatch, tmp_path, cap
     assert main(["pretrain", "--resume", "--out", str(folder), "--set", "optimizer.lr=0.01"]) == 2
 
 
-def test_a_run_that_skips_may_be_told_to_stop_and_a_finished_one_is_left_as_it_is(monkeypatch, tmp_path):
-    data, folder, recipe = tiny_data(), tmp_path / "run", tiny_recipe(train__on_nan="skip")
-    with pytest.raises(Crash):
-        pretrain(recipe, data, folder, reporter=CrashAt(6))  # the epoch's five steps are saved
-    with monkeypatch.context() as patch:
-        poisoned(patch, {7})
-        with pytest.raises(NonFinite, match=mentions("step 7")):
-            pretrain(recipe.with_set({"train.on_nan": "stop"}), data, folder, resume=True)
-        pretrain(recipe, data, folder, resume=True)
-    before = (folder / "recipe.json").read_bytes()
-    pretrain(recipe.with_set({"train.on_nan": "rollback"}), data, folder, resume=True)
-    assert (folder / "recipe.json").read_bytes() == before
-    pretrain(data=data, out=folder, resume=True, on_nan="stop")
-
-
-def test_what_recipe_json_says_of_the_beginning_stays_when_a_setting_is_noted(tmp_path):
-    data, folder, recipe = tiny_data(), RunFolder(tmp_path / "run"), tiny_recipe()
-    with pytest.raises(Crash):
-        pretrain(recipe, data, folder.path, reporter=CrashAt(6))
-    begun = json.loads(folder.recipe_file.read_text())
-    begun["commit"], begun["versions"]["torch"] = "a commit of then", "2.0"
-    folder.recipe_file.write_text(json.dumps(begun))
-    pretrain(recipe.with_set({"train.on_nan": "skip"}), data, folder.path, resume=True)
-    now = json.loads(folder.recipe_file.read_text())
-    assert now["recipe"]["train"].pop("on_nan") == "skip"
-    assert now["recipe"]["sources"].pop("train.on_nan")
-    assert begun["recipe"]["train"].pop("on_nan") == "stop"
-    assert now | {"digest": ""} == begun | {"digest": ""}
-
-
 # --- after a collapse -------------------------------------------------------------------------------------------------
 
 
@@ -269,28 +238,6 @@ def test_a_run_that_was_stopped_for_a_collapse_goes_on_when_it_is_asked_to_and_s
     pretrain(None, data, folder, resume=True, reporter=(notes := Notes()))  # who asks for nothing goes on as it did
     assert len(notes.warnings) == 1
     assert_same_bits(final_state(tmp_path / "whole"), final_state(folder))
-
-
-def test_the_command_that_a_collapsed_run_names_goes_on(monkeypatch, tmp_path, capsys):
-    collapsing(monkeypatch)
-    folder = tmp_path / "a run"
-    assert main([*COMMAND, "--on-collapse", "stop", "--set", "train.log_every=1", "--out", str(folder)]) == 3
-    told = capsys.readouterr().err.split("anyway: supancl ")[1]
-    assert main(["pretrain", "--resume", "--out", str(folder)]) == Collapsed.exit_code
-    assert capsys.readouterr().err.endswith(told)
-    assert main(shlex.split(told)) == 0
-    assert main(["pretrain", "--resume", "--out", str(folder), "--on-collapse", "stop"]) == 0  # it is at its end
-    assert RunFolder(folder).read_recipe()[0].train.on_collapse == "warn"
-
-
-def test_a_run_that_goes_on_may_be_told_to_stop_where_it_has_collapsed(monkeypatch, tmp_path):
-    collapsing(monkeypatch)
-    data, folder, recipe = tiny_data(), tmp_path / "run", tiny_recipe()
-    with pytest.raises(Crash):
-        pretrain(recipe, data, folder, reporter=CrashAt(6))
-    with pytest.raises(Collapsed, match=mentions("collapsed", "step 5")):
-        pretrain(recipe.with_set({"train.on_collapse": "stop"}), data, folder, resume=True)
-    pretrain(recipe, data, folder, resume=True)
 
 
 # --- damaged and missing checkpoints ----------------------------------------------------------------------------------

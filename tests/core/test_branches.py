@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from supancl import recipe
-from supancl.config import to_json
-from supancl.core.branches import Branches, BranchSpec, HeadSpec
+from supancl.core.branches import Branches
 from supancl.core.heads import MLP
 from supancl.core.losses import Align, Contrast
 from supancl.core.pools import Queue
-from supancl.data.views.specs import LocalCrops
-from supancl.errors import BadInput
-from supancl.recipes.recipe import recipe_from_json
 from supancl.training.trainer import Trainer
-from tests.files import assert_refused
 from tests.tiny import tiny_data, tiny_recipe
 
 BATCH, INPUT, WIDTH = 7, 4, 5
@@ -77,28 +70,9 @@ def test_norms_are_unit_to_single_precision_when_layers_run_in_bf16(target):
         torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(2, BATCH), atol=1e-5, rtol=0)
 
 
-@every_target
-def test_without_normalising_the_heads_speak_as_they_are(target):
-    views = some_views()
-    branches = build(target, normalize=False)
-    twin = copy.deepcopy(branches)
-    anchors, targets = branches(views)
-    for view in range(2):
-        projection = twin.projector(twin.encoder(views[view]))
-        torch.testing.assert_close(targets[view], projection)
-        torch.testing.assert_close(anchors[view], twin.predictor(projection))
-
-
 def test_without_a_predictor_the_anchor_is_the_projection():
     anchors, targets = build("shared", predictor=False)(some_views())
     assert torch.equal(anchors, targets)
-
-
-def test_heads_that_nobody_describes_are_those_of_the_paper():
-    """The three layers of SimSiam's projector, and no predictor."""
-    assert HeadSpec().projector == MLP(hidden=(2048, 2048), out=2048)
-    assert HeadSpec().predictor is None
-    assert BranchSpec() == BranchSpec("stop-gradient", momentum=0.996, momentum_end=1.0)
 
 
 def test_the_predictor_is_on_the_online_branch_only():
@@ -205,30 +179,6 @@ def test_the_momentum_copy_starts_equal_and_apart():
     assert not any(b.requires_grad for _, b in pairs)
 
 
-def test_copying_to_the_target_takes_parameters_and_statistics():
-    branches = moved(build("momentum"))
-    branches(some_views())
-    before = copy.deepcopy(branches.encoder.state_dict())
-    branches.copy_to_target()
-    assert all(torch.equal(before[name], value) for name, value in branches.encoder.state_dict().items())
-    online, copied = (branches.encoder, branches.projector), target_modules(branches)
-    for one, other in zip(online, copied, strict=True):
-        ours, theirs = one.state_dict(), other.state_dict()
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-        assert not any(p.requires_grad for p in other.parameters())
-        assert all(a.data_ptr() != b.data_ptr() for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("target", ["shared", "stop-gradient"])
-def test_without_a_momentum_copy_the_update_does_nothing(target):
-    branches = build(target)
-    before = {name: value.clone() for name, value in branches.state_dict().items()}
-    branches.update_target(0.0)
-    branches.copy_to_target()
-    assert target_modules(branches) == (None, None)
-    assert all(torch.equal(before[name], value) for name, value in branches.state_dict().items())
-
-
 LOSSES = [
     Align(alpha=0.5),
     Align(alpha=0.5, form="squared"),
@@ -267,22 +217,6 @@ def test_the_gradient_is_that_of_fixed_targets_where_it_is_stopped_and_another_w
     assert torch.equal(gradient("stop-gradient", fixed=False), reference)
     torch.testing.assert_close(gradient("momentum", fixed=False), reference)
     assert (gradient("shared", fixed=False) - reference).abs().max() > 1e-3
-
-
-def test_the_shared_branch_gives_targets_with_gradient():
-    branches = build("shared")
-    _, targets = branches(some_views())
-    (gradient,) = torch.autograd.grad(targets[1, :, 0].sum(), [branches.projector[0].weight])
-    assert gradient.abs().max() > 0
-
-
-@every_target
-def test_a_state_dict_carries_both_branches(target):
-    branches, twin = moved(build(target, seed=1)), build(target, seed=2)
-    branches(some_views())
-    twin.load_state_dict(branches.state_dict())
-    for one, other in zip(branches(some_views(1)), twin(some_views(1)), strict=True):
-        assert torch.equal(one, other)
 
 
 # --- local views ---------------------------------------------------------------------------------------------------
@@ -335,23 +269,6 @@ def test_a_run_trains_with_local_crops_and_two_views_go_to_the_pool(method):
         assert torch.equal(stored.targets[stored.valid], z2)
 
 
-@pytest.mark.parametrize("name", ["vit-small", "timm:vit_tiny_patch16_224", "timm:swin_tiny_patch4_window7_224"])
-def test_an_encoder_of_one_size_with_local_crops_is_refused(name):
-    local = {"views.local": {"count": 2, "size": 96}, "encoder.name": name}
-    with pytest.raises(BadInput) as caught:
-        recipe("imagenet100.supsiam").with_set(local)
-    assert_refused(str(caught.value), "views.local.size")
-    same_size = {**local, "views.local": {"count": 2, "size": 224}}
-    assert recipe("imagenet100.supsiam").with_set(same_size).views.local.size == 224
-
-
-@pytest.mark.parametrize("name", ["resnet50", "timm:resnet18", "timm:convnext_tiny"])
-def test_a_convolutional_encoder_takes_local_crops(name):
-    made = recipe("imagenet100.supbyol").with_set({"views.local": {"count": 4}, "encoder.name": name})
-    assert made.views.local == LocalCrops(count=4)
-    assert recipe_from_json(json.dumps({"recipe": to_json(made)}), "here") == made
-
-
 @pytest.mark.parametrize("target", ["shared", "stop-gradient", "momentum"])
 def test_views_in_one_batch_have_the_values_gradients_and_statistics_of_views_one_by_one(target: str) -> None:
     made = []
@@ -373,13 +290,3 @@ def test_views_in_one_batch_have_the_values_gradients_and_statistics_of_views_on
     assert apart.state_dict().keys() == together.state_dict().keys()
     for one, other in zip(apart.buffers(), together.buffers(), strict=True):
         assert torch.allclose(one.double(), other.double(), atol=1e-12)
-
-
-def test_norms_that_are_of_another_kind_are_not_joined() -> None:
-    class Odd(nn.BatchNorm2d):
-        pass
-
-    for norms in ([Odd(3)], [nn.BatchNorm2d(3), Odd(3)]):
-        branches = Branches(nn.Sequential(*norms, nn.Flatten()), nn.Linear(12, 4))
-        assert not branches.join_views()
-        assert not branches.joined

@@ -149,14 +149,6 @@ def test_what_leaves_a_queue_leaves_nothing_behind():
     assert torch.equal(pool.class_mean(torch.tensor([[[0.0, 0.3]]]), own), own)
 
 
-def test_only_ratios_of_weights_matter_for_a_target():
-    pool, _ = pushed("queue")
-    own, pairs = units(2, 8, WIDTH, seed=5), some_pairs(8, 5)
-    scaled = pairs.clone()
-    scaled[..., 1] *= 4
-    assert torch.equal(pool.class_mean(pairs, own), pool.class_mean(scaled, own))
-
-
 @pytest.mark.parametrize("kind", ["queue", "class-queues"])
 def test_the_mean_of_samples_has_the_target_over_all_positives_as_its_expectation(kind):
     pool, reference = pushed(kind)
@@ -168,18 +160,6 @@ def test_the_mean_of_samples_has_the_target_over_all_positives_as_its_expectatio
         expected = torch.stack([reference.target(labels, own[view, b]) for view in range(2)])
         assert (found[:, b] - expected).abs().max() < 5 / math.sqrt(samples)
     assert (found - pool.class_mean(pairs, own)).abs().max() > 0
-
-
-def test_a_sample_is_a_stored_target_of_one_of_the_classes_or_the_own_target():
-    pool, reference = pushed("queue", 30)
-    own, pairs = units(2, 10, WIDTH, seed=9), some_pairs(10, 9, CLASSES)
-    for found, rows in ((pool.class_mean(pairs, own, 1), own),):
-        for view in range(2):
-            for b, labels in enumerate(as_dicts(pairs)):
-                allowed = [t for t, held in reference.queues[0] if held.keys() & labels.keys()]
-                if not labels or any(reference.mean(c) is None for c in labels):
-                    allowed.append(rows[view, b])
-                assert any(torch.equal(found[view, b], target) for target in allowed)
 
 
 def test_draws_do_not_depend_on_the_ranks():

@@ -18,7 +18,7 @@ from supancl.core.encoders import EncoderSpec
 from supancl.core.heads import MLP
 from supancl.core.losses import Align, Contrast
 from supancl.core.methods import assemble
-from supancl.core.pools import ClassQueues, PoolSpec, Prototypes, Queue
+from supancl.core.pools import PoolSpec, Prototypes, Queue
 from supancl.distributed import RowRange
 from tests.files import mentions
 from tests.helpers import POOLS, mean_by_loop, pool_and_reference, property_test, seeded, some_labels, units
@@ -69,27 +69,6 @@ def test_any_pushes_into_any_size_leave_what_lists_would_hold(kind, size, batche
         torch.testing.assert_close(pool.class_mean(query, fallback), expected, rtol=1e-12, atol=1e-12)
         ages = reference.ages()
         assert float(pool.staleness()) == pytest.approx(sum(ages) / max(1, len(ages)))
-
-
-@pytest.mark.parametrize("batch", [3, 4, 5, 8, 11], ids=lambda b: f"B={b}")
-@pytest.mark.parametrize("size", [1, 4, 8], ids=lambda s: f"size={s}")
-def test_a_queue_keeps_the_last_targets_and_overwrites_the_oldest_first(batch, size):
-    pool = Queue(size, 1, 1)
-    serial = torch.arange(5 * batch, dtype=torch.float32)
-    for chunk in serial.split(batch):
-        pool.push(chunk[:, None], torch.zeros(batch, dtype=torch.long))
-        last = serial[: int(chunk[-1]) + 1][-size:]
-        stored = pool.stored()
-        assert sorted(stored.targets[stored.valid][:, 0].tolist()) == last.tolist()
-
-
-def test_class_queues_never_crowd_a_class_out():
-    pool = ClassQueues(2, 1, 3)
-    pool.push(torch.tensor([[7.0]]), torch.tensor([1]))
-    for _ in range(20):
-        pool.push(torch.zeros(8, 1), torch.zeros(8, dtype=torch.long))
-    assert pool.counts.tolist() == [2, 1, 0]
-    assert pool.class_mean(torch.tensor([1]), torch.zeros(1, 1)).item() == 7
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
@@ -202,15 +181,6 @@ def test_draws_are_m_members_of_the_class_with_equal_chance(members, samples):
     assert stats.chisquare(total.numpy()).pvalue > 1e-4
 
 
-def test_draws_are_with_replacement(members):
-    pool, labels = members
-    counts = drawn(pool, 8)[..., labels == 1]
-    # all 8 of 8 distinct has chance 8!/8^8 = 0.0024, so nearly every anchor draws one twice
-    assert (counts.amax(-1) > 1).double().mean() > 0.9
-    # and a given one is left out with chance (7/8)^8 = 0.344
-    assert abs((counts == 0).double().mean().item() - (7 / 8) ** 8) < 0.04
-
-
 def test_draws_are_anew_for_every_anchor_and_view(members):
     pool, _ = members
     chosen = drawn(pool, 1, anchors=2000).argmax(-1)
@@ -219,13 +189,6 @@ def test_draws_are_anew_for_every_anchor_and_view(members):
     # independent draws from 8 members agree with chance 1/8, standard error 0.0074
     assert abs(agreement_of_views - 1 / 8) < 0.035
     assert abs(agreement_of_neighbours - 1 / 8) < 0.03
-
-
-def test_prototypes_have_one_member_a_class_so_draws_change_nothing():
-    pool = build("prototypes")
-    pool.push(units(4, WIDTH, dtype=torch.float32), torch.arange(4))
-    labels, fallback = torch.tensor([0, 3]), torch.zeros(2, WIDTH)
-    assert torch.equal(pool.class_mean(labels, fallback, 4), pool.class_mean(labels, fallback))
 
 
 # --- running sums --------------------------------------------------------------------------------------------------
@@ -290,14 +253,6 @@ def test_the_cost_of_the_mean_over_all_does_not_grow_with_the_pool(kind):
     assert max(max(counts) for _, counts in touched[0]) < 8 * WIDTH
 
 
-def test_the_recorder_of_sizes_does_see_a_read_of_the_whole_pool():
-    pool = build("queue", size=512)
-    pool.push(units(6, WIDTH, dtype=torch.float32), some_labels(6, CLASSES))
-    with Sizes() as sizes:
-        pool.class_mean(torch.tensor([0]), torch.zeros(2, 1, WIDTH), samples=2)
-    assert max(max(counts) for _, counts in sizes.elements) >= 512
-
-
 # --- state ---------------------------------------------------------------------------------------------------------
 
 
@@ -323,40 +278,6 @@ def test_a_saved_pool_continues_bit_for_bit(kind):
         for p in (pool, twin):
             p.push(units(6, WIDTH, seed=n, dtype=torch.float32), some_labels(6, CLASSES, seed=n))
         assert torch.equal(pool.staleness(), twin.staleness())
-
-
-@every_pool
-def test_all_state_is_in_the_state_dict(kind):
-    pool, blank = build(kind, size=7), build(kind, size=7)
-    pool.push(units(9, WIDTH, dtype=torch.float32), some_labels(9, CLASSES))
-    blank.load_state_dict(pool.state_dict())
-    assert held(blank) == held(pool)
-    assert blank.counts.tolist() == pool.counts.tolist()
-    assert not list(pool.parameters())
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        (PoolSpec(), type(None)),
-        (PoolSpec("queue", 5), Queue),
-        (PoolSpec("class-queues", 5), ClassQueues),
-        (PoolSpec("prototypes"), Prototypes),
-    ],
-)
-def test_a_spec_builds_the_pool_it_names(spec, expected):
-    assert type(spec.build(WIDTH, CLASSES)) is expected
-
-
-def test_prototypes_made_without_a_rate_move_as_those_of_a_spec_do():
-    assert Prototypes(WIDTH, CLASSES).rate == PoolSpec("prototypes").build(WIDTH, CLASSES).rate == 0.9
-
-
-@pytest.mark.parametrize(("kind", "slots"), [("queue", 5), ("class-queues", 5 * CLASSES), ("prototypes", CLASSES)])
-def test_the_size_is_in_all_for_a_queue_and_per_class_for_class_queues(kind, slots):
-    stored = build(kind, size=5).stored()
-    assert len(stored.targets) == len(stored.labels) == len(stored.valid) == slots
-    assert not stored.valid.any()
 
 
 # --- on a GPU's terms ----------------------------------------------------------------------------------------------
@@ -391,19 +312,6 @@ def test_a_push_adds_at_an_index_in_floating_point_only_and_in_few_operations(ki
     assert len(seen.names) <= {"queue": 40, "class-queues": 58, "prototypes": 36}[kind]
 
 
-@pytest.mark.parametrize("kind", ["queue", "class-queues"])
-def test_counts_that_were_kept_as_integers_are_read(kind):
-    pool, old = build(kind, size=7), build(kind, size=7)
-    pool.push(units(9, WIDTH, dtype=torch.float32), some_labels(9, CLASSES))
-    kept = {name: value.long() if name == "tally" else value for name, value in pool.state_dict().items()}
-    old.load_state_dict(kept)
-    for p in (pool, old):
-        p.push(units(5, WIDTH, seed=1, dtype=torch.float32), some_labels(5, CLASSES, seed=1))
-    for name, value in pool.state_dict().items():
-        assert torch.equal(old.state_dict()[name], value), name
-    assert old.counts.dtype == torch.long
-
-
 @every_pool
 def test_a_push_traced_as_one_graph_does_what_it_does_as_written(kind):
     plain, traced = build(kind, size=7), build(kind, size=7)
@@ -417,32 +325,6 @@ def test_a_push_traced_as_one_graph_does_what_it_does_as_written(kind):
 
 
 # --- small things -----------------------------------------------------------------------------------------------------
-
-
-def test_the_spec_hands_its_rate_on_and_one_process_needs_no_shards():
-    pool = PoolSpec("prototypes", rate=0.3, sharded=True).build(WIDTH, CLASSES)
-    assert type(pool) is Prototypes
-    assert pool.rate == 0.3
-
-
-@every_pool
-def test_coverage_is_that_of_the_named_classes(kind):
-    pool = build(kind)
-    pool.push(units(2, WIDTH), torch.tensor([1, 3]))
-    assert [float(pool.coverage(classes)) for classes in (None, [1], [0, 2], [3, 1], [2, 3])] == [0.5, 1, 0, 1, 0.5]
-
-
-def test_a_pool_that_keeps_only_a_clock_has_no_ages():
-    pool = build("queue")
-    del pool.born
-    assert torch.isnan(pool.staleness())
-
-
-def test_a_class_that_went_leaves_no_rounding_behind():
-    pool = Queue(2, 1, CLASSES).double()
-    for values, label in (([1e20, 1.0], 0), ([5.0, 5.0], 1), ([3.0, 3.0], 0)):  # 1e20 + 1 - 1e20 - 1 is not 0
-        pool.push(torch.tensor(values, dtype=torch.float64)[:, None], torch.full((2,), label))
-    assert pool.class_mean(torch.tensor([0]), torch.zeros(1, 1).double()).item() == 3.0
 
 
 def test_draws_are_even_within_a_class_that_is_smaller_than_another():
@@ -468,22 +350,6 @@ def test_rows_of_a_batch_get_the_draws_they_have_in_the_whole_batch(kind):
 def test_a_random_start_points_in_all_directions():
     pool = PoolSpec("queue", 500, start="random").build(WIDTH, CLASSES, unlabelled=True)
     assert pool.stored().targets.mean(0).abs().max() < 0.15
-
-
-@pytest.mark.parametrize("kind", ["queue", "class-queues"])
-def test_sums_of_single_precision_targets_keep_more_digits_than_the_targets(kind):
-    pool = PoolSpec(kind, 3).build(1, CLASSES)
-    for value in (2.0**24, 1.0, 1.0):  # 2^24 + 1 is 2^24 in single precision
-        pool.push(torch.tensor([[value]]), torch.tensor([0]))
-    assert pool.class_mean(torch.tensor([0]), torch.zeros(1, 1).double()).item() == (2**24 + 2) / 3
-
-
-@pytest.mark.parametrize("labels", [torch.tensor([0.0, 1.0]), torch.tensor([1, 2])])
-def test_labels_that_are_no_class_numbers_are_refused_with_the_way_out(labels):
-    queue, targets = Queue(size=4, width=3, classes=2), torch.eye(3)[:2]
-    for call in (lambda: queue.push(targets, labels), lambda: queue.class_mean(labels, targets)):
-        with pytest.raises(ValueError, match=r"long\(\)|0 to 1, or -1"):
-            call()
 
 
 @every_pool

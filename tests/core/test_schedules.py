@@ -72,13 +72,6 @@ def test_a_run_shorter_than_its_warm_up_still_reaches_its_peak_and_decays(epochs
     assert values[-1] < PEAK / 2
 
 
-@pytest.mark.parametrize("warmup", [6, 10, 40])
-def test_the_schedule_cuts_nothing_by_itself(warmup):
-    values = rates(ScheduleSpec(warmup_epochs=warmup))
-    warm = min(warmup, EPOCHS) * STEPS
-    assert values[:warm] == pytest.approx([PEAK * (step + 1) / (warmup * STEPS) for step in range(warm)], rel=1e-12)
-
-
 @pytest.mark.parametrize(("start", "steps"), [(0.996, 100), (0.99, 7), (0.0, 4)])
 def test_ema_momentum_rises_to_one_along_the_cosine_of_the_notes(start, steps):
     momentum = ema_momentum(start, 1.0, steps)
@@ -87,16 +80,6 @@ def test_ema_momentum_rises_to_one_along_the_cosine_of_the_notes(start, steps):
     assert momentum(0) == pytest.approx(start, abs=1e-15)
     assert momentum(steps) == 1.0
     assert all(momentum(t) <= momentum(t + 1) for t in range(steps))
-
-
-def test_ema_momentum_goes_between_any_two_values():
-    momentum = ema_momentum(0.9, 0.95, 10)
-    assert [momentum(t) for t in (0, 5, 10)] == pytest.approx([0.9, 0.925, 0.95])
-
-
-def test_equal_ends_give_a_constant_momentum():
-    momentum = ema_momentum(0.999, 0.999, 10)
-    assert {momentum(t) for t in range(20)} == {0.999}
 
 
 def test_an_extended_run_decays_from_its_restart_without_a_second_warm_up() -> None:

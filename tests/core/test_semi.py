@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
-from supancl import METHODS, BadInput, recipe
 from supancl.core.labels import Labels
 from supancl.core.losses import Align, GlobalBatch, SemiAlign
-from supancl.core.pools import Pool, PoolSpec
+from supancl.core.pools import PoolSpec
 from supancl.distributed import RowRange
 from tests.core.test_label_weights import CLASSES as PAIR_CLASSES
 from tests.core.test_label_weights import pushed, some_pairs
@@ -151,10 +149,6 @@ def test_traced_as_one_graph_it_is_what_it_is_as_written(kind):
     assert traced() != before
 
 
-def test_drawn_positives_are_those_of_supsiam():
-    assert_same(SemiAlign(alpha=0.5, samples=2, confidence=2.0), some_labels(BATCH, CLASSES, seed=3), "queue")
-
-
 def test_a_rank_gets_its_rows_of_the_batch():
     pool, _ = filled("queue")
     _, targets, labels = batch()
@@ -164,20 +158,6 @@ def test_a_rank_gets_its_rows_of_the_batch():
         rows.select(targets.flip(0), -2), rows.select(labels), pool, GlobalBatch(targets, labels, rows)
     )
     torch.testing.assert_close(part, rows.select(whole, -2), **close)
-
-
-def test_it_needs_a_pool_that_knows_all_means():
-    with pytest.raises(BadInput, match=r"semi.*pool\.kind"):
-        recipe("digits.semi").with_set({"pool.kind": "none"})
-    with pytest.raises(ValueError, match="pool"):
-        METHODS["semi"].loss(*batch())
-
-
-def test_pools_without_all_means_are_refused_by_name():
-    pool, _ = filled("queue")
-    lacking = type("Lacking", (type(pool),), {"all_means": Pool.all_means})(4, WIDTH, CLASSES).double()
-    with pytest.raises(BadInput, match=r"Lacking.*all_means"):
-        METHODS["semi"].loss(*batch(), lacking)
 
 
 @every_pool
@@ -193,12 +173,3 @@ def test_all_means_are_the_class_means(kind, pairs):
     expected = pool.class_mean(asked, fallback)
     assert is_held.tolist() == (pool.counts > 0).tolist() == (expected != 7).all(1).tolist()
     torch.testing.assert_close(means[is_held], expected[is_held], **close)
-
-
-def test_traits_are_those_of_supsiam_but_a_pool_is_needed():
-    semi, supsiam, pool = METHODS["semi"].loss, METHODS["supsiam"].loss, filled("queue")[0]
-    for trait in ("supervised", "takes_alpha", "takes_pairs", "stores_unlabelled", "has_two_terms", "normalizes"):
-        assert getattr(semi, trait) == getattr(supsiam, trait), trait
-    assert (semi.needs_pool, supsiam.needs_pool) == (True, False)
-    assert not semi.sees_batch(pool)
-    assert replace(METHODS["semi"], loss=supsiam) == METHODS["supsiam"]

@@ -14,8 +14,7 @@ from supancl import from_arrays
 from supancl.data.hierarchy import build_hierarchy, find_leaves, list_levels, with_given_labels, with_leaf_labels
 from supancl.data.labels import label_texts
 from supancl.data.opening import open_data, open_source, peek_data
-from supancl.data.sources.cifar import FC100_TEST_CLASSES
-from supancl.data.sources.cifar100_superclasses import CLASSES, SUPERCLASSES
+from supancl.data.sources.cifar import CLASSES, SUPERCLASSES
 from supancl.data.splits import DataSpec
 from supancl.data.survey import survey_data, survey_source
 from supancl.errors import BadInput
@@ -201,8 +200,6 @@ def test_the_superclasses_are_those_of_cifar100():
     assert all(len(names) == 5 and list(names) == sorted(names) for names in SUPERCLASSES.values())
     assert len(CLASSES) == 100
     assert (CLASSES[0], CLASSES[23], CLASSES[57], CLASSES[99]) == ("apple", "cloud", "pear", "worm")
-    four = ("aquatic_mammals", "insects", "medium_mammals", "people")  # those of FC100's test classes
-    assert sorted(name for superclass in four for name in SUPERCLASSES[superclass]) == list(FC100_TEST_CLASSES)
 
 
 def test_names_and_numbers_give_the_same_levels(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from supancl.data.opening import open_data
-from supancl.data.preparing import draw_long_tail
+from supancl.data.preparing import draw_long_tail, long_tail_sizes
 from supancl.data.splits import DataSpec
 from supancl.data.survey import survey_data, survey_source
 from tests.files import archive, noise
@@ -18,8 +18,13 @@ def test_sizes_fall_by_equal_factors_and_unlabelled_images_stay(ratio):
     labels = torch.cat([torch.arange(5).repeat(500), torch.full((40,), -1)])
     kept = labels[draw_long_tail(labels, ratio)]
     sizes = torch.bincount(kept[kept >= 0]).tolist()
-    assert sizes == [round(500 * ratio ** (-number / 4)) for number in range(5)]
+    assert sizes == [int(500 * (1 / ratio) ** (number / 4)) for number in range(5)]
     assert int((kept < 0).sum()) == 40
+
+
+def test_the_sizes_are_those_of_the_published_long_tail():
+    published = [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]  # CIFAR10-LT, ratio 100
+    assert long_tail_sizes([5000] * 10, 100.0) == published
 
 
 def test_a_class_that_is_already_small_keeps_its_images():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.data.label_noise import flip_labels
 from supancl.data.opening import open_data
+from supancl.data.preparing import flip_labels
 from supancl.data.splits import DataSpec
 
 

@@ -15,10 +15,11 @@ from scipy.io import savemat
 
 from supancl.data.decode import upright_size
 from supancl.data.labels import label_texts
-from supancl.data.opening import open_source
+from supancl.data.opening import open_source, peek_data
 from supancl.data.sources.libraries import RowItem, _list_rows
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import CachedImages
+from supancl.errors import BadInput
 from tests.files import noise, picture
 
 
@@ -244,3 +245,11 @@ def test_rows_that_point_to_files_are_those_files(tmp_path):
     found = _list_rows(datasets, mixed, "image", "here")
     assert all(isinstance(each, RowItem) for each in found)
     assert [upright_size(each) for each in found] == [(8, 8), (6, 5)]
+
+
+def test_what_a_run_names_is_not_looked_up_in_the_network(monkeypatch):
+    calls = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *names, **more: calls.append(names) or [])
+    with pytest.raises(BadInput, match="nobody/nothing"):
+        peek_data(DataSpec(source="hf:nobody/nothing"), 3)
+    assert calls == []

@@ -9,10 +9,10 @@ from PIL import Image
 
 from supancl import recipe
 from supancl.data.opening import open_source
-from supancl.data.show import describe_source, image_sizes
 from supancl.data.splits import DataSpec, full_split
 from supancl.data.store.memory import PackedImages
 from supancl.recipes.auto import with_short_side
+from supancl.reports.data_sheets import describe_source, image_sizes
 from supancl.reports.samples import (
     CAPTION,
     GAP,

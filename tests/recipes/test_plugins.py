@@ -1,6 +1,5 @@
 """A loss or a pool of one's own: examples/own_method.py as the command line, runs that are read back, and refusals."""
 
-import importlib
 import json
 import os
 import re
@@ -18,7 +17,6 @@ from supancl import (
     RECIPES,
     Align,
     BadInput,
-    Contrast,
     Interrupted,
     Pool,
     PoolSpec,
@@ -34,7 +32,7 @@ from supancl.paper.tables.layouts import LAYOUTS, NO_PAPER_ROW
 from supancl.recipes import plugins as own
 from supancl.recipes import plugins as plugin_files
 from supancl.runs.folder import RunFolder
-from tests.files import archive, assert_mentions, mentions, noise, supancl
+from tests.files import assert_mentions, mentions, supancl
 from tests.tiny import tiny_data, tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,16 +111,6 @@ def test_every_command_of_the_page_runs(made):
     assert "shapes" in told
 
 
-def test_the_commands_of_two_methods_with_seeds_run(tmp_path, forks):
-    (script,) = (block for block in blocks("evaluate.md", "bash") if "for seed" in block)
-    archive(tmp_path / "few.npz", test_images=noise(20, 8, 8, seed=1), test_labels=np.arange(20) % 2)
-    script = with_few_images(script).replace("--data digits", "--data few.npz")
-    assert "few.npz" in script
-    done = run_shell(script, tmp_path, forks)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "digits.supsiam (n = 3)" in done.stdout
-
-
 def test_a_run_on_a_benchmark_of_ones_own_keeps_its_plugin(monkeypatch):
     monkeypatch.setattr(own, "REGISTERED_BENCHMARKS", {"shapes"})
     monkeypatch.setattr(plugin_files, "LOADED_FILES", [Path("mine.py")])
@@ -160,15 +148,6 @@ def test_the_plugin_reaches_the_command(made, script, forks):
         (folder / "own_method.py").write_text(EXAMPLE.read_text())  # with its last lines it is the command line itself
     done = run_shell(script, folder, forks)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_a_plugin_that_calls_the_command_line_is_refused_before_anything_is_done(tmp_path, forks):
-    (tmp_path / "mine.py").write_text("from supancl.cli import entry\n\nentry()\n")
-    done = run_shell("supancl pretrain digits.supsiam --epochs 1 --out run --plugin mine.py", tmp_path, forks)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert_mentions(done.stderr, "--plugin mine.py", "supancl", "loaded")
-    assert not (tmp_path / "run").exists()
 
 
 @dataclass(frozen=True)
@@ -262,37 +241,6 @@ def test_a_run_whose_loss_nobody_made_known_names_it_and_the_way_out(tmp_path, m
         assert_mentions(said.err.strip(), f"--plugin {__file__}")
 
 
-def test_a_class_defined_anew_takes_its_own_place_and_recipes_of_the_one_before_say_so(tmp_path, monkeypatch, forks):
-    """A notebook's cell run again, a module that is reloaded, and a script that another file imports."""
-
-    def defined(by):
-        @register
-        @dataclass(frozen=True)
-        class Shifted(Align):
-            kind: str = "shifted"
-            shift: float = by
-
-        return Shifted
-
-    first, second = defined(1.0), defined(2.0)
-    assert first is not second
-    assert own.REGISTERED["loss", "shifted"] is second
-    plain = recipe("digits.supsiam")
-    assert replace(plain, loss=second()).with_set({"train.epochs": 1}).loss.shift == 2.0
-    with pytest.raises(BadInput, match=mentions("loss", "Shifted", "recipe")):
-        replace(plain, loss=first()).with_set({"train.epochs": 1})
-
-    started = 'if __name__ == "__main__":\n    import own_module\n\n    print(own_module.Spread is not Spread)\n'
-    (tmp_path / "own_module.py").write_text(EXAMPLE.read_text().split("class HalvedQueue")[0] + started)
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("own_module")
-    before = own.REGISTERED["loss", "spread"]
-    assert importlib.reload(module).Spread is own.REGISTERED["loss", "spread"]
-    assert own.REGISTERED["loss", "spread"] is not before
-    done = run_shell(f"python {tmp_path / 'own_module.py'}", tmp_path, forks)  # as Python itself names what it starts
-    assert (done.stdout, done.stderr) == ("True\n", "")
-
-
 @dataclass(frozen=True)
 class Halved(PoolSpec):
     kind: str = "halved"
@@ -319,13 +267,6 @@ def test_a_run_goes_on_with_its_own_pool(tmp_path):
     again = pretrain(None, out=tmp_path / "stopped", resume=True)
     assert [row["sup"] for row in again.metrics] == [row["sup"] for row in through.metrics]
     assert again.metrics[-1]["sup"] != again.metrics[-1]["ssl"]  # the pool was looked into
-
-
-def test_alpha_is_handed_to_the_packages_own_loss_alone():
-    """A captured step gives it as the fifth argument, which to a class of one's own may be another."""
-    assert Align(alpha=0.3).takes_alpha
-    assert not Distant(alpha=0.3).takes_alpha
-    assert not Contrast().takes_alpha
 
 
 def test_a_pool_with_what_the_page_asks_for_and_no_more_is_trained_with(tmp_path):

@@ -156,34 +156,6 @@ def test_an_override_is_checked_and_noted() -> None:
         built.with_set({"loss.alpha": 1.3})
 
 
-def test_one_side_length_is_two_fields_and_both_are_noted() -> None:
-    fields = recipe("imagenet100.supsiam").with_set({"views.size": 64}).fields()
-    assert fields["views.size"] == fields["encoder.size"] == (64, "set")
-
-
-def test_the_predictor_is_as_wide_as_the_projector_and_says_so() -> None:
-    made = recipe("cifar100.supsiam")
-    narrow = made.with_set({"heads.projector.out": 256})
-    assert narrow.fields()["heads.predictor.out"] == (256, "follows heads.projector.out")
-    assert made.fields()["heads.predictor.out"][1] != "follows heads.projector.out"
-    both = made.with_set({"heads.predictor.out": 64, "heads.projector.out": 64})
-    assert both.fields()["heads.predictor.out"] == (64, "set")
-    assert made.with_set({"heads.predictor": None}).heads.predictor is None
-    assert made.with_set({"heads.projector.out": None}).heads.predictor.out is None  # the number of classes
-    with pytest.raises(BadInput, match=mentions("heads.predictor.out", "64", "heads.projector.out", "256")):
-        narrow.with_set({"heads.predictor.out": 64})
-
-
-def test_a_source_says_where_its_value_comes_from_not_where_its_neighbours_do() -> None:
-    baseline, moco, ours = (recipe(f"cifar100.{method}") for method in ("crossentropy", "moco2", "supsiam"))
-    for field in ("heads.projector.hidden", "branches.target", "loss.kind"):
-        assert baseline.fields()[field][1] == "our choice: a plain classifier"
-    assert moco.fields()["pool.size"] == (4096, "our choice: the size App. H gives its pools")
-    assert moco.fields()["optimizer.lr"][1].startswith("our choice")
-    assert ours.fields()["views.scale"] == ((0.2, 1.0), "our choice: App. H states none")
-    assert ours.fields()["optimizer.lr"] == (0.7, "App. H")
-
-
 def test_every_encoder_gives_features_of_its_width_at_the_size_of_its_recipe() -> None:
     for spec in {recipe(name).encoder for name in RECIPES}:
         with torch.device("meta"):  # which has shapes but no numbers

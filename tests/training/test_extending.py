@@ -80,14 +80,6 @@ def test_a_kill_while_the_folder_is_made_leaves_nothing_of_that_name(
     pretrain(extend=finished, epochs=3, out=tmp_path / "longer", data=tiny_data())
 
 
-def test_another_rate_and_settings_of_resume_may_be_named(finished: Path, tmp_path: Path) -> None:
-    changes = {"schedule.restart_rate": 0.1, "train.on_collapse": "stop", "train.keep": "all", "train.log_every": 5}
-    run = pretrain(extend=finished, epochs=3, out=tmp_path / "longer", set=changes, data=tiny_data())
-    recipe = RunFolder(run.folder).read_recipe()[0]
-    assert (recipe.train.keep, recipe.train.on_collapse, recipe.train.log_every) == ("all", "stop", 5)
-    assert [row["lr"] for row in run.metrics if row["kind"] == "train"][-1] <= 0.005
-
-
 def test_an_unfinished_run_and_one_without_checkpoint_say_what_to_do(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(Crash):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "stopped", reporter=CrashAt(7))

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from supancl import BadInput, from_arrays, pretrain, recipe
-from supancl.core.encoders import BUILDERS, width_of
 from supancl.training import checks as memory
 from supancl.training.checks import check_memory, estimate_memory
 from supancl.training.trainer import Trainer
@@ -62,17 +61,6 @@ def test_a_run_that_does_not_fit_is_refused(encoder, monkeypatch):
     with pytest.raises(BadInput, match=mentions("memory", "train.batch_size")):
         check_memory(chosen, CPU)
     assert "memory" in check_memory(chosen.with_set({"train.batch_size": 16}), CPU)
-
-
-def test_an_encoder_that_needs_real_numbers_is_trained_without_an_estimate(monkeypatch):
-    class Thresholded(torch.nn.Linear):
-        def forward(self, images):
-            return super().forward(images.flatten(1) * (images.sum().item() > 0))
-
-    monkeypatch.setitem(BUILDERS, "thresholded", lambda spec: (body := Thresholded(192, 4), width_of(body, spec)))
-    chosen = recipe("auto.supsiam").with_set({"encoder.name": "thresholded", "views.size": 8})
-    assert chosen.encoder.build().width == 4
-    assert estimate_memory(chosen, CPU) is None
 
 
 def test_a_refused_run_reads_no_image_and_leaves_no_folder(tmp_path, monkeypatch, capsys):

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
-from supancl import from_arrays, pretrain
+from supancl import pretrain
 from supancl.probes import Features
 from supancl.probes.linear import USUAL_RIDGE
-from supancl.training.monitor import Monitor, linear_accuracy, sample_labelled, sample_rows
+from supancl.training.monitor import linear_accuracy
 from supancl.training.trainer import Trainer
 from tests.files import supancl
 from tests.probes.blobs import blobs
@@ -82,22 +82,6 @@ def test_an_earlier_check_may_take_a_sample(photographs, tmp_path, capsys, monke
     assert (last["epoch"], last["knn_references"], last["linear_references"]) == (2, 54, 25)
 
 
-def test_the_last_check_has_a_bound(monkeypatch):
-    monkeypatch.setattr("supancl.training.monitor.MAX_IMAGES_LAST_CHECK", 30)
-    data = tiny_data(120)
-    encoder = Trainer(tiny_recipe(), data, CPU).model.branches.encoder
-    row = Monitor(data, True).measure(encoder, torch.empty(0, 8), None, CPU, last=True)
-    assert (row["knn_references"], row["knn_queries"]) == (30, len(data.held_out))
-
-
-def test_rows_are_sampled_as_images_are():
-    split = sample_labelled(tiny_data(200, unlabelled=0.5).train, 10**6)
-    rows = sample_rows(Features(split.index[:, None].float(), split.labels), 20)
-    few = split.sample(20)
-    assert torch.equal(rows.values[:, 0].long(), few.index)
-    assert torch.equal(rows.labels, few.labels)
-
-
 # --- the linear classifier ------------------------------------------------------------------------------------------
 
 
@@ -125,11 +109,6 @@ def test_without_two_classes_or_a_labelled_image_there_is_no_classifier():
     assert linear_accuracy(Features(values, two), Features(values, two + 5)) == 0.0  # classes never met
     ours, others = Features(values, two), Features(values, 5 * two + 3)
     assert linear_accuracy(others, others) == linear_accuracy(ours, ours) > 0  # labels may have gaps
-
-
-def test_features_that_are_all_one_are_no_error():
-    flat = Features(torch.ones(10, 5), torch.arange(10) % 2)
-    assert 0 <= linear_accuracy(flat, flat) <= 100
 
 
 def test_a_check_draws_nothing_from_anybodys_random_numbers():
@@ -164,11 +143,3 @@ def test_the_classifier_is_in_the_log_and_in_tensorboard_and_absent_without_labe
 
 
 # --- the pool -------------------------------------------------------------------------------------------------------
-
-
-def test_a_class_without_a_training_image_does_not_count_as_uncovered(tmp_path):
-    images = np.random.default_rng(0).integers(0, 255, (40, 8, 8), dtype=np.uint8)
-    data = from_arrays(images, np.arange(40) % 3, classes=["one", "two", "three", "none", "nor this"])
-    run = pretrain(tiny_recipe("supsiam"), data, tmp_path / "run")
-    rows = [row for row in run.metrics if row["kind"] == "monitor"]
-    assert [row["pool_coverage"] for row in rows] == [1.0] * len(rows)

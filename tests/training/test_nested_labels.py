@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.files import archive, assert_refused, class_folders, noise, picture, supancl, table
+from tests.files import archive, class_folders, noise, picture, supancl, table
 
 TINY = [
     "--epochs", "2", "--batch-size", "8", "--device", "cpu", "--quiet",
@@ -61,16 +61,6 @@ def test_from_nested_folders_to_an_encoder(here, capsys):
     with np.load(here / "features.npz") as features:
         assert features["class_names"].tolist() == ["animal", "animal/cat", "animal/dog", "plant", "plant/rose"]
         assert np.bincount(features["train_labels"]).tolist() == [0, 6, 6, 6, 6]
-
-
-def test_levels_may_not_change_on_resume(here, capsys):
-    class_folders(here / "photos", ("animal/cat", "animal/dog", "plant/rose"), 6)
-    start = ("pretrain", "digits.supsiam", "--data", "photos", *TINY, "--set", "data.hierarchy=paths")
-    assert supancl(capsys, *start, "--out", "run").code == 0
-    for change in ("data.hierarchy=none", "data.level_weights=[1,0.5]"):
-        resumed = supancl(capsys, "pretrain", "--resume", "--out", "run", "--set", change)
-        assert_refused(resumed, change.partition("=")[0])
-    assert supancl(capsys, "pretrain", "--resume", "--out", "run").code == 0
 
 
 def test_from_numbers_of_cifar100_to_an_encoder(here, capsys):

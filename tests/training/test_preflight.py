@@ -9,7 +9,6 @@ import torch
 
 from supancl import BadInput, Data, pretrain, recipe
 from supancl.core.precision import pick_device
-from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import full_split
 from supancl.data.store.memory import Batch, PackedImages
 from supancl.distributed import SINGLE_PROCESS, Ranks
@@ -18,11 +17,10 @@ from supancl.runs.folder import RunFolder
 from supancl.training.loop import capture_step, report_compile_failures
 from supancl.training.speed import MIN_STEPS_TO_COMPILE, WARM_UP_STEPS, Replay, with_speed
 from supancl.training.start import (
-    deterministic_mode,
     settle_recipe,
 )
 from supancl.training.trainer import Trainer, can_replay
-from tests.files import class_folders, contents, mentions
+from tests.files import contents, mentions
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -56,14 +54,6 @@ def test_a_gpu_gets_the_fast_one_and_compiles_where_the_run_is_long_enough(gpu) 
     assert chosen(made.with_set({"train.epochs": 2}), CUDA, 50_000) == ("bf16", False, True)
     assert chosen(long_enough.with_set({"train.deterministic": True}), CUDA, 50_000) == ("bf16", False, False)
     assert chosen(made.with_set({"train.epochs": 2, "train.on_nan": "skip"}), CUDA, 50_000) == ("bf16", False, False)
-
-
-def test_what_is_asked_for_is_kept_and_the_choice_has_a_source(gpu) -> None:
-    gpu(bf16=True)
-    made = recipe("cifar100.supsiam").with_set({"train.precision": "fp32", "train.compile": False})
-    fast = with_speed(made, CUDA, 50_000)
-    assert (fast.train.precision, fast.train.compile, fast.train.replay) == ("fp32", False, True)
-    assert fast.fields()["train.replay"] == (True, "automatic, on cuda")
 
 
 def test_a_gpu_without_bf16_trains_in_fp32_or_says_so(gpu) -> None:
@@ -227,18 +217,6 @@ def test_a_compiler_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.M
     assert len(run.metrics) == len(plain.metrics)
 
 
-def test_other_errors_of_a_compiled_step_are_not_taken_for_the_compilers(monkeypatch, tmp_path: Path) -> None:
-    def breaks(module):
-        def forward(*args):
-            raise ValueError("a fault of ours")
-
-        return forward
-
-    monkeypatch.setattr(torch, "compile", breaks)
-    with pytest.raises(ValueError, match="a fault of ours"):
-        pretrain(tiny_recipe(train__compile=True), tiny_data(), tmp_path / "run")
-
-
 def test_a_compiler_that_fails_at_the_pool_has_the_step_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, notes, taken = Trainer(tiny_recipe(), tiny_data(), CPU), Notes(), []
 
@@ -261,58 +239,4 @@ def test_a_compiler_that_fails_at_the_pool_has_the_step_taken_once(monkeypatch: 
     assert trainer.compilation.failures == []
 
 
-def test_while_a_step_is_recorded_no_thread_makes_batches_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = packed_trainer((8, 8), (9, 8))
-    trainer.advance()
-    assert trainer.feed.executor is not None
-    threads, seen = trainer.feed.executor._threads, []
-    monkeypatch.setattr(
-        "supancl.training.speed.Replay", lambda *how: seen.append([each.is_alive() for each in threads])
-    )
-    trainer.capture()
-    assert len(seen) == 1
-    assert seen[0]
-    assert not any(seen[0])
-    assert trainer.advance() is not None  # the feed opens by itself
-    trainer.feed.close()
-
-
-def test_determinism_is_given_back_as_it_was() -> None:
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        with deterministic_mode(True):
-            assert not torch.is_deterministic_algorithms_warn_only_enabled()
-        assert torch.are_deterministic_algorithms_enabled()
-        assert torch.is_deterministic_algorithms_warn_only_enabled()
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
 # --- before the data are read -----------------------------------------------------------------------------------------
-
-
-def test_a_run_may_lie_where_its_data_are_not_read(tmp_path):
-    """Beside train/, in a folder that begins with a dot, in a folder of a like name: none of it becomes a class."""
-    split = tmp_path / "split"
-    class_folders(split / "train")
-    class_folders(split / "val")
-    class_folders(tmp_path / "flat")
-    (split / "unlabelled").mkdir()
-    for source, out in (
-        (split, split / "runs"),
-        (tmp_path / "flat", tmp_path / "flat" / ".runs" / "a"),
-        (tmp_path / "flat", tmp_path / "flat-runs"),
-        (tmp_path / "none", tmp_path / "none" / "a"),
-    ):
-        check_out_folder(str(source), out)
-    for source, out in (
-        (split, split / "train" / "runs"),
-        (split, split / "unlabelled" / "a"),
-        (tmp_path / "flat", tmp_path / "split" / ".." / "flat" / "a"),
-    ):
-        with pytest.raises(BadInput, match=mentions("another")):
-            check_out_folder(str(source), out)
-    (tmp_path / "link").symlink_to(tmp_path / "flat")
-    with pytest.raises(BadInput, match=mentions("another")):
-        check_out_folder(str(tmp_path / "link"), tmp_path / "flat" / "runs")

@@ -1,6 +1,5 @@
 """The loop: the contract's step order, schedules that really act, partial labels, and what happens to a bad number."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,6 @@ import torch
 from supancl import METHODS, BadInput, NonFinite, Recipe, Reporter, load_encoder, pretrain
 from supancl.core.labels import Labels
 from supancl.data.splits import Data
-from supancl.runs.checkpoint import checkpoints
-from supancl.training.loop import check_skipped_steps
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
 from tests.files import mentions
@@ -115,16 +112,6 @@ def test_the_predictors_rate_is_constant_while_the_rest_decays(tmp_path: Path) -
     assert rates[-1] < 0.1 * rates[0]
 
 
-def test_the_optimizer_uses_the_logged_rates() -> None:
-    trainer = trainer_of(tiny_recipe("supsiam"))
-    for _ in range(4):
-        expected = [rate(trainer.step) for rate in trainer.inputs.schedule.rates]
-        take_step(trainer)
-        assert [group["lr"] for group in trainer.model.optimizer.param_groups] == expected
-    predictor = {id(p) for p in trainer.model.branches.predictor.parameters()}
-    assert {id(p) for p in trainer.model.optimizer.param_groups[1]["params"]} == predictor
-
-
 @pytest.mark.parametrize("scale", [0.0, 0.25])
 def test_the_encoder_has_its_own_rate_if_it_is_scaled(scale: float) -> None:
     trainer = trainer_of(tiny_recipe("supsiam", optimizer__encoder_lr_scale=scale))
@@ -166,25 +153,6 @@ def test_the_step_reads_the_schedules_to_the_bit_epoch_by_epoch(warmup, decay, p
         rates = [group["lr"] for group in trainer.model.optimizer.param_groups]
         assert rates == [torch.tensor(row[step]) for row in whole[:2]]
         assert float(trainer.inputs.momentum) == whole[2][step]
-
-
-def test_a_run_of_very_many_epochs_begins_at_once() -> None:
-    trainer = trainer_of(tiny_recipe("supsiam", train__epochs=10**8))
-    assert trainer.steps == 10**8 * trainer.steps_per_epoch
-    assert trainer.inputs.values.shape == (3, trainer.steps_per_epoch)
-    take_step(trainer)
-    assert float(trainer.model.optimizer.param_groups[0]["lr"]) == pytest.approx(trainer.inputs.schedule.rates[0](0))
-
-
-@pytest.mark.parametrize("name", ["vit.moco3", "vit.supmoco"])
-def test_in_app_g_the_predictor_of_the_moco_methods_follows_the_cosine(name: str) -> None:
-    from supancl import learning_rate, recipe
-
-    built = recipe(name)
-    follows = learning_rate(built.schedule, 1.0, built.train.epochs, 10, predictor=True)
-    rest = learning_rate(built.schedule, 1.0, built.train.epochs, 10)
-    assert [follows(step) for step in range(0, 2000, 100)] == [rest(step) for step in range(0, 2000, 100)]
-    assert learning_rate(recipe("vit.supbyol").schedule, 1.0, 200, 10, predictor=True)(1999) == 1.0
 
 
 # --- accumulation -----------------------------------------------------------------------------------------------------
@@ -275,17 +243,6 @@ def test_the_run_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert len(monitor) == 2
     values = {"std", "effective_rank", "s_w", "s_t", "s_w/s_t", "pool_coverage", "pool_staleness", "knn"}
     assert values <= monitor[0].keys()
-
-
-def test_checkpoints_between_epochs_can_be_left_out(tmp_path: Path) -> None:
-    settings = {"train__epochs": 5, "train__keep": "all"}
-    each = pretrain(tiny_recipe(**settings), tiny_data(), tmp_path / "each")
-    some = pretrain(tiny_recipe(**settings, train__checkpoint_epochs=2), tiny_data(), tmp_path / "some")
-    saved = [[int(path.stem.removeprefix("step-")) for path in checkpoints(run.folder / "checkpoints")]
-             for run in (each, some)]  # fmt: skip
-    steps = saved[0][0]
-    assert saved == [[steps * epoch for epoch in (1, 2, 3, 4, 5)], [steps * epoch for epoch in (2, 4, 5)]]
-    assert_same_bits(*(dict(load_encoder(run.folder).state_dict()) for run in (each, some)))
 
 
 def test_the_saved_encoder_gives_the_features_of_the_trained_one(tmp_path: Path) -> None:
@@ -404,22 +361,6 @@ def test_a_rollback_remembers_earlier_bad_steps_and_rewinds_the_log(monkeypatch,
     assert int(final_state(tmp_path / "run")[".pool.clock"]) == 8
 
 
-@pytest.mark.parametrize(("skipped", "steps_per_epoch", "gives_up"), [
-    (range(0, 1000, 50), 1000, True),  # the 20th
-    (range(0, 950, 50), 1000, False),
-    (range(5), 100, False),  # 5%
-    (range(6), 100, True),
-    ([0, 1, 2, 3, 4, 100], 100, False),  # five of an epoch and one of the next
-    ([0], 3, False),
-    ([0, 1], 3, True),
-    ([0, 3, 6], 3, False),
-])  # fmt: skip
-def test_too_many_skipped_steps_of_an_epoch_or_of_the_run(skipped, steps_per_epoch: int, gives_up: bool) -> None:
-    steps = list(skipped)
-    with pytest.raises(NonFinite, match=mentions("the loss")) if gives_up else nullcontext():
-        check_skipped_steps(steps, steps[-1], steps_per_epoch, "the loss", "a lower rate")
-
-
 def test_a_skipped_step_of_the_released_code_leaves_the_target_where_it_was(monkeypatch) -> None:
     trainer = trainer_of(replace(tiny_recipe("supbyol", train__on_nan="skip"), compat="released-code"))
     take_step(trainer)
@@ -436,9 +377,3 @@ def test_a_run_does_not_continue_on_other_data(tmp_path: Path) -> None:
         pretrain(None, tiny_data(60), tmp_path / "run", resume=True)
     with pytest.raises(BadInput, match=mentions("class names")):
         pretrain(None, replace(tiny_data(), classes=("x", "y", "z")), tmp_path / "run", resume=True)
-
-
-@pytest.mark.parametrize(("method", "terms"), [("simclr", False), ("crossentropy", False), ("supsiam", True)])
-def test_terms_that_a_loss_does_not_have_are_null(method: str, terms: bool, tmp_path: Path) -> None:
-    row = pretrain(tiny_recipe(method, train__epochs=1), tiny_data(), tmp_path / "run").metrics[0]
-    assert (row["ssl"] is not None, row["sup"] is not None) == (terms, terms)

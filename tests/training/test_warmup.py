@@ -8,9 +8,6 @@ import pytest
 
 from supancl import pretrain, recipe
 from supancl.errors import BadInput
-from supancl.paper.tables.layouts import changed_fields
-from supancl.recipes.auto import resolve_label_warmup
-from supancl.recipes.recipe import resolve_warmup
 from supancl.runs.folder import RunFolder
 from tests.files import mentions, supancl
 from tests.test_resume import Crash, CrashAt
@@ -45,26 +42,6 @@ def test_the_shown_recipe_recipe_json_and_the_logged_rates_agree(flags, tmp_path
     assert max(row["lr"] for row in metrics if row["kind"] == "train") == pytest.approx(peak)
 
 
-def test_the_command_that_began_a_cut_run_also_resumes_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    command = ("pretrain", "digits.supsiam", *SHORT, "--out", "run")
-    assert supancl(capsys, *command).code == 0
-    assert supancl(capsys, *command, "--resume").code == 0
-    assert supancl(capsys, *command, "--resume", "--set", "schedule.warmup_epochs=1").code == 2
-
-
-def test_a_warm_up_that_follows_from_the_epochs_is_no_change_of_its_own():
-    short = resolve_warmup(recipe("imagenet100.supsiam").with_set({"train.epochs": 10}))
-    assert changed_fields(short) == {"train.epochs": 10}
-    other = short.with_set({"schedule.warmup_epochs": 3})
-    assert changed_fields(other) == {"train.epochs": 10, "schedule.warmup_epochs": 3}
-
-
-def test_a_recipe_made_short_and_long_again_has_its_own_warm_up():
-    again = recipe("imagenet100.supsiam").with_set({"train.epochs": 10}).with_set({"train.epochs": 200})
-    assert resolve_warmup(again).schedule.warmup_epochs == 40
-
-
 # --- of semi ----------------------------------------------------------------------------------------------------------
 
 SEMI = ("pretrain", "digits.semi", "--epochs", "4", *SMALL, "--set", "data.labelled=0.5")  # 16 steps
@@ -94,9 +71,3 @@ def test_python_resumes_semi_with_the_recipe_that_it_began_with(tmp_path):
     assert folder.read_recipe()[0].loss.warmup == folder.metrics()[-1]["step"] // 2
     with pytest.raises(BadInput, match=mentions("loss.warmup")):
         pretrain(made.with_set({"loss.warmup": 1}), tiny_data(), tmp_path / "run", resume=True)
-
-
-def test_a_long_run_of_semi_keeps_its_warm_up():
-    semi = recipe("digits.semi")
-    assert resolve_label_warmup(semi, 1347) is semi
-    assert resolve_label_warmup(semi, 64).loss.warmup == 40  # 80 epochs of one step

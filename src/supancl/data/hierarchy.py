@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from supancl.core.labels import Labels
 from supancl.data.labels import LabelSet, labels_of_splits, pairs_from_sets
-from supancl.data.sources.cifar100_superclasses import cifar100_paths
+from supancl.data.sources.cifar import cifar100_paths
 from supancl.data.splits import Data, DataSpec, Source, Split
 from supancl.errors import BadInput, NoLevels
 

@@ -83,11 +83,13 @@ def _stream_images(spec: DataSpec, channels: int) -> Source:
 
 
 def peek_data(spec: DataSpec, channels: int) -> Data:
-    """The data as `open_data` gives them, but each image is decoded when it is read: for a look at a few of them.
+    """The data of a run as `open_data` gives them, but each image is decoded when it is read: for a look at a few.
 
-    Images that cannot be read are not noticed, so they count.
+    Images that cannot be read are not noticed, so they count. The user has not named this source: it is opened from
+    the disk and from local caches alone.
     """
-    listing = list_source(spec, channels)
+    with libraries.offline() if any(name.startswith("hf:") for name in spec.all_sources) else nullcontext():
+        listing = list_source(spec, channels)
     store = None if listing.parts else FileImages(listing.items, channels, spec.short_side, spec.resample)
     return prepare_data(_with_class_order(as_source(listing, store), spec), spec)
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from supancl.core.labels import Labels
 from supancl.data.hierarchy import apply_hierarchy
-from supancl.data.label_noise import flip_labels
 from supancl.data.labels import describe_labels
 from supancl.data.order import derive_seed
-from supancl.data.splits import Data, DataSpec, Source, Split, fingerprint
+from supancl.data.splits import Data, DataSpec, NoiseKind, Source, Split, fingerprint
 from supancl.errors import BadInput, did_you_mean, plural
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ else:
     from supancl.lazy import torch
 
 SPLIT_SEED = 20240  # fixed: every run holds out the same images, whatever its seed
+NOISE_SEED = 20243  # fixed too: runs with the same `data.label_noise_seed` have the same wrong labels
 LONG_TAIL_SEED = 20244  # fixed for the same reason
 USUAL_HOLDOUT = 0.1  # of the labelled training images, where a source has no held-out split
 
@@ -174,13 +174,14 @@ def _take_classes(split: Split, classes: Sequence[int], unlabelled: bool = False
 def long_tail_sizes(sizes: list[int], ratio: float) -> list[int]:
     """How many images each class keeps: from the largest size down to a `ratio`-th of it, in equal factors.
 
-    A class with fewer images keeps those that it has, and every class keeps at least one.
+    Sizes are cut off as in the published long tails. A class with fewer images keeps those that it has, and every class
+    keeps at least one.
 
-    >>> long_tail_sizes([100, 100, 100], 100.0), long_tail_sizes([100, 5, 100], 100.0)
-    ([100, 10, 1], [100, 5, 1])
+    >>> long_tail_sizes([5000] * 5, 100.0), long_tail_sizes([100, 5, 100], 100.0)
+    ([5000, 1581, 500, 158, 50], [100, 5, 1])
     """
     steps = max(len(sizes) - 1, 1)
-    targets = [round(max(sizes, default=0) * ratio ** (-number / steps)) for number in range(len(sizes))]
+    targets = [int(max(sizes, default=0) * (1 / ratio) ** (number / steps)) for number in range(len(sizes))]
     return [min(size, max(target, 1)) for size, target in zip(sizes, targets, strict=True)]
 
 
@@ -240,3 +241,29 @@ def draw_limited(count: int, limit: int) -> Tensor:
     """Positions of `limit` of `count` images."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(SPLIT_SEED + 2))
     return order[:limit].sort().values
+
+
+def flip_labels(labels: Tensor, classes: int, fraction: float, kind: NoiseKind = "symmetric", seed: int = 0) -> Tensor:
+    """The labels with `fraction` of them made wrong (`data.label_noise`); -1 (unlabelled) stays.
+
+    "symmetric": each of the other classes is equally likely. "pair": class c becomes c + 1, the last one the first.
+
+    >>> labels = torch.arange(4).repeat(25)
+    >>> noisy = flip_labels(labels, classes=4, fraction=0.2, kind="pair")
+    >>> int((noisy != labels).sum()), bool(((noisy - labels) % 4 <= 1).all())
+    (20, True)
+    """
+    if fraction == 0:
+        return labels
+    if classes < 2:
+        raise BadInput(f"data.label_noise = {fraction:g} needs at least two classes; there is {classes}")
+    generator = torch.Generator().manual_seed(derive_seed(NOISE_SEED, seed))
+    labelled = (labels >= 0).nonzero()[:, 0]
+    wrong = labelled[torch.randperm(len(labelled), generator=generator)[: round(fraction * len(labelled))]]
+    if kind == "pair":
+        shift = torch.ones(len(wrong), dtype=torch.long)
+    else:
+        shift = torch.randint(1, classes, (len(wrong),), generator=generator)
+    noisy = labels.clone()
+    noisy[wrong] = (labels[wrong] + shift.to(labels.device)) % classes
+    return noisy

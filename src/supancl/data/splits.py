@@ -15,7 +15,6 @@ import numpy as np
 from supancl.config import INCIDENTAL, Count, Fraction, Natural, Positive, Within, marked
 from supancl.core.labels import Labels
 from supancl.data.content import Content, join_content, shard_content
-from supancl.data.label_noise import NoiseKind
 from supancl.data.order import Order
 from supancl.data.store.memory import Batch, ImageStore, UnreadableRows
 from supancl.errors import plural
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import torch
 
+NoiseKind = Literal["symmetric", "pair"]
 SPLIT_NAMES = {  # name of a folder or shard -> split
     **dict.fromkeys(("train", "training", "trainval"), "train"),
     **dict.fromkeys(("val", "valid", "validation"), "val"),

@@ -9,25 +9,12 @@ The rest of the package does not know how many processes there are. It asks `Ran
 process, or gets a `RowRange`: the rows of a batch that this process has.
 """
 
-from typing import TYPE_CHECKING
-
-from supancl.distributed.processes import (
-    from_environment,
-    join_ranks,
-    require_single_process,
-    should_print,
-    should_report_failure,
-)
-from supancl.distributed.ranks import SINGLE_PROCESS, RankFailed, Ranks, RowRange
-from supancl.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from supancl.distributed.norms import synchronize_norms
-
-__all__ = [
-    "SINGLE_PROCESS", "RankFailed", "Ranks", "RowRange", "from_environment", "join_ranks",
-    "require_single_process", "should_print", "should_report_failure", "synchronize_norms",
-]  # fmt: skip
-
-if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, {"supancl.distributed.norms": "synchronize_norms"})
+from supancl.distributed.processes import from_environment as from_environment
+from supancl.distributed.processes import join_ranks as join_ranks
+from supancl.distributed.processes import require_single_process as require_single_process
+from supancl.distributed.processes import should_print as should_print
+from supancl.distributed.processes import should_report_failure as should_report_failure
+from supancl.distributed.ranks import SINGLE_PROCESS as SINGLE_PROCESS
+from supancl.distributed.ranks import RankFailed as RankFailed
+from supancl.distributed.ranks import Ranks as Ranks
+from supancl.distributed.ranks import RowRange as RowRange

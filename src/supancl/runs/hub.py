@@ -19,19 +19,17 @@ def split_encoder_name(text: str) -> tuple[str | None, Path]:
     torchvision:MODEL and timm:MODEL stand for the file in the cache of these libraries, which fetch a missing one.
     A missing FILE is refused.
     """
-    if Path(text).exists() or "@" not in text:
-        if not Path(text).exists():
-            kind = text.partition(":")[0]
-            if kind in ("torchvision", "timm"):
-                return text, find_weights(text)
-            options = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME[@FILE] or timm:NAME[@FILE]"
-            hint = did_you_mean_path(text) or suggest_timm(text)
-            raise BadInput(f"no file {text}{hint or f'; give {options}'}")
+    name, has_file, file = text.partition("@")
+    if Path(text).exists():
         return None, Path(text)
-    name, _, file = text.partition("@")
-    if not Path(file).is_file():
-        raise BadInput(f"no file {file} (of {text}); give NAME@FILE with a local weight file")
-    return name, Path(file)
+    if has_file:
+        if not Path(file).is_file():
+            raise BadInput(f"no file {file} (of {text}); give NAME@FILE with a local weight file")
+        return name, Path(file)
+    if text.startswith(("torchvision:", "timm:")):
+        return text, find_weights(text)
+    options = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME[@FILE] or timm:NAME[@FILE]"
+    raise BadInput(f"no file {text}{did_you_mean_path(text) or suggest_timm(text) or f'; give {options}'}")
 
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")

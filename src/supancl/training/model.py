@@ -13,7 +13,8 @@ from supancl.core.encoders import Encoder
 from supancl.core.methods import assemble
 from supancl.data.order import derive_seed
 from supancl.data.views.specs import Crops
-from supancl.distributed import Ranks, synchronize_norms
+from supancl.distributed import Ranks
+from supancl.distributed.norms import synchronize_norms
 from supancl.recipes import Recipe
 
 

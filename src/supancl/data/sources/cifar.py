@@ -6,7 +6,7 @@ torchvision reads the published pickles, after their checksums have been verifie
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from supancl.core.labels import Labels
 from supancl.data.listing import OFFICIAL_SPLITS, SPLITS, Listing, list_stored, take_parts
 from supancl.data.sources import arrays
 from supancl.data.sources.layouts import and_more
-from supancl.errors import BadInput
+from supancl.errors import BadInput, NoLevels, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -71,19 +71,12 @@ def cifar_npz(file: str) -> ArrayReader:
     return read
 
 
-# the classes of aquatic mammals, insects, medium-sized mammals and people; sorted, so in label order
-FC100_TEST_CLASSES = (
-    "baby", "beaver", "bee", "beetle", "boy", "butterfly", "caterpillar", "cockroach", "dolphin", "fox", "girl", "man",
-    "otter", "porcupine", "possum", "raccoon", "seal", "skunk", "whale", "woman",
-)  # fmt: skip
-
-
 def fc100(cifar100: ArrayReader) -> ArrayReader:
     """Reader of the meta-test classes of FC100: all 600 images of twenty classes of CIFAR100."""
 
     def read(folder: Path, channels: int) -> Listing:
         listing = cifar100(folder, channels)
-        classes = FC100_TEST_CLASSES
+        classes = tuple(sorted(name for superclass in FC100_TEST for name in SUPERCLASSES[superclass]))
         missing = sorted(set(classes) - set(listing.classes))
         if missing:
             raise BadInput(
@@ -97,3 +90,50 @@ def fc100(cifar100: ArrayReader) -> ArrayReader:
         return list_stored({"test": test}, classes, folder, remarks=listing.remarks)
 
     return read
+
+
+# --- superclasses -----------------------------------------------------------------------------------------------------
+
+# the 20 of CIFAR-100, with five classes each (https://www.cs.toronto.edu/~kriz/cifar.html)
+SUPERCLASSES: dict[str, tuple[str, ...]] = {
+    "aquatic_mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
+    "fish": ("aquarium_fish", "flatfish", "ray", "shark", "trout"),
+    "flowers": ("orchid", "poppy", "rose", "sunflower", "tulip"),
+    "food_containers": ("bottle", "bowl", "can", "cup", "plate"),
+    "fruit_and_vegetables": ("apple", "mushroom", "orange", "pear", "sweet_pepper"),
+    "household_electrical_devices": ("clock", "keyboard", "lamp", "telephone", "television"),
+    "household_furniture": ("bed", "chair", "couch", "table", "wardrobe"),
+    "insects": ("bee", "beetle", "butterfly", "caterpillar", "cockroach"),
+    "large_carnivores": ("bear", "leopard", "lion", "tiger", "wolf"),
+    "large_man-made_outdoor_things": ("bridge", "castle", "house", "road", "skyscraper"),
+    "large_natural_outdoor_scenes": ("cloud", "forest", "mountain", "plain", "sea"),
+    "large_omnivores_and_herbivores": ("camel", "cattle", "chimpanzee", "elephant", "kangaroo"),
+    "medium_mammals": ("fox", "porcupine", "possum", "raccoon", "skunk"),
+    "non-insect_invertebrates": ("crab", "lobster", "snail", "spider", "worm"),
+    "people": ("baby", "boy", "girl", "man", "woman"),
+    "reptiles": ("crocodile", "dinosaur", "lizard", "snake", "turtle"),
+    "small_mammals": ("hamster", "mouse", "rabbit", "shrew", "squirrel"),
+    "trees": ("maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree"),
+    "vehicles_1": ("bicycle", "bus", "motorcycle", "pickup_truck", "train"),
+    "vehicles_2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
+}
+FC100_TEST = ("aquatic_mammals", "insects", "medium_mammals", "people")
+SUPERCLASS_OF = {name: superclass for superclass, names in SUPERCLASSES.items() for name in names}
+CLASSES = tuple(sorted(SUPERCLASS_OF))  # in label order
+
+
+def cifar100_paths(classes: Sequence[str], location: str) -> list[str]:
+    """SUPERCLASS/CLASS for each class; the numbers 0 to 99 are the classes in CIFAR-100's order.
+
+    >>> cifar100_paths(["apple", "wolf"], "data")
+    ['fruit_and_vegetables/apple', 'large_carnivores/wolf']
+    """
+    by_number = {str(number): name for number, name in enumerate(CLASSES)}
+    names = [by_number[name] for name in classes] if set(classes) == set(by_number) else classes
+    unknown = next((name for name in names if name not in SUPERCLASS_OF), None)
+    if unknown is not None:
+        raise NoLevels(
+            f"{location}: {unknown[:80]!r} is no class of CIFAR-100{did_you_mean(unknown, CLASSES)}; data.hierarchy = "
+            "cifar100 is for its classes by name, or for all 100 by number"
+        )
+    return [f"{SUPERCLASS_OF[name]}/{name}" for name in names]

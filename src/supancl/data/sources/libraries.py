@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,23 @@ def _hash_folder(root: Path) -> int:
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Let the libraries of Hugging Face look into their caches alone, not for hosts."""
+    try:
+        from datasets import config
+        from huggingface_hub import constants
+    except ImportError:
+        yield
+        return
+    before = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def list_hugging_face(text: str, channels: int) -> Listing:
