@@ -8,6 +8,7 @@ import pytest
 
 from supancl.reporter import Reporter, report_progress, report_to, track, track_task
 from supancl.reports.terminal import SafeConsole, Terminal
+from tests.reports.made import logged_run
 
 # --- the mechanism ----------------------------------------------------------------------------------------------------
 
@@ -74,3 +75,32 @@ def test_the_bar_of_a_run_stays(terminal) -> None:
     assert first.task == "digits.supsiam"
     first.on_end()
     assert not first.is_training
+
+
+def test_epochs_are_a_table_with_one_header_in_80_columns(tmp_path) -> None:
+    console = SafeConsole(stderr=False)
+    console.file = io.StringIO()
+    terminal = Terminal(console)
+    terminal.steps, terminal.epochs, terminal.last_printed = 8000, 2000, float("inf")
+    for epoch in (0, 999):
+        terminal.on_step(4 * epoch + 4, {"loss": -0.12345, "images_per_second": 123456.0})
+        terminal.on_epoch({"epoch": epoch, "effective_rank": 100.24, "knn": 100.0, "linear": 99.94})
+    header, *rows = console.file.getvalue().splitlines()
+    assert header.split("  ")[-1].strip() == "left"
+    assert len(rows) == 2
+    assert max(map(len, (header, *rows))) <= 80
+    ends = [header.index(name) + len(name) for name in ("epoch", "loss", "rank", "k-NN %", "linear %", "images/s")]
+    for row, values in zip(rows, (("1/2000", "-0.1235"), ("1000/2000", "-0.1235")), strict=True):
+        for value, end in zip((*values, "100.2", "100.0", "99.9", "123456"), ends, strict=True):
+            assert row[:end].endswith(value)
+
+
+def test_a_run_ends_with_a_verdict_and_the_next_command(tmp_path, capsys) -> None:
+    folder = logged_run(tmp_path / "run", knns=(20.0, 30.0, 40.0, 64.0))
+    Terminal(SafeConsole(stderr=False)).on_finished(folder.path)
+    top, *lines, bottom = capsys.readouterr().out.splitlines()
+    assert "Not evaluated" in top
+    assert any("k-NN 64.0%" in line for line in lines)
+    assert lines[-1].startswith("next: ")
+    assert lines[-1].endswith(f" {folder.path}")
+    assert set(bottom) <= set("─-")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +13,9 @@ import torch
 from supancl import recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
-from supancl.evaluation import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
+from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
+from supancl.evaluation.protocols import evaluate
+from supancl.evaluation.settings import PROTOCOLS
 from supancl.reporter import report_to
 from supancl.runs.encoder_file import save_encoder
 from supancl.runs.folder import RunFolder
@@ -67,3 +71,18 @@ def source(path: Path, train: int = 60, val: int = 0, test: int = 0, classes: in
 def subject(where: Path | str, options: EvaluationOptions | None = None) -> EvaluatedEncoder:
     with report_to(Notes()):
         return open_evaluated_encoder(str(where), options or EvaluationOptions(torch.device("cpu")))
+
+
+def asked(protocol: str) -> Callable[..., dict[str, Any]]:
+    """A protocol as a function of an encoder, a source and settings."""
+
+    def ask(
+        evaluated: EvaluatedEncoder, source: str | None = None, name: str | None = None, **given: Any
+    ) -> dict[str, Any]:
+        return evaluate(evaluated, PROTOCOLS[protocol].given(given), source, name)
+
+    return ask
+
+
+knn, linear, variances = asked("knn"), asked("linear"), asked("variance")
+transferred, episodes, fine_tuned = asked("transfer"), asked("fewshot"), asked("finetune")

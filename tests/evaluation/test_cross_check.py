@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from supancl.evaluation import EpisodeSettings, evaluate_few_shot, evaluate_transfer
+from tests.evaluation.made import episodes, transferred
 from tests.evaluation.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
 
 
@@ -33,7 +33,7 @@ def test_transfer_is_the_number_of_scikit_learn(judged, tmp_path):
         path, train_images=images[:400], train_labels=labels[:400], test_images=images[400:], test_labels=labels[400:]
     )
     expected, weight = transfer_by_reference(judged, path)
-    found = evaluate_transfer(judged, str(path), "top-1")
+    found = transferred(judged, str(path), metric="top-1")
     assert sum(found["images"]) == 1000
     assert found["weight"] == pytest.approx(weight)
     assert found["accuracy"] == pytest.approx(expected, abs=0.2)
@@ -45,7 +45,7 @@ def test_few_shot_is_the_number_of_scikit_learn(judged, tmp_path):
         (tmp_path / "digits" / str(label)).mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(tmp_path / "digits" / str(label) / f"{number}.png")
     mean, interval = few_shot_by_reference(judged, tmp_path / "digits", shots=5, episodes=40, seed=4)
-    found = evaluate_few_shot(judged, str(tmp_path / "digits"), EpisodeSettings(shots=5, episodes=40, seed=4))
+    found = episodes(judged, str(tmp_path / "digits"), shots=5, episodes=40, seed=4)
     assert found["images"] == 300
     assert found["accuracy"] == pytest.approx(mean, abs=0.05)
     assert found["interval"] == pytest.approx(interval, abs=0.02)

@@ -4,17 +4,14 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from supancl.data.splits import Split, full_split
 from supancl.data.store import memory
-from supancl.data.store.cache import Cache
-from supancl.data.store.memory import ArrayImages, FileImages, PackedImages
-from supancl.evaluation import EvaluationOptions
+from supancl.data.store.memory import ArrayImages, FileImages
+from supancl.evaluation.encoder import EvaluationOptions
 from supancl.evaluation.feature_cache import FeatureCache, encoder_key, pixels_key
 from tests.evaluation.made import SPEC, encoder, run_folder, subject
 from tests.files import noise, picture
@@ -99,12 +96,6 @@ def test_files_that_are_read_otherwise_now_have_another_key(tmp_path, monkeypatc
     assert pixels_key(split) != before
 
 
-def test_without_the_cache_nothing_is_kept(tmp_path):
-    run = subject(run_folder(tmp_path / "run"), EvaluationOptions(CPU, cache_features=False))
-    run.features(split_of(ArrayImages(PIXELS)))
-    assert not FeatureCache().folder.exists()
-
-
 @pytest.mark.parametrize("damage", [
     lambda path: path.write_bytes(path.read_bytes()[:-7]),
     lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])),
@@ -161,40 +152,3 @@ def test_the_longest_unused_make_room(tmp_path):
 
 def photographs(folder: Path, sizes=((9, 12), (10, 8), (9, 12))) -> list[Path]:
     return [picture(folder / f"{i}.png", seed=i, size=size) for i, size in enumerate(sizes)]
-
-
-def test_packed_images_are_told_apart_by_content_and_shape():
-    images = [torch.from_numpy(noise(1, 6, 4, seed=1)), torch.from_numpy(noise(1, 5, 5, seed=2))]
-    key = pixels_key(split_of(PackedImages.from_images(images)))
-    assert key == pixels_key(split_of(PackedImages.from_images([image.clone() for image in images])))
-    turned = [images[0].reshape(1, 4, 6), images[1]]
-    changed = [images[0], images[1] ^ 1]
-    others = {pixels_key(split_of(PackedImages.from_images(other))) for other in (turned, changed)}
-    assert len(others | {key}) == 3
-
-
-def test_cached_images_are_told_apart_by_their_checksums(tmp_path):
-    paths = photographs(tmp_path / "images")
-    first, _, _ = Cache(str(tmp_path / "images"), 1, 8, root=tmp_path / "cache").build(paths)
-    key = pixels_key(split_of(first))
-    again, _, _ = Cache(str(tmp_path / "images"), 1, 8, root=tmp_path / "other").build(paths)
-    assert pixels_key(split_of(again)) == key  # wherever the cache lies
-    Image.fromarray(255 - np.array(Image.open(paths[1]))).save(paths[1])
-    changed, _, _ = Cache(str(tmp_path / "images"), 1, 8, root=tmp_path / "cache").build(paths)
-    assert pixels_key(split_of(changed)) != key
-
-
-def test_files_are_told_apart_by_size_time_and_how_they_are_decoded(tmp_path):
-    paths = photographs(tmp_path)
-    store = FileImages(paths, 1, 8)
-    keys = {
-        pixels_key(split_of(store)),
-        pixels_key(split_of(FileImages(paths, 1, 9))),
-        pixels_key(split_of(FileImages(paths, 1, 8, "bicubic"))),
-        pixels_key(split_of(FileImages(paths, 3, 8))),
-    }
-    os.utime(paths[0], (5, 5))
-    keys.add(pixels_key(split_of(store)))
-    assert len(keys) == 5
-    paths[0].unlink()
-    assert pixels_key(split_of(store)) is None  # whoever decodes it will say so

@@ -9,11 +9,10 @@ from safetensors.torch import load_file
 
 from supancl import load_encoder
 from supancl.errors import BadInput, NonFinite
-from supancl.evaluation import FineTuning, evaluate_finetuning, evaluate_linear
-from tests.evaluation.made import bright, run_folder, source, subject
+from tests.evaluation.made import bright, fine_tuned, linear, run_folder, source, subject
 from tests.files import archive, noise, saved_result
 
-QUICK = FineTuning(epochs=20, batch_size=16, lrs=(0.3,))
+QUICK = {"epochs": 20, "train_batch": 16, "lr": (0.3,)}
 
 
 @pytest.fixture
@@ -24,8 +23,8 @@ def run(tmp_path):
 def test_it_learns_and_leaves_the_encoder_and_the_random_state_alone(run, tmp_path):
     before = {name: value.clone() for name, value in run.encoder.state_dict().items()}
     state = torch.get_rng_state()
-    short = evaluate_finetuning(run, settings=FineTuning(epochs=1, batch_size=16, lrs=(1e-6,)))
-    result = evaluate_finetuning(run, settings=QUICK)
+    short = fine_tuned(run, epochs=1, train_batch=16, lr=(1e-6,))
+    result = fine_tuned(run, **QUICK)
     assert result["accuracy"] > 80 > short["accuracy"]
     assert all(torch.equal(value, before[name]) for name, value in run.encoder.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
@@ -40,9 +39,9 @@ def test_it_learns_and_leaves_the_encoder_and_the_random_state_alone(run, tmp_pa
 
 
 def test_it_starts_from_the_linear_classifier_and_keeps_the_statistics_of_batch_norm(run, tmp_path):
-    barely = FineTuning(epochs=1, batch_size=16, lrs=(1e-6,), freeze_norm=True, probe_first=True)
-    found = evaluate_finetuning(run, settings=barely, out=tmp_path / "tuned")
-    assert found["accuracy"] == pytest.approx(evaluate_linear(run)["accuracy"], abs=2)
+    barely = {"epochs": 1, "train_batch": 16, "lr": (1e-6,), "freeze_norm": True, "probe_first": True}
+    found = fine_tuned(run, **barely, out=tmp_path / "tuned")
+    assert found["accuracy"] == pytest.approx(linear(run)["accuracy"], abs=2)
     assert list((tmp_path / "run/evaluate").glob("finetune-*-fixed-norm-probe-first.json"))
     before, after = run.encoder.state_dict(), load_encoder(tmp_path / "tuned").state_dict()
     statistics = [name for name in before if "running" in name]
@@ -50,43 +49,36 @@ def test_it_starts_from_the_linear_classifier_and_keeps_the_statistics_of_batch_
     assert all(torch.equal(before[name].cpu(), after[name]) for name in statistics)
 
 
-def test_pretraining_s_views_are_others(run, tmp_path):
-    for views in ("crops", "pretraining"):
-        evaluate_finetuning(run, settings=FineTuning(1, 16, (0.3,), views=views), out=tmp_path / views)
-    plain, other = (load_file(tmp_path / f"{views}/classifier.safetensors") for views in ("crops", "pretraining"))
-    assert not torch.equal(plain["weight"], other["weight"])
-
-
 def test_the_same_seed_gives_the_same_result(run):
-    settings = FineTuning(epochs=2, batch_size=16, lrs=(0.3,))
-    first, again = evaluate_finetuning(run, settings=settings), evaluate_finetuning(run, settings=settings)
+    settings = {"epochs": 2, "train_batch": 16, "lr": (0.3,)}
+    first, again = fine_tuned(run, **settings), fine_tuned(run, **settings)
     assert first["accuracy"] == again["accuracy"]
     assert first["mean_per_class"] == again["mean_per_class"]
 
 
 def test_the_learning_rate_is_chosen_without_the_test_images(run, tmp_path):
-    settings = FineTuning(epochs=4, batch_size=16, lrs=(1e-6, 0.3))
+    settings = {"epochs": 4, "train_batch": 16, "lr": (1e-6, 0.3)}
     path = source(tmp_path / "x.npz", train=60, test=30)
-    first = evaluate_finetuning(run, str(path), settings)
+    first = fine_tuned(run, str(path), **settings)
     assert first["lr"] == 0.3
     assert first["tried"]["0.3"] > first["tried"]["1e-06"]
     with np.load(path) as arrays:
         content = dict(arrays) | {"test_images": noise(30, 8, 8, seed=9)}
-    second = evaluate_finetuning(run, str(archive(path, **content)), settings)
+    second = fine_tuned(run, str(archive(path, **content)), **settings)
     assert (second["lr"], second["tried"]) == (first["lr"], first["tried"])
     assert second["accuracy"] < first["accuracy"]
 
 
 def test_a_rate_that_diverges_is_not_chosen_and_all_that_do_are_an_error(run):
-    result = evaluate_finetuning(run, settings=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 0.1)))
+    result = fine_tuned(run, epochs=1, train_batch=16, lr=(1e30, 0.1))
     assert result["lr"] == 0.1
     assert np.isnan(result["tried"]["1e+30"])
     with pytest.raises(NonFinite):
-        evaluate_finetuning(run, settings=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 1e31)))
+        fine_tuned(run, epochs=1, train_batch=16, lr=(1e30, 1e31))
 
 
 def test_what_was_made_can_be_used(run, tmp_path):
-    result = evaluate_finetuning(run, settings=QUICK, out=tmp_path / "tuned")
+    result = fine_tuned(run, **QUICK, out=tmp_path / "tuned")
     encoder, head = load_encoder(tmp_path / "tuned"), load_file(tmp_path / "tuned/classifier.safetensors")
     assert head["weight"].shape == (3, 12)
     images, labels = bright(60, seed=2)
@@ -95,4 +87,4 @@ def test_what_was_made_can_be_used(run, tmp_path):
     right = (features @ head["weight"].T + head["bias"]).argmax(1) == torch.from_numpy(labels)
     assert 100 * right.double().mean().item() == pytest.approx(result["accuracy"], abs=1.7)
     with pytest.raises(BadInput):  # it exists
-        evaluate_finetuning(run, None, QUICK, tmp_path / "tuned")
+        fine_tuned(run, **QUICK, out=tmp_path / "tuned")

@@ -5,17 +5,8 @@ import re
 
 import pytest
 
-from supancl.evaluation import (
-    EpisodeSettings,
-    SgdSettings,
-    evaluate_few_shot,
-    evaluate_knn,
-    evaluate_linear,
-    evaluate_transfer,
-    evaluate_variance,
-)
-from supancl.evaluation.naming import DEFAULT_SETTINGS, data_label, data_names, non_default_settings
-from tests.evaluation.made import run_folder, source, subject
+from supancl.evaluation.naming import DEFAULT_SETTINGS, non_default_settings
+from tests.evaluation.made import episodes, knn, linear, run_folder, source, subject, transferred, variances
 from tests.files import saved_result
 
 
@@ -31,11 +22,11 @@ def kept(tmp_path) -> dict[str, dict]:
 def test_the_plain_name_is_for_the_protocols_own_settings(run, tmp_path):
     path = str(source(tmp_path / "x.npz", train=60, test=60))
     results = [
-        evaluate_knn(run),
-        evaluate_linear(run),
-        evaluate_variance(run),
-        evaluate_transfer(run, path),
-        evaluate_few_shot(run, path, EpisodeSettings(3, 5)),
+        knn(run, k=20),
+        linear(run),
+        variances(run),
+        transferred(run, path),
+        episodes(run, path, ways=3, shots=5),
     ]
     assert set(kept(tmp_path)) == {"knn", "linear", "variance", "transfer-x", "fewshot-x-3w5s"}
     for result in results:
@@ -46,20 +37,20 @@ def test_the_plain_name_is_for_the_protocols_own_settings(run, tmp_path):
 
 
 def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
-    first = evaluate_knn(run)
+    first = knn(run, k=20)
     for change in (
-        {"ks": (1,), "leave_one_out": True},
+        {"k": 1, "leave_one_out": True},
         {"metric": "l2"},
         {"split": "test"},
         {"view": "whole"},
         {"temperature": 0.07},
     ):
-        evaluate_knn(run, **change)
-    evaluate_linear(run, sgd=SgdSettings(epochs=2, lr=1.0))
-    evaluate_linear(run, seed=3)
-    evaluate_variance(run, split="train")
-    evaluate_transfer(run, run.recipe.data.source, "mean-per-class")
-    evaluate_few_shot(run, run.recipe.data.source, EpisodeSettings(3, 5, episodes=3, fill_queries=True))
+        knn(run, **{"k": 20, **change})
+    linear(run, probe="sgd", epochs=2, lr=1.0)
+    linear(run, seed=3)
+    variances(run, split="train")
+    transferred(run, run.recipe.data.source, metric="mean-per-class")
+    episodes(run, run.recipe.data.source, ways=3, shots=5, episodes=3, fill_queries=True)
     assert set(kept(tmp_path)) == {
         "fewshot-own-3w5s-filled-ep3",
         "knn",
@@ -83,22 +74,13 @@ def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
     }
 
 
-@pytest.mark.parametrize("text", ["mine/pets", "pets.npz", "torchvision:CIFAR10@data"])
-def test_the_registrys_names_are_its_own(text):
-    name = "cifar10" if "CIFAR" in text else "pets"
-    assert re.fullmatch(rf"{name}-[0-9a-f]{{6}}", data_label(text))
-    assert data_label(f"{name}@data") == name
-    assert data_names([text, f"{name}@data"]) == [data_label(text), name]
-    assert data_label("mine/photos") == "photos"
-
-
 def test_other_data_of_one_name_do_not_take_its_place(run, tmp_path):
     paths = []
     for folder, count in (("a", 30), ("b", 60)):
         (tmp_path / folder).mkdir()
         paths.append(str(source(tmp_path / folder / "x.npz", train=60, test=count)))
     for path in (*paths, *paths):
-        evaluate_knn(run, path)
+        knn(run, path, k=20)
     found = kept(tmp_path)
     assert found["knn-x"]["source"] == paths[0]
     (other,) = set(found) - {"knn-x"}

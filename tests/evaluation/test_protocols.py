@@ -6,24 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.evaluation import (
-    EpisodeSettings,
-    EvaluationOptions,
-    SgdSettings,
-    evaluate_few_shot,
-    evaluate_knn,
-    evaluate_linear,
-    evaluate_transfer,
-    evaluate_variance,
-)
-from supancl.evaluation.naming import default_metric
+from supancl.evaluation.encoder import EvaluationOptions
 from supancl.evaluation.protocols import augmented_epochs
-from supancl.evaluation.recording import result_base_name
 from supancl.evaluation.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from supancl.training.monitor import linear_accuracy
 from supancl.use.predicting import PredictSettings, predict_labels
-from tests.evaluation.made import bright, run_folder, source, subject
+from tests.evaluation.made import bright, episodes, knn, linear, run_folder, source, subject, transferred, variances
 from tests.files import archive, noise, saved_result
 
 CPU = torch.device("cpu")
@@ -65,7 +54,7 @@ def close(one: Features, other: Features) -> bool:
 
 
 def test_knn_is_that_of_the_features(run, tmp_path):
-    result = evaluate_knn(run, ks=(3, 7))
+    result = knn(run, k=(3, 7))
     reference, queries = by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=2))
     assert close(run.features(data_for(run, None).train), reference)
     assert result["by_k"] == pytest.approx(
@@ -75,24 +64,24 @@ def test_knn_is_that_of_the_features(run, tmp_path):
     assert (result["references"], result["queries"], result["judged"]) == (90, 30, "test")
     assert kept(tmp_path, "knn-k3") == json.loads(json.dumps(result))
     assert result.keys() >= CONDITIONS
-    alone = evaluate_knn(run, leave_one_out=True, ks=(3,))
+    alone = knn(run, leave_one_out=True, k=(3,))
     assert (alone["references"], alone["queries"]) == (30, 30)
 
 
 def test_linear_is_that_of_the_features(run, tmp_path):
-    result = evaluate_linear(run)
+    result = linear(run)
     train, test = by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=2))
     expected = linear_probe(train, test)
     assert (result["weight"], result["accuracy"]) == (expected.weight, pytest.approx(expected.accuracy))
     assert kept(tmp_path, "linear")["probe"] == "lbfgs"
     assert result.keys() >= CONDITIONS
-    sgd = evaluate_linear(run, sgd=SgdSettings(epochs=3, lr=1.0))
+    sgd = linear(run, probe="sgd", epochs=3, lr=1.0)
     assert (sgd["epochs"], len(sgd["losses"]), sgd["queries"]) == (3, 3, 30)
 
 
 def test_transfer_is_that_of_the_features_and_is_kept_by_name(run, tmp_path):
     path = source(tmp_path / "other.npz", train=90, val=30, test=60)
-    result = evaluate_transfer(run, str(path))
+    result = transferred(run, str(path))
     splits = [by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=1)), by_hand(run, *bright(60, seed=2))]
     expected = transfer(*splits)
     assert result["weight"] == expected.weight
@@ -100,13 +89,13 @@ def test_transfer_is_that_of_the_features_and_is_kept_by_name(run, tmp_path):
     assert result["images"] == [90, 30, 60]
     assert kept(tmp_path, "transfer-other")["source"] == str(path)
     assert result.keys() >= CONDITIONS
-    assert evaluate_transfer(run, str(path), name="a-other")["data"] == "a-other"
+    assert transferred(run, str(path), name="a-other")["data"] == "a-other"
     assert (tmp_path / "run/evaluate/transfer-a-other.json").exists()
 
 
 def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_path):
     path = source(tmp_path / "other.npz", train=30, test=60)
-    result = evaluate_few_shot(run, str(path), EpisodeSettings(3, 2, 4, episodes=20, seed=5))
+    result = episodes(run, str(path), ways=3, shots=2, queries=4, episodes=20, seed=5)
     expected = few_shot(by_hand(run, *bright(60, seed=2)), 3, 2, 4, episodes=20, seed=5)
     assert result["accuracies"] == pytest.approx(list(expected.accuracies))
     assert (result["drawn"], result["split"], result["classes"]) == (expected.episodes_digest, "test", 3)
@@ -116,7 +105,7 @@ def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_pat
 
 
 def test_variance_names_the_classes(run):
-    result = evaluate_variance(run, split="train")
+    result = variances(run, split="train")
     assert list(result["spread"]) == ["0", "1", "2"]
     assert (result["images"], result["normalize"], result["judged"]) == (90, True, "train")
     assert result["within"] == pytest.approx(np.mean(list(result["spread"].values())))  # classes of equal size
@@ -126,7 +115,7 @@ def test_variance_names_the_classes(run):
 # --- honest choices ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", [evaluate_transfer, evaluate_linear], ids=["transfer", "linear"])
+@pytest.mark.parametrize("protocol", [transferred, linear], ids=["transfer", "linear"])
 def test_nothing_is_chosen_on_the_test_images(protocol, run, tmp_path):
     """Other test images, with labels at random: another accuracy, every choice the same."""
     path = source(tmp_path / "x.npz", train=60, val=0, test=60)
@@ -136,11 +125,11 @@ def test_nothing_is_chosen_on_the_test_images(protocol, run, tmp_path):
     content["test_labels"] = np.random.default_rng(0).permutation(content["test_labels"])
     second = protocol(run, str(archive(path, **content)))
     assert first["accuracy"] > second["accuracy"]
-    chosen = ("weight", "tried", "validation" if protocol is evaluate_transfer else "held_out", "images")
+    chosen = ("weight", "tried", "validation" if protocol is transferred else "held_out", "images")
     assert [first[key] for key in chosen] == [second[key] for key in chosen]
 
 
-@pytest.mark.parametrize("protocol", [evaluate_transfer, evaluate_linear], ids=["transfer", "linear"])
+@pytest.mark.parametrize("protocol", [transferred, linear], ids=["transfer", "linear"])
 def test_the_test_images_are_looked_at_once(protocol, run, tmp_path, monkeypatch):
     path, asked, plain = source(tmp_path / "x.npz", train=60, test=33), [], run.features
     monkeypatch.setattr(run, "features", lambda split, *view: asked.append(len(split)) or plain(split, *view))
@@ -149,38 +138,12 @@ def test_the_test_images_are_looked_at_once(protocol, run, tmp_path, monkeypatch
     assert sum(asked) == 93
 
 
-def test_results_from_kept_features_are_the_same(run, tmp_path):
-    path = str(source(tmp_path / "x.npz", train=60, test=30))
-
-    def results():
-        found = [
-            evaluate_knn(run, path),
-            evaluate_linear(run, path),
-            evaluate_transfer(run, path),
-            evaluate_variance(run, path),
-            evaluate_few_shot(run, path, EpisodeSettings(3, 2, 4, 10)),
-        ]
-        return [{key: value for key, value in result.items() if key != "seconds"} for result in found]
-
-    first = results()
-    run.encoder.forward = None  # nobody may ask it again
-    assert results() == first
-    fresh = subject(run.location, EvaluationOptions(CPU, cache_features=False))
-    assert evaluate_knn(fresh, path)["accuracy"] == first[0]["accuracy"]
-
-
-def test_the_registry_says_the_metric_unless_told_otherwise():
-    assert default_metric("pets@data") == "mean-per-class"
-    assert default_metric("flowers@data") == "mean-per-class"
-    assert default_metric("cifar10@data") == "top-1"
-    assert default_metric("torchvision:SVHN@data") == default_metric("photos") == "top-1"
-
-
 def test_the_runs_own_data_give_the_plain_name(run, tmp_path):
     own = run.recipe.data.source
-    assert [result_base_name("knn", run, name) for name in (None, own, "digits")] == ["knn", "knn", "knn-digits"]
+    other = str(source(tmp_path / "other.npz"))
+    assert [knn(run, name)["base"] for name in (None, own, other)] == ["knn", "knn", "knn-other"]
     part = subject(run_folder(tmp_path / "part", source=own, data__labelled=0.5))
-    assert [result_base_name("knn", part, name) for name in (None, own)] == ["knn", "knn-own"]
+    assert [knn(part, name)["base"] for name in (None, own)] == ["knn", "knn-own"]
 
 
 # --- augmented views --------------------------------------------------------------------------------------------------
@@ -196,7 +159,7 @@ def test_augmented_epochs_are_new_crops_of_every_labelled_image(tmp_path):
     assert not torch.allclose(first[0][0], second[0][0])
     assert sorted(torch.cat([labels for _, labels in second]).tolist()) == sorted(bright(50)[1].tolist())
     assert torch.allclose(first[0][0].norm(dim=1), torch.ones(16), atol=1e-5)  # as the test features are
-    result = evaluate_linear(unit, str(path), SgdSettings(epochs=2, lr=1.0, augmented=True))
+    result = linear(unit, str(path), probe="sgd", epochs=2, lr=1.0, augmented=True)
     assert (result["augmented"], result["classes"], len(result["losses"])) == (True, 3, 2)
 
 
@@ -217,7 +180,7 @@ def test_the_held_out_images_choose_for_the_test_split(tmp_path):
     own = str(source(tmp_path / "own.npz", train=90, test=60))
     run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=0.2))
     data = data_for(run, None)
-    result = evaluate_linear(run, split="test")
+    result = linear(run, split="test")
     train, held_out = features_of(run, data)
     expected = linear_probe(train, run.features(data.test), held_out)
     assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
@@ -231,7 +194,7 @@ def test_the_held_out_images_choose_for_the_test_split(tmp_path):
 def test_held_out_images_that_are_judged_choose_by_halves(splits, tmp_path):
     own = str(source(tmp_path / "own.npz", **splits))
     run = subject(run_folder(tmp_path / "run", source=own, described=True))
-    result = evaluate_linear(run)
+    result = linear(run)
     train, held_out = features_of(run, data_for(run, None))
     expected = linear_probe(train, held_out, "halves")
     assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
@@ -246,7 +209,7 @@ def test_a_ridge_chosen_on_trained_images_says_so(holdout, tmp_path):
     """A test split chooses nothing, so a part of the training images does."""
     own = str(source(tmp_path / "own.npz", train=90, test=60))
     run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=holdout))
-    result = evaluate_linear(run)
+    result = linear(run)
     data = data_for(run, None)
     expected = linear_probe(run.features(data.train), run.features(data.test))
     assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
@@ -258,7 +221,7 @@ def test_a_ridge_chosen_on_trained_images_says_so(holdout, tmp_path):
 def test_other_data_and_other_encoders_choose_on_a_part_of_train(run, tmp_path):
     other = str(source(tmp_path / "other.npz", train=60, val=30, test=30))
     for who in (run, subject(tmp_path / "run" / "encoder.safetensors")):
-        result = evaluate_linear(who, other)
+        result = linear(who, other)
         assert (result["chosen_on"], result["chosen_on_images"]) == ("10% of training", 6)
 
 
@@ -266,7 +229,7 @@ def test_evaluate_predict_and_the_monitor_have_one_ridge(tmp_path):
     """On a few images each of them would choose another one: nothing chooses there."""
     own = str(source(tmp_path / "own.npz", train=160, val=48))
     run = subject(run_folder(tmp_path / "run", source=own, described=True))
-    result, predicted = evaluate_linear(run), predict_labels(run, own, PredictSettings(every_image=True)).summary
+    result, predicted = linear(run), predict_labels(run, own, PredictSettings(every_image=True)).summary
     train, held_out = features_of(run, data_for(run, None))
     assert result["weight"] == predicted["ridge"] == pytest.approx(1.6)
     assert result["accuracy"] == predicted["accuracy"] == linear_accuracy(train, held_out)
@@ -274,16 +237,3 @@ def test_evaluate_predict_and_the_monitor_have_one_ridge(tmp_path):
 
 
 # --- a run that held nothing out --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("named", [False, True], ids=["own data", "the same data named"])
-@pytest.mark.parametrize("protocol", [evaluate_knn, evaluate_linear, evaluate_variance])
-def test_a_run_that_held_nothing_out_is_judged_on_the_test_split(protocol, named, tmp_path):
-    own = str(source(tmp_path / "own.npz", train=60, test=30))
-    run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=0.0))
-    result = protocol(run, own if named else None)
-    assert (result["split"], result["judged"], result.get("queries", result.get("images"))) == ("test", "test", 30)
-    assert kept(tmp_path, f"{result['protocol']}-test")["split"] == "test"
-    asked = protocol(run, split="test")
-    key = "ratio" if protocol is evaluate_variance else "accuracy"
-    assert asked[key] == result[key]

@@ -8,31 +8,21 @@ import torch
 
 from supancl import pretrain
 from supancl.data.opening import open_data
-from supancl.evaluation import (
-    EpisodeSettings,
-    FineTuning,
-    evaluate_few_shot,
-    evaluate_finetuning,
-    evaluate_knn,
-    evaluate_linear,
-    evaluate_transfer,
-    evaluate_variance,
-)
 from supancl.evaluation.audit import audit_labels
-from supancl.evaluation.ridge import TRAINED_IMAGES
+from supancl.evaluation.settings import TRAINED_IMAGES
 from supancl.evaluation.sources import data_for, open_evaluation_data, read_source, spec_for
 from supancl.reports.map import MapRequest, choose_images
 from supancl.use.predicting import PredictSettings, predict_labels
-from tests.evaluation.made import bright, run_folder, subject
+from tests.evaluation.made import bright, episodes, fine_tuned, knn, linear, run_folder, subject, transferred, variances
 from tests.files import archive
 from tests.tiny import tiny_recipe
 
 PATHS = ("animal/cat/persian", "animal/cat/siamese", "vehicle/bus", "vehicle/car", "animal")
 LEAVES = PATHS[:4]
 PROTOCOLS = {
-    "knn": lambda run, data: evaluate_knn(run, data, ks=None),
-    "linear": evaluate_linear,
-    "transfer": lambda run, data: evaluate_transfer(run, data, view="margin"),
+    "knn": lambda run, data: knn(run, data),
+    "linear": linear,
+    "transfer": lambda run, data: transferred(run, data, view="margin"),
 }
 
 
@@ -96,12 +86,10 @@ def test_the_result_is_that_of_the_leaves_and_each_level_that_of_its_labels_alon
 
 
 def test_what_needs_one_label_sees_every_leaf(run, tmp_path):
-    assert evaluate_variance(run)["spread"].keys() == set(LEAVES)
-    shots = evaluate_few_shot(
-        run, str(tmp_path / "ragged.npz"), EpisodeSettings(ways=4, shots=1, queries=2, episodes=5)
-    )
+    assert variances(run)["spread"].keys() == set(LEAVES)
+    shots = episodes(run, str(tmp_path / "ragged.npz"), ways=4, shots=1, queries=2, episodes=5)
     assert shots["classes"] == 4
-    tuned = evaluate_finetuning(run, settings=FineTuning(epochs=1, lrs=(0.01,)))
+    tuned = fine_tuned(run, epochs=1, lr=(0.01,))
     assert (tuned["classes"], tuned["queries"]) == (4, 54)
     predicted = predict_labels(run, str(tmp_path / "ragged.npz"), PredictSettings(every_image=True))
     assert {row.label for row in predicted.rows} <= set(LEAVES)
@@ -110,7 +98,7 @@ def test_what_needs_one_label_sees_every_leaf(run, tmp_path):
     assert audit.summary["labelled"] == 240 - 12 - 6 - 6
 
 
-def test_the_last_check_of_a_run_is_evaluate_knn(tmp_path):
+def test_the_last_check_of_a_run_is_knn(tmp_path):
     images, labels = bright(100, 4)
     names = ["animal/cat/persian", "animal/dog", "vehicle/bus", "vehicle/car"]
     path = archive(tmp_path / "data.npz", train_images=images, train_labels=labels, class_names=names)
@@ -120,7 +108,7 @@ def test_the_last_check_of_a_run_is_evaluate_knn(tmp_path):
     evaluated = subject(trained.folder)
     # drawn by all levels together, not by the labels that are judged
     assert torch.equal(open_evaluation_data(evaluated, None, "held-out").images.index, data.held_out.index)
-    last, result = trained.metrics[-1], evaluate_knn(evaluated, ks=None)
+    last, result = trained.metrics[-1], knn(evaluated)
     assert (last["knn_queries"], last["knn_k"]) == (result["queries"], result["k"])
     assert last["knn"] == pytest.approx(result["accuracy"])
     assert last["knn"] < 100
@@ -146,5 +134,5 @@ def test_levels_say_that_the_ridge_was_chosen_on_trained_images(tmp_path, monkey
     monkeypatch.setattr("supancl.probes.linear.MIN_TO_CHOOSE", 1)
     source = str(ragged(tmp_path / "ragged.npz", val_images=None, val_labels=None))
     run = subject(run_folder(tmp_path / "run", source=source, data__hierarchy="paths", data__holdout=0.0))
-    result = evaluate_linear(run, split="test")
+    result = linear(run, split="test")
     assert {result["chosen_on"], *(level["chosen_on"] for level in result["levels"])} == {TRAINED_IMAGES}

@@ -8,15 +8,10 @@ import torch
 
 from supancl import pretrain
 from supancl.data.opening import from_arrays
-from supancl.evaluation import (
-    EvaluationOptions,
-    evaluate_knn,
-    evaluate_linear,
-    evaluate_transfer,
-    sources,
-)
+from supancl.evaluation import sources
+from supancl.evaluation.encoder import EvaluationOptions
 from supancl.probes.precision import mean_average_precision
-from tests.evaluation.made import bright, run_folder, subject
+from tests.evaluation.made import bright, knn, linear, run_folder, subject, transferred
 from tests.files import archive, saved_result
 from tests.tiny import tiny_recipe
 
@@ -24,9 +19,9 @@ CPU = torch.device("cpu")
 BASELINES = EvaluationOptions(CPU, baselines=True)
 NAMES = ["0", "1", "2", "3", "bright", "never"]
 PROTOCOLS = {
-    "knn": lambda run, data: evaluate_knn(run, data, ks=(5,)),
-    "linear": evaluate_linear,
-    "transfer": lambda run, data: evaluate_transfer(run, data, view="margin"),
+    "knn": lambda run, data: knn(run, data, k=(5,)),
+    "linear": linear,
+    "transfer": lambda run, data: transferred(run, data, view="margin"),
 }
 
 
@@ -76,7 +71,7 @@ def test_the_result_is_the_map_with_everything_that_says_how_much_it_means(run, 
 
 def test_knn_by_hand(run, tmp_path):
     """Votes of labelled references only; weight 0.5 counts half in a vote, and as a label in the test."""
-    result = evaluate_knn(run, ks=(1, 3), temperature=1e9)
+    result = knn(run, k=(1, 3), temperature=1e9)
     data = sources.open_evaluation_data(run, None, "held-out", several_labels=True)
     train = data.data.train.take((data.data.train.labels >= 0).nonzero()[:, 0])
     assert result["references"] == len(train) == 114
@@ -96,7 +91,7 @@ def test_knn_by_hand(run, tmp_path):
 
 
 def test_leave_one_out_and_a_class_without_training_images(run, tmp_path):
-    assert evaluate_knn(run, ks=(3,), leave_one_out=True)["references"] == 60
+    assert knn(run, k=(3,), leave_one_out=True)["references"] == 60
     images, labels = bright(60, 4, 1)
     new = weights(labels)
     new[0, 5] = 1
@@ -109,7 +104,7 @@ def test_leave_one_out_and_a_class_without_training_images(run, tmp_path):
         test_labels=new,
         class_names=NAMES,
     )
-    assert evaluate_knn(run, str(path), ks=(3,))["untested_classes"] == 0
+    assert knn(run, str(path), k=(3,))["untested_classes"] == 0
     for protocol in PROTOCOLS.values():
         assert protocol(run, str(path))["untested_classes"] == 0
 
@@ -117,13 +112,13 @@ def test_leave_one_out_and_a_class_without_training_images(run, tmp_path):
 def test_the_ridge_is_chosen_by_the_rules_of_one_label(run, tmp_path, monkeypatch):
     monkeypatch.setattr("supancl.probes.linear.MIN_TO_CHOOSE", 1)
     own = run_folder(tmp_path / "held", source=str(several(tmp_path / "a.npz", test=60)), data__holdout=0.2)
-    assert evaluate_linear(subject(own))["chosen_on"] == "other half"
-    assert evaluate_linear(subject(own), split="test")["chosen_on"] == "held-out"
+    assert linear(subject(own))["chosen_on"] == "other half"
+    assert linear(subject(own), split="test")["chosen_on"] == "held-out"
     other = several(tmp_path / "other.npz", train=100)
-    assert evaluate_linear(run, str(other))["chosen_on"] == "10% of training"
+    assert linear(run, str(other))["chosen_on"] == "10% of training"
 
 
-def test_the_last_check_of_a_run_is_evaluate_knn(tmp_path):
+def test_the_last_check_of_a_run_is_knn(tmp_path):
     images, labels = bright(80, 4)
     data = from_arrays(images, weights(labels)[:, :5], classes=NAMES[:5])
     run = pretrain(tiny_recipe("supsiam"), data, tmp_path / "run")
@@ -131,6 +126,6 @@ def test_the_last_check_of_a_run_is_evaluate_knn(tmp_path):
     assert last["knn"] is None or last["knn"] != last["knn"]
     assert last["knn_references"] == 72
     path = archive(tmp_path / "data.npz", train_images=images, train_labels=weights(labels)[:, :5])
-    result = evaluate_knn(subject(run.folder), str(path), ks=None)
+    result = knn(subject(run.folder), str(path))
     assert last["knn_k"] == result["k"]
     assert last["knn_map"] == pytest.approx(result["map"], abs=0.01)

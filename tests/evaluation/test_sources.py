@@ -1,35 +1,23 @@
 """The encoder that is evaluated, and on which images: none that it was trained on."""
 
-import shutil
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
-from supancl.data.opening import from_arrays, open_data, peek_data
-from supancl.data.sources.cifar import FC100_TEST_CLASSES
+from supancl.data.opening import from_arrays, open_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.evaluation import (
-    EpisodeSettings,
-    EvaluationOptions,
-    SourceCache,
-    evaluate_few_shot,
-    evaluate_knn,
-    evaluate_transfer,
-    evaluate_variance,
-)
-from supancl.evaluation import encoder as encoder_module
-from supancl.evaluation.encoder import plain_crops
 from supancl.evaluation.few_shot import few_shot_split
-from supancl.evaluation.overlap import identify_source, warn_if_trained_on
 from supancl.evaluation.sources import data_for, open_evaluation_data, read_source, spec_for, three_splits
 from supancl.paper.tables.results import group_entries, read_entries
-from supancl.runs.encoder_file import save_encoder
-from tests.data.benchmark_trees import BUILDERS
-from tests.evaluation.made import SPEC, bright, encoder, run_folder, source, subject
-from tests.files import archive, class_folders, picture, table
+from tests.evaluation.made import (
+    bright,
+    knn,
+    run_folder,
+    source,
+    subject,
+)
+from tests.files import archive, class_folders
 
 CPU = torch.device("cpu")
 
@@ -112,28 +100,6 @@ def test_the_test_split_is_judged_only_when_asked_for(tmp_path):
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_source_is_read_once_for_protocols_and_encoders_in_turn(tmp_path):
-    options = EvaluationOptions(CPU, sources=SourceCache())
-    one, other = (subject(run_folder(tmp_path / f"run{seed}", seed), options) for seed in (0, 1))
-    spec = DataSpec(source=str(class_folders(tmp_path / "photos")))
-    first = read_source(one, spec, "whole")
-    assert read_source(other, replace(spec, holdout=0.5), "whole") is first
-    assert read_source(one, spec, "margin") is not first
-    plain = subject(tmp_path / "run0")  # without a source cache
-    assert read_source(plain, spec, "whole") is not read_source(plain, spec, "whole")
-    wide = subject(
-        run_folder(tmp_path / "wide", spec=replace(SPEC, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)), options
-    )
-    assert read_source(wide, spec, "whole").splits["train"].batch(torch.tensor([0])).pixels.shape[1] == 3
-
-
-def test_digits_are_not_mirrored_and_photographs_are(tmp_path):
-    assert plain_crops(subject(run_folder(tmp_path / "run")), (0.2, 1.0)).flip == 0.0
-    save_encoder(tmp_path / "e.safetensors", encoder(), (), "x")
-    crops = plain_crops(subject(tmp_path / "e.safetensors"), (0.2, 1.0))
-    assert (crops.flip, crops.jitter, crops.grey, crops.blur, crops.size) == (0.5, 0.0, 0.0, 0.0, 8)
-
-
 # --- the data of the run ----------------------------------------------------------------------------------------------
 
 
@@ -147,157 +113,15 @@ def test_what_is_not_another_run_is_the_same_group_for_evaluate_and_for_tables(t
     assert [[entry.path for entry in group.entries] for group in found] == [[plain, same], [other]]
 
 
-def test_other_pixels_under_the_same_labels_are_another_group(tmp_path):
-    """Their fingerprints are equal, for there are no pixels in them; copies of one name stay together."""
-    here, there = source(tmp_path / "clean.npz"), tmp_path / "there"
-    there.mkdir()
-    copy = shutil.copy(here, there / "clean.npz")
-    grey = source(tmp_path / "grey.npz")
-    with np.load(grey) as arrays:
-        archive(grey, **dict(arrays) | {"train_images": arrays["train_images"] // 2})
-    runs = [
-        subject(run_folder(tmp_path / f"run{seed}", seed, str(path), described=True))
-        for seed, path in enumerate((here, copy, grey))
-    ]
-    assert len({run.run.read_data()[0]["fingerprint"] for run in runs}) == 1
-    assert runs[0].group == runs[1].group != runs[2].group
-    small = subject(run_folder(tmp_path / "small", 4, str(here), described=True, data__short_side=6))
-    assert small.group != runs[0].group
-
-
-def test_images_added_since_are_refused_before_they_are_tested(tmp_path):
-    """The held-out part would be drawn anew, and trained images be tested."""
-    folder = class_folders(tmp_path / "photos", ("cat", "dog", "eel"), each=12)
-    settings = {"data__labelled": 0.5, "data__limit": 15, "data__leave_out": ("eel",)}
-    runs = [
-        subject(run_folder(tmp_path / "plain", source=str(folder), described=True)),
-        subject(run_folder(tmp_path / "part", 1, str(folder), described=True, **settings)),
-    ]
-    for run in runs:
-        for named in (None, str(folder)):
-            data_for(run, named)  # as they were
-    picture = folder / "cat" / "3.png"
-    (picture.parent / "new.png").write_bytes(picture.read_bytes())
-    for run in runs:
-        for named in (None, str(folder)):
-            with pytest.raises(BadInput):
-                data_for(run, named)
-    (picture.parent / "new.png").unlink()
-    picture.rename(picture.with_name("renamed.png"))
-    with pytest.raises(BadInput):
-        data_for(runs[0], None)
-
-
 # --- images that were trained on --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cifar(tmp_path):
-    """ROOT with a small cifar100.npz: the classes that FC100 tests on."""
-    (tmp_path / "root").mkdir()
-    splits = {"train": bright(200, 20), "test": bright(60, 20, seed=1)}
-    arrays = {
-        f"{name}_{kind}": part
-        for name, pair in splits.items()
-        for kind, part in zip(("images", "labels"), pair, strict=True)
-    }
-    archive(tmp_path / "root/cifar100.npz", **arrays, class_names=FC100_TEST_CLASSES)
-    return tmp_path / "root"
-
-
-def test_another_name_of_the_data_is_judged_on_test(cifar, tmp_path):
-    options = EvaluationOptions(CPU, partial=True)
-    own = subject(run_folder(tmp_path / "run", source=str(cifar / "cifar100.npz")), options)
-    other = subject(run_folder(tmp_path / "other", source="digits"), options)
-    copy = shutil.copytree(cifar, tmp_path / "copy")
-    for root in (cifar, copy):
-        found = evaluate_knn(own, f"cifar100@{root}")
-        assert (found["judged"], found["queries"], found["overlaps_training"]) == ("test", 60, False)
-    assert evaluate_variance(own, f"cifar100@{cifar}")["judged"] == "test"
-    assert evaluate_knn(other, f"cifar100@{cifar}")["judged"] == "val"
-    assert (
-        evaluate_knn(subject(run_folder(tmp_path / "by-name", source=f"cifar100@{cifar}"), options))["judged"] == "val"
-    )
-
-
-@pytest.mark.parametrize("own", ["torchvision:OxfordIIITPet@elsewhere", "hf:timm/oxford-iiit-pet"])
-def test_a_library_that_spells_the_name_otherwise_has_the_same_data(own, tmp_path):
-    """The validation images of Pets are drawn from what these runs were trained on."""
-    BUILDERS["pets"](tmp_path)
-    options = EvaluationOptions(CPU, partial=True)
-    run = subject(run_folder(tmp_path / "run", source=own), options)
-    assert evaluate_knn(run, f"pets@{tmp_path}", ks=(1,))["judged"] == "test"
-    other = subject(run_folder(tmp_path / "other", source="torchvision:Country211@elsewhere"), options)
-    assert evaluate_knn(other, f"pets@{tmp_path}", ks=(1,))["judged"] == "val"
-
-
-def test_data_sets_are_known_by_what_libraries_call_them():
-    known = {
-        "torchvision:FGVCAircraft@x": "aircraft",
-        "torchvision:GTSRB@x": "traffic-signs",
-        "hf:food101": "food101",
-        "hf:someone/Stanford_Dogs": "dogs",
-        "torchvision:CIFAR100@x": "cifar100",
-        "hf:x/imagenet-100": "imagenet100",
-        "torchvision:ImageNet@x": None,
-        "torchvision:CIFAR10@x": "cifar10",
-    }
-    assert {own: identify_source(own).data_set for own in known} == known
-
-
-def test_a_source_of_one_split_may_hold_the_test_images(cifar, tmp_path):
-    """Nobody was asked to leave them out: what the run calls train may be the whole data set."""
-    images, labels = bright(260, 20)
-    (tmp_path / "mine").mkdir()
-    own = archive(
-        tmp_path / "mine/cifar100.npz", train_images=images, train_labels=labels, class_names=FC100_TEST_CLASSES
-    )
-    options = EvaluationOptions(CPU, partial=True)
-    run = subject(run_folder(tmp_path / "run", source=str(own), described=True), options)
-    assert evaluate_knn(run, f"cifar100@{cifar}", split="test")["overlaps_training"]
-    assert evaluate_transfer(run, f"cifar100@{cifar}")["overlaps_training"]
-    divided = subject(run_folder(tmp_path / "divided", source=str(cifar / "cifar100.npz"), described=True), options)
-    assert not evaluate_knn(divided, f"cifar100@{tmp_path}/root", split="test")["overlaps_training"]
-    scenes = subject(run_folder(tmp_path / "sun", source="torchvision:SUN397@x", data__holdout=0.1))
-    assert warn_if_trained_on(scenes, f"sun397@{tmp_path}", "test", ())
-
-
-def test_fc100_after_cifar100_is_said_and_marked(cifar, tmp_path):
-    options = EvaluationOptions(CPU, partial=True)
-    own = subject(run_folder(tmp_path / "run", source=str(cifar / "cifar100.npz")), options)
-    result = evaluate_few_shot(own, f"fc100@{cifar}", EpisodeSettings(3, 1, episodes=9))
-    assert result["overlaps_training"]
-    other = subject(run_folder(tmp_path / "other", source="digits"), options)
-    assert not evaluate_few_shot(other, f"fc100@{cifar}", EpisodeSettings(3, 1, episodes=9))["overlaps_training"]
 
 
 def test_a_folder_within_the_one_trained_on_is_said_and_marked(tmp_path):
     inner = class_folders(tmp_path / "all/inner")
     run = subject(run_folder(tmp_path / "run", source=str(tmp_path / "all")))
-    assert evaluate_knn(run, str(inner), ks=(1,))["overlaps_training"]
+    assert knn(run, str(inner), k=(1,))["overlaps_training"]
     apart = class_folders(tmp_path / "apart")
-    assert not evaluate_knn(run, str(apart), ks=(1,))["overlaps_training"]
-
-
-def test_files_are_known_at_another_size_and_listed_only_where_they_may_be_shared(tmp_path, monkeypatch):
-    for i in range(40):
-        picture(tmp_path / f"images/{'ab'[i % 2]}/{i:02d}.png", seed=i, size=(40, 40))
-    rows = [f"images/{'ab'[i % 2]}/{i:02d}.png,{'ab'[i % 2]}" for i in range(40)]
-    half, rest, other = (tmp_path / f"{name}.csv" for name in ("half", "rest", "other"))
-    for path, part in ((half, rows[:20]), (rest, rows[20:]), (other, rows[10:30])):
-        table(path, "path,label", *part)
-    shutil.copytree(tmp_path / "images", tmp_path / "copy")
-    listed = []
-    monkeypatch.setattr(encoder_module, "peek_data", lambda spec, *rest: listed.append(spec) or peek_data(spec, *rest))
-    by_table = subject(run_folder(tmp_path / "by-table", source=str(half)))
-    assert evaluate_knn(by_table, str(other), ks=(1,))["overlaps_training"]
-    assert not evaluate_knn(by_table, str(rest), ks=(1,))["overlaps_training"]
-    assert len(listed) == 1
-    by_folder = subject(run_folder(tmp_path / "by-folder", source=str(tmp_path / "images")))
-    assert not evaluate_knn(by_folder, str(tmp_path / "copy"), ks=(1,))["overlaps_training"]
-    assert not evaluate_knn(by_folder, str(source(tmp_path / "x.npz")), ks=(1,))["overlaps_training"]
-    assert len(listed) == 1
-    assert evaluate_knn(by_folder, str(rest), ks=(1,))["overlaps_training"]
+    assert not knn(run, str(apart), k=(1,))["overlaps_training"]
 
 
 def test_images_that_a_run_held_out_are_not_trained_on(tmp_path):
@@ -310,4 +134,4 @@ def test_images_that_a_run_held_out_are_not_trained_on(tmp_path):
         pixels = split.batch(torch.arange(len(split))).pixels[:, 0].numpy()
         test = {"test_images": pixels, "test_labels": split.labels.numpy()}
         copy = archive(tmp_path / f"{name}.npz", train_labels=np.arange(20) % 3, **test)
-        assert evaluate_knn(subject(folder), str(copy), ks=(1,))["overlaps_training"] == overlaps
+        assert knn(subject(folder), str(copy), k=(1,))["overlaps_training"] == overlaps

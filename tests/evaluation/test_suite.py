@@ -1,6 +1,5 @@
 """The suite on miniature data sets: resumed, redone where something changed, averaged over seeds, and laid out."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -9,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.evaluation import EvaluationOptions, Plan, SourceCache, differences, overlap_warnings, rankings, run_suite
-from supancl.evaluation.comparison import row_labels
-from supancl.evaluation.suite import data_key
+from supancl.evaluation import suite
+from supancl.evaluation.comparison import differences, overlap_warnings, rankings
+from supancl.evaluation.encoder import EvaluationOptions, SourceCache
+from supancl.evaluation.settings import FewShot as Episodes
+from supancl.evaluation.suite import Plan, data_key, run_suite
 from supancl.probes import FewShot, paired_difference
 from supancl.reports.score_table import write_suite
 from supancl.runs.encoder_file import save_encoder
@@ -42,7 +43,9 @@ def partial_options() -> EvaluationOptions:
 
 
 def small(root, **settings) -> Plan:
-    return Plan(root, **{"ways": 3, "shots": (1, 2), "queries": 2, "episodes": 12, "k": 3} | settings)
+    given = {"ways": 3, "shots": (1, 2), "queries": 2, "episodes": 12, "k": 3} | settings
+    plan = {name: given.pop(name) for name in ("k", "protocols", "sets") if name in given}
+    return Plan(root, **plan, episodes=Episodes(**given))
 
 
 def measured(runs, plan, out, options=None):
@@ -56,12 +59,10 @@ def measured(runs, plan, out, options=None):
 def counted(monkeypatch):
     """How often each protocol is run."""
     calls = []
-    for name in ("evaluate_knn", "evaluate_transfer", "evaluate_few_shot"):
-        plain = getattr(__import__("supancl.evaluation.suite", fromlist=["x"]), name)
-        monkeypatch.setattr(
-            f"supancl.evaluation.suite.{name}",
-            lambda *a, name=name, plain=plain, **n: calls.append(name) or plain(*a, **n),
-        )
+    plain = suite.evaluate
+    monkeypatch.setattr(
+        suite, "evaluate", lambda who, settings, *rest: calls.append(settings.name) or plain(who, settings, *rest)
+    )
     return calls
 
 
@@ -69,13 +70,12 @@ def counted(monkeypatch):
 
 
 def test_the_tasks_are_those_of_the_data_sets_that_are_there(root):
-    assert [(task.protocol, task.data) for task in small(root).tasks()] == [
+    assert [(task.title, task.data) for task in small(root).tasks()] == [
         ("knn", "pets"),
         ("transfer", "pets"),
         ("fewshot 3w1s", "omniglot"),
         ("fewshot 3w2s", "omniglot"),
     ]
-    assert [task.name for task in small(root, protocols=("fewshot",), shots=(5,)).tasks()] == ["fewshot-omniglot-3w5s"]
     assert [task.data for task in small(root, sets=("pets",)).tasks()] == ["pets", "pets"]
 
 
@@ -109,8 +109,6 @@ def test_every_result_is_kept_with_its_conditions(root, tmp_path):
 
 def test_a_suite_that_was_killed_goes_on_where_it_was(root, tmp_path, monkeypatch, counted):
     runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in (0, 1)]
-    from supancl.evaluation import suite
-
     plain, done = suite.write_sealed_json, []
 
     def killed(path, content):
@@ -144,15 +142,15 @@ def test_what_changed_is_measured_again(root, tmp_path, counted):
     save_encoder(runs[0] / "encoder.safetensors", encoder(7), (), "x")
     measured(runs, small(root), tmp_path / "out")
     assert sorted(counted) == [
-        "evaluate_few_shot",
-        "evaluate_few_shot",
-        "evaluate_knn",
-        "evaluate_transfer",
+        "fewshot",
+        "fewshot",
+        "knn",
+        "transfer",
     ]  # one encoder's
     counted.clear()
     measured(runs, small(root, k=2), tmp_path / "out")
     measured(runs, small(root, k=2, episodes=9), tmp_path / "out")
-    assert sorted(counted) == ["evaluate_few_shot"] * 4 + ["evaluate_knn"] * 2
+    assert sorted(counted) == ["fewshot"] * 4 + ["knn"] * 2
     counted.clear()
     measured(runs, small(root, k=2, episodes=9), tmp_path / "out", EvaluationOptions(CPU, partial=True, normalize=True))
     assert len(counted) == 8
@@ -160,40 +158,7 @@ def test_what_changed_is_measured_again(root, tmp_path, counted):
     picture = next((root / "omniglot-py").rglob("*.png"))
     os.utime(picture, (1, 1))
     measured(runs, small(root, k=2, episodes=9), tmp_path / "out", EvaluationOptions(CPU, partial=True, normalize=True))
-    assert counted == ["evaluate_few_shot"] * 4
-
-
-@pytest.mark.parametrize("content", ["{", '{"accuracy": null}'])
-def test_a_damaged_result_is_measured_again(content, root, tmp_path, counted):
-    run, plan = run_folder(tmp_path / "run"), small(root, protocols=("knn",))
-    measured([run], plan, tmp_path / "out")
-    (path,) = (tmp_path / "out").rglob("knn-pets-k3-test-whole.json")
-    sound = json.loads(path.read_text())
-    path.write_text(content)
-    measured([run], plan, tmp_path / "out")
-    assert len(counted) == 2
-    assert json.loads(path.read_text())["accuracy"] == sound["accuracy"]
-
-
-def test_the_key_of_the_data_is_that_of_its_files(root):
-    before = data_key("omniglot", root)
-    assert data_key("omniglot", root) == before
-    next((root / "omniglot-py").rglob("*.png")).unlink()
-    assert data_key("omniglot", root) != before
-
-
-def test_the_key_of_the_data_is_that_of_its_lists_too(tmp_path):
-    """The same images in other splits are another measurement."""
-    BUILDERS["dtd"](tmp_path)
-    before, lists = data_key("dtd", tmp_path), tmp_path / "dtd" / "labels"
-    train, test = (lists / f"{split}1.txt" for split in ("train", "test"))
-    kept = train.read_text(), test.read_text()
-    train.write_text(kept[1])
-    test.write_text(kept[0])
-    assert data_key("dtd", tmp_path) != before
-    train.write_text(kept[0])
-    test.write_text(kept[1])
-    assert data_key("dtd", tmp_path) == before
+    assert counted == ["fewshot"] * 4
 
 
 def test_the_key_of_arrays_is_that_of_their_own_file(tmp_path):
@@ -232,28 +197,6 @@ def result(group, accuracy, data="pets", task="transfer", **more):
         "protocol": task.split()[0],
         **more,
     }
-
-
-def test_seeds_of_one_recipe_share_a_row(root, tmp_path):
-    runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in range(3)]
-    runs.append(run_folder(tmp_path / "other", 0, loss__alpha=0.25))
-    found, _ = measured(runs, small(root, protocols=("transfer",)), tmp_path / "out")
-    (ranking,) = rankings(found.results).values()
-    values = [one["accuracy"] for one in found.results]
-    assert ranking.encoders == ("digits.supsiam (run0)", "digits.supsiam (other)")
-    (first,), (second,) = ranking.cells
-    assert (first.mean, first.uncertainty, first.runs) == pytest.approx(
-        (np.mean(values[:3]), np.std(values[:3], ddof=1), 3)
-    )
-    assert (second.mean, second.uncertainty, second.runs) == (values[3], None, 1)
-
-
-def test_encoders_of_one_name_keep_apart():
-    """Rows are never averaged because two files happen to have the same name."""
-    results = [result("a/encoder.safetensors", 50.0), result("b/encoder.safetensors", 70.0), result("c", 60.0)]
-    assert len(set(row_labels(results).values())) == 3
-    (ranking,) = rankings(results).values()
-    assert [cells[0].mean for cells in ranking.cells] == [50.0, 70.0, 60.0]
 
 
 def test_differences_are_paired_over_episodes_after_seeds_are_averaged():
@@ -318,29 +261,3 @@ def test_the_tables_as_files(root, tmp_path):
     assert len(content["results"]) == 12
     assert "accuracies" not in content["results"][0]
     assert content["files"].keys() == tables
-
-
-def test_tables_of_an_earlier_call_go_and_nothing_else_does(root, tmp_path):
-    run, out = run_folder(tmp_path / "run"), tmp_path / "out"
-
-    def page_of(**settings) -> None:
-        found, _ = measured([run], small(root, **settings), out)
-        write_suite(found.results, {"differences": []}, out)
-
-    page_of()
-    assert {"knn.md", "transfer.tex", "fewshot-3w1s.csv"} <= {path.name for path in out.iterdir()}
-    (out / "transfer.md").write_text("mine now")
-    (out / "notes.md").write_text("mine")
-    (tmp_path / "elsewhere.md").write_text("mine")
-    told = json.loads((out / "suite.json").read_text())
-    told["files"] |= {"../elsewhere.md": hashlib.sha256(b"mine").hexdigest()}
-    (out / "suite.json").write_text(json.dumps(told))
-    page_of(protocols=("knn",))
-    assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
-        *["knn.csv", "knn.md", "knn.tex", "notes.md", "suite.json", "transfer.md"],
-    ]
-    assert (tmp_path / "elsewhere.md").exists()
-    assert len(list(out.rglob("evaluate/*.json"))) == 4  # results stay: the next call goes on with them
-    (out / "suite.json").write_text("[]")
-    page_of(protocols=("transfer",))
-    assert (out / "knn.md").exists()  # nothing says who wrote it

@@ -1,25 +1,19 @@
 """How much an accuracy says: answers image by image, chance, the default k, what is not measurable."""
 
-import math
-
 import pytest
 import torch
-import torch.nn.functional as F
 
 from supancl.probes import (
     Features,
     accuracy,
-    collapse,
     knn_accuracy,
     knn_leave_one_out,
     linear_probe,
     sgd_probe,
     transfer,
-    variance,
 )
-from supancl.probes.certainty import Answers, accuracy_interval, chance, difference, image_weights, weighted_accuracy
+from supancl.probes.certainty import Answers, image_weights
 from supancl.probes.knn import default_k, knn_answers
-from supancl.probes.linear import stratified_folds
 from supancl.stats import wilson_interval
 from tests.probes.blobs import blobs
 
@@ -73,7 +67,7 @@ def test_answers_of_every_classifier_are_those_of_its_accuracy() -> None:
     skewed = Features(test.values, test.labels.clone())
     fitted = transfer(train, validation, skewed, "mean-per-class", weights=(1.0,))
     answers = Answers(fitted.is_correct, skewed.labels, train.labels)
-    assert weighted_accuracy(answers, "mean-per-class") == pytest.approx(fitted.accuracy)
+    assert answers.weighted("mean-per-class") == pytest.approx(fitted.accuracy)
 
 
 def test_a_mean_per_class_counts_as_fewer_images_and_weighs_classes_equally() -> None:
@@ -82,42 +76,11 @@ def test_a_mean_per_class_counts_as_fewer_images_and_weighs_classes_equally() ->
         Answers(predictions == UNEQUAL, UNEQUAL, UNEQUAL),
         accuracy(predictions, UNEQUAL, "mean-per-class"),
     )
-    assert weighted_accuracy(answers, "mean-per-class") == pytest.approx(percent)
-    assert accuracy_interval(50.0, UNEQUAL) == wilson_interval(50.0, 9)
+    assert answers.weighted("mean-per-class") == pytest.approx(percent)
+    assert answers.interval == wilson_interval(answers.value, 9)
     # the variance of a mean of three class accuracies, if all images were equally hard
-    effective = 9 / (1 / 6 + 1 / 2 + 1 / 1)
-    assert accuracy_interval(50.0, UNEQUAL, "mean-per-class") == pytest.approx(wilson_interval(50.0, effective))
+    effective, by_class = 9 / (1 / 6 + 1 / 2 + 1 / 1), answers._replace(metric="mean-per-class")
+    assert by_class.interval == pytest.approx(wilson_interval(by_class.value, effective))
     assert float(image_weights(UNEQUAL, "mean-per-class").mean()) == pytest.approx(1.0)
     wrong = Answers(torch.zeros(9, dtype=torch.bool), UNEQUAL, UNEQUAL)
-    assert difference(answers, wrong, "mean-per-class").mean == pytest.approx(percent)
-
-
-def test_chance_is_the_most_frequent_class_of_the_references() -> None:
-    assert chance(UNEQUAL) == pytest.approx(100 * 6 / 9)
-    assert chance(torch.cat([UNEQUAL, torch.tensor([-1])]), "mean-per-class") == pytest.approx(100 / 3)
-
-
-def test_folds_are_even_in_every_class_and_cover_everything() -> None:
-    labels = torch.tensor([0] * 11 + [1] * 5 + [2] * 3)
-    fold = stratified_folds(labels, 5, seed=3)
-    assert torch.equal(fold, stratified_folds(labels, 5, seed=3))
-    assert not torch.equal(fold, stratified_folds(labels, 5, seed=4))
-    for label in range(3):
-        sizes = torch.bincount(fold[labels == label], minlength=5)
-        assert int(sizes.max() - sizes.min()) <= 1
-
-
-def test_the_variance_within_classes_of_one_image_each_is_not_measurable() -> None:
-    values = F.normalize(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), dim=1)
-    single = Features(values, torch.arange(5))
-    assert math.isnan(variance(single).within)
-    assert math.isnan(variance(single).ratio)
-    assert variance(single).total > 0
-    outcome = collapse(single).to_json()
-    assert [outcome[name] for name in ("within", "ratio", "nc1", "nc4")] == [None] * 4
-    assert outcome["spread"] == [None] * 5
-    assert outcome["total"] > 0
-    pair = collapse(Features(values, torch.tensor([0, 0, 1, 2, 3]))).to_json()
-    assert pair["within"] > 0
-    assert pair["spread"][0] > 0
-    assert pair["spread"][1:] == [None] * 3
+    assert by_class.minus(wrong).mean == pytest.approx(percent)

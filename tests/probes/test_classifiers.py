@@ -15,7 +15,6 @@ from supancl.probes.classifiers import (
     rank_classes,
     unlike_threshold,
 )
-from supancl.probes.linear import LinearClassifier
 
 
 def classify(classifier, values: torch.Tensor) -> torch.Tensor:
@@ -117,8 +116,3 @@ def test_labels_of_many_classes_need_no_more_memory_than_their_features(monkeypa
 
 
 logits = KnnClassifier.logits
-
-
-def test_a_linear_classifier_takes_features_of_any_precision():
-    classifier = LinearClassifier(torch.eye(2), torch.zeros(2))
-    assert classify(classifier, torch.eye(2).double()).tolist() == [0, 1]

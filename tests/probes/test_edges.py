@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from supancl import linear_accuracy
-from supancl.probes import Features, few_shot, knn_accuracy, neighbours, sample_episodes
+from supancl.probes import Features, few_shot, neighbours, sample_episodes
 from tests.probes.blobs import blobs
 
 
@@ -35,25 +35,6 @@ def test_no_reference_is_nearer_than_the_same_point() -> None:
     found = neighbours(features, features.values, 3, "l2").similarity
     assert float(found.max()) == 0.0  # by rounding alone, some would be above it
     torch.testing.assert_close(found[:, 0], torch.zeros(200), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("side", ["reference", "queries"])
-def test_where_one_side_has_no_label_there_is_no_accuracy(side: str) -> None:
-    both = {"reference": blobs(30), "queries": blobs(20, seed=1)}
-    both[side] = Features(both[side].values, torch.full((len(both[side].labels),), -1))
-    assert math.isnan(knn_accuracy(both["reference"], both["queries"], 5))
-
-
-def test_of_partly_labelled_features_the_labelled_rows_count_with_their_own_labels() -> None:
-    reference, queries = blobs(60), blobs(40, seed=1)
-    known = torch.arange(40) % 3 != 0
-    partly = Features(queries.values, torch.where(known, queries.labels, -1))
-    kept = partly.labelled()
-    assert torch.equal(kept.values, queries.values[known])
-    assert torch.equal(kept.labels, queries.labels[known])
-    only = Features(queries.values[known], queries.labels[known])
-    assert only.labelled() is only
-    assert knn_accuracy(reference, partly, 7) == knn_accuracy(reference, only, 7)
 
 
 def test_episodes_are_named_by_what_was_drawn_so_that_results_of_other_sessions_pair() -> None:

@@ -66,11 +66,6 @@ def test_a_batch_of_differing_sizes_is_every_image_alone():
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_vectors_pass_as_they_are():
-    vectors = torch.randn(3, 5)
-    assert torch.equal(evaluation_view(Batch(vectors), SIZE, MEAN, STD, "whole"), vectors)
-
-
 def some_split(n: int = 7, channels: int = 3, side: int = 12) -> Split:
     pixels = torch.from_numpy(noise(n, channels, side, side, seed=3))
     return full_split(ArrayImages(pixels), torch.arange(n) % 3 - 1, [f"image {i}" for i in range(n)])
@@ -121,28 +116,6 @@ def test_layers_and_unit_length():
         embed(encoder, split, layer="deeper")
 
 
-def test_packed_images_of_one_size_have_the_features_of_an_array():
-    split, encoder = some_split(), small_encoder().eval()
-    pixels = split.store.pixels
-    packed = full_split(PackedImages.from_images(list(pixels)), split.labels, split.names)
-    assert torch.allclose(embed(encoder, packed, view="whole").values, embed(encoder, split, view="whole").values)
-
-
-def test_half_precision_is_near_and_only_where_asked_for():
-    split, encoder = some_split(), small_encoder().eval()
-    plain, half = embed(encoder, split).values, embed(encoder, split, half=True).values
-    assert half.dtype == torch.float32
-    assert not torch.equal(plain, half)
-    assert torch.allclose(plain, half, rtol=0.05, atol=0.02)
-    assert torch.equal(embed(encoder, split, half=False, stay=True).values, plain)
-
-
-def test_vectors_have_features_in_half_precision_too():
-    split = full_split(ArrayImages(torch.randn(5, 6)), torch.zeros(5, dtype=torch.long), list("abcde"))
-    encoder = EncoderSpec("linear", channels=1, size=6, width=4, mean=(0.0,), std=(1.0,)).build()
-    assert torch.allclose(embed(encoder, split, half=True).values, embed(encoder, split).values, atol=0.05)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_features_and_labels_stay_on_the_gpu_where_asked_for():
     split, encoder = some_split(), small_encoder().eval().cuda()
@@ -150,14 +123,6 @@ def test_features_and_labels_stay_on_the_gpu_where_asked_for():
     assert (there.values.is_cuda, there.labels.is_cuda, back.values.is_cuda) == (True, True, False)
     assert torch.allclose(there.values.cpu(), back.values, atol=1e-5)
     assert embed(encoder, split.take(torch.empty(0, dtype=torch.long)), "cuda", stay=True).values.is_cuda
-
-
-def test_progress_is_told_and_an_empty_split_has_no_features():
-    told = []
-    embed(small_encoder(), some_split(), batch_size=3, progress=lambda *what: told.append(what))
-    assert told == [("taking features", 3, 7), ("taking features", 6, 7), ("taking features", 7, 7)]
-    empty = embed(small_encoder(), some_split().take(torch.empty(0, dtype=torch.long)))
-    assert empty.values.shape == (0, 8)
 
 
 def test_a_panorama_beside_a_tall_image_is_read_in_smaller_batches(monkeypatch):

@@ -78,22 +78,6 @@ def test_the_best_are_those_of_topk(columns: int, k: int) -> None:
     assert (grouped_topk(values, k)[1][:, 0] == columns - 1).all()
 
 
-def test_equal_similarities_and_hidden_ones_still_give_k_distinct_columns() -> None:
-    values = torch.zeros(3, 2000)
-    values[:, ::2] = -math.inf
-    found, where = grouped_topk(values, 20)
-    assert bool((found == 0).all())
-    assert all(len(set(row.tolist())) == 20 for row in where)
-
-
-def test_several_k_come_from_one_search() -> None:
-    reference, queries = blobs(90, noise=1.5), blobs(60, noise=1.5, seed=1)
-    said = knn_answers(reference, queries, (1, 7, 40, 500))
-    found = {k: accuracy(answers, queries.labels) for k, answers in said.items()}
-    assert found == {k: knn_accuracy(reference, queries, k=k) for k in (1, 7, 40, 500)}
-    assert len(set(found.values())) > 1
-
-
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
 def test_leave_one_out_is_a_search_among_the_others(metric: str) -> None:
     features = blobs(60, noise=1.5)
@@ -130,27 +114,6 @@ def test_an_infinite_temperature_counts_heads() -> None:
     assert knn_predict(reference, query, k=3, temperature=math.inf).tolist() == [1]
 
 
-def test_no_query_has_no_answer() -> None:
-    assert knn_predict(blobs(20), torch.empty(0, 6)).tolist() == []
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"k": 0},
-        {"metric": "l1"},
-        {"temperature": 0.0},
-        {"queries": torch.randn(4, 5)},  # of another width
-        {"queries": torch.tensor([[1.0] * 6, [float("nan")] * 6])},
-        {"reference": Features(torch.randn(3, 6), torch.full((3,), -1))},  # without a label
-        {"reference": Features(torch.randn(3, 6), torch.zeros(2, dtype=torch.long))},
-    ],
-)
-def test_what_has_no_neighbours_is_refused(arguments) -> None:
-    with pytest.raises(BadInput):
-        knn_predict(**({"reference": blobs(20), "queries": blobs(8, seed=1).values} | arguments))
-
-
 def test_a_reference_that_is_no_number_is_named_by_its_row_in_the_whole() -> None:
     reference = blobs(40)
     reference.values[33, 1] = float("inf")
@@ -158,8 +121,3 @@ def test_a_reference_that_is_no_number_is_named_by_its_row_in_the_whole() -> Non
         knn_accuracy(reference, blobs(8, seed=1), reference_chunk=10)
     with pytest.raises(BadInput, match=mentions("leave-one-out")):
         knn_leave_one_out(Features(torch.randn(2, 3), torch.tensor([0, -1])))
-
-
-def test_labels_may_have_gaps() -> None:
-    reference = Features(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([7, 7, 2]))
-    assert knn_predict(reference, torch.tensor([[2.0, 0.1], [0.1, 1.0]]), k=2).tolist() == [7, 2]

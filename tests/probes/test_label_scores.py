@@ -11,11 +11,9 @@ from supancl.errors import BadInput
 from supancl.probes.features import Features
 from supancl.probes.label_scores import (
     KNN_TEMPERATURE,
-    class_mean_cosines,
     judged_rows,
     label_scores,
     linear_probabilities,
-    other_neighbours,
     share_of_wrong_labels,
 )
 
@@ -132,14 +130,6 @@ def test_linear_probabilities_are_calibrated_out_of_fold() -> None:
     assert float(best.values.mean()) == pytest.approx(accuracy, abs=0.03)
 
 
-def test_duplicates_are_each_others_neighbours_and_never_their_own() -> None:
-    values = torch.cat([torch.eye(3)] * 4)
-    matches = other_neighbours(Features(values, torch.zeros(12, dtype=torch.long)), k=3)
-    assert bool((matches.rows != torch.arange(12)[:, None]).all())
-    assert bool((matches.rows % 3 == torch.arange(12)[:, None] % 3).all())
-    assert class_mean_cosines(values, torch.arange(12) % 3, 3).diagonal().tolist() == pytest.approx([1.0] * 3)
-
-
 def test_unlabelled_images_and_single_images_are_not_judged() -> None:
     features = clusters(40, 2)
     labels = features.labels.clone()
@@ -151,12 +141,6 @@ def test_unlabelled_images_and_single_images_are_not_judged() -> None:
     assert share_of_wrong_labels(scores) is None  # 29 labels are too few to say
 
 
-def test_one_class_is_refused() -> None:
-    features = clusters(10, 1)
-    with pytest.raises(BadInput, match="two classes"):
-        label_scores(features)
-
-
 def test_no_share_is_told_where_both_classifiers_only_know_the_majority() -> None:
     """They agree on nearly every image, and say nothing about it."""
     generator = torch.Generator().manual_seed(0)
@@ -164,20 +148,6 @@ def test_no_share_is_told_where_both_classifiers_only_know_the_majority() -> Non
     share = share_of_wrong_labels(label_scores(Features(values, labels)))
     assert share is not None
     assert not share.is_reliable
-
-
-def test_a_tenth_is_counted_also_of_small_classes() -> None:
-    features = clusters(600, 100, deviation=0.2)
-    share = share_of_wrong_labels(label_scores(features))
-    assert share is not None
-    assert share.images == 60
-
-
-def test_few_labels_are_too_few_to_count_on() -> None:
-    assert share_of_wrong_labels(label_scores(clusters(240))) is None
-    share = share_of_wrong_labels(label_scores(clusters(400)))
-    assert share is not None
-    assert share.is_reliable
 
 
 def test_a_suspect_has_a_label_that_fits_better_and_a_vote_needs_a_neighbour() -> None:

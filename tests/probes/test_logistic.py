@@ -8,7 +8,6 @@ from scipy.optimize import minimize
 
 from supancl.probes import Features
 from supancl.probes.logistic import (
-    LbfgsMemory,
     Problem,
     principal_axes,
     rotate,
@@ -93,15 +92,6 @@ def test_separable_features_at_a_tiny_weight_keep_their_digits_in_float32() -> N
     assert torch.equal((last.parameters @ problem.rows.T).argmax(0), features.labels)
 
 
-def test_the_path_needs_few_iterations() -> None:
-    features = blobs(300, width=50, noise=1.5)
-    problem, _ = rotated(features, torch.float32)
-    weights = [10 ** (-6 + 11 * i / 44) for i in range(45)]
-    together = sum(s.iterations for s in solve_path(problem, weights, tolerance=0.05))
-    apart = sum(solve(problem, weight, tolerance=0.05).iterations for weight in weights)
-    assert together < apart / 2
-
-
 def test_a_solution_that_ran_out_of_iterations_far_from_its_optimum_says_so() -> None:
     features = blobs(400, noise=0.2)
     problem, _ = rotated(features, torch.float32)
@@ -135,12 +125,6 @@ def test_a_strong_ridge_on_small_features_answers_as_its_optimum_does(scale: flo
         assert agree.double().mean() >= 0.97, solution.weight
 
 
-def test_features_without_any_difference_take_no_time() -> None:
-    for labels in (torch.arange(400) % 4, (torch.arange(400) ** 2) % 7 % 4):
-        found = list(solve_path(Problem(torch.ones(400, 6), labels, 4), [10.0**power for power in range(-6, 6)], 0.2))
-        assert sum(solution.iterations for solution in found) < 100
-
-
 def test_the_slope_and_the_curvature_are_those_of_autograd() -> None:
     features = blobs(20)
     problem, _ = rotated(features)
@@ -157,42 +141,3 @@ def test_the_slope_and_the_curvature_are_those_of_autograd() -> None:
     direction = torch.randn(parameters.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     product = problem.hessian_product(found.residual, direction).flatten()
     torch.testing.assert_close(product, hessian @ direction.flatten())
-
-
-def test_the_memory_gives_the_secant_direction_with_the_ridge_added() -> None:
-    step, change = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 1.0]])
-    memory = LbfgsMemory(size=1, weight=0.2)
-    memory.add(torch.ones(1, 2), torch.ones(1, 2))
-    memory.add(step, change)
-    memory.move(0.5, factor=3.0)
-    whole = 3 * change + 2 * 0.5 * step
-    torch.testing.assert_close(memory.direction(whole, torch.ones(1, 2)), -step)
-
-
-def test_the_axes_hold_every_row_and_are_orthonormal() -> None:
-    for shape in ((40, 7), (5, 9), (9, 9)):
-        values = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-        values[:, 1] = values[:, 0]  # rank deficient
-        axes = principal_axes(values, chunk=6)
-        rows = torch.cat([values.double(), torch.ones(len(values), 1).double()], 1)
-        torch.testing.assert_close(axes.T @ axes, torch.eye(axes.shape[1]).double())
-        torch.testing.assert_close(rotate(values, axes, chunk=4) @ axes.T, rows)
-
-
-def test_a_refit_on_more_images_is_as_near_its_optimum_as_it_says() -> None:
-    """Pairs of a separable part tell of a curvature far below the whole's: the first direction is far too long."""
-    draw = torch.Generator().manual_seed(0)
-    labels = torch.arange(12).repeat_interleave(32)
-    centres = torch.randn(12, 96, generator=draw)
-    values = 10 * (0.2 * centres[labels] + torch.randn(len(labels), 96, generator=draw))
-    axes = principal_axes(values, torch.float32)
-    rows, part = rotate(values, axes), torch.arange(len(labels)) % 4 < 3
-    memory = LbfgsMemory(20)
-    memory.move(1e-6)
-    first = solve(Problem(rows[part], labels[part], 12), 1e-6, memory=memory, tolerance=0.05)
-    whole = Problem(rows, labels, 12)
-    found = solve(whole, 1e-6, first.parameters, memory=memory, tolerance=0.05)
-    anew = whole.margins(found.parameters)
-    torch.testing.assert_close(found.margins, anew, rtol=1e-3, atol=1e-3 * float(anew.abs().max()))
-    exact = solve(Problem(rows.double(), labels, 12), 1e-6, tolerance=1e-3)
-    assert float((found.parameters - exact.parameters).norm()) <= 0.1 * float(exact.parameters.norm())

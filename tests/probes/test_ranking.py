@@ -1,15 +1,11 @@
 """Ranks against scipy's, and the table in its five forms."""
 
-import csv
-import io
-import json
 import math
 
 import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from supancl.errors import BadInput
 from supancl.probes import Score, rank_encoders
 from supancl.probes.ranking import shared_ranks
 from supancl.reports.score_table import score_table
@@ -42,13 +38,6 @@ def test_seeds_are_averaged_and_marks_follow_the_printed_digits() -> None:
     assert rank_encoders({"a": {"x": 50.001}, "b": {"x": 50.004}}, digits=3).average_ranks == (2.0, 1.0)
 
 
-def test_how_many_seeds_is_said_of_two_or_more_and_of_an_encoder_without_results_nothing() -> None:
-    scores = {"none": {}, "one": {"x": 1.0}, "two": {"x": [1.0, 2.0]}, "some": {"x": [1.0, 3.0], "y": 2.0}}
-    found = rank_encoders(scores)
-    assert [found.seeds(row) for row in range(4)] == ["", "", " (n = 2)", " (n = 1 to 2)"]
-    assert found.cells[1][0].uncertainty is None  # of one number
-
-
 def test_one_encoder_is_the_best_of_nothing() -> None:
     alone = rank_encoders({"a": {"x": 1.0, "y": 2.0}})
     assert alone.marks == (("", ""),)
@@ -60,36 +49,6 @@ def test_without_a_common_data_set_there_is_no_rank() -> None:
     assert all(math.isnan(rank) for rank in found.average_ranks)
     assert found.to_json()["rows"][0]["average_rank"] is None
     assert score_table(found).splitlines()[1].split() == ["a", "1.00*"]
-
-
-def test_markdown() -> None:
-    lines = score_table(rank_encoders(RESULTS), "markdown").splitlines()
-    assert lines[2] == "| simsiam (n = 1 to 3) | <u>71.00 ± 2.48</u> | **50.00** |  | 1.75 |"
-    assert lines[4].startswith("| byol\\|x | 60.00 |")
-
-
-def test_latex() -> None:
-    lines = score_table(rank_encoders(RESULTS), "latex", average=True).splitlines()
-    assert lines[4] == r"simsiam (n = 1 to 3) & \underline{71.00 $\pm$ 2.48} & \textbf{50.00} &  & 60.50 & 1.75 \\"
-    assert lines[-1] == r"\end{tabular}"
-
-
-def test_csv_and_json_hold_plain_numbers() -> None:
-    rows = list(csv.DictReader(io.StringIO(score_table(rank_encoders(RESULTS), "csv", average=True))))
-    assert rows[0]["pets"] == "71.0"
-    assert rows[0]["pets spread"] == "1.0"
-    assert rows[0]["pets n"] == "3"
-    assert rows[0]["dtd"] == ""
-    assert float(rows[1]["average rank"]) == 1.25
-    found = json.loads(score_table(rank_encoders(RESULTS), "json"))
-    assert found["rows"][2]["scores"]["dtd"] == {"mean": 40.0, "spread": 0.3, "runs": 1}
-    assert found["rows"][0]["scores"]["dtd"] is None
-
-
-def test_what_has_no_rank_is_refused() -> None:
-    for scores in ({}, {"a": {"x": [1.0, math.nan]}}):
-        with pytest.raises(BadInput):
-            rank_encoders(scores)
 
 
 def test_a_data_set_that_does_not_count_has_its_column_and_nothing_else() -> None:

@@ -96,13 +96,6 @@ def test_slope_and_curvature_are_those_of_autograd():
     assert problem.curvature_along(residual * along, along) == pytest.approx(float((direction * product).sum()))
 
 
-def test_a_separable_class_keeps_its_digits_in_single_precision():
-    rows = append_ones(torch.tensor([[-40.0], [40.0]]))
-    problem = OneVsRest(rows, torch.tensor([[False], [True]]))
-    residual = problem.slope(problem.margins(torch.tensor([[1.0, 0.0]]))).residual
-    assert residual[0].tolist() == pytest.approx([math.exp(-40), -math.exp(-40)])
-
-
 def mean_precision(scores: np.ndarray, targets: np.ndarray) -> float:
     return 100 * float(np.mean([average_precision_score(targets[:, i], scores[:, i]) for i in range(CLASSES)]))
 
@@ -190,16 +183,6 @@ def test_with_one_label_the_highest_score_is_the_vote_of_one_label():
     assert torch.equal(scores.argmax(1), knn_predict(Features(values, labels), queries.values, k=5))
 
 
-def test_an_image_is_not_its_own_neighbour():
-    features = several(30)
-    found = knn_answers(features, features, (1,), leave_one_out=True, classes=CLASSES)[1]
-    similarity = torch.nn.functional.normalize(features.values, dim=1)
-    similarity = similarity @ similarity.T
-    similarity.fill_diagonal_(-2)
-    nearest = features.targets(CLASSES)[similarity.argmax(1)].float()
-    torch.testing.assert_close(found, nearest / nearest.sum(1, keepdim=True))
-
-
 # --- the figure -------------------------------------------------------------------------------------------------------
 
 
@@ -217,19 +200,6 @@ def test_the_interval_and_the_difference_are_percentiles_over_the_same_draws():
     assert gap.high == pytest.approx(np.percentile(ours.draws - theirs.draws, 97.5))
     assert gap.low > 0
     assert ours.minus(ours) == (0, 0, 0)
-
-
-def test_chance_is_what_random_scores_have():
-    targets = several(2000).targets(CLASSES)
-    targets = torch.cat([targets, torch.zeros(2000, 1, dtype=torch.bool)], 1)
-    random = ClassScores(torch.rand(2000, CLASSES + 1, generator=torch.Generator().manual_seed(0)), targets)
-    assert random.chance == pytest.approx(random.value, abs=2)
-    assert random.more_keys()["untested_classes"] == 1
-
-
-def test_a_label_of_any_weight_is_a_label():
-    soft = Features(torch.zeros(1, 2), [0], torch.tensor([[[0, 0.1], [2, 1.0], [-1, 0]]]))
-    assert soft.targets(CLASSES).tolist() == [[True, False, True, False]]
 
 
 # --- predicted labels ------------------------------------------------------------------------------------------------

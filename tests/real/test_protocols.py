@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
-from supancl.evaluation import EpisodeSettings, evaluate_few_shot, evaluate_transfer
+from tests.evaluation.made import episodes, transferred
 from tests.evaluation.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
 
 BREEDS = ("Abyssinian", "Bengal", "Bombay", "boxer", "pug", "samoyed")
@@ -59,7 +59,7 @@ def judged(tmp_path_factory):
 
 def test_transfer_to_cifar_is_the_number_of_scikit_learn(judged, cifar):
     expected, weight = transfer_by_reference(judged, cifar)
-    found = evaluate_transfer(judged, str(cifar), "top-1")
+    found = transferred(judged, str(cifar), metric="top-1")
     assert sum(found["images"]) == 1600
     assert found["weight"] == pytest.approx(weight)
     assert found["accuracy"] == pytest.approx(expected, abs=0.2)
@@ -68,7 +68,7 @@ def test_transfer_to_cifar_is_the_number_of_scikit_learn(judged, cifar):
 
 def test_few_shot_on_photographs_is_the_number_of_scikit_learn(judged, pets):
     mean, interval = few_shot_by_reference(judged, pets, shots=5, episodes=80, seed=4)
-    found = evaluate_few_shot(judged, str(pets), EpisodeSettings(shots=5, episodes=80, seed=4))
+    found = episodes(judged, str(pets), shots=5, episodes=80, seed=4)
     assert found["images"] > 500
     assert found["accuracy"] == pytest.approx(mean, abs=0.05)
     assert found["interval"] == pytest.approx(interval, abs=0.02)

@@ -46,16 +46,7 @@ from supancl.use import evaluate as evaluation
 GROUPS: dict[str, Commands] = {
     "train": {"pretrain": supancl.pretrain, "compare": supancl.compare, "recipes": supancl.list_recipes},
     "evaluate and use": {
-        "evaluate": {
-            "": supancl.evaluate,
-            "knn": evaluation.knn,
-            "linear": evaluation.linear,
-            "transfer": evaluation.transfer,
-            "fewshot": evaluation.fewshot,
-            "variance": evaluation.variance,
-            "finetune": evaluation.finetune,
-            "suite": evaluation.suite,
-        },
+        "evaluate": {"": supancl.evaluate, **evaluation.PROTOCOLS},
         "predict": supancl.predict,
         "embed": supancl.embed,
         "export": supancl.export,

@@ -37,16 +37,6 @@ LEAST_LEAD = 0.65  # of 20% wrong labels of CIFAR-100, 92 to 94% of the suspects
 LEAST_LOOK = 20  # suspects to look at, however small their lead
 
 
-@dataclass(frozen=True)
-class AuditSettings:
-    """What to audit: `data` is a source (None: the run's own), `k` neighbours vote (None: `default_k`)."""
-
-    data: str | None = None
-    k: int | None = None
-    seed: int = 0  # of the folds
-    view: View = "margin"
-
-
 class AuditedImages(NamedTuple):
     """Every image of a source: pixels in `splits`, one after the other; names, labels (-1: none), split of each."""
 
@@ -111,28 +101,30 @@ class Audit:
     summary: dict[str, Any] = field(default_factory=dict)
 
 
-def audit_labels(evaluated: EvaluatedEncoder, settings: AuditSettings | None = None) -> Audit:
-    """Judge the labels of all splits of a source together, and look for duplicates and outliers among them."""
-    settings = settings or AuditSettings()
+def audit_labels(
+    evaluated: EvaluatedEncoder, data: str | None = None, k: int | None = None, seed: int = 0, view: View = "margin"
+) -> Audit:
+    """Judge the labels of all splits of a source together, and look for duplicates and outliers among them.
+
+    `data` is a source (None: the run's own), `k` neighbours vote (None: `default_k`), `seed` is of the folds.
+    """
     if evaluated.encoder.spec.name == "linear":
         raise BadInput(f"{evaluated.location} is an encoder of vectors, and an audit shows images; name another one")
-    spec, device, progress = (
-        spec_for(evaluated, settings.data),
-        evaluated.options.device,
-        evaluated.reporter.on_progress,
-    )
-    source = read_source(evaluated, spec, settings.view)
-    images = list_images(evaluated, source, " + ".join(spec.all_sources), settings.data)
+    spec, device, progress = spec_for(evaluated, data), evaluated.options.device, evaluated.reporter.on_progress
+    source = read_source(evaluated, spec, view)
+    images = list_images(evaluated, source, " + ".join(spec.all_sources), data)
     is_judged = judged_rows(images.labels)
     if len(torch.unique(images.labels[is_judged])) < 2:
         raise BadInput(f"{images.source}: needs two classes with two labelled images each; name other data")
     splits = list(images.splits.values())
-    values = torch.cat([evaluated.features(split, settings.view).values for split in splits])
-    matches = _find_neighbours(values.to(device), settings.k, progress)
+    values = torch.cat([evaluated.features(split, view).values for split in splits])
+    everyone = Features(values.to(device), torch.zeros(len(values), dtype=torch.long))  # labelled or not
+    count = min(max(NEIGHBOURS_SHOWN, DEFAULT_K if k is None else k), len(values) - 1)
+    matches = other_neighbours(everyone, count, progress)
     scores = label_scores(
         Features(values, images.labels),
-        default_k(images.labels, leave_one_out=True) if settings.k is None else settings.k,
-        seed=settings.seed,
+        default_k(images.labels, leave_one_out=True) if k is None else k,
+        seed=seed,
         device=device,
         progress=progress,
         matches=matches if len(is_judged) == len(images.labels) else None,
@@ -151,7 +143,7 @@ def audit_labels(evaluated: EvaluatedEncoder, settings: AuditSettings | None = N
         "judged": len(scores.labels),
         "classes": len(scores.classes),
         "k": scores.k,
-        "seed": settings.seed,
+        "seed": seed,
         "suspects": len(suspects),
         "look_first": min(len(suspects), max(clear, LEAST_LOOK)),
         "wrong_percent": None if share is None else share.percent.mean,
@@ -162,7 +154,7 @@ def audit_labels(evaluated: EvaluatedEncoder, settings: AuditSettings | None = N
         # the encoder has seen these labels in training, so that its features may agree with wrong ones
         "trained_on_these_labels": recipe is not None
         and recipe.loss.supervised
-        and shares_images(evaluated, settings.data, splits),
+        and shares_images(evaluated, data, splits),
         "with_label_noise": images.with_label_noise,
         "duplicates": len(duplicates),
         "same_pixels": sum(pair.kind == "same pixels" for pair in duplicates),
@@ -216,13 +208,6 @@ def _labels_in_training(train: Split, classes: Sequence[str], run_data: Data) ->
     ids = torch.tensor([classes.index(name) for name in run_data.classes])  # classes may be left out of the run
     labels[rows[run_data.train.index[has_label].cpu()]] = ids[run_data.train.labels[has_label]]
     return labels
-
-
-def _find_neighbours(values: Tensor, k: int | None, progress: Any) -> Neighbours:
-    """The nearest other images of each image, labelled or not."""
-    count = max(NEIGHBOURS_SHOWN, DEFAULT_K if k is None else k)
-    everyone = Features(values, torch.zeros(len(values), dtype=torch.long))
-    return other_neighbours(everyone, min(count, len(values) - 1), progress)
 
 
 def list_suspects(scores: LabelScores) -> list[Suspect]:

@@ -6,24 +6,34 @@ Baselines are random weights of the same architecture, and the weights that the 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from supancl.config import parse_json
 from supancl.core.encoders import PROJECTOR, Encoder
+from supancl.data.splits import Split
 from supancl.errors import BadInput
 from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.ridge import warn_cut_off
+from supancl.evaluation.overlap import is_run_source, shares_images
+from supancl.evaluation.sources import EvaluationData, Parts, data_for
 from supancl.probes.certainty import Judgement
+from supancl.probes.linear import stratified_folds
+from supancl.runs.encoder_file import read_header
+from supancl.runs.folder import RunFolder, folder_of_encoder
 from supancl.runs.importing import load_init
-from supancl.stats import Interval, quality
+from supancl.stats import FEW_IMAGES, Interval, quality
 
-T = TypeVar("T")
-Fitted = tuple[Judgement, Mapping[str, Any]]  # what a protocol says about the tested images, and how it was chosen
-Ask = Callable[[EvaluatedEncoder], Judgement]  # what an encoder answers about always the same images
+Fitted = tuple[Judgement | None, Mapping[str, Any]]  # what a protocol says about the tested images, and how it was made
+Ask = Callable[[EvaluatedEncoder], Judgement | None]  # what an encoder says about always the same images
 RANDOM, START = "random weights", "its start"
 RANDOM_SEED = 0
 HIGH_CHANCE = 80.0  # %: above it nearly every image has nearly every class, and rankings say little
+FOLDS = 5
+MOST_IMAGES = 5000  # of each kind: more would hardly narrow the interval
 CONDITIONS = ("k", "weight", "weight_by_half", "chosen_on", "cut_off")  # of a level, where the protocol has them
 
 
@@ -42,7 +52,7 @@ def certainty_keys(
     judged: Judgement,
     ask: Ask | None,
     cross_validate: Ask | None = None,
-    key: tuple[Hashable, ...] | None = None,
+    key: Hashable = None,
 ) -> dict[str, Any]:
     """Everything that says how much the figure of `judged` means.
 
@@ -57,47 +67,60 @@ def certainty_keys(
         )
     if cross_validate is not None:
         try:
-            judged, ask, key = cross_validate(evaluated), cross_validate, None
+            more = cross_validate(evaluated)
+            assert more is not None
+            judged, ask, key = more, cross_validate, None
             keys["cross_validated"] = {judged.key: judged.value, **interval_keys(judged)}
         except BadInput as error:
             evaluated.warn_once(f"{evaluated.location}: not cross-validated: {error}")
     if not evaluated.options.baselines:
         return keys
-    keys["baselines"] = [] if ask is None else compare_with_baselines(evaluated, judged, ask, key)
-    keys["verdict"] = verdict(judged.images, judged.interval, judged.chance, keys["baselines"])
-    return keys
+    rows = [] if ask is None else compare_with_baselines(evaluated, judged, ask, key)
+    gaps = {row["name"]: Interval(row["difference"], *row["difference_interval"]) for row in rows}
+    return keys | {"baselines": rows, "verdict": quality(judged.images, judged.interval, judged.chance, gaps).text}
 
 
 def level_keys(
-    evaluated: EvaluatedEncoder, main: Fitted, levels: Sequence[T | None], ask: Callable[[T], Fitted]
-) -> dict[str, Any]:  # fmt: skip
+    evaluated: EvaluatedEncoder,
+    main: Fitted,
+    levels: Sequence[EvaluationData | None],
+    answer: Callable[[EvaluatedEncoder, EvaluationData], Fitted],
+) -> dict[str, Any]:
     """`levels` of a hierarchy: the accuracy on each, the coarsest first; empty for other data.
 
-    `ask` answers about one of them; for a level that is None the answer is `main`, which has warned already.
+    `main` is the answer for a level that is None.
     """
     rows = []
     for number, level in enumerate(levels):
         try:
-            judged, outcome = main if level is None else ask(level)
+            judged, about = main if level is None else answer(evaluated, level)
         except BadInput as error:
             evaluated.warn_once(f"{evaluated.location}: level {number} is not measured: {error}")
             continue
-        if level is not None and "cut_off" in outcome:
-            warn_cut_off(evaluated, f"{evaluated.location}, level {number}", outcome)
-        rows.append(_level_row(number, judged, outcome))
+        assert judged is not None
+        if level is not None:
+            warn_cut_off(evaluated, f"{evaluated.location}, level {number}", about)
+        rows.append(
+            {
+                "level": number,
+                "classes": judged.classes,
+                "images": judged.images,
+                judged.key: judged.value,
+                f"{judged.key}_interval": list(judged.interval[1:]),
+                "chance": judged.chance,
+                **{key: about[key] for key in CONDITIONS if key in about},
+            }
+        )
     return {"levels": rows} if levels else {}
 
 
-def _level_row(level: int, judged: Judgement, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "level": level,
-        "classes": judged.classes,
-        "images": judged.images,
-        judged.key: judged.value,
-        f"{judged.key}_interval": list(judged.interval[1:]),
-        "chance": judged.chance,
-        **{key: outcome[key] for key in CONDITIONS if key in outcome},
-    }
+def warn_cut_off(evaluated: EvaluatedEncoder, location: str, about: Mapping[str, Any]) -> None:
+    """Warn of a classifier that did not reach its optimum: its predictions may differ."""
+    if about.get("cut_off"):
+        evaluated.reporter.warn(
+            f"{location}: the classifier did not reach its optimum (residual {about['residual']:.2g}), so its accuracy "
+            "may differ; normalised features (normalize) are often easier to fit"
+        )
 
 
 # --- baselines --------------------------------------------------------------------------------------------------------
@@ -114,9 +137,7 @@ def build_random(evaluated: EvaluatedEncoder) -> Encoder:
 def build_start(evaluated: EvaluatedEncoder) -> Encoder | None:
     """The encoder that the run started from with --init; None if there was none."""
     start = None if evaluated.run is None else evaluated.run.read_init()
-    if start is None:
-        return None
-    return load_init(build_random(evaluated), start).eval()
+    return None if start is None else load_init(build_random(evaluated), start).eval()
 
 
 def open_baselines(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, EvaluatedEncoder]]:
@@ -134,7 +155,7 @@ def open_baselines(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, Evaluated
 
 
 def compare_with_baselines(
-    evaluated: EvaluatedEncoder, judged: Judgement, ask: Ask, key: tuple[Hashable, ...] | None = None
+    evaluated: EvaluatedEncoder, judged: Judgement, ask: Ask, key: Hashable = None
 ) -> list[dict[str, Any]]:
     """The figure of each baseline on the same images, and the difference with its paired interval.
 
@@ -142,11 +163,16 @@ def compare_with_baselines(
     """
     rows = []
     for name, baseline in open_baselines(evaluated):
+        options = baseline.options
+        answers = {} if options.sources is None or key is None else options.sources.answers
+        full_key = (baseline.weights, options.layer, options.normalize, key)
         try:
-            theirs = _ask_once(baseline, ask, key)
+            theirs = answers[full_key] if full_key in answers else ask(baseline)
         except (BadInput, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
             evaluated.warn_once(f"{evaluated.location}: {name} is not compared: {error}")
             continue
+        assert theirs is not None
+        answers[full_key] = theirs
         gap = judged.minus(theirs)
         rows.append(
             {
@@ -161,17 +187,96 @@ def compare_with_baselines(
     return rows
 
 
-def _ask_once(baseline: EvaluatedEncoder, ask: Ask, key: tuple[Hashable, ...] | None) -> Judgement:
-    sources = baseline.options.sources
-    if sources is None or key is None:
-        return ask(baseline)
-    full_key = (baseline.weights, baseline.options.layer, baseline.options.normalize, *key)
-    if full_key not in sources.answers:
-        sources.answers[full_key] = ask(baseline)
-    return sources.answers[full_key]
+# --- few held-out images: also the others whose labels pretraining did not use, a fifth at a time ---------------------
 
 
-def verdict(images: int, interval: Interval, chance: float, baselines: list[dict[str, Any]]) -> str:
-    """One line: whether the encoder is better than its start, or without one than random weights."""
-    gaps = {row["name"]: Interval(row["difference"], *row["difference_interval"]) for row in baselines}
-    return quality(images, interval, chance, gaps).text
+@dataclass(frozen=True)
+class CrossValidation:
+    """Images to test a fifth at a time, and labelled ones that are only fitted: pretraining used their labels."""
+
+    data: EvaluationData
+    tested: tuple[Split, ...]
+    references: Split
+
+    def folds(self, encoder: EvaluatedEncoder) -> Iterator[Parts]:
+        """A fifth of the images as test, all others as train. A class with one image in all cannot be tested."""
+        first, second = (encoder.features(split, self.data.view) for split in self.tested)
+        tested, references = first.and_also(second), encoder.features(self.references, self.data.view)
+        counts = torch.bincount(torch.cat([tested.labels, references.labels]))
+        tested = tested.take(counts[tested.labels] > 1)
+        fold = stratified_folds(tested.labels, FOLDS)
+        for number in range(FOLDS):
+            others, part = tested.take(fold != number), tested.take(fold == number)
+            if len(part):
+                yield Parts(encoder, self.data, {"train": others.and_also(references), "test": part})
+
+
+def plan_cross_validation(evaluated: EvaluatedEncoder, data: EvaluationData) -> CrossValidation | None:
+    """The images to cross-validate over; None if the tested ones are not few, or if no others may be tested."""
+    count = data.images.num_labelled
+    if not evaluated.options.cross_validate or not 0 < count < FEW_IMAGES or data.has_several_labels:
+        return None
+    train = _train_with_all_labels(evaluated, data)
+    is_used = _used_labels(evaluated, data, train)
+    if is_used is None:
+        return None
+    has_label = train.labels >= 0
+    unused = train.take((has_label & ~is_used).nonzero()[:, 0]).sample(MOST_IMAGES)
+    references = train.take((has_label & is_used).nonzero()[:, 0]).sample(MOST_IMAGES)
+    held_out = data.images.labelled()
+    labels = torch.cat([held_out.labels, unused.labels])
+    testable = torch.bincount(torch.cat([labels, references.labels]))[labels] > 1
+    if not len(unused) or int(testable.sum()) <= count or len(torch.unique(labels[testable])) < 2:
+        return None
+    return CrossValidation(data.chosen_by("train"), (held_out, unused), references)
+
+
+def _train_with_all_labels(evaluated: EvaluatedEncoder, data: EvaluationData) -> Split:
+    """The training images, with labels that the run hid and images beyond its limit."""
+    recipe, train = evaluated.recipe, data.data.train
+    if data.source is not None or recipe is None or recipe.data.leave_out or recipe.data.is_whole:
+        return train
+    return data_for(evaluated, recipe.data.source, data.view).train
+
+
+def _used_labels(evaluated: EvaluatedEncoder, data: EvaluationData, train: Split) -> Tensor | None:
+    """Mask of the images whose labels pretraining used; None if that is not known."""
+    unused, recipe = torch.zeros(len(train), dtype=torch.bool), evaluated.recipe
+    if recipe is None:
+        return None if names_classes(evaluated.location, data.data.classes) else unused
+    if not _start_ignored_labels(evaluated.run, data):
+        return None
+    if not recipe.loss.supervised or not shares_images(evaluated, data.source, (train, data.images)):
+        return unused
+    if not is_run_source(evaluated, data.source):
+        return None
+    trained = data.data.train if data.source is None else data_for(evaluated, None, data.view).train
+    return torch.isin(train.index.cpu(), trained.index.cpu()[trained.labels >= 0])
+
+
+def _start_ignored_labels(run: RunFolder | None, data: EvaluationData, depth: int = 0) -> bool:
+    """Whether no run that this one started from, or was started from in turn, used labels of classes like these."""
+    start = None if run is None else run.read_init()
+    if start is None:
+        return True
+    path = Path(start["from"])
+    folder = RunFolder(folder_of_encoder(path))
+    if not folder.has_run:
+        is_published = ":" in start["from"]  # such as timm:NAME
+        return (is_published or path.exists()) and not names_classes(str(path), data.data.classes)
+    try:
+        recipe, classes = folder.read_recipe()
+    except BadInput:
+        return False
+    used = recipe.loss.supervised and bool(set(classes) & set(data.data.classes))
+    return not used and depth < 100 and _start_ignored_labels(folder, data, depth + 1)
+
+
+def names_classes(location: str, classes: tuple[str, ...]) -> bool:
+    """Whether a weight file of ours says that it was trained with labels of these classes."""
+    try:
+        metadata, _ = read_header(Path(location))
+        trained_classes = parse_json(metadata.get("classes", "[]"))
+    except (BadInput, OSError, ValueError):
+        return False
+    return bool(set(map(str, trained_classes)) & set(classes))

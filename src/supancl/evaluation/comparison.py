@@ -11,7 +11,6 @@ import torch
 
 from supancl.errors import BadInput
 from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.few_shot import describe_queries, span
 from supancl.evaluation.naming import data_title, figure_of
 from supancl.probes import FewShot, Ranking, Score, paired_difference, rank_encoders
 
@@ -23,15 +22,10 @@ def check_seeds(encoders: Sequence[EvaluatedEncoder]) -> None:
     for first, second in combinations(encoders, 2):
         if first.group != second.group or first.recipe is None or second.recipe is None:
             continue
-        if first.weights == second.weights:
+        if first.weights == second.weights or first.recipe.train.seed == second.recipe.train.seed:
             raise BadInput(
-                f"{first.location} and {second.location} have the same weights and would count as two seeds of "
-                f"{first.label}; name one of them"
-            )
-        if first.recipe.train.seed == second.recipe.train.seed:
-            raise BadInput(
-                f"{first.location} and {second.location} are both of seed {first.recipe.train.seed} and would count as "
-                f"two seeds of {first.label}; name one of them, or train the other with another seed"
+                f"{first.location} and {second.location} have the same weights or seed and would count as two seeds of "
+                f"{first.label}; name one of them, or train the other with another seed"
             )
 
 
@@ -112,28 +106,6 @@ def _overlapping_groups(results: Results) -> dict[tuple[str, str], dict[str, Non
         if result.get("overlaps_training"):
             groups.setdefault((result["task"], result["data"]), {})[result["group"]] = None
     return groups
-
-
-def describe_episode_images(results: Results) -> dict[str, str]:
-    """Few-shot protocol -> a legend of its images: `digits 450 images, 16 queries a class`."""
-    columns: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for result in results:
-        if result.get("protocol") == "fewshot" and "images" in result:
-            columns.setdefault(result["task"], {}).setdefault(result["data"], []).append(result)
-    legends = {}
-    for task, by_data in columns.items():
-        descriptions = []
-        for data, column in by_data.items():
-            images = [result["images"] for result in column]
-            descriptions.append(f"{data} {span(min(images), max(images))} images, {describe_queries_used(column)}")
-        legends[task] = "; ".join(descriptions)
-    return legends
-
-
-def describe_queries_used(column: Results) -> str:
-    """`16 queries a class`: the number that was really used."""
-    used = [count for result in column for count in result["queries_used"]]
-    return f"{describe_queries(min(used), max(used))} a class"
 
 
 def differences(results: Results) -> list[dict[str, Any]]:

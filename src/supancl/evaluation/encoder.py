@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,11 @@ import torch
 from supancl.core.encoders import PROJECTOR, Encoder
 from supancl.core.precision import pick_device
 from supancl.data.content import read_content
-from supancl.data.listing import hash_files
-from supancl.data.opening import is_same_source, peek_data
+from supancl.data.opening import is_same_source
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.data.views.specs import Crops
-from supancl.errors import BadInput, plural
+from supancl.errors import BadInput
 from supancl.evaluation.feature_cache import FeatureCache, encoder_key, weights_key
 from supancl.evaluation.naming import group_of, result_name, short_digest, source_of
 from supancl.files import read_json
@@ -104,17 +103,6 @@ class EvaluatedEncoder:
         count = None if len(content.stamps) else self.run.read_data()[0].get("train")
         return np.unique(content.values[:count])
 
-    @cached_property
-    def trained_files(self) -> np.ndarray:
-        """`hash_files` of the training images, as their source lists them now, ascending; empty if it is gone."""
-        if self.recipe is None:
-            return np.zeros(0, np.int64)
-        try:  # files that are gone are no reason to list none
-            train = peek_data(replace(self.recipe.data, skip_bad_images=True), self.encoder.spec.channels).train
-        except (BadInput, OSError):
-            return np.zeros(0, np.int64)
-        return np.unique(hash_files(train.names_at(torch.arange(len(train)))))
-
     @property
     def label(self) -> str:
         """Its name in tables: recipe, or file name, or the folder of an encoder.safetensors."""
@@ -164,12 +152,9 @@ class EvaluatedEncoder:
         """Refuse features that are not finite: they are neither cached nor measured."""
         faulty = (~torch.isfinite(features.values)).any(1).nonzero()[:, 0]
         if len(faulty):
-            row = int(faulty[0])
-            kind = "NaN" if bool(torch.isnan(features.values[row]).any()) else "an infinite value"
-            more = f", and those of {plural(len(faulty) - 1, 'more image')}," if len(faulty) > 1 else ""
             raise BadInput(
-                f"{self.location}: the features of {split.names_at(faulty[:1])[0]}{more} hold {kind}; "
-                "use weights from before the run diverged, or leave that image out"
+                f"{self.location}: features that are not finite numbers: {len(faulty)}, such as of "
+                f"{split.names_at(faulty[:1])[0]}; use weights from before the run diverged, or leave them out"
             )
 
     def warn_once(self, text: str) -> None:

@@ -1,14 +1,12 @@
-"""Full fine-tuning: the encoder and a new classifier are trained together."""
+"""Full fine-tuning: the encoder and a new classifier are trained together, by SGD and a cosine."""
 
 from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,15 +22,13 @@ from supancl.data.splits import Split
 from supancl.data.views.evaluation import evaluation_view
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, NonFinite
-from supancl.evaluation.certainty import certainty_keys
-from supancl.evaluation.class_checks import quote_classes, warn_unknown
 from supancl.evaluation.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluation.feature_cache import encoder_key
 from supancl.evaluation.overlap import is_run_source
-from supancl.evaluation.recording import record_evaluation
-from supancl.evaluation.sources import open_evaluation_data, resolve_source
+from supancl.evaluation.settings import FineTune
+from supancl.evaluation.sources import EvaluationData, Parts, check_classes, open_evaluation_data, resolve_source
 from supancl.files import Output
-from supancl.probes.certainty import Answers
+from supancl.probes.certainty import Answers, Judgement
 from supancl.probes.classifiers import fit_linear_classifier
 from supancl.probes.features import Features
 from supancl.probes.linear import hold_out
@@ -42,110 +38,62 @@ from supancl.runs.encoder_file import CLASSIFIER_FILE, ClassifierFile, save_clas
 FINETUNED = "finetuned"  # the folder inside a run where `predict --with finetuned` looks
 
 
-@dataclass(frozen=True)
-class FineTuning:
-    """SGD with Nesterov momentum and a cosine."""
-
-    epochs: int = 20
-    batch_size: int = 64
-    lrs: tuple[float, ...] = (0.01, 0.1, 1.0)  # at batch 256; the best on held-out training images is used
-    weight_decay: float = 1e-4
-    seed: int = 0
-    views: Literal["crops", "pretraining"] = "crops"  # random crops and flips, or also pretraining's colours and blur
-    freeze_norm: bool = False  # batch norm keeps the encoder's statistics
-    probe_first: bool = False  # the new layer starts as the linear classifier on the frozen encoder
-
-
-def evaluate_finetuning(
-    evaluated: EvaluatedEncoder,
-    source: str | None = None,
-    settings: FineTuning | None = None,
-    out: Path | None = None,
-    split: str = "held-out",
-) -> dict[str, Any]:
-    """Choose a learning rate on a tenth of the training images, train on all of them, test once."""
-    since, settings = time.perf_counter(), settings or FineTuning()
+def open_images(evaluated: EvaluatedEncoder, source: str | None, settings: FineTune) -> EvaluationData:
+    """The data; what cannot be fine-tuned or written is refused before they are read, which may take an hour."""
     location = resolve_source(evaluated, source)
-    _check_request(evaluated, location, out)
-    evaluation = open_evaluation_data(evaluated, source, split)
-    data, train, test = evaluation.data, evaluation.data.train.labelled(), evaluation.images.labelled()
-    if len(torch.unique(train.labels)) < 2 or not len(test):
-        raise BadInput(
-            f"{location}: fine-tuning needs labelled images of two classes to train on and some to test; "
-            f"there are {len(train)} and {len(test)}"
-        )
-    warn_unknown(evaluated, data.classes, location, (train,), test)
-    if out is None and evaluated.run is not None:
+    if evaluated.options.layer != "pooled" or evaluated.options.normalize:
+        raise BadInput("fine-tuning trains the whole encoder and a classifier on its output; no layer and normalize")
+    if evaluated.encoder.spec.name == "linear":
+        raise BadInput(f"{location}: fine-tuning crops images, but these are vectors; give an encoder of images")
+    if settings.out is not None:
+        check_out_folder(location, Path(settings.out))
+        Output(Path(settings.out)).check()
+    elif evaluated.run is not None:
         evaluated.reporter.note(
             f"the classifier is not kept; to predict labels with it, add out {evaluated.run.path / FINETUNED}"
         )
-    if len(settings.lrs) > 1:
-        check_class_sizes(data.classes, location, train.labels)
-    best_lr, accuracy_by_lr = choose_lr(evaluated, train, len(data.classes), settings)
-    model = train_classifier(evaluated, train, len(data.classes), best_lr, settings)
-    if out is not None:
-        other_source = "" if is_run_source(evaluated, source) else absolute_source(location)
-        with Output(out).folder() as folder:
+    data = open_evaluation_data(evaluated, source, settings.split)
+    check_classes(evaluated, data, {"train": data.data.train, "test": data.images}, may_lack=True)
+    sizes = torch.bincount(data.data.train.labels[data.data.train.labels >= 0])
+    if len(settings.lr) > 1 and bool((sizes == 1).any()):
+        raise BadInput(
+            f"{location}: classes with 1 training image: comparing rates needs 2; give one lr, or add images"
+        )
+    return data
+
+
+def fine_tune(evaluated: EvaluatedEncoder, parts: Parts, settings: FineTune) -> tuple[Judgement, dict[str, Any]]:
+    """Choose a learning rate on a tenth of the training images, train on all of them, test once."""
+    data, classes = parts.data.data, parts.classes
+    train, test = data.train.labelled(), parts.data.images.labelled()
+    best_lr, accuracy_by_lr = choose_lr(evaluated, train, classes, settings)
+    model = train_classifier(evaluated, train, classes, best_lr, settings)
+    if settings.out is not None:
+        source = parts.data.source
+        other_source = "" if source is None or is_run_source(evaluated, source) else absolute_source(source)
+        with Output(Path(settings.out)).folder() as folder:
             save(model, data.classes, folder, other_source, train.median_short_side())
-    answers = predict(model, test, evaluated)
-    # a baseline would have to be trained as long again
-    certainty = certainty_keys(evaluated, Answers(answers == test.labels, test.labels, train.labels), ask=None)
-    return record_evaluation(
-        evaluated,
-        evaluation,
-        "finetune",
-        since,
-        accuracy=accuracy(answers, test.labels),
-        mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
-        lr=best_lr,
-        tried={f"{lr:g}": value for lr, value in accuracy_by_lr.items()},
-        **asdict(settings) | {"lrs": list(settings.lrs)},
-        images=len(train),
-        queries=len(test),
-        classes=len(data.classes),
-        out=None if out is None else str(out),
-        **certainty,
-    )
-
-
-def _check_request(evaluated: EvaluatedEncoder, location: str, out: Path | None) -> None:
-    """Refuse what cannot be fine-tuned or written, before the data are read, which may take an hour."""
-    check_whole_encoder(evaluated.options.layer, evaluated.options.normalize)
-    if evaluated.encoder.spec.name == "linear":
-        raise BadInput(f"{location}: fine-tuning crops images, but these are vectors; give an encoder of images")
-    if out is not None:
-        check_out_folder(location, out)
-        Output(out).check()
-
-
-def check_whole_encoder(layer: str, normalize: bool) -> None:
-    if layer != "pooled" or normalize:
-        raise BadInput(
-            "fine-tuning trains the whole encoder and a classifier on its output; leave layer and normalize out"
-        )
-
-
-def check_class_sizes(classes: Sequence[str], location: str, labels: Tensor) -> None:
-    """Refuse classes with one training image: to compare learning rates, some of each class are held out."""
-    label_ids, sizes = torch.unique(labels[labels >= 0], return_counts=True)
-    too_small = {int(label) for label in label_ids[sizes < 2]}
-    if too_small:
-        raise BadInput(
-            f"{location}: {quote_classes(classes, too_small)} has fewer than 2 training images; comparing learning "
-            "rates (or give one lr) needs 2, so add images or leave the class out"
-        )
+    said = predict(model, test, evaluated)
+    return Answers(said == test.labels, test.labels, train.labels), {
+        "mean_per_class": accuracy(said, test.labels, "mean-per-class"),
+        "lr": best_lr,
+        "tried": {f"{lr:g}": value for lr, value in accuracy_by_lr.items()},
+        "images": len(train),
+        "queries": len(test),
+        "classes": classes,
+    }
 
 
 def choose_lr(
-    evaluated: EvaluatedEncoder, train: Split, classes: int, settings: FineTuning
+    evaluated: EvaluatedEncoder, train: Split, classes: int, settings: FineTune
 ) -> tuple[float, dict[float, float]]:
     """The best learning rate on a tenth of the training images (the first of equal ones), and all accuracies."""
-    if len(settings.lrs) == 1:
-        return settings.lrs[0], {}
+    if len(settings.lr) == 1:
+        return settings.lr[0], {}
     is_held_out = hold_out(train.labels)
     fit, held_out_images = train.take((~is_held_out).nonzero()[:, 0]), train.take(is_held_out.nonzero()[:, 0])
     accuracy_by_lr: dict[float, float] = {}
-    for lr in settings.lrs:
+    for lr in settings.lr:
         try:
             accuracy_by_lr[lr] = accuracy(
                 predict(train_classifier(evaluated, fit, classes, lr, settings), held_out_images, evaluated),
@@ -157,10 +105,10 @@ def choose_lr(
         evaluated.reporter.note(f"learning rate {lr:g}: {outcome}")
     if all(math.isnan(value) for value in accuracy_by_lr.values()):
         raise NonFinite(
-            f"fine-tuning: the loss is not finite at any of lr {', '.join(map(str, settings.lrs))}; try lower ones"
+            f"fine-tuning: the loss is not finite at any of lr {', '.join(map(str, settings.lr))}; try lower ones"
         )
     return max(
-        (lr for lr in settings.lrs if not math.isnan(accuracy_by_lr[lr])), key=lambda lr: accuracy_by_lr[lr]
+        (lr for lr in settings.lr if not math.isnan(accuracy_by_lr[lr])), key=lambda lr: accuracy_by_lr[lr]
     ), accuracy_by_lr
 
 
@@ -181,7 +129,7 @@ class Classifier(nn.Module):
 
 
 def train_classifier(
-    evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, settings: FineTuning
+    evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, settings: FineTune
 ) -> Classifier:
     """Train a copy of the encoder with a new linear layer; the caller's random state does not change."""
     device = evaluated.options.device
@@ -190,10 +138,10 @@ def train_classifier(
         return _train(evaluated, train, classes, lr, settings)
 
 
-def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, settings: FineTuning) -> Classifier:
+def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, settings: FineTune) -> Classifier:
     device = evaluated.options.device
     model = Classifier(copy.deepcopy(evaluated.encoder), classes, settings.seed).to(device)
-    encoder, batch_size = model.encoder, min(settings.batch_size, len(train))
+    encoder, batch_size = model.encoder, min(settings.train_batch, len(train))
     if settings.probe_first:
         features = evaluated.features(train)
         probe, _ = fit_linear_classifier(features, Features(*(rows[:0] for rows in features)), classes, device)

@@ -13,73 +13,16 @@ from typing import Any, NamedTuple
 from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.data.opening import absolute_source
 from supancl.data.sources.benchmarks import ALIASES, BENCHMARKS
+from supancl.evaluation.settings import PROTOCOLS
 from supancl.probes.transfer import TransferMetric
 from supancl.recipes import Recipe
 
-_FEATURE_DEFAULTS = {"layer": "pooled", "normalize": False}
-# defaults of `evaluate PROTOCOL`, by the keys of a result
-DEFAULT_SETTINGS: dict[str, dict[str, Any]] = {
-    "knn": {
-        "k": 20,
-        "temperature": 0.1,
-        "metric": "cosine",
-        "leave_one_out": False,
-        "split": "held-out",
-        "view": "margin",
-        **_FEATURE_DEFAULTS,
-    },
-    "linear": {
-        "probe": "lbfgs",
-        "augmented": False,
-        "epochs": 100,
-        "lr": 30.0,
-        "batch_size": 256,
-        "seed": 0,
-        "split": "held-out",
-        "view": "margin",
-        **_FEATURE_DEFAULTS,
-    },
-    "variance": {"split": "held-out", "view": "margin", "layer": "pooled"},  # features are always normalised
-    "transfer": {"metric": "top-1", "view": "whole", **_FEATURE_DEFAULTS},
-    "fewshot": {
-        "queries": 16,
-        "fill_queries": False,
-        "episodes": 2000,
-        "seed": 0,
-        "view": "whole",
-        **_FEATURE_DEFAULTS,
-    },
-    "finetune": {
-        "epochs": 20,
-        "batch_size": 64,
-        "lrs": [0.01, 0.1, 1.0],
-        "weight_decay": 1e-4,
-        "seed": 0,
-        "views": "crops",
-        "freeze_norm": False,
-        "probe_first": False,
-        "split": "held-out",
-    },
-}
-# how a file name shows a setting; settings that are not listed appear as their value
+# key of a result -> its default, by protocol; and how a file name shows it
+DEFAULT_SETTINGS = {name: settings.usual() for name, settings in PROTOCOLS.items()}
 FILE_NAME_MARKS = {
-    "k": "k{}",
-    "temperature": "t{}",
-    "leave_one_out": "loo",
     "normalize": "unit",
-    "augmented": "augmented",
-    "freeze_norm": "fixed-norm",
-    "probe_first": "probe-first",
-    "epochs": "e{}",
-    "lr": "lr{}",
-    "lrs": "lr{}",
-    "batch_size": "b{}",
-    "weight_decay": "wd{}",
-    "seed": "seed{}",
-    "queries": "q{}",
-    "fill_queries": "filled",
-    "episodes": "ep{}",
     "layer": "layer-{}",
+    **{key: mark for settings in PROTOCOLS.values() for key, mark in settings.marks().items()},
 }
 
 

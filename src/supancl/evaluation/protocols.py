@@ -1,165 +1,236 @@
-"""The protocols: each takes an encoder and a source of images, and returns a result that can be written as JSON."""
+"""The protocols: one driver; and of each the data that it opens, and what it measures of an encoder's features."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.data.hierarchy import Level, take_each_level
+from supancl.data.opening import absolute_source
 from supancl.data.order import derive_seed, epoch_order
 from supancl.data.splits import Split, fingerprint
-from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
-from supancl.evaluation.certainty import Fitted, certainty_keys, level_keys
-from supancl.evaluation.class_checks import check_classes, warn_unknown
-from supancl.evaluation.cross_validation import plan_cross_validation
+from supancl.evaluation import few_shot, finetune
+from supancl.evaluation.certainty import certainty_keys, level_keys, plan_cross_validation, warn_cut_off
 from supancl.evaluation.encoder import EvaluatedEncoder, plain_crops
+from supancl.evaluation.feature_cache import VERSION
 from supancl.evaluation.naming import data_label, default_metric
-from supancl.evaluation.overlap import is_incomplete, warn_if_trained_on
-from supancl.evaluation.recording import record_evaluation, record_result
-from supancl.evaluation.ridge import rename_weights, ridge_choice, warn_chosen_on, warn_cut_off
+from supancl.evaluation.overlap import is_incomplete, is_run_source, shares_images, warn_if_trained_on
+from supancl.evaluation.settings import (
+    TRAINED_IMAGES,
+    FewShot,
+    FineTune,
+    Knn,
+    Linear,
+    Settings,
+    Transfer,
+    Variance,
+)
 from supancl.evaluation.sources import (
     EvaluationData,
-    check_unchanged,
+    Parts,
+    check_classes,
     open_evaluation_data,
-    read_source,
-    spec_for,
-    three_splits,
+    open_transfer_data,
+    resolve_source,
 )
 from supancl.probes import SgdProbe, collapse, linear_probe, sgd_probe, transfer
-from supancl.probes.certainty import Answers, ClassScores, Judgement
+from supancl.probes.certainty import Answers, Judgement, join, judge
+from supancl.probes.knn import default_k, knn_answers
 from supancl.probes.sgd import EpochOfBatches
-from supancl.probes.transfer import TransferMetric
+from supancl.runs.provenance import commit, hardware, versions
 
-SPLITS = ("train", "val", "test")
-TransferProblem = tuple[Sequence[Split], tuple[str, ...]]  # the three splits and their classes
-
-
-@dataclass(frozen=True)
-class SgdSettings:
-    """The paper's linear probe, trained with SGD; the learning rate drops at 60% and 80% of the epochs."""
-
-    epochs: int = 100
-    lr: float = 30.0  # at a batch of 256
-    batch_size: int = 256
-    augmented: bool = False  # new random crops in every epoch
+Answer = tuple[Judgement | None, dict[str, Any]]  # what is measured, and what else a result says
 
 
-def evaluate_linear(
-    evaluated: EvaluatedEncoder,
-    source: str | None = None,
-    sgd: SgdSettings | None = None,
-    seed: int = 0,
-    split: str = "held-out",
-    view: View = "margin",
+class Protocol(NamedTuple):
+    """What to open and check, and what to answer from features of its parts."""
+
+    open: Callable[[EvaluatedEncoder, str | None, Any], EvaluationData]
+    answer: Callable[[EvaluatedEncoder, Parts, Any], Answer]
+
+
+def evaluate(
+    evaluated: EvaluatedEncoder, settings: Settings, source: str | None = None, name: str | None = None
 ) -> dict[str, Any]:
-    """Accuracy of a linear classifier fitted on training images: the convex probe, or `sgd`.
+    """Measure an encoder by the protocol of these settings, and save the result in its run.
 
-    Of images with several labels it is the mean average precision, and of a hierarchy the accuracy on each level.
+    `source` is the run's own data by default. Protocols for other data name their results by it, or by `name`.
     """
-    augmented = sgd is not None and sgd.augmented
-    if augmented and evaluated.encoder.spec.name == "linear":
-        raise BadInput(f"{evaluated.location}: augmented crops images, but this encoder takes vectors; leave it out")
     since = time.perf_counter()
-    evaluation = open_evaluation_data(evaluated, source, split, view, several_labels=sgd is None)
-    _check_linear(evaluation, may_lack=sgd is None)  # a class of one image has none held out
-    train = (evaluation.data.train,)
-    warn_unknown(evaluated, evaluation.data.classes, evaluation.location, train, evaluation.images)
-    cross_validation = None if sgd is not None else plan_cross_validation(evaluated, evaluation, view)
-    cross_validate = None if cross_validation is None else partial(cross_validation.ask_linear, seed=seed)
+    if settings.needs_data and source is None:
+        raise BadInput(f"{settings.name} is measured on other data than the run's; name data")
+    protocol = PROTOCOLS[type(settings)]
+    data = protocol.open(evaluated, source, settings)
 
-    def fit(encoder: EvaluatedEncoder, evaluation: EvaluationData) -> Fitted:
-        if sgd is not None:
-            fitted = fit_sgd(encoder, evaluation, sgd, seed, view)
-            return _linear_answers(evaluation, fitted.is_correct), fitted.to_json()
-        return _fit_convex(encoder, evaluation, ridge_choice(evaluated, evaluation), seed, view)
+    def answer(encoder: EvaluatedEncoder, data: EvaluationData = data) -> Answer:
+        return protocol.answer(encoder, Parts(encoder, data), settings)
 
-    def ask_level(level: EvaluationData) -> Fitted:
-        _check_linear(level, may_lack=sgd is None)
-        return fit(evaluated, level)
+    judged, about = answer(evaluated)
+    if judged is not None:
+        about = {judged.key: judged.value, "tested_on": fingerprint(data.images), **about}
+        warn_cut_off(evaluated, data.location, about)
+        crossed = plan_cross_validation(evaluated, data) if settings.is_cross_validated else None
 
-    judged, outcome = fit(evaluated, evaluation)
-    if sgd is None:
-        warn_chosen_on(evaluated, evaluation.location, outcome)
-        warn_cut_off(evaluated, evaluation.location, outcome)
-        outcome = rename_weights(outcome)
-    # new crops in every epoch would make baselines as slow as the probe itself
-    ask = None if augmented else lambda encoder: fit(encoder, evaluation)[0]
-    return record_evaluation(
-        evaluated,
-        evaluation,
-        "linear",
-        since,
-        probe="lbfgs" if sgd is None else "sgd",
-        augmented=augmented,
-        seed=seed,
-        view=view,
-        queries=judged.images,
-        tested_on=fingerprint(evaluation.images),
-        **{judged.key: judged.value, **outcome},
-        **level_keys(evaluated, (judged, outcome), evaluation.levels, ask_level),
-        **certainty_keys(evaluated, judged, ask, cross_validate=cross_validate),
-    )
+        def cross_validate(encoder: EvaluatedEncoder) -> Judgement:
+            assert crossed is not None
+            return join([protocol.answer(encoder, parts, settings)[0] for parts in crossed.folds(encoder)])
+
+        ask = (lambda encoder: answer(encoder)[0]) if settings.is_quick else None
+        about |= level_keys(evaluated, (judged, about), data.levels, answer)
+        about |= certainty_keys(evaluated, judged, ask, cross_validate if crossed else None, data.key)
+    return record(evaluated, data, settings, about, since, name)
 
 
-def _check_linear(evaluation: EvaluationData, may_lack: bool) -> None:
-    """Check the classes of the images to fit and to test."""
-    tested = "the held-out part" if evaluation.taken_from == "train" else evaluation.taken_from
-    splits = {"train": evaluation.data.train, tested: evaluation.images}
-    check_classes(evaluation.data.classes, evaluation.location, splits, may_lack)
-
-
-def _linear_answers(evaluation: EvaluationData, is_correct: Tensor | None) -> Answers:
-    assert is_correct is not None
-    tested, train = evaluation.images.labels, evaluation.data.train.labels
-    return Answers(is_correct, tested[tested >= 0], train[train >= 0])
-
-
-def _fit_convex(
+def record(
     evaluated: EvaluatedEncoder,
-    evaluation: EvaluationData,
-    ridge: tuple[Split | Literal["halves"] | None, Mapping[str, str]],
-    seed: int,
-    view: View,
-) -> Fitted:
-    """What the convex probe says, and how it was chosen; `ridge` is the `ridge_choice`."""
-    choose, chosen_on = ridge
-    test = evaluated.features(evaluation.images, view)
-    choosing = evaluated.features(choose, view) if isinstance(choose, Split) else choose
-    train, classes = evaluated.features(evaluation.data.train, view), len(evaluation.data.classes)
-    fitted = linear_probe(train, test, choosing, seed=seed, device=evaluated.options.device, classes=classes)
-    outcome = fitted.to_json() | (dict(chosen_on) if fitted.chosen_on != "none" else {})
-    if fitted.targets.ndim == 2:
-        del outcome["accuracy"]
-        outcome["classes"] = len(evaluation.data.train.class_ids())
-        return ClassScores(fitted.answers, fitted.targets), outcome
-    return _linear_answers(evaluation, fitted.is_correct), outcome
-
-
-def fit_sgd(
-    evaluated: EvaluatedEncoder, evaluation: EvaluationData, sgd: SgdSettings, seed: int, view: View
-) -> SgdProbe:
-    """Train the paper's probe, on features that are computed once or on new crops in every epoch."""
-    test = evaluated.features(evaluation.images, view)
-    options: dict[str, Any] = {
-        "epochs": sgd.epochs,
-        "batch_size": sgd.batch_size,
-        "lr": sgd.lr,
-        "milestones": (round(0.6 * sgd.epochs), round(0.8 * sgd.epochs)),
-        "seed": seed,
-        "device": evaluated.options.device,
+    data: EvaluationData,
+    settings: Settings,
+    about: Mapping[str, Any],
+    since: float,
+    name: str | None,
+) -> dict[str, Any]:
+    """Add the conditions to a result and save it in the run folder under its name."""
+    source = resolve_source(evaluated, data.source)
+    name = name or data_label(source)
+    run_data = evaluated.recipe.data if evaluated.recipe is not None and is_run_source(evaluated, data.source) else None
+    is_own = data.source is None or (run_data is not None and run_data.is_whole)
+    base = f"{settings.name}-{name}" if settings.needs_data or not is_own else settings.name
+    result = {
+        "base": base + about.get("kind", ""),
+        "source": absolute_source(source),
+        "encoder": evaluated.location,
+        "label": evaluated.label,
+        "weights": evaluated.weights,
+        "features_version": VERSION,
+        "layer": evaluated.options.layer,
+        "normalize": evaluated.options.normalize,
+        **evaluated.projector_key,
+        "protocol": settings.name,
+        "data": name if settings.needs_data else source,
+        "split": data.split,
+        "judged": data.taken_from,
+        "held_out_from": data.data.summary["held_out_from"],
+        "skipped": len(data.data.skipped),
+        "remarks": list(data.data.remarks),
+        "partial": is_incomplete(source, data.data.remarks, data.data.skipped),
+        "overlaps_training": warn_if_trained_on(evaluated, data.source, data.drawn_from, data.tests_every),
+        **settings.in_result(),
+        **about,
+        "seconds": round(time.perf_counter() - since, 2),
+        "hardware": hardware(evaluated.options.device),
+        "versions": versions(),
+        "commit": commit(),
     }
-    if sgd.augmented:
-        train = augmented_epochs(evaluated, evaluation.data.train, sgd.batch_size, seed)
-        return sgd_probe(train, test.labelled(), len(evaluation.data.classes), **options)
-    return sgd_probe(evaluated.features(evaluation.data.train, view), test, **options)
+    result.pop("kind", None)
+    evaluated.save_result(result["base"], result)
+    return result
+
+
+# --- k-NN -------------------------------------------------------------------------------------------------------------
+
+
+def open_knn(evaluated: EvaluatedEncoder, source: str | None, settings: Knn) -> EvaluationData:
+    data = open_evaluation_data(evaluated, source, settings.split, settings.view, several_labels=True)
+    references = {"test": data.images} if settings.leave_one_out else {"train": data.data.train, "test": data.images}
+    check_classes(evaluated, data, references, may_lack=True)
+    most = next(iter(references.values())).num_labelled - settings.leave_one_out
+    if max(settings.k or (0,)) > most:
+        evaluated.reporter.note(f"{data.location}: k is at most {most}, the number of images to compare with")
+    return data
+
+
+def answer_knn(evaluated: EvaluatedEncoder, parts: Parts, settings: Knn) -> Answer:
+    tested, leave_one_out = parts["test"].labelled(), settings.leave_one_out
+    references = tested if leave_one_out else parts["train"].labelled()
+    numbers = references.class_numbers()
+    usual, most = default_k(numbers, leave_one_out), len(references) - leave_one_out
+    ks = tuple(dict.fromkeys(min(k, most) for k in settings.k or (usual,)))
+    said = knn_answers(
+        references,
+        tested,
+        ks,
+        settings.temperature,
+        settings.metric,
+        evaluated.options.device,
+        leave_one_out,
+        parts.classes,
+    )
+    judged = {k: judge(answers, tested, references.labels, parts.classes) for k, answers in said.items()}
+    main = judged[ks[0]]
+    return main, {
+        "k": ks[0],
+        "default_k": usual,
+        "by_k": {str(k): judgement.value for k, judgement in judged.items()},
+        "references": len(references),
+        "queries": main.images,
+        "classes": len(torch.unique(numbers[numbers >= 0])),
+    }
+
+
+# --- linear classifiers -----------------------------------------------------------------------------------------------
+
+
+def open_linear(evaluated: EvaluatedEncoder, source: str | None, settings: Linear) -> EvaluationData:
+    """The data, and which images choose the ridge of the convex probe.
+
+    For the run's own data it is the images that pretraining held out; if these are also tested, each half chooses for
+    the other. A test split never chooses. For other data, or if nothing was held out, a part of train chooses.
+    """
+    if settings.augmented and evaluated.encoder.spec.name == "linear":
+        raise BadInput(f"{evaluated.location}: augmented crops images, but this encoder takes vectors; leave it out")
+    is_convex = settings.probe == "lbfgs"
+    data = open_evaluation_data(evaluated, source, settings.split, settings.view, several_labels=is_convex)
+    check_classes(evaluated, data, {"train": data.data.train, "test": data.images}, may_lack=is_convex)
+    held_out = data.data.held_out.num_labelled and data.data.summary["held_out_from"] != "test"
+    if not shares_images(evaluated, source, (data.data.train,)):
+        return data
+    if held_out and is_run_source(evaluated, source):
+        return data.chosen_by("held-out" if data.taken_from == "test" else "halves")
+    return data.chosen_by(TRAINED_IMAGES)
+
+
+def answer_linear(evaluated: EvaluatedEncoder, parts: Parts, settings: Linear) -> Answer:
+    tested, device = parts["test"], evaluated.options.device
+    if settings.probe == "sgd":
+        probe = fit_sgd(evaluated, parts, settings)
+        assert probe.is_correct is not None
+        judged = Answers(probe.is_correct, tested.labelled().labels, parts["train"].labelled().labels)
+        return judged, {**probe.to_json(), "queries": judged.images}
+    chooses = parts.data.chooses
+    choose: Any = parts["held-out"] if chooses == "held-out" else "halves" if chooses == "halves" else None
+    fitted = linear_probe(parts["train"], tested, choose, seed=settings.seed, device=device, classes=parts.classes)
+    about = fitted.to_json()
+    about["tried"] = about.pop("weights")  # in a result, `weights` is the encoder's checksum
+    if fitted.chosen_on_images and chooses == TRAINED_IMAGES:
+        about["chosen_on"] = TRAINED_IMAGES
+        evaluated.warn_once(
+            f"{parts.data.location}: the ridge was chosen on images that the encoder was trained on, so it may be too "
+            "weak; to choose it on others, pretrain with data.holdout=0.1 and evaluate with split test"
+        )
+    return _judge_fitted(fitted.answers, fitted.targets, parts, ("train",), about)
+
+
+def fit_sgd(evaluated: EvaluatedEncoder, parts: Parts, settings: Linear) -> SgdProbe:
+    """Train the paper's probe, on features that are computed once or on new crops in every epoch."""
+    probe = partial(
+        sgd_probe,
+        epochs=settings.epochs,
+        batch_size=settings.probe_batch,
+        lr=settings.lr,
+        milestones=(round(0.6 * settings.epochs), round(0.8 * settings.epochs)),
+        seed=settings.seed,
+        device=evaluated.options.device,
+    )
+    if not settings.augmented:
+        return probe(parts["train"], parts["test"])
+    train = augmented_epochs(evaluated, parts.data.data.train, settings.probe_batch, settings.seed)
+    return probe(train, parts["test"].labelled(), parts.classes)
 
 
 def augmented_epochs(evaluated: EvaluatedEncoder, train: Split, batch_size: int, seed: int) -> EpochOfBatches:
@@ -181,104 +252,68 @@ def augmented_epochs(evaluated: EvaluatedEncoder, train: Split, batch_size: int,
     return epoch_of
 
 
-def evaluate_variance(
-    evaluated: EvaluatedEncoder, source: str | None = None, split: str = "held-out", view: View = "margin"
-) -> dict[str, Any]:
-    """S_W, S_T, effective rank and neural collapse of normalised features; `split` is held-out, test or train."""
-    since = time.perf_counter()
-    evaluation = open_evaluation_data(evaluated, source, split, view)
-    _check_two_classes(evaluation)
-    features = evaluated.features(evaluation.images, view)
-    device = evaluated.options.device
+def open_transfer(evaluated: EvaluatedEncoder, source: str | None, settings: Transfer) -> EvaluationData:
+    assert source is not None
+    data = open_transfer_data(evaluated, source, settings.view)
+    if settings.metric is not None and data.has_several_labels:
+        raise BadInput(
+            f"metric {settings.metric}: {source} has several labels per image, which mAP judges; leave it out"
+        )
+    splits = {"train": data.data.train, "val": data.data.held_out, "test": data.images}
+    check_classes(evaluated, data, splits, fits_on=("train", "val"))
+    return data._replace(key=(settings, fingerprint(*splits.values())))
+
+
+def answer_transfer(evaluated: EvaluatedEncoder, parts: Parts, settings: Transfer) -> Answer:
+    metric = settings.metric or default_metric(parts.data.location)
+    splits = (parts["train"], parts["held-out"], parts["test"])
+    fitted = transfer(*splits, metric, device=evaluated.options.device, classes=parts.classes)
+    about = fitted.to_json()
+    about["tried"] = about.pop("weights")
+    if parts.data.has_several_labels:
+        del about["metric"]
+    return _judge_fitted(fitted.answers, fitted.targets, parts, ("train", "held-out"), about, metric)
+
+
+def _judge_fitted(
+    said: Tensor, targets: Tensor, parts: Parts, fitted: tuple[str, ...], about: dict[str, Any], metric: Any = "top-1"
+) -> Answer:
+    """The figure of a linear classifier's answers; `fitted` are the parts that it was fitted on."""
+    del about["accuracy"]
+    tested, train = parts["test"].labelled(), parts["train"]
+    references = torch.cat([parts[name].labelled().labels for name in fitted])
+    if tested.pairs is not None:
+        numbers = train.labelled().class_numbers()
+        about["classes"] = len(torch.unique(numbers[numbers >= 0]))
+        return judge(said, tested, references, parts.classes), about
+    judged = judge(torch.where(said == targets, tested.labels, -1), tested, references, metric=metric)
+    return judged, {**about, "queries": judged.images}
+
+
+# --- measures without a classifier ------------------------------------------------------------------------------------
+
+
+def open_variance(evaluated: EvaluatedEncoder, source: str | None, settings: Variance) -> EvaluationData:
+    data = open_evaluation_data(evaluated, source, settings.split, settings.view)
+    check_classes(evaluated, data, {data.split: data.images})
+    return data
+
+
+def answer_variance(evaluated: EvaluatedEncoder, parts: Parts, settings: Variance) -> Answer:
+    """S_W, S_T, effective rank and neural collapse of normalised features."""
+    features, device = parts["test"], evaluated.options.device
     # in double precision, which Apple's GPUs do not have
-    outcome = collapse(features, device=device if device.type == "cuda" else None).to_json()
-    names = [evaluation.data.classes[label] for label in outcome.pop("classes")]
-    outcome["spread"] = dict(zip(names, outcome["spread"], strict=True))
-    images = len(features.labelled().labels)
-    return record_evaluation(
-        evaluated, evaluation, "variance", since, normalize=True, view=view, images=images, **outcome
-    )
+    about = collapse(features, device=device if device.type == "cuda" else None).to_json()
+    names = [parts.data.data.classes[label] for label in about.pop("classes")]
+    about["spread"] = dict(zip(names, about["spread"], strict=True))
+    return None, {"normalize": True, "images": len(features.labelled()), **about}
 
 
-def _check_two_classes(evaluation: EvaluationData) -> None:
-    present = evaluation.images.class_ids()
-    if len(present) < 2:
-        only = f"only class {evaluation.data.classes[present[0]]!r}" if present else "no labelled image"
-        raise BadInput(f"{evaluation.location}: {only} among the images to measure; measures between classes need two")
-
-
-def evaluate_transfer(
-    evaluated: EvaluatedEncoder,
-    source: str,
-    metric: TransferMetric | None = None,
-    view: View = "whole",
-    name: str | None = None,
-) -> dict[str, Any]:
-    """App. E on a source; `name` is the name of the result if the source's is not unique.
-
-    Of images with several labels the result is the mean average precision, and of a hierarchy the accuracy on each
-    level.
-    """
-    since, name = time.perf_counter(), name or data_label(source)
-    spec = spec_for(evaluated, source)
-    data = read_source(evaluated, spec, view, "transfer", several_labels=True)
-    check_unchanged(evaluated, source, data)
-    problem: TransferProblem = (three_splits(data, spec), data.classes)
-    by_level: Sequence[TransferProblem | None] = ()
-    if data.levels:
-        problem, by_level = take_each_level(data, partial(_at_level, problem[0]))
-    splits, _ = problem
-    if metric is not None and not splits[2].all_labels.has_one_each:
-        raise BadInput(f"metric {metric}: {source} has several labels per image, which mAP judges; leave it out")
-    kind = metric or default_metric(source)
-    fit = partial(_fit_transfer, view=view, metric=kind, location=source)
-    judged, outcome = fit(evaluated, problem)
-    warn_unknown(evaluated, problem[1], source, splits[:2], splits[2])
-    outcome = rename_weights(outcome)
-    key = ("transfer", kind, view, fingerprint(*splits))
-    certainty = certainty_keys(evaluated, judged, lambda encoder: fit(encoder, problem)[0], key=key)
-    levels = level_keys(evaluated, (judged, outcome), by_level, lambda level: fit(evaluated, level))
-    warn_cut_off(evaluated, name, outcome)
-    drawn_from = next(data.splits[split] for split in ("test", "val", "train") if split in data.splits)
-    overlaps = warn_if_trained_on(evaluated, source, "test" if "test" in data.splits else "val", [drawn_from])
-    return record_result(
-        evaluated,
-        f"transfer-{name}",
-        since,
-        protocol="transfer",
-        data=name,
-        source=source,
-        view=view,
-        remarks=list(data.remarks),
-        partial=is_incomplete(source, data.remarks, data.skipped),
-        overlaps_training=overlaps,
-        tested_on=fingerprint(splits[2]),
-        **{judged.key: judged.value} | outcome,
-        **levels,
-        **certainty,
-    )
-
-
-def _at_level(splits: Sequence[Split], level: Level) -> TransferProblem:
-    return tuple(map(level.take_labels, splits)), level.classes
-
-
-def _fit_transfer(
-    evaluated: EvaluatedEncoder,
-    problem: TransferProblem,
-    view: View,
-    metric: TransferMetric,
-    location: str,
-) -> tuple[Judgement, dict[str, Any]]:
-    """What the classifier says about the test images, and how it was chosen."""
-    splits, classes = problem
-    check_classes(classes, location, dict(zip(SPLITS, splits, strict=True)))
-    train, validation, test = (evaluated.features(split, view) for split in splits)
-    fitted = transfer(train, validation, test, metric, device=evaluated.options.device, classes=len(classes))
-    outcome = fitted.to_json()
-    if fitted.targets.ndim == 2:
-        del outcome["accuracy"], outcome["metric"]
-        outcome["classes"] = len(splits[0].class_ids())
-        return ClassScores(fitted.answers, fitted.targets), outcome
-    fit_labels = torch.cat([split.labels for split in splits[:2]])
-    return Answers(fitted.is_correct, splits[2].labels[splits[2].labels >= 0], fit_labels, metric), outcome
+PROTOCOLS: dict[type[Settings], Protocol] = {
+    Knn: Protocol(open_knn, answer_knn),
+    Linear: Protocol(open_linear, answer_linear),
+    Variance: Protocol(open_variance, answer_variance),
+    Transfer: Protocol(open_transfer, answer_transfer),
+    FewShot: Protocol(few_shot.open_episodes, few_shot.answer_episodes),
+    FineTune: Protocol(finetune.open_images, finetune.fine_tune),
+}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -20,7 +22,8 @@ from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput, NoLevels, plural
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.naming import registered_name
-from supancl.evaluation.overlap import has_separate_test, is_run_source
+from supancl.evaluation.overlap import is_run_source
+from supancl.probes.features import Features, name_classes
 from supancl.reporter import report_to
 from supancl.runs.folder import check_same_content, check_same_data
 
@@ -142,7 +145,6 @@ def data_for(
     """The data of a source, or if None the run's own, with the images it held out and left out.
 
     For the margin view, the run's own source has the same pixels as the monitor, from the same cache.
-    If the run was trained on another copy of the same data set, the test split is held out: val was trained on.
     Of a hierarchy the labels are the leaves. Other images with several labels are refused unless the caller can use
     them. So is the run's own source if it has changed, with this way out, unless that is None.
     """
@@ -162,12 +164,7 @@ def _read_data(
     source_data = read_source(evaluated, spec, view, as_trained=as_trained, several_labels=several_labels)
     if way_out is not None:
         check_unchanged(evaluated, source, source_data, as_trained, way_out)
-    data = prepare_data(source_data, replace(without_hierarchy(spec), balanced=False))
-    is_test_separate = source is not None and has_separate_test(evaluated, source)
-    if data.test is not None and data.summary["held_out_from"] != "test" and is_test_separate:
-        summary = data.summary | {"held_out": len(data.test), "held_out_from": "test"}
-        data = replace(data, held_out=data.test, summary=summary)
-    return data
+    return prepare_data(source_data, replace(without_hierarchy(spec), balanced=False))
 
 
 def check_unchanged(
@@ -201,6 +198,11 @@ class EvaluationData(NamedTuple):
     split: str  # their name in results: held-out, test or train
     # of a hierarchy: the same images on each level, the coarsest first; None for a level that has these labels
     levels: tuple[EvaluationData | None, ...] = ()
+    view: View = "margin"
+    chooses: str = "train"  # the images that choose a ridge: held-out, halves (of the tested ones) or train
+    drawn: tuple[Split, ...] = ()  # the split that the tested images were taken from, if it is none of data's
+    tests_every: bool = False  # whether images that the run was trained on are tested too
+    key: Hashable = None  # equal for the same question about the same images
 
     @property
     def has_several_labels(self) -> bool:
@@ -209,10 +211,38 @@ class EvaluationData(NamedTuple):
     @property
     def drawn_from(self) -> tuple[Split, ...]:
         """The split that the tested images were taken from: all of train if they were held out of it."""
-        return (self.data.train, self.images) if self.taken_from == "train" else (self.images,)
+        return self.drawn or ((self.data.train, self.images) if self.taken_from == "train" else (self.images,))
 
-    def at_level(self, level: Level) -> EvaluationData:
+    def by_level(self) -> EvaluationData:
+        """Of a hierarchy, the data with the labels of the leaves, and of each level."""
+        if not self.data.levels:
+            return self
+        by_leaf, levels = take_each_level(self.data, self._at_level)
+        return by_leaf._replace(levels=levels)
+
+    def _at_level(self, level: Level) -> EvaluationData:
         return self._replace(data=level.take(self.data), images=level.take_labels(self.images))
+
+    def chosen_by(self, images: str) -> EvaluationData:
+        """The data whose ridge these images choose, on every level."""
+        levels = tuple(None if level is None else level._replace(chooses=images) for level in self.levels)
+        return self._replace(chooses=images, levels=levels)
+
+
+class Parts:
+    """The features of train, held-out and test images by one encoder, computed when they are needed."""
+
+    def __init__(
+        self, encoder: EvaluatedEncoder, data: EvaluationData, given: Mapping[str, Features] = MappingProxyType({})
+    ) -> None:
+        self.encoder, self.data, self.given = encoder, data, dict(given)
+        self.classes = len(data.data.classes)
+
+    def __getitem__(self, name: str) -> Features:
+        if name not in self.given:
+            splits = {"train": self.data.data.train, "held-out": self.data.data.held_out, "test": self.data.images}
+            self.given[name] = self.encoder.features(splits[name], self.data.view)
+        return self.given[name]
 
 
 def open_evaluation_data(
@@ -224,10 +254,20 @@ def open_evaluation_data(
     them.
     """
     evaluation = _select_images(evaluated, source, split, _read_data(evaluated, source, view, several_labels))
-    if not evaluation.data.levels:
-        return evaluation
-    by_leaf, by_level = take_each_level(evaluation.data, evaluation.at_level)
-    return by_leaf._replace(levels=by_level)
+    return evaluation._replace(view=view).by_level()
+
+
+def open_transfer_data(evaluated: EvaluatedEncoder, source: str, view: View) -> EvaluationData:
+    """train, val (as held-out images) and test of another source."""
+    spec = spec_for(evaluated, source)
+    read = read_source(evaluated, spec, view, "transfer", several_labels=True)
+    check_unchanged(evaluated, source, read)
+    train, val, test = three_splits(read, spec)
+    summary: dict[str, object] = {"held_out_from": "val"}
+    data = Data(train, val, read.classes, test, None, (), read.remarks, read.skipped, summary, read.levels)
+    taken_from = "test" if "test" in read.splits else "val"
+    drawn = next(read.splits[name] for name in ("test", "val", "train") if name in read.splits)
+    return EvaluationData(source, source, data, test, taken_from, "test", (), view, drawn=(drawn,)).by_level()
 
 
 def _select_images(evaluated: EvaluatedEncoder, source: str | None, split: str, data: Data) -> EvaluationData:
@@ -276,6 +316,37 @@ def hold_out_val(train: Split, location: str) -> tuple[Split, Split]:
     remaining = torch.ones(len(labelled), dtype=torch.bool)
     remaining[selected] = False
     return labelled.take(remaining.nonzero()[:, 0]), labelled.take(selected)
+
+
+def check_classes(
+    evaluated: EvaluatedEncoder,
+    data: EvaluationData,
+    splits: Mapping[str, Split],
+    may_lack: bool = False,
+    fits_on: Sequence[str] = ("train",),
+) -> None:
+    """Refuse splits without two classes, and those that lack a class of the first one unless they `may_lack` some.
+
+    Warns of test images of a class that none of `fits_on` has.
+    """
+    present = {name: set(split.class_ids()) for name, split in splits.items()}
+    expected = present[next(iter(present))]
+    if len(expected) < 2 or not all(present.values()):
+        counts = ", ".join(f"{name} {len(ids)}" for name, ids in present.items())
+        raise BadInput(f"{data.location}: two classes with labelled images are needed, and there are: {counts}")
+    differ = next((name for name, ids in present.items() if ids != expected), "")
+    if differ and not may_lack and not data.has_several_labels:
+        names = [repr(data.data.classes[label]) for label in sorted(present[differ] ^ expected)]
+        raise BadInput(f"{data.location}: {name_classes(names)}: not in every split; the splits need the same classes")
+    numbers = data.images.all_labels.classes.flatten()
+    known = torch.cat([splits[name].all_labels.classes.flatten() for name in fits_on if name in splits] or [numbers])
+    unknown = numbers[(numbers >= 0) & ~torch.isin(numbers, known)]
+    if len(unknown):
+        names = [repr(data.data.classes[label]) for label in torch.unique(unknown).tolist()]
+        effect = "are ranked by chance" if data.has_several_labels else "count as wrong"
+        evaluated.reporter.warn(
+            f"{data.location}: no training image of {name_classes(names)}; test images of it {effect}: {len(unknown)}"
+        )
 
 
 # --- what the run held out --------------------------------------------------------------------------------------------

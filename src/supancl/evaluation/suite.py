@@ -5,47 +5,61 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from supancl.config import to_json
 from supancl.data.decode import file_stamp
+from supancl.data.sources.benchmarks import benchmark as benchmark_row
 from supancl.data.sources.benchmarks import find_benchmark, find_benchmarks, official_name
 from supancl.errors import BadInput, Interrupted, SupanclError, did_you_mean, plural
 from supancl.evaluation.comparison import check_seeds
 from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluation.naming import figure_of, result_name
-from supancl.evaluation.nearest import evaluate_knn
-from supancl.evaluation.overlap import array_file
-from supancl.evaluation.protocols import evaluate_transfer
+from supancl.evaluation.protocols import evaluate
+from supancl.evaluation.settings import FewShot, Knn, Settings, Transfer
 from supancl.files import Output, is_as_written, make_folder, make_inner_folder, read_json, write_sealed_json
 from supancl.reporter import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
-VERSION = 3  # results of another version are measured again
+VERSION = 4  # results of another version are measured again
 
 OUT_OF_MEMORY = "the GPU does not have enough memory; lower batch_size, or pass device cpu"
 
 
 @dataclass(frozen=True)
+class Task:
+    """One protocol with its settings, on one data set."""
+
+    data: str
+    settings: Settings
+
+    @property
+    def title(self) -> str:
+        """The name of its table."""
+        if isinstance(self.settings, FewShot):
+            return f"fewshot {self.settings.ways}w{self.settings.shots[0]}s"
+        return self.settings.name
+
+    def run(self, evaluated: EvaluatedEncoder, root: Path) -> dict[str, Any]:
+        name = self.data if self.settings.needs_data else None
+        return evaluate(evaluated, self.settings, f"{self.data}@{root}", name)
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What to measure for each encoder, and with which settings."""
+    """What to measure for each encoder, and with which settings; without `sets`, on all data sets in the root."""
 
     root: Path
     protocols: Sequence[str] = PROTOCOLS
-    sets: Sequence[str] = ()  # empty: all in the root
-    ways: int = 5
-    shots: Sequence[int] = (1, 5)
-    queries: int = 16
-    episodes: int = 2000
-    seed: int = 0
+    sets: Sequence[str] = ()
     k: int = 20
-    fill_queries: bool = False
+    episodes: FewShot = FewShot()
 
     def __post_init__(self) -> None:
         for protocol in self.protocols:
@@ -55,62 +69,32 @@ class Plan:
 
     def tasks(self) -> list[Task]:
         """The tasks sorted by data set, so that protocols share decoded images."""
-        transfer = find_benchmarks(self.root, "transfer")
-        episodes = find_benchmarks(self.root, "few-shot")
+        transfer, episodes = find_benchmarks(self.root, "transfer"), find_benchmarks(self.root, "few-shot")
         present = tuple(dict.fromkeys((*transfer, *episodes)))
         for name in self.sets:
             if name not in present:
                 raise BadInput(f"{name} is not in {self.root}; see: supancl data check {name}")
-        tasks: list[Task] = []
-        for name in (name for name in present if not self.sets or name in self.sets):
-            if name in transfer:
-                tasks += [self._knn(name)] * ("knn" in self.protocols)
-                tasks += [self._transfer(name)] * ("transfer" in self.protocols)
-            if name in episodes and "fewshot" in self.protocols:
-                tasks += [self._few_shot(name, shots) for shots in self.shots]
+        # the view of transfer for k-NN, so that both share features
+        rows: dict[str, list[Settings]] = {
+            "knn": [Knn(k=(self.k,), split="test", view="whole")],
+            "transfer": [Transfer()],
+            "fewshot": [replace(self.episodes, shots=(shots,)) for shots in self.episodes.shots],
+        }
+        tasks = [
+            Task(name, settings)
+            for name in present
+            for protocol in PROTOCOLS
+            for settings in rows[protocol]
+            if (not self.sets or name in self.sets)
+            and protocol in self.protocols
+            and name in (episodes if protocol == "fewshot" else transfer)
+        ]
         if not tasks:
             requested = ", ".join(self.protocols)
             raise BadInput(
-                f"no data set for {requested} is in {self.root}; supancl data check NAME explains how to set one up"
+                f"no data set for {requested} is in {self.root}; supancl data check NAME explains the layout"
             )
         return tasks
-
-    def _knn(self, name: str) -> Task:
-        # the view of transfer, so that both share features
-        return Task(
-            "knn",
-            name,
-            f"knn-{name}",
-            {"k": self.k, "view": "whole", "split": "test"},
-            lambda evaluated: evaluate_knn(evaluated, f"{name}@{self.root}", ks=(self.k,), split="test", view="whole"),
-        )
-
-    def _transfer(self, name: str) -> Task:
-        source = f"{name}@{self.root}"
-        return Task("transfer", name, f"transfer-{name}", {}, lambda evaluated: evaluate_transfer(evaluated, source))
-
-    def _few_shot(self, name: str, shots: int) -> Task:
-        kind = f"{self.ways}w{shots}s"
-        settings = EpisodeSettings(self.ways, shots, self.queries, self.episodes, self.seed, self.fill_queries)
-        key = asdict(settings)
-        if not self.fill_queries:
-            del key["fill_queries"]  # old results have no such setting
-        return Task(
-            f"fewshot {kind}",
-            name,
-            f"fewshot-{name}-{kind}",
-            key,
-            lambda evaluated: evaluate_few_shot(evaluated, f"{name}@{self.root}", settings),
-        )
-
-
-@dataclass(frozen=True)
-class Task:
-    protocol: str
-    data: str
-    name: str
-    settings: dict[str, Any]
-    run: Callable[[EvaluatedEncoder], dict[str, Any]]
 
 
 @dataclass
@@ -134,19 +118,19 @@ def run_suite(encoders: Sequence[EvaluatedEncoder], plan: Plan, out: Path, repor
     for task in tasks:
         for evaluated in encoders:
             done += 1
-            progress = f"[{done}/{total}] {evaluated.location}: {task.protocol} on {task.data}"
+            progress = f"[{done}/{total}] {evaluated.location}: {task.title} on {task.data}"
             try:
-                result, was_saved = load_or_measure(evaluated, task, out, files(task.data))
+                result, was_saved = load_or_measure(evaluated, task, plan.root, out, files(task.data))
             except Interrupted:
                 raise
             except (SupanclError, torch.OutOfMemoryError) as error:
                 why = str(error) if isinstance(error, SupanclError) else OUT_OF_MEMORY
                 reporter.warn(f"{progress}: {why}")
                 suite.failures.append(
-                    {"encoder": evaluated.location, "task": task.protocol, "data": task.data, "why": why}
+                    {"encoder": evaluated.location, "task": task.title, "data": task.data, "why": why}
                 )
                 continue
-            suite.results.append(result | {"task": task.protocol, "data": task.data, "group": evaluated.group})
+            suite.results.append(result | {"task": task.title, "data": task.data, "group": evaluated.group})
             reporter.note(f"{progress}: {describe_result(result)}{' (saved earlier)' if was_saved else ''}")
     return suite
 
@@ -169,11 +153,14 @@ def make_out_folder(out: Path) -> None:
     make_folder(out)
 
 
-def load_or_measure(evaluated: EvaluatedEncoder, task: Task, out: Path, files: str) -> tuple[dict[str, Any], bool]:
+def load_or_measure(
+    evaluated: EvaluatedEncoder, task: Task, root: Path, out: Path, files: str
+) -> tuple[dict[str, Any], bool]:
     """The result, and whether an earlier call measured it; `files` is the data set's key."""
     options = evaluated.options
     key = {
         "version": VERSION,
+        "protocol": task.settings.name,
         "weights": evaluated.weights,
         "layer": options.layer,
         "normalize": options.normalize,
@@ -181,14 +168,19 @@ def load_or_measure(evaluated: EvaluatedEncoder, task: Task, out: Path, files: s
         "partial": options.partial,
         "skip_bad_images": options.skip_bad_images,
         **evaluated.projector_key,
-        **task.settings,
+        **to_json(task.settings),
     }
-    name = result_name(task.name, {"protocol": task.protocol.split()[0], **key})
+    kind = task.title.partition(" ")[2]
+    base = f"{task.settings.name}-{task.data}" + f"-{kind}" * bool(kind)
+    shown = {name: value for name, value in key.items() if value is not None}
+    name = result_name(
+        base, shown | ({"k": task.settings.k[0]} if isinstance(task.settings, Knn) and task.settings.k else {})
+    )
     path = out / folder_name(evaluated) / "evaluate" / f"{name}.json"
     result = load_result(path, key)
     if result is not None:
         return result, True
-    result = task.run(evaluated) | {"suite": key}
+    result = task.run(evaluated, root) | {"suite": key}
     for folder in (path.parent.parent, path.parent):
         make_inner_folder(folder)
     write_sealed_json(path, result)
@@ -204,13 +196,13 @@ def folder_name(evaluated: EvaluatedEncoder) -> str:
 def data_key(name: str, root: Path) -> str:
     """A digest of the data set's files, splits and labels: if they change, results are measured again."""
     benchmark = find_benchmark(name, root)
-    array = array_file(name, root)
     if benchmark.files is not None:
         entries = sorted(
             (path, str(split), str(label)) for split, path, label in benchmark.files(benchmark.folder).entries
         )
-    else:  # ROOT may hold other files too, so only this one counts
-        entries = [(array, "", "")] if array is not None else []
+    else:  # ROOT may hold other files too, so only the first of its own counts
+        arrays = [benchmark.folder / file for file in benchmark_row(name).arrays]
+        entries = [(array, "", "") for array in arrays if array.is_file()][:1]
     content = hashlib.sha256()
     for path, split, label in entries:
         stamp = file_stamp(path) if path.is_file() else None

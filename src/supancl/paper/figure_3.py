@@ -18,7 +18,7 @@ from supancl.core.losses import Align
 from supancl.data.opening import absolute_source
 from supancl.data.splits import Split
 from supancl.errors import BadInput, did_you_mean
-from supancl.evaluation import EvaluatedEncoder
+from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.overlap import warn_if_trained_on
 from supancl.evaluation.sources import open_evaluation_data, resolve_source
 from supancl.files import write_json
@@ -103,9 +103,7 @@ def draw_figure(
         images = evaluation.images.take(choose_images(evaluation.images, ids, request.per_class, request.seed))
         features = evaluated.features(images)
         labels = torch.tensor([ids.index(label) for label in features.labels.tolist()])
-        overlaps = request.split == "train" or warn_if_trained_on(
-            evaluated, source, evaluation.taken_from, evaluation.drawn_from
-        )
+        overlaps = request.split == "train" or warn_if_trained_on(evaluated, source, evaluation.drawn_from)
         names = images.names_at(torch.arange(len(images)))
         panels.append(PanelImages(evaluated, Features(features.values, labels), names, overlaps))
         check_same_images(panels[0], panels[-1], request.split)

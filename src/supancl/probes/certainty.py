@@ -1,49 +1,22 @@
-"""How much an accuracy says: its interval, chance, and its difference from another encoder on the same images."""
+"""How much a figure says: its interval, chance, and its difference from another encoder on the same images."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from supancl.probes.features import Features
 from supancl.probes.precision import bootstrap_precision, mean_average_precision
 from supancl.probes.transfer import TransferMetric
 from supancl.stats import Interval, paired_accuracy_interval, percentile_interval, wilson_interval
 
 UNEVEN = 2  # classes are unbalanced if the largest has more than this many times the images of the smallest
 GROUPS = {"head": 101, "middle": 20, "tail": 1}  # training images of a class, at least
-
-
-class Judgement(Protocol):
-    """What an encoder answered about the tested images, judged by one figure in percent: accuracy, or mAP."""
-
-    @property
-    def key(self) -> str:
-        """The figure's name in a result."""
-
-    @property
-    def images(self) -> int: ...
-
-    @property
-    def classes(self) -> int: ...
-
-    @property
-    def value(self) -> float: ...
-
-    @property
-    def interval(self) -> Interval: ...
-
-    @property
-    def chance(self) -> float: ...
-
-    def minus(self, theirs: Any) -> Interval:
-        """The difference in points from a judgement of the same images, with its paired interval."""
-
-    def more_keys(self) -> dict[str, Any]:
-        """Further keys of the result."""
 
 
 class Answers(NamedTuple):
@@ -55,11 +28,8 @@ class Answers(NamedTuple):
     metric: TransferMetric = "top-1"
 
     @property
-    def accuracy(self) -> float:
-        return 100 * float(self.is_correct.double().mean())
-
-    @property
     def key(self) -> str:
+        """The figure's name in a result."""
         return "accuracy"
 
     @property
@@ -73,25 +43,33 @@ class Answers(NamedTuple):
 
     @property
     def value(self) -> float:
-        return weighted_accuracy(self, self.metric)
+        return self.weighted(self.metric)
+
+    def weighted(self, metric: TransferMetric) -> float:
+        """Accuracy in percent by a metric."""
+        return 100 * float((image_weights(self.labels, metric) * self.is_correct.double()).mean())
 
     @property
     def interval(self) -> Interval:
-        return accuracy_interval(self.value, self.labels, self.metric)
+        """Wilson's. A mean over classes of different sizes counts as one over fewer images: those of a sample of equal
+        weights that has the same variance.
+        """
+        weights, count = image_weights(self.labels, self.metric), len(self.labels)
+        return wilson_interval(self.value, count**2 / float(weights.square().sum()) if count else 0)
 
     @property
     def chance(self) -> float:
         return chance(self.references, self.metric)
 
-    def minus(self, theirs: Answers) -> Interval:
-        return difference(self, theirs, self.metric)
+    def minus(self, theirs: Any) -> Interval:
+        """The difference in points from another encoder on the same images, with its paired interval."""
+        weights = image_weights(self.labels, self.metric).tolist()
+        return paired_accuracy_interval(self.is_correct.tolist(), theirs.is_correct.tolist(), weights)
 
     def more_keys(self) -> dict[str, Any]:
         """The accuracy of large and small classes, if their sizes differ."""
         groups = accuracy_by_size(self)
-        if not groups:
-            return {}
-        return {"balanced_accuracy": weighted_accuracy(self, "mean-per-class"), "by_class_size": groups}
+        return {"balanced_accuracy": self.weighted("mean-per-class"), "by_class_size": groups} if groups else {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +110,7 @@ class ClassScores:
         prevalence = self.targets.double().mean(0)
         return 100 * float(prevalence[prevalence > 0].mean())
 
-    def minus(self, theirs: ClassScores) -> Interval:
+    def minus(self, theirs: Any) -> Interval:
         return percentile_interval(self.value - theirs.value, (self.draws - theirs.draws).numpy())
 
     def more_keys(self) -> dict[str, Any]:
@@ -140,6 +118,24 @@ class ClassScores:
             "map_11_point": mean_average_precision(self.scores, self.targets, "11-point"),
             "untested_classes": int((~self.targets.any(0)).sum()),
         }
+
+
+Judgement = Answers | ClassScores  # what an encoder said about the tested images, measured by one figure in percent
+
+
+def judge(
+    said: Tensor, tested: Features, references: Tensor, classes: int = 0, metric: TransferMetric = "top-1"
+) -> Judgement:
+    """The figure of answers about labelled images: their classes, or for several labels scores of every class."""
+    if tested.pairs is not None:
+        return ClassScores(said, tested.targets(classes))
+    return Answers(said == tested.labels, tested.labels, references, metric)
+
+
+def join(judgements: Sequence[Any]) -> Answers:
+    """Answers about different images, whose references were one another, as one."""
+    is_correct, labels = (torch.cat([part[number] for part in judgements]) for number in (0, 1))
+    return Answers(is_correct, labels, torch.cat([judgements[0].references, judgements[0].labels]))
 
 
 def image_weights(labels: Tensor, metric: TransferMetric = "top-1") -> Tensor:
@@ -153,21 +149,6 @@ def image_weights(labels: Tensor, metric: TransferMetric = "top-1") -> Tensor:
     _, row, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
     weights: Tensor = len(labels) / (len(sizes) * sizes.double()[row])
     return weights
-
-
-def weighted_accuracy(answers: Answers, metric: TransferMetric = "top-1") -> float:
-    """Accuracy in percent by the metric."""
-    return 100 * float((image_weights(answers.labels, metric) * answers.is_correct.double()).mean())
-
-
-def accuracy_interval(percent: float, labels: Tensor, metric: TransferMetric = "top-1") -> Interval:
-    """Wilson's interval of an accuracy on images of these classes.
-
-    A mean over classes of different sizes counts as one over fewer images: those of a sample of equal weights that
-    has the same variance.
-    """
-    weights = image_weights(labels, metric)
-    return wilson_interval(percent, len(labels) ** 2 / float(weights.square().sum()) if len(labels) else 0)
 
 
 def accuracy_by_size(answers: Answers) -> dict[str, dict[str, float]]:
@@ -194,13 +175,6 @@ def accuracy_by_size(answers: Answers) -> dict[str, dict[str, float]]:
             groups[name] = {"classes": len(accuracies), "accuracy": sum(accuracies) / len(accuracies)}
         above = least
     return groups
-
-
-def difference(ours: Answers, theirs: Answers, metric: TransferMetric = "top-1") -> Interval:
-    """ours - theirs in points, with the interval over the images that both were asked about."""
-    return paired_accuracy_interval(
-        ours.is_correct.tolist(), theirs.is_correct.tolist(), image_weights(ours.labels, metric).tolist()
-    )
 
 
 def chance(references: Tensor, metric: TransferMetric = "top-1") -> float:

@@ -108,14 +108,15 @@ def fit_linear_classifier(
     """
     train, others = train.labelled(), [held_out.labelled()] if len(held_out.labelled()) else []
     present = torch.unique(train.labels) if train.pairs is None else train.targets(classes).any(0).nonzero()[:, 0]
+    present = present.cpu()
     (fitted, *asked), count = prepare(train, others, classes)
     targets = targets_of(fitted, count)
-    targets = targets if train.pairs is None else targets[:, present]
+    targets = targets if train.pairs is None else targets[:, present.to(targets.device)]
     ridges = Ridges(fitted.values, targets, device)
     chosen_on = "held-out" if asked else "10% of training"
     if asked:
         tested = targets_of(asked[0], count)
-        tested = tested if train.pairs is None else tested[:, present]
+        tested = tested if train.pairs is None else tested[:, present.to(tested.device)]
         ridges.compare(None, None, Features(asked[0].values, tested))
     else:
         ridges.compare(None, draw_choosing(fitted.labels.cpu()))

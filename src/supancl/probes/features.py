@@ -18,7 +18,7 @@ from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
 from supancl.data.threads import ReadingThreads
 from supancl.data.views.evaluation import View, evaluation_view
-from supancl.errors import BadInput, plural
+from supancl.errors import BadInput
 
 CPU_PIXELS_PER_BATCH = 8 * 224**2
 MOST_PADDED_BYTES = 2**29  # of a batch as it is read; as floating-point numbers it is four times as large
@@ -91,6 +91,10 @@ class Features:
         several = [part.pairs.to(labels.device) for part in (self, others) if part.pairs is not None]
         return Features(values, labels, torch.cat(several) if len(several) > 1 else None)
 
+    def class_numbers(self) -> Tensor:
+        """The class of every label of every image; -1 where there is none."""
+        return self.labels if self.pairs is None else self.pairs[..., 0].long().flatten()
+
     def targets(self, classes: int) -> Tensor:
         """(N, classes): whether the image has the class, however small its weight."""
         assert self.pairs is not None
@@ -156,10 +160,7 @@ def embed(
         for done, batch in _batches(split, batch_size):
             batch = batch.to(device)
             if batch.pixels.ndim == 4 and batch.pixels.shape[1] != encoder.spec.channels:
-                raise BadInput(
-                    f"the encoder takes {plural(encoder.spec.channels, 'channel')}, "
-                    f"the images have {batch.pixels.shape[1]}"
-                )
+                raise BadInput(f"channels of the images: {batch.pixels.shape[1]}, not {encoder.spec.channels}")
             with torch.inference_mode():
                 images = evaluation_view(batch, encoder.size, encoder.mean, encoder.std, view)
                 if half and images.ndim == 4:
@@ -195,9 +196,7 @@ def check_shape(name: str, features: Labelled) -> None:
     if features.values.ndim != 2:
         raise BadInput(f"{name} features have shape {tuple(features.values.shape)}: give one row per image")
     if len(features.values) != len(features.labels):
-        raise BadInput(
-            f"{name} features: {plural(len(features.values), 'row')} but {plural(len(features.labels), 'label')}"
-        )
+        raise BadInput(f"{name} features: {len(features.values)} rows but {len(features.labels)} labels")
 
 
 def check_finite(name: str, values: Tensor, offset: int = 0) -> None:
@@ -239,17 +238,10 @@ def check_splits(**splits: Features) -> tuple[dict[str, Features], Tensor]:
                 "embed both with the same encoder"
             )
         present = torch.unique(split.labels)
-        missing = classes[~torch.isin(classes, present)].tolist()
-        unexpected = present[~torch.isin(present, classes)].tolist()
-        if missing:
+        differing = torch.cat([classes[~torch.isin(classes, present)], present[~torch.isin(present, classes)]]).tolist()
+        if differing:
             raise BadInput(
-                f"{name} split: no image of {name_classes(missing)}, which the {first} split has; "
-                "add images of it, or leave the class out of every split"
-            )
-        if unexpected:
-            raise BadInput(
-                f"{name} split: {name_classes(unexpected)}, which the {first} split does not have; "
-                "give all splits the same classes"
+                f"{name} split: {name_classes(differing)} in only one of it and the {first} split; give both the same"
             )
     renumbered = {
         name: Features(split.values, torch.searchsorted(classes, split.labels)) for name, split in checked.items()

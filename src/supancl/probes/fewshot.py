@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.errors import BadInput, SupanclError, plural
+from supancl.config import to_json
+from supancl.errors import BadInput, SupanclError
 from supancl.probes.features import Features, check_features
 from supancl.reporter import track
 from supancl.stats import episode_half_width
@@ -54,20 +55,8 @@ class FewShot:
     fill_queries: bool = False  # see `sample_episodes`
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "mean": self.mean,
-            "interval": self.interval,
-            "ways": self.ways,
-            "shots": self.shots,
-            "queries": self.queries,
-            "queries_used": list(self.queries_used),
-            "fill_queries": self.fill_queries,
-            "episodes": len(self.accuracies),
-            "seed": self.seed,
-            "dropped": list(self.dropped),
-            "drawn": self.episodes_digest,
-            "accuracies": list(self.accuracies),
-        }
+        content = to_json(self)
+        return {"drawn": content.pop("episodes_digest"), "episodes": len(self.accuracies), **content}
 
 
 class Difference(NamedTuple):
@@ -93,26 +82,17 @@ def sample_episodes(
     sampled with replacement, as in the authors' code, and all classes have equal weight; classes and shots are the same
     either way.
     """
-    for name, value, least in (
-        ("ways", ways, 2),
-        ("shots", shots, 1),
-        ("queries", queries, 1),
-        ("episodes", episodes, 1),
-        ("seed", seed, 0),
-    ):
-        if value < least:
-            raise BadInput(f"{name} = {value}: must be at least {least}")
+    if min(ways - 1, shots, queries, episodes, seed + 1) < 1:
+        raise BadInput("at least 2 ways, 1 shot, 1 query and 1 episode are needed, and a seed from 0 on")
     order = torch.argsort(labels, stable=True)
     order = order[labels[order] >= 0]
     names, sizes = torch.unique(labels[order], return_counts=True)
     usable = sizes > shots
     dropped = tuple(names[~usable].tolist())
     if int(usable.sum()) < ways:
-        too_small = f" (too small: {', '.join(map(str, dropped[:10]))})" if dropped else ""
         raise BadInput(
-            f"{plural(int(usable.sum()), 'class has', 'classes have')} the {shots + 1} images that "
-            f"{plural(shots, 'shot')} and a query need, {ways} ways need {ways} of them{too_small}; use fewer "
-            "ways or shots, or more images"
+            f"classes with more than {shots} images: {int(usable.sum())}; {ways} ways need as many: use fewer ways or "
+            "shots, or more images"
         )
     offset = (sizes.cumsum(0) - sizes)[usable]
     names, sizes = names[usable], sizes[usable]

@@ -111,12 +111,5 @@ def _train_epoch(
         count += len(labels)
     mean = float(total) / max(count, 1)
     if not count or not math.isfinite(mean):
-        raise BadInput(
-            f"the probe's epoch {epoch} "
-            + (
-                "has no images"
-                if not count
-                else "has a loss that is not finite: check the features for NaN, or lower lr"
-            )
-        )
+        raise BadInput(f"epoch {epoch} of the probe has no images, or a loss that is not finite: lower lr?")
     return mean

@@ -17,7 +17,7 @@ from supancl.data.hierarchy import with_leaf_labels
 from supancl.data.labels import label_cell
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean
-from supancl.evaluation import EvaluatedEncoder
+from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.sources import held_out_mask, read_source, spec_for
 from supancl.files import absolute_path
 from supancl.probes import Features

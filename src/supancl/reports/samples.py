@@ -92,7 +92,7 @@ def _line(error: Exception) -> str:
 def find_answers(run: Path) -> Answers:
     """Fit a linear classifier on the training images, as `predict` does, and ask it about the held-out ones."""
     from supancl.core.precision import pick_device
-    from supancl.evaluation import EvaluationOptions, open_evaluated_encoder
+    from supancl.evaluation.encoder import EvaluationOptions, open_evaluated_encoder
     from supancl.evaluation.sources import data_for
     from supancl.probes import Features
     from supancl.probes.classifiers import fit_linear_classifier, fit_temperature, rank_classes

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from supancl.errors import make_visible, plural
-from supancl.evaluation import (
-    describe_episode_images,
+from supancl.evaluation.comparison import (
     differences,
     different_images_warnings,
     overlap_warnings,
@@ -97,7 +96,7 @@ def print_score_tables(results: list[dict[str, Any]], form: TableFormat) -> dict
     tables = rankings(results)
     for line in (*different_images_warnings(results), *overlap_warnings(results)):
         warn(line)
-    gaps, legends = differences(results), describe_episode_images(results)
+    gaps = differences(results)
     if form == "json":
         content = {name: ranking.to_json() for name, ranking in tables.items()}
         show(json.dumps(content, indent=2) + "\n")
@@ -106,8 +105,6 @@ def print_score_tables(results: list[dict[str, Any]], form: TableFormat) -> dict
             if len(tables) > 1 or form in ("text", "markdown"):
                 show(HEADINGS[form].format(make_visible(protocol)))
             show(score_table(ranking, form))
-            if form == "text" and protocol in legends:
-                say(f"episodes: {legends[protocol]}")
     if form == "text":
         for gap in gaps[:MAX_DIFFERENCES]:
             say(

@@ -113,7 +113,7 @@ def load_projector(path: Path | str) -> nn.Sequential:
     weights, metadata = read_safetensors(file)
     try:
         head, width = from_json(MLP, parse_json(metadata["head"]), "head"), parse_json(metadata["input_width"])
-        if (head, width) != MLP.describe(weights):  # before layers of any size are made
+        if not isinstance(width, int) or (head, width) != MLP.describe(weights):  # before layers of any size are made
             raise ValueError("its tensors do not match its metadata")
         projector = head.build(width)
         projector.load_state_dict(weights)

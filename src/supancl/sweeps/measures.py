@@ -12,17 +12,10 @@ from typing import Any
 from supancl.core.precision import pick_device
 from supancl.data.opening import is_same_source
 from supancl.errors import BadInput
-from supancl.evaluation import (
-    EvaluatedEncoder,
-    EvaluationOptions,
-    SgdSettings,
-    SourceCache,
-    evaluate_knn,
-    evaluate_linear,
-    evaluate_variance,
-    open_evaluated_encoder,
-)
+from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
+from supancl.evaluation.protocols import evaluate
 from supancl.evaluation.rows import Row, average, rows_of_log, rows_of_result
+from supancl.evaluation.settings import PROTOCOLS as SETTINGS
 from supancl.probes.knn import DEFAULT_K
 from supancl.reporter import warn
 from supancl.reports.tables import mean_text
@@ -70,12 +63,8 @@ class Measurement:
 
     def measure(self, evaluated: EvaluatedEncoder) -> dict[str, Any]:
         """Run the protocol; its result is also saved in the run folder."""
-        if self.protocol == "knn":
-            return evaluate_knn(evaluated, self.source, None if self.k is None else (self.k,), split=self.split)
-        if self.protocol == "linear":
-            sgd = SgdSettings() if self.probe == "sgd" else None
-            return evaluate_linear(evaluated, self.source, sgd, split=self.split)
-        return evaluate_variance(evaluated, self.source, split=self.split)
+        own = {"k": self.k} if self.protocol == "knn" else {"probe": self.probe} if self.protocol == "linear" else {}
+        return evaluate(evaluated, SETTINGS[self.protocol].given({**own, "split": self.split}), self.source)
 
 
 class RunEvaluator:

@@ -20,8 +20,9 @@ from supancl.config import to_json
 from supancl.core.precision import pick_device
 from supancl.data.splits import Data
 from supancl.errors import BadInput
-from supancl.evaluation import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
-from supancl.evaluation.finetune import FineTuning, choose_lr, predict, train_classifier
+from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
+from supancl.evaluation.finetune import choose_lr, predict, train_classifier
+from supancl.evaluation.settings import FineTune
 from supancl.files import write_json, write_text
 from supancl.probes import linear_probe
 from supancl.reporter import say, show
@@ -139,7 +140,7 @@ def linear_answers(evaluated: EvaluatedEncoder, data: Data) -> Tensor:
 def fine_tuned_answers(evaluated: EvaluatedEncoder, data: Data, seeds: range) -> list[Answers]:
     """Of the network trained with labels, at the learning rate that is best on a tenth of the training images."""
     train, test, classes = data.train.labelled(), data.held_out.labelled(), len(data.classes)
-    settings, since = FineTuning(), time.perf_counter()
+    settings, since = FineTune(), time.perf_counter()
     lr, _ = choose_lr(evaluated, train, classes, settings)
     choosing, answers = time.perf_counter() - since, []
     for seed in seeds:

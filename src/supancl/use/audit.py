@@ -109,7 +109,7 @@ def audit(
         if not source.lower().endswith(".csv"):
             raise BadInput(f"corrected {corrected}: copies a .csv source, and the data are {source}; leave it out")
     (evaluated,) = open_encoders(encoder, options, saves_results=False)
-    from supancl.evaluation.audit import AuditSettings, audit_labels, describe, has_label_noise
+    from supancl.evaluation.audit import audit_labels, describe, has_label_noise
     from supancl.evaluation.sources import spec_for
     from supancl.reports.audit import audit_page
     from supancl.reports.page import write_page
@@ -119,7 +119,7 @@ def audit(
         raise BadInput(
             f"corrected {corrected}: the run's labels are not those of {source}; name a single .csv with data"
         )
-    found = audit_labels(evaluated, AuditSettings(given, k, seed, view))
+    found = audit_labels(evaluated, given, k, seed, view)
     make_folder(folder)
     write_json(folder / SUMMARY, {"made_by": MADE_BY})  # first: a killed audit can be repeated
     write_tables(found, folder)

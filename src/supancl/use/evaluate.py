@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from typing_extensions import TypedDict, Unpack
 
-from supancl.config import PYTHON
-from supancl.data.views.evaluation import View
-from supancl.errors import BadInput, CheckFailed, did_you_mean, plural
-from supancl.reporter import say, show
+from supancl.config import PYTHON, Count, checked, hints
+from supancl.errors import BadInput, CheckFailed, did_you_mean
+from supancl.evaluation.settings import PROTOCOLS as SETTINGS
+from supancl.evaluation.settings import FewShot, FineTune, Settings, Variance
+from supancl.reporter import say
 
 if TYPE_CHECKING:
     from supancl.core.encoders import Encoder
-    from supancl.evaluation import EvaluatedEncoder
+    from supancl.evaluation.encoder import EvaluatedEncoder
     from supancl.training.run import Run
 
 EncoderArgument = Union["Run", "Encoder", str, Path]
 EncodersArgument = EncoderArgument | list[str] | Sequence[EncoderArgument]
-Split = Literal["held-out", "test"]
 Format = Literal["text", "markdown", "latex", "csv", "json"]
-NOT_MEASURABLE = "not measurable"
 
 
 class EncoderOptions(TypedDict, total=False):
@@ -101,10 +101,6 @@ def evaluate(
         knn, linear, transfer, fewshot, variance, finetune or suite; None: knn and linear
     data
         a source (default: the run's data)
-    split
-        evaluated images; held-out: val, else test, else a tenth of train
-    view
-        margin: centre 7/8 of the short side, bilinear; whole: all of it, bicubic, as for transfer
     no_baselines
         do not compare with random weights and with the run's start
     format
@@ -133,328 +129,88 @@ def evaluate(
     return PROTOCOLS[protocol](encoders, **({} if data is None else {"data": data}), **settings)
 
 
-def knn(
+def command(kind: type[Settings]) -> Callable[..., dict[str, Any]]:
+    """The command of a protocol: its arguments are its settings, data and how encoders are opened."""
+    documented = [each for each in fields(kind) if f"\n    {each.name}\n" in (kind.__doc__ or "")]
+    takes_one = kind in (Variance, FineTune)
+    own: dict[str, tuple[Any, Any]] = {"data": (str | None, None)}
+    if kind.needs_data:
+        own = {"data": (list[str] | str | None, None), "root": (str | None, None), "sets": (tuple[str, ...], ())}
+    if kind not in (Variance, FewShot):
+        own["no_baselines"] = bool, False
+    if not takes_one:
+        own["format"] = Format, "text"
+    flags = {**own, **{each.name: (hints(kind)[each.name], each.default) for each in documented}}
+
+    def protocol(encoders: EncodersArgument, **given: Any) -> dict[str, Any]:
+        chosen = {name: given.pop(name, default) for name, (_, default) in own.items()}
+        settings = kind.given({name: value for name, value in given.items() if name not in OPTIONS})
+        options = {name: value for name, value in given.items() if name in OPTIONS}
+        return run_protocol(encoders, settings, options, **chosen)
+
+    keyword, Parameter = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter
+    first = Parameter(
+        "encoders", Parameter.POSITIONAL_OR_KEYWORD, annotation=EncoderArgument if takes_one else EncodersArgument
+    )
+    middle = [Parameter(name, keyword, default=value, annotation=hint) for name, (hint, value) in flags.items()]
+    last = Parameter("options", Parameter.VAR_KEYWORD, annotation=Unpack[EncoderOptions])
+    protocol.__name__, protocol.__doc__ = kind.name, kind.__doc__
+    protocol.__signature__ = inspect.Signature([first, *middle, last])  # type: ignore[attr-defined]
+    return protocol
+
+
+def run_protocol(
     encoders: EncodersArgument,
-    *,
-    data: str | None = None,
-    split: Split = "held-out",
-    k: tuple[int, ...] | int | None = None,
-    temperature: float = 0.1,
-    metric: Literal["cosine", "l2"] = "cosine",
-    leave_one_out: bool = False,
-    view: View = "margin",
-    no_baselines: bool = False,
-    format: Format = "text",
-    **options: Unpack[EncoderOptions],
-) -> dict[str, Any]:
-    """Classify images by their k nearest neighbours among the training images.
-
-    Parameters
-    ----------
-    k
-        neighbours; of several, the first is the result (default: 20, or a quarter of the references per class if that
-        is less)
-    temperature
-        of the neighbours' votes
-    metric
-        how features are compared
-    leave_one_out
-        use the evaluated images as references for one another
-
-    Examples
-    --------
-    $ supancl evaluate knn runs/photos --k 20,5
-    $ supancl evaluate knn runs/a runs/b --data photos --format markdown
-    """
-    from supancl.evaluation import evaluate_knn
-    from supancl.evaluation.describe import describe_at_k, print_certainty
-    from supancl.probes.knn import DEFAULT_K
-
-    ks = check_counts((k,) if isinstance(k, int) else k, "k")
-    check_above(temperature, 0, "temperature")
-    opened = open_encoders(encoders, options, baselines=not no_baselines)
-
-    def measure(evaluated: EvaluatedEncoder) -> dict[str, Any]:
-        return evaluate_knn(evaluated, data, ks, temperature, metric, leave_one_out, split, view)
-
-    if len(opened) > 1:
-        return compare_encoders(opened, "k-NN (k = {k})", measure, format)
-    result = measure(*opened)
-    if ks is None and result["k"] < DEFAULT_K:
-        say(f"k = {result['k']}: a quarter of the references per class (k sets another)")
-    for number in result["by_k"]:
-        figure, references = describe_at_k(result, number), result["references"]
-        say(f"k-NN (k = {number}): {figure}, {references} references, {result['classes']} classes")
-    print_certainty(result)
-    return result
-
-
-def linear(
-    encoders: EncodersArgument,
-    *,
-    data: str | None = None,
-    split: Split = "held-out",
-    probe: Literal["lbfgs", "sgd"] = "lbfgs",
-    augmented: bool = False,
-    epochs: int | None = None,
-    lr: float | None = None,
-    probe_batch: int | None = None,
-    seed: int = 0,
-    view: View = "margin",
-    no_baselines: bool = False,
-    format: Format = "text",
-    **options: Unpack[EncoderOptions],
-) -> dict[str, Any]:
-    """Train a linear classifier on frozen features.
-
-    Parameters
-    ----------
-    probe
-        lbfgs: fast and convex; sgd: as in the paper
-    augmented
-        sgd on random crops, encoded again every epoch
-    epochs
-        of sgd (100); the learning rate drops at 60% and 80%
-    lr
-        learning rate of sgd for a batch of 256 (30)
-    probe_batch
-        batch size of sgd (256)
-    seed
-        of the images held out of training, and of sgd
-
-    Examples
-    --------
-    $ supancl evaluate linear runs/photos
-    $ supancl evaluate linear runs/a runs/b --probe sgd
-    """
-    from supancl.evaluation import SgdSettings, evaluate_linear
-    from supancl.evaluation.describe import describe_figure, describe_ridge, print_certainty
-
-    given = {"epochs": epochs, "lr": lr, "batch_size": probe_batch}
-    overrides = {name: value for name, value in given.items() if value is not None}
-    for name, value in overrides.items():
-        check_above(value, 0, name)
-    if probe == "lbfgs" and (overrides or augmented):
-        names = ", ".join([*overrides, *["augmented"] * augmented])
-        raise BadInput(f"{names}: only for probe sgd, lbfgs has no such setting; give probe sgd, or leave it out")
-    check_above(seed, -1, "seed")
-    sgd = SgdSettings(augmented=augmented, **overrides) if probe == "sgd" else None  # type: ignore[arg-type]
-    opened = open_encoders(encoders, options, baselines=not no_baselines)
-
-    def measure(evaluated: EvaluatedEncoder) -> dict[str, Any]:
-        return evaluate_linear(evaluated, data, sgd, seed, split, view)
-
-    if len(opened) > 1:
-        return compare_encoders(opened, "linear", measure, format)
-    result = measure(*opened)
-    method = describe_ridge(result) if probe == "lbfgs" else f"epochs of SGD: {result['epochs']}"
-    say(f"linear ({method}): {describe_figure(result)}, {result['classes']} classes")
-    print_certainty(result)
-    return result
-
-
-def variance(
-    encoder: EncoderArgument,
-    *,
-    data: str | None = None,
-    split: Literal["held-out", "test", "train"] = "held-out",
-    view: View = "margin",
-    **options: Unpack[EncoderOptions],
-) -> dict[str, Any]:
-    """Measure variance within classes, effective rank and neural collapse.
-
-    Parameters
-    ----------
-    encoder
-        one of those that evaluate takes
-
-    Examples
-    --------
-    $ supancl evaluate variance runs/photos
-    $ supancl evaluate variance runs/photos --layer projector --split train
-    """
-    from supancl.evaluation import evaluate_variance
-    from supancl.reports.tables import plain_table
-
-    (evaluated,) = open_encoders(encoder, options)
-    result = evaluate_variance(evaluated, data, split, view)
-    rows = [
-        ["S_W", result["within"]],
-        ["S_T", result["total"]],
-        ["S_W/S_T", result["ratio"]],
-        ["effective rank", result["effective_rank"]],
-        ["NC1 tr(S_W S_B^+)/C", result["nc1"]],
-        ["NC2 norms", result["nc2_norms"]],
-        ["NC2 angles", result["nc2_angles"]],
-        ["NC2 distance from simplex", result["nc2_simplex"]],
-        ["NC4 % not nearest to own mean", result["nc4"]],
-    ]
-    cells = [[name, NOT_MEASURABLE if value is None else f"{value:.4g}"] for name, value in rows]
-    show(plain_table(f"{result['images']} {result['split']} images", ["measure", "value"], cells))
-    if result["within"] is None:
-        say("every class has one image, so nothing within classes can be measured")
-    measurable = {name: value for name, value in result["spread"].items() if value is not None}
-    widest = sorted(measurable.items(), key=lambda item: -item[1])
-    if widest:
-        say("widest classes: " + ", ".join(f"{name} {value:.3f}" for name, value in widest[:5]))
-    return result
-
-
-def transfer(
-    encoders: EncodersArgument,
-    *,
+    settings: Settings,
+    options: EncoderOptions | Mapping[str, Any],
     data: list[str] | str | None = None,
     root: str | None = None,
-    sets: tuple[str, ...] = (),
-    metric: Literal["top-1", "mean-per-class"] | None = None,
+    sets: Sequence[str] = (),
     no_baselines: bool = False,
     format: Format = "text",
-    **options: Unpack[EncoderOptions],
 ) -> dict[str, Any]:
-    """Transfer to other data sets by logistic regression, as in App. E.
-
-    Parameters
-    ----------
-    metric
-        default: the benchmark's, or top-1
-
-    Examples
-    --------
-    $ supancl evaluate transfer runs/photos --data other
-    $ supancl evaluate transfer runs/a runs/b --root benchmarks --sets pets,dtd
-    """
-    from supancl.evaluation import evaluate_transfer
+    """Measure each encoder on each source by a protocol, and print what was found; of several, as tables."""
+    sources: list[str | None] = [data] if data is None or isinstance(data, str) else list(data)
+    if settings.needs_data:
+        sources = list(select_sources(data, root, sets, "few-shot" if isinstance(settings, FewShot) else "transfer"))
+    opened = open_encoders(encoders, options, baselines=not no_baselines and not isinstance(settings, FewShot))
     from supancl.evaluation.naming import data_names
+    from supancl.evaluation.protocols import evaluate
+    from supancl.use.describe import describe_figure, print_certainty, print_headline, task_of
 
-    sources = select_sources(data, root, sets, "transfer")
-    opened = open_encoders(encoders, options, baselines=not no_baselines)
-    tasks = [
-        ("transfer", name, partial(evaluate_transfer, source=source, metric=metric, name=name))
-        for name, source in zip(data_names(sources), sources, strict=True)
+    if len(opened) == 1 and not settings.needs_data:
+        result = evaluate(opened[0], settings, *sources)
+        print_headline(result)
+        print_certainty(result)
+        return result
+    from supancl.evaluation.comparison import check_seeds
+    from supancl.reports.score_table import print_score_tables
+
+    check_seeds(opened)
+    named = data_names([source or "" for source in sources]) if settings.needs_data else [None]
+    rows = (
+        [replace(settings, shots=(shots,)) for shots in dict.fromkeys(settings.shots)]
+        if isinstance(settings, FewShot)
+        else [settings]
+    )
+    results = [
+        evaluate(evaluated, row, source, name) | {"group": evaluated.group}
+        for source, name in zip(sources, named, strict=True)
+        for row in rows
+        for evaluated in opened
     ]
-    return print_with_certainty(measure_all(opened, tasks), format)
-
-
-def fewshot(
-    encoders: EncodersArgument,
-    *,
-    data: list[str] | str | None = None,
-    root: str | None = None,
-    sets: tuple[str, ...] = (),
-    ways: int = 5,
-    shots: tuple[int, ...] = (1, 5),
-    queries: int = 16,
-    fill_queries: bool = False,
-    episodes: int = 2000,
-    seed: int = 0,
-    format: Format = "text",
-    **options: Unpack[EncoderOptions],
-) -> dict[str, Any]:
-    """Measure N-way K-shot episodes on other data sets.
-
-    Parameters
-    ----------
-    ways
-        classes per episode
-    shots
-        labelled images per class
-    queries
-        query images per class
-    fill_queries
-        draw queries of classes with few images with replacement, as in the authors' code
-    episodes
-        number of episodes
-    seed
-        of the episodes, which are the same for every encoder
-
-    Examples
-    --------
-    $ supancl evaluate fewshot runs/photos --data other --shots 1,5
-    $ supancl evaluate fewshot runs/a runs/b --root benchmarks
-    """
-    from supancl.evaluation import EpisodeSettings, evaluate_few_shot
-    from supancl.evaluation.naming import data_names
-
-    counts = check_episodes(ways, shots, episodes, seed)
-    check_above(queries, 0, "queries")
-    sources = select_sources(data, root, sets, "few-shot")
-    opened = open_encoders(encoders, options)
-    tasks = []
-    for name, source in zip(data_names(sources), sources, strict=True):
-        for count in counts:
-            settings = EpisodeSettings(ways, count, queries, episodes, seed, fill_queries)
-            run = partial(evaluate_few_shot, source=source, settings=settings, name=name, most_shots=max(counts))
-            tasks.append((f"fewshot {ways}w{count}s", name, run))
-    return print_results(measure_all(opened, tasks), format)
-
-
-def finetune(
-    encoder: EncoderArgument,
-    *,
-    data: str | None = None,
-    split: Split = "held-out",
-    epochs: int = 20,
-    train_batch: int = 64,
-    lr: tuple[float, ...] | float = (0.01, 0.1, 1.0),
-    weight_decay: float = 1e-4,
-    seed: int = 0,
-    views: Literal["crops", "pretraining"] = "crops",
-    freeze_norm: bool = False,
-    probe_first: bool = False,
-    out: str | Path | None = None,
-    no_baselines: bool = False,
-    **options: Unpack[EncoderOptions],
-) -> dict[str, Any]:
-    """Train the encoder and a new classifier together.
-
-    Parameters
-    ----------
-    encoder
-        one of those that evaluate takes
-    epochs
-        passes over the training images
-    train_batch
-        images per step
-    lr
-        learning rates; of several, the best on held-out training images is used
-    weight_decay
-        of all weights
-    seed
-        of the order, the views and the classifier
-    views
-        random crops, or pretraining: colours too
-    freeze_norm
-        batch norm keeps the encoder's statistics
-    probe_first
-        start from the linear classifier on the encoder
-    out
-        folder for the fine-tuned encoder and its classifier
-
-    Examples
-    --------
-    $ supancl evaluate finetune runs/photos --out runs/tuned
-    $ supancl evaluate finetune timm:resnet18 --data photos --epochs 10
-    """
-    from supancl.evaluation import FineTuning, evaluate_finetuning
-    from supancl.evaluation.describe import describe_figure, print_certainty
-    from supancl.evaluation.finetune import check_whole_encoder
-
-    rates = (lr,) if isinstance(lr, (int, float)) else tuple(dict.fromkeys(lr))
-    for name, value, least in (("epochs", epochs, 0), ("train_batch", train_batch, 1), ("seed", seed, -1)):
-        check_above(value, least, name)  # batch norm needs two images
-    for rate in rates:
-        check_above(rate, 0, "lr")
-    if weight_decay < 0:
-        raise BadInput(f"weight_decay = {weight_decay:g}: must be at least 0")
-    check_whole_encoder(options.get("layer", "pooled"), options.get("normalize", False))
-    (evaluated,) = open_encoders(encoder, options, baselines=not no_baselines)
-    chosen: Any = {"views": views, "freeze_norm": freeze_norm, "probe_first": probe_first}
-    settings = FineTuning(epochs, train_batch, rates, weight_decay, seed, **chosen)
-    result = evaluate_finetuning(evaluated, data, settings, None if out is None else Path(out), split)
-    mean = result["mean_per_class"]
-    say(f"fine-tuned (lr {result['lr']:g}, {epochs} epochs): {describe_figure(result)}, mean per class {mean:.2f}%")
-    print_certainty(result)
-    return result
+    if not settings.needs_data:
+        found = list(dict.fromkeys(result["source"] for result in results))
+        short = dict(zip(found, data_names(found), strict=True))
+        results = [result | {"data": short[result["source"]]} for result in results]
+    results = [result | {"task": task_of(result)} for result in results]
+    summary = print_score_tables(results, format)
+    only_one = len(opened) == 1
+    for result in results if format == "text" and not isinstance(settings, FewShot) else ():
+        name = f"{result['label'] if only_one else result['encoder']} on {result['data']}"
+        say(f"{name}: {describe_figure(result)}")
+        print_certainty(result, name)
+    return summary
 
 
 def suite(
@@ -498,61 +254,46 @@ def suite(
     $ supancl evaluate suite runs/a runs/b --root benchmarks --out results
     $ supancl evaluate suite runs/photos --root benchmarks --sets pets,dtd
     """
-    from supancl.evaluation import Plan, run_suite
-    from supancl.evaluation.suite import make_out_folder
-    from supancl.reporter import current_reporter
-    from supancl.reports.score_table import write_suite
-
-    check_above(k, 0, "k")
-    counts = check_episodes(ways, shots, episodes, seed)
-    plan = Plan(
-        Path(root),
-        list(protocols),
-        list(sets),
-        ways,
-        counts,
-        episodes=episodes,
-        seed=seed,
-        k=k,
-        fill_queries=fill_queries,
+    episode = FewShot.given(
+        {"ways": ways, "shots": shots, "episodes": episodes, "fill_queries": fill_queries, "seed": seed}
     )
+    neighbours = checked(k, Count, "k")
+    from supancl.evaluation.suite import Plan, make_out_folder, run_suite
+    from supancl.reporter import current_reporter
+    from supancl.reports.score_table import print_score_tables, write_suite
+
+    plan = Plan(Path(root), tuple(protocols), tuple(sets), neighbours, episode)
     plan.tasks()  # refuses a bad plan before an encoder is opened
     folder = Path(out)
     make_out_folder(folder)
     outcome = run_suite(open_encoders(encoders, options), plan, folder, current_reporter())
+    failures = outcome.failures
     if not outcome.results:
-        raise BadInput(
-            f"nothing could be measured; the first of {len(outcome.failures)} reasons: {outcome.failures[0]['why']}"
-        )
-    summary = print_results(outcome.results, "text") | {"failures": outcome.failures}
+        raise BadInput(f"nothing could be measured; the first of {len(failures)} reasons: {failures[0]['why']}")
+    summary = print_score_tables(outcome.results, "text") | {"failures": failures}
     path = write_suite(outcome.results, summary, folder)
     say(f"{path}, with the tables as Markdown, LaTeX and csv beside it")
-    if outcome.failures:
-        total = plural(len(outcome.failures) + len(outcome.results), "result")
+    if failures:
         raise Incomplete(
-            f"{len(outcome.failures)} of {total} could not be measured (see the warnings); the others are in {folder}; "
-            "run the same command again to continue",
+            f"{len(failures)} of {len(failures) + len(outcome.results)} results could not be measured (see the "
+            f"warnings); the others are in {folder}; run the same command again to continue",
             summary,
         )
     return summary
 
 
+OPTIONS = EncoderOptions.__annotations__
 PROTOCOLS: dict[str, Callable[..., dict[str, Any]]] = {
-    "knn": knn,
-    "linear": linear,
-    "transfer": transfer,
-    "fewshot": fewshot,
-    "variance": variance,
-    "finetune": finetune,
+    **{name: command(kind) for name, kind in SETTINGS.items()},
     "suite": suite,
 }
 
 
-# --- encoders, sources and tables -------------------------------------------------------------------------------------
+# --- encoders and sources ---------------------------------------------------------------------------------------------
 
 
 def open_encoders(
-    encoders: Any, options: EncoderOptions, *, baselines: bool = False, saves_results: bool = True
+    encoders: Any, options: Mapping[str, Any], *, baselines: bool = False, saves_results: bool = True
 ) -> list[EvaluatedEncoder]:
     """The encoders; if results are saved in their runs, runs that cannot be written to are refused."""
     from supancl.runs.hub import split_encoder_name
@@ -561,7 +302,7 @@ def open_encoders(
     for encoder in given:
         if isinstance(encoder, (str, Path)):
             split_encoder_name(str(encoder))  # a file that is missing is refused before torch is imported
-    check_above(options.get("batch_size", 256), 0, "batch_size")
+    checked(options.get("batch_size", 256), Count, "batch_size")
     from supancl.evaluation.encoder import open_evaluated_encoders
 
     return open_evaluated_encoders(given, options, baselines, saves_results)
@@ -577,56 +318,6 @@ def run_source(encoder: Any, data: str | Path | None, out: str | Path | None, na
             raise BadInput(f"{encoder} is no run, so it has no images; name data")
         data = run.read_recipe()[0].data.source
     return str(data), Path(out) if out is not None else run.path / name if run.has_run else Path(name)
-
-
-def compare_encoders(
-    encoders: Sequence[EvaluatedEncoder],
-    title: str,
-    measure: Callable[[EvaluatedEncoder], dict[str, Any]],
-    form: Format,
-) -> dict[str, Any]:
-    """Measure each encoder, on `data` or on its own run's data, and print one table; `title` may name result keys."""
-    from supancl.evaluation.comparison import check_seeds
-    from supancl.evaluation.naming import data_names
-
-    check_seeds(encoders)
-    results = [measure(evaluated) | {"group": evaluated.group} for evaluated in encoders]
-    sources = list(dict.fromkeys(result["source"] for result in results))
-    names = dict(zip(sources, data_names(sources), strict=True))
-    results = [result | {"data": names[result["source"]], "task": title.format_map(result)} for result in results]
-    return print_with_certainty(results, form)
-
-
-def print_with_certainty(results: list[dict[str, Any]], form: Format) -> dict[str, Any]:
-    """Print the tables, and as text for each encoder and data set how much its accuracy says."""
-    from supancl.evaluation.describe import describe_figure, print_certainty
-
-    summary = print_results(results, form)
-    only_one = len({result["encoder"] for result in results}) == 1
-    for result in results if form == "text" else ():
-        name = f"{result['label'] if only_one else result['encoder']} on {result['data']}"
-        say(f"{name}: {describe_figure(result)}")
-        print_certainty(result, name)
-    return summary
-
-
-def measure_all(encoders: Sequence[EvaluatedEncoder], tasks: Sequence[tuple[str, str, Any]]) -> list[dict[str, Any]]:
-    """Run every task with every encoder; images decoded for one encoder are reused by the next."""
-    from supancl.evaluation.comparison import check_seeds
-
-    check_seeds(encoders)
-    return [
-        run_protocol(evaluated) | {"task": protocol, "data": data, "group": evaluated.group}
-        for protocol, data, run_protocol in tasks
-        for evaluated in encoders
-    ]
-
-
-def print_results(results: list[dict[str, Any]], form: Format) -> dict[str, Any]:
-    """Print the tables, and as text also the paired differences; returns all of it."""
-    from supancl.reports.score_table import print_score_tables
-
-    return print_score_tables(results, form)
 
 
 def select_sources(
@@ -653,20 +344,6 @@ def select_sources(
                 raise BadInput(f"{name} is not in {root}; see: supancl data check {name}")
         selected += [f"{name}@{root}" for name in requested]
     return list(dict.fromkeys(selected))
-
-
-def check_episodes(ways: int, shots: Sequence[int], episodes: int, seed: int) -> list[int]:
-    """Refuse bad settings of episodes, before an encoder is opened; returns the shots."""
-    for name, value, least in (("ways", ways, 1), ("episodes", episodes, 0), ("seed", seed, -1)):
-        check_above(value, least, name)
-    return check_counts(shots, "shots") or []
-
-
-def check_counts(values: Sequence[int] | None, name: str) -> list[int] | None:
-    """Whole numbers of at least 1, without repetitions."""
-    for value in values or ():
-        check_above(value, 0, name)
-    return None if values is None else list(dict.fromkeys(values))
 
 
 def check_above(value: float, limit: float, name: str) -> None:

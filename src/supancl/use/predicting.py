@@ -17,7 +17,7 @@ from supancl.data.opening import is_same_source, peek_data
 from supancl.data.splits import Source
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean
-from supancl.evaluation.cross_validation import names_classes
+from supancl.evaluation.certainty import names_classes
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.feature_cache import encoder_key
 from supancl.evaluation.finetune import FINETUNED

@@ -35,7 +35,9 @@ __all__ = [
     "check_benchmark", "download_instructions", "find_benchmark", "find_benchmarks", "list_benchmark", "official_name",
 ]  # fmt: skip
 
-INCOMPLETE = "is incomplete, so its results cannot be compared with published ones"  # in a remark on a benchmark
+
+class Incomplete(str):
+    """A remark that a benchmark lacks images, so that results cannot be compared with published ones."""
 
 
 def benchmark(name: str) -> Benchmark:
@@ -153,7 +155,8 @@ def list_benchmark(
     if problems and not partial:
         advice = f"supancl data check {name} --root {found.folder}"
         raise BadInput(f"{name}: {', '.join(problems)} ({found.folder}); see: {advice}")
-    remarks = (*row.remarks, *([f"{name} {INCOMPLETE}: {', '.join(problems)}"] if problems else []))
+    why = f"{name} is incomplete, so its results cannot be compared with published ones: {', '.join(problems)}"
+    remarks = (*row.remarks, *([Incomplete(why)] if problems else []))
     if isinstance(found.images, Listing):
         numbers = np.array([SPLITS.index(split) for split in splits.tolist()], np.uint8)
         return replace(found.images, splits=numbers, remarks=remarks)

@@ -9,10 +9,10 @@ from typing import Any
 
 from supancl.data.sources.benchmarks import find_benchmarks
 from supancl.errors import BadInput
-from supancl.evaluation import Plan as SuitePlan
-from supancl.evaluation import run_suite
 from supancl.evaluation.naming import registered_name
 from supancl.evaluation.sources import data_for
+from supancl.evaluation.suite import Plan as SuitePlan
+from supancl.evaluation.suite import run_suite
 from supancl.paper.studies import STUDIES, Rows, cell_rows, check_cells, check_supcon
 from supancl.paper.tables.layouts import Layout
 from supancl.paper.tables.pivot import FilledTable, fill

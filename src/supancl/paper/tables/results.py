@@ -18,8 +18,8 @@ from supancl.errors import BadInput
 from supancl.evaluation.feature_cache import encoder_key
 from supancl.evaluation.naming import group_of, registered_name
 from supancl.evaluation.overlap import data_set_of
-from supancl.evaluation.ridge import TRAINED_IMAGES
 from supancl.evaluation.rows import Row, average, grouped, read_rows, rows_of_log
+from supancl.evaluation.settings import TRAINED_IMAGES
 from supancl.paper.tables.layouts import changed_fields
 from supancl.paper.toy_study import PAPER as TOY_NAMES
 from supancl.paper.toy_study import conditions

@@ -13,11 +13,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from supancl.evaluation import FineTuning, evaluate_finetuning
 from supancl.runs.encoder_file import load_classifier, save_encoder
 from supancl.use import predicting
 from supancl.use.predicting import PredictSettings, predict_labels
-from tests.evaluation.made import encoder, run_folder, subject
+from tests.evaluation.made import encoder, fine_tuned, run_folder, subject
 from tests.files import assert_mentions, assert_refused, contents, noise, supancl
 
 CLASSES = ("columns", "halves", "rows")
@@ -214,7 +213,7 @@ def test_a_damaged_file_in_the_run_is_made_again_and_a_link_is_not_written_throu
 def test_a_fine_tuned_classifier_is_loaded_back_with_its_class_names(place, capsys):
     assert_mentions(refused(capsys, "run", "--data", "new", "--classifier", "finetuned"), "evaluate finetune run --out")
     evaluated = subject(Path("run"))
-    evaluate_finetuning(evaluated, settings=FineTuning(epochs=10, batch_size=16, lrs=(0.3,)), out=Path("run/finetuned"))
+    fine_tuned(evaluated, epochs=10, train_batch=16, lr=(0.3,), out=Path("run/finetuned"))
     assert load_classifier(Path("run/finetuned/classifier.safetensors")).classes == CLASSES
     rows = predict(capsys, "run", "--data", "new", "--classifier", "finetuned")
     assert fraction_right(rows) > 0.6
@@ -222,7 +221,7 @@ def test_a_fine_tuned_classifier_is_loaded_back_with_its_class_names(place, caps
     assert_mentions(refused(capsys, "run", "--data", "new", "--classifier", "finetuned", "--normalize"), "normalize")
     save_encoder(Path("run/finetuned/encoder.safetensors"), encoder(seed=7), (), "x")
     assert_mentions(refused(capsys, "run", "--data", "new", "--classifier", "finetuned"), "another encoder")
-    evaluate_finetuning(evaluated, settings=FineTuning(epochs=1, batch_size=30, lrs=(0.3,)))
+    fine_tuned(evaluated, epochs=1, train_batch=30, lr=(0.3,))
     assert_mentions(evaluated.reporter.notes[-1], "not kept", "out run/finetuned")
 
 

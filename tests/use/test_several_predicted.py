@@ -15,9 +15,9 @@ from sklearn.metrics import average_precision_score, f1_score
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.runs.encoder_file import load_classifier, load_features
-from tests.cli.test_predict import CLASSES, texture
 from tests.evaluation.made import run_folder
 from tests.files import assert_mentions, supancl
+from tests.use.test_predict import CLASSES, texture
 
 LEVELS = ("bright", "dark")
 
