@@ -233,7 +233,7 @@ DATA = [
     row("columns that are not there", f"{CSV} --columns image=fil", "'fil'", "columns",
         make=csv("file,label", "data/cat/0.png,cat")),
     row("vectors joined to images", f"{ON_DATA} --data toy", "toy", "vectors"),
-    row("one source twice", f"{ON_DATA} --data data/../data", "data", "twice"),
+    row("one source twice", f"{ON_DATA} --data data/../data", "data", "once"),
     # levels
     row("a class on two levels", f"{CSV} --data y.csv {PATHS}", "'cat'", "two levels",
         make=two_csv("animal/cat", "cat")),
@@ -316,11 +316,11 @@ ENCODERS = [
         {"state_dict": {}, "schedule": Path("x")}, tmp / "w.pt")),
     row("a ResNet without one of its tensors", W, "w.pt", "layer3.1.conv2.weight",
         make=resnet(**{"layer3.1.conv2.weight": None})),
-    row("a ResNet with a tensor that is no number", W, "w.pt", "bn1.weight", "NaN",
+    row("a ResNet with a tensor that is no number", W, "w.pt", "bn1.weight", "finite",
         make=resnet(**{"bn1.weight": torch.full((64,), torch.nan)})),
     row("a ResNet with a sparse tensor", W, "w.pt",
         make=resnet(**{"conv1.weight": torch.zeros(64, 3, 7, 7).to_sparse()})),
-    row("a ResNet of grey images", W, "w.pt", "1 channel", "mean",
+    row("a ResNet of grey images", W, "w.pt", "1 channels", "mean",
         make=resnet(**{"conv1.weight": torch.zeros(64, 1, 7, 7)})),
     row("a mean of bytes", f"{W} --mean 123.7,116.3,103.5", "mean", "123.7",
         make=saved({"a": torch.zeros(1)})),
@@ -367,7 +367,6 @@ RECIPE = "run/recipe.json"
 KEPT = "run/checkpoints/step-000000002.pt"
 RUNS = [
     row("a folder that holds a run", f"{ON_DATA} --out run", "run", "resume", "out"),
-    row("a folder of runs", f"{ON_DATA} --out .", "run", "out"),
     row("a folder with parts of a run", f"{ON_DATA} --out out", "out", "metrics.jsonl", make=put("out/metrics.jsonl")),
     row("the folder of a detector", f"{ON_DATA} --out out", "out", "detect", make=put("out/detect.json", b"{}")),
     row("a study in a run", "paper collapse digits.supsiam --data digits --epochs 1 --out run", "run", "out"),
@@ -404,11 +403,11 @@ KNN = "evaluate knn run --data data"
 FEW = "evaluate fewshot run --data data"
 SPLITS = {"test_images": noise(4, 8, 8), "class_names": ["ant", "bee"]}
 USE = [
-    row("no neighbours", f"{KNN} --k 0", "k = 0"),
+    row("no neighbours", f"{KNN} --k 0", "k", "at least 1"),
     row("a split that is not there", f"{KNN} --split test", "data", "test split", "leave split out"),
     row("data without labels to judge by", "evaluate knn run --data x", "x", "labelled",
         make=lambda tmp: [picture(tmp / "x" / f"{i}.png") for i in range(12)]),
-    row("one class to compare with", "evaluate knn run --data x", "x", "'cat'", make=folders("cat")),
+    row("one class to compare with", "evaluate knn run --data x", "x", "two classes", make=folders("cat")),
     row("classes of which one split has none", "evaluate transfer run --data x.npz", "x.npz", "bee",
         make=npz(test_labels=[0, 0, 0, 0], **SPLITS)),
     row("several labels for a probe of one", "evaluate linear run --probe sgd --data x.npz", "x.npz", "one label",
@@ -418,7 +417,7 @@ USE = [
         make=lambda tmp: shutil.copy(tmp / "data/dog/1.png", tmp / "data/cat/0.png")),
     row("an encoder whose features are no numbers", "evaluate knn w.safetensors --data data",
         "w.safetensors", "features", make=lambda tmp: diverged(tmp / "w.safetensors")),
-    row("classes too few for an episode", FEW, "data", "2 classes", "5 ways"),
+    row("classes too few for an episode", FEW, "data", "2", "5 ways"),
     row("no data to transfer to", "evaluate transfer run", "data", "root"),
     row("a run twice", "evaluate transfer run run/ --data data", "run", "twice"),
     row("a copy of a run for another seed", "evaluate transfer run copy --data data", "run", "copy", "same weights",

@@ -61,16 +61,17 @@ def test_ci_runs_every_part_on_a_copy_with_nothing_beside_it(clone: Clone) -> No
         "tests/distributed" in words[2],
         "tests/tables_and_figures" in words[3],
         "tests/docs" in words[4],
-        "tests/extras" in words[5],
-        "tests/browser" in words[6],
-        "tests/faults" in words[7],
-        calls[3:][8][0] == "dist",
-        "coverage report" in words[9],
-    ] == [True] * 9
+        "sphinx" in words[5],
+        "tests/extras" in words[6],
+        "tests/browser" in words[7],
+        "tests/faults" in words[8],
+        calls[3:][9][0] == "dist",
+        "coverage report" in words[10],
+    ] == [True] * 10
     for _, folder, beside, path, shared, _ in calls:
         assert clone.temporary in Path(folder).parents
         assert (beside, path, shared) == ("copy 755", f"{folder}/src", "")
-    assert len(words) == 10
+    assert len(words) == 11
     assert "test-real not run" in done.stdout
     assert list(clone.temporary.iterdir()) == []
 
@@ -79,7 +80,7 @@ def test_ci_runs_the_tests_on_real_data_where_these_lie_beside_the_clone(clone: 
     (clone.root.parent / "shared").mkdir()
     done, calls = clone.run(".ci/run")
     assert done.returncode == 0, done.stderr
-    assert [call[4] for call in calls] == [""] * 13 + [str(clone.root.parent / "shared")]
+    assert [call[4] for call in calls] == [""] * 14 + [str(clone.root.parent / "shared")]
     assert calls[-1][-1].endswith("tests/real")
 
 

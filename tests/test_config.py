@@ -19,7 +19,6 @@ from supancl.config import (
     Positive,
     Within,
     checked,
-    flattened,
     from_json,
     parse_json,
     replaced,
@@ -139,20 +138,6 @@ def test_a_section_survives_json_unchanged(section):
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"name": "o", "iner": {}}, ("iner", "'inner'")),
-        ({"name": "o", "inner": {"hidden": [1, "a"]}}, ("inner.hidden[1]", "'a'", "whole number")),
-        ({"name": "o", "inner": 3}, ("inner = 3", "object")),
-        ({}, ("Outer", "name")),
-    ],
-)
-def test_json_that_is_no_section_is_bad_input_that_names_the_place(values, message):
-    with pytest.raises(BadInput, match=mentions(*message)):
-        from_json(Outer, values, "")
-
-
-@pytest.mark.parametrize(
     ("dotted", "value", "expected"),
     [
         ("name", "other", Outer("other")),
@@ -171,21 +156,6 @@ def test_a_dotted_field_is_replaced_and_nothing_else(dotted, value, expected):
     assert before == Outer("o")
 
 
-@pytest.mark.parametrize(
-    ("dotted", "value", "message"),
-    [
-        ("inner.rte", 1, ("inner.rte", "rate")),
-        ("inner.rate", 2, ("inner.rate", "2.0")),
-        ("inner.label.x", 1, ("inner.label",)),
-        ("inner", {"rate": 1}, ("inner", "section")),
-        ("inner.", 1, ("inner",)),
-    ],
-)
-def test_a_dotted_field_that_cannot_be_set_is_bad_input(dotted, value, message):
-    with pytest.raises(BadInput, match=mentions(*message)):
-        replaced(Outer("o"), dotted, value)
-
-
 def test_a_section_made_by_hand_is_validated_to_its_depth():
     assert validated(Outer("o", Inner(rate=1)), "") == Outer("o", Inner(rate=1.0))
     assert type(validated(Outer("o", Inner(rate=1)), "").inner.rate) is float
@@ -195,17 +165,6 @@ def test_a_section_made_by_hand_is_validated_to_its_depth():
     ):  # fmt: skip
         with pytest.raises(BadInput, match=message):
             validated(broken, "")
-
-
-def test_leaves_are_listed_by_their_dotted_names():
-    leaves = flattened(Outer("o", Inner(limit=2)))
-    assert leaves["inner.limit"] == 2
-    assert leaves["loss.alpha"] == 1.0
-    assert "inner" not in leaves
-    rebuilt = Outer("x")
-    for dotted, value in leaves.items():
-        rebuilt = replaced(rebuilt, dotted, value)
-    assert rebuilt == Outer("o", Inner(limit=2))
 
 
 def test_json_is_parsed_to_a_bounded_depth_and_length():

@@ -28,7 +28,7 @@ from supancl.core.encoders import Encoder, EncoderSpec, tensor_shapes
 from supancl.data import decode
 from supancl.data.opening import open_source
 from supancl.data.sources import tars
-from supancl.data.sources.arrays import list_arrays, read_npz
+from supancl.data.sources.arrays import read_npz
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import Cache
 from supancl.detection.saving import DetectFolder
@@ -120,15 +120,6 @@ def test_an_evaluation_is_not_written_through_a_link(place, mine, finished, caps
     assert contents(place) == before
 
 
-def test_a_link_in_the_place_of_a_result_is_replaced(place, mine, finished, capsys):
-    shutil.copytree(finished, place / "run")
-    (place / "run" / "evaluate").mkdir()
-    (place / "run" / "evaluate" / "knn-k1.json").symlink_to(mine / "thesis.tex")
-    assert supancl(capsys, "evaluate", "knn", "run", "--device", "cpu").code == 0
-    assert (mine / "thesis.tex").read_text() == "years of work"
-    assert "accuracy" in json.loads((place / "run" / "evaluate" / "knn-k1.json").read_text())
-
-
 def test_files_may_be_read_through_links(place, finished, capsys):
     """As in a snapshot of the Hugging Face hub, where every file is a link."""
     shutil.copytree(finished, place / "there")
@@ -169,17 +160,6 @@ def test_a_cache_is_not_built_through_a_link(place, mine, cache_root):
     with pytest.raises(BadInput, match=mentions(cache.folder, "link")):
         cache.build(files)
     assert list((mine / "empty").iterdir()) == []
-
-
-def test_caches_kept_to_a_size_are_not_removed_through_a_link(place, mine, cache_root, monkeypatch):
-    cache, files = cached(place)
-    cache.build(files)
-    shutil.move(cache.folder, mine / "cache")
-    cache.folder.symlink_to(mine / "cache")
-    before = contents(mine)
-    monkeypatch.setenv("SUPANCL_CACHE_GB", "0")
-    Cache("other", 1, None).build(files)
-    assert contents(mine) == before
 
 
 # --- what is no regular file ------------------------------------------------------------------------------------------
@@ -274,14 +254,6 @@ def test_only_the_formats_of_the_known_suffixes_are_opened(place):
             break
     assert opened == set(decode.IMAGE_FORMATS)
     assert {Image.registered_extensions()[suffix] for suffix in decode.IMAGE_SUFFIXES} == set(decode.IMAGE_FORMATS)
-
-
-def test_a_camera_s_jpeg_with_several_pictures_is_a_jpeg(place):
-    first, second = (Image.fromarray(noise(16, 16, seed=seed)) for seed in range(2))
-    first.save(place / "x.jpg", "MPO", save_all=True, append_images=[second])
-    with Image.open("x.jpg") as image:
-        assert image.format == "MPO"
-    assert decode.decode(place / "x.jpg", 1).shape == (1, 16, 16)
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
@@ -399,16 +371,6 @@ def test_an_archive_is_refused_by_its_headers(claim, place, monkeypatch):
     monkeypatch.setattr(np.lib.format, "read_array", None)  # not even called
     with pytest.raises(BadInput, match=mentions("x.npz", *nouns)):
         read_npz(npz(place / "x.npz", GOOD | members), 1)
-
-
-def test_colours_become_grey_in_chunks_as_they_do_at_once(monkeypatch):
-    images = noise(33, 7, 5, 3)
-    weights = torch.tensor([0.2989, 0.587, 0.114])[:, None, None]
-    at_once = (torch.from_numpy(images).permute(0, 3, 1, 2) * weights).sum(1, keepdim=True).round().to(torch.uint8)
-    for chunk in (2**22, 300, 1):
-        monkeypatch.setattr("supancl.data.sources.arrays.GREY_CHUNK_BYTES", chunk)
-        listing = list_arrays({"train": (images, np.arange(33) % 2)}, 1, "here", None)
-        assert torch.equal(listing.parts[0].batch(torch.arange(33)).pixels, at_once)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

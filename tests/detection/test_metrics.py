@@ -1,17 +1,13 @@
 """COCO's AP: a case counted by hand, boxes that do not count, and a slow version of the definition."""
 
-import importlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from supancl.detection import testing
 from supancl.detection.scenes import Scenes, make_scene
 from supancl.detection.testing import Detections, coco_scores
-from supancl.errors import BadInput
-from tests.files import mentions
 
 
 def scenes_of(*rows, classes=("a",), size=(400, 400)):
@@ -70,19 +66,6 @@ def test_a_class_with_nothing_to_find_has_no_score():
     assert scores["AP"] == scores["classes"]["a"]["AP"] == pytest.approx(100)
     assert coco_scores(scenes, [empty] * 3)["AP"] == 0
     assert coco_scores(scenes_of(([], [])), [empty])["AP"] is None
-
-
-def test_a_result_for_every_image_and_the_library_are_needed(monkeypatch):
-    with pytest.raises(BadInput, match=mentions("results: 0")):
-        coco_scores(scenes_of(([FIRST], [0])), [])
-
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(testing, "import_module", missing)
-    with pytest.raises(BadInput, match=mentions("pip install 'supancl[detect]'")):
-        coco_scores(scenes_of(([FIRST], [0])), [found_of([], [])])
-    assert importlib.import_module is not missing
 
 
 def iou(one, other):

@@ -11,7 +11,6 @@ from supancl import BadInput, recipe
 from supancl.core.branches import Branches
 from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.pools import ClassQueues, Prototypes, Queue
-from supancl.data.decode import decode_threads_per_rank
 from supancl.data.store.memory import Batch
 from supancl.data.views.specs import Masks, views_for_rows
 from supancl.distributed import (
@@ -37,17 +36,6 @@ def test_parts_cover_a_batch_once_and_evenly(total: int, size: int) -> None:
     assert max(counts) - min(counts) <= 1
     assert counts == sorted(counts, reverse=True)  # the first one has the most, and all pad to it
     assert all(part.is_whole_batch == (size == 1) for part in parts)
-
-
-def test_rows_of_each_view_and_rows_amid_all() -> None:
-    part = RowRange(1, 2, 4)
-    rows = torch.arange(8).reshape(8, 1)
-    assert part.select_per_view(rows, 2)[:, 0].tolist() == [1, 2, 5, 6]
-    assert part.select_per_view(rows.T, 2, dim=1)[0].tolist() == [1, 2, 5, 6]
-    assert part.place_among_ones(torch.tensor([7, 8])).tolist() == [1, 7, 8, 1]
-    whole = RowRange(0, 4, 4)
-    assert whole.select_per_view(rows, 2) is rows
-    assert whole.place_among_ones(rows) is rows
 
 
 @pytest.mark.parametrize("name", ["digits.supsiam", "cifar100.supsiam", "imagenet100.supbyol"])
@@ -177,17 +165,6 @@ def test_a_rank_that_has_failed_does_not_wait_for_the_others_to_part(monkeypatch
     others.set()
     processes._disconnect()  # an end that all share is waited for
     assert parted.is_set()
-
-
-@pytest.mark.parametrize(("told", "cores", "expected"), [
-    ("", 2, 2), ("1", 64, 32), ("8", 128, 16), ("2", 128, 32), ("4", 2, 1), ("many", 6, 6), ("0", 6, 6),
-])  # fmt: skip
-def test_ranks_of_a_machine_share_its_cores(
-    told: str, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
-    monkeypatch.setattr("supancl.data.decode.available_cores", lambda: cores)
-    assert decode_threads_per_rank() == expected
 
 
 @pytest.mark.parametrize(("classes", "size"), [(7, 3), (6, 3), (2, 3), (5, 2)])

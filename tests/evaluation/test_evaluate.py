@@ -230,7 +230,7 @@ def test_a_suite_with_faults_writes_what_it_has_and_says_how_much_is_missing(pla
 def test_an_interval_that_is_too_wide_to_rank_encoders_is_said_in_words(place, capsys):
     source(place / "few.npz", train=60, test=20)
     said = supancl(capsys, "evaluate", "linear", "run0", "--data", "few.npz", "--split", "test")
-    assert "points wide: encoders that differ by less cannot be told apart" in said.out
+    assert "points: it cannot rank encoders that differ by less" in said.out
     assert "the usual one for few images" in said.out
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import onnxruntime
 import pytest
-import timm
 import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
@@ -78,8 +77,6 @@ def test_every_way_of_loading_gives_our_features_or_is_refused(
                 check_refusal(made, way, capsys)
             else:
                 check_cell(made, way)
-        if name == "resnet18":
-            check_the_page(made, tmp_path)
         check_descriptions_in_the_files(made)
         check_what_transformers_saves_again(made, tmp_path / "saved")
 
@@ -101,18 +98,6 @@ def check_cell(made: Made, way: str) -> None:
             assert theirs.shape == ours.shape == (batch, made.encoder.width)
             assert (theirs - ours).abs().max() <= TOLERANCE.get(way, 1e-5) * ours.abs().max(), (way, batch)
             assert ours.std() > 0
-
-
-def check_the_page(made: Made, folder: Path) -> None:
-    """The blocks of docs/export.md that tests/docs does not run."""
-    page = (Path(__file__).parents[2] / "docs/export.md").read_text()
-    blocks = [text for text in re.findall(r"```python no-run\n(.*?)```", page, re.S) if "features" in text]
-    assert len(blocks) == 2
-    names: dict[str, Any] = {"images": made.images(3)}
-    with contextlib.chdir(folder), torch.inference_mode():
-        for block in blocks:
-            exec(block, names)
-            assert torch.allclose(torch.as_tensor(names["features"]), made.encoder(names["images"]), atol=1e-4), block
 
 
 def check_refusal(made: Made, way: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,20 +138,6 @@ def check_what_transformers_saves_again(made: Made, folder: Path) -> None:
     assert (back.size, back.mean, back.std) == (made.encoder.size, made.encoder.mean, made.encoder.std)
     with torch.inference_mode():
         assert torch.equal(back(images), made.encoder(images))
-
-
-def test_without_its_number_of_heads_our_vit_small_is_another_one(tmp_path: Path) -> None:
-    """The trap that the card warns of: timm loads the file with its own 6 heads, without an error."""
-    with quickly_built():
-        encoder = SPECS["vit-small"].build().eval()
-        save_encoder(tmp_path / "encoder.safetensors", encoder, (), "x")
-        export(tmp_path / "encoder.safetensors", tmp_path / "out", format="hf")
-        file = str(tmp_path / "out/model.safetensors")
-        wrong = timm.create_model("vit_small_patch16_224", checkpoint_path=file, num_classes=0, img_size=32).eval()
-    assert "num_heads=12" in (tmp_path / "out/README.md").read_text()
-    images = torch.randn(3, 3, 32, 32)
-    with torch.inference_mode():
-        assert not torch.allclose(wrong(images), encoder(images), rtol=1e-3)
 
 
 def test_transformers_adds_a_classifier_and_prepares_images(tmp_path: Path) -> None:

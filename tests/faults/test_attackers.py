@@ -379,10 +379,3 @@ def test_hostile_things_are_refused(entry, place):
             except AssertionError as error:
                 failures.append(f"{hostile}: {' '.join(words)[-120:]}: {str(error)[:300]}")
     assert not failures, "\n".join(failures)
-
-
-def test_the_table_of_accepted_things_names_what_is_tried():
-    assert {entry for entry, _ in (*ACCEPTED, *ACCEPTED_THINGS)} <= set(ENTRIES)
-    assert {hostile for _, hostile in ACCEPTED_THINGS} <= set(HOSTILE)
-    for entry, command in ACCEPTED:
-        assert command in {" ".join(words[:2]) for words in ENTRIES[entry]}

@@ -21,7 +21,7 @@ from supancl.reports.terminal import SafeConsole, Terminal
 from tests.files import class_folders, picture, supancl
 
 NASTY = "cat\x1b[2K\r\nsupancl: all is well\u202e\udc80\x9b"
-VISIBLE = r"cat\x1b[2K\r\nsupancl: all is well\u202e\udc80\u009b"
+VISIBLE = r"cat\x1b[2K\r\nsupancl: all is well\u202e\udc80\x9b"
 
 
 def assert_harmless(text: str, lines: int | None = None) -> None:

@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from supancl import BadInput, load_encoder
-from supancl.core.encoders import EncoderSpec, sincos_positions
+from supancl.core.encoders import sincos_positions
 from supancl.runs.importing import FORMATS, identify, open_encoder
 from supancl.use.export import import_checkpoint
 from tests.files import mentions
 from tests.helpers import fill, quickly_built
-from tests.import_keys import MODELS, Holder, kept, listed, resnet, shortcut_resnet
+from tests.import_keys import Holder, kept, resnet, shortcut_resnet
 
 DOCS = Path(__file__).parents[2] / "docs" / "import.md"
 
@@ -195,12 +195,6 @@ def test_every_format_has_a_case():
     assert all(row.source and row.ignored for row in FORMATS)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_kept_names_are_those_of_the_models(name):
-    assert (Path(__file__).parents[1] / "fixtures" / "import" / f"{name}.txt").read_text() == listed(name)
-    assert kept(name)
-
-
 # --- which branch, which architecture ---------------------------------------------------------------------------------
 
 
@@ -291,15 +285,6 @@ def test_a_named_model_with_a_weight_file_gives_the_input_of_its_classifier(name
     assert encoder.width == linear.in_features
 
 
-def test_an_architecture_given_by_name_still_finds_the_branch(tmp_path):
-    state = state_of("solo-learn", "")
-    torch.save({"state_dict": state}, tmp_path / "a@b.ckpt")  # a path may hold an @
-    encoder = open_encoder(f"cifar-resnet18@{tmp_path / 'a@b.ckpt'}")
-    assert encoder.spec.name == "cifar-resnet18"
-    assert torch.equal(encoder.body.conv1.weight, state["backbone.conv1.weight"])
-    assert open_encoder(tmp_path / "a@b.ckpt").spec.name == "cifar-resnet18-pad2"
-
-
 def test_an_imported_encoder_is_an_encoder_of_ours(tmp_path):
     torch.save({"state_dict": state_of("lightly-cifar", "")}, tmp_path / "x.ckpt")
     row = import_checkpoint(tmp_path / "x.ckpt", tmp_path / "new" / "folder", mean=[0.5] * 3, std=[0.5] * 3)
@@ -359,22 +344,6 @@ def test_a_grey_encoder_opens_with_its_own_mean_and_std(place):
 
 
 # --- features from any depth ------------------------------------------------------------------------------------------
-
-
-def test_a_map_is_averaged_and_pooled_is_the_output():
-    torch.manual_seed(0)
-    encoder = EncoderSpec("resnet18", size=64).build().eval()
-    images, body = torch.randn(2, 3, 64, 64), encoder.body
-    with torch.no_grad():
-        maps = body.layer2(body.layer1(body.maxpool(body.relu(body.bn1(body.conv1(images))))))
-        assert torch.equal(encoder.features(images), encoder(images))
-        torch.testing.assert_close(encoder.features(images, "layer2"), maps.mean((2, 3)))
-        torch.testing.assert_close(encoder.features(images, "layer4"), encoder(images))
-        torch.testing.assert_close(encoder.features(images, "layer2.0"), body.layer2[0](body.layer1(
-            body.maxpool(body.relu(body.bn1(body.conv1(images)))))).mean((2, 3)))  # fmt: skip
-    assert not body.layer2._forward_hooks
-    assert {"layer1", "layer2.0.conv1", "avgpool"} <= set(encoder.layers)
-    assert "fc" not in encoder.layers  # the classifier left out
 
 
 # --- the documentation ------------------------------------------------------------------------------------------------

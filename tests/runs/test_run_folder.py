@@ -107,23 +107,6 @@ def test_the_next_folder_has_the_next_free_number(tmp_path, taken, expected):
 # --- what lies in it --------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_has_everything_and_nothing_temporary(tmp_path):
-    pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
-    names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {
-        "recipe.json",
-        "metrics.jsonl",
-        "checkpoints",
-        "encoder.safetensors",
-        "projector.safetensors",
-        "content.npz",
-        "finished.json",
-        "tensorboard",
-        ".lock",
-    }
-    assert {path.suffix for path in (tmp_path / "run" / "checkpoints").iterdir()} == {".pt"}
-
-
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
@@ -233,17 +216,3 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(tmp_path, mo
     save_checkpoint(tmp_path, 3, {"step": 3})
     assert [load_checkpoint(path)["step"] for path in checkpoints(tmp_path)] == [2, 3]
     assert len(contents(tmp_path)) == 2
-
-
-def test_a_run_resumes_from_another_folder(tmp_path, monkeypatch, capsys):
-    from supancl.cli import main
-
-    class_folders(tmp_path / "data", each=12)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    command = ["pretrain", "digits.supsiam", "--data", "data", "--batch-size", "8", "--epochs", "1", "--quiet"]
-    assert main([*command, "--set", "encoder.width=8", "--device", "cpu", "--out", "run"]) == 0
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert main(["pretrain", "--resume", "--out", "../run", "--data", "../data", "--quiet"]) == 0
-    assert main(["evaluate", "knn", "../run", "--device", "cpu"]) == 0
-    assert "k-NN" in capsys.readouterr().out

@@ -137,7 +137,7 @@ def test_a_fault_in_ones_own_file_is_placed_there_and_the_advice_calls_that_file
     assert "internal error" not in told
     mended = run_own(tmp_path, forks, text, "pretrain", "--resume", "--out", "run")  # nothing has to be removed
     assert mended.returncode == 0, mended.stderr
-    assert " ".join(mended.stdout.split()).endswith("next: python 'my losses.py' predict run")
+    assert "next: python 'my losses.py' predict run" in mended.stdout
 
 
 def test_a_recipe_of_ones_own_has_the_name_it_is_called_by(monkeypatch):

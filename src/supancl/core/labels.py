@@ -148,17 +148,6 @@ class Labels:
         rows = self.tensor[self.is_labelled].reshape(int(self.is_labelled.sum()), -1)
         return len(torch.unique(rows, dim=0)) if len(rows) else 0
 
-    def single_or_none(self) -> Tensor:
-        """(N,): the label of each sample; none, -1, where samples have several or soft labels."""
-        return self.classes[:, 0] if self.own_weights is None else torch.full_like(self.classes[:, 0], -1)
-
-    def at_level(self, level: int) -> Labels:
-        """One label each: the class on this level of a hierarchy, 0 for the coarsest; -1 if labelled more coarsely.
-
-        The classes of a path are sorted, so that a level is a column.
-        """
-        return Labels(self.classes[:, level : level + 1])
-
     def among(self, numbers: Tensor) -> Labels:
         """One label each: the one class for which `numbers` (classes,) has a new number, not -1."""
         padded = torch.cat([numbers, numbers.new_full((1,), -1)])  # the last is that of no class, -1

@@ -108,7 +108,7 @@ def list_source(spec: DataSpec, channels: int, lenient: bool = False) -> Listing
     if spec.joined:
         names = [absolute_source(source) for source in spec.all_sources]
         if len(set(names)) < len(names):
-            raise BadInput(f"{spec.location}: name each source once")
+            raise BadInput(f"{spec.location}: a source is there twice; name each once")
         specs = [replace(spec, source=source, joined=(), columns="") for source in spec.all_sources]
         specs = [replace(each, columns=spec.columns) if _is_table(each.source) else each for each in specs]
         return join_listings({each.source: list_source(each, channels) for each in specs}, " + ".join(names))

@@ -126,10 +126,7 @@ def print_certainty(result: Mapping[str, Any], name: str = "") -> None:
     if "baselines" in result and figure is not None and figure.interval is not None:
         low, high = figure.interval
         if high - low > WIDE_INTERVAL:
-            say(
-                f"{prefix}the interval is {high - low:.0f} points wide: encoders that differ by less cannot be told "
-                "apart on so few images; label more"
-            )
+            say(f"{prefix}an interval of {high - low:.0f} points: it cannot rank encoders that differ by less")
     if "by_class_size" in result:
         say(f"{prefix}{describe_class_sizes(result)}")
     if "baselines" not in result:
