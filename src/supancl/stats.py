@@ -205,13 +205,13 @@ def wilson_interval(percent: float, images: float) -> Interval:
 
 
 def paired_accuracy_interval(
-    ours: Sequence[bool], theirs: Sequence[bool], weights: Sequence[float] | None = None
+    ours: Sequence[bool], theirs: Sequence[bool], weights: Sequence[float] | None = None, comparisons: int = 1
 ) -> Interval:
     """ours - theirs in points of accuracy, of two classifiers of the same images: which were answered correctly.
 
     Agresti and Min's interval: two images are added of which half is right for one and wrong for the other, so that
     even a few equal answers leave an uncertainty. `weights` of images, such as those of a mean over classes, are
-    scaled to a mean of 1.
+    scaled to a mean of 1. Intervals of several `comparisons` hold together (Bonferroni's).
 
     >>> [round(value, 1) for value in paired_accuracy_interval([True] * 15 + [False] * 5, [True] * 5 + [False] * 15)]
     [50.0, 22.8, 68.1]
@@ -224,7 +224,7 @@ def paired_accuracy_interval(
     mean = float((scale * gaps).mean())
     shrunk = mean * count / (count + 2)
     squares = float((scale**2 * (gaps - shrunk) ** 2).sum()) + 1 + 2 * shrunk**2
-    half = NORMAL_QUANTILE * math.sqrt(squares) / (count + 2)
+    half = statistics.NormalDist().inv_cdf(1 - 0.025 / comparisons) * math.sqrt(squares) / (count + 2)
     return Interval(100 * mean, 100 * max(-1.0, shrunk - half), 100 * min(1.0, shrunk + half))
 
 
