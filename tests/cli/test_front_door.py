@@ -21,6 +21,8 @@ import supancl
 from supancl.cli import build_parser, main
 from supancl.cli.commands import COMMANDS
 from supancl.cli.layer import arguments_of
+from supancl.core import encoders
+from supancl.recipes import plugins
 
 FAST = ("--epochs", "1", "--quiet")
 
@@ -128,7 +130,9 @@ def test_a_natural_command(here, run, words, tmp_path):
     assert json.loads((tmp_path / "result.json").read_text())
 
 
-def test_natural_calls(here, run):
+def test_natural_calls(here, run, monkeypatch):
+    monkeypatch.setattr(encoders, "BUILDERS", dict(encoders.BUILDERS))  # the module below is an encoder from then on
+    monkeypatch.setattr(plugins, "REGISTERED", dict(plugins.REGISTERED))
     assert run.recipe.name == "auto.supsiam"
     again = supancl.pretrain("supsiam", "photos", alpha=0.3, lr=0.05, size=32, epochs=1)
     assert (again.recipe.loss.alpha, again.recipe.optimizer.lr, again.recipe.views.size) == (0.3, 0.05, 32)

@@ -76,13 +76,17 @@ def discard_output(stream: IO[str]) -> None:
         os.close(nowhere)
 
 
-@cache
+@cache  # one terminal, so that there is one bar at a time
+def _terminal() -> Reporter:
+    return Terminal(make_console(False, False))
+
+
 def python_terminal(verbose: bool | None) -> Reporter:
     """For calls from Python: unless it is said, shows progress in a terminal and in a notebook, not in a file."""
     shell = getattr(builtins, "get_ipython", lambda: None)()
     is_notebook = getattr(shell, "kernel", None) is not None
     shows = sys.stdout.isatty() or is_notebook if verbose is None else verbose
-    return Terminal(make_console(False, False)) if shows else Reporter()
+    return _terminal() if shows else Reporter()
 
 
 def make_console(quiet: bool, json_to_stdout: bool) -> Console:
