@@ -112,7 +112,10 @@ def commands() -> dict[str, list[Row]]:
         "import": [Row("import trained --out again.safetensors", lambda: weights("again.safetensors"))],
         "study": [Row(f"paper study positives digits.supsiam {SWEEP} --rows M-1,M-all --out study")],
         "collapse": [Row(f"paper collapse digits.supsiam {SWEEP} --out collapse")],
-        "alpha": [Row(f"alpha digits.supsiam {SWEEP} --alphas 0,.5,1 --out alpha")],
+        "alpha": [
+            Row(f"compare digits.supsiam {SWEEP} --set loss.alpha=0,.5,1 --leave-out .3 --out alpha"),
+            Row(f"alpha digits.supsiam {SWEEP} --alphas 0,.5,1 --out alpha"),
+        ],
         "compare": [Row(f"compare digits.supsiam digits.simsiam {SWEEP} --seeds 2 --out compared")],
         "theory": [Row("paper theory")],
         "toy": [Row("paper toy --quick --seeds 1 --out toy")],

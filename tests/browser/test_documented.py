@@ -23,5 +23,5 @@ def test_from_a_folder_to_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         words = shlex.split(SHORTENED.get(line, line))
         if " ".join(words[:2]) in QUICK:
             assert main([*words[1:], "--quiet"]) == 0, line
-    pages = {"runs/report.html", "runs/map.html", "runs/audit/audit.html"}
+    pages = {f"runs/photos/{page}.html" for page in ("report", "map", "audit/audit")}
     assert pages <= set(check_pages(browser, tmp_path))
