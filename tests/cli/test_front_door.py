@@ -20,7 +20,7 @@ from torch import nn
 import supancl
 from supancl.cli import build_parser, main
 from supancl.cli.commands import COMMANDS
-from supancl.cli.layer import arguments_of
+from supancl.cli.layer import arguments_of, parameter_texts
 from supancl.core import encoders
 from supancl.recipes import plugins
 
@@ -74,8 +74,7 @@ def test_public_functions_are_functions_after_every_import():
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_every_argument_of_a_command_is_explained(path, capsys):
-    shared = {a.name: a.text for a in arguments_of(supancl.evaluate)} if path[0] == "evaluate" else {}
-    texts = __import__("supancl.cli.layer", fromlist=["x"]).parameter_texts(supancl.evaluate) if shared else {}
+    texts = parameter_texts(supancl.evaluate) if path[0] == "evaluate" else {}
     assert [a.name for a in arguments_of(LEAVES[path], texts) if not a.text] == []
     assert (inspect.getdoc(LEAVES[path]) or "").count("$ supancl") >= 2
     with pytest.raises(SystemExit):
