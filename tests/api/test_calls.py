@@ -15,7 +15,7 @@ from PIL import Image
 
 import supancl
 from supancl import BadInput, EncoderSpec
-from supancl.reports.terminal import python_terminal
+from supancl.reports import terminal
 from supancl.training.start import open_given
 from tests.files import archive, assert_one_line, class_folders, mentions, noise, picture, saved_result
 from tests.files import supancl as command
@@ -196,7 +196,7 @@ def test_bad_arguments_are_explained_in_one_line(arguments, settings, nouns, tmp
 
 def test_progress_shows_in_a_terminal_a_notebook_and_where_it_is_asked_for(tmp_path, monkeypatch, capsys):
     def printed(**options) -> str:
-        python_terminal.cache_clear()  # a process is in one place
+        terminal._terminal.cache_clear()  # a process is in one place
         supancl.pretrain(
             tiny_recipe(train__epochs=1), tiny_data(), tmp_path / str(len(list(tmp_path.iterdir()))), **options
         )

@@ -174,7 +174,7 @@ class Cache:
                     sizes.append((0, 0) if isinstance(image, str) else image.shape[1:])
                     checksums.append(0 if isinstance(image, str) else image_checksum(image))
                     if done == 256:
-                        _check_room(self.folder, file.tell() / done * (total - done))
+                        _check_room(self.folder, file.tell() / (row + 1) * (total - done))
                     report_progress("decoding images into the cache", done, total)
 
         def write_index(temporary: Path) -> None:
