@@ -46,8 +46,8 @@ assert "k-NN (k = 20)" in run("supancl", "evaluate", "knn", "run", "--k", "20", 
 assert load_encoder("run").width == 64
 
 with zipfile.ZipFile(next(DIST.glob("*.whl"))) as wheel, tarfile.open(next(DIST.glob("*.tar.gz"))) as source:
-    names = [*wheel.namelist(), *source.getnames()]
-strays = [name for name in names if {"tests", "runs", "experiments", ".venv"} & set(Path(name.replace("supancl/runs", "")).parts)]
+    names = [name.replace("supancl/runs", "") for name in (*wheel.namelist(), *source.getnames())]
+strays = [name for name in names if {"tests", "runs", "experiments", ".venv"} & set(Path(name).parts)]
 assert not strays, strays
 sizes = ", ".join(f"{path.name} {path.stat().st_size // 1000} KB" for path in sorted(DIST.iterdir()))
 print(f"supancl {supancl.__version__} works as a wheel: {sizes}")
