@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supancl.core.labels import Labels, same_class
-from supancl.core.losses import Align, Contrast, CrossEntropy
+from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.pools import Queue
+from supancl.distributed import RowRange
 from tests.helpers import (
     AGAINST,
     POOLS,
@@ -298,3 +299,37 @@ def test_an_alpha_of_the_call_counts_where_the_recipes_asks_for_no_supervision()
     alpha = torch.tensor([0.0, 0.2, 0.5, 0.7, 1.0])
     expected = Align(alpha=0.5)(anchors, targets, labels, alpha=alpha).total
     torch.testing.assert_close(Align(alpha=1.0)(anchors, targets, labels, alpha=alpha).total, expected, **close)
+
+
+def test_what_the_package_reads_of_a_loss():
+    class Own(Align):
+        pass
+
+    # a class of one's own may have another fifth argument
+    assert [loss.takes_alpha for loss in (Align(), Own(), Contrast())] == [True, False, False]
+    assert [loss.normalizes for loss in (Align(), Contrast(), CrossEntropy())] == [True, True, False]
+    batch = GlobalBatch.from_all_rows(units(2, 3, WIDTH), some_labels(3, CLASSES))
+    assert batch.row_range == RowRange(0, 3, 3)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_terms_for_the_log_have_no_gradient(alpha):
+    anchors, targets, labels = units(2, 5, WIDTH).requires_grad_(), units(2, 5, WIDTH, seed=1), some_labels(5, CLASSES)
+    terms = Align(alpha=alpha)(anchors, targets, labels)
+    assert [term.requires_grad for term in terms] == [True, False, False]
+
+
+def test_one_draw_is_not_the_mean_of_all():
+    pool, _ = filled("queue", 15)
+    anchors, targets, labels = units(2, 9, WIDTH, seed=1), units(2, 9, WIDTH, seed=2), torch.arange(9) % (CLASSES - 1)
+    drawn, mean = (Align(alpha=0.0, samples=samples)(anchors, targets, labels, pool).total for samples in (1, None))
+    assert not torch.isclose(drawn, mean)
+
+
+def test_contrast_computes_half_precision_in_single():
+    anchors, targets, labels = units(2, 6, WIDTH).bfloat16(), units(2, 6, WIDTH, seed=1).bfloat16(), torch.arange(6) % 3
+    exact = Contrast(positives="own-class")(anchors.float(), targets.float(), labels).total
+    with torch.autocast("cpu", torch.bfloat16):
+        terms = Contrast(positives="own-class")(anchors, targets, labels)
+    assert terms.total.dtype == torch.float32
+    torch.testing.assert_close(terms.total, exact)

@@ -21,7 +21,7 @@ RUN, NOT_RUN = ("bash", "python"), ("bash no-run", "python no-run")
 SHOWN = ("", "text", "console", "{toctree}")
 # what sets up an environment: the caller has one already
 SETUP = re.compile(r"(\$\s+)?(pip install|python3? -m (venv|pip)|git clone|cd supancl$|(\.|source) .*activate$)")
-# what takes minutes, and what the tests run in its place; `make first-hour` runs it as it is
+# what takes minutes, and what the tests run in its place
 SHORTENED = {
     "supancl pretrain --data photos --out runs/photos": "supancl pretrain --data photos --out runs/photos --epochs 1"
 }

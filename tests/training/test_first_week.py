@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from supancl import Align, Interrupted, Reporter, pretrain, recipe
-from supancl.evaluation.naming import data_name
 from supancl.recipes import RECIPES
 from supancl.runs.encoder_file import load_encoder
 from supancl.runs.folder import RunFolder, is_same_or_moved
@@ -108,14 +107,6 @@ def test_another_place_is_taken_where_the_kept_one_is_gone_alone(kept, there, mo
     kept = kept.format(tmp_path)
     assert is_same_or_moved("/elsewhere", kept) is moved
     assert is_same_or_moved(kept, kept)
-
-
-def test_a_name_keeps_its_letters_and_fits_in_a_file_name():
-    assert data_name("/data/Fotos Müller") == "Fotos-Müller"
-    assert data_name("/data/Mu\u0308ller") == "Müller"  # as macOS spells it
-    assert data_name("/data/花 と 鳥.npz") == "花-と-鳥"
-    assert data_name("/data/" + "鳥" * 84) == "鳥" * 66
-    assert data_name("/data/a b:c") == "c"
 
 
 # --- a file of one's own ----------------------------------------------------------------------------------------------
