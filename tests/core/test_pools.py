@@ -19,7 +19,7 @@ from supancl.core.heads import MLP
 from supancl.core.losses import Align, Contrast
 from supancl.core.methods import assemble
 from supancl.core.pools import PoolSpec, Prototypes, Queue
-from supancl.distributed import RowRange
+from supancl.distributed import Ranks, RowRange
 from tests.files import mentions
 from tests.helpers import POOLS, mean_by_loop, pool_and_reference, property_test, seeded, some_labels, units
 
@@ -364,3 +364,9 @@ def test_pushes_and_means_are_traced_without_a_break(kind, pairs):
     for call in calls:
         torch._dynamo.reset()
         torch.compile(call, backend="eager", fullgraph=True)()
+
+
+def test_prototypes_have_the_recipes_rate_and_are_divided_among_ranks_only_if_asked():
+    whole, part = (PoolSpec("prototypes", rate=0.5, sharded=is_sharded).build(4, 6, ranks=Ranks(2))
+                   for is_sharded in (False, True))  # fmt: skip
+    assert (whole.rate, len(whole.stored().targets), len(part.stored().targets)) == (0.5, 6, 3)

@@ -173,3 +173,7 @@ def test_all_means_are_the_class_means(kind, pairs):
     expected = pool.class_mean(asked, fallback)
     assert is_held.tolist() == (pool.counts > 0).tolist() == (expected != 7).all(1).tolist()
     torch.testing.assert_close(means[is_held], expected[is_held], **close)
+
+
+def test_it_needs_a_pool():
+    assert SemiAlign().needs_pool
