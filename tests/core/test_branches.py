@@ -290,3 +290,24 @@ def test_views_in_one_batch_have_the_values_gradients_and_statistics_of_views_on
     assert apart.state_dict().keys() == together.state_dict().keys()
     for one, other in zip(apart.buffers(), together.buffers(), strict=True):
         assert torch.allclose(one.double(), other.double(), atol=1e-12)
+
+
+def test_only_a_momentum_branch_is_a_copy_which_takes_the_online_weights():
+    assert Branches(nn.Linear(4, 3), nn.Linear(3, 2)).target_encoder is None
+    branches = Branches(nn.Linear(4, 3), nn.Linear(3, 2), target="momentum")
+    online = [*branches.encoder.parameters(), *branches.projector.parameters()]
+    with torch.no_grad():
+        for number, parameter in enumerate(online):
+            parameter.fill_(number)
+    branches.copy_to_target()
+    copied = [*branches.target_encoder.parameters(), *branches.target_projector.parameters()]
+    assert [parameter.unique().tolist() for parameter in (*online, *copied)] == [[0], [1], [2], [3]] * 2
+
+
+def test_views_are_joined_only_if_every_norm_can():
+    encoder, projector = (
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+        nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)),
+    )
+    assert not Branches(encoder, projector).join_views()
+    assert type(encoder[1]) is nn.BatchNorm1d

@@ -66,3 +66,14 @@ def test_a_head_does_not_change_its_input():
     MLP((), 4).build(5)(features)
     MLP((6,), 4, norm="none").build(5)(features)
     assert torch.equal(features, before)
+
+
+def test_widths_that_follow_the_input_and_biases_of_some_layers():
+    assert [layer.out_features for layer in MLP(hidden=(None,), out=4).build(6) if isinstance(layer, nn.Linear)] == [
+        6,
+        4,
+    ]
+    spec = MLP(
+        hidden=(8,), out=4, bias="none"
+    )  # no norm follows the last layer, so the first rule alone would not tell
+    assert MLP.describe(spec.build(6).state_dict())[0] == spec

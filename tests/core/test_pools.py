@@ -370,3 +370,19 @@ def test_prototypes_have_the_recipes_rate_and_are_divided_among_ranks_only_if_as
     whole, part = (PoolSpec("prototypes", rate=0.5, sharded=is_sharded).build(4, 6, ranks=Ranks(2))
                    for is_sharded in (False, True))  # fmt: skip
     assert (whole.rate, len(whole.stored().targets), len(part.stored().targets)) == (0.5, 6, 3)
+
+
+def test_a_pool_without_times_has_no_age_and_sums_are_double():
+    queue = Queue(3, 2, 2)
+    assert queue.sums.dtype == torch.float64
+    del queue.born
+    assert queue.staleness().isnan()
+
+
+def test_rounding_errors_of_a_class_that_left_are_cleared():
+    queue = Queue(3, 2, 2).double()
+    queue.push(
+        torch.tensor([[0.1, 0.2], [0.2, 0.3], [0.3, 0.1]], dtype=torch.float64), torch.zeros(3, dtype=torch.long)
+    )
+    queue.push(torch.ones(3, 2, dtype=torch.float64), torch.ones(3, dtype=torch.long))
+    assert queue.sums[0].tolist() == [0.0, 0.0]

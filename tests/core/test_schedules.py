@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from supancl import recipe
+from supancl.core.branches import BranchSpec
 from supancl.core.schedules import ScheduleSpec, ema_momentum, learning_rate
 from supancl.recipes.recipe import resolve_warmup
 
@@ -90,3 +91,8 @@ def test_an_extended_run_decays_from_its_restart_without_a_second_warm_up() -> N
         assert rate(step) == pytest.approx(0.8 * 0.25 * 0.5 * (1 + math.cos(math.pi * progress)))
     constant = learning_rate(replace(spec, decay="constant"), peak=0.8, epochs=20, steps_per_epoch=4)
     assert [constant(step) for step in (40, 79)] == [0.2, 0.2]
+
+
+def test_a_constant_momentum_is_that_of_the_recipe():
+    assert [ema_momentum(0.9, 0.9, 10)(step) for step in (0, 5, 10)] == [0.9] * 3
+    assert BranchSpec().momentum == 0.996  # App. C

@@ -13,7 +13,7 @@ from supancl.data.store.memory import ArrayImages, Batch, PackedImages, pad_imag
 from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput
 from supancl.probes import Features, effective_rank, features, knn_accuracy, variance
-from supancl.probes.features import embed
+from supancl.probes.features import check_splits, embed
 from tests.files import mentions, noise
 
 SIZE = 32
@@ -146,3 +146,8 @@ def test_measures_take_arrays_as_well_as_tensors() -> None:
     assert knn_accuracy(arrays, arrays, k=3) == knn_accuracy(tensors, tensors, k=3)
     assert variance(arrays) == variance(Features(values.tolist(), labels.tolist()))
     assert effective_rank(values) == effective_rank(tensors.values)
+
+
+def test_one_class_alone_is_refused() -> None:
+    with pytest.raises(BadInput, match=mentions("class 3", "two")):
+        check_splits(train=Features(torch.ones(2, 2), torch.tensor([3, 3])))

@@ -121,3 +121,15 @@ def test_a_reference_that_is_no_number_is_named_by_its_row_in_the_whole() -> Non
         knn_accuracy(reference, blobs(8, seed=1), reference_chunk=10)
     with pytest.raises(BadInput, match=mentions("leave-one-out")):
         knn_leave_one_out(Features(torch.randn(2, 3), torch.tensor([0, -1])))
+
+
+def test_in_chunks_no_image_is_its_own_neighbour() -> None:
+    known = blobs(23, noise=1.5)
+    found = neighbours(known, known.values, 4, "cosine", 3, 5, leave_one_out=True)
+    assert torch.equal(found.rows, neighbours(known, known.values, 4, leave_one_out=True).rows)
+    assert not (found.rows == torch.arange(23)[:, None]).any()
+
+
+def test_an_unlabelled_reference_is_no_neighbour_however_far_the_others_are() -> None:
+    reference = Features(torch.tensor([[-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]), torch.tensor([0, -1, -1]))
+    assert neighbours(reference, torch.tensor([[1.0, 0.0]]), 1).rows.tolist() == [[0]]
