@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # what measures coverage; `make ci` does, and so does: make test COVERED='$(COVER)'
 COVER := --cov --cov-report=
 
-.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs docs test-extras test-browser test-faults fuzz soak readme pages screenshots test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
+.PHONY: help demo ci test test-experiments test-distributed test-paper test-docs docs test-extras test-browser test-faults fuzz soak readme screenshots test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
 	bench-step bench-trees bench-scaling results coverage dist lint typecheck net mutants golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
@@ -81,9 +81,6 @@ test-real: need-shared $(READY)  ## the paper's text and real images: make test-
 need-shared:
 	@test -n "$(SUPANCL_SHARED)" || { echo "make test-real needs SUPANCL_SHARED=FOLDER, the folder that holds data/ (real images)" \
 		"and paper/ (the paper's text)" >&2; exit 2; }
-
-pages: $(EXTRAS)  ## from a folder of images to report, map and audit, by documented lines alone: some minutes
-	$(BIN)/python tests/real/from_folder_to_pages.py
 
 screenshots: $(EXTRAS)  ## the pictures of pages in docs/figures: PHOTOS=FOLDER of class folders [START=timm:NAME]
 	OMP_NUM_THREADS=2 $(BIN)/python tests/browser/screenshots.py $(PHOTOS) $(if $(START),--start $(START))

@@ -1,4 +1,4 @@
-"""The README's lines from a folder of images to its pages, with one epoch; `make pages` has them all, unshortened."""
+"""The README's lines from a folder of images to its pages, with one epoch."""
 
 from __future__ import annotations
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
-import pytest
 import torch
 
 import supancl as package
-from supancl.cli import doctor, entry
+from supancl.cli import doctor
 from tests.files import TINY, class_folders, supancl
 
 
@@ -27,17 +25,6 @@ def test_the_version_is_one_line(capsys) -> None:
     said = supancl(capsys, "--version")
     release = torch.__version__.partition("+")[0]
     assert said == (0, f"supancl {package.__version__} (torch {release})\n", "")
-
-
-def test_a_terminal_that_lacks_a_character_gets_a_question_mark(tmp_path: Path, monkeypatch) -> None:
-    photos, sheets = class_folders(tmp_path / "photos", ("日本", "other")), tmp_path / "sheets"
-    said = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(said, "ascii"))
-    monkeypatch.setattr("sys.argv", ["supancl", "data", "show", str(photos), "--out", str(sheets)])
-    with pytest.raises(SystemExit) as ended:
-        entry()
-    assert ended.value.code == 0
-    assert b"??" in said.getvalue()
 
 
 def test_the_doctor_lists_what_is_installed_and_fails_where_training_is_not_possible(

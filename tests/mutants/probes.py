@@ -200,7 +200,7 @@ PRECISION = (
 EDGES = "tests/probes/test_edges.py"
 MONITOR = "tests/training/test_monitor_and_evaluate.py"
 RIDGE = (f"{MONITOR}::test_the_live_classifier_is_scikit_learns_at_that_ridge", f"{MONITOR}::test_without_two_classes_or_a_labelled_image_there_is_no_classifier")
-RANK = tuple(f"tests/training/test_monitor.py::test_effective_rank_{rest}" for rest in ("counts_the_directions_in_use", "is_that_of_the_singular_values"))
+RANK = tuple(f"tests/training/test_monitor.py::test_effective_rank_{rest}" for rest in ("is_that_of_the_singular_values",))
 GROUPS = (
     Group("probes/features.py", ("tests/probes/test_features.py", "tests/probes/test_transfer.py", EDGES, "tests/probes/test_knn.py", "-k", "not plain_loop and not resized"), FEATURES),
     Group("probes/knn.py", ("tests/probes/test_knn.py", EDGES), KNN),

@@ -168,3 +168,14 @@ def test_a_query_that_a_small_class_lacks_is_never_right() -> None:
     found = few_shot(Features(values, labels), ways=2, shots=1, queries=8, episodes=5)
     assert found.queries_used == (2, 8)
     assert found.accuracies == (100.0,) * 5
+
+
+def test_unit_length_is_that_of_unit_features_and_another_seed_fills_otherwise() -> None:
+    features = blobs(60, width=6, noise=1.5)
+    scaled = Features(features.values * torch.arange(1, 61)[:, None], features.labels)
+    unit = Features(torch.nn.functional.normalize(scaled.values, dim=1), scaled.labels)
+    settings = {"ways": 3, "shots": 2, "queries": 4, "episodes": 20}
+    assert few_shot(scaled, **settings, normalize=True).accuracies == few_shot(unit, **settings).accuracies
+    small = torch.arange(3).repeat_interleave(4)
+    first, second = (sample_episodes(small, 3, 2, 8, 1, seed, True).query for seed in (0, 1))
+    assert not torch.equal(first.sort(-1).values, second.sort(-1).values)

@@ -1,5 +1,6 @@
 """The two probes against scikit-learn and against SGD written out."""
 
+import inspect
 import json
 import math
 
@@ -150,6 +151,16 @@ def test_test_images_may_lack_a_class_and_those_of_unknown_classes_are_wrong() -
     unknown = Features(test.values, torch.where(some, test.labels, 9))
     found = linear_probe(train, unknown, weights=(1.0,))
     assert found.accuracy == pytest.approx(100 * float((right & some).sum()) / 90)
+
+
+def test_the_papers_probe_drops_its_rate_at_60_and_80_epochs() -> None:
+    defaults = inspect.signature(sgd_probe).parameters
+    assert [defaults[name].default for name in ("epochs", "batch_size", "lr", "milestones")] == [
+        100,
+        256,
+        30.0,
+        (60, 80),
+    ]
 
 
 def test_the_sgd_probe_is_sgd_written_out() -> None:

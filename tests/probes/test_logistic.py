@@ -8,6 +8,7 @@ from scipy.optimize import minimize
 
 from supancl.probes import Features
 from supancl.probes.logistic import (
+    LbfgsMemory,
     Problem,
     principal_axes,
     rotate,
@@ -141,3 +142,13 @@ def test_the_slope_and_the_curvature_are_those_of_autograd() -> None:
     direction = torch.randn(parameters.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     product = problem.hessian_product(found.residual, direction).flatten()
     torch.testing.assert_close(product, hessian @ direction.flatten())
+
+
+def test_the_memory_holds_the_curvature_at_the_weight_it_was_moved_to() -> None:
+    """Of a quadratic loss with curvature 3: the gradient changes by (3 + 2 weight) times the step."""
+    step = torch.tensor([1.0, -2.0])
+    memory = LbfgsMemory(weight=0.5)
+    memory.add(step, 3 * step)
+    assert torch.equal(memory.changes[0], 4 * step)
+    memory.move(2.0, factor=0.5)
+    assert torch.equal(memory.changes[0], (0.5 * 3 + 2 * 2.0) * step)

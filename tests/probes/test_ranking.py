@@ -58,3 +58,9 @@ def test_a_data_set_that_does_not_count_has_its_column_and_nothing_else() -> Non
     assert found.average_ranks == (1.0, 2.0)
     assert found.averages == (80.44, 70.0)  # of what was measured, not of what is printed
     assert found.marks == (("best", ""), ("second", ""))
+
+
+def test_one_seed_has_no_deviation_and_two_are_named() -> None:
+    found = rank_encoders({"one": {"digits": [70.0]}, "two": {"digits": [70.0, 72.0]}})
+    assert [found.seeds(row) for row in range(2)] == ["", " (n = 2)"]
+    assert [cells[0].uncertainty is None for cells in found.cells] == [True, False]
