@@ -20,6 +20,7 @@ from supancl.data.views.augment import (
     jitter,
     jitter_grey,
     jitter_in_place,
+    kernel_size,
     shift_hue,
     solarize,
 )
@@ -194,3 +195,22 @@ def test_a_box_that_never_fits_falls_back_to_torchvisions_centre(height, width):
     scale, ratio = (1.0, 1.0), RATIO if height != width else (1.5, 2.0)
     ours = draw_boxes(torch.tensor([[height, width]]), scale, ratio, seeded(0))
     assert ours.tolist() == torchvision_boxes(1, height, width, scale, ratio).tolist()
+
+
+def test_a_box_is_as_wide_as_its_aspect_says_and_its_two_corners_are_drawn_apart():
+    boxes = draw_boxes(torch.tensor([[100, 100]] * 500), (0.1, 0.1), (2.0, 3.0), seeded(0)).double()
+    top, left, height, width = boxes.unbind(1)
+    assert (width / height > 1.8).all()
+    assert abs(float(torch.corrcoef(torch.stack([top, left]))[0, 1])) < 0.2
+
+
+@pytest.mark.parametrize(("size", "expected"), [(224, 23), (32, 5), (8, 3), (1, 3), (96, 11)])
+def test_the_kernel_is_odd_and_about_a_tenth_of_the_side(size, expected):
+    assert kernel_size(size) == expected
+
+
+@pytest.mark.parametrize("blurred", [blur, by_products])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_blur_of_an_image_smaller_than_its_kernel_keeps_a_flat_image_flat(size, blurred):
+    flat = torch.full((1, 3, size, size), 0.7)
+    torch.testing.assert_close(blurred(flat, torch.tensor([1.5]), 9), flat)

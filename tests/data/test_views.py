@@ -305,3 +305,37 @@ def test_exactly_that_share_is_masked_in_every_view_of_every_vector(share):
     kept = views != 0
     assert torch.equal((~kept).sum(-1), torch.full((2, 50), round(share * 20)))
     assert torch.equal(views[kept], vectors.expand(2, -1, -1)[kept])
+
+
+def test_steps_are_drawn_independently_of_one_another():
+    draws = draws_of(Crops(jitter=0.5, grey=0.5))
+    happened = torch.stack([draws.flip, draws.grey, draws.sigma > 0, draws.hue != 0]).double()
+    correlation = torch.corrcoef(happened) - torch.eye(4)
+    assert correlation.abs().max() < 4.5 / math.sqrt(N)
+
+
+def test_strengths_are_uniform_in_their_ranges():
+    draws = draws_of(Crops(jitter=1.0, blur=1.0, brightness=0.4, contrast=0.3, saturation=0.2, hue=0.1))
+    ranges = [(draws.factors[:, i], 1 - s, 2 * s) for i, s in enumerate((0.4, 0.3, 0.2))]
+    ranges += [(draws.hue, -0.1, 0.2), (draws.sigma, 0.1, 1.9)]
+    for values, low, length in ranges:
+        assert stats.kstest(values.double().numpy(), stats.uniform(low, length).cdf).pvalue > 1e-4
+    sigma = draws_of(Crops(blur=0.5)).sigma  # whether and how much are two draws
+    assert stats.kstest(sigma[sigma > 0].double().numpy(), stats.uniform(0.1, 1.9).cdf).pvalue > 1e-4
+
+
+def test_without_being_asked_for_there_are_no_local_views_and_nothing_is_drawn():
+    generator = seeded(0)
+    before = generator.get_state()
+    assert Crops(size=8).local_views(Batch(bytes_of(2)), MEAN, STD, generator) is None
+    assert Masks().local_views(Batch(torch.ones(2, 3)), MEAN, STD, generator) is None
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_asking_for_more_leaves_what_was_drawn_before_as_it_was():
+    sizes = torch.tensor([[48, 64]]).expand(50, 2)
+    plain = Crops().draw(50, sizes, seeded(1), 2)
+    more = Crops(solarize=0.5, local=LocalCrops()).draw(50, sizes, seeded(1), 2)
+    assert all(torch.equal(one, other) for one, other in zip(plain[:-1], more[:-1], strict=True))
+    assert plain.solarize is None
+    assert more.solarize.any()
