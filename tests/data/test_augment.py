@@ -24,6 +24,7 @@ from supancl.data.views.augment import (
     shift_hue,
     solarize,
 )
+from supancl.data.views.chunks import _blur_rows
 from supancl.data.views.specs import CROP_ATTEMPTS, boxes_from_draws
 from tests.helpers import property_test, seeded
 
@@ -214,3 +215,9 @@ def test_the_kernel_is_odd_and_about_a_tenth_of_the_side(size, expected):
 def test_blur_of_an_image_smaller_than_its_kernel_keeps_a_flat_image_flat(size, blurred):
     flat = torch.full((1, 3, size, size), 0.7)
     torch.testing.assert_close(blurred(flat, torch.tensor([1.5]), 9), flat)
+
+
+def test_a_kernel_as_wide_as_its_sigma_needs_blurs_as_the_full_one():
+    images, sigma = pictures(4, 40, 40, dtype=torch.float32), torch.tensor([0.0, 0.3, 0.9, 1.9])
+    expected = blur(images, sigma, 23)  # first, as the other may work in place
+    torch.testing.assert_close(_blur_rows(images, sigma, 23), expected, rtol=0, atol=1e-6)

@@ -339,3 +339,21 @@ def test_asking_for_more_leaves_what_was_drawn_before_as_it_was():
     assert all(torch.equal(one, other) for one, other in zip(plain[:-1], more[:-1], strict=True))
     assert plain.solarize is None
     assert more.solarize.any()
+
+
+@pytest.mark.parametrize("products", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"hue": 0.0},
+        {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0},
+        {"solarize": 0.5},
+        {"jitter": 0.0, "grey": 0.5, "solarize": (0.0, 1.0)},
+    ],
+    ids=str,
+)
+def test_both_routes_agree_where_only_some_steps_are_taken(settings, products):
+    crops = Crops(size=12, **({"jitter": 1.0} | settings))
+    draws = crops.draw(12, torch.full((12, 2), 20), seeded(5), 2)
+    one = render(crops, bytes_of(6, 20, 20), draws, MEAN, STD, products=products)
+    torch.testing.assert_close(one, render_in_chunks(crops, bytes_of(6, 20, 20), draws, MEAN, STD), rtol=0, atol=5e-5)
