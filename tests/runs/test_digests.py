@@ -65,15 +65,19 @@ def test_a_flipped_bit_of_a_checkpoint_is_noticed_or_without_effect(finished: Ru
     assert noticed > ROUNDS / 2
 
 
-@pytest.mark.parametrize("name", ["encoder", "projector"])
-def test_a_flipped_bit_of_the_weights_is_noticed(name: str, finished: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("load", [load_encoder, load_projector])
+def test_a_flipped_bit_of_the_weights_is_noticed_or_carries_nothing(load, finished: Run, tmp_path: Path) -> None:
+    original, noticed = content_digest(load(finished.folder).state_dict()), 0
     for seed in range(ROUNDS):
-        run = tmp_path / str(seed)
-        run.mkdir()
-        path = Path(shutil.copy(finished.folder / f"{name}.safetensors", run / f"{name}.safetensors"))
+        path = Path(shutil.copy(finished.folder / f"{load.__name__[5:]}.safetensors", tmp_path))
         flip_bit(path, seed)
-        with pytest.raises(BadInput, match=mentions(path)):
-            (load_encoder if name == "encoder" else load_projector)(run)
+        try:
+            loaded = load(tmp_path)
+        except BadInput:
+            noticed += 1
+        else:  # a letter of the metadata, whose order changes from file to file
+            assert content_digest(loaded.state_dict()) == original
+    assert noticed > ROUNDS / 2
 
 
 # --- recipe.json ------------------------------------------------------------------------------------------------------
