@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from supancl import METHODS, MLP, Data, HeadSpec, PoolSpec, Recipe, Reporter, from_arrays, recipe
+from supancl.data.splits import DataSpec
 from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from supancl.training.step import Step
 
@@ -26,7 +27,8 @@ def tiny_data(
     labels = np.where(random.random(images) < unlabelled, -1, labels)
     if several:
         labels = several_labels(labels, classes, random)
-    return from_arrays(pixels, labels, classes=[f"class {i}" for i in range(classes)])
+    names = [f"class {i}" for i in range(classes)]
+    return from_arrays(pixels, labels, classes=names, spec=DataSpec(holdout=0.1))
 
 
 def several_labels(labels: np.ndarray, classes: int, random: np.random.Generator) -> np.ndarray:

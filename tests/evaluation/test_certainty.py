@@ -51,13 +51,13 @@ def images_of(run, **options) -> tuple[int, int] | None:
 
 
 def test_labels_that_pretraining_used_are_never_tested(tmp_path):
-    held_out = 6
+    held_out = 12  # a fifth of 60
     assert images_of(own_run(tmp_path / "a", **SELF_SUPERVISED)) == (60, 0)
     assert images_of(own_run(tmp_path / "b")) is None  # only the held-out ones are left, and they are tested anyway
     hidden = own_run(tmp_path / "c", data__labelled=0.5)
-    assert images_of(hidden) == (held_out + 27, 27)
+    assert images_of(hidden) == (held_out + 24, 24)
     limited = own_run(tmp_path / "d", data__limit=20)
-    assert images_of(limited) == (held_out + 34, 20)
+    assert images_of(limited) == (held_out + 28, 20)
     hidden_and_unused = own_run(tmp_path / "e", data__labelled=0.5, **SELF_SUPERVISED)
     assert images_of(hidden_and_unused) == (60, 0)
 
@@ -82,7 +82,7 @@ def test_encoders_that_are_not_runs_may_be_tested_on_everything_unless_their_fil
         save_encoder(file, encoder(), classes, "any")
         result = knn(subject(file, FULL), str(data))
         assert result.get("cross_validated", {}).get("tested_images") == expected
-        assert result["tested_images"] == 6
+        assert result["tested_images"] == 12
 
 
 def test_cross_validation_is_five_folds(tmp_path):

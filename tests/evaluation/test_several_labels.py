@@ -124,7 +124,7 @@ def test_the_last_check_of_a_run_is_knn(tmp_path):
     run = pretrain(tiny_recipe("supsiam"), data, tmp_path / "run")
     last = run.metrics[-1]
     assert last["knn"] is None or last["knn"] != last["knn"]
-    assert last["knn_references"] == 72
+    assert last["knn_references"] == 64
     path = archive(tmp_path / "data.npz", train_images=images, train_labels=weights(labels)[:, :5])
     result = knn(subject(run.folder), str(path))
     assert last["knn_k"] == result["k"]

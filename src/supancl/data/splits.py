@@ -45,7 +45,7 @@ class DataSpec:
 
     source: str = marked("", INCIDENTAL)
     limit: Count | None = None  # train on this many images, drawn with a fixed seed
-    holdout: Annotated[float, Within(0, 0.9)] | None = None  # None: 10% where the data have no held-out split
+    holdout: Annotated[float, Within(0, 0.9)] | None = None  # None: a tenth or a fifth (docs/data.md) where none are
     leave_out: tuple[str, ...] = ()  # classes kept out of pretraining, for transfer
     imbalance: Annotated[float, Within(1, 1e6)] = 1.0  # times fewer images in the last class than in the first
     labelled: Fraction = 1.0  # fraction of the training labels that are kept

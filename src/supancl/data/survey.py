@@ -15,7 +15,7 @@ from supancl.data.decode import map_in_order, try_decode, upright_size
 from supancl.data.hierarchy import build_hierarchy, has_hierarchy
 from supancl.data.listing import Listing, as_source
 from supancl.data.opening import list_source
-from supancl.data.preparing import USUAL_HOLDOUT, draw_held_out, draw_limited, draw_long_tail, keep_labels
+from supancl.data.preparing import draw_held_out, draw_limited, draw_long_tail, keep_labels, usual_holdout
 from supancl.data.splits import Data, DataSpec, Split
 from supancl.data.store.building import evenly_spaced_positions
 from supancl.data.store.cache import other_positions
@@ -76,7 +76,7 @@ def _as_trained(
 ) -> Survey:  # fmt: skip
     """The images that a run is trained on, by the rules of `prepare_data`: what is held out, hidden and limited."""
     labels = all_labels.rarest.cpu()
-    holdout = spec.holdout if spec.holdout is not None else 0.0 if has_held_out else USUAL_HOLDOUT
+    holdout = spec.holdout if spec.holdout is not None else 0.0 if has_held_out else usual_holdout(labels)
     labels = labels[~draw_held_out(labels, holdout)]
     left_out = torch.tensor([number for number, name in enumerate(classes) if name in spec.leave_out])
     labels = labels[~torch.isin(labels, left_out)]
