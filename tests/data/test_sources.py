@@ -270,12 +270,6 @@ def test_a_table_without_splits_is_all_train_and_a_byte_order_mark_is_no_part_of
     assert (set(found.splits), found.classes) == ({"train"}, ("cat",))
 
 
-def test_a_quoted_value_may_have_a_comma(tmp_path):
-    picture(tmp_path / "0.png")
-    listing = table(tmp_path / "list.csv", "path,label", '0.png,"cat, grey"', "0.png,dog")
-    assert source(listing).classes == ("cat, grey", "dog")
-
-
 def test_a_parquet_table_is_read_as_the_same_csv(tmp_path):
     paths = [picture(tmp_path / f"{i}.png", i).name for i in range(8)]
     columns = {"path": paths, "label": ["10", None, "9", "a;b:0.5"] * 2, "split": ["train"] * 6 + ["val"] * 2}

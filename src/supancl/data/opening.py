@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,11 +29,6 @@ from supancl.data.store.stream import StreamImages
 from supancl.errors import BadInput, did_you_mean, program_name
 from supancl.files import did_you_mean_path
 from supancl.reporter import ProgressFunction, report_to, track_task
-
-if TYPE_CHECKING:
-    pass
-else:
-    pass
 
 SKIPPED = "unreadable images that were skipped: "
 NO_SOURCE = "this recipe names no images: give data, such as a folder, a .npz or a .csv"

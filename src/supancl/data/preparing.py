@@ -125,20 +125,10 @@ def _held_out_remarks(train: Split, held_out: Split, split_name: str, classes: S
     if not train.num_labelled or not len(held_out):
         return
     if not held_out.num_labelled:
-        images_have, images = f"none of the {len(held_out)} images of {split_name} has a", "them"
-        if len(held_out) == 1:
-            images_have, images = f"the one image of {split_name} has no", "it"
-        yield (
-            f"{images_have} label, so nothing can be evaluated on {images}; to hold out labelled images of "
-            "train instead: data.holdout=0.1"
-        )
+        yield f"held-out images of {split_name} with a label: none; to hold out images of train: data.holdout=0.1"
     untrained = [classes[label] for label in sorted(set(held_out.class_ids()) - set(train.class_ids()))]
     if untrained:
-        yield (
-            f"{plural(len(untrained), 'class is held out and has', 'classes are held out and have')} no image to "
-            f"train on, such as {untrained[0]!r}; class names must agree in case, spaces and the "
-            "encoding of accents"
-        )
+        yield f"held-out classes without an image to train on: {len(untrained)}, such as {untrained[0]!r}"
 
 
 def draw_stratified(labels: Tensor, fraction: float, seed: int, include_singletons: bool = False) -> Tensor:
