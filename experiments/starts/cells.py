@@ -68,6 +68,7 @@ FURTHER = {
 FEWER = ("frozen", "finetuned", "supsiam", "semi", "crossentropy", "histograms")
 FURTHER_LABELS = {"4": tuple(FURTHER), "all": ("simsiam", "supcon", "scratch", "histograms"), "1": FEWER, "16": FEWER}
 CHOSEN_WITH = {"1": "4", "16": "4"}
+CHOSEN_AS = {"supsiam-finetuned": "finetuned"}
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,12 @@ class StartCell:
 
     @property
     def chooses(self) -> bool:
-        return self.seed == SEEDS[0] and self.labels not in CHOSEN_WITH
+        return self.seed == SEEDS[0] and self.labels not in CHOSEN_WITH and self.way not in CHOSEN_AS
 
     def choice(self, work: Work) -> Path:
         """The result of the cell that chose the settings."""
-        return self.row(work, seed=SEEDS[0], labels=CHOSEN_WITH.get(self.labels, self.labels))
+        labels, way = CHOSEN_WITH.get(self.labels, self.labels), CHOSEN_AS.get(self.way, self.way)
+        return self.row(work, seed=SEEDS[0], labels=labels, way=way)
 
     def run_name(self, table: str) -> str:
         """A run that is fine-tuned is the one of its method alone."""
@@ -182,12 +184,12 @@ class StartCell:
 
 
 def plan() -> list[StartCell]:
-    """The core, in which a data set is finished before the next is begun, then further ways and numbers of labels.
+    """The core, few labels first and one data set after the other, then further ways and numbers of labels.
 
     With all labels `semi` would be `supsiam`.
     """
-    rows = product(STARTS, LABELS[:2], DATA, SEEDS, WAYS)
-    core = [StartCell(start, data, labels, way, seed) for start, labels, data, seed, way in rows]
+    rows = product(LABELS[:2], STARTS, DATA, SEEDS, WAYS)
+    core = [StartCell(start, data, labels, way, seed) for labels, start, data, seed, way in rows]
     first, seed = next(iter(STARTS)), SEEDS[0]
     further = [StartCell(first, data, labels, way, seed)
                for labels, ways in FURTHER_LABELS.items() for data in FURTHER_DATA for way in ways]  # fmt: skip
