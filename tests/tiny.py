@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from supancl import METHODS, MLP, Data, HeadSpec, PoolSpec, Recipe, Reporter, from_arrays, recipe
+from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.splits import DataSpec
 from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from supancl.training.step import Step
@@ -28,7 +29,7 @@ def tiny_data(
     if several:
         labels = several_labels(labels, classes, random)
     names = [f"class {i}" for i in range(classes)]
-    return from_arrays(pixels, labels, classes=names, spec=DataSpec(holdout=0.1))
+    return from_arrays(pixels, labels, classes=names, spec=DataSpec(source=FROM_PYTHON, holdout=0.1))
 
 
 def several_labels(labels: np.ndarray, classes: int, random: np.random.Generator) -> np.ndarray:

@@ -133,8 +133,6 @@ class StartCell:
         answer = self.train_and_test(work, f"{self.labels}-{self.seed}", chosen)
         return {**asdict(self), **answer, **choosing}
 
-    # --- the only place that knows the command line -------------------------------------------------------------------
-
     def train_and_test(self, work: Work, table: str, chosen: Sequence[str]) -> dict[str, Any]:
         """The last step's result on the table's test images."""
         way, source, encoder = self.means, f"data/{self.data}/{table}.csv", STARTS[self.start]

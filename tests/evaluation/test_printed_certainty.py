@@ -26,7 +26,7 @@ def test_few_images_are_cross_validated_compared_and_judged_in_lines_that_fit(pl
     said = supancl(capsys, "evaluate", "knn", "ssl", "--json", "r.json")
     assert max(map(len, said.out.splitlines())) <= 80
     result = json.loads((place / "r.json").read_text())
-    assert (result["k"], result["tested_images"], result["cross_validated"]["tested_images"]) == (4, 6, 60)
+    assert (result["k"], result["tested_images"], result["cross_validated"]["tested_images"]) == (4, 12, 60)
     assert result["verdict"] in said.out
     saved = json.loads((place / "ssl" / "evaluate" / "knn-k4.json").read_text())
     assert saved.items() >= result.items()

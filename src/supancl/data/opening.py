@@ -180,7 +180,7 @@ def from_arrays(
 
     >>> data = from_arrays(np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2)
     >>> len(data.train), len(data.held_out), data.classes
-    (36, 4, ('0', '1'))
+    (32, 8, ('0', '1'))
     """
     images, test_images = arrays.as_array(images), arrays.as_array(test_images)
     if channels is None:
