@@ -94,8 +94,8 @@ def theory(*, seed: int = 0, samples: int = 8000) -> dict[str, Any]:
     $ supancl paper theory
     $ supancl paper theory --json theory.json
     """
-    from supancl.paper.theorems import LARGEST_SEED, MIN_SAMPLES, run_and_time, theory_table
-    from supancl.paper.theorems.checks import Settings
+    from supancl.paper.theory_checks import Settings
+    from supancl.paper.theory_theorems import LARGEST_SEED, MIN_SAMPLES, run_and_time, theory_table
 
     check_above(samples, MIN_SAMPLES - 1, "samples")
     if not 0 <= seed <= LARGEST_SEED:
