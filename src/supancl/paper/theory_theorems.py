@@ -256,7 +256,7 @@ class Path:
 
 
 def norm(matrix: Tensor) -> float:
-    return torch.linalg.matrix_norm(matrix).item()
+    return float(torch.linalg.matrix_norm(matrix))
 
 
 def follow(flow: Flow, world: World, seed: int) -> Path:
