@@ -216,7 +216,7 @@ def test_images_that_are_not_resident_are_replayed_too(monkeypatch: pytest.Monke
     data = Data(split, split, ("a", "b", "c"))
 
     def made(resident: bool, replay: bool) -> Trainer:
-        monkeypatch.setattr("supancl.data.store.memory.fits_on_gpu", lambda nbytes, device: resident)
+        monkeypatch.setattr("supancl.data.store.memory.fits_on", lambda device, nbytes: resident)
         chosen = tiny_recipe(train__device="cuda", train__precision="fp32", train__replay=replay, train__epochs=4)
         trainer = Trainer(chosen, data, torch.device("cuda"))
         assert trainer.feed.is_resident == resident

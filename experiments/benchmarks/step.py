@@ -112,7 +112,7 @@ def folder_rows(bench: Bench) -> list[Record]:
             chosen = settled(name, bench.device, bench.settings())
             data = open_data(DataSpec(str(root), short_side=256, cache="always"), 3)
             on_gpu = ours(chosen, data, bench.device, "ours, resident")
-            with patch("supancl.data.store.memory.fits_on_gpu", return_value=False):  # as if there was no room
+            with patch("supancl.data.store.memory.fits_on", return_value=False):  # as if there was no room
                 fed = ours(chosen, data, bench.device, "ours, fed from the cache")
             assert fed.trainer is not None
             for _ in range(fed.trainer.steps_per_epoch):  # the first epoch reads the files

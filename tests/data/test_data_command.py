@@ -86,7 +86,7 @@ def test_show_counts_and_draws_every_kind_of_source(capsys, tmp_path, cache_root
         assert Path(picture_path) == tmp_path / "sheets" / name
         with Image.open(picture_path) as sheet:
             assert np.array(sheet).std() > 10
-    assert not list(cache_root.glob("*/about.json")), "looking leaves no cache behind"
+    assert not list(cache_root.glob("*/.lock")), "looking leaves no cache behind"
 
 
 def test_show_counts_sizes_and_what_is_unreadable(capsys, tmp_path):

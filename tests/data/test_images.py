@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from supancl.data.decode import decode, upright_size
-from supancl.data.store.memory import ArrayImages, FileImages, PackedImages, pad_images
+from supancl.data.store.memory import ArrayImages, PackedImages, pad_images
+from supancl.data.store.stream import FileImages
 from tests.files import mentions
 
 HEIGHT, WIDTH = 6, 9

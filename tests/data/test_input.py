@@ -76,6 +76,7 @@ HEIF_START = b"\0\0\0\x18ftypheic"
 
 def test_heic_names_the_extra_if_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    decode._formats.cache_clear()
     class_folders(tmp_path, each=2)
     (tmp_path / "cat/IMG_1.HEIC").write_bytes(HEIF_START + b"\0" * 40)
     with pytest.raises(BadInput, match=mentions("IMG_1.HEIC", "supancl[heic]")):
@@ -94,7 +95,7 @@ def test_heic_is_read_with_the_extra_and_only_by_its_content(tmp_path, monkeypat
     library = ModuleType("pillow_heif")
     library.register_heif_opener = lambda: Image.register_open("HEIF", read, lambda start: start[4:8] == b"ftyp")
     monkeypatch.setitem(sys.modules, "pillow_heif", library)
-    decode._register_heif.cache_clear()
+    decode._formats.cache_clear()
     try:
         sound = picture(tmp_path / "0.png", size=(6, 5))
         (tmp_path / "0.heic").write_bytes(HEIF_START + sound.read_bytes())
@@ -104,7 +105,7 @@ def test_heic_is_read_with_the_extra_and_only_by_its_content(tmp_path, monkeypat
         with pytest.raises(OSError, match="cannot identify"):
             decode.decode(tmp_path / "1.heic", 1)
     finally:
-        decode._register_heif.cache_clear()
+        decode._formats.cache_clear()
         for registry in (Image.OPEN, Image.ID):
             registry.pop("HEIF") if isinstance(registry, dict) else registry.remove("HEIF")
 

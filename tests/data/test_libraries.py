@@ -18,7 +18,6 @@ from supancl.data.labels import label_texts
 from supancl.data.opening import open_source, peek_data
 from supancl.data.sources.libraries import RowItem, _list_rows
 from supancl.data.splits import DataSpec
-from supancl.data.store.cache import CachedImages
 from supancl.errors import BadInput
 from tests.files import noise, picture
 
@@ -75,7 +74,6 @@ def test_a_data_set_of_files_gives_its_splits_images_and_classes(tmp_path, no_ch
         for i in range(len(theirs)):
             assert np.array_equal(pixels(split, i), np.array(theirs[i][0]))
     assert found.splits["train"].names_at(torch.tensor([0]))[0].endswith("image_00001.jpg"), "messages name the file"
-    assert isinstance(found.splits["train"].store, CachedImages) == (cache == "always")
 
 
 def test_a_data_set_of_arrays_is_taken_as_it_is(tmp_path, no_checksums):

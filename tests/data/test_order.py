@@ -96,7 +96,7 @@ def test_order_and_pixels_are_the_same_for_any_number_of_threads(tmp_path, monke
         picture(tmp_path / "data" / ("cat", "dog")[i % 2] / f"{i}.png", seed=i, size=(8 + i % 3, 9), mode="RGB")
     seen = []
     for threads in (1, 4):
-        monkeypatch.setattr(decode, "decode_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(decode, "decode_threads", lambda *_, threads=threads: threads)
         monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / f"cache{threads}"))
         data = open_data(DataSpec(source=str(tmp_path / "data"), cache=cache), 3)
         ours = Order(data.train.labels, seed=0, batch_size=6)

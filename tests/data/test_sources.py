@@ -19,7 +19,8 @@ from supancl.data.decode import IMAGE_SUFFIXES, decode
 from supancl.data.opening import from_arrays, open_data, open_source
 from supancl.data.preparing import draw_stratified
 from supancl.data.splits import DataSpec
-from supancl.data.store.memory import ArrayImages, FileImages, PackedImages
+from supancl.data.store.memory import ArrayImages, PackedImages
+from supancl.data.store.stream import FileImages
 from supancl.errors import BadInput
 from tests.files import (
     archive,

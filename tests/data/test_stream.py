@@ -121,7 +121,7 @@ def test_every_image_comes_once_in_the_order_of_the_definition(counts, window, b
 
 @pytest.mark.parametrize("threads", [1, 5])
 def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monkeypatch, threads):
-    monkeypatch.setattr("supancl.data.store.memory.decode_threads_per_rank", lambda: threads)
+    monkeypatch.setattr("supancl.data.store.stream.decode_threads", lambda *_: threads)
     source = shards(tmp_path, sizes=True)
     sequences = {}
     for ranks in (1, 2, 4):
@@ -221,7 +221,7 @@ def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp
     feed = Feed(train, lambda step: torch.tensor([step]), torch.device("cpu"), 2)
     assert not feed.has_one_shape
     for position in (0, 1):
-        fitted = train.batch(torch.tensor([position])).pad_to(train.store.canvas)
+        fitted = train.batch_on_canvas(torch.tensor([position]))
         assert fitted.pixels.shape == (1, 3, 20, 20)
         assert fitted.sizes.tolist() == [batch.sizes[position].tolist()]
     feed.device = torch.device("cuda")

@@ -9,10 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from supancl.data.splits import Split, full_split
-from supancl.data.store import memory
-from supancl.data.store.memory import ArrayImages, FileImages
+from supancl.data.store.memory import ArrayImages
 from supancl.evaluation.encoder import EvaluationOptions
-from supancl.evaluation.feature_cache import FeatureCache, encoder_key, pixels_key
+from supancl.evaluation.feature_cache import FeatureCache, encoder_key
 from tests.evaluation.made import SPEC, encoder, run_folder, subject
 from tests.files import noise, picture
 
@@ -86,14 +85,6 @@ def test_the_key_is_that_of_every_weight_and_of_what_the_encoder_expects():
         keys.add(encoder_key(one))
         tensor.copy_(before)
     assert len(keys) == 3 + len(one.body.state_dict())
-
-
-def test_files_that_are_read_otherwise_now_have_another_key(tmp_path, monkeypatch):
-    split = split_of(FileImages([picture(tmp_path / "a.png"), picture(tmp_path / "b.png", 1)], 3, None))
-    before = pixels_key(split)
-    assert pixels_key(split) == before
-    monkeypatch.setattr(memory, "DECODE_VERSION", memory.DECODE_VERSION + 1)
-    assert pixels_key(split) != before
 
 
 @pytest.mark.parametrize("damage", [

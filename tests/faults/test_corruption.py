@@ -205,7 +205,6 @@ READERS: dict[str, tuple[Callable[[Path], Outcome], ...]] = {
     "run/evaluate/*.json": (make_table("1"), make_table("8"), evaluate("knn"), evaluate("variance")),
     "run/tensorboard/*": (resume,),
     "run/.lock": (resume,),
-    "cache/*px-*/about.json": (embed_run("--no-cache"), evaluate("variance")),
     "cache/*px-*/*.bin": (embed_run("--no-cache"), evaluate("variance"), resume),
     "cache/*px-*/*.npz": (embed_run("--no-cache"), evaluate("variance"), resume),
     "cache/*px-*/.lock": (embed_run("--no-cache"),),

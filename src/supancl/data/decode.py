@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from supancl.data.threads import ReadingThreads
-from supancl.errors import plural
-from supancl.files import check_regular, open_regular
+from supancl.files import check_regular
 
 if TYPE_CHECKING:
     import torch
@@ -59,96 +57,61 @@ class Item(Protocol):
 
 
 def decode(
-    item: Item | Path,
+    item: Item | Path | Image.Image,
     channels: int = 3,
     short_side: int | None = None,
     resample: Resample = "bilinear",
-    large: list[str] | None = None,
 ) -> Tensor:
     """One image as uint8 (C, H, W): upright, in RGB or grey, its short side shrunk to `short_side`.
 
-    Images with so many pixels that Pillow warns are noted in `large`; Pillow refuses twice as many.
-    Raises OSError or ValueError if the image cannot be read.
+    An image that Pillow has made is taken as it is. Raises OSError or ValueError if the image cannot be read.
     """
-    with _only_usual_errors():
-        return _shrink_to_tensor(_load_upright(item, large), channels, short_side, resample)
-
-
-def decode_opened(image: Image.Image, channels: int, short_side: int | None, resample: Resample) -> Tensor:
-    """The same for an image that Pillow has opened or made."""
-    with _only_usual_errors():
-        return _shrink_to_tensor(_to_upright(image), channels, short_side, resample)
-
-
-@contextmanager
-def _only_usual_errors() -> Iterator[None]:
     try:
-        yield
+        image = convert_mode(_load_upright(item), "L" if channels == 1 else "RGB")
+        height, width = shrunk_size((image.height, image.width), short_side)
+        if (width, height) != image.size:
+            image = image.resize((width, height), Image.Resampling[resample.upper()])
+        pixels = np.empty((channels, height, width), np.uint8)
+        for rows, band in _bands(image):
+            array = np.asarray(band, dtype=np.uint8)
+            pixels[:, rows] = array if channels == 1 else array.transpose(2, 0, 1)
+        return torch.from_numpy(pixels)
     except (OSError, ValueError, MemoryError):  # running out of memory is not the image's fault
         raise
     except Exception as error:  # Pillow may raise nearly anything on a damaged file
         raise OSError(f"{type(error).__name__}: {error}") from None
 
 
-def _shrink_to_tensor(upright: Any, channels: int, short_side: int | None, resample: Resample) -> Tensor:
-    image = convert_mode(upright, "L" if channels == 1 else "RGB")
-    height, width = shrunk_size((image.height, image.width), short_side)
-    if (width, height) != image.size:
-        image = image.resize((width, height), Image.Resampling[resample.upper()])
-    return _to_tensor(image, channels)
-
-
-def _load_upright(item: Item | Path, large: list[str] | None) -> Any:
+def _load_upright(item: Item | Path | Image.Image) -> Any:
     """The image upright and in 8 bits. It is a function so that a deep image is freed before its colours are made."""
-    with open_image(item) as file:
-        if large is not None and file.width * file.height > (Image.MAX_IMAGE_PIXELS or math.inf):
-            large.append(f"{item} ({file.width} x {file.height})")
-        return _to_upright(file)
+    opened: Any = nullcontext(item) if isinstance(item, Image.Image) else open_image(item)
+    with opened as file:
+        file.load()
+        is_tiff = file.format == "TIFF"
+        # of other formats older versions of Pillow give 16 bits this mode; an image made in memory has no format
+        if file.mode == "I" and (is_tiff or file.format is None):
+            raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
+        transpose = TRANSPOSE_BY_ORIENTATION.get(file.getexif().get(ORIENTATION))
+        image = file if transpose is None else file.transpose(transpose)
+        if image.mode not in DEEP_MODES:
+            return image
+        # Pillow neither scales 12-bit TIFFs nor inverts 16-bit ones that store white as 0
+        white = 4095 if is_tiff and file.tag_v2.get(0x0102) == (12,) else 65535
+        is_inverted = is_tiff and file.mode.startswith("I;16") and file.tag_v2.get(0x0106) == 0
+        scaled = np.empty((image.height, image.width), np.uint8)
+        for rows, band in _bands(image):
+            deep = np.asarray(band).astype(np.int64)
+            deep = (white - deep) % 2**16 if is_inverted else deep
+            scaled[rows] = (deep.clip(0, white) / (white / 255)).round().astype(np.uint8)
+        return Image.fromarray(scaled)
 
 
-def _to_upright(file: Any) -> Any:
-    file.load()
-    # of other formats older versions of Pillow give 16 bits this mode; an image made in memory has no format
-    if file.mode == "I" and file.format in ("TIFF", None):
-        raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
-    image = apply_orientation(file)
-    return _scale_to_8_bits(image, _white_level(file), _has_inverted_grey(file)) if image.mode in DEEP_MODES else image
-
-
-def try_decode(
-    item: Item | Path, channels: int, short_side: int | None, resample: Resample, large: list[str] | None = None
-) -> Tensor | str:
+def try_decode(item: Item | Path, channels: int, short_side: int | None, resample: Resample) -> Tensor | str:
     """The decoded image, or the reason why it cannot be read."""
     try:
-        return decode(item, channels, short_side, resample, large)
+        return decode(item, channels, short_side, resample)
     except (OSError, ValueError) as error:
         return image_problem(error)
-
-
-def _white_level(file: Any) -> int:
-    """The value of white in an image of more than 8 bits: Pillow does not scale 12-bit TIFFs.
-
-    Other fields say nothing about white: TIFF's MaxSampleValue is a statistic, and a PNG with fewer significant bits
-    (sBIT) stores them scaled to 16.
-    """
-    return 4095 if file.format == "TIFF" and file.tag_v2.get(0x0102) == (12,) else 65535
-
-
-def _has_inverted_grey(file: Any) -> bool:
-    """Whether a TIFF stores white as 0; Pillow inverts that for 8 bits, not for 16."""
-    return bool(file.format == "TIFF" and file.mode.startswith("I;16") and file.tag_v2.get(0x0106) == 0)
-
-
-def large_image_remarks(large: Sequence[str]) -> list[str]:
-    """A remark that names the images that `decode` noted; Pillow's warning does not."""
-    if not large:
-        return []
-    examples, others = sorted(large)[:3], f" and {len(large) - 3} more" if len(large) > 3 else ""
-    images_have, pronoun = plural(len(large), "image has", "images have"), "it" if len(large) == 1 else "them"
-    return [
-        f"{images_have} more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels and take long to decode; "
-        f"store {pronoun} smaller: {', '.join(examples)}{others}"
-    ]
 
 
 def shrunk_size(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:
@@ -172,12 +135,6 @@ TRANSPOSE_BY_ORIENTATION = {
 }
 
 
-def apply_orientation(image: Any) -> Any:
-    """The image turned upright. Pillow's exif_transpose also rewrites other EXIF fields and fails on odd ones."""
-    transpose = TRANSPOSE_BY_ORIENTATION.get(image.getexif().get(ORIENTATION))
-    return image if transpose is None else image.transpose(transpose)
-
-
 def convert_mode(image: Any, mode: str) -> Any:
     """Convert any mode of 8 bits to grey or RGB; transparency is laid over white."""
     if image.mode == "F":
@@ -186,29 +143,6 @@ def convert_mode(image: Any, mode: str) -> Any:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image if image.mode == mode else image.convert(mode)  # convert would copy it
-
-
-def _scale_to_8_bits(image: Any, white_level: int, is_inverted: bool) -> Any:
-    """0..white_level -> 0..255; Pillow would clip everything above 255 to white."""
-    scaled = np.empty((image.height, image.width), np.uint8)
-    for rows, band in _bands(image):
-        deep = np.asarray(band).astype(np.int64)
-        if is_inverted:
-            deep = (white_level - deep) % 2**16
-        scaled[rows] = (deep.clip(0, white_level) / (white_level / 255)).round().astype(np.uint8)
-    return Image.fromarray(scaled)
-
-
-def _to_tensor(image: Any, channels: int) -> Tensor:
-    """The pixels of a grey or RGB image as uint8 (C, H, W)."""
-    if image.width * image.height <= BAND_PIXELS:
-        array = np.array(image, dtype=np.uint8)
-        return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1).contiguous()
-    pixels = np.empty((channels, image.height, image.width), np.uint8)
-    for rows, band in _bands(image):
-        array = np.asarray(band, dtype=np.uint8)
-        pixels[:, rows] = array if channels == 1 else array.transpose(2, 0, 1)
-    return torch.from_numpy(pixels)
 
 
 def _bands(image: Any) -> Iterator[tuple[slice, Any]]:
@@ -228,56 +162,35 @@ def image_problem(error: OSError | ValueError) -> str:
 
 
 def open_image(item: Item | Path) -> Any:
+    if str(item).lower().endswith(tuple(HEIF_SUFFIXES)) and "HEIF" not in _formats():
+        raise ValueError("HEIC needs pillow-heif: pip install 'supancl[heic]'")
     image = open_image_file(item) if isinstance(item, Path) else item.open()
-    if image.format == "TIFF":
-        # with a name, Pillow maps uncompressed files using the sides of the turned image, which scrambles pixels
-        image.filename = ""
+    # with a name, Pillow maps uncompressed TIFFs using the sides of the turned image, which scrambles pixels
+    image.filename = ""
     return image
 
 
 def open_image_file(path: Path | str) -> Any:
     """Open an image file of one of IMAGE_FORMATS. Raises OSError or ValueError for anything else."""
     check_image_bytes(check_regular(path).st_size)
-    return _open_with_pillow(path)
+    return Image.open(path, formats=_formats())
 
 
 def open_image_bytes(content: bytes) -> Any:
     """Open an image in memory, of one of IMAGE_FORMATS."""
-    return _open_with_pillow(io.BytesIO(content))
-
-
-def _open_with_pillow(file: Path | str | io.BytesIO) -> Any:
-    Image.preinit()  # else Pillow imports every format it knows
-    try:
-        return Image.open(file, formats=IMAGE_FORMATS)
-    except UnidentifiedImageError:
-        if not _is_heif(file):
-            raise
-    _register_heif()
-    return Image.open(file, formats=("HEIF",))
-
-
-HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-
-
-def _is_heif(file: Path | str | io.BytesIO) -> bool:
-    """Whether a file says in its first bytes that it is HEIC or HEIF."""
-    if isinstance(file, io.BytesIO):
-        start = file.getvalue()[:12]
-    else:
-        with open_regular(file) as opened:
-            start = opened.read(12)
-    return start[4:8] == b"ftyp" and start[8:12] in HEIF_BRANDS
+    return Image.open(io.BytesIO(content), formats=_formats())
 
 
 @cache
-def _register_heif() -> None:
-    """Let Pillow read HEIF. Raises ValueError if pillow-heif is missing."""
+def _formats() -> tuple[str, ...]:
+    """What Pillow may take a file for; with pillow-heif also HEIF, the format of phones."""
+    Image.preinit()  # else Pillow imports every format it knows
     try:
         import pillow_heif
     except ImportError:
-        raise ValueError("HEIC needs pillow-heif: pip install 'supancl[heic]'") from None
+        return IMAGE_FORMATS
     pillow_heif.register_heif_opener()
+    return (*IMAGE_FORMATS, "HEIF")
 
 
 def check_image_bytes(length: int) -> None:
@@ -302,18 +215,7 @@ def upright_size(item: Item | Path) -> tuple[int, int]:
     with open_image(item) as file:
         # for a TIFF, newer versions of Pillow give the size of the turned image
         width, height = (file.tag_v2[0x0100], file.tag_v2[0x0101]) if file.format == "TIFF" else file.size
-        swaps_sides = _is_sideways(file)
-    return (width, height) if swaps_sides else (height, width)
-
-
-def is_sideways(item: Item | Path) -> bool:
-    """Whether an image's EXIF orientation swaps its height and width."""
-    with open_image(item) as file:
-        return _is_sideways(file)
-
-
-def _is_sideways(file: Any) -> bool:
-    return file.getexif().get(ORIENTATION) in (5, 6, 7, 8)
+        return (width, height) if file.getexif().get(ORIENTATION) in (5, 6, 7, 8) else (height, width)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -323,29 +225,19 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def decode_threads() -> int:
-    """Number of threads that decode; Pillow releases the GIL."""
-    return min(MAX_THREADS, available_cores())
-
-
-def decode_threads_per_rank() -> int:
-    """Decoding threads of one rank: the ranks of one machine share its cores."""
-    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(local_world_size) if local_world_size.isdecimal() else 1
-    return decode_threads() if ranks < 2 else max(1, min(MAX_THREADS, available_cores() // ranks))
+def decode_threads(ranks: int = 1) -> int:
+    """Number of threads that decode, where so many ranks share a machine; Pillow releases the GIL."""
+    return max(1, min(MAX_THREADS, available_cores() // ranks))
 
 
 def map_in_order(function: Callable[[T], R], inputs: Iterable[T], ahead: int = 4) -> Generator[R]:
     """function(item) for each input, in order, by several threads that stay at most a few results ahead."""
     pending: deque[Future[R]] = deque()
-    with ReadingThreads(decode_threads(), "decode") as executor:
-        try:
-            for item in inputs:
-                pending.append(executor.submit(function, item))
-                if len(pending) >= ahead * decode_threads():
-                    yield pending.popleft().result()
-            while pending:
+    threads = decode_threads()
+    with ReadingThreads(threads, "decode") as executor:
+        for item in inputs:
+            pending.append(executor.submit(function, item))
+            if len(pending) >= ahead * threads:
                 yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
+        while pending:
+            yield pending.popleft().result()

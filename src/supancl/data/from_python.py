@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from supancl.data.decode import LISTED_SUFFIXES, Resample, decode, decode_opened, image_problem, map_in_order
+from supancl.data.decode import LISTED_SUFFIXES, Resample, decode, image_problem, map_in_order
 from supancl.data.listing import as_source
 from supancl.data.sources.arrays import (
     as_array,
@@ -56,7 +56,7 @@ def decode_any(image: OneImage, channels: int, short_side: int | None, resample:
             raise BadInput(f"{image}: cannot be read as an image ({image_problem(error)}); check the path") from None
     if isinstance(image, Image.Image):
         try:
-            return decode_opened(image, channels, short_side, resample)
+            return decode(image, channels, short_side, resample)
         except (OSError, ValueError) as error:
             raise BadInput(f"a Pillow image of mode {image.mode} cannot be used ({image_problem(error)})") from None
     array = np.asarray(as_array(image, 3) if hasattr(image, "__array__") else None)

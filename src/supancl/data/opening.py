@@ -24,8 +24,8 @@ from supancl.data.sources.benchmark_rows import Use
 from supancl.data.splits import Data, DataSpec, Source
 from supancl.data.store.building import dark_image_remarks, store_images
 from supancl.data.store.cache import other_positions
-from supancl.data.store.memory import FileImages, Progress
-from supancl.data.store.stream import StreamImages
+from supancl.data.store.memory import Progress
+from supancl.data.store.stream import FileImages, StreamImages, unreadable_image
 from supancl.errors import BadInput, did_you_mean, program_name
 from supancl.files import did_you_mean_path
 from supancl.reporter import ProgressFunction, report_to, track_task
@@ -262,23 +262,20 @@ def load_images(listing: Listing, channels: int, spec: DataSpec) -> Source:
     """Decode every listed image once into a store. Unreadable ones are refused, or skipped with a remark."""
     if listing.parts:  # images are in memory already
         return as_source(listing)
-    items, remarks = listing.items, list[str]()
+    items = listing.items
     cache_name = listing.cache_name or absolute_source(spec.source) or listing.location
-    store, unreadable = store_images(items, cache_name, channels, spec, remarks)
+    store, unreadable = store_images(items, cache_name, channels, spec)
     reasons = dict(sorted((str(items[position]), reason) for position, reason in unreadable))
     explained = [f"{path} ({reason})" for path, reason in reasons.items()]
     if unreadable and not spec.skip_bad_images:
         position, reason = unreadable[0]
-        others = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
-        raise BadInput(
-            f"{items[position]}: cannot be read as an image ({reason}){others}; repair or remove it, or skip it with "
-            "skip_bad_images"
-        )
+        others = f"; unreadable images: {len(unreadable)}" if len(unreadable) > 1 else ""
+        raise BadInput(unreadable_image(items[position], reason + others))
     if unreadable:
         listing = listing.take(other_positions(len(items), unreadable))
     if not len(listing.rows_of("train")):
         raise BadInput(f"{listing.location}: no training image could be read, such as {explained[0]}; repair the files")
-    remarks += dark_image_remarks(store, listing.items)
+    remarks = dark_image_remarks(store, listing.items)
     if unreadable:
         remarks.append(f"{SKIPPED}{len(reasons)}: {', '.join(explained)}")
     source = as_source(listing, store)

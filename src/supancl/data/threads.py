@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Tasks = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 PATIENCE = 0.5  # seconds that `shutdown` waits for threads in the middle of a read
 
@@ -24,35 +26,27 @@ class ReadingThreads(Executor):
 
     def __init__(self, max_workers: int, thread_name_prefix: str = "read") -> None:
         self._count, self._name = max_workers, thread_name_prefix
-        self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._tasks: Tasks = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
         self._is_closed = False
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        if self._is_closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
         future: Future[R] = Future()
-        with self._lock:
-            if self._is_closed:
-                raise RuntimeError("cannot schedule new futures after shutdown")
-            self._tasks.put((future, lambda: fn(*args, **kwargs)))
-            if len(self._threads) < self._count:
-                name = f"{self._name}_{len(self._threads)}"
-                thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+        self._tasks.put((future, partial(fn, *args, **kwargs)))
+        if len(self._threads) < self._count:
+            self._threads.append(threading.Thread(target=_work, args=(self._tasks,), name=self._name, daemon=True))
+            self._threads[-1].start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more tasks. `wait` waits for those submitted, or with `cancel_futures` briefly for running ones."""
-        with self._lock:
-            self._is_closed = True
-        if cancel_futures:
-            while not self._tasks.empty():
-                task = self._tasks.get()
-                if task is not None:
-                    task[0].cancel()
-        for _ in self._threads:
-            self._tasks.put(None)
+        self._is_closed = True
+        while cancel_futures and not self._tasks.empty():
+            if task := self._tasks.get():
+                task[0].cancel()
+        self.__del__()
         deadline = time.monotonic() + PATIENCE
         for thread in self._threads if wait else ():
             thread.join(max(0.0, deadline - time.monotonic()) if cancel_futures else None)
@@ -65,16 +59,15 @@ class ReadingThreads(Executor):
             self._tasks.put(None)
 
 
-def _work(tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+def _work(tasks: Tasks) -> None:
     """Do tasks until there is a None. The pool itself is not referenced, so that it can be collected."""
     while (task := tasks.get()) is not None:
         future, call = task
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
         del task, future, call  # or the result would stay in memory until the next task
 
 
@@ -91,14 +84,13 @@ _waits: list[bool] = []  # not empty while the main thread waits for images
 @contextmanager
 def waiting_for_images() -> Iterator[None]:
     """While the main thread is in this block, a stopping signal may raise `WaitStopped` in it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    _waits.append(True)
+    is_main = threading.current_thread() is threading.main_thread()
+    _waits.extend([True] * is_main)
     try:
         yield
     finally:
-        _waits.clear()
+        if is_main:
+            _waits.clear()
 
 
 def is_waiting_for_images() -> bool:

@@ -30,7 +30,7 @@ from supancl.files import (
 )
 
 VERSION = 2  # of results: 2 since crops begin at whole pixels
-CACHE_VERSION = 3  # of features that are kept: 3 since larger images are resized before they are cut
+CACHE_VERSION = 4  # of features that are kept: 4 since images are known by their checksums
 
 
 def encoder_key(encoder: Encoder) -> str:
@@ -54,16 +54,8 @@ def weights_key(tensors: Mapping[str, Tensor], architecture: str = "") -> str:
 
 def pixels_key(split: Split) -> str | None:
     """A checksum of the images in order; None if changes cannot be detected."""
-    chunks = split.store.iter_content(split.index.cpu())
-    if chunks is None:
-        return None
-    content = hashlib.sha256()
-    try:
-        for chunk in chunks:
-            content.update(chunk)
-    except OSError:
-        return None  # a missing file is reported when it is decoded
-    return content.hexdigest()[:24]
+    checksums = split.store.pixel_checksums(split.index.cpu())
+    return None if checksums is None else hashlib.sha256(checksums.tobytes()).hexdigest()[:24]
 
 
 def _checksum(path: Path, values: Tensor) -> str:

@@ -191,10 +191,10 @@ def trainer_for(recipe: Recipe, data: Data, device: torch.device, ranks: Ranks =
     shared = _SHARED.get()
     if shared is None or ranks.size > 1:
         return Trainer(recipe, data, device, ranks)
-    key = (data.summary.get("source"), data.summary.get("fingerprint"), data.classes, len(data.train), device)
+    content = None if data.content is None else data.content.digest
+    key = (data.summary.get("source"), data.summary.get("fingerprint"), content, data.classes, len(data.train), device)
     trainer = shared.trainer if shared.key == key else None
-    store = data.train.store
-    if trainer is not None and can_share_step(trainer, recipe) and store.has_same_pixels(trainer.inputs.images.store):
+    if trainer is not None and can_share_step(trainer, recipe):
         trainer.restart(recipe, data)
         return trainer
     trainer = shared.trainer = None

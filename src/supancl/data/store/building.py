@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from supancl.data.decode import (
-    Item,
-    large_image_remarks,
-    map_in_order,
-    open_image,
-    shrunk_size,
-    try_decode,
-    upright_size,
-)
+from supancl.data.decode import Item, map_in_order, open_image, shrunk_size, try_decode, upright_size
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import Cache, other_positions
-from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, TakenItems, image_checksum
-from supancl.errors import plural
-from supancl.reporter import report_progress, track_task
+from supancl.data.store.memory import ArrayImages, ImageStore, PackedImages, TakenItems, image_checksum
+from supancl.data.store.stream import FileImages
+from supancl.reporter import report_progress
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 else:
     from supancl.lazy import torch
 
@@ -36,32 +26,32 @@ DARK_LEVEL = 16  # of 255: the brightest 12-bit value in a 16-bit file, 4095 of 
 
 
 def store_images(
-    items: Sequence[Path | Item],
-    cache_name: str,
-    channels: int,
-    spec: DataSpec,
-    remarks: list[str],
+    items: Sequence[Path | Item], cache_name: str, channels: int, spec: DataSpec
 ) -> tuple[ImageStore, list[tuple[int, str]]]:
     """A store with the readable items in order, and (position, reason) of the unreadable ones.
 
     Small data are held in memory, large data in the packed cache; without a cache, large data are decoded each time.
     """
+    settings = channels, spec.short_side, spec.resample
     estimate = estimate_bytes(items, channels, spec.short_side)
     if spec.cache == "always" or (spec.cache == "auto" and estimate > AUTO_CACHE_BYTES):
-        cache = Cache(cache_name, channels, spec.short_side, spec.resample)
-        cached, unreadable, cache_remarks = cache.build(items)
-        remarks += cache_remarks
-        return cached, unreadable
-    in_memory = estimate <= 2 * spec.memory_gb * 1e9  # if the estimate is far above, do not even try
-    images, unreadable, checksums_of_readable = _decode_all(items, channels, spec, in_memory, remarks)
-    readable_items = TakenItems(items, other_positions(len(items), unreadable)) if unreadable else items
-    if images is None:
-        checksums = np.array(checksums_of_readable, np.uint32)
-        return FileImages(readable_items, channels, spec.short_side, spec.resample, checksums), unreadable
-    if len({tuple(image.shape) for image in images}) == 1:
-        with track_task("gathering the images"):
-            return ArrayImages(torch.stack(images)), unreadable
-    return PackedImages.from_images(images) if images else FileImages([], channels, None), unreadable
+        return Cache(cache_name, *settings).build(items)
+    in_memory = estimate <= spec.memory_gb * 1e9
+    images, checksums, unreadable = [], list[int](), list[tuple[int, str]]()
+    for position, image in enumerate(map_in_order(lambda item: try_decode(item, *settings), items)):
+        if isinstance(image, str):
+            unreadable.append((position, image))
+        elif in_memory:
+            images.append(image)
+        else:
+            checksums.append(image_checksum(image))
+        report_progress("reading images", position + 1, len(items))
+    if len({image.shape for image in images}) == 1:
+        return ArrayImages(torch.stack(images)), unreadable
+    if images:
+        return PackedImages.from_images(images), unreadable
+    readable = TakenItems(items, other_positions(len(items), unreadable)) if unreadable else items
+    return FileImages(readable, *settings, np.array(checksums, np.uint32)), unreadable
 
 
 def estimate_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
@@ -76,37 +66,6 @@ def estimate_bytes(items: Sequence[Path | Item], channels: int, short_side: int 
     return channels * float(np.mean(sizes)) * len(items) if sizes else 0.0
 
 
-def _decode_all(
-    items: Sequence[Path | Item],
-    channels: int,
-    spec: DataSpec,
-    in_memory: bool,
-    remarks: list[str],
-) -> tuple[list[Tensor] | None, list[tuple[int, str]], list[int]]:
-    """Pixels of the readable items (None if beyond data.memory_gb), (position, reason) of the unreadable ones, and the
-    checksums of the readable ones."""
-    images: list[Tensor] | None = [] if in_memory else None
-    checksums: list[int] = []
-    unreadable: list[tuple[int, str]] = []
-    large: list[str] = []
-    total_bytes = 0
-
-    decode_one = partial(try_decode, channels=channels, short_side=spec.short_side, resample=spec.resample, large=large)
-    for done, image in enumerate(map_in_order(decode_one, items), start=1):
-        if isinstance(image, str):
-            unreadable.append((done - 1, image))
-        else:
-            total_bytes += image.numel()
-            checksums.append(image_checksum(image))
-            if images is not None:
-                images.append(image)
-            if total_bytes > spec.memory_gb * 1e9:
-                images = None
-        report_progress("reading images", done, len(items))
-    remarks += large_image_remarks(large)
-    return images, unreadable, checksums
-
-
 def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
     """A remark if files of more than 8 bits are nearly black, as unscaled 12-bit camera values in 16-bit files are.
 
@@ -116,8 +75,8 @@ def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[
     if not checked or any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK_LEVEL for i in checked):
         return []
     return [
-        f"none of {plural(len(checked), 'image')} of more than 8 bits that were checked has a pixel above {DARK_LEVEL} "
-        "of 255: 12-bit camera values in 16-bit files? Then scale them up first, by 16 for example"
+        f"images of more than 8 bits that were checked: {len(checked)}, all darker than {DARK_LEVEL + 1} of 255; if "
+        "they are 12-bit camera values in 16-bit files, scale them up first, by 16 for example"
     ]
 
 

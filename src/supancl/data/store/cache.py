@@ -3,7 +3,8 @@
 A cache is a folder of shards. A shard is KEY.bin, the pixels of about a thousand images as uint8 (C, H, W), one after
 another, and KEY.npz, their sizes and checksums. KEY is a digest of the names and stamps (size and time) of the files,
 so a file that has changed makes another shard. A shard is valid once its index exists: an interrupted build continues
-with the others. Nothing in a cache is ever executed.
+with the others. When a shard is opened that is not as it was written, its checksums are compared, and a damaged one is
+built again. Nothing in a cache is ever executed.
 """
 
 from __future__ import annotations
@@ -16,26 +17,18 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from supancl.config import parse_json
-from supancl.data.decode import (
-    DECODE_VERSION,
-    Item,
-    Resample,
-    image_problem,
-    item_stamp,
-    large_image_remarks,
-    map_in_order,
-    try_decode,
-)
-from supancl.data.store.memory import PackedImages, TakenItems, image_checksum
+from supancl.data.decode import DECODE_VERSION, Item, Resample, file_stamp, item_stamp, map_in_order, try_decode
+from supancl.data.store.memory import PackedImages, image_checksum
 from supancl.errors import BadInput
 from supancl.files import (
+    absolute_path,
     hold_lock,
     is_locked,
     make_inner_folder,
@@ -43,7 +36,6 @@ from supancl.files import (
     reason,
     remove_left_over_files,
     write_atomically,
-    write_text,
 )
 from supancl.reporter import report_progress
 
@@ -80,6 +72,10 @@ class Shard(NamedTuple):
     checksums: np.ndarray  # (n,) uint32: crc32 of each image's bytes
     reasons: dict[int, str]
 
+    def starts(self, channels: int) -> np.ndarray:
+        """Where each image begins in the file, and where the last one ends."""
+        return np.concatenate([[0], np.cumsum(channels * self.sizes.prod(1))])
+
 
 class Cache:
     """The cached images of one source at one size; the same source finds the same cache."""
@@ -92,24 +88,24 @@ class Cache:
         resample: Resample = "bilinear",
         root: Path | None = None,
     ) -> None:
-        self.source, self.channels, self.short_side, self.resample = source, channels, short_side, resample
+        self.settings, self.channels = (channels, short_side, resample), channels
         key_fields = [source, channels, short_side, *([] if resample == "bilinear" else [resample])]
         key = hashlib.sha256(json.dumps(key_fields).encode()).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(source).name)[:40].strip("-") or "data"
         side = "whole" if short_side is None else f"{short_side}px"
         self.folder = (root or cache_root()) / f"{name}-{side}-{key}"
 
-    def build(self, items: Sequence[Item | Path]) -> tuple[CachedImages, list[tuple[int, str]], list[str]]:
-        """Decode the images that are not cached yet. Returns images, (position, reason) of unreadable ones, remarks."""
-        remarks: list[str] = []
+    def build(self, items: Sequence[Item | Path]) -> tuple[PackedImages, list[tuple[int, str]]]:
+        """Decode the images that are not cached yet. Returns images, and (position, reason) of unreadable ones."""
 
         def report_waiting(owner: str) -> None:
             report_progress(f"process {owner} is building the cache {self.folder}; waiting for it", 0, 0)
 
         try:
             make_inner_folder(self.folder)
-            with hold_lock(self.folder / ".lock", report_waiting):
-                images, unreadable = self._build_locked(items, remarks)
+            with hold_lock(self.folder / ".lock", report_waiting):  # its time says when the cache was last used
+                remove_left_over_files(self.folder, 0)
+                built = self._build_locked(items)
         except BrokenPipeError:  # raised by a reporter, not by the cache
             raise
         except OSError as error:
@@ -117,48 +113,32 @@ class Cache:
                 f"the cache {self.folder} cannot be written ({reason(error)}); {FREE_SPACE_ADVICE}"
             ) from None
         keep_to_size(self.folder)
-        return images, unreadable, remarks
+        return built
 
-    def _build_locked(
-        self, items: Sequence[Item | Path], remarks: list[str]
-    ) -> tuple[CachedImages, list[tuple[int, str]]]:
+    def _build_locked(self, items: Sequence[Item | Path]) -> tuple[PackedImages, list[tuple[int, str]]]:
         """The part of `build` that needs the folder's lock; mapping the images needs it too."""
-        about = {"source": self.source, "channels": self.channels, "short_side": self.short_side}
-        write_text(self.folder / "about.json", json.dumps(about) + "\n", FREE_SPACE_ADVICE)  # its time: last used
-        remove_left_over_files(self.folder, 0)
-        names, (stamps, unreadable) = _read_names(items), _read_stamps(items)
-        present = other_positions(len(items), unreadable).tolist()
-        groups = {_key([names[i] for i in group], stamps[group]): group for group in _in_groups(names, present)}
-        shards: dict[str, Shard] = {}
-        for key, positions in groups.items():
-            shard = read_shard(self.folder / f"{key}.bin", self.channels, len(positions))
-            if isinstance(shard, str):
-                remarks.append(f"{self.folder / key}.bin of the cache is damaged ({shard}); it is built again")
-            elif shard is not None and not any(self._is_readable(items[positions[row]]) for row in shard.reasons):
-                shards[key] = shard
-        missing = {key: positions for key, positions in groups.items() if key not in shards}
-        large: list[str] = []
-        total = sum(map(len, missing.values()))
-        wanted = chain.from_iterable(missing.values())
-        with contextlib.closing(map_in_order(lambda position: self._decode(items[position], large), wanted)) as decoded:
+        groups = _groups_by_key(items)
+        # an unreadable image may have become readable, as by another library or a network disk that is back
+        known = {key: read_shard(self.folder / f"{key}.bin", self.channels, len(rows)) for key, rows in groups.items()}
+        shards = {
+            key: shard
+            for key, shard in known.items()
+            if shard and all(isinstance(self._decode(items[groups[key][row]]), str) for row in shard.reasons)
+        }
+        missing = {key: rows for key, rows in groups.items() if key not in shards}
+        total, wanted = sum(map(len, missing.values())), chain.from_iterable(missing.values())
+        with contextlib.closing(map_in_order(lambda position: self._decode(items[position]), wanted)) as decoded:
             numbered = enumerate(decoded, start=1)
-            for key, members in missing.items():
-                shards[key] = self._write_shard(self.folder / f"{key}.bin", islice(numbered, len(members)), total)
-        remarks += large_image_remarks(large)
+            for key, rows in missing.items():
+                shards[key] = self._write_shard(self.folder / f"{key}.bin", islice(numbered, len(rows)), total)
         for path in self.folder.iterdir():
             if path.suffix in (".bin", ".npz") and path.stem not in groups:
                 path.unlink()
-        ordered = [shards[key] for key in groups]
-        for positions_of_shard, shard in zip(groups.values(), ordered, strict=True):
-            unreadable += [(positions_of_shard[row], why) for row, why in shard.reasons.items()]
-        kept = TakenItems(items, other_positions(len(items), unreadable)) if unreadable else items
-        return CachedImages(self, ordered, kept), sorted(unreadable)
+        unreadable = [(groups[key][row], why) for key in groups for row, why in shards[key].reasons.items()]
+        return map_shards([shards[key] for key in groups], self.channels), sorted(unreadable)
 
-    def _decode(self, item: Item | Path, large: list[str] | None = None) -> Tensor | str:
-        return try_decode(item, self.channels, self.short_side, self.resample, large)
-
-    def _is_readable(self, item: Item | Path) -> bool:
-        return not isinstance(self._decode(item), str)
+    def _decode(self, item: Item | Path) -> Tensor | str:
+        return try_decode(item, *self.settings)
 
     def _write_shard(self, path: Path, decoded: Iterator[tuple[int, Tensor | str]], total: int) -> Shard:
         """Write the pixels, then the index; of an interrupted one nothing stays."""
@@ -173,14 +153,12 @@ class Cache:
                         file.write(image.numpy().data)
                     sizes.append((0, 0) if isinstance(image, str) else image.shape[1:])
                     checksums.append(0 if isinstance(image, str) else image_checksum(image))
-                    if done == 256:
-                        _check_room(self.folder, file.tell() / (row + 1) * (total - done))
                     report_progress("decoding images into the cache", done, total)
 
         def write_index(temporary: Path) -> None:
             with open(temporary, "wb") as file:
                 text = np.frombuffer(json.dumps(reasons).encode(), np.uint8)
-                np.savez(file, sizes=shard.sizes, checksums=shard.checksums, reasons=text)
+                np.savez(file, sizes=shard.sizes, checksums=shard.checksums, reasons=text, stamp=file_stamp(path))
 
         write_atomically(path, write_pixels, FREE_SPACE_ADVICE)
         shard = Shard(path, np.array(sizes, np.int64), np.array(checksums, np.uint32), reasons)
@@ -188,73 +166,38 @@ class Cache:
         return shard
 
 
-def read_shard(path: Path, channels: int, images: int) -> Shard | str | None:
-    """The shard, None if it is not there, or the reason why it cannot be used. Pixels are checked when first read."""
-    index = path.with_suffix(".npz")
-    if not index.exists():
-        return None
+def read_shard(path: Path, channels: int, images: int) -> Shard | None:
+    """The shard, or None if it is not there or damaged. Its pixels are read if the file is not as it was written."""
     try:
-        with open_regular(index) as file, np.load(file, allow_pickle=False) as arrays:
-            sizes, checksums, text = arrays["sizes"], arrays["checksums"], bytes(arrays["reasons"])
-        reasons = {int(row): str(why) for row, why in parse_json(text).items()}
-        nbytes = os.path.getsize(path)
-    except Exception as error:  # numpy, zipfile, zlib and json each raise something else
-        return reason(error)
-    is_sound = sizes.shape == (images, 2) and checksums.shape == (images,) and (sizes >= 0).all()
-    if not is_sound or set(reasons) != set(np.flatnonzero(sizes.prod(-1) == 0).tolist()):
-        return "its index is inconsistent"
-    return (
-        Shard(path, sizes, checksums, reasons) if nbytes == channels * sizes.prod(-1).sum() else "its length is wrong"
-    )
+        with open_regular(path.with_suffix(".npz")) as file, np.load(file, allow_pickle=False) as arrays:
+            reasons = {int(row): str(why) for row, why in parse_json(bytes(arrays["reasons"])).items()}
+            shard = Shard(path, arrays["sizes"], arrays["checksums"], reasons)
+            is_as_written = arrays["stamp"].tolist() == list(file_stamp(path))
+        ends = shard.starts(channels)
+        has_shapes = shard.sizes.shape == (images, 2) and shard.checksums.shape == (images,)
+        is_known = (shard.sizes >= 0).all() and set(reasons) == set(np.flatnonzero(shard.sizes.prod(1) == 0).tolist())
+        if not has_shapes or not is_known or os.path.getsize(path) != ends[-1]:
+            return None
+        if is_as_written or not ends[-1]:
+            return shard
+        pixels = np.memmap(path, np.uint8, mode="r").data
+        found = [zlib.crc32(pixels[start:end]) for start, end in pairwise(ends.tolist())]
+        return shard if found == shard.checksums.tolist() else None
+    except Exception:  # numpy, zipfile, zlib and json each raise something else
+        return None
 
 
-class CachedImages(PackedImages):
-    """Images mapped from a cache. Checksums are compared at the first read.
-
-    They use the system's file cache, not the process's memory.
-    """
-
-    def __init__(self, cache: Cache, shards: Sequence[Shard], items: Sequence[Item | Path]) -> None:
-        shards = [shard for shard in shards if shard.sizes.any()]
-        locations, sizes, checksums = [], [np.zeros((0, 2), np.int64)], [np.zeros(0, np.uint32)]
-        for number, shard in enumerate(shards):
-            is_readable = shard.sizes.any(1)
-            lengths = cache.channels * shard.sizes.prod(1)
-            starts = np.stack([np.full(len(lengths), number), lengths.cumsum() - lengths], axis=1)
-            locations.append(starts[is_readable])
-            sizes.append(shard.sizes[is_readable])
-            checksums.append(shard.checksums[is_readable])
-        buffers = [torch.from_numpy(np.memmap(shard.path, np.uint8, mode="c")) for shard in shards]
-        all_locations = np.concatenate([np.zeros((0, 2), np.int64), *locations])
-        super().__init__(
-            buffers, torch.from_numpy(all_locations), torch.from_numpy(np.concatenate(sizes)), cache.channels
-        )
-        self.checksums = np.concatenate(checksums)
-        self.cache, self.items, self.paths = cache, items, [shard.path for shard in shards]
-        self.verified = np.zeros(len(self.checksums), bool)
-
-    def image(self, index: int) -> Tensor:
-        image = super().image(index)
-        if not self.verified[index]:
-            if image_checksum(image) != self.checksums[index]:
-                path = self.paths[int(self.locations[index, 0])]
-                with contextlib.suppress(OSError):
-                    path.with_suffix(".npz").unlink()
-                raise BadInput(
-                    f"the pixels of {self.items[index]} in {path} are damaged; start again or use --resume: they are "
-                    "decoded again"
-                )
-            self.verified[index] = True
-        return image
-
-    def iter_content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
-        """Checksums and sizes, so that no pixel is read."""
-        yield np.ascontiguousarray(self.checksums[rows.numpy()]).data
-        yield self.sizes[rows].contiguous().numpy().data
-
-    def pixel_checksums(self, rows: Tensor) -> np.ndarray:
-        checksums: np.ndarray = self.checksums[rows.numpy()]
-        return checksums
+def map_shards(shards: Sequence[Shard], channels: int) -> PackedImages:
+    """The readable images of shards, mapped: they use the system's file cache, not the process's memory."""
+    shards = [shard for shard in shards if shard.sizes.any()]
+    buffers = [torch.from_numpy(np.memmap(shard.path, np.uint8, mode="c")) for shard in shards]
+    numbers = np.repeat(np.arange(len(shards)), np.array([len(shard.sizes) for shard in shards], np.int64))
+    sizes = np.concatenate([np.zeros((0, 2), np.int64), *(shard.sizes for shard in shards)])
+    starts = np.concatenate([np.zeros(0, np.int64), *(shard.starts(channels)[:-1] for shard in shards)])
+    checksums = np.concatenate([np.zeros(0, np.uint32), *(shard.checksums for shard in shards)])
+    is_readable = sizes.any(1)
+    locations = torch.from_numpy(np.stack([numbers, starts], axis=1)[is_readable])
+    return PackedImages(buffers, locations, torch.from_numpy(sizes[is_readable]), channels, checksums[is_readable])
 
 
 def other_positions(count: int, unreadable: Sequence[tuple[int, str]]) -> np.ndarray:
@@ -264,54 +207,28 @@ def other_positions(count: int, unreadable: Sequence[tuple[int, str]]) -> np.nda
     return np.flatnonzero(readable)
 
 
-def _read_names(items: Sequence[Item | Path]) -> list[str]:
-    """The name of each item: the same from any working folder and through any link."""
-    folders: dict[Path, str] = {}
+def _groups_by_key(items: Sequence[Item | Path]) -> dict[str, range]:
+    """Neighbours for a shard each, by its key. A group begins at certain names, so a new file changes one group alone.
 
-    def name(item: Item | Path) -> str:
-        if not isinstance(item, Path):
-            return str(item)
-        if item.parent not in folders:
-            folders[item.parent] = os.path.realpath(item.parent)
-        return os.path.join(folders[item.parent], item.name)
-
-    return [name(item) for item in items]
-
-
-def _read_stamps(items: Sequence[Item | Path]) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    """Stamps (n, 2), and (position, reason) of missing items."""
-    stamps, gone = np.zeros((len(items), 2), np.int64), list[tuple[int, str]]()
+    A name is the same from any working folder and through any link.
+    """
+    names = [absolute_path(str(item)) if isinstance(item, Path) else str(item) for item in items]
+    encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+    stamps = np.zeros((len(items), 2), np.int64)
     for position, item in enumerate(items):
-        try:
+        with contextlib.suppress(OSError):  # a missing file is told when it is decoded
             stamps[position] = item_stamp(item)
-        except OSError as error:
-            gone.append((position, image_problem(error)))
-    return stamps, gone
-
-
-def _in_groups(names: Sequence[str], positions: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Neighbours for a shard each. A group begins at certain names, so that a new file changes one group alone."""
-    start = 0
-    for end in range(1, len(positions) + 1):
-        is_last = end == len(positions) or end - start == 4 * SHARD_IMAGES
-        if is_last or zlib.crc32(names[positions[end]].encode("utf-8", "surrogateescape")) % SHARD_IMAGES == 0:
-            yield positions[start:end]
+    groups, start = dict[str, range](), 0
+    for end in range(1, len(items) + 1):
+        is_last = end == len(items) or end - start == 4 * SHARD_IMAGES
+        if is_last or zlib.crc32(encoded[end]) % SHARD_IMAGES == 0:
+            content = hashlib.sha256(str(DECODE_VERSION).encode() + stamps[start:end].tobytes())
+            content.update(b"\0".join(encoded[start:end]))
+            while (key := content.hexdigest()[:24]) in groups:  # a table may name files twice
+                content.update(b"again")
+            groups[key] = range(start, end)
             start = end
-
-
-def _key(names: Sequence[str], stamps: np.ndarray) -> str:
-    content = hashlib.sha256(str(DECODE_VERSION).encode() + stamps.tobytes())
-    content.update("\0".join(names).encode("utf-8", "surrogateescape"))
-    return content.hexdigest()[:24]
-
-
-def _check_room(folder: Path, needed_bytes: float) -> None:
-    free_bytes = shutil.disk_usage(folder).free
-    if needed_bytes > free_bytes:
-        raise BadInput(
-            f"the cache {folder} needs about {needed_bytes / 1e9:.1f} GB more and its disk has "
-            f"{free_bytes / 1e9:.1f} GB free; {FREE_SPACE_ADVICE}"
-        )
+    return groups
 
 
 def keep_to_size(used: Path) -> None:
@@ -325,9 +242,9 @@ def keep_to_size(used: Path) -> None:
     limit = float(gigabytes) * 1e9
     with contextlib.suppress(OSError):  # another process may be removing the same ones
         caches = {
-            about.parent: (about.stat().st_mtime, sum(path.stat().st_size for path in about.parent.iterdir()))
-            for about in used.parent.glob("*/about.json")
-            if CACHE_FOLDER_NAME.search(about.parent.name) and not about.parent.is_symlink()
+            lock.parent: (lock.stat().st_mtime, sum(path.stat().st_size for path in lock.parent.iterdir()))
+            for lock in used.parent.glob("*/.lock")
+            if CACHE_FOLDER_NAME.search(lock.parent.name) and not lock.parent.is_symlink()
         }
         total = sum(nbytes for _, nbytes in caches.values())
         for folder, (_, nbytes) in sorted(caches.items(), key=lambda cache: cache[1]):

@@ -1,17 +1,22 @@
-"""Tar shards that are read while training, without a cache of pixels.
+"""Images that are decoded each time they are read: files, or tar shards that are read while training.
 
-The order is shuffled one window of shards at a time (order.py), so that a disk reads few shards at once. What is in
-memory is the index and the order: about 40 bytes per image.
+The order of a stream is shuffled one window of shards at a time (order.py), so that a disk reads few shards at once.
+What is in memory is the index and the order: about 40 bytes per image.
 """
 
 from __future__ import annotations
 
-import threading
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supancl.data.decode import Resample, decode, image_problem, large_image_remarks
+import numpy as np
+
+from supancl.data.decode import Item, Resample, decode_threads, try_decode
 from supancl.data.sources.tars import TarItems
-from supancl.data.store.memory import Batch, FileImages, UnreadableRows, pad_images
+from supancl.data.store.memory import Batch, ImageStore, UnreadableRows, pad_images
+from supancl.data.threads import ReadingThreads
 from supancl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,8 +28,49 @@ else:
 MAX_ASPECT = 2  # longer images are cut to their middle, so that one canvas fits every image
 
 
+class FileImages(ImageStore):
+    """Images that several threads decode each time they are read."""
+
+    def __init__(
+        self,
+        items: Sequence[Item | Path],
+        channels: int,
+        short_side: int | None,
+        resample: Resample = "bilinear",
+        checksums: np.ndarray | None = None,
+    ) -> None:
+        self.items, self.settings = items, (channels, short_side, resample)
+        self.checksums = checksums  # of the pixels, as they were when all images were decoded once
+        self.executor = ReadingThreads(decode_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1))), "decode")
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def batch(self, indices: Tensor) -> Batch:
+        return pad_images(self._decode(indices.tolist()))
+
+    def _decode(self, rows: Sequence[int]) -> list[Tensor]:
+        images = list(self.executor.map(self.decode_row, rows))
+        unreadable = {row: image for row, image in zip(rows, images, strict=True) if isinstance(image, str)}
+        if unreadable:
+            self.refuse(unreadable)
+        return [image for image in images if not isinstance(image, str)]
+
+    def decode_row(self, row: int) -> Tensor | str:
+        """The pixels, or the reason why the image cannot be read."""
+        return try_decode(self.items[row], *self.settings)
+
+    def refuse(self, unreadable: dict[int, str]) -> None:
+        """Raise an error for rows that cannot be read."""
+        row, why = next(iter(unreadable.items()))
+        raise BadInput(unreadable_image(self.items[row], why))
+
+    def pixel_checksums(self, rows: Tensor) -> np.ndarray | None:
+        return None if self.checksums is None else self.checksums[rows.numpy()]
+
+
 class StreamImages(FileImages):
-    """The images of shards, decoded each time they are read. Unreadable ones are refused, or replaced (`Split`)."""
+    """The images of tar shards. Unreadable ones are refused, or others take their places (`Split`)."""
 
     items: TarItems
 
@@ -43,56 +89,45 @@ class StreamImages(FileImages):
         self.shard_ends = torch.from_numpy(items.ends)
         self.shard_digests = [shard.digest for shard in items.shards]
         self.canvas = None if short_side is None else (MAX_ASPECT * short_side, MAX_ASPECT * short_side)
-        self.lock = threading.Lock()
-        self.large: set[str] = set()
         self.reported: set[str] = set()
 
     def batch(self, indices: Tensor) -> Batch:
+        self._check_shards(indices)
+        return super().batch(indices)
+
+    def batch_on_canvas(self, indices: Tensor) -> Batch:
+        self._check_shards(indices)
+        return pad_images(self._decode(indices.tolist()), self.canvas)
+
+    def _check_shards(self, indices: Tensor) -> None:
+        """A tar that is missing or has changed is not a bad image."""
         for shard in torch.unique(torch.searchsorted(self.shard_ends, indices, right=True)).tolist():
-            self.items.shards[shard].check()  # a missing tar is not a bad image
-        decoded = dict(zip(indices.tolist(), self.executor.map(self.decode_row, indices.tolist()), strict=False))
-        unreadable = {row: image for row, image in decoded.items() if isinstance(image, str)}
-        for row, why in unreadable.items():
-            item = self.items[row]
-            message = (
-                f"{item}: cannot be read as an image ({why}); repair or remove it, or skip it with skip_bad_images"
-            )
-            if not self.skip_bad:
-                raise BadInput(message)
-            with self.lock:
-                self.unreadable[row] = str(item)
-        if unreadable:
-            raise UnreadableRows(message)
-        return pad_images([decoded[row] for row in indices.tolist()])
+            self.items.shards[shard].check()
 
     def decode_row(self, row: int) -> Tensor | str:
-        """Pixels, cut to at most `MAX_ASPECT` times the short side; or why the image cannot be read."""
-        large: list[str] = []
-        try:
-            image = decode(self.items[row], self.channels, self.short_side, self.resample, large)
-        except (OSError, ValueError) as error:
-            return image_problem(error)
-        if large:
-            with self.lock:
-                self.large.update(large)
+        """The pixels, cut to at most `MAX_ASPECT` times the short side; or why the image cannot be read."""
+        image = super().decode_row(row)
         for axis, limit in enumerate(self.canvas or (), start=1):
-            if image.shape[axis] > limit:
+            if not isinstance(image, str) and image.shape[axis] > limit:
                 image = image.narrow(axis, (image.shape[axis] - limit) // 2, limit)
         return image
 
-    def batch_on_canvas(self, indices: Tensor) -> Batch:
-        batch = self.batch(indices)
-        return batch if self.canvas is None else batch.pad_to(self.canvas)
+    def refuse(self, unreadable: dict[int, str]) -> None:
+        if not self.skip_bad:
+            super().refuse(unreadable)
+        self.unreadable.update({row: str(self.items[row]) for row in unreadable})
+        row, why = next(iter(unreadable.items()))
+        raise UnreadableRows(unreadable_image(self.items[row], why))
 
     def has_one_shape(self, device: torch.device) -> bool:
         return device.type != "cpu" and self.canvas is not None
 
-    def iter_content(self, rows: Tensor) -> None:  # type: ignore[override]
-        return None
-
     def new_remarks(self) -> list[str]:
-        with self.lock:
-            replaced, large = (sorted({*names} - self.reported) for names in (self.unreadable.values(), self.large))
-            self.reported.update(replaced, large)
+        replaced = sorted({*self.unreadable.values()} - self.reported)
+        self.reported.update(replaced)
         remark = "unreadable images that were replaced by others of their class and shard: "
-        return [*large_image_remarks(large), *([remark + ", ".join(replaced)] if replaced else [])]
+        return [remark + ", ".join(replaced)] if replaced else []
+
+
+def unreadable_image(item: object, why: str) -> str:
+    return f"{item}: cannot be read as an image ({why}); repair or remove it, or skip it with skip_bad_images"
