@@ -82,11 +82,7 @@ def fields_marked(section: Any, mark: str, path: str = "") -> dict[str, Any]:
 
 
 class UnknownField(BadInput):
-    """A dotted name that is not a field; `siblings` are the fields of that section."""
-
-    def __init__(self, message: str, siblings: tuple[str, ...]) -> None:
-        super().__init__(message)
-        self.siblings = siblings
+    """A dotted name that is not a field."""
 
 
 MAX_SHOWN = 200  # characters of a value in a message
@@ -245,8 +241,7 @@ def replaced(section: Section, dotted: str, value: Any, path: str = "") -> Secti
     fields = {field.name for field in dataclasses.fields(section)}  # type: ignore[arg-type]
     full_name = f"{path}.{name}" if path else name
     if name not in fields:
-        siblings = tuple(sorted(f"{path}.{sibling}" if path else sibling for sibling in fields))
-        raise UnknownField(f"unknown field {full_name!r}{did_you_mean(name, fields)}", siblings)
+        raise UnknownField(f"unknown field {full_name!r}{did_you_mean(name, fields)}")
     if inner_name:
         inner = getattr(section, name)
         if inner is None:  # setting a field of a section that is off turns it on, if the other fields have defaults

@@ -6,7 +6,7 @@ import pytest
 
 from supancl import recipe
 from supancl.data.survey import Survey
-from supancl.recipes.auto import METHODS, RULES, TO_BE_CHOSEN, fit_recipe, is_to_be_fitted, open_settings, rival_recipe
+from supancl.recipes.auto import METHODS, RULES, TO_BE_CHOSEN, fit_recipe, is_to_be_fitted, open_settings
 from tests.files import assert_mentions, picture, supancl
 
 PHOTOS = Survey(images=540, labelled=108, classes=6, side=64)
@@ -76,11 +76,3 @@ def test_other_recipes_are_not_touched():
     assert fit_recipe(recipe("cifar100.supsiam"), PHOTOS, on_gpu=True) == recipe("cifar100.supsiam")
     assert open_settings(recipe("cifar100.supsiam")) == []
     assert set(RULES) <= set(recipe("auto.semi").fields())
-
-
-def test_simclr_is_named_where_it_was_better():
-    """Without labels in batches of 256; in our runs with 32 images it was not."""
-    unlabelled = Survey(images=45_000, labelled=0, classes=0, side=32)
-    assert rival_recipe(unlabelled, batch_size=256) == "auto.simclr"
-    assert rival_recipe(unlabelled, batch_size=32) is None
-    assert rival_recipe(CIFAR, batch_size=256) is None

@@ -75,17 +75,3 @@ def test_a_mistake_is_one_line_with_its_place(call, tmp_path, changes, more, nou
     assert said.returncode == 2, said.stderr
     assert len(said.stderr.splitlines()) == 1
     assert_mentions(said.stderr, *nouns)
-
-
-def test_a_changed_plugin_is_remarked_on_and_a_moved_one_asked_for(call, tmp_path):
-    plugin, run = write_plugin(tmp_path / "mine.py"), tmp_path / "run"
-    words = ("pretrain", "my.one", *TINY[:6], "--set", "data.limit=64", "--out", run)
-    assert call(*words, "--plugin", plugin).returncode == 0
-    resume = ("pretrain", "--resume", "--out", run, "--plugin")
-    assert "differs" not in call(*resume, plugin).stderr
-    plugin.write_text(plugin.read_text().replace("weight: float = 0.5", "weight: float = 0.25"))
-    assert_mentions(call(*resume, plugin).stderr, "mine.py", "differs", "begun with")
-    moved = plugin.rename(tmp_path / "elsewhere.py")
-    assert_mentions(call("evaluate", "knn", run).stderr, "mine.py", "not there", "--plugin FILE")
-    moved.write_text(moved.read_text().replace("weight: float", "strength: float"))
-    assert_mentions(call(*resume, moved).stderr, "loss.weight", "recipe.json", "plugins")

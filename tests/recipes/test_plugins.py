@@ -16,24 +16,20 @@ from PIL import Image, ImageDraw
 from supancl import (
     RECIPES,
     Align,
-    BadInput,
     Interrupted,
     Pool,
     PoolSpec,
     Queue,
     Reporter,
-    Terms,
     pretrain,
     recipe,
     register,
 )
 from supancl.core.pools import Stored
-from supancl.paper.tables.layouts import LAYOUTS, NO_PAPER_ROW
 from supancl.recipes import plugins as own
 from supancl.recipes import plugins as plugin_files
 from supancl.runs.folder import RunFolder
-from tests.files import assert_mentions, mentions, supancl
-from tests.tiny import tiny_data, tiny_recipe
+from tests.files import assert_mentions, supancl
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "own_method.py"
@@ -187,60 +183,6 @@ def test_a_run_goes_on_with_its_own_loss(tmp_path, named):
     assert type(RunFolder(run.folder).read_recipe()[0].loss) is Distant
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (lambda a, t: a, ("Returns", "Tensor", "Terms(total, ssl, sup)")),
-        (lambda a, t: Terms(a[None], a.detach(), a.detach()), ("total", "(1,)")),
-        (lambda a, t: Terms(a.detach(), a.detach(), a.detach()), ("total", "gradient")),
-    ],
-)
-def test_what_a_loss_must_not_give_is_told(given, told, tmp_path):
-    @register
-    @dataclass(frozen=True)
-    class Returns:
-        kind: str = "returns"
-        supervised = False
-
-        def sees_batch(self, pool):
-            return False
-
-        def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
-            return given(-(anchors * targets.flip(0)).sum(-1).mean(), targets)
-
-    with pytest.raises(BadInput, match=mentions(*told)):
-        pretrain(replace(tiny_recipe("simsiam"), loss=Returns()), tiny_data(), out=tmp_path / "run")
-
-
-def test_a_loss_that_gives_what_it_should_may_be_called_without_a_gradient():
-    @register
-    @dataclass(frozen=True)
-    class Plain(Align):
-        kind: str = "plain"
-
-        def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
-            """Kept."""
-            return super().__call__(anchors, targets, labels, pool, global_batch=global_batch)
-
-    views = torch.nn.functional.normalize(torch.randn(2, 4, 3), dim=-1)
-    labels = torch.tensor([0, 1, 0, -1])
-    assert Plain(alpha=0.5)(views, views, labels) == Align(alpha=0.5)(views, views, labels)
-    assert Plain.__call__.__doc__ == "Kept."
-    with torch.no_grad():
-        assert torch.isfinite(Plain(alpha=1.0)(views.requires_grad_(), views, labels).total)
-
-
-def test_a_run_whose_loss_nobody_made_known_names_it_and_the_way_out(tmp_path, monkeypatch, capsys):
-    register(Distant)
-    pretrain(mine(), out=tmp_path / "run")
-    monkeypatch.setattr(own, "REGISTERED", {})
-    for words in (("evaluate", "knn", tmp_path / "run"), ("pretrain", "--resume", "--out", tmp_path / "run")):
-        said = supancl(capsys, *words)
-        assert said.code == 2
-        assert_mentions(said.err, "loss.kind", "'distant'", "align, contrast, crossentropy")
-        assert_mentions(said.err.strip(), f"--plugin {__file__}")
-
-
 @dataclass(frozen=True)
 class Halved(PoolSpec):
     kind: str = "halved"
@@ -301,24 +243,6 @@ def test_a_pool_with_what_the_page_asks_for_and_no_more_is_trained_with(tmp_path
     run = pretrain(replace(recipe("digits.supsiam"), pool=LatestSpec()).with_set(quick), out=tmp_path / "run")
     last = run.metrics[-1]
     assert (last["kind"], last["pool_coverage"], last["pool_staleness"]) == ("monitor", 1.0, None)
-
-
-@pytest.mark.parametrize("name", ["7", "8"])
-def test_no_run_of_ones_own_stands_in_a_row_of_the_papers(name):
-    register(Distant)
-    register(Halved)
-    layout, ours = LAYOUTS[name], recipe("cifar100.supsiam")
-    printed = layout.paper.rows[next(iter(layout.paper.rows))]
-    assert layout.rows.of(ours) in printed
-    for chosen in (
-        replace(ours, loss=Distant(alpha=0.5)),
-        replace(ours, pool=Halved(size=4096)),
-        replace(ours, name="mine.foo", method="foo", loss=Distant(alpha=0.5)),
-    ):
-        assert layout.rows.of(chosen) not in printed
-        assert len(layout.rows.head_of(chosen)) == len(layout.rows.titles)
-    assert LAYOUTS["8"].rows.of(replace(ours, loss=Distant(alpha=0.5))) == NO_PAPER_ROW
-    assert LAYOUTS["8"].rows.head_of(replace(ours, pool=Halved())) == LAYOUTS["8"].rows.head_of(ours)
 
 
 WORDS = "batch mine.spread --jobs 2 --epochs 1 --seeds 1 --set data.limit=256 --rows batch-128,batch-256 --out study"

@@ -233,28 +233,3 @@ def test_every_recipe_takes_one_step_and_one_of_each_encoder_at_full_width(name:
     run = pretrain(built, data, tmp_path / "run")
     assert [row["step"] for row in run.metrics] == [1]
     assert np.isfinite(run.metrics[0]["loss"])
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_its_methods_row(name: str) -> None:
-    built = recipe(name)
-    row = METHODS[built.method]
-    # App. G gives SupMoCo a predictor on the ViT
-    assert (built.heads.predictor is not None) == (row.predictor or name == "vit.supmoco")
-    assert built.branches.target == row.branches.target
-    assert (built.pool.kind == row.pool.kind) or name.startswith("imagenet100.supcon-pool")
-    assert built.loss.kind == row.loss.kind
-    assert built.loss.supervised == row.loss.supervised
-
-
-def test_drawn_positives_without_a_queue_are_refused_where_they_are_asked_for_and_read_where_they_were_kept():
-    drawn = recipe("cifar100.supsiam").with_set({"loss.samples": 4})
-    for kind in ("prototypes", "none"):
-        with pytest.raises(BadInput, match=mentions("loss.samples", "4", "pool.kind", f"'{kind}'")):
-            drawn.with_set({"pool.kind": kind})
-        kept = replace(drawn, pool=replace(drawn.pool, kind=kind))
-        again = recipe_from_json(json.dumps({"recipe": to_json(kept)}), "recipe.json")
-        assert (again.loss.samples, again.pool.kind) == (4, kind)
-        assert again.with_set({"train.epochs": 3, "loss.samples": 4}).train.epochs == 3
-        assert again.with_set({"loss.samples": None}).loss.samples is None
-    assert drawn.with_set({"pool.kind": "class-queues", "pool.size": 20}).loss.samples == 4

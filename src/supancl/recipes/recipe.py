@@ -28,23 +28,17 @@ from supancl.config import (
     to_json,
     validated,
 )
-from supancl.core.losses import Align, Loss, SemiAlign
+from supancl.core.losses import Loss, SemiAlign
 from supancl.core.schedules import ScheduleSpec
 from supancl.core.specs import BranchSpec, EncoderSpec, HeadSpec, PoolSpec, check_size
 from supancl.data.splits import DataSpec
-from supancl.data.views.specs import Crops, ViewSpec
+from supancl.data.views.specs import ViewSpec
 from supancl.errors import BadInput
 from supancl.recipes.plugins import PLACEHOLDERS, build_plugin_sections, check_registered
 
 OUR_CHOICE = "our choice"
 # other libraries' names -> fields
-FIELD_SYNONYMS = {
-    "learning_rate": "optimizer.lr",
-    "wd": "optimizer.weight_decay",
-    "temperature": "loss.temperature",
-    "arch": "encoder.name",
-    "backbone": "encoder.name",
-}
+SYNONYMS = {"learning_rate": "optimizer.lr", "wd": "optimizer.weight_decay", "backbone": "encoder.name"}
 
 
 @dataclass(frozen=True)
@@ -110,46 +104,35 @@ class Recipe:
     sources: Mapping[str, str] = field(default_factory=dict, metadata={INCIDENTAL: True, FREE_IN_A_SHARED_STEP: True})
 
     def __post_init__(self) -> None:
-        # getattr: an unregistered loss class lacks these and is refused by name later
-        stores_unlabelled = getattr(self.loss, "stores_unlabelled", False)
-        if getattr(self.loss, "needs_pool", False) and self.pool.kind == "none":
-            setting = (
-                f"loss.against = {self.loss.against!r}" if hasattr(self.loss, "against") else f"loss {self.loss.kind!r}"
-            )
-            raise BadInput(f"{setting} needs a pool; set pool.kind=queue")
-        if self.pool.sharded and (self.pool.kind != "prototypes" or stores_unlabelled):
-            raise BadInput(
-                f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs the whole pool on "
-                "every rank; set pool.sharded=false, or pool.kind=prototypes with supsiam, semi or supbyol"
-            )
-        if self.pool.start == "random" and not (self.pool.kind == "queue" and stores_unlabelled):
-            raise BadInput(
-                f"pool.start = 'random': {self.method} with pool.kind = {self.pool.kind!r} does not use "
-                "unlabelled targets; set pool.start=empty, or pool.kind=queue with moco2 or supmoco"
-            )
-        if self.views.kind == "crops" and self.views.size != self.encoder.size:
-            raise BadInput(f"views.size = {self.views.size} and encoder.size = {self.encoder.size} differ; set both")
-        if self.views.kind == "crops" and self.views.local is not None:
-            if not getattr(self.loss, "takes_local_views", True):
-                raise BadInput(
-                    f"views.local: {self.method} uses two views and no local crops; "
-                    "set views.local=null, or choose simsiam, supsiam, semi, byol or supbyol"
-                )
-            if self.views.local.size != self.encoder.size and has_fixed_size(self.encoder.name):
-                raise BadInput(
-                    f"views.local.size = {self.views.local.size}: encoder {self.encoder.name} takes "
-                    f"{self.encoder.size} px only; set views.local=null, or choose a convolutional encoder"
-                )
-        if self.train.batch_size % self.train.accumulate:
-            raise BadInput(
-                f"train.batch_size = {self.train.batch_size} is not divisible by "
-                f"train.accumulate = {self.train.accumulate} micro-batches; change one of them"
-            )
-        if self.train.batch_size // self.train.accumulate < 2:
-            raise BadInput(
-                f"train.batch_size = {self.train.batch_size} leaves fewer than 2 images per micro-batch; "
-                "batch norm needs 2, so raise it or lower train.accumulate"
-            )
+        loss, pool, views, encoder, train = self.loss, self.pool, self.views, self.encoder, self.train
+        stores_unlabelled = getattr(loss, "stores_unlabelled", False)  # a class that is not registered lacks it
+        local = views.local if views.kind == "crops" else None
+        out = self.heads.projector.out
+        problems = {
+            f"pool.kind = none: the loss of {self.method} needs a pool; set pool.kind=queue": (
+                getattr(loss, "needs_pool", False) and pool.kind == "none"
+            ),
+            "pool.sharded: only prototypes can be sharded; set pool.kind=prototypes": (
+                pool.sharded and (pool.kind != "prototypes" or stores_unlabelled)
+            ),
+            "pool.start = random: only the queue of moco2 and supmoco uses it; set pool.start=empty": (
+                pool.start == "random" and not (pool.kind == "queue" and stores_unlabelled)
+            ),
+            "views.size and encoder.size differ; set both": views.kind == "crops" and views.size != encoder.size,
+            "heads.projector.out and heads.predictor.out differ; set both": (
+                self.heads.predictor is not None and self.heads.predictor.out != out
+            ),
+            f"views.local: {self.method} takes no local crops; set views.local=null": (
+                local is not None and not getattr(loss, "takes_local_views", True)
+            ),
+            f"views.local.size: encoder {encoder.name} takes {encoder.size} px only; set views.local=null": (
+                local is not None and local.size != encoder.size and has_fixed_size(encoder.name)
+            ),
+            f"train.batch_size = {train.batch_size}: train.accumulate = {train.accumulate} needs equal micro-batches "
+            "of at least 2 images": (train.batch_size % train.accumulate or train.batch_size // train.accumulate < 2),
+        }
+        if problem := next((text for text, is_there in problems.items() if is_there), None):
+            raise BadInput(problem)
 
     def with_set(self, overrides: Mapping[str, Any], because: str = "set") -> Recipe:
         """Return the recipe with dotted fields set and checked; `because` becomes their source.
@@ -158,53 +141,27 @@ class Recipe:
         >>> recipe("cifar100.supsiam").with_set({"loss.alpha": 0.3}).loss.alpha
         0.3
         """
-        changed = self
-        size = {key: overrides[key] for key in ("views.size", "encoder.size") if key in overrides}
-        if len(size) == 1 and isinstance(self.views, Crops):  # setting either sets both
-            value = next(iter(size.values()))
-            changed = replace(
-                changed,
-                views=replaced(changed.views, "size", value, "views"),
-                encoder=replaced(changed.encoder, "size", value, "encoder"),
-            )
-        remaining = {key: value for key, value in overrides.items() if key not in size or len(size) == 2}
+        changes, fields = dict(overrides), self.fields()
+        for pair in LINKED:
+            for given, other in (pair, pair[::-1]):
+                if given in changes and {given, other} <= fields.keys():
+                    changes.setdefault(other, changes[given])
         sections: dict[str, Any] = {}
-        for dotted, value in remaining.items():
+        for dotted, value in changes.items():
             section, _, inner = dotted.partition(".")
-            if section in INTERNAL:
-                raise BadInput(f"{section} cannot be set; choose another recipe instead (supancl recipes)")
-            if not inner or section not in SECTIONS:
-                if section == "compat":
-                    raise BadInput(
-                        f"compat = {value!r} changes several fields; pass compat, or in Python recipe(NAME, compat=...)"
-                    )
-                if section in SECTIONS:
-                    replaced(changed, dotted, value)  # raises with the reason
-                raise BadInput(f"unknown field {dotted!r}{self._suggest_field(dotted)}")
+            if section in (*INTERNAL, "compat"):
+                raise BadInput(f"{section} cannot be set; choose another recipe or compat (supancl recipes)")
             try:
-                sections[section] = replaced(sections.get(section, getattr(changed, section)), inner, value, section)
-            except UnknownField as error:
-                raise BadInput(f"unknown field {dotted!r}{self._suggest_field(dotted, error.siblings)}") from None
-            except BadInput as error:
-                if inner != "kind":
-                    raise
-                raise BadInput(f"{error}; for another {section} take a recipe that has it (supancl recipes)") from None
-        changed = replace(changed, **sections)
-        out = "heads.predictor.out"
-        if out in overrides and changed.heads != with_matching_widths(changed.heads):
-            raise BadInput(
-                f"{out} = {overrides[out]!r} differs from heads.projector.out = "
-                f"{changed.heads.projector.out}, but the loss compares the two; set "
-                "only heads.projector.out, the predictor follows"
-            )
-        if _has_unused_samples(changed) and not _has_unused_samples(self):  # existing runs with it are still read
-            raise BadInput(
-                f"loss.samples = {getattr(changed.loss, 'samples', None)} has no effect with pool.kind = "
-                f"{changed.pool.kind!r}, which cannot sample targets; set loss.samples=null, or "
-                "pool.kind=queue or class-queues in the same command or call"
-            )
-        linked = ("views.size", "encoder.size") if len(size) == 1 and isinstance(self.views, Crops) else ()
-        new_sources = {key: because for key in (*overrides, *linked) if self.sources.get(key) != because}
+                if section not in SECTIONS:
+                    raise UnknownField
+                current = sections.get(section, getattr(self, section))
+                sections[section] = (
+                    replaced(current, inner, value, section) if inner else replaced(self, section, value)
+                )
+            except UnknownField:
+                raise BadInput(f"unknown field {dotted!r}{self._suggest_field(dotted)}") from None
+        changed = replace(self, **sections)
+        new_sources = {key: because for key in changes if self.sources.get(key) != because}
         return validated_recipe(replace(changed, sources={**self.sources, **new_sources}))
 
     def fields(self) -> dict[str, tuple[Any, str]]:
@@ -213,27 +170,19 @@ class Recipe:
         return {key: (value, self._source(key)) for key, value in values.items() if key not in INTERNAL}
 
     def __str__(self) -> str:
-        """A short table; `fields()` has every value with its source."""
-        fields = self.fields()
-        rows = [f"{name:24} {fields[name][0]}" for name in SHOWN if fields.get(name, ("",))[0] not in (None, "")]
+        rows = [f"{name:24} {value}" for name, (value, _) in self.fields().items()]
         return "\n".join([f"{self.name}: {self.paper}", *rows])
 
-    def _suggest_field(self, dotted: str, siblings: tuple[str, ...] = ()) -> str:
-        """The end of a message about an unknown field: a suggestion, or where valid fields are listed."""
-        valid_names = sorted({*self.fields(), *siblings})
-        last = dotted.rpartition(".")[2]
-        matches = [key for key in valid_names if key.rpartition(".")[2] == last]
-        if not matches and FIELD_SYNONYMS.get(last) in valid_names:
-            matches = [FIELD_SYNONYMS[last]]
-        if not matches or len(matches) > 1:  # then compare whole names
-            matches = get_close_matches(dotted, matches or valid_names, n=1, cutoff=0.8) or matches
-        if not matches:
-            endings = get_close_matches(last, {key.rpartition(".")[2] for key in valid_names}, n=1, cutoff=0.7)
-            matches = [key for key in valid_names if key.rpartition(".")[2] in endings]
+    def _suggest_field(self, dotted: str) -> str:
+        """The end of a message about an unknown field: those of similar names, or where all are listed."""
+        names, last = list(self.fields()), dotted.rpartition(".")[2]
+        endings = {name.rpartition(".")[2] for name in names}
+        close = [last] if last in endings else get_close_matches(last, endings, n=1, cutoff=0.7)
+        matches = [SYNONYMS[last]] if last in SYNONYMS else get_close_matches(dotted, names, n=1, cutoff=0.8)
+        matches = matches or [name for name in names if name.rpartition(".")[2] in close]
         if matches:
             return f"; did you mean {' or '.join(map(repr, matches))}?"
-        available = siblings or [f"{section}.*" for section in SECTIONS]
-        return f"; known: {', '.join(available)} (supancl recipes {self.name} lists all)"
+        return f"; known: {', '.join(SECTIONS)} (supancl recipes {self.name} lists all)"
 
     def _source(self, dotted: str) -> str:
         names = dotted.split(".")
@@ -250,26 +199,15 @@ class Recipe:
 
 
 INTERNAL = ("name", "method", "paper", "sources")
-SHOWN = (  # when a recipe is printed
-    "method", "data.source", "views.size", "encoder.name", "loss.alpha", "loss.temperature", "pool.kind", "pool.size",
-    "branches.target", "branches.momentum", "optimizer.name", "optimizer.lr", "optimizer.weight_decay",
-    "schedule.warmup_epochs", "train.epochs", "train.batch_size", "train.seed", "train.device",
-)  # fmt: skip
+LINKED = (("views.size", "encoder.size"), ("heads.projector.out", "heads.predictor.out"))  # setting one sets both
 SECTIONS = ("data", "views", "encoder", "heads", "branches", "pool", "loss", "optimizer", "schedule", "train")
 
 
 def validated_recipe(recipe: Recipe) -> Recipe:
-    """Check every value; drop sources of fields that the recipe does not have (a contrastive loss has no alpha).
-
-    The predictor gets the projector's width, also where a recipe.json has another one.
-    """
+    """Check every value; drop sources of fields that the recipe does not have (a contrastive loss has no alpha)."""
     for name, hint in hints(Recipe).items():
         if name in SECTIONS:
             check_registered(name, getattr(recipe, name), hint)
-    heads = with_matching_widths(recipe.heads)
-    if heads != recipe.heads:
-        reason = {"heads.predictor.out": "follows heads.projector.out"}
-        recipe = replace(recipe, heads=heads, sources={**recipe.sources, **reason})
     fields = [f"{key}." for key in flattened(replace(recipe, sources={}))]
     sources = {key: text for key, text in recipe.sources.items() if any(f.startswith(f"{key}.") for f in fields)}
     sections = {name: validated(getattr(recipe, name), name) for name in SECTIONS}
@@ -277,22 +215,37 @@ def validated_recipe(recipe: Recipe) -> Recipe:
     return replace(recipe, sources=sources, **sections)
 
 
-def resolve_warmup(recipe: Recipe) -> Recipe:
+def resolve_warmup(recipe: Recipe, images: int | None = None) -> Recipe:
     """Return the recipe with a warm-up of at most half of its epochs; the reason becomes its source.
 
     A shortened run (--epochs 10 of a recipe with 40 warm-up epochs) must still reach its peak rate and decay from it.
-    `with_set` does not do this, so that shortening and then lengthening a recipe restores its warm-up.
+    `with_set` does not do this, so that shortening and then lengthening a recipe restores its warm-up. With the number
+    of training `images`, `loss.warmup` of `semi` is at most half of the steps too, unless the user set it.
 
     >>> from supancl.recipes import recipe
     >>> resolve_warmup(recipe("imagenet100.supsiam").with_set({"train.epochs": 30})).schedule.warmup_epochs
     15
     """
-    requested, max_warmup = recipe.schedule.warmup_epochs, recipe.train.epochs // 2
-    if requested <= max_warmup:
-        return recipe
-    reason = {"schedule.warmup_epochs": f"half of train.epochs: {requested} would leave too few to decay in"}
-    schedule = replace(recipe.schedule, warmup_epochs=max_warmup)
-    return replace(recipe, schedule=schedule, sources={**recipe.sources, **reason})
+    half = recipe.train.epochs // 2
+    if recipe.schedule.warmup_epochs > half:
+        recipe = recipe.with_set({"schedule.warmup_epochs": half}, because="half of train.epochs, to decay in the rest")
+    if images is not None and isinstance(recipe.loss, SemiAlign):
+        half = images // recipe.train.batch_size * recipe.train.epochs // 2
+        if recipe.loss.warmup > half and recipe.fields()["loss.warmup"][1].startswith(OUR_CHOICE):
+            recipe = recipe.with_set(
+                {"loss.warmup": half}, because="half of the steps, to use the unlabelled in the rest"
+            )
+    return recipe
+
+
+def describe_changes(before: Recipe, after: Recipe) -> list[str]:
+    """A line for each setting that was chosen: its value and the reason."""
+    old, followers = before.fields(), [follower for _, follower in LINKED]
+    return [
+        f"  {f'{name} = {value}':32} {why}"
+        for name, (value, why) in after.fields().items()
+        if old.get(name) != (value, why) and value is not None and name not in followers
+    ]
 
 
 def fixed_settings(recipe: Recipe) -> dict[str, Any]:
@@ -304,43 +257,20 @@ def fixed_settings(recipe: Recipe) -> dict[str, Any]:
 def first_changed_setting(saved: Mapping[str, Any], recipe: Recipe) -> str | None:
     """The first setting that differs from the saved ones; a field that is newer than those counts with its default."""
     current, defaults = fixed_settings(recipe), fields_marked(recipe, "")
-    for key, value in current.items():
+    for key in {**current, **saved}:
         before = saved.get(key, to_json(defaults.get(key, MISSING)))
-        if _has_fields(key, saved) or (before is not MISSING and before != value):
+        if key not in current or (before is not MISSING and before != current[key]):
             return key
-    return next((key for key in saved if _has_fields(key, current)), None)
-
-
-def _has_fields(key: str, settings: Mapping[str, Any]) -> bool:
-    """Whether `key` is a section in these settings, and not null."""
-    return any(name.startswith(f"{key}.") for name in settings)
-
-
-def _has_unused_samples(recipe: Recipe) -> bool:
-    """Whether loss.samples is set although the pool cannot sample: prototypes hold one target per class."""
-    can_sample = type(recipe.pool) is not PoolSpec or recipe.pool.kind in ("queue", "class-queues")
-    is_ours = type(recipe.loss) in (Align, SemiAlign)
-    return is_ours and getattr(recipe.loss, "samples", None) is not None and not can_sample
-
-
-def with_matching_widths(heads: HeadSpec) -> HeadSpec:
-    """Give the predictor the projector's output width: the loss compares the two."""
-    if heads.predictor is None or heads.predictor.out == heads.projector.out:
-        return heads
-    return replace(heads, predictor=replace(heads.predictor, out=heads.projector.out))
+    return None
 
 
 def recipe_from_json(text: str, location: str) -> Recipe:
     """Read the recipe of a recipe.json; `location` is for messages."""
     try:
         content = parse_json(text)
-        stored = content["recipe"]
-    except ValueError as error:
+        stored = dict(content["recipe"])
+    except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{location}: not a recipe.json of supancl ({error})") from None
-    except (KeyError, TypeError):
-        raise BadInput(f"{location}: not a recipe.json of supancl") from None
-    if not isinstance(stored, dict):
-        raise BadInput(f"{location}: not a recipe.json of supancl")
     plugins = content.get("plugins")
     plugin_sections = build_plugin_sections(stored, plugins if isinstance(plugins, list) else ())
     parsed = from_json(Recipe, {**stored, **{name: PLACEHOLDERS[name] for name in plugin_sections}}, "")

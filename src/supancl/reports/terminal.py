@@ -21,7 +21,7 @@ from supancl.data.splits import Data
 from supancl.distributed import should_print
 from supancl.errors import make_visible, program_name
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import loaded_plugins, plugin_flags
+from supancl.recipes.plugins import plugin_flags
 from supancl.reporter import Reporter
 from supancl.reports.tables import Table, to_text, wrap_line
 from supancl.stats import duration
@@ -284,7 +284,7 @@ class Terminal(Reporter):
 
         verdict = find_verdict(read_record(folder))
         command = "report" if verdict.tone == "bad" else "predict"
-        next_line = f"next: {program_name()} {command} {shlex.quote(str(folder))}{plugin_flags(loaded_plugins())}"
+        next_line = f"next: {program_name()} {command} {shlex.quote(str(folder))}{plugin_flags()}"
         dash = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
         width = min(80, line_width(self.console))
         self.console.print(f"{dash * 2} {verdict.headline} ".ljust(width, dash), style=STYLES[verdict.tone])

@@ -32,8 +32,8 @@ from supancl.files import (
     write_sealed_json,
     write_text,
 )
-from supancl.recipes import NotRegistered, Recipe, recipe_from_json
-from supancl.recipes.plugins import plugin_digests, required_plugins
+from supancl.recipes import Recipe, recipe_from_json
+from supancl.recipes.plugins import required_plugins
 from supancl.recipes.recipe import fixed_settings
 from supancl.reporter import report_warning
 from supancl.runs.log import read_rows
@@ -161,7 +161,7 @@ class RunFolder:
             "run": name_run(recipe, classes, data),
         }
         if plugins := required_plugins(recipe):
-            content["plugins"], content["plugin_digests"] = plugins, plugin_digests(plugins)
+            content["plugins"] = plugins
         content |= {key: value for key, value in (about or {}).items() if value}
         write_sealed_json(self.recipe_file, content)
 
@@ -190,8 +190,6 @@ class RunFolder:
             raise BadInput(f"{self.path} holds no run (no readable recipe.json); give a run folder") from None
         try:
             return recipe_from_json(text, str(self.recipe_file)), self.read_data()[1]
-        except NotRegistered as error:
-            raise NotRegistered(f"{self.recipe_file}: {error}") from None
         except BadInput as error:
             line = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
             raise BadInput(f"{line}; restore what the run wrote (and its plugins), or choose another out") from None
@@ -211,10 +209,6 @@ class RunFolder:
     def read_plugins(self) -> list[str]:
         """The plugin files that the run used; empty if it used none or there is no recipe.json."""
         return list(map(str, self._told("plugins", list[Any]())))
-
-    def read_plugin_digests(self) -> dict[str, str]:
-        """A checksum of each plugin file when the run was begun."""
-        return self._told("plugin_digests", dict[str, str]())
 
     def read_versions(self) -> dict[str, str]:
         """The versions of Python and of packages that the run began with."""

@@ -25,8 +25,8 @@ from supancl.distributed import require_single_process
 from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite, did_you_mean
 from supancl.files import check_writable, read_text
 from supancl.recipes import Recipe
-from supancl.recipes.auto import describe_resolution, resolve_label_warmup, with_short_side
-from supancl.recipes.recipe import resolve_warmup
+from supancl.recipes.auto import with_short_side
+from supancl.recipes.recipe import describe_changes, resolve_warmup
 from supancl.reporter import Reporter, current_reporter
 from supancl.runs.checkpoint import checkpoints
 from supancl.runs.encoder_file import load_encoder
@@ -120,8 +120,8 @@ class Sweep:
         """
         require_single_process("a study")
         images, note = len(data.train), current_reporter().note
-        resolved = {name: resolve_label_warmup(resolve_warmup(recipe), images) for name, recipe in recipes.items()}
-        lines = [describe_resolution(recipes[name], recipe, images) for name, recipe in resolved.items()]
+        resolved = {name: resolve_warmup(recipe, images) for name, recipe in recipes.items()}
+        lines = [describe_changes(recipes[name], recipe) for name, recipe in resolved.items()]
         for line in dict.fromkeys(chain.from_iterable(lines)):
             note(line)
         self.check_folder(next(iter(resolved.values())))

@@ -14,7 +14,6 @@ from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked, flatt
 from supancl.data.splits import Data
 from supancl.errors import BadInput
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import changed_plugins
 from supancl.recipes.recipe import first_changed_setting
 from supancl.reporter import Reporter
 from supancl.runs.checkpoint import Writer, load_newest
@@ -78,8 +77,6 @@ def _load_start(
         ranks.on_rank0(lambda: check_same_data(folder, data))
         for remark in ranks.on_rank0(lambda: check_same_content(folder, data)):
             reporter.warn(remark)
-        for file in changed_plugins(folder.read_plugin_digests()):
-            reporter.warn(f"{file}: differs from the plugin that this run was begun with; training continues with it")
         check_same_device(folder, state, trainer.device)
         trainer.load(state)
         if trainer.monitor.collapsed and trainer.step < trainer.steps:

@@ -18,7 +18,7 @@ from supancl.data.splits import Data
 from supancl.data.threads import WaitStopped
 from supancl.errors import Collapsed, Interrupted, NonFinite, program_name
 from supancl.files import reason
-from supancl.recipes.plugins import plugin_flags, plugins_to_continue
+from supancl.recipes.plugins import plugin_flags
 from supancl.reporter import Reporter
 from supancl.runs.checkpoint import Writer, load_newest
 from supancl.runs.folder import RunFolder
@@ -207,7 +207,7 @@ class Loop:
         """End the run after a signal; its state is saved."""
         self.wait_for_writer()
         name, position = signal.Signals(number).name, f"step {self.trainer.step} of {self.trainer.steps}"
-        plugins = plugin_flags(plugins_to_continue(self.folder.read_plugins()))
+        plugins = plugin_flags(self.folder.read_plugins())
         command = f"{program_name()} pretrain --resume --out {shlex.quote(str(self.folder.path))}{plugins}"
         again = "; give it the same data again" if self.trainer.recipe.data.source == FROM_PYTHON else ""
         raise Interrupted(f"stopped by {name} at {position}, saved; continue with: {command}{again}", number)
@@ -255,7 +255,7 @@ def handle_nonfinite(loop: Loop, step: int) -> None:
     restart = "start again with a lower optimizer.lr"
     restart += " or precision fp32" if settings.precision == "bf16" else ""
     resume = f"{program_name()} pretrain --resume --on-nan skip --out {shlex.quote(str(loop.folder.path))}"
-    resume += plugin_flags(plugins_to_continue(loop.folder.read_plugins()))
+    resume += plugin_flags(loop.folder.read_plugins())
     advice = f"to continue without such steps, checking every loss (slower on a GPU): {resume}; or {restart}"
     if settings.on_nan == "stop":
         raise NonFinite(cause, advice)

@@ -17,7 +17,7 @@ from supancl.distributed import from_environment
 from supancl.errors import BadInput
 from supancl.files import make_folder, open_regular, read_text, reason, temporary_path, write_bytes, write_sealed_json
 from supancl.recipes import Recipe
-from supancl.recipes.auto import open_settings, resolve_label_warmup, with_short_side
+from supancl.recipes.auto import open_settings, with_short_side
 from supancl.recipes.recipe import TrainSpec, fixed_settings, resolve_warmup
 from supancl.recipes.shorthands import full_name
 from supancl.reporter import current_reporter
@@ -37,8 +37,7 @@ def continued_recipe(folder: RunFolder, recipe: Recipe | None) -> Recipe:
     if recipe is None:
         return saved
     images = folder.read_data()[0].get("train")
-    requested = with_short_side(resolve_warmup(recipe))
-    requested = resolve_label_warmup(requested, images) if isinstance(images, int) else requested
+    requested = with_short_side(resolve_warmup(recipe, images if isinstance(images, int) else None))
     old, new = flattened(replace(saved, sources={})), flattened(replace(requested, sources={}))
     may_change = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), *open_settings(recipe)}
     for key, value in {"train.epochs": new["train.epochs"], **new}.items():  # first: a warm-up may follow from it

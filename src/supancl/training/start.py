@@ -35,14 +35,11 @@ from supancl.recipes.auto import (
     VIEW_SIZES,
     default_recipe,
     describe_choices,
-    describe_resolution,
     fit_recipe,
     is_to_be_fitted,
-    resolve_label_warmup,
     with_short_side,
 )
-from supancl.recipes.plugins import refuse_while_loading
-from supancl.recipes.recipe import resolve_warmup, validated_recipe
+from supancl.recipes.recipe import describe_changes, resolve_warmup, validated_recipe
 from supancl.recipes.shorthands import RecipeSettings, parse_set, with_settings
 from supancl.reporter import Reporter, current_reporter, default_reporter, report_to
 from supancl.runs.folder import RunFolder
@@ -116,7 +113,6 @@ def pretrain(
     >>> run.recipe.loss.alpha, run.recipe.train.epochs
     (0.3, 1)
     """
-    refuse_while_loading()
     given: dict[str, Any] = {**settings, **parse_set(set)}
     if not isinstance(given.get("encoder", ""), str):
         given["encoder"] = register_module(given["encoder"])
@@ -192,8 +188,8 @@ def train(
         device = pick_device(resolved.train.device, None if ranks.size == 1 else ranks.local_rank)
         run_data = ranks.on_every_rank(lambda: open_checked(resolved, data, check_memory(resolved, device), ranks.size))
         images = len(run_data.train)
-        run_recipe = resolve_label_warmup(resolved, images)
-        for line in describe_resolution(resolved, run_recipe, images):
+        run_recipe = resolve_warmup(resolved, images)
+        for line in describe_changes(resolved, run_recipe):
             reporter.note(line)
         run_recipe = with_speed(run_recipe, device, images, ranks.size)
         for remark in run_data.remarks:
@@ -322,7 +318,7 @@ def resolve(recipe: Recipe, data: Data | None = None, init: Path | str | None = 
         for line in describe_choices(requested, recipe, survey, on_gpu, init is not None):
             reporter.note(line)
     resolved = resolve_warmup(recipe)
-    for line in describe_resolution(recipe, resolved) if not is_to_be_fitted(requested) else ():
+    for line in describe_changes(recipe, resolved):
         reporter.note(line)
     return with_short_side(resolved)
 
