@@ -49,7 +49,7 @@ REGISTRIES = (
     ("command: embed --out {}", "supancl.use.embed:WRITERS"),
     ("command: predict --with {}", "supancl.use.predicting:CLASSIFIERS"),
     ("command: evaluate suite --protocols {}", "supancl.evaluation.suite:PROTOCOLS"),
-    ("command: paper table {}", "supancl.paper.tables.layouts:LAYOUTS"),
+    ("command: paper table {}", "supancl.paper.layouts:LAYOUTS"),
     ("command: runs {}", "supancl.cli.arguments.runs:ACTIONS"),
 )
 VOC = """<annotation><size><width>8</width><height>8</height></size><object><name>{}</name>

@@ -10,7 +10,7 @@ from supancl import METHODS, BadInput, PoolSpec, pretrain, recipe
 from supancl.config import to_json
 from supancl.core.branches import HeadSpec
 from supancl.core.pools import UNLABELLED, Queue
-from supancl.paper.tables.layouts import is_published
+from supancl.paper.layouts import is_published
 from supancl.recipes import RECIPES, as_released_code, recipe_from_json
 from supancl.training.trainer import Trainer
 from tests.test_resume import crash_and_resume

@@ -9,7 +9,7 @@ from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from supancl.evaluation.few_shot import few_shot_split
 from supancl.evaluation.sources import data_for, open_evaluation_data, read_source, spec_for, three_splits
-from supancl.paper.tables.results import group_entries, read_entries
+from supancl.paper.results import group_entries, read_entries
 from tests.evaluation.made import (
     bright,
     knn,

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from supancl.paper.layouts import LAYOUTS, YES
 from supancl.paper.numbers import PAPER
-from supancl.paper.tables.layouts import LAYOUTS, YES
-from supancl.paper.tables.pivot import average_ranks
+from supancl.paper.pivot import average_ranks
 from tests.facts import assert_package_has, read_tables
 
 TABLES = read_tables()

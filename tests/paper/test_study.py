@@ -9,9 +9,9 @@ import pytest
 from supancl import recipe
 from supancl.cli import main
 from supancl.config import flattened
+from supancl.paper.layouts import LAYOUTS
 from supancl.paper.numbers import PAPER
 from supancl.paper.studies import MEASURES, STUDIES
-from supancl.paper.tables.layouts import LAYOUTS
 
 STUDY = ("paper", "study")
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]
@@ -41,7 +41,7 @@ def test_rows_differ_in_what_is_varied_and_are_rows_of_the_papers_table(name: st
         assert changed <= VARIED[name]
     assert study.reference in rows
     table = study.table
-    found = [LAYOUTS[table].rows.of(row) for row in rows.values()]
+    found = [LAYOUTS[table].rows.key(row) for row in rows.values()]
     expected = [
         key
         for key in PAPER[table].rows[""]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from supancl.cli import main
-from supancl.paper.tables.layouts import LAYOUTS, table_name
-from supancl.paper.tables.make import hold_out_for_ridge
+from supancl.paper.layouts import LAYOUTS, table_name
+from supancl.paper.make import hold_out_for_ridge
 
 METHODS = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "supbyol")
 ALPHAS = tuple(f"alpha-{alpha}" for alpha in ("0", "0.2", "0.5", "0.8", "1"))

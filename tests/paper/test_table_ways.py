@@ -12,7 +12,7 @@ from supancl import recipe
 from supancl.config import to_json
 from supancl.detection.spec import detect_spec
 from supancl.evaluation.settings import TRAINED_IMAGES
-from supancl.paper.tables.results import Entry
+from supancl.paper.results import Entry
 from supancl.runs.folder import RunFolder
 from tests.paper.test_tables import IMAGENET, laid, make_run
 

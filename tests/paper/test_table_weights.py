@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from supancl.paper.tables.layouts import LAYOUTS
-from supancl.paper.tables.pivot import FilledTable, fill
-from supancl.paper.tables.results import read_entries
+from supancl.paper.layouts import LAYOUTS
+from supancl.paper.pivot import FilledTable, fill
+from supancl.paper.results import read_entries
 from supancl.runs.encoder_file import load_encoder, save_encoder
 from tests.files import TINY, class_folders, supancl
 

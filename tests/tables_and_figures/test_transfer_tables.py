@@ -34,8 +34,8 @@ CASES = (
                                                     "byol-seed-0": ("BYOL", "", "", "✓")}),
     Case("6", (*DIGITS, "--rows", "supbyol"), {"supbyol-seed-0": ("SupBYOL†", "", "✓", "✓")}, ("dtd",), "fewshot"),
     Case("7", (*DIGITS, "--rows", "queue,class-queues-5"), {
-        "queue-seed-0": ("Class-agnostic", "1024 (8192)"),
-        "class-queues-5-seed-0": ("Class-wise", "5 x classes (5 x 100)")}),
+        "queue-seed-0": ("Class-agnostic", "8192"),
+        "class-queues-5-seed-0": ("Class-wise", "5 x 100")}),
     Case("F.1", (*DIGITS, "--rows", "alpha-0.2"), {"alpha-0.2-seed-0": ("0.2",)}),
     Case("F.2", (*DIGITS, "--rows", "M-4,M-all"), {"M-4-seed-0": ("4",), "M-all-seed-0": ("all",)}),
     Case("F.3", ("--family", "cifar100", "--set", "data.limit=256", *TRAIN, *CNN, "--rows",

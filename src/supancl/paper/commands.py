@@ -23,7 +23,7 @@ from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, o
 from supancl.use.look import listed_classes, split_title
 
 if TYPE_CHECKING:
-    from supancl.paper.tables.layouts import Layout
+    from supancl.paper.layouts import Layout
 
 STUDIES = Literal["pool", "positives", "batch", "memory", "alpha"]
 ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
@@ -233,7 +233,7 @@ def table(
     $ supancl paper table 4
     $ supancl paper table H.1 runs/a runs/b --format latex
     """
-    from supancl.paper.tables.layouts import LAYOUTS, table_name
+    from supancl.paper.layouts import LAYOUTS, table_name
 
     layout = LAYOUTS[table_name(name)]
     own = set(settings) - {"out"}
@@ -249,8 +249,8 @@ def table(
 
 def lay_out(layout: Layout, runs: Sequence[str], out: str | Path | None, form: str) -> dict[str, Any]:
     """Print the table of these runs, or write it to a file."""
-    from supancl.paper.tables.pivot import fill, write
-    from supancl.paper.tables.results import read_entries
+    from supancl.paper.pivot import fill, write
+    from supancl.paper.results import read_entries
 
     path = Path(out) if out else None
     if path is not None and (path.is_dir() or (why_unwritable(path.parent))):
@@ -270,8 +270,8 @@ def make_table(
 ) -> dict[str, Any]:
     """Train and evaluate what is missing, then fill the table; the same command again continues."""
     require_single_process("a table")
-    from supancl.paper.tables.make import FAILED, Request, complete, make_plan
-    from supancl.paper.tables.pivot import write
+    from supancl.paper.make import Request, complete, make_plan
+    from supancl.paper.pivot import write
     from supancl.sweeps.runner import RunsFailed
 
     out, sweep = request.out, request.sweep()
@@ -281,11 +281,9 @@ def make_table(
     show(plain_table(f"Table {layout.name}, runs: {len(rows)}", ["run", "recipe", "state"], rows))
     if plan.without_recipe:
         say(f"not trained, because there is no recipe: {', '.join(plan.without_recipe)}")
-    if FAILED in states.values() and not sweep.retry:
-        say("runs that failed before are left out; retry trains them again")
     if dry_run:
         return {"table": layout.name, "out": str(out), "plan": states}
-    filled, failed = complete(plan, states, sweep)
+    filled, failed = complete(plan, sweep)
     show(write(filled, form, terminal_width()))
     write_text(out / f"table.{ENDINGS[form]}", write(filled, form))
     say(f"runs and table.{ENDINGS[form]} in {out}")

@@ -22,7 +22,7 @@ from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.overlap import warn_if_trained_on
 from supancl.evaluation.sources import open_evaluation_data, resolve_source
 from supancl.files import write_json
-from supancl.paper.tables.layouts import METHOD_TITLES
+from supancl.paper.layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
 from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels
 from supancl.reports.tsne import perplexity, tsne_map

@@ -13,10 +13,10 @@ from supancl.evaluation.naming import registered_name
 from supancl.evaluation.sources import data_for
 from supancl.evaluation.suite import Plan as SuitePlan
 from supancl.evaluation.suite import run_suite
+from supancl.paper.layouts import Layout
+from supancl.paper.pivot import FilledTable, fill
+from supancl.paper.results import read_entries
 from supancl.paper.studies import STUDIES, Rows, cell_rows, check_cells, check_supcon
-from supancl.paper.tables.layouts import Layout
-from supancl.paper.tables.pivot import FilledTable, fill
-from supancl.paper.tables.results import read_entries
 from supancl.recipes import RECIPES, Recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
@@ -35,10 +35,9 @@ from supancl.sweeps.runner import (
     select_rows,
 )
 
-FAMILIES = ("imagenet100", "cifar100", "cifar10", "vit", "digits")
 PAPERS_FAMILY = {"8": ("cifar100",), "G.1": ("vit",), "H.1": ("cifar10", "cifar100")}  # imagenet100 for the others
 STUDY_OF = {"1": "alpha", "3": "alpha", "F.1": "alpha", "7": "pool", "F.2": "positives"}
-TO_TRAIN, TO_EVALUATE, DONE, FAILED = "to train", "to evaluate", "done", "failed"
+TO_TRAIN, DONE, FAILED = "to train", "done", "failed"
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a table by name, the benchmarks to evaluate on, and the rows that have no recipe."""
+    """All runs of a table by name, the benchmarks to evaluate on, and the recipes that do not exist."""
 
     layout: Layout
     runs: Mapping[str, Recipe]
@@ -76,34 +75,11 @@ class Plan:
         here = [] if root is None else [*find_benchmarks(root, "transfer"), *find_benchmarks(root, "few-shot")]
         return tuple(name for name in self.data_sets if name in here)
 
-    def is_trained(self, name: str) -> bool:
-        return read_end(RunFolder(self.out / name)) is not None
-
     def state(self, name: str) -> str:
-        """Whether a run is still to be trained or to be evaluated."""
-        folder = self.out / name
-        if not self.is_trained(name):
-            return FAILED if read_failure(folder) is not None else TO_TRAIN
-        (entry, *_) = read_entries([str(folder)])
-        for measure in self.measures(name):
-            ways = [value.way for value in entry.find(measure, self.layout.probe) if not value.way.by]
-            wants_projector = measure == "within" and has_projector(folder)
-            if not ways or (wants_projector and all(way.layer != "projector" for way in ways)):
-                return TO_EVALUATE
-        return DONE
-
-    def measures(self, name: str) -> list[str]:
-        """What can be measured of a run with the available data; detectors are trained by `supancl detect`."""
-        if self.layout.by_method:
-            return [f"linear:{data}" for data in dict.fromkeys((*self.available, self.runs[name].name.split(".")[0]))]
-        measures = []
-        for column in self.layout.paper.columns:
-            kind, _, data = column.partition(":")
-            if kind == "fewshot" and data in self.available:
-                measures += [f"{column}:{section.key}" for section in self.layout.sections]
-            elif data in self.available or kind in ("knn", "linear", "within"):
-                measures.append(column)
-        return measures
+        """Whether a run is trained; what is measured already is not measured again."""
+        if read_end(RunFolder(self.out / name)) is not None:
+            return DONE
+        return FAILED if read_failure(self.out / name) is not None else TO_TRAIN
 
     def notes(self, failed: Mapping[str, Failure]) -> list[str]:
         """What the table lacks, and why."""
@@ -197,17 +173,17 @@ def table_rows(layout: Layout, request: Request) -> tuple[Rows, list[str]]:
 # --- training and evaluating ------------------------------------------------------------------------------------------
 
 
-def complete(plan: Plan, states: Mapping[str, str], sweep: Sweep) -> tuple[FilledTable, dict[str, Failure]]:
+def complete(plan: Plan, sweep: Sweep) -> tuple[FilledTable, dict[str, Failure]]:
     """Train and evaluate what is missing of a table; returns the table and the runs that failed."""
     failed: dict[str, Failure] = {}
     for source in dict.fromkeys(recipe.data.source for recipe in plan.runs.values()):
         runs = {name: recipe for name, recipe in plan.runs.items() if recipe.data.source == source}
-        if not all(map(plan.is_trained, runs)):
+        if any(plan.state(name) != DONE for name in runs):
             failed |= sweep.train(runs, open_recipe_data(next(iter(runs.values())))).failed
-    trained = [name for name in plan.runs if plan.is_trained(name)]
+    trained = [name for name in plan.runs if plan.state(name) == DONE]
     if not trained:
         raise RunsFailed(failed, {"rows": list(plan.runs)}, sweep.out)
-    failures = evaluate(plan, [name for name in trained if states[name] != DONE])
+    failures = evaluate(plan, trained)
     filled = fill(plan.layout, read_entries([str(plan.out / name) for name in trained]))
     filled.notes.extend([*plan.notes(failed), *failures])
     return filled, failed
@@ -215,9 +191,6 @@ def complete(plan: Plan, states: Mapping[str, str], sweep: Sweep) -> tuple[Fille
 
 def evaluate(plan: Plan, names: list[str]) -> list[str]:
     """Measure what the table needs of these runs; returns what could not be measured, and why."""
-    if not names:
-        return []
-    current_reporter().note(f"runs to evaluate: {len(names)}")
     evaluator, failures = RunEvaluator(plan.runs[names[0]].train.device), []
     for name in names:
         for measurement in measurements(plan, name, evaluator):
@@ -233,8 +206,10 @@ def evaluate(plan: Plan, names: list[str]) -> list[str]:
     suite_plan = SuitePlan(plan.benchmarks, protocols, plan.available)
     suite = run_suite(list(encoders.values()), suite_plan, plan.out / "suite", current_reporter())
     for result in suite.results:  # results of an earlier call may be missing in the run's folder
-        content = {key: value for key, value in result.items() if key not in ("task", "group")}
-        encoders[str(result["encoder"])].save_result(str(result["base"]), content)
+        encoder, base = str(result["encoder"]), str(result["base"])
+        if not (RunFolder(Path(encoder)).evaluations / f"{base}.json").exists():
+            content = {key: value for key, value in result.items() if key not in ("task", "group")}
+            encoders[encoder].save_result(base, content)
     return failures + [
         f"{failed['encoder']}: {failed['task']} on {failed['data']}: {failed['why']}" for failed in suite.failures
     ]
@@ -242,17 +217,19 @@ def evaluate(plan: Plan, names: list[str]) -> list[str]:
 
 def measurements(plan: Plan, name: str, evaluator: RunEvaluator) -> list[Measurement]:
     """The measurements that the columns need of a run, on its data or on the other CIFAR; on test images if any."""
-    columns, folder = plan.layout.paper.columns, plan.out / name
-    if not plan.layout.by_method and not {"knn", "linear", "within"} & set(columns):
+    columns, folder, layout = plan.layout.paper.columns, plan.out / name, plan.layout
+    if not layout.by_method and not {"knn", "linear", "within"} & set(columns):
         return []
     split = "test" if data_for(evaluator.open_run(folder), None).test is not None else "held-out"
-    if plan.layout.by_method:
+    if layout.by_method:
         recipe = plan.runs[name]
         own = registered_name(recipe.data.source) or recipe.name.split(".")[0]
         others = [f"{data}@{plan.benchmarks}" for data in plan.available if data != own]
         return [Measurement("linear", split), *(Measurement("linear", "test", source=source) for source in others)]
-    wanted = [Measurement("knn", split)] * ("knn" in columns)
-    wanted += [Measurement("linear", split, plan.layout.probe)] * ("linear" in columns)
     of_projector = Measurement("variance", "train", layer="projector")
-    variance = of_projector if has_projector(folder) else Measurement("variance", split)
-    return wanted + [variance] * ("within" in columns)
+    wanted = {
+        "knn": Measurement("knn", split),
+        "linear": Measurement("linear", split, layout.probe),
+        "within": of_projector if has_projector(folder) else Measurement("variance", split),
+    }
+    return [measurement for column, measurement in wanted.items() if column in columns]

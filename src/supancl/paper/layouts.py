@@ -16,7 +16,6 @@ from supancl.recipes import RECIPES, Recipe, as_released_code, recipe
 from supancl.recipes.plugins import has_plugin_section
 from supancl.recipes.recipe import resolve_warmup
 
-NO_PAPER_ROW = ""  # the row of a run that belongs in a table for which the paper has no row
 YES, NO = "✓", "✗"
 METHOD_TITLES = {
     "simclr": "SimCLR",
@@ -74,14 +73,14 @@ class Section(NamedTuple):
 class Rows(NamedTuple):
     """What the rows of a table are.
 
-    `of` returns the paper's row for a run, NO_PAPER_ROW if there is none, None if the run does not belong in the table;
-    `head` returns the cells left of the numbers for a row of the paper, `head_of` those for a run.
+    `key` is the row of a run, or None if the run does not belong in the table; the paper may have no such row, as for
+    an alpha of 0.3. Runs that differ in more than the table varies have a row with the name of their recipe. `head`
+    are the cells left of the numbers.
     """
 
     titles: Head
-    of: Callable[[Recipe], str | None]
+    key: Callable[[Recipe], str | None]
     head: Callable[[str], Head]
-    head_of: Callable[[Recipe], Head]
     requirement: str
 
 
@@ -94,7 +93,6 @@ class Layout:
     setting: str
     rows: Rows
     sections: tuple[Section, ...] = (Section(),)
-    by_method: bool = False  # Table H.1: a column per method instead of a row
     remark: str = ""  # a note on comparing our numbers with the paper's
     probe: str = "lbfgs"  # of linear accuracy, if a run has both
 
@@ -102,18 +100,15 @@ class Layout:
     def paper(self) -> PaperTable:
         return PAPER[self.name]
 
+    @property
+    def by_method(self) -> bool:
+        """Table H.1: a column per method, a row per pair of data sets."""
+        return self.name == "H.1"
+
     def column_title(self, column: str) -> str:
-        if self.by_method:
-            return METHOD_TITLES[column]
         if self.name == "4" and column == "linear":
             return "Top-1"
-        return COLUMN_TITLES.get(column.partition(":")[2] or column, column)
-
-    def line_name(self, head: Head) -> str:
-        """A line in words, for the notes: the method, or what varies and its value."""
-        if self.rows.titles[0] == "Method":
-            return head[0]
-        return ", ".join(f"{title} {cell}" for title, cell in zip(self.rows.titles, head, strict=True) if cell)
+        return (METHOD_TITLES | COLUMN_TITLES).get(column.partition(":")[2] or column, column)
 
 
 def package_recipe(trained: Recipe) -> Recipe | None:
@@ -165,42 +160,38 @@ def is_varied_siam(recipe: Recipe) -> bool:
     """SupSiam with its usual alpha, in which only the pool or the number of positives differs."""
     original = package_recipe(recipe)
     usual = original.loss.alpha if original is not None and isinstance(original.loss, Align) else 0.5
-    return is_siam(recipe) and isinstance(recipe.loss, Align) and recipe.loss.alpha == usual
+    return is_siam(recipe) and getattr(recipe.loss, "alpha", None) == usual
+
+
+def has_target(recipe: Recipe) -> bool:
+    return isinstance(recipe.loss, Align) and recipe.loss.supervised
 
 
 # --- a row per method -------------------------------------------------------------------------------------------------
 
 
-def method_row(recipe: Recipe, vit: bool = False) -> str:
+def method_key(recipe: Recipe, vit: bool = False) -> str:
     original = package_recipe(recipe)
     # leaves out imagenet100.supsiam-256 and rows of the batch size study
     is_standard = recipe.name.partition(".")[2] in ("", recipe.method)
     is_standard = is_standard and (original is None or original.train.batch_size == recipe.train.batch_size)
-    is_of_architecture = ("vit" in recipe.encoder.name) == vit
-    return recipe.method if is_standard and is_of_architecture and is_published(recipe) else NO_PAPER_ROW
+    is_usual = is_standard and ("vit" in recipe.encoder.name) == vit and is_published(recipe)
+    return recipe.method if is_usual else recipe.name
 
 
-def method_head(method: str, loss_of: Recipe | None = None) -> Head:
-    row = loss_of or METHODS[method]
+def method_head(method: str) -> Head:
+    if (row := METHODS.get(method)) is None:
+        return method, "", "", ""
     ticks = (row.loss.kind == "contrast", row.loss.supervised, row.branches.target == "momentum")
     return METHOD_TITLES.get(method, method), *(YES if on else "" for on in ticks)
 
 
-BY_METHOD = Rows(
-    ("Method", "CL", "Sup", "EMA"),
-    method_row,
-    method_head,
-    lambda recipe: method_head(recipe.method, recipe),
-    "every method has a row",
-)
-BY_METHOD_ALONE = BY_METHOD._replace(
-    titles=("Method",), head=lambda row: method_head(row)[:1], head_of=lambda recipe: BY_METHOD.head_of(recipe)[:1]
-)
-BY_COLUMN = Rows(
+BY_METHOD = Rows(("Method", "CL", "Sup", "EMA"), method_key, method_head, "every method has a row")
+BY_METHOD_ALONE = BY_METHOD._replace(titles=("Method",), head=lambda key: method_head(key)[:1])
+BY_DATA = Rows(
     ("Pretext", "Downstream"),
     lambda recipe: recipe.method if recipe.method in PAPER["H.1"].columns and not has_plugin_section(recipe) else None,
-    lambda row: tuple(COLUMN_TITLES.get(name, name) for name in row.split()),
-    lambda recipe: (recipe.name.split(".")[0], ""),
+    lambda key: tuple(COLUMN_TITLES.get(name, name) for name in key.split()),
     f"its columns are {', '.join(PAPER['H.1'].columns)}",
 )
 
@@ -208,88 +199,68 @@ BY_COLUMN = Rows(
 # --- a row per value of what an ablation varies -----------------------------------------------------------------------
 
 
-def alpha_row(recipe: Recipe) -> str | None:
+def alpha_key(recipe: Recipe) -> str | None:
     if not isinstance(recipe.loss, Align):
         return None
     usual = recipe.loss.samples is None and (recipe.pool.kind == "queue" or recipe.loss.alpha == 1)
-    return f"{recipe.loss.alpha:g}" if is_siam(recipe) and usual else NO_PAPER_ROW
+    return f"{recipe.loss.alpha:g}" if is_siam(recipe) and usual else recipe.name
 
 
-def alpha_head(recipe: Recipe) -> Head:
-    alpha = getattr(recipe.loss, "alpha", 0.0)
-    return (f"{alpha:.1f}" if round(alpha, 1) == alpha else f"{alpha:g}",)
+def alpha_head(key: str) -> Head:
+    return (f"{key}.0" if key in "01" else key,)
 
 
-def pool_row(recipe: Recipe) -> str | None:
-    if not isinstance(recipe.loss, Align) or not recipe.loss.supervised:
+def pool_key(recipe: Recipe) -> str | None:
+    if not has_target(recipe):
         return None
-    key = f"{recipe.pool.kind} {recipe.pool.size}" if recipe.pool.kind == "class-queues" else recipe.pool.kind
-    return key if recipe.loss.samples is None and is_varied_siam(recipe) else NO_PAPER_ROW
+    kind = f"{recipe.pool.kind} {recipe.pool.size}" if recipe.pool.kind == "class-queues" else recipe.pool.kind
+    return kind if getattr(recipe.loss, "samples", None) is None and is_varied_siam(recipe) else recipe.name
 
 
-def pool_head(row: str) -> Head:
-    kind, _, size = row.partition(" ")
-    return POOL_TITLES[kind], {"queue": "8192", "prototypes": "100"}.get(kind, f"{size} x 100")
+def pool_head(key: str) -> Head:
+    kind, _, size = key.partition(" ")
+    sizes = {"queue": "8192", "prototypes": "100", "class-queues": f"{size} x 100"}  # of the paper
+    return POOL_TITLES.get(kind, kind), sizes.get(kind, "")
 
 
-def pool_head_of(recipe: Recipe) -> Head:
-    kind, size = recipe.pool.kind, recipe.pool.size
-    sizes = {"queue": str(size), "class-queues": f"{size} x classes", "prototypes": "classes"}
-    return POOL_TITLES.get(kind, kind), sizes.get(kind, "-")
-
-
-def positives_row(recipe: Recipe) -> str | None:
-    if pool_row(recipe.with_set({"loss.samples": None}) if isinstance(recipe.loss, Align) else recipe) is None:
-        return None
-    if recipe.pool.kind == "none":
+def positives_key(recipe: Recipe) -> str | None:
+    if not has_target(recipe) or recipe.pool.kind == "none":
         return None
     usual = recipe.pool.kind == "queue" and is_varied_siam(recipe)
-    return positives_head(recipe)[0] if usual else NO_PAPER_ROW
+    return str(getattr(recipe.loss, "samples", None) or "all") if usual else recipe.name
 
 
-def positives_head(recipe: Recipe) -> Head:
-    return (str(getattr(recipe.loss, "samples", None) or "all"),)
-
-
-def batch_row(recipe: Recipe) -> str:
+def batch_key(recipe: Recipe) -> str:
     has_memory = recipe.method == "supcon" and recipe.pool.kind == "queue"
     usual = is_published(recipe) or (has_memory and recipe.loss.kind == "contrast")
-    return f"{recipe.train.batch_size} {recipe.method}{'-pool' if has_memory else ''}" if usual else NO_PAPER_ROW
+    return f"{recipe.train.batch_size} {recipe.method}{'-pool' * has_memory}" if usual else recipe.name
 
 
-def batch_head(row: str) -> Head:
-    size, _, model = row.partition(" ")
+def batch_head(key: str) -> Head:
+    size, _, model = key.rpartition(" ")
     method = model.removesuffix("-pool")
-    return size, f"{METHOD_TITLES.get(method, method).rstrip('†')}{'*' if model != method else ''}"
+    return size, f"{METHOD_TITLES.get(method, method).rstrip('†')}{'*' * (model != method)}"
 
 
-def batch_head_of(recipe: Recipe) -> Head:
-    pooled = recipe.method == "supcon" and recipe.pool.kind != "none"
-    return batch_head(f"{recipe.train.batch_size} {recipe.method}{'-pool' if pooled else ''}")
-
-
-def cell_row(recipe: Recipe) -> str | None:
-    if not isinstance(recipe.loss, Align) or not recipe.loss.supervised:
+def cell_key(recipe: Recipe) -> str | None:
+    if not has_target(recipe):
         return None
-    return cell_of(recipe) if type(recipe.loss) is Align and not has_plugin_section(recipe) else NO_PAPER_ROW
-
-
-def cell_of(recipe: Recipe) -> str:
     pool, ema = recipe.pool.kind != "none", recipe.branches.target == "momentum"
-    return f"{'pool' if pool else 'none'} {'ema' if ema else 'none'}"
+    usual = type(recipe.loss) is Align and not has_plugin_section(recipe)
+    return f"{'pool' if pool else 'none'} {'ema' if ema else 'none'}" if usual else recipe.name
 
 
-def cell_head(row: str) -> Head:
-    return tuple(NO if word == "none" else YES for word in row.split())
+def cell_head(key: str) -> Head:
+    words = key.split()
+    return tuple(NO if word == "none" else YES for word in words) if len(words) == 2 else (key, "")
 
 
-ALIGN = "SimSiam, SupSiam, BYOL and SupBYOL have an alpha"
 POOLED = "SupSiam and SupBYOL have a supervised target"
-BY_ALPHA = Rows(("alpha",), alpha_row, lambda row: (f"{float(row):.1f}",), alpha_head, ALIGN)
-BY_POOL = Rows(("Target Pool", "Size"), pool_row, pool_head, pool_head_of, POOLED)
-BY_POSITIVES = Rows(("M",), positives_row, lambda row: (row,), positives_head, f"{POOLED}, and M is drawn from a pool")
-BY_BATCH = Rows(("Bsz", "Model"), batch_row, batch_head, batch_head_of, "every method has a row")
-BY_CELL = Rows(("Pool", "EMA"), cell_row, cell_head, lambda recipe: cell_head(cell_of(recipe)), POOLED)
+BY_ALPHA = Rows(("alpha",), alpha_key, alpha_head, "SimSiam, SupSiam, BYOL and SupBYOL have an alpha")
+BY_POOL = Rows(("Target Pool", "Paper's size"), pool_key, pool_head, POOLED)
+BY_POSITIVES = Rows(("M",), positives_key, lambda key: (key,), f"{POOLED}, and M is drawn from a pool")
+BY_BATCH = Rows(("Bsz", "Model"), batch_key, batch_head, "every method has a row")
+BY_CELL = Rows(("Pool", "EMA"), cell_key, cell_head, POOLED)
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
@@ -302,10 +273,10 @@ TOY_AND_REAL = (
     Section("imagenet100", "ImageNet-100 (ours: own data)", lambda recipe: not is_toy(recipe)),
 )
 TOY_ALONE = BY_ALPHA._replace(
-    of=lambda recipe: alpha_row(recipe) if is_toy(recipe) else None,
+    key=lambda recipe: alpha_key(recipe) if is_toy(recipe) else None,
     requirement="it needs a toy study (supancl paper toy)",
 )
-VIT = BY_METHOD._replace(of=lambda recipe: method_row(recipe, vit=True))
+VIT = BY_METHOD._replace(key=lambda recipe: method_key(recipe, vit=True))
 _LAYOUTS = (
     Layout(
         "1",
@@ -326,13 +297,7 @@ _LAYOUTS = (
     Layout("F.2", "transfer by number of positives M", RESNET, BY_POSITIVES),
     Layout("F.3", "transfer by batch size and memory bank (*)", RESNET.replace(", batch 128", ""), BY_BATCH),
     Layout("G.1", "transfer to 11 data sets, ViT-Small", "ImageNet-100, ViT-Small, 200 epochs, batch 256", VIT),
-    Layout(
-        "H.1",
-        "linear accuracy of pretraining on CIFAR",
-        "CIFAR ResNet-18, 1000 epochs, batch 256",
-        BY_COLUMN,
-        by_method=True,
-    ),
+    Layout("H.1", "linear accuracy of pretraining on CIFAR", "CIFAR ResNet-18, 1000 epochs, batch 256", BY_DATA),
 )
 LAYOUTS: Mapping[str, Layout] = {layout.name: layout for layout in _LAYOUTS}
 
