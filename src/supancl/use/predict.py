@@ -83,39 +83,30 @@ def predict(
 
     settings = PredictSettings("knn" if k is not None else classifier, references, k, all, view)
     predictions = predict_labels(evaluated, source, settings)
-    changed = write_table(predictions, output)
+    write_table(predictions, output)
     result = {"out": str(table), **predictions.summary}
     for line in describe(result):
         say(line)
     quality = judge_result(result)
     if quality is not None and not quality.is_above_chance:
         warn(f"{table}: these labels are {quality.text}; label more images, or name another encoder")
-    if changed:
-        warn(f"{table}: names written with escapes: {changed}; rename these files to use the table as data")
-    if not predictions.has_files:
-        say(f"the images of {source} are no files, so {table} cannot be used as data")
     return result
 
 
-def write_table(predictions: Predictions, out: Output) -> int:
-    """Write the table; returns how many names could not be written as they are."""
-    folder, changed = os.path.join(out.path.parent.resolve(), ""), 0
+def write_table(predictions: Predictions, out: Output) -> None:
+    folder = os.path.join(out.path.parent.resolve(), "")
 
     def write(temporary: Path) -> None:
-        nonlocal changed
         with open(temporary, "w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(COLUMNS)
             for path, label, confidence, unlike, split in predictions.rows:
-                name = path_in_table(path, folder) if predictions.has_files else escape_formula(path)
-                readable = make_writable(name)
-                changed += readable != name
+                name = make_writable(path_in_table(path, folder) if predictions.has_files else escape_formula(path))
                 numbers = ("", "") if confidence is None else (f"{confidence:.4f}", "yes" if unlike else "no")
                 source = "given" if confidence is None else "predicted"
-                writer.writerow((readable, escape_formula(make_writable(label)), *numbers, source, split))
+                writer.writerow((name, escape_formula(make_writable(label)), *numbers, source, split))
 
     out.write(write)
-    return changed
 
 
 def describe(result: dict[str, Any]) -> list[str]:
@@ -126,10 +117,9 @@ def describe(result: dict[str, Any]) -> list[str]:
     if "label_threshold" in result:
         lines.append(f"labels: classes of probability {result['label_threshold']:g} or more, at least one")
     if result["checked_on"]:
-        figures = {"accuracy": "right", "map": "mAP", "f1": "F1", "least_sure_right": "of the least sure labels right"}
         values = [
             f"{result[key]:.1f}% [{result[f'{key}_interval'][0]:.1f}, {result[f'{key}_interval'][1]:.1f}] {figure}"
-            for key, figure in figures.items()
+            for key, figure in {"accuracy": "right", "map": "mAP", "f1": "F1"}.items()
             if result.get(key) is not None
         ]
         values.insert(1, f"chance {result['chance']:.1f}%")
@@ -141,6 +131,8 @@ def describe(result: dict[str, Any]) -> list[str]:
     limit = f"cosine to the nearest reference below {result['threshold']:.3f}"
     lines.append(f"unlike anything seen: {result['unlike']} ({limit}); they come first in the table")
     if "compared" in result:
-        fitted = "; the classifier was fitted on some of them, so this is no accuracy" * result["fitted_on_some"]
-        lines.append(f"predicted as given: {result['agreeing']} of {result['compared']} labelled images{fitted}")
+        agreeing = f"{result['agreeing']} of {result['compared']}"
+        lines.append(
+            f"predicted as given: {agreeing} labelled images; no accuracy if the classifier was fitted on some"
+        )
     return lines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,16 +15,17 @@ from torch import Tensor
 from supancl.core.labels import Labels
 from supancl.data.hierarchy import with_given_labels, with_leaf_labels
 from supancl.data.labels import label_cell
-from supancl.data.opening import is_same_source, peek_data
-from supancl.data.splits import Source
+from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean
 from supancl.evaluation.certainty import names_classes
 from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.feature_cache import encoder_key
+from supancl.evaluation.feature_cache import CACHE_VERSION, encoder_key
 from supancl.evaluation.finetune import FINETUNED
-from supancl.evaluation.overlap import is_run_source, shares_images
-from supancl.evaluation.sources import check_unchanged, read_source, spec_for
+from supancl.evaluation.overlap import shares_pixels
+from supancl.evaluation.sources import check_unchanged, data_for, read_source, spec_for
+from supancl.files import make_inner_folder, reason
+from supancl.probes import Features
 from supancl.probes.certainty import ClassScores, chance
 from supancl.probes.classifiers import (
     THRESHOLD,
@@ -40,13 +43,20 @@ from supancl.probes.classifiers import (
 )
 from supancl.probes.knn import default_k
 from supancl.probes.linear import LinearClassifier, stratified_folds
-from supancl.runs.encoder_file import CLASSIFIER_FILE, ClassifierFile, load_classifier, load_encoder, save_classifier
-from supancl.runs.folder import check_same_data
+from supancl.runs.encoder_file import (
+    CLASSIFIER_FILE,
+    ClassifierFile,
+    FeatureFile,
+    load_classifier,
+    load_encoder,
+    load_features,
+    save_features,
+)
 from supancl.stats import wilson_interval
-from supancl.use.references import References, keep, kept_path, load_references, read_kept
 
 CLASSIFIERS = ("linear", "knn", "means", FINETUNED)
-Pairs = Sequence[tuple[int, float]]  # the classes of an image and their weights
+MOST_KEPT_BYTES = 2**29  # larger features are not kept in the run, only in the cache
+CHANGED = "name labelled images with references SOURCE"
 
 
 @dataclass(frozen=True)
@@ -78,27 +88,35 @@ class Predictions(NamedTuple):
     summary: dict[str, Any]
 
 
-class FittedClassifier(NamedTuple):
-    """A classifier of features, its class names, the references to compare with, and words and numbers about it."""
+class References(NamedTuple):
+    """Labelled images to compare with, labelled images that pretraining held out, and the names of both's classes."""
 
-    classifier: Classifier
+    features: Features
+    held_out: Features
     classes: tuple[str, ...]
-    references: References
-    summary: dict[str, Any]
-    refit: Callable[[References], Classifier] | None = None  # the same classifier of other references
+    may_choose: bool  # whether held-out images may choose a setting: those of a test split may not
+    is_kept: bool = False  # whether they are what an earlier call has kept, so that no image was read now
+    is_unseen: bool = False  # whether the encoder has seen no label of theirs: they are cross-validated
+
+    @property
+    def has_several(self) -> bool:
+        return self.features.pairs is not None
+
+
+Fit = Callable[[References], tuple[Classifier, dict[str, Any]]]
 
 
 def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSettings | None = None) -> Predictions:
     """Predict the labels that the images of a source lack, or with `every_image` those of all."""
     settings = settings or PredictSettings()
     evaluated, tuned = _open_tuned(evaluated, settings.classifier)
-    spec, is_compared_with_run = spec_for(evaluated, source), False
+    spec, as_trained = spec_for(evaluated, source), False
     if settings.references is None and settings.view == "margin" and evaluated.recipe is not None:
         # decoded as the run's own images are, with which they are compared: another size gives other features
-        own = evaluated.recipe.data
-        spec, is_compared_with_run = replace(spec, short_side=own.short_side, resample=own.resample), True
-    all_labels = read_source(evaluated, spec, settings.view, as_trained=is_compared_with_run, several_labels=True)
-    images = with_given_labels(all_labels)
+        own, as_trained = evaluated.recipe.data, True
+        spec = replace(spec, short_side=own.short_side, resample=own.resample)
+    all_labels = read_source(evaluated, spec, settings.view, as_trained=as_trained, several_labels=True)
+    images, leaves = with_given_labels(all_labels), with_leaf_labels(all_labels)
     wanted = {
         name: torch.arange(len(split)) if settings.every_image else (split.labels < 0).nonzero()[:, 0]
         for name, split in images.splits.items()
@@ -111,39 +129,38 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         )
     if settings.references is None and evaluated.run is None and tuned is None:
         settings = replace(settings, references=source)  # an encoder without a run has no labelled images of its own
-    fitted = _fit(evaluated, tuned, settings)
-    device, references, several = evaluated.options.device, fitted.references, 0
+    references, classes, fit = _open_classifier(evaluated, tuned, settings)
     if references.is_kept:
-        _warn_changed(evaluated, source, all_labels, is_compared_with_run)
-    if references.features.pairs is not None:
-        several = spec.max_labels
-    checked = _check_several(fitted, several) if several else _check(fitted)
+        _warn_if_changed(evaluated, source, all_labels, as_trained)
+    classifier, about = fit(references)
+    several = spec.max_labels if references.has_several else 0
+    checked = _check(references, classes, classifier, fit, several)
+    device = evaluated.options.device
     threshold, threshold_from = unlike_threshold(references.features, references.held_out.values, device)
     has_several = several > 0 or not all(split.all_labels.has_one_each for split in images.splits.values())
 
-    def text(classes: Sequence[str], labels: Pairs) -> str:
-        named = [(classes[number], weight) for number, weight in labels]
+    def text(names: Sequence[str], labels: Sequence[tuple[int, float]]) -> str:
+        named = [(names[number], weight) for number, weight in labels]
         return label_cell(named) if has_several else named[0][0] if named else ""
 
     rows: list[PredictedRow] = []
     agreeing = compared = 0
-    leaves = with_leaf_labels(all_labels)
     for name, split in images.splits.items():
         values = evaluated.features(split.take(wanted[name]), settings.view).values
-        ranked = rank_classes(fitted.classifier, values, len(fitted.classes), several, checked["temperature"])
+        ranked = rank_classes(classifier, values, len(classes), several, checked["temperature"])
         is_unlike = (nearest_similarity(references.features, values, device) < threshold).tolist()
-        paths, given = split.names_at(torch.arange(len(split))), split.all_labels.entries()
-        known, first = leaves.splits[name].all_labels.entries(), len(rows)
-        texts = [text(images.classes, labels) for labels in given]
-        rows += [PredictedRow(path, label, None, None, name) for path, label in zip(paths, texts, strict=True)]
+        paths, first = split.names_at(torch.arange(len(split))), len(rows)
+        known, given = leaves.splits[name].all_labels.entries(), split.all_labels.entries()
+        rows += [
+            PredictedRow(path, text(images.classes, labels), None, None, name)
+            for path, labels in zip(paths, given, strict=True)
+        ]
         answers = zip(wanted[name].tolist(), ranked.labels.tolist(), ranked.confidence.tolist(), is_unlike, strict=True)
         for position, numbers, confidence, unlike in answers:
             found = [(number, 1.0) for number in numbers if number >= 0]
-            label = text(fitted.classes, found)
-            rows[first + position] = PredictedRow(paths[position], label, confidence, unlike, name)
+            rows[first + position] = PredictedRow(paths[position], text(classes, found), confidence, unlike, name)
             # a classifier of one class per image agrees with several labels if its class is one of them
-            right = {leaves.classes[number] for number, _ in known[position]}
-            predicted = {fitted.classes[number] for number, _ in found}
+            right, predicted = {leaves.classes[n] for n, _ in known[position]}, {classes[n] for n, _ in found}
             compared += bool(right)
             agreeing += right == predicted if several else predicted <= right
     summary = {
@@ -156,36 +173,20 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         "threshold": threshold,
         "threshold_from": threshold_from,
         "references": len(references.features.labels),
-        "classes": len(fitted.classes),
-        **fitted.summary,
+        "classes": len(classes),
+        **about,
         **checked,
         "skipped": len(images.skipped),
     }
     if compared:
-        named, splits = settings.references, list(images.splits.values())
-        fitted_on = shares_images(evaluated, source, splits) if named is None else is_same_source(named, source)
-        summary |= {"compared": compared, "agreeing": agreeing, "fitted_on_some": fitted_on}
+        summary |= {"compared": compared, "agreeing": agreeing}
     return Predictions(sorted(rows, key=lambda row: not row.unlike), images.has_files, summary)
 
 
-def _warn_changed(evaluated: EvaluatedEncoder, source: str, images: Source, as_trained: bool) -> None:
-    """Warn if the run's own images are no longer those whose features were kept.
-
-    They are `images` if `source` is the run's own. Else they are only listed, so that replaced pixels go unnoticed.
-    """
-    run, recipe = evaluated.run, evaluated.recipe
-    assert run is not None
-    assert recipe is not None
-    way_out = "labels are predicted from the images labelled then; to use those of now, add references SOURCE"
+def _warn_if_changed(evaluated: EvaluatedEncoder, source: str, images: Source, as_trained: bool) -> None:
+    """Warn if the run's own images, which are opened here, are no longer those whose features were kept."""
     try:
-        if is_run_source(evaluated, source):
-            check_unchanged(evaluated, source, images, as_trained, way_out)
-        elif not run.read_data()[0].get("skipped"):  # a list has unreadable images too
-            try:
-                own = peek_data(recipe.data, evaluated.encoder.spec.channels)
-            except (BadInput, OSError):  # they are gone
-                return
-            check_same_data(run, own, way_out, f"{evaluated.location}: ")
+        check_unchanged(evaluated, source, images, as_trained, CHANGED)
     except BadInput as error:
         evaluated.reporter.warn(str(error))
 
@@ -206,130 +207,174 @@ def _open_tuned(evaluated: EvaluatedEncoder, name: str | None) -> tuple[Evaluate
     folder = folder if folder.is_dir() else folder.parent
     content, encoder = load_classifier(folder / CLASSIFIER_FILE), load_encoder(folder)
     if content.made_from != encoder_key(encoder):
-        raise BadInput(
-            f"{folder / CLASSIFIER_FILE} was fitted with another encoder than that next to it; copy both again"
-        )
+        raise BadInput(f"{folder / CLASSIFIER_FILE} is of another encoder than that next to it; copy both again")
     if evaluated.options.layer != "pooled" or evaluated.options.normalize:
         raise BadInput(f"classifier {name}: it is on the encoder's output; leave layer and normalize out")
     return EvaluatedEncoder(evaluated.location, encoder, evaluated.options, evaluated.reporter), content
 
 
-def _fit(evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: PredictSettings) -> FittedClassifier:
+def _open_classifier(
+    evaluated: EvaluatedEncoder, tuned: ClassifierFile | None, settings: PredictSettings
+) -> tuple[References, tuple[str, ...], Fit]:
+    """The references, the classes, and what fits the classifier to references; a fine-tuned one is fitted already."""
+    device = evaluated.options.device
     if tuned is not None:
-        own = evaluated.run is not None and not tuned.source
-        source = settings.references or (None if own else tuned.source)
-        references = load_references(evaluated, source, settings.view, "references-finetuned")
+        source = settings.references or tuned.source or None
         layer = LinearClassifier(tuned.weight, tuned.bias)
-        return FittedClassifier(layer, tuned.classes, references, {"classifier": FINETUNED})
+        references = load_references(evaluated, source, settings.view, "references-finetuned")
+        return references, tuned.classes, lambda some: (layer, {"classifier": FINETUNED})
     references = load_references(evaluated, settings.references, settings.view, "references", several_labels=True)
     has_seen_labels = evaluated.run is not None or names_classes(evaluated.location, references.classes)
-    is_cross_validated = references.may_choose and references.features.pairs is None and not has_seen_labels
-    if is_cross_validated:
-        references = references.with_held_out()
-    has_classes = references.features.pairs is not None or len(torch.unique(references.features.labels)) > 1
-    name, device = settings.classifier or ("linear" if has_classes else "knn"), evaluated.options.device
+    if references.may_choose and not references.has_several and not has_seen_labels:
+        features = references.features
+        features = features.and_also(references.held_out) if len(references.held_out) else features
+        references = references._replace(features=features, held_out=features.take(torch.arange(0)), is_unseen=True)
+    has_classes = references.has_several or len(torch.unique(references.features.labels)) > 1
+    name = settings.classifier or ("linear" if has_classes else "knn")
     if name == "means" and references.features.pairs is not None:
         Labels.of(references.features.pairs).check_single(evaluated.location, "with means")
 
     def fit(some: References) -> tuple[Classifier, dict[str, Any]]:
-        classes = len(some.classes)
+        classes, about = len(some.classes), {"classifier": name}
         if name == "means":
-            return fit_means(some.features, classes), {}
+            return fit_means(some.features, classes), about
         if name == "knn":
             labels, pairs = some.features.labels, some.features.pairs
             labels = labels if pairs is None else pairs[..., 0].long().flatten()
             k = min(settings.k or default_k(labels), len(some.features))
-            return KnnClassifier(some.features, classes, k, device=device), {"k": k}
+            return KnnClassifier(some.features, classes, k, device=device), {**about, "k": k}
         held_out = some.held_out if some.may_choose else some.held_out.take(torch.arange(0))
         classifier, ridge = fit_linear_classifier(some.features, held_out, classes, device)
-        return classifier, {"kept": False, "ridge": ridge.weight, "ridge_chosen_on": ridge.chosen_on}
+        return classifier, {**about, "ridge": ridge.weight, "ridge_chosen_on": ridge.chosen_on}
 
-    path = kept_path(evaluated, "linear") if name == "linear" and references.made_from else None
-    stored = None if path is None else read_kept(evaluated, path, load_classifier, references.made_from)
-    is_stored = stored is not None and stored.classes == references.classes
-    if stored is not None and is_stored and stored.weight.shape[1] == references.features.values.shape[1]:
-        classifier: Classifier = LinearClassifier(stored.weight, stored.bias)
-        about: dict[str, Any] = {"kept": True}
-    else:
-        classifier, about = fit(references)
-        if path is not None and isinstance(classifier, LinearClassifier):
-            layer = classifier
-            content = ClassifierFile(layer.weight, layer.bias, references.classes, "", references.made_from)
-            keep(evaluated, path, lambda file: save_classifier(file, content))
-    refit = (lambda some: fit(some)[0]) if is_cross_validated else None
-    return FittedClassifier(classifier, references.classes, references, {"classifier": name, **about}, refit)
+    return references, references.classes, fit
 
 
 # --- confidence -------------------------------------------------------------------------------------------------------
 
 
-def _check(fitted: FittedClassifier) -> dict[str, Any]:
+def _check(
+    references: References, classes: tuple[str, ...], classifier: Classifier, fit: Fit, most: int
+) -> dict[str, Any]:
     """The temperature of the confidence, fitted on unseen images, and how often those are predicted right."""
-    number = {name: i for i, name in enumerate(fitted.classes)}
-    numbers = torch.tensor([number.get(name, -1) for name in fitted.references.classes], dtype=torch.long)
+    held_out, several = references.held_out, references.has_several
+    figure = "map" if several else "accuracy"
+    empty = dict.fromkeys((figure, f"{figure}_interval", "mean_confidence"))
+    check: dict[str, Any] = {"checked_on": 0, **empty, "temperature": 1.0}
+    if several:
+        check["label_threshold"] = THRESHOLD
+        if not len(held_out):
+            return check
+        targets, logits = held_out.targets(len(classes)), classifier.logits(held_out.values)
+        has_reference = references.features.targets(len(classes)).any(0)
+        temperature = fit_temperature(logits[:, has_reference], targets[:, has_reference])
+        ranked = rank_classes(classifier, held_out.values, len(classes), most, temperature)
+        scores, (f1, *f1_interval) = ClassScores(logits, targets), mean_f1(ranked, targets)
+        return check | {
+            "checked_on": scores.images,
+            "map": scores.value,
+            "map_interval": list(scores.interval[1:]),
+            "f1": f1,
+            "f1_interval": f1_interval,
+            "chance": scores.chance,
+            "mean_confidence": 100 * float(ranked.confidence.double().mean()),
+            "temperature": temperature,
+        }
+    number = {name: i for i, name in enumerate(classes)}
+    numbers = torch.tensor([number.get(name, -1) for name in references.classes], dtype=torch.long)
     calibration = Calibration()
-    for logits, labels in _unseen(fitted):
+    for logits, labels in _unseen(references, len(classes), classifier, fit):
         calibration.add(logits, numbers[labels])
-    check: dict[str, Any] = {"checked_on": 0, "accuracy": None, "accuracy_interval": None, "mean_confidence": None}
     if calibration.right:
         right = torch.cat(calibration.right)
         accuracy, *interval = wilson_interval(100 * float(right.double().mean()), len(right))
-        check = {
+        check |= {
             "checked_on": len(right),
             "accuracy": accuracy,
             "accuracy_interval": interval,
-            "chance": chance(fitted.references.features.labels),
-            "cross_validated": not len(fitted.references.held_out),
+            "chance": chance(references.features.labels),
+            "cross_validated": not len(held_out),
             "mean_confidence": calibration.mean_confidence,
+            "temperature": calibration.temperature,
         }
-    return {**check, "temperature": calibration.temperature}
+    return check
 
 
-def _unseen(fitted: FittedClassifier) -> Iterator[tuple[Tensor, Tensor]]:
+def _unseen(references: References, classes: int, classifier: Classifier, fit: Fit) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits and classes of held-out images, or of each fifth of the references by a classifier of the others.
 
     A class with one reference cannot be tested.
     """
-    held_out, references, classes = fitted.references.held_out, fitted.references.features, len(fitted.classes)
-    parts = [(fitted.classifier, held_out)] if len(held_out) else []
-    if not parts and fitted.refit is not None:
-        testable = references.take(torch.bincount(references.labels)[references.labels] > 1)
+    features, parts = references.features, [(classifier, references.held_out)] * bool(len(references.held_out))
+    if references.is_unseen:
+        testable = features.take(torch.bincount(features.labels)[features.labels] > 1)
         fold = stratified_folds(testable.labels)
         for part in (fold == number for number in torch.unique(fold).tolist()):
-            others = fitted.references._replace(features=testable.take(~part))
-            parts.append((fitted.refit(others), testable.take(part)))
-    for classifier, images in parts:
+            others = references._replace(features=testable.take(~part))
+            parts.append((fit(others)[0], testable.take(part)))
+    for fitted, images in parts:
         start = 0
-        for logits in logits_in_chunks(classifier, images.values, classes):
+        for logits in logits_in_chunks(fitted, images.values, classes):
             yield logits, images.labels[start : start + len(logits)]
             start += len(logits)
 
 
-def _check_several(fitted: FittedClassifier, most: int) -> dict[str, Any]:
-    """The temperature of the probabilities, and mAP and F1 of held-out images."""
-    classifier, classes, held_out = fitted.classifier, len(fitted.classes), fitted.references.held_out
-    about: dict[str, Any] = {"temperature": 1.0, "label_threshold": THRESHOLD}
-    if not len(held_out):
-        keys = ("map", "map_interval", "f1", "f1_interval", "least_sure_right", "least_sure_right_interval")
-        return dict.fromkeys((*keys, "mean_confidence")) | {"checked_on": 0, **about}
-    targets, logits = held_out.targets(classes), classifier.logits(held_out.values)
-    has_reference = fitted.references.features.targets(classes).any(0)
-    temperature = fit_temperature(logits[:, has_reference], targets[:, has_reference])
-    ranked = rank_classes(classifier, held_out.values, classes, most, temperature)
-    f1, judged = mean_f1(ranked, targets), ClassScores(logits, targets)
-    last = ranked.is_listed.sum(1, keepdim=True) - 1
-    least_sure = targets.gather(1, ranked.numbers.gather(1, last))
-    right, *interval = wilson_interval(100 * float(least_sure.double().mean()), judged.images)
-    return {
-        "checked_on": judged.images,
-        "map": judged.value,
-        "map_interval": list(judged.interval[1:]),
-        "chance": judged.chance,
-        "f1": f1[0],
-        "f1_interval": list(f1[1:]),
-        "least_sure_right": right,
-        "least_sure_right_interval": interval,
-        "mean_confidence": 100 * float(ranked.confidence.double().mean()),
-        **about,
-        "temperature": temperature,
-    }
+# --- references -------------------------------------------------------------------------------------------------------
+
+
+def load_references(
+    evaluated: EvaluatedEncoder, source: str | None, view: View, name: str, several_labels: bool = False
+) -> References:
+    """The labelled training images of `source`, or if None of the run, and those that it held out.
+
+    The features of a run's images are kept in its folder as predict/NAME.safetensors, so that its data are read only
+    once. They are the images and labels that the run was trained with; a named source is taken as it is now.
+    """
+    run, path, made_from, content = evaluated.run, None, "", None
+    if source is None and run is not None and (described := run.read_data()[0]).get("fingerprint"):
+        path = run.path / "predict" / f"{name}.safetensors"
+        how = evaluated.options.describe(view, **evaluated.projector_key)
+        key = [CACHE_VERSION, evaluated.weights, how, described["fingerprint"], str(described.get("content"))]
+        made_from = hashlib.sha256(json.dumps(key).encode()).hexdigest()
+        content, held_out_from = _read_kept(evaluated, path, made_from), described.get("held_out_from")
+    is_kept = content is not None
+    if content is None:
+        data = data_for(evaluated, source, view, several_labels, None if source else f"restore them, or {CHANGED}")
+        if len(data.train.class_ids()) < 2:
+            raise BadInput(f"{source or evaluated.location}: labelled images of fewer than two classes; {CHANGED}")
+        recipe, held_out_from = evaluated.recipe, data.summary["held_out_from"]
+        if source and recipe is not None and recipe.loss.supervised and shares_pixels(evaluated, (data.held_out,)):
+            evaluated.warn_once(f"{source}: the run was trained on some of its held-out images; confidence is too high")
+        references, held_out = (_features(evaluated, part.labelled(), view) for part in (data.train, data.held_out))
+        both = references.pairs, held_out.pairs
+        pairs = None if both[0] is None or both[1] is None else (both[0], both[1])
+        content = made = FeatureFile(references.pair, held_out.pair, data.classes, made_from, pairs)
+        if path is not None and references.values.nbytes + held_out.values.nbytes <= MOST_KEPT_BYTES:
+            try:
+                make_inner_folder(path.parent)  # refuses a link
+                save_features(path, made)
+            except OSError as error:
+                evaluated.warn_once(f"{path} cannot be written ({reason(error)}), so the next call computes it again")
+    features, held_out = (
+        Features(*kept, None if content.pairs is None else content.pairs[number])
+        for number, kept in enumerate((content.references, content.held_out))
+    )
+    return References(features, held_out, content.classes, held_out_from != "test", is_kept)
+
+
+def _features(evaluated: EvaluatedEncoder, split: Split, view: View) -> Features:
+    if len(split):
+        return evaluated.features(split, view)
+    return Features(torch.empty(0, 0), split.labels, split.all_labels.pairs)
+
+
+def _read_kept(evaluated: EvaluatedEncoder, path: Path, made_from: str) -> FeatureFile | None:
+    """What was kept, if it is intact and made from the same weights and data."""
+    if not path.exists():
+        return None
+    try:
+        content = load_features(path)
+    except BadInput as error:
+        evaluated.warn_once(f"{error} (it is made again)")
+        return None
+    return content if content.made_from == made_from else None
