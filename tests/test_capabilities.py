@@ -107,9 +107,7 @@ def sections(name: str, hint: Any) -> Iterator[str]:
 def recipe_fields() -> Iterator[str]:
     """Fields with a section, as --set takes them, and `compat`."""
     yield from (f"field: {name[1:]}" for name in sections("", supancl.Recipe) if "." in name[1:] or " " in name)
-    yield from (
-        f"detector field: {name[1:]}" for name in sections("", resolve_name("supancl.detection.spec:DetectSpec"))
-    )
+    yield from (f"detector field: {name[1:]}" for name in sections("", resolve_name("supancl.detection:DetectSpec")))
 
 
 def public_names() -> Iterator[str]:

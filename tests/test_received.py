@@ -31,7 +31,7 @@ from supancl.data.sources import tars
 from supancl.data.sources.arrays import read_npz
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import Cache
-from supancl.detection.saving import DetectFolder
+from supancl.detection.train import DetectFolder
 from supancl.files import check_regular, open_regular, read_text, write_text
 from supancl.runs.checkpoint import load_tensors
 from supancl.runs.folder import RunFolder
@@ -414,8 +414,7 @@ def test_shapes_without_memory_are_those_of_the_encoder(name):
 
 def test_a_claimed_detector_is_compared_before_it_is_built(place, monkeypatch):
     from supancl.config import to_json
-    from supancl.detection import saving
-    from supancl.detection.spec import DetectSpec
+    from supancl.detection import DetectSpec, model
 
     spec = {"name": "resnet18", "channels": 3, "size": 32, "mean": [0.5] * 3, "std": [0.5] * 3}
     metadata = {
@@ -423,10 +422,10 @@ def test_a_claimed_detector_is_compared_before_it_is_built(place, monkeypatch):
         "encoder": json.dumps(spec), "classes": json.dumps([str(i) for i in range(1000)]),
     }  # fmt: skip
     save_file({"a": torch.zeros(1)}, place / "detector.safetensors", metadata=metadata)
-    built, really = [], saving.build_detector
-    monkeypatch.setattr(saving, "build_detector", lambda *given: built.append(really(*given)) or built[-1])
-    with pytest.raises(BadInput, match=mentions("detector.safetensors", "do not fit", "copy it again")):
-        saving.load_detector(place)
+    built, really = [], model.build_detector
+    monkeypatch.setattr(model, "build_detector", lambda *given: built.append(really(*given)) or built[-1])
+    with pytest.raises(BadInput, match=mentions("detector.safetensors", "do not fit")):
+        model.load_detector(place)
     assert [all(value.is_meta for value in module.parameters()) for module in built] == [True]
 
 

@@ -33,14 +33,14 @@ from torchvision.models.detection import FasterRCNN, fasterrcnn_resnet50_fpn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign
 
+from supancl.core.encoders import EncoderSpec
 from supancl.core.precision import autocast_for
-from supancl.detection.layouts import DetectData, open_scenes
-from supancl.detection.model import Normalization, build_detector
-from supancl.detection.scenes import Batches, Scenes, make_scene, prepare_for_training
-from supancl.detection.spec import DetectSpec, detect_spec
+from supancl.detection import DetectSpec, detect_spec
+from supancl.detection.model import build_detector
+from supancl.detection.scenes import Batches, DetectData, Scenes, make_scene, open_scenes, prepare_for_training
 from supancl.detection.train import Training
 
-NORMALIZATION = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+NORMALIZATION = EncoderSpec()
 CLASSES = 20
 Step = Callable[[int], None]
 
@@ -242,7 +242,7 @@ def one(arch: str, scenes: Scenes, args: argparse.Namespace, device: torch.devic
         return measured(makers, args, device)
     finally:
         for feed in feeds:
-            feed.close()
+            feed.__exit__()
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from PIL import Image
 
 from supancl.cli import main
@@ -35,7 +34,7 @@ def train(place, out, *more):
     return main([*words, "--iters", "2", "--batch-size", "2", "--device", "cpu", *TINY, "--out", str(out), *more])
 
 
-def test_train_test_and_export(place, tmp_path, request):
+def test_train_and_test(place, tmp_path, request):
     out = tmp_path / "run"
     assert train(place, out, "--json", str(tmp_path / "train.json"), "--freeze", "stem,layer1") == 0
     told = json.loads((tmp_path / "train.json").read_text())
@@ -49,8 +48,6 @@ def test_train_test_and_export(place, tmp_path, request):
     again = json.loads((tmp_path / "eval.json").read_text())
     assert again["AP"] == told["runs"]["seed 0"]["AP"]
     assert (out / "evaluate" / "detections.png").exists()
-    assert main(["detect", "export", str(out), "--out", str(tmp_path / "tv.pth")]) == 0
-    assert "layer4.0.conv1.weight" in torch.load(tmp_path / "tv.pth", weights_only=True)
     assert train(place, out) == 2
     request.getfixturevalue("no_curves")  # they were looked at above
     assert main(["detect", "train", "--resume", "--out", str(out), "--quiet"]) == 0  # it has ended; it is tested again

@@ -6,20 +6,19 @@ import pytest
 import torch
 from torch import nn
 
+from supancl.core.encoders import EncoderSpec
 from supancl.core.precision import autocast_for
-from supancl.detection.layouts import DetectData, read_voc
-from supancl.detection.model import Normalization, build_detector
-from supancl.detection.saving import load_detector
-from supancl.detection.scenes import Batches, prepare_for_training
-from supancl.detection.spec import detect_spec
-from supancl.detection.testing import detect
+from supancl.detection import detect_spec
+from supancl.detection.model import build_detector, load_detector
+from supancl.detection.scenes import Batches, DetectData, prepare_for_training, read_voc
+from supancl.detection.test import detect
 from supancl.detection.train import Training, train_detector
 
 from .drawn import TINY, tiny_resnet, write_voc
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
-NORMALIZATION = Normalization((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+NORMALIZATION = EncoderSpec(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 # as many as there are: the sampling of anchors and regions, which devices draw differently, has then nothing to choose
 ALL = {"rpn_batch": 1000, "roi_batch": 1000}
 

@@ -5,9 +5,17 @@ import torch
 from torchvision.datasets import VOCDetection
 from torchvision.transforms.functional import pil_to_tensor
 
-from supancl.detection.layouts import DetectData, open_scenes, read_coco, read_voc
-from supancl.detection.scenes import Batches, flip_boxes, prepare_for_training, relabelled
-from supancl.detection.spec import detect_spec
+from supancl.detection import detect_spec
+from supancl.detection.scenes import (
+    Batches,
+    DetectData,
+    flip_boxes,
+    open_scenes,
+    prepare_for_training,
+    read_coco,
+    read_voc,
+    relabelled,
+)
 from supancl.errors import BadInput
 from tests.files import mentions
 

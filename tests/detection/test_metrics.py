@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from supancl.detection.scenes import Scenes, make_scene
-from supancl.detection.testing import Detections, coco_scores
+from supancl.detection.test import Detections, coco_scores
 
 
 def scenes_of(*rows, classes=("a",), size=(400, 400)):

@@ -6,15 +6,15 @@ from torchvision.models import ResNet
 from torchvision.models.detection.image_list import ImageList
 
 from supancl.core.encoders import EncoderSpec
-from supancl.detection.model import Normalization, build_detector, copy_resnet, open_body
-from supancl.detection.spec import detect_spec
+from supancl.detection import detect_spec
+from supancl.detection.model import build_detector, copy_resnet, open_body
 from supancl.errors import BadInput
 from supancl.runs.encoder_file import save_encoder
 from tests.files import mentions
 
 from .drawn import SIDE, TINY, nothing_drawn, tiny_resnet
 
-NORMALIZATION = Normalization((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+NORMALIZATION = EncoderSpec(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 FIVE = {"anchor_sizes": [16, 24, 40, 64, 96], "pool": 3}
 
 
@@ -44,7 +44,7 @@ def test_every_tensor_of_the_encoder_is_in_the_detector(tmp_path, arch):
     save_encoder(tmp_path / "encoder.safetensors", encoder, (), "drawn")
     spec = detect_spec(arch, {**TINY, **(FIVE if arch == "fpn" else {})})
     body, described = open_body(str(tmp_path / "encoder.safetensors"))
-    given = encoder_tensors(build_detector(body, spec, 2, Normalization(described.mean, described.std)))
+    given = encoder_tensors(build_detector(body, spec, 2, described))
     fresh_body, _ = open_body("random:resnet18", 1)
     fresh = encoder_tensors(build_detector(fresh_body, spec, 2, NORMALIZATION))
     expected = encoder.body.state_dict()

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from supancl.detection.layouts import read_voc
-from supancl.detection.testing import Detections
+from supancl.detection.scenes import read_voc
+from supancl.detection.test import Detections
 from supancl.reports.detections import GAP, SIDE, draw_detection_sheet
 
 from .drawn import write_voc

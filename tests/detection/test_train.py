@@ -6,13 +6,12 @@ import signal
 import pytest
 import torch
 
+from supancl.core.encoders import EncoderSpec
+from supancl.detection import detect_spec
 from supancl.detection import train as train_module
-from supancl.detection.layouts import DetectData, read_voc
-from supancl.detection.model import Normalization, build_detector
-from supancl.detection.saving import load_detector
-from supancl.detection.scenes import Batches, prepare_for_training
-from supancl.detection.spec import detect_spec
-from supancl.detection.testing import coco_scores, detect, recompute_norm_statistics
+from supancl.detection.model import build_detector, load_detector
+from supancl.detection.scenes import Batches, DetectData, prepare_for_training, read_voc
+from supancl.detection.test import coco_scores, detect, recompute_norm_statistics
 from supancl.detection.train import Training, score_stats, train_detector
 from supancl.errors import BadInput, Interrupted, NonFinite
 from supancl.runs.checkpoint import checkpoints, load_checkpoint
@@ -23,7 +22,7 @@ from .drawn import TINY, annotation, narrow_resnet18, tiny_resnet, write_place, 
 
 CPU = torch.device("cpu")
 LIST = (("2012", "train"),)
-NORMALIZATION = Normalization((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+NORMALIZATION = EncoderSpec(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
 
 def training_of(scenes, overrides, precision="fp32", seed=0):

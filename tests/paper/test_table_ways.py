@@ -10,7 +10,7 @@ import pytest
 
 from supancl import recipe
 from supancl.config import to_json
-from supancl.detection.spec import detect_spec
+from supancl.detection import detect_spec
 from supancl.evaluation.settings import TRAINED_IMAGES
 from supancl.paper.results import Entry
 from supancl.runs.folder import RunFolder

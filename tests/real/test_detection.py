@@ -2,7 +2,7 @@
 
 import zipfile
 
-from supancl.detection.layouts import DetectData, open_scenes
+from supancl.detection.scenes import DetectData, open_scenes
 
 
 def test_the_voc_subset_opens(shared, tmp_path):

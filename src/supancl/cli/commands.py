@@ -51,7 +51,7 @@ GROUPS: dict[str, Commands] = {
         "embed": supancl.embed,
         "export": supancl.export,
         "import": supancl.import_checkpoint,
-        "detect": {"train": supancl.detect, "eval": detection.score, "export": detection.export_weights},
+        "detect": {"train": supancl.detect, "eval": detection.score},
     },
     "look": {
         "report": supancl.report,

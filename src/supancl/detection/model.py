@@ -1,8 +1,9 @@
-"""Faster R-CNN around a ResNet encoder, built from torchvision's modules: C4 as in MoCo, or a feature pyramid."""
+"""Faster R-CNN around a ResNet encoder, of torchvision's modules: C4 as in MoCo, or a feature pyramid; and its file."""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,22 +26,16 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import MultiScaleRoIAlign, RoIAlign
 
+from supancl.config import from_json, parse_json, to_json
 from supancl.core.encoders import Encoder, EncoderSpec
-from supancl.detection.spec import DetectSpec
+from supancl.detection import DetectSpec
 from supancl.errors import BadInput
-from supancl.evaluation.feature_cache import encoder_key
+from supancl.files import did_you_mean_path
+from supancl.runs.encoder_file import SCHEMA_VERSION, read_header, read_safetensors, save_safetensors
 from supancl.runs.importing import open_encoder
 
 STRIDE = 16  # of res4
 FPN_WIDTH, FPN_HIDDEN = 256, 1024  # torchvision's
-
-
-@dataclass(frozen=True)
-class Normalization:
-    """Mean and deviation per channel of the encoder's training pixels."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 def open_body(text: str, seed: int = 0) -> tuple[ResNet, EncoderSpec]:
@@ -54,11 +49,6 @@ def open_body(text: str, seed: int = 0) -> tuple[ResNet, EncoderSpec]:
     return copy_resnet(encoder), encoder.spec
 
 
-def encoder_checksum(text: str) -> str:
-    """The checksum of the encoder, as in evaluation results; empty for random weights."""
-    return "" if text.startswith("random:") else encoder_key(open_encoder(text))
-
-
 def absolute_encoder_name(text: str) -> str:
     """The encoder's name with its path made absolute, also after an @."""
     name, separator, file = text.partition("@")
@@ -69,14 +59,12 @@ def absolute_encoder_name(text: str) -> str:
 
 def copy_resnet(encoder: Encoder) -> ResNet:
     """A copy of the encoder's body; refused unless it is a ResNet with the ImageNet stem."""
-    name = encoder.spec.name
     body: ResNet | None = encoder.body if isinstance(encoder.body, ResNet) else _as_torchvision_resnet(encoder.body)
-    if body is None:
-        raise BadInput(f"encoder {name!r} is not a ResNet of torchvision, which detection needs; give such as resnet50")
-    if isinstance(body.maxpool, nn.Identity):
-        raise BadInput(f"encoder {name!r} has the stem for 32 px images; give one with ImageNet's, such as resnet50")
-    if encoder.spec.channels != 3:
-        raise BadInput(f"encoder {name!r} takes {encoder.spec.channels} channels; detection needs one with 3 (RGB)")
+    if body is None or isinstance(body.maxpool, nn.Identity) or encoder.spec.channels != 3:
+        raise BadInput(
+            f"encoder {encoder.spec.name!r}: detection needs a ResNet of torchvision for 3 channels, with the stem for "
+            "ImageNet; give such as resnet50"
+        )
     return copy.deepcopy(body)
 
 
@@ -97,10 +85,6 @@ def _as_torchvision_resnet(body: nn.Module) -> ResNet | None:
         body.train(training)
         return resnet.train(training) if is_equal else None
     return None
-
-
-def normalization_of(spec: EncoderSpec) -> Normalization:
-    return Normalization(tuple(spec.mean) * (3 // len(spec.mean)), tuple(spec.std) * (3 // len(spec.std)))
 
 
 class Detector(GeneralizedRCNN):  # type: ignore[misc]
@@ -139,7 +123,7 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
         ]
 
 
-def build_detector(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> Detector:
+def build_detector(body: ResNet, spec: DetectSpec, classes: int, encoder: EncoderSpec) -> Detector:
     """A detector around `body` (not a copy); `spec.seed` initialises the new layers and leaves the global seed alone.
 
     In a process group the batch norms are synchronised; in one process that makes no difference.
@@ -147,7 +131,7 @@ def build_detector(body: ResNet, spec: DetectSpec, classes: int, normalization: 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         build_components = _c4_components if spec.arch == "c4" else _fpn_components
-        detector = Detector(build_components(body, spec, classes, normalization), spec)
+        detector = Detector(build_components(body, spec, classes, encoder), spec)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return nn.SyncBatchNorm.convert_sync_batchnorm(detector)  # type: ignore[no-any-return]
     return detector
@@ -225,15 +209,17 @@ def _out_channels(stage: nn.Module) -> int:
     return [module for module in stage.modules() if isinstance(module, nn.Conv2d)][-1].out_channels
 
 
-def _c4_components(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> list[nn.Module]:
+def _c4_components(body: ResNet, spec: DetectSpec, classes: int, encoder: EncoderSpec) -> list[nn.Module]:
     names = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")
     backbone: Any = nn.Sequential(OrderedDict((name, getattr(body, name)) for name in names))
     backbone.out_channels = _out_channels(body.layer3)
     anchors = Anchors((spec.anchor_sizes,), (spec.anchor_ratios,))
+    (before, after), (before_test, after_test) = spec.rpn_train, spec.rpn_test
     rpn = RegionProposalNetwork(
         anchors, ProposalHead(backbone.out_channels, anchors.num_anchors_per_location()[0]), fg_iou_thresh=0.7,
-        bg_iou_thresh=0.3, batch_size_per_image=spec.rpn_batch, positive_fraction=0.5, **_proposal_counts(spec),
-        nms_thresh=0.7,
+        bg_iou_thresh=0.3, batch_size_per_image=spec.rpn_batch, positive_fraction=0.5, nms_thresh=0.7,
+        pre_nms_top_n={"training": before, "testing": before_test},
+        post_nms_top_n={"training": after, "testing": after_test},
     )  # fmt: skip
     width = _out_channels(body.layer4)
     heads = RoIHeads(
@@ -242,41 +228,75 @@ def _c4_components(body: ResNet, spec: DetectSpec, classes: int, normalization: 
         bbox_reg_weights=None, score_thresh=spec.score_threshold, nms_thresh=spec.nms,
         detections_per_img=spec.detections,
     )  # fmt: skip
-    return [
-        backbone,
-        rpn,
-        heads,
-        GeneralizedRCNNTransform(spec.min_sizes, spec.max_size, normalization.mean, normalization.std),
-    ]
+    return [backbone, rpn, heads, GeneralizedRCNNTransform(spec.min_sizes, spec.max_size, *_mean_and_std(encoder))]
 
 
-def _proposal_counts(spec: DetectSpec) -> dict[str, dict[str, int]]:
-    (before, after), (before_test, after_test) = spec.rpn_train, spec.rpn_test
-    return {
-        "pre_nms_top_n": {"training": before, "testing": before_test},
-        "post_nms_top_n": {"training": after, "testing": after_test},
-    }
+def _mean_and_std(encoder: EncoderSpec) -> list[list[float]]:
+    """Per channel of RGB."""
+    return [[*values] * (3 // len(values)) for values in (encoder.mean, encoder.std)]
 
 
 # --- FPN --------------------------------------------------------------------------------------------------------------
 
 
-def _fpn_components(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> list[nn.Module]:
+def _fpn_components(body: ResNet, spec: DetectSpec, classes: int, encoder: EncoderSpec) -> list[nn.Module]:
     stages = ("layer1", "layer2", "layer3", "layer4")
     widths = [_out_channels(getattr(body, name)) for name in stages]
     backbone = BackboneWithFPN(body, {name: str(i) for i, name in enumerate(stages)}, widths, FPN_WIDTH)
     anchors = Anchors(tuple((size,) for size in spec.anchor_sizes), (spec.anchor_ratios,) * 5)
-    proposals = _proposal_counts(spec)
+    mean, std = _mean_and_std(encoder)
+    (before, after), (before_test, after_test) = spec.rpn_train, spec.rpn_test
     model = FasterRCNN(
-        backbone, min_size=spec.min_sizes, max_size=spec.max_size,
-        image_mean=normalization.mean, image_std=normalization.std,
+        backbone, min_size=spec.min_sizes, max_size=spec.max_size, image_mean=mean, image_std=std,
         rpn_anchor_generator=anchors, rpn_head=ProposalHead(FPN_WIDTH, len(spec.anchor_ratios)),
-        rpn_pre_nms_top_n_train=proposals["pre_nms_top_n"]["training"],
-        rpn_pre_nms_top_n_test=proposals["pre_nms_top_n"]["testing"],
-        rpn_post_nms_top_n_train=proposals["post_nms_top_n"]["training"],
-        rpn_post_nms_top_n_test=proposals["post_nms_top_n"]["testing"], rpn_batch_size_per_image=spec.rpn_batch,
+        rpn_pre_nms_top_n_train=before, rpn_pre_nms_top_n_test=before_test, rpn_post_nms_top_n_train=after,
+        rpn_post_nms_top_n_test=after_test, rpn_batch_size_per_image=spec.rpn_batch,
         box_roi_pool=MultiScaleRoIAlign([str(i) for i in range(len(stages))], spec.pool, sampling_ratio=2),
         box_predictor=BoxPredictor(FPN_HIDDEN, classes + 1), box_batch_size_per_image=spec.roi_batch,
         box_score_thresh=spec.score_threshold, box_nms_thresh=spec.nms, box_detections_per_img=spec.detections,
     )  # fmt: skip
     return [model.backbone, model.rpn, model.roi_heads, model.transform]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadedDetector:
+    """A detector in eval mode, its encoder's spec and its class names."""
+
+    detector: Detector
+    encoder: EncoderSpec
+    classes: tuple[str, ...]
+
+
+def save_detector(path: Path, detector: Detector, encoder: EncoderSpec, classes: tuple[str, ...]) -> None:
+    weights = {name: value.detach().cpu().clone() for name, value in detector.state_dict().items()}
+    metadata = {
+        "schema_version": str(SCHEMA_VERSION), "kind": "detector", "spec": json.dumps(to_json(detector.spec)),
+        "encoder": json.dumps(to_json(encoder)), "classes": json.dumps(classes),
+    }  # fmt: skip
+    save_safetensors(path, weights, metadata)
+
+
+def load_detector(path: Path | str) -> LoadedDetector:
+    """The detector of a run of `supancl detect train`, or of a detector.safetensors, in eval mode."""
+    file = Path(path) / "detector.safetensors" if Path(path).is_dir() else Path(path)
+    if not file.exists():
+        raise BadInput(f"no file {file}{did_you_mean_path(file) or '; give a finished run of supancl detect train'}")
+    metadata, shapes = read_header(file)
+    try:
+        if metadata["kind"] != "detector" or int(metadata["schema_version"]) > SCHEMA_VERSION:
+            raise ValueError(f"it is none, or of a newer supancl than schema {SCHEMA_VERSION}")
+        spec = from_json(DetectSpec, parse_json(metadata["spec"]), "")
+        encoder = from_json(EncoderSpec, parse_json(metadata["encoder"]), "encoder")
+        classes = tuple(map(str, parse_json(metadata["classes"])))
+        with torch.device("meta"):  # without memory: the description may claim anything
+            skeleton = build_detector(copy_resnet(encoder.build()), spec, len(classes), encoder)
+        if {name: value.shape for name, value in skeleton.state_dict().items()} != shapes:
+            raise ValueError("its tensors do not fit its description")
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{file}: not a detector of supancl ({error}); train one with supancl detect train") from None
+    detector = build_detector(copy_resnet(encoder.build()), spec, len(classes), encoder)
+    detector.load_state_dict(read_safetensors(file)[0])
+    return LoadedDetector(detector.eval(), encoder, classes)

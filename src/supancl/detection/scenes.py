@@ -1,13 +1,14 @@
-"""Images with boxes, independent of the layout on disk; and batches of them as a function of seed and step."""
+"""Images with boxes, from the layout of Pascal VOC or COCO's JSON; batches of them are a function of seed and step."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,22 @@ from torch import Tensor
 
 from supancl.data.decode import decode, image_problem
 from supancl.data.order import derive_seed, epoch_order
+from supancl.data.sources.voc import read_annotation, read_list
 from supancl.data.threads import ReadingThreads, waiting_for_images
-from supancl.detection.spec import DetectSpec
+from supancl.detection import DetectSpec
 from supancl.errors import BadInput
+from supancl.files import read_text
+from supancl.reporter import warn
 
 Batch = tuple[list[Tensor], list[dict[str, Tensor]]]
 FLIP_STREAM = 5  # of random numbers
+MAX_ANNOTATION_BYTES = 2**31  # of a COCO JSON: those of large data sets have about a gigabyte
+# year -> lists of images to train on and to test on: (year, name of the list)
+YEARS = {
+    "07+12": ([("2007", "trainval"), ("2012", "trainval")], [("2007", "test")]),
+    "2007": ([("2007", "trainval")], [("2007", "test")]),
+    "2012": ([("2012", "train")], [("2012", "val")]),  # the annotations of its test set were never published
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +63,6 @@ class Scenes:
     scenes: tuple[Scene, ...]
     classes: tuple[str, ...]
     location: str
-    remarks: tuple[str, ...] = ()
     cache_bytes: float = 0.0  # of decoded images in memory
     decoded: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
@@ -67,10 +77,7 @@ class Scenes:
         try:
             image = decode(scene.path)
         except (OSError, ValueError) as error:
-            raise BadInput(
-                f"{scene.path}: cannot be read as an image ({image_problem(error)}); fix it, or remove it from the "
-                "list of images"
-            ) from None
+            raise BadInput(f"{scene.path}: no readable image ({image_problem(error)}); fix or remove it") from None
         if image.shape[1:] != (scene.height, scene.width):
             raise BadInput(
                 f"{scene.path} is {image.shape[2]} x {image.shape[1]} (upright), its annotation says {scene.width} x "
@@ -97,40 +104,32 @@ class Scenes:
 
 def make_scene(
     path: Path, size: tuple[int, int], boxes: Sequence[Sequence[float]], labels: Sequence[int],
-    difficult: Sequence[bool] | None = None, crowd: Sequence[bool] | None = None, location: str | None = None,
+    difficult: Sequence[bool] = (), crowd: Sequence[bool] = (), location: str | None = None,
 ) -> Scene:  # fmt: skip
     """A checked scene; `size` is (height, width).
 
     A box that crosses the border is cut there; an empty box, or one outside the image, is refused.
     """
     height, width = size
-    location = location or str(path)
-    if height < 1 or width < 1:
-        raise BadInput(f"{location}: the annotation says the image is {width} x {height}; fix it")
     annotated = torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4)
-    limits = torch.tensor([width, height, width, height], dtype=torch.float64)
-    cut = torch.minimum(annotated.clamp(min=0), limits)
+    cut = torch.minimum(annotated.clamp(min=0), torch.tensor([width, height, width, height], dtype=torch.float64))
     empty = ~torch.isfinite(annotated).all(1) | ~(cut[:, 2:] > cut[:, :2]).all(1)
     if empty.any():
         number = int(empty.nonzero()[0, 0])
-        coordinates = ", ".join(f"{value:g}" for value in annotated[number].tolist())
         raise BadInput(
-            f"{location}: box {number + 1} ({coordinates}) is empty or lies outside the image of {width} x {height}; "
-            "fix or remove it"
+            f"{location or path}: box {number + 1} {annotated[number].tolist()} is empty or lies outside the image of "
+            f"{width} x {height}; fix or remove it"
         )
-    unmarked = torch.zeros(len(annotated), dtype=torch.bool)
-    return Scene(
-        path, height, width, cut.float(), torch.tensor(labels, dtype=torch.long).reshape(-1),
-        unmarked if difficult is None else torch.tensor(difficult, dtype=torch.bool).reshape(-1),
-        unmarked if crowd is None else torch.tensor(crowd, dtype=torch.bool).reshape(-1),
-    )  # fmt: skip
+    marks = [torch.tensor(mark or [False] * len(annotated), dtype=torch.bool) for mark in (difficult, crowd)]
+    return Scene(path, height, width, cut.float(), torch.tensor(labels, dtype=torch.long).reshape(-1), *marks)
 
 
-def check_images(scenes: Sequence[Scene], location: str, way_out: str) -> None:
+def check_images(scenes: Scenes) -> Scenes:
     """Refuse missing images before training: a test image would otherwise be missed only after the last step."""
-    missing = [scene.path for scene in scenes if not scene.path.is_file()]
+    missing = [scene.path for scene in scenes.scenes if not scene.path.is_file()]
     if missing:
-        raise BadInput(f"{location}: no image {missing[0]} (missing: {len(missing)} of {len(scenes)}); {way_out}")
+        raise BadInput(f"{scenes.location}: images missing: {len(missing)} of {len(scenes)}, such as {missing[0]}")
+    return scenes
 
 
 def prepare_for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory_gb: float) -> Scenes:
@@ -157,13 +156,129 @@ def relabelled(scenes: Scenes, classes: tuple[str, ...]) -> Scenes:
     """The same scenes with labels into another list of class names, which must contain theirs."""
     used = {scenes.classes[label] for scene in scenes.scenes for label in scene.labels.tolist()}
     if unknown := sorted(used - set(classes)):
-        raise BadInput(
-            f"{scenes.location}: class {unknown[0]!r} is unknown to the detector; test on data with its classes: "
-            f"{', '.join(classes[:20])}"
-        )
+        raise BadInput(f"{scenes.location}: class {unknown[0]!r} is none of the detector's: {', '.join(classes[:20])}")
     labels = torch.tensor([classes.index(name) if name in classes else -1 for name in scenes.classes], dtype=torch.long)
     renamed = tuple(replace(scene, labels=labels[scene.labels]) for scene in scenes.scenes)
     return replace(scenes, scenes=renamed, classes=classes)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DetectData:
+    """What to train and to test on, as the user named it, so that a resumed run finds it again.
+
+    `root` is a VOC root, COCO's folder, or a COCO JSON. With a JSON, `test` is a second one, and `images` the folder
+    of the images if they are not next to it.
+    """
+
+    root: str
+    year: str = "07+12"
+    test: str = ""
+    images: str = ""
+
+
+def open_scenes(data: DetectData) -> tuple[Scenes, Scenes]:
+    """The training and the test images, under one list of class names."""
+    if Path(data.root).is_file() and not data.test:
+        raise BadInput(f"{data.root} is the training set; give the test set with test FILE.json")
+    train, test = (read() for read in _readers(data))
+    names = tuple(sorted({*train.classes, *test.classes}))
+    if shared := len({scene.path for scene in train.scenes} & {scene.path for scene in test.scenes}):
+        warn(f"test images that are trained on: {shared} of {len(test)}; the scores do not measure new images")
+    return relabelled(train, names), relabelled(test, names)
+
+
+def open_test(data: DetectData) -> Scenes:
+    """The test images alone; a single COCO JSON is taken as the test set."""
+    return _readers(data)[1]()
+
+
+def _readers(data: DetectData) -> tuple[Callable[[], Scenes], Callable[[], Scenes]]:
+    """Functions that read the training and the test images."""
+    root = Path(data.root)
+    if not root.exists() or data.year not in YEARS:
+        raise BadInput(f"{root}, year {data.year}: give a VOC root or COCO JSON, and a year of {', '.join(YEARS)}")
+    if root.is_file():
+        train = test = partial(read_coco, root, data.images)
+    elif any(root.glob("annotations/instances_*.json")):
+        train, test = (partial(_read_coco_folder, data, name) for name in ("train", "val"))
+    else:
+        train, test = (partial(read_voc, root, lists) for lists in YEARS[data.year])
+    return train, partial(read_coco, Path(data.test), data.images) if data.test else test
+
+
+def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
+    """Read Annotations/*.xml of the images in ImageSets/Main/LIST.txt, for one year or several."""
+    entries: list[tuple[Path, str]] = []
+    for year, name in lists:
+        # in VOCdevkit/, in the root, or the root itself unless it is named after another year
+        folders = [root / "VOCdevkit" / f"VOC{year}", root / f"VOC{year}"]
+        folders += [root] if root.name == f"VOC{year}" or not root.name.startswith("VOC") else []
+        folder = next((folder for folder in folders if (folder / "Annotations").is_dir()), folders[0])
+        try:
+            entries += [(folder, image) for image in read_list(folder, name)]
+        except (OSError, UnicodeDecodeError):
+            raise BadInput(f"{root}: cannot read list {name} of VOC{year}; unpack it, or choose another year") from None
+    annotations = [read_annotation(folder, name) for folder, name in entries]
+    classes = tuple(sorted({name for annotation in annotations for name in annotation.names}))
+    scenes = tuple(
+        make_scene(
+            folder / "JPEGImages" / f"{name}.jpg",
+            annotation.size,
+            annotation.boxes,
+            [classes.index(kind) for kind in annotation.names],
+            annotation.difficult,
+            location=str(folder / "Annotations" / f"{name}.xml"),
+        )
+        for (folder, name), annotation in zip(entries, annotations, strict=True)
+    )
+    return check_images(Scenes(scenes, classes, ", ".join(f"VOC{year} {name}" for year, name in lists) + f" in {root}"))
+
+
+def _read_coco_folder(data: DetectData, name: str) -> Scenes:
+    """Read annotations/instances_NAME*.json of COCO's folder, with the images in the folder of that name."""
+    files = sorted(Path(data.root).glob(f"annotations/instances_{name}*.json"))
+    if not files:
+        raise BadInput(f"{data.root}/annotations lacks instances_{name}*.json; name a test set")
+    return read_coco(files[-1], data.images or str(Path(data.root) / files[-1].stem.removeprefix("instances_")))
+
+
+def read_coco(file: Path, images: str = "") -> Scenes:
+    """Read a JSON with images, annotations (bbox = x, y, width, height) and categories."""
+    folder = Path(images) if images else file.parent
+    try:
+        content = json.loads(read_text(file, limit=MAX_ANNOTATION_BYTES))
+        names = {number: str(entry["name"]) for number, entry in _index_by_id(content["categories"]).items()}
+        entries, classes = _index_by_id(content["images"]), tuple(sorted(set(names.values())))
+        annotations: dict[int, list[dict[str, Any]]] = {number: [] for number in entries}
+        for entry in content["annotations"]:
+            if 0 not in entry["bbox"][2:]:  # boxes of no width or height are left out
+                annotations[int(entry["image_id"])].append(entry)
+        scenes = tuple(
+            make_scene(
+                folder / str(entry["file_name"]),
+                (int(entry["height"]), int(entry["width"])),
+                [[x, y, x + width, y + height] for x, y, width, height in (a["bbox"] for a in annotations[number])],
+                [classes.index(names[int(a["category_id"])]) for a in annotations[number]],
+                crowd=[bool(a.get("iscrowd", 0)) for a in annotations[number]],
+                location=f"{file} (image {entry['file_name']})",
+            )
+            for number, entry in entries.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadInput(f"{file}: not a COCO annotation file ({type(error).__name__}: {error})") from None
+    return check_images(Scenes(scenes, classes, str(file)))
+
+
+def _index_by_id(entries: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Entries by id. Ids must be unique: in files merged by hand they often repeat, and boxes would get lost."""
+    indexed: dict[int, dict[str, Any]] = {}
+    for entry in entries:
+        if indexed.setdefault(int(entry["id"]), entry) != entry:
+            raise ValueError(f"two entries have the id {entry['id']}")
+    return indexed
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -193,34 +308,23 @@ class Batches:
             with waiting_for_images():
                 images = [future.result() for future in self.pending[step]]
             self.pending = {ahead: futures for ahead, futures in self.pending.items() if ahead > step}
-        return self._assemble(step, images)
-
-    def _assemble(self, step: int, images: list[Tensor]) -> Batch:
         generator = torch.Generator().manual_seed(derive_seed(self.spec.seed, FLIP_STREAM, step))
         is_mirrored = (torch.rand(len(images), generator=generator) < self.spec.flip).tolist()
         ready_images, targets = [], []
         for image, position, mirror in zip(images, self.positions(step), is_mirrored, strict=True):
-            scene = self.scenes.scenes[position]
+            scene, on_device = self.scenes.scenes[position], to_device(image, self.device)
             boxes = flip_boxes(scene.boxes, scene.width) if mirror else scene.boxes
-            on_device = to_device(image, self.device)
             ready_images.append(on_device.flip(2) if mirror else on_device)
-            targets.append(
-                {
-                    "boxes": boxes.to(self.device, non_blocking=True),
-                    "labels": (scene.labels + 1).to(self.device, non_blocking=True),
-                }
-            )  # 0 is background
+            values = {"boxes": boxes, "labels": scene.labels + 1}  # 0 is background
+            targets.append({name: value.to(self.device, non_blocking=True) for name, value in values.items()})
         return ready_images, targets
-
-    def close(self) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Batches:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.close()
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, cancel_futures=True)
 
 
 def to_device(image: Tensor, device: torch.device) -> Tensor:

@@ -1,14 +1,16 @@
-"""Fine-tune a detector: a loop that can be stopped and resumed at any step, and a test at its end."""
+"""Fine-tune a detector: a loop that can be stopped and resumed at any step, and a test at its end by COCO's AP."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import math
 import shlex
 import signal
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,41 +18,70 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.config import AUTOMATIC, fields_marked, flattened, to_json
-from supancl.core.encoders import EncoderSpec
+from supancl.config import AUTOMATIC, fields_marked, flattened, from_json, parse_json, to_json
 from supancl.core.precision import auto_precision, autocast_for, pick_device
 from supancl.data.order import derive_seed
 from supancl.data.threads import WaitStopped
-from supancl.detection.layouts import DetectData, open_scenes
+from supancl.detection import DetectSpec, detect_spec, learning_rate
 from supancl.detection.model import (
     Detector,
     absolute_encoder_name,
     build_detector,
-    encoder_checksum,
     move_to_device,
-    normalization_of,
     open_body,
+    save_detector,
 )
-from supancl.detection.saving import DetectFolder, save_detector
-from supancl.detection.scenes import Batches, Scenes, prepare_for_testing, prepare_for_training
-from supancl.detection.spec import DetectSpec, learning_rate
-from supancl.detection.testing import (
-    Detections,
-    coco_evaluator,
-    coco_scores,
-    detect,
-    recompute_norm_statistics,
+from supancl.detection.scenes import (
+    Batches,
+    DetectData,
+    Scenes,
+    open_scenes,
+    prepare_for_testing,
+    prepare_for_training,
 )
+from supancl.detection.test import SCORES, Detections, coco_evaluator, coco_scores, detect, recompute_norm_statistics
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, Interrupted, NonFinite
+from supancl.evaluation.feature_cache import encoder_key
+from supancl.evaluation.rows import Row
+from supancl.files import is_as_written, read_text, write_sealed_json
 from supancl.reporter import Reporter
 from supancl.runs.checkpoint import save_checkpoint
+from supancl.runs.encoder_file import SCHEMA_VERSION
+from supancl.runs.folder import RunFolder
+from supancl.runs.importing import open_encoder
 from supancl.runs.log import MetricsLog
+from supancl.runs.provenance import commit, versions
 from supancl.stats import seed_stats
 from supancl.training.begin import load_state_to_resume
 from supancl.training.signals import record_signals
 
 STEP_STREAM = 7  # of random numbers, for sizes and regions
+
+
+class DetectFolder(RunFolder):
+    """detect.json, metrics.jsonl, checkpoints/, detector.safetensors, tensorboard/, evaluate/, pictures."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.recipe_file = path / "detect.json"
+        self.detector = path / "detector.safetensors"
+
+    def write_settings(self, settings: dict[str, Any]) -> None:
+        content = {"schema_version": SCHEMA_VERSION, **settings, "versions": versions(), "commit": commit()}
+        write_sealed_json(self.recipe_file, to_json(content))
+
+    def read_settings(self) -> tuple[DetectSpec, DetectData, str, dict[str, Any]]:
+        """The spec, the data, the name of the encoder, and all of detect.json."""
+        try:
+            content = parse_json(read_text(self.recipe_file))
+            if not is_as_written(content):
+                raise ValueError("it differs from its digest")
+            spec = from_json(DetectSpec, content["spec"], "")
+            data = from_json(DetectData, content["data"], "data")
+            return spec, data, str(content["encoder"]), content
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, BadInput) as error:
+            raise BadInput(f"{self.recipe_file}: not the settings of a detector's run ({error}); restore it") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +117,9 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
+        zero = torch.zeros((), device=self.device)
         for name, value in {"loss": loss, **losses}.items():
-            self.loss_sums[name] = (
-                self.loss_sums.get(name, torch.zeros((), device=self.device)) + value.detach().float()
-            )
+            self.loss_sums[name] = self.loss_sums.get(name, zero) + value.detach().float()
         self.step, self.steps_summed = self.step + 1, self.steps_summed + 1
 
     def drain_losses(self) -> dict[str, float]:
@@ -129,8 +159,6 @@ def train_detector(
     folder = DetectFolder(Path(out))
     folder.check_free(resume)
     train, test = open_scenes(data)
-    for remark in test.remarks:
-        reporter.warn(remark)
     train = prepare_for_training(train, spec.train_difficult, spec.keep_empty, spec.memory_gb)
     test = prepare_for_testing(test, spec.memory_gb, spec.test_limit)
     folder.create()
@@ -141,7 +169,7 @@ def train_detector(
             "spec": spec,
             "data": data,
             "encoder": encoder,
-            "weights": encoder_checksum(encoder),
+            "weights": "" if encoder.startswith("random:") else encoder_key(open_encoder(encoder)),
             "encoder_spec": encoder_spec,
             "classes": train.classes,
             "fingerprint": train.fingerprint(),
@@ -149,15 +177,31 @@ def train_detector(
             "train_images": len(train),
             "test_images": len(test),
         }
-        detector = build_detector(body, spec, len(train.classes), normalization_of(encoder_spec))
+        detector = build_detector(body, spec, len(train.classes), encoder_spec)
         training = Training(detector, device, precision_of(spec, device))
-        _start_or_resume(training, folder, settings, resume, reporter)
+        is_resumed = resume and folder.has_run
+        if is_resumed:
+            check_same_settings(folder, settings)
+            if (state := load_state_to_resume(folder.checkpoints, reporter)) is not None:
+                training.load(state, folder)
+                reporter.note(f"continuing at step {training.step} of {spec.iters}")
+        else:
+            folder.write_settings(settings)
+        for remark in folder.keep_metrics_until(training.step):
+            reporter.warn(remark)
+        reporter.note(
+            f"{spec.arch} detector from {encoder}: images {len(train)}, test images {len(test)}, classes "
+            f"{len(train.classes)}; {device}, {training.precision} -> {folder.path}"
+        )
         log = MetricsLog(folder, training.step if resume else None)
         try:
-            return _train(training, train, test, folder, encoder_spec, log, reporter)
+            scores, detections = _train(training, train, test, folder, log, reporter)
         finally:
             log.close()
             reporter.on_end()
+        save_detector(folder.detector, training.detector, encoder_spec, train.classes)
+        folder.write_evaluation("detect", {**scores, "data": test.location, "iters": spec.iters, "seed": spec.seed})
+        return DetectRun(folder.path, scores, folder.metrics(), test, detections)
 
 
 def precision_of(spec: DetectSpec, device: torch.device) -> str:
@@ -165,45 +209,23 @@ def precision_of(spec: DetectSpec, device: torch.device) -> str:
     return auto_precision(device) if spec.precision == "auto" else spec.precision
 
 
-def _start_or_resume(
-    training: Training, folder: DetectFolder, settings: dict[str, Any], resume: bool, reporter: Reporter
-) -> None:
-    spec = training.spec
-    if resume and folder.has_run:
-        saved_spec, _, encoder, saved = folder.read_settings()
-        automatic = fields_marked(spec, AUTOMATIC)
-        old, new = ({name: to_json(value) for name, value in flattened(each).items()} for each in (saved_spec, spec))
-        pairs = {name: (old[name], value) for name, value in new.items() if automatic.get(name) != value}
-        pairs |= {
-            "encoder": (encoder, settings["encoder"]),
-            "the encoder's weights": (saved.get("weights"), settings["weights"]),
-            "the training images": (saved.get("fingerprint"), settings["fingerprint"]),
-            "the test images": (saved.get("test_fingerprint"), settings["test_fingerprint"]),
-        }
-        for name, (before, now) in pairs.items():
-            if before is not None and before != now:
-                raise BadInput(
-                    f"{name} was {before} in {folder.recipe_file}, is {now}; restore it, or start another run"
-                )
-        state = load_state_to_resume(folder.checkpoints, reporter)
-        if state is not None:
-            training.load(state, folder)
-            reporter.note(f"continuing at step {training.step} of {spec.iters}")
-    else:
-        folder.write_settings(settings)
-    for remark in folder.keep_metrics_until(training.step):
-        reporter.warn(remark)
-    reporter.note(
-        f"{spec.arch} detector from {settings['encoder']}: images {settings['train_images']}, test images "
-        f"{settings['test_images']}, classes {len(settings['classes'])}; {training.device}, {training.precision} -> "
-        f"{folder.path}"
-    )
+def check_same_settings(folder: DetectFolder, settings: dict[str, Any]) -> None:
+    """Refuse to continue a run with other settings, weights or images than it began with."""
+    saved_spec, _, _, saved = folder.read_settings()
+    spec, automatic = settings["spec"], fields_marked(settings["spec"], AUTOMATIC)
+    old, new = ({name: to_json(value) for name, value in flattened(each).items()} for each in (saved_spec, spec))
+    pairs = {name: (old[name], value) for name, value in new.items() if automatic.get(name) != value}
+    for name in ("encoder", "weights", "fingerprint", "test_fingerprint"):
+        pairs[name] = saved.get(name), settings[name]
+    for name, (before, now) in pairs.items():
+        if before is not None and before != now:
+            what = name.replace("test_fingerprint", "the test images").replace("fingerprint", "the training images")
+            raise BadInput(f"{what} was {before} in {folder.recipe_file}, is {now}; restore it, or start another run")
 
 
 def _train(
-    training: Training, train: Scenes, test: Scenes, folder: DetectFolder, encoder: EncoderSpec, log: MetricsLog,
-    reporter: Reporter,
-) -> DetectRun:  # fmt: skip
+    training: Training, train: Scenes, test: Scenes, folder: DetectFolder, log: MetricsLog, reporter: Reporter
+) -> tuple[dict[str, Any], list[Detections]]:
     spec, row = training.spec, None
     tested = any(logged["kind"] == "test" and logged["step"] == training.step for logged in folder.metrics())
     with Batches(train, spec, training.device, spec.iters) as batches, record_signals(reporter.note) as signals:
@@ -211,7 +233,7 @@ def _train(
             _test(training, train, test, log, reporter)
         started, images = time.perf_counter(), 0
         while training.step < spec.iters:
-            with suppress(WaitStopped):  # by a signal, which stops the run below, after the step before
+            with contextlib.suppress(WaitStopped):  # by a signal, which stops the run below, after the step before
                 training.advance(batches)
                 images += spec.batch_size
             is_last = training.step == spec.iters
@@ -219,13 +241,9 @@ def _train(
             should_save = is_last or should_stop or training.step % spec.checkpoint_every == 0 or _test_is_due(training)
             if training.steps_summed and (training.step % spec.log_every == 0 or should_save):
                 losses = training.drain_losses()  # waits for the device, so the time below is right
-                row = {
-                    "kind": "train",
-                    "step": training.step,
-                    **losses,
-                    "lr": learning_rate(spec, training.step - 1),
-                    "images_per_second": images / max(time.perf_counter() - started, 1e-9),
-                }
+                rate = images / max(time.perf_counter() - started, 1e-9)
+                row = {"kind": "train", "step": training.step, **losses}
+                row |= {"lr": learning_rate(spec, training.step - 1), "images_per_second": rate}
                 log.write(row)
                 started, images = time.perf_counter(), 0
             reporter.on_progress("training the detector", training.step, spec.iters)
@@ -243,11 +261,7 @@ def _train(
             if _test_is_due(training):
                 _test(training, train, test, log, reporter)
                 started = time.perf_counter()
-    scores, detections = _test(training, train, test, log, reporter)
-    scores |= _peak_memory(training.device)
-    save_detector(folder.detector, training.detector, encoder, train.classes)
-    folder.write_evaluation("detect", {**scores, "data": test.location, "iters": spec.iters, "seed": spec.seed})
-    return DetectRun(folder.path, scores, folder.metrics(), test, detections)
+    return _test(training, train, test, log, reporter)
 
 
 def _test_is_due(training: Training) -> bool:
@@ -256,40 +270,76 @@ def _test_is_due(training: Training) -> bool:
     return 0 < step < spec.iters and spec.eval_every > 0 and step % spec.eval_every == 0
 
 
+# --- testing ----------------------------------------------------------------------------------------------------------
+
+
 def _test(
     training: Training, train: Scenes, test: Scenes, log: MetricsLog, reporter: Reporter
 ) -> tuple[dict[str, Any], list[Detections]]:
     """Run precise BN, detect in every test image, and compute COCO's scores."""
-    spec = training.spec
-    with Batches(train, spec, training.device, spec.precise_bn) as batches:
+    spec, device = training.spec, training.device
+    with Batches(train, spec, device, spec.precise_bn) as batches:
         recompute_norm_statistics(training.detector, batches, spec.precise_bn, training.precision, spec.seed)
-    detections = detect(training.detector, test, training.device, training.precision, reporter.on_progress)
+    detections = detect(training.detector, test, device, training.precision, reporter.on_progress)
     scores = coco_scores(test, detections)
-    row = {"kind": "test", "step": training.step, **{name: scores[name] for name in ("AP", "AP50", "AP75")}}
-    log.write(row | _peak_memory(training.device))
+    memory = {"peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else {}
+    log.write({"kind": "test", "step": training.step, **{name: scores[name] for name in SCORES}, **memory})
     reporter.note(f"step {training.step}: {format_scores(scores)}")
-    return scores, detections
-
-
-def _peak_memory(device: torch.device) -> dict[str, float]:
-    """Peak GPU memory of tensors since the process started, training and testing."""
-    return {"peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else {}
+    return scores | memory, detections
 
 
 def format_scores(scores: dict[str, Any]) -> str:
-    names = ("AP", "AP50", "AP75")
-    return "  ".join(f"{name} {scores[name]:.2f}" if scores[name] is not None else f"{name} -" for name in names)
+    return "  ".join(f"{name} {scores[name]:.2f}" if scores[name] is not None else f"{name} -" for name in SCORES)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def score_stats(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | int | None]]:
     """Mean and sample standard deviation of AP, AP50 and AP75 over seeds; one seed has no deviation."""
     result: dict[str, dict[str, float | int | None]] = {}
-    for name in ("AP", "AP50", "AP75"):
+    for name in SCORES:
         values = [run[name] for run in runs if run[name] is not None]
         mean, sd = seed_stats(values, statistics.mean)  # not fmean, which rounds differently: results are kept exactly
-        result[name] = {
-            "mean": None if math.isnan(mean) else mean,
-            "std": None if math.isnan(sd) else sd,
-            "n": len(values),
-        }
+        finite = {key: None if math.isnan(value) else value for key, value in (("mean", mean), ("std", sd))}
+        result[name] = {**finite, "n": len(values)}
     return result
+
+
+# settings in which detectors may differ and still be averaged and ranked together, or that the row names
+FREE_FIELDS = {
+    *("seed", "device", "workers", "memory_gb", "log_every", "checkpoint_every", "eval_every"),
+    *("precision", "iters", "batch_size"),
+}
+
+
+def detector_rows(path: Path) -> list[Row]:
+    """The scores of the detectors of `supancl detect train` in this very folder: of one, or of one per seed."""
+    seeds = sorted((file.parent for file in path.glob("seed-*/detect.json")), key=lambda f: (len(f.name), f.name))
+    return [row for each in ([path] if DetectFolder(path).has_run else seeds) for row in _rows_of(DetectFolder(each))]
+
+
+def _rows_of(folder: DetectFolder) -> list[Row]:
+    spec, _, encoder, settings = folder.read_settings()
+    file = folder.evaluations / "detect.json"
+    try:
+        scores = parse_json(read_text(file))
+        if not is_as_written(scores) or not {*SCORES, "classes"} <= scores.keys():
+            raise ValueError
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise BadInput(f"{file}: no scores of a detector; test it with supancl detect eval {folder.path}") from None
+    usual = flattened(detect_spec(spec.arch))
+    changed = {name: v for name, v in flattened(spec).items() if name not in FREE_FIELDS and v != usual[name]}
+    identity = [changed, settings.get("fingerprint"), settings.get("test_fingerprint")]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:6]
+    data = Path(str(scores.get("data", ""))).name
+    detector = (
+        f"{spec.arch} detector, {spec.iters} iterations of {spec.batch_size} images, tested on "
+        f"{scores.get('images')} images of {data} (settings {digest}, not the usual ones: {len(changed)})"
+    )
+    about: dict[str, Any] = {"seed": spec.seed, "digest": str(settings.get("weights") or ""), "name": str(folder.path)}
+    return [
+        Row(encoder, data, "detect", metric, scores[metric], {"detector": detector}, **about)
+        for metric in ("AP", "AP50")
+        if isinstance(scores[metric], (int, float))
+    ]

@@ -329,7 +329,7 @@ def _detectors_in(path: Path) -> dict[Path, list[Row]]:
     """The rows of the detectors in this very folder, by the detector."""
     if not (path / "detect.json").is_file() and not any(path.glob("seed-*/detect.json")):
         return {}
-    from supancl.detection.saving import detector_rows  # slow to import
+    from supancl.detection.train import detector_rows  # slow to import
 
     by_path: dict[Path, list[Row]] = {}
     for row in detector_rows(path):

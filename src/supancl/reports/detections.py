@@ -12,7 +12,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 from torch import Tensor
 
 from supancl.detection.scenes import Scenes
-from supancl.detection.testing import Detections
+from supancl.detection.test import Detections
 from supancl.errors import make_visible
 from supancl.files import write_atomically
 from supancl.reports.pictures import COLOURS, escape_label

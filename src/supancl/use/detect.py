@@ -6,19 +6,19 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from supancl.config import FLAG, replaced
+from supancl.config import replaced
 from supancl.errors import BadInput, Interrupted
 from supancl.files import Output, check_no_link, make_folder, write_json, write_sealed_json
 from supancl.recipes.shorthands import parse_set
-from supancl.reporter import current_reporter, report_progress, say, show, warn
+from supancl.reporter import current_reporter, report_progress, say, show
 from supancl.reports.tables import plain_table
 from supancl.runs.folder import next_folder
 
 if TYPE_CHECKING:
-    from supancl.detection.layouts import DetectData
-    from supancl.detection.spec import DetectSpec
+    from supancl.detection import DetectSpec
+    from supancl.detection.scenes import DetectData
     from supancl.detection.train import DetectRun
 
 Years = Literal["07+12", "2007", "2012"]
@@ -101,8 +101,7 @@ def detect(
         raise BadInput(f"seeds = {seeds}: must be at least 1")
     if resume and out is None:
         raise BadInput("resume continues the run in out; name it")
-    from supancl.detection.saving import DetectFolder
-    from supancl.detection.train import score_stats, train_detector
+    from supancl.detection.train import DetectFolder, score_stats, train_detector
     from supancl.reports.detections import draw_detection_curves, draw_detection_sheet
 
     given = {
@@ -149,7 +148,7 @@ def place_of_data(
     saved: DetectData | None, data: str | None, year: str | None, test: str | None, images: str | None
 ) -> DetectData:
     """The images that are named, or those of a saved run."""
-    from supancl.detection.layouts import DetectData
+    from supancl.detection.scenes import DetectData
 
     if data is None and saved is None:
         raise BadInput("name the images with data: a VOC root, COCO's folder, or a COCO JSON")
@@ -164,8 +163,8 @@ def resolve_settings(
     encoder: str | None, places: tuple[Any, ...], overrides: dict[str, Any], out: Path, resume: bool
 ) -> tuple[str, DetectData, DetectSpec]:
     """Encoder, data and settings; a resumed run has saved ones, which must match what is given."""
-    from supancl.detection.saving import DetectFolder
-    from supancl.detection.spec import detect_spec
+    from supancl.detection import detect_spec
+    from supancl.detection.train import DetectFolder
 
     if isinstance(overrides.get("freeze"), (str, tuple)):
         names = overrides["freeze"].split(",") if isinstance(overrides["freeze"], str) else overrides["freeze"]
@@ -238,13 +237,11 @@ def score(
     $ supancl detect eval runs/detect-001 --json scores.json
     """
     from supancl.core.precision import pick_device
-    from supancl.detection.layouts import open_test
-    from supancl.detection.model import move_to_device
-    from supancl.detection.saving import DetectFolder, load_detector
-    from supancl.detection.scenes import prepare_for_testing, relabelled
-    from supancl.detection.testing import coco_evaluator, coco_scores
-    from supancl.detection.testing import detect as run_detector
-    from supancl.detection.train import format_scores, precision_of
+    from supancl.detection.model import load_detector, move_to_device
+    from supancl.detection.scenes import open_test, prepare_for_testing, relabelled
+    from supancl.detection.test import coco_evaluator, coco_scores
+    from supancl.detection.test import detect as run_detector
+    from supancl.detection.train import DetectFolder, format_scores, precision_of
     from supancl.reports.detections import draw_detection_sheet
 
     coco_evaluator()
@@ -257,8 +254,6 @@ def score(
     if not out:
         check_no_link(folder)
     scenes = open_test(requested)
-    for remark in scenes.remarks:
-        warn(remark)
     scenes = prepare_for_testing(relabelled(scenes, saved.classes), limit=limit)
     precision = precision_of(saved.detector.spec, on)
     detections = run_detector(move_to_device(saved.detector, on), scenes, on, precision, report_progress)
@@ -285,25 +280,3 @@ def data_label(data: DetectData) -> str:
     """The data's name for a file: voc-2007, or the name of the COCO file."""
     path = Path(data.test or data.root)
     return path.stem if path.suffix == ".json" else f"{path.name}-{data.year}"
-
-
-def export_weights(detector: str, out: Annotated[str | Path, FLAG]) -> dict[str, Any]:
-    """Export a detector's weights for torchvision.
-
-    Parameters
-    ----------
-    detector
-        a detector's run, or an encoder (exports the backbone)
-    out
-        a .pth file
-
-    Examples
-    --------
-    $ supancl detect export runs/detect-001 --out detector.pth
-    $ supancl detect export runs/detect-002 --out other.pth
-    """
-    from supancl.detection.saving import export_detector
-
-    result = export_detector(detector, out)
-    say(f"{result['out']}: {result['tensors']} tensors of the {result['what']} under torchvision's names")
-    return result

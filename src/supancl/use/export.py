@@ -46,8 +46,6 @@ def export(
         if name not in FORMAT_NAMES:
             raise BadInput(f"format {name}: no such format{did_you_mean(name, FORMAT_NAMES)}")
     output = Output(Path(out)).check()
-    if (Path(str(getattr(encoder, "folder", encoder))) / "detect.json").exists():
-        raise BadInput(f"{encoder} is a detector; export it with: supancl detect export {encoder} --out FILE.pth")
     (evaluated,) = open_encoders(encoder, {"device": "cpu", "no_cache": True}, saves_results=False)
     from supancl.use.card import write_card
     from supancl.use.exporting import CannotHold, prepare, write_and_check

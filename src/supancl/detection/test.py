@@ -20,9 +20,10 @@ from supancl.detection.model import Detector
 from supancl.detection.scenes import Batches, Scenes, to_device
 from supancl.errors import BadInput
 
-Progress = Callable[[str, int, int], None]
+SCORES = ("AP", "AP50", "AP75")
 MAX_DETECTIONS = 100  # per class and image: COCO's maxDets
 PRECISE_BN_STREAM = 6  # of random numbers, for the regions drawn meanwhile
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +62,11 @@ def recompute_norm_statistics(detector: Detector, batches: Batches, steps: int, 
 
 @torch.inference_mode()
 def detect(
-    detector: Detector, scenes: Scenes, device: torch.device, precision: str = "fp32", progress: Progress | None = None
+    detector: Detector,
+    scenes: Scenes,
+    device: torch.device,
+    precision: str = "fp32",
+    progress: Progress | None = None,
 ) -> list[Detections]:
     """Detections in each image, with boxes in pixels of the image on disk."""
     training = detector.training
@@ -84,9 +89,6 @@ def detect(
     return detections
 
 
-# --- scores -----------------------------------------------------------------------------------------------------------
-
-
 def coco_scores(scenes: Scenes, detections: Sequence[Detections]) -> dict[str, Any]:
     """Percentages: AP (mean over IoU .50 to .95), AP50, AP75, each also by class and with VOC07's 11 recall points.
 
@@ -96,25 +98,23 @@ def coco_scores(scenes: Scenes, detections: Sequence[Detections]) -> dict[str, A
     """
     if len(detections) != len(scenes):
         raise BadInput(f"{scenes.location}: results: {len(detections)}, images: {len(scenes)}; give one for each")
-    evaluator = coco_evaluator()
+    boxes, classes = [scene.boxes for scene in scenes.scenes], [scene.labels for scene in scenes.scenes]
+    ignored = [(scene.difficult | scene.crowd).int() for scene in scenes.scenes]
+    found = [[getattr(each, name) for each in detections] for name in ("boxes", "labels", "scores")]
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
-        coco = evaluator(_ground_truth(scenes), _predictions(scenes, detections), "bbox")
-        coco.params.areaRng, coco.params.areaRngLbl, coco.params.maxDets = (
-            [[0, 1e10]],
-            ["all"],
-            [MAX_DETECTIONS],
-        )
+        truth = _build_coco(scenes, boxes, classes, iscrowd=ignored, crowd=[scene.crowd for scene in scenes.scenes])
+        coco = coco_evaluator()(truth, _build_coco(scenes, found[0], found[1], score=found[2]), "bbox")
+        coco.params.areaRng, coco.params.areaRngLbl, coco.params.maxDets = [[0, 1e10]], ["all"], [MAX_DETECTIONS]
         coco.evaluate()
         coco.accumulate()
         result = _summary(coco.eval["precision"][..., 0, 0], scenes.classes)
         coco.params.recThrs = np.linspace(0, 1, 11)
         coco.accumulate()
         voc07 = _summary(coco.eval["precision"][..., 0, 0], scenes.classes)
-    result["voc07"] = {name: voc07[name] for name in ("AP", "AP50", "AP75")}
-    counted_labels = [scene.labels[~scene.difficult & ~scene.crowd] for scene in scenes.scenes]
+    result["voc07"] = {name: voc07[name] for name in SCORES}
     result |= {
         "images": len(scenes),
-        "boxes": sum(map(len, counted_labels)),
+        "boxes": sum(int((mark == 0).sum()) for mark in ignored),
         "detections": sum(len(detected.scores) for detected in detections),
     }
     return result
@@ -141,45 +141,25 @@ def coco_evaluator() -> Any:
     return Evaluator
 
 
-def _ground_truth(scenes: Scenes) -> Any:
-    rows = []
-    for number, scene in enumerate(scenes.scenes):
-        ignored = scene.difficult | scene.crowd
-        for box, label, is_ignored, is_crowd in zip(
-            _xywh(scene.boxes), scene.labels.tolist(), ignored.tolist(), scene.crowd.tolist(), strict=True
-        ):
-            rows.append(_annotation(number, label, box) | {"iscrowd": int(is_ignored), "crowd": is_crowd})
-    return _build_coco(scenes, rows)
-
-
-def _predictions(scenes: Scenes, detections: Sequence[Detections]) -> Any:
-    rows = []
-    for number, detected in enumerate(detections):
-        for box, score, label in zip(
-            _xywh(detected.boxes), detected.scores.tolist(), detected.labels.tolist(), strict=True
-        ):
-            rows.append(_annotation(number, label, box) | {"score": score, "iscrowd": 0})
-    return _build_coco(scenes, rows)
-
-
-def _annotation(number: int, label: int, box: list[float]) -> dict[str, Any]:
-    return {"image_id": number, "category_id": label, "bbox": box, "area": box[2] * box[3]}
-
-
-def _build_coco(scenes: Scenes, rows: list[dict[str, Any]]) -> Any:
+def _build_coco(scenes: Scenes, boxes: Sequence[Tensor], labels: Sequence[Tensor], **more: Sequence[Any]) -> Any:
+    """pycocotools' data set with these boxes and labels of each image, and what `more` says of each box."""
+    rows: list[dict[str, Any]] = []
+    for number, corners in enumerate(boxes):
+        corners = corners.double().cpu()
+        xywh = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).tolist()
+        for place, (box, label) in enumerate(zip(xywh, labels[number].tolist(), strict=True)):
+            about = {name: values[number][place].item() for name, values in more.items()}
+            # an id of 0 means unmatched
+            row = {"id": len(rows) + 1, "image_id": number, "category_id": label, "bbox": box}
+            rows.append(row | {"area": box[2] * box[3], "iscrowd": 0} | about)
     coco = import_module("pycocotools.coco").COCO()
     coco.dataset = {
         "images": [{"id": number} for number in range(len(scenes))],
         "categories": [{"id": number} for number in range(len(scenes.classes))],
-        "annotations": [{"id": number + 1, **row} for number, row in enumerate(rows)],  # an id of 0 means unmatched
+        "annotations": rows,
     }
     coco.createIndex()
     return coco
-
-
-def _xywh(boxes: Tensor) -> list[list[float]]:
-    boxes = boxes.double().cpu()
-    return torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
 
 
 def _summary(precision: Any, classes: tuple[str, ...]) -> dict[str, Any]:
