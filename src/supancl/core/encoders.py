@@ -6,19 +6,15 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from supancl.core.specs import IMAGENET_MEAN as IMAGENET_MEAN  # its place before 0.2
-from supancl.core.specs import IMAGENET_STD as IMAGENET_STD
 from supancl.core.specs import EncoderSpec as EncoderSpec
-from supancl.core.specs import check_size as check_size
-from supancl.core.specs import suggest_timm
+from supancl.core.specs import check_size, suggest_timm
 from supancl.data.from_python import Preprocessing
-from supancl.errors import BadInput, did_you_mean, plural
+from supancl.errors import BadInput, did_you_mean
 
 PROJECTOR = "projector"  # the name of the layer after the encoder
 
@@ -38,21 +34,16 @@ class Encoder(nn.Module):
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         if len(spec.mean) != len(spec.std) or len(spec.mean) not in (1, spec.channels):
-            raise BadInput(
-                f"encoder.mean has {len(spec.mean)} and encoder.std "
-                f"{plural(len(spec.std), 'entry', 'entries')}; give each {spec.channels}, one per channel "
-                "(encoder.channels)"
-            )
+            numbers = f"encoder.mean: {len(spec.mean)}, encoder.std: {len(spec.std)}"
+            raise BadInput(f"{numbers} numbers; give each one per channel (encoder.channels = {spec.channels})")
         self.spec = spec
         self.size, self.mean, self.std = spec.size, spec.mean, spec.std
-        self.body: nn.Module
         self.body, self.width = _build(spec)
         self.projector: nn.Module | None = None  # of its run; set by `load_projector`
         self.freeze_norm = False  # in train mode too, batch norms use the statistics that they have
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.body(images)
-        return features
+        return self.body(images)  # type: ignore[no-any-return]
 
     def train(self, mode: bool = True) -> Encoder:
         super().train(mode)
@@ -73,8 +64,6 @@ class Encoder(nn.Module):
         >>> image.shape, encoder(image[None]).shape
         (torch.Size([3, 32, 32]), torch.Size([1, 128]))
         """
-        if self.spec.name == "linear":
-            raise BadInput("encoder 'linear' takes vectors, which need no preprocessing; pass them as a tensor (N, D)")
         return Preprocessing(self.spec.channels, self.size, self.mean, self.std)
 
     @property
@@ -92,49 +81,21 @@ class Encoder(nn.Module):
         if layer == "pooled":
             return self(images)  # type: ignore[no-any-return]
         if layer == PROJECTOR and self.projector is not None:
-            projections: Tensor = self.projector(self(images))
-            return projections
-        self._check_name(layer)
+            return self.projector(self(images))  # type: ignore[no-any-return]
+        if layer not in self.layers:
+            hint = did_you_mean(layer, ["pooled", *self.layers])
+            raise BadInput(f"encoder {self.spec.name!r} has no layer {layer!r}{hint}")
         outputs: list[Any] = []
-        module = self.body.get_submodule(layer)
-        handle = module.register_forward_hook(lambda module, args, output: outputs.append(output))
+        handle = self.body.get_submodule(layer).register_forward_hook(lambda module, args, out: outputs.append(out))
         try:
             self(images)
         finally:
             handle.remove()
-        if not outputs or not isinstance(outputs[-1], Tensor) or outputs[-1].ndim not in (2, 3, 4):
+        output = outputs[-1] if outputs else None
+        if not isinstance(output, Tensor) or output.ndim not in (2, 3, 4):
             raise BadInput(
-                f"layer {layer!r} of encoder {self.spec.name!r} gives neither vectors, tokens nor maps; "
-                "choose another one"
+                f"layer {layer!r} of encoder {self.spec.name!r} gives no vectors, tokens or maps; choose another"
             )
-        return self._to_vectors(outputs[-1])
-
-    @torch.inference_mode()
-    def check_layer(self, layer: str) -> None:
-        """Refuse a layer that `features` would refuse, by trying a blank image."""
-        if layer == "pooled" or (layer == PROJECTOR and self.projector is not None):
-            return
-        self._check_name(layer)
-        shape = (self.size,) if self.spec.name == "linear" else (self.spec.channels, self.size, self.size)
-        training = self.training
-        self.eval()
-        try:
-            self.features(torch.zeros(1, *shape, device=next(self.parameters()).device), layer)
-        finally:
-            self.train(training)
-
-    def _check_name(self, layer: str) -> None:
-        if layer in self.layers:
-            return
-        children = [name for name in self.layers if "." not in name]
-        close = get_close_matches(layer, self.layers, n=1, cutoff=0.6)
-        guess = f"; did you mean {close[0]!r}?" if close else ""
-        raise BadInput(
-            f"encoder {self.spec.name!r} has no layer {layer!r}; it has pooled, {', '.join(children)} "
-            f"and what lies in them, as {max(self.layers, key=len)}{guess}"
-        )
-
-    def _to_vectors(self, output: Tensor) -> Tensor:
         if output.ndim == 3:
             body: Any = self.body
             has_class_token = getattr(body, "cls_token", getattr(body, "class_token", None)) is not None
@@ -146,18 +107,28 @@ class Encoder(nn.Module):
             return output.mean((1, 2) if channels_last else (2, 3))
         return output
 
+    @torch.inference_mode()
+    def check_layer(self, layer: str) -> None:
+        """Refuse a layer that `features` would refuse, by trying a blank image."""
+        if layer == "pooled":
+            return
+        shape = (self.size,) if self.spec.name == "linear" else (self.spec.channels, self.size, self.size)
+        training = self.training
+        self.eval()
+        try:
+            self.features(torch.zeros(1, *shape, device=next(self.parameters()).device), layer)
+        finally:
+            self.train(training)
+
 
 def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:
     check_size(spec)
-    if spec.name.startswith("timm:"):
-        return _timm(spec)
-    if spec.name.startswith("torchvision:"):
-        return _torchvision(spec)
-    if spec.name not in BUILDERS and spec.name not in VARIANTS:
+    libraries = {"timm": _timm, "torchvision": _torchvision}
+    builder = libraries.get(spec.name.partition(":")[0]) or {**VARIANTS, **BUILDERS}.get(spec.name)
+    if builder is None:
         hint = suggest_timm(spec.name) or did_you_mean(spec.name, [*BUILDERS, "timm:NAME"])
         raise UnknownEncoder(f"unknown encoder {spec.name!r}{hint}")
-    built: tuple[nn.Module, int] = {**VARIANTS, **BUILDERS}[spec.name](spec)
-    return built
+    return builder(spec)
 
 
 def tensor_shapes(spec: EncoderSpec) -> dict[str, torch.Size] | None:
@@ -266,64 +237,12 @@ def _timm(spec: EncoderSpec) -> tuple[nn.Module, int]:
     if not timm.is_model(name):
         raise BadInput(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": spec.channels}
-    with _explain_size_errors(spec, f"timm's {name}"):
+    with _explain_size_errors(spec):
         try:
             body = timm.create_model(name, img_size=spec.size, **options)
         except TypeError:  # convolutional models take any size and do not know the argument
             body = timm.create_model(name, **options)
         return body, width_of(body, spec)
-
-
-def width_of(body: nn.Module, spec: EncoderSpec) -> int:
-    """The width of the features of a foreign module, which must give one vector per image."""
-    features: Any = _features_of_blank_image(body, spec)
-    if not isinstance(features, Tensor) or features.ndim != 2:
-        output = f"features of shape {tuple(features.shape[1:])}" if isinstance(features, Tensor) else type(features)
-        raise BadInput(f"encoder {spec.name!r} gives {output}, not one vector for each image")
-    return features.shape[1]
-
-
-@contextmanager
-def _explain_size_errors(spec: EncoderSpec, model: str) -> Iterator[None]:
-    """Turn the different errors of models that do not accept this image size into one message."""
-    try:
-        yield
-    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(f"encoder.size = {spec.size}: {model} does not take it ({reason})") from None
-
-
-def _features_of_blank_image(body: nn.Module, spec: EncoderSpec) -> Tensor:
-    """The features of a blank image; also checks that its size is a multiple of the stem's patch size.
-
-    On the meta device their number is 0 if the module needs real numbers.
-    """
-    is_meta = any(value.is_meta for value in body.parameters())
-    patches: list[int] = []
-
-    def record_patch_size(module: nn.Conv2d, args: tuple[Tensor, ...]) -> None:
-        if args[0].shape[-2:] == (spec.size, spec.size):  # otherwise the image was padded before
-            patches.append(module.stride[0])
-
-    hooks = [module.register_forward_pre_hook(record_patch_size) for module in body.modules()
-             if type(module) is nn.Conv2d and module.in_channels == spec.channels
-             and module.kernel_size == module.stride and module.padding == (0, 0)]  # fmt: skip
-    training = body.training
-    try:
-        with torch.no_grad():
-            image = torch.zeros(1, spec.channels, spec.size, spec.size, device="meta" if is_meta else None)
-            features: Tensor = body.eval()(image)
-    except Exception:
-        if not is_meta:
-            raise
-        return torch.empty(1, 0)  # such as timm's gemma4_vit; a size that does not fit is refused with real tensors
-    finally:
-        body.train(training)
-        for hook in hooks:
-            hook.remove()
-    for patch in patches:
-        check_size(spec, patch)
-    return features
 
 
 def _torchvision(spec: EncoderSpec) -> tuple[nn.Module, int]:
@@ -336,15 +255,39 @@ def _torchvision(spec: EncoderSpec) -> tuple[nn.Module, int]:
     if spec.channels != 3:
         raise BadInput(f"encoder.channels = {spec.channels}: torchvision's {name} takes 3; timm:NAME takes any number")
     options = {"image_size": spec.size} if name.startswith("vit_") else {}  # the others accept any size, or a fixed one
-    with _explain_size_errors(spec, f"torchvision's {name}"):
+    with _explain_size_errors(spec):
         body = torchvision.models.get_model(name, weights=None, **options)
-        _features_of_blank_image(body, spec)
-    classifier = find_classifier(body)
-    if not classifier:
-        raise BadInput(f"torchvision's {name} has no linear classifier to leave out; choose another model")
-    width: int = body.get_submodule(classifier).in_features
-    body.set_submodule(classifier, nn.Identity())
-    return body, width
+        classifier = find_classifier(body)
+        if not classifier:
+            raise BadInput(f"torchvision's {name} has no linear classifier to leave out; choose another model")
+        body.set_submodule(classifier, nn.Identity())
+        return body, width_of(body, spec)
+
+
+@contextmanager
+def _explain_size_errors(spec: EncoderSpec) -> Iterator[None]:
+    """Turn the different errors of models that do not accept this image size into one message."""
+    try:
+        yield
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(f"encoder.size = {spec.size}: {spec.name} does not take it ({reason})") from None
+
+
+@torch.no_grad()
+def width_of(body: nn.Module, spec: EncoderSpec) -> int:
+    """The width of the features of a foreign module, which must give one vector per image; 0 on the meta device."""
+    if any(value.is_meta for value in body.parameters()):
+        return 0
+    training = body.training
+    try:
+        features: Any = body.eval()(torch.zeros(1, spec.channels, spec.size, spec.size))
+    finally:
+        body.train(training)
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        output = f"features of shape {tuple(features.shape[1:])}" if isinstance(features, Tensor) else type(features)
+        raise BadInput(f"encoder {spec.name!r} gives {output}, not one vector for each image")
+    return features.shape[1]
 
 
 def find_classifier(body: nn.Module) -> str:

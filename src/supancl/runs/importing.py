@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from supancl.config import from_json, to_json
-from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec, tensor_shapes
+from supancl.core.encoders import Encoder, EncoderSpec, tensor_shapes
+from supancl.core.specs import IMAGENET_MEAN, IMAGENET_STD
 from supancl.errors import BadInput
 from supancl.files import Output, make_folder
 from supancl.recipes import Recipe
