@@ -34,7 +34,6 @@ LEAVE_WAIT = 5.0  # seconds that a failed rank waits for the process group to cl
 KEYS = "supancl"  # prefix of our keys in the store
 
 _reports_failure: list[bool] = []  # whether this process reports why the run failed, once the ranks have decided that
-_connected: list[bool] = []  # not empty once the ranks are connected and can agree on who reports
 
 
 def from_environment() -> Ranks:
@@ -42,48 +41,24 @@ def from_environment() -> Ranks:
     names = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
     if not all(name in os.environ for name in (*names, "MASTER_ADDR", "MASTER_PORT")):
         return Ranks()
-    try:
-        return Ranks(*(int(os.environ[name]) for name in names))
-    except ValueError:
-        values = ", ".join(f"{name}={os.environ[name]}" for name in names)
-        raise BadInput(f"{values} in the environment are not numbers; start the ranks with torchrun") from None
+    return Ranks(*(int(os.environ[name]) for name in names))
 
 
 def require_single_process(task: str) -> None:
     """Refuse several ranks for a task of one process: each rank would do all of it, in the same folder."""
     ranks = from_environment()
     if ranks.size > 1:
-        raise BadInput(
-            f"{task} runs in one process and was started as {ranks.size} ranks; start it without torchrun (only "
-            "pretrain uses several ranks)"
-        )
+        raise BadInput(f"{task} runs in one process, not in {ranks.size} ranks; start it without torchrun")
 
 
 def should_print() -> bool:
     """Whether this process prints: rank 0 does, unless another rank has a failure to report."""
-    return _reports_failure[-1] if _reports_failure else _ranks_or_single_process().is_rank0
+    return _reports_failure[-1] if _reports_failure else from_environment().is_rank0
 
 
 def should_report_failure() -> bool:
-    """Whether this process reports why it ends.
-
-    Before the ranks are connected they cannot agree on one. The first rank of each machine then reports, and the others
-    wait for it: torchrun ends all of them as soon as one has ended.
-    """
-    ranks = _ranks_or_single_process()
-    if _reports_failure or _connected or ranks.size == 1:
-        return should_print()
-    if ranks.local_rank:
-        time.sleep(REASON_WAIT)
-    return ranks.local_rank == 0
-
-
-def _ranks_or_single_process() -> Ranks:
-    """As `from_environment`, but a single process if the environment is invalid: enough for printing."""
-    try:
-        return from_environment()
-    except BadInput:
-        return Ranks()
+    """Whether this process reports why it ends: before the ranks are connected each does, then the first to fail."""
+    return not _reports_failure or _reports_failure[-1]
 
 
 @contextmanager
@@ -112,15 +87,8 @@ def _connect(ranks: Ranks, cuda: bool) -> Any:
     hosts_store = ranks.is_rank0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     untyped: Any = dist
     try:
-        store = untyped.TCPStore(
-            address,
-            int(port),
-            ranks.size,
-            is_master=hosts_store,
-            timeout=CONNECT_TIMEOUT,
-            wait_for_workers=False,  # `meet` waits, and knows who is missing
-            multi_tenant=True,
-        )
+        options = {"timeout": CONNECT_TIMEOUT, "wait_for_workers": False, "multi_tenant": True}  # `meet` waits
+        store = untyped.TCPStore(address, int(port), ranks.size, is_master=hosts_store, **options)
         store = untyped.PrefixStore(f"{KEYS}/{meet(ranks, store, CONNECT_TIMEOUT)}", store)
         store.set_timeout(COLLECTIVE_TIMEOUT)
         # gloo next to nccl: settings, signals and failures are on the host
@@ -129,12 +97,10 @@ def _connect(ranks: Ranks, cuda: bool) -> Any:
             backends, store=store, rank=ranks.rank, world_size=ranks.size, timeout=COLLECTIVE_TIMEOUT
         )
     except (RuntimeError, ValueError) as error:
-        _reports_failure.append(True)  # the others cannot
         raise BadInput(
             f"rank {ranks.rank} of {ranks.size} could not connect to the others at {address}:{port} ({reason(error)}); "
             "check that all ranks were started and that every machine can reach the address, and start them again"
         ) from error
-    _connected.append(True)
     return store
 
 
@@ -173,12 +139,14 @@ def _failure_to_raise(ranks: Ranks, store: Any, error: BaseException) -> BaseExc
     """The error to end with. The first rank to fail reports it; a rank that lost the others waits for their reason."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all once one of them has ended
-    lost, code = _is_connection_error(error), getattr(error, "exit_code", 1)
+    signs = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
+    lost = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    lost, code = lost or isinstance(error, dist.DistError), getattr(error, "exit_code", 1)
     message = str(error) if isinstance(error, SupanclError) else f"{type(error).__name__}: {error}"
     if lost:
         message = "another rank ended without a message (killed, or out of memory); the last checkpoint is intact, "
         message += "continue with resume"
-    elif not ranks.is_rank0 and not isinstance(error, RankFailed):
+    elif not ranks.is_rank0:
         message = f"rank {ranks.rank} of {ranks.size}: {message}"
     time.sleep(REASON_WAIT if lost else 0 if ranks.is_rank0 else HEAD_START)
     failure = f"{ranks.rank} {code}"
@@ -188,10 +156,3 @@ def _failure_to_raise(ranks: Ranks, store: Any, error: BaseException) -> BaseExc
         first = failure if lost else f"0 {code}"
     _reports_failure.append(first == failure)
     return RankFailed(message, int(first.split()[1])) if lost or not ranks.is_rank0 else error
-
-
-def _is_connection_error(error: BaseException) -> bool:
-    """Whether the connection to another rank failed."""
-    signs = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
-    matches = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-    return matches or isinstance(error, dist.DistError)

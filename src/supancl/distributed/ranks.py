@@ -36,14 +36,6 @@ class RowRange:
         """These rows of a tensor that has all of them."""
         return rows if self.is_whole_batch else rows.narrow(dim, self.first, self.count)
 
-    def place_among_ones(self, rows: Tensor) -> Tensor:
-        """A tensor of all rows: these at their positions, ones for the others."""
-        if self.is_whole_batch:
-            return rows
-        all_rows = rows.new_ones(self.total, *rows.shape[1:])
-        all_rows[self.first : self.first + self.count] = rows
-        return all_rows
-
     def select_per_view(self, rows: Tensor, views: int, dim: int = 0) -> Tensor:
         """These rows of each view, from a tensor with the views one after another along `dim`."""
         if self.is_whole_batch:
@@ -57,9 +49,6 @@ class RankFailed(SupanclError):
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-    def __reduce__(self) -> tuple[type, tuple[str, int]]:
-        return type(self), (str(self), self.exit_code)
 
 
 class Ranks:
@@ -160,33 +149,11 @@ class Ranks:
             raise failure
         return cast(T, result)
 
-    def on_every_rank(self, work: Callable[[], T]) -> T:
-        """Do this on every rank and return the local result; if one fails, all ranks raise its error."""
-        if self.size == 1:
-            return work()
-        result: T | None = None
-        local_failure: SupanclError | None = None
-        try:
-            result = work()
-        except SupanclError as error:
-            local_failure = error
-        failures = self.all_gather_object(local_failure)
-        if local_failure is not None:
-            raise local_failure
-        for rank, failure in enumerate(failures):
-            if failure is not None:
-                raise RankFailed(f"rank {rank} of {self.size}: {failure}", failure.exit_code)
-        return cast(T, result)
-
     def assert_equal(self, value: T, name: str) -> T:
         """Return the value; refuse it if it differs between ranks."""
         values = self.all_gather_object(value)
-        for rank, other in enumerate(values):
-            if other != values[0]:
-                raise BadInput(
-                    f"{name} differ between ranks: {values[0]} on rank 0, {other} on rank {rank}; use the "
-                    "same on every machine"
-                )
+        if any(other != values[0] for other in values):
+            raise BadInput(f"{name} differ between ranks: {values}; use the same on every machine")
         return value
 
     def all_gather_object(self, value: T) -> list[T]:

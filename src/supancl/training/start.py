@@ -186,7 +186,8 @@ def train(
             reporter.note(f"{ended.folder} is finished and keeps no checkpoint; to train it again, remove it")
             return ended
         device = pick_device(resolved.train.device, None if ranks.size == 1 else ranks.local_rank)
-        run_data = ranks.on_every_rank(lambda: open_checked(resolved, data, check_memory(resolved, device), ranks.size))
+        run_data = open_checked(resolved, data, check_memory(resolved, device), ranks.size)
+        ranks.assert_equal(run_data.summary.get("fingerprint"), "the data")  # before anything is written
         images = len(run_data.train)
         run_recipe = resolve_warmup(resolved, images)
         for line in describe_changes(resolved, run_recipe):
@@ -198,7 +199,6 @@ def train(
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(deterministic_mode(run_recipe.train.deterministic))
         try:
-            ranks.assert_equal(run_data.summary.get("fingerprint"), "the data")
             trainer = trainer_for(run_recipe, run_data, device, ranks)
             # within the loop, the bar of the run shows how far it is
             with begin_run(trainer, run_data, folder, resume, init, reporter) as loop, report_to(Reporter()):

@@ -283,5 +283,6 @@ class MasksOfRows(Masks):
     row_range: RowRange = RowRange(0, 1, 1)
 
     def __call__(self, batch: Batch, *args: Any, **options: Any) -> Tensor:
-        padded_batch = Batch(self.row_range.place_among_ones(batch.pixels))
-        return self.row_range.select(super().__call__(padded_batch, *args, **options), 1)
+        vectors = batch.pixels.new_ones(self.row_range.total, *batch.pixels.shape[1:])
+        self.row_range.select(vectors).copy_(batch.pixels)
+        return self.row_range.select(super().__call__(Batch(vectors), *args, **options), 1)
